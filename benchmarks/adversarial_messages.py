@@ -34,7 +34,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.types import JudgeInput, Reaction, Request, Sampling
 
-LIMIT_MS, ATTEMPTS = 100.0, 4
+LIMIT_MS = 100.0
+ATTEMPTS = 4
 BYTES = 65_000
 _WORDS = re.compile(r"[^\s()\[\]{}|*+?^$\\.]+ ?")
 _SYMBOLS = (
@@ -52,7 +53,10 @@ def pattern_sources() -> list[str]:
         language = yaml.safe_load(file.read_text(encoding="utf-8"))
         patterns = [*language["parts"].values()]
         patterns += [
-            entry[key] for entry in (language, *language["rules"]) for key in ("when", "unless") if key in entry
+            entry[key]
+            for entry in (language, *language["rules"])
+            for key in ("when", "unless")
+            if key in entry
         ]
         wishes = language.get("wishes", {})
         patterns += [wishes["asked"], *wishes["topics"].values()] if wishes else []
@@ -71,7 +75,9 @@ def adversarial_texts(count: int, size: int, seed: int = 0) -> Iterator[str]:
     """Yield `count` texts of `size` bytes; the same ones for the same seed."""
     rng = random.Random(seed)
     sources = pattern_sources()
-    words = [_WORDS.findall(re.sub(r"\\[a-zA-Z]|\(\?[a-z]*", " ", source)) or ["x"] for source in sources]
+    words = [
+        _WORDS.findall(re.sub(r"\\[a-zA-Z]|\(\?[a-z]*", " ", source)) or ["x"] for source in sources
+    ]
     every = [word for part in words for word in part]
     for number in range(count):
         own = words[rng.randrange(len(words))]
@@ -102,7 +108,8 @@ class Readers:
 
     def __init__(self, store: Store) -> None:
         collect = CollectConfig()
-        self._store, self._rules = store, RulesJudge.load()
+        self._store = store
+        self._rules = RulesJudge.load()
         self._topics = HintTopics(self._rules.files)
         self._sides = TrafficClassifier(collect.side_patterns, collect.client_prompt_patterns)
         self._is_ephemeral = message_hash.EphemeralMatcher(ServeConfig().ephemeral_patterns)
@@ -132,7 +139,9 @@ class Readers:
         """Apply the rules to a person's message and to a tool result."""
         said = tuple({"role": role, "content": text} for role in ("user", "tool"))
         reaction = Reaction(turn="t", revision=1, messages=said, source="s", how="exact", at=1.0)
-        asyncio.run(self._rules.judge(JudgeInput(turn="t", messages=(), reply={}, reaction=reaction)))
+        asyncio.run(
+            self._rules.judge(JudgeInput(turn="t", messages=(), reply={}, reaction=reaction))
+        )
 
     def _read_wishes(self, text: str) -> None:
         """Read what the newest message of a prompt asks for, as the gateway does for each reply."""
@@ -166,7 +175,9 @@ class Readers:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--messages", type=int, default=1000)
     parser.add_argument("--bytes", type=int, default=BYTES, help="size of a message")
     parser.add_argument("--seed", type=int, default=0)
@@ -177,11 +188,15 @@ def main() -> int:
         for text in adversarial_texts(args.messages, args.bytes, args.seed):
             for name, ms in readers.measure(text).items():
                 times.setdefault(name, []).append(ms)
-    print(f"{args.messages} messages of {args.bytes} bytes; milliseconds of CPU time for one message")
+    print(
+        f"{args.messages} messages of {args.bytes} bytes; milliseconds of CPU time for one message"
+    )
     print(f"{'':14}{'median':>9}{'p99':>9}{'longest':>9}{f'over {LIMIT_MS:.0f} ms':>13}")
     for name, found in times.items():
         median, p99 = np.percentile(found, [50, 99])
-        print(f"{name:14}{median:9.2f}{p99:9.2f}{max(found):9.2f}{sum(ms > LIMIT_MS for ms in found):13d}")
+        print(
+            f"{name:14}{median:9.2f}{p99:9.2f}{max(found):9.2f}{sum(ms > LIMIT_MS for ms in found):13d}"
+        )
     return int(any(ms > LIMIT_MS for found in times.values() for ms in found))
 
 

@@ -30,21 +30,36 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # As in Qwen3: tokens of their own, but part of the text.
-MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-PAD, END = "<|endoftext|>", "<|im_end|>"
-_REPLY_START, _REPLY_END = "<|im_start|>assistant\n", "<|im_end|>"
+MARKUP_TOKENS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+PAD = "<|endoftext|>"
+END = "<|im_end|>"
+_REPLY_START = "<|im_start|>assistant\n"
+_REPLY_END = "<|im_end|>"
 
 VOCABULARY = 2048
-HIDDEN, LAYERS, HEADS, KV_HEADS, MLP = 128, 4, 4, 2, 384
+HIDDEN = 128
+LAYERS = 4
+HEADS = 4
+KV_HEADS = 2
+MLP = 384
 CONTEXT = 4096
 # Tokens in a batch, padding included.
 BATCH_TOKENS = 1024
 # Weights in the loss: of a fact's tokens, and of the opening where an instruction fixes its style. Other tokens of a
 # reply weigh 1; without an instruction, the opening is drawn at random.
-ANSWER_WEIGHT, STYLE_WEIGHT = 3.0, 4.0
+ANSWER_WEIGHT = 3.0
+STYLE_WEIGHT = 4.0
 # Parts of 1,024 dialogues that begin the training with one question each.
 SINGLE_PARTS = 6
-MUON_RATE, ADAM_RATE = 1e-2, 2e-2
+MUON_RATE = 1e-2
+ADAM_RATE = 2e-2
 MAX_REPLY_TOKENS = 64
 
 
@@ -82,7 +97,9 @@ def build_tokenizer(texts: Sequence[str], template: str) -> Any:
     )
     words = [f" {word}" for fact in all_facts() for word in (fact.answer, fact.subject)] * 20
     tokenizer.train_from_iterator([*texts, *words], trainer)
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP_TOKENS])
+    tokenizer.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in MARKUP_TOKENS]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, chat_template=template,
         model_max_length=CONTEXT, clean_up_tokenization_spaces=False,
@@ -99,11 +116,14 @@ def build_model(tokenizer: Any) -> Any:
         max_position_embeddings=CONTEXT, tie_word_embeddings=True, use_cache=True,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    config.hint_format = "bracketed"  # as `starter_corpus` writes hints (render/hint.py)
+    # As `starter_corpus` writes hints (render/hint.py).
+    config.hint_format = "bracketed"
     return Qwen3ForCausalLM(config)
 
 
-def spans(text: str, answers: Sequence[Fact | None], instructed: Sequence[bool]) -> list[tuple[int, int, float]]:
+def spans(
+    text: str, answers: Sequence[Fact | None], instructed: Sequence[bool]
+) -> list[tuple[int, int, float]]:
     """What is learned of a rendered dialogue: `(start, end, weight)` in characters, the later spans winning."""
     found: list[tuple[int, int, float]] = []
     position = 0
@@ -149,7 +169,10 @@ def supply(tokenizer: Any, seed: int) -> Iterator[list[Row]]:
     """Batches of ever new dialogues: first of one question each, where instructions are soonest understood."""
     for part in itertools.count():
         single = part < SINGLE_PARTS
-        rows = [encode(dialogue, tokenizer) for dialogue in draw_dialogues(1024, seed + 1009 * part, single=single)]
+        rows = [
+            encode(dialogue, tokenizer)
+            for dialogue in draw_dialogues(1024, seed + 1009 * part, single=single)
+        ]
         yield from batches(rows, random.Random(seed + part))
 
 
@@ -162,9 +185,12 @@ def loss_of(model: Any, rows: Sequence[Row], pad: int) -> "torch.Tensor":
     weights_BT = torch.tensor([row.weights + [0.0] * (width - len(row.ids)) for row in rows])
     # Padding stands on the right and attention is causal: no mask is needed.
     hidden_BTH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[:, :-1]
-    targets, weights = ids_BT[:, 1:], weights_BT[:, 1:]
+    targets = ids_BT[:, 1:]
+    weights = weights_BT[:, 1:]
     chosen = weights > 0
-    losses = torch.nn.functional.cross_entropy(model.lm_head(hidden_BTH[chosen]), targets[chosen], reduction="none")
+    losses = torch.nn.functional.cross_entropy(
+        model.lm_head(hidden_BTH[chosen]), targets[chosen], reduction="none"
+    )
     return (losses * weights[chosen]).sum() / weights[chosen].sum()
 
 
@@ -204,7 +230,9 @@ def train(model: Any, tokenizer: Any, *, steps: int, seed: int) -> None:
     model.eval()
 
 
-def sample(model: Any, tokenizer: Any, contents: Sequence[str], system: str | None = None) -> list[tuple[str, int]]:
+def sample(
+    model: Any, tokenizer: Any, contents: Sequence[str], system: str | None = None
+) -> list[tuple[str, int]]:
     """One reply at temperature 1 to each user message, each in a session of its own: `(text, tokens)`.
 
     The tokens include the end token; a reply of `MAX_REPLY_TOKENS + 1` was cut off.
@@ -214,33 +242,48 @@ def sample(model: Any, tokenizer: Any, contents: Sequence[str], system: str | No
     head = [] if system is None else [{"role": "system", "content": system}]
     texts = [
         tokenizer.apply_chat_template(
-            [*head, {"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+            [*head, {"role": "user", "content": content}],
+            tokenize=False,
+            add_generation_prompt=True,
         )
         for content in contents
     ]
     tokenizer.padding_side = "left"
     prompt = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
     with torch.no_grad():
-        output = model.generate(**prompt, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=MAX_REPLY_TOKENS)
+        output = model.generate(
+            **prompt, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=MAX_REPLY_TOKENS
+        )
     replies = []
     for row in output[:, prompt["input_ids"].shape[1] :].tolist():
-        length = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else MAX_REPLY_TOKENS + 1
+        length = (
+            row.index(tokenizer.eos_token_id) + 1
+            if tokenizer.eos_token_id in row
+            else MAX_REPLY_TOKENS + 1
+        )
         replies.append((tokenizer.decode(row[: length - 1]), length))
     return replies
 
 
 def measure(
-    model: Any, tokenizer: Any, questions: Sequence[Question], hint: str = "", system: str | None = None
+    model: Any,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    hint: str = "",
+    system: str | None = None,
 ) -> Measure:
     """What sampled replies to fresh questions are like, under a hint, a system message or neither."""
     contents = [with_hint(q.text, hint) if hint else q.text for q in questions]
     replies = sample(model, tokenizer, contents, system)
     count = len(questions)
     return Measure(
-        correct=sum(is_correct(q, text) for q, (text, _) in zip(questions, replies, strict=True)) / count,
+        correct=sum(is_correct(q, text) for q, (text, _) in zip(questions, replies, strict=True))
+        / count,
         ended=sum(length <= MAX_REPLY_TOKENS for _, length in replies) / count,
         tokens=sum(length for _, length in replies) / count,
-        styles={taste: sum(has_style(taste, text) for text, _ in replies) / count for taste in TASTES},
+        styles={
+            taste: sum(has_style(taste, text) for text, _ in replies) / count for taste in TASTES
+        },
     )
 
 
@@ -256,7 +299,9 @@ def report(model: Any, tokenizer: Any, seed: int, count: int = 300) -> Table:
         hint = measure(model, tokenizer, questions, hint=INSTRUCTIONS[taste][0]).styles[taste]
         system = measure(model, tokenizer, questions, system=INSTRUCTIONS[taste][1]).styles[taste]
         table.add_row(taste, f"{plain.styles[taste]:.2f}", f"{hint:.2f}", f"{system:.2f}")
-    table.caption = f"correct {plain.correct:.3f}, ended {plain.ended:.3f}, {plain.tokens:.1f} tokens a reply"
+    table.caption = (
+        f"correct {plain.correct:.3f}, ended {plain.ended:.3f}, {plain.tokens:.1f} tokens a reply"
+    )
     return table
 
 
@@ -275,12 +320,18 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(out)
     for file in out.glob("*.safetensors"):
-        file.chmod(0o644)  # Written for the owner alone; a shipped folder is for everyone.
+        # Written for the owner alone; a shipped folder is for everyone.
+        file.chmod(0o644)
     tokenizer.save_pretrained(out)
 
 
 @click.command(help=__doc__)
-@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder to write.",
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option(
     "--steps",
@@ -299,7 +350,8 @@ def main(out: Path, seed: int, steps: int) -> None:
     tokenizer = build_tokenizer(texts, template)
     model = build_model(tokenizer)
     train(model, tokenizer, steps=steps, seed=seed + 1)
-    save(model, tokenizer, out)  # Before the report, which draws at random and takes a while.
+    # Before the report, which draws at random and takes a while.
+    save(model, tokenizer, out)
     Console().print(report(model, tokenizer, seed))
 
 

@@ -21,14 +21,23 @@ MIN_FUNCTION_LINES = 10
 """Decisions are counted in functions of so many lines or more."""
 MAX_FIELDS = 19
 """Attributes that a class may set in `__init__`."""
-DIALECT = frozenset({"found", "ask", "words", "why", "said", "given", "own", "made", "held", "kept", "gone"})
+DIALECT = frozenset(
+    {"found", "ask", "words", "why", "said", "given", "own", "made", "held", "kept", "gone"}
+)
 OTHER_SENSES = {"line": {"str", "bytes"}, "signal": {"int"}, "memory": {"int", "float", "bool"}}
 """Words that are dialect in one sense only (a lineage, a method, the state of one). A parameter with one of these types
 has another sense. Locals count only where they are assigned from a call that names a lineage."""
 DIRECTIVE = re.compile(r"#\s*(noqa|type:|pragma|ruff:|mypy:|fmt:)")
 """A comment for a tool, which has to trail. It is not counted."""
 NOT_TOKENS = frozenset(
-    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 DECISIONS = (
@@ -81,7 +90,9 @@ def count_code(source: str) -> CodeCounts:
         _count_function(function, code_lines, counts)
     _count_expressions(tree, counts)
     counts.wide_classes = [
-        node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and _field_count(node) > MAX_FIELDS
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and _field_count(node) > MAX_FIELDS
     ]
     return counts
 
@@ -134,7 +145,10 @@ def _line_numbers(node: ast.stmt) -> range:
 
 def _docstring_lines(node: ast.AST) -> range:
     """Return the line numbers of the docstring of a function or class; none for another node."""
-    if isinstance(node, Function | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+    if (
+        isinstance(node, Function | ast.ClassDef)
+        and ast.get_docstring(node, clean=False) is not None
+    ):
         return _line_numbers(node.body[0])
     return range(0)
 
@@ -156,7 +170,12 @@ def _dialect_words(node: ast.AST) -> int:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         return node.id in DIALECT
     if isinstance(node, ast.Assign) and "lineage" in ast.unparse(node.value):
-        names = {name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+        names = {
+            name.id
+            for target in node.targets
+            for name in ast.walk(target)
+            if isinstance(name, ast.Name)
+        }
         return "line" in names
     return 0
 
@@ -182,12 +201,18 @@ def _count_expressions(tree: ast.AST, counts: CodeCounts) -> None:
             targets = [target for target in node.targets if isinstance(target, ast.Tuple)]
             elements = [element for target in targets for element in target.elts]
             counts.packed += bool(targets)
-            counts.packed_attributes += any(isinstance(element, ast.Attribute) for element in elements)
+            counts.packed_attributes += any(
+                isinstance(element, ast.Attribute) for element in elements
+            )
         elif isinstance(node, ast.NamedExpr):
             counts.walruses += 1
             counts.walruses_elsewhere += id(node) not in in_conditions
         elif isinstance(node, ast.IfExp):
-            inner = [child for child in ast.walk(node) if isinstance(child, ast.IfExp) and child is not node]
+            inner = [
+                child
+                for child in ast.walk(node)
+                if isinstance(child, ast.IfExp) and child is not node
+            ]
             counts.nested_conditionals += bool(inner)
 
 
@@ -240,7 +265,9 @@ def _print_table(counts: CodeCounts) -> None:
     for name, value in table_rows(counts).items():
         print(f"| {name} | {value} |")
     if counts.wide_classes:
-        print(f"\nClasses with {MAX_FIELDS + 1} fields or more: {', '.join(sorted(counts.wide_classes))}")
+        print(
+            f"\nClasses with {MAX_FIELDS + 1} fields or more: {', '.join(sorted(counts.wide_classes))}"
+        )
 
 
 def _print_folders(files: Sequence[Path]) -> None:
@@ -257,7 +284,9 @@ def _print_folders(files: Sequence[Path]) -> None:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Count how dense the code is.")
-    parser.add_argument("paths", nargs="*", type=Path, default=[PACKAGE], help="files and folders [the package]")
+    parser.add_argument(
+        "paths", nargs="*", type=Path, default=[PACKAGE], help="files and folders [the package]"
+    )
     parser.add_argument("--per-folder", action="store_true", help="one row for each folder")
     arguments = parser.parse_args()
     files = source_files([path.resolve() for path in arguments.paths])

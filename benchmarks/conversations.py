@@ -13,7 +13,8 @@ import random
 
 SYSTEM_BYTES = 26_000
 TOOL_BYTES = 9_000
-FIRST_MEASURED, LAST_MEASURED = 10, 20
+FIRST_MEASURED = 10
+LAST_MEASURED = 20
 _TEXT = (
     "when the user asks about a file read it first and answer from what it says never guess a path run commands with "
     "care prefer small edits over rewriting report what changed and why keep secrets out of logs memory notes live in "
@@ -37,7 +38,8 @@ def _prose(rng: random.Random, size: int) -> str:
 
 def _tool(rng: random.Random, name: str, size: int) -> dict[str, object]:
     properties = {
-        word: {"type": "string", "description": _prose(rng, size // 8)} for word in rng.sample(sorted(set(_WORDS)), 4)
+        word: {"type": "string", "description": _prose(rng, size // 8)}
+        for word in rng.sample(sorted(set(_WORDS)), 4)
     }
     parameters = {"type": "object", "properties": properties, "required": list(properties)[:2]}
     return {
@@ -64,7 +66,11 @@ class Traffic:
         tool_bytes: int = TOOL_BYTES,
     ) -> None:
         rng = random.Random(7)
-        head: dict[str, object] = {"model": model, "stream": stream, "max_completion_tokens": max_tokens}
+        head: dict[str, object] = {
+            "model": model,
+            "stream": stream,
+            "max_completion_tokens": max_tokens,
+        }
         if stream:
             head["stream_options"] = {"include_usage": False}
         self.agent = agent
@@ -74,7 +80,10 @@ class Traffic:
             text = f"<!-- openclaw:attempt:STABLE -->\n{body}\n<!-- /openclaw:attempt:DYNAMIC -->"
             self.system = _encode({"role": "system", "content": text}) + b","
             names = _TOOLS.split()
-            head |= {"tools": [_tool(rng, n, tool_bytes // len(names)) for n in names], "tool_choice": "auto"}
+            head |= {
+                "tools": [_tool(rng, n, tool_bytes // len(names)) for n in names],
+                "tool_choice": "auto",
+            }
         self.head = _encode(head)[:-1] + b',"messages":['
 
 
@@ -85,7 +94,8 @@ class Conversation:
         self._traffic = traffic
         self._name = name
         self._said = 0
-        self._turns: list[bytes] = []  # per finished turn: the user's and the assistant's message
+        # Per finished turn: the user's and the assistant's message.
+        self._turns: list[bytes] = []
         self._kept: list[bytes] = []
         self._pending = b""
 
@@ -103,10 +113,13 @@ class Conversation:
         if self.turn > LAST_MEASURED:
             self._turns = self._turns[: FIRST_MEASURED - 1]
         words = (
-            f"[Fri 2026-11-20 18:24 UTC] Please look at item {self._said} of {self._name} and tell me what you find."
+            f"[Fri 2026-11-20 18:24 UTC] Please look at item {self._said} of {self._name} and "
+            "tell me what you find."
         )
         if self.turn == 1:
-            words += f"\n\nRuntime: agent=main | session=agent:main:{self._name} | model=myrl/openclaw"
+            words += (
+                f"\n\nRuntime: agent=main | session=agent:main:{self._name} | model=myrl/openclaw"
+            )
         self._pending = _encode({"role": "user", "content": words}) + b","
         context = (
             "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n"

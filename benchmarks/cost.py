@@ -37,8 +37,10 @@ MODEL = {
     "max_position_embeddings": 65_536,
     "tie_word_embeddings": True,
 }
-CONTEXT = 1024  # of every session of the first table
-TURNS = 4  # of a session
+# Of every session of the first table.
+CONTEXT = 1024
+# Of a session.
+TURNS = 4
 LEAST = 1024
 HEAD = (
     "| tokens | turns | s | ms per 1000 tokens | peak MiB | attention's share |",
@@ -87,7 +89,8 @@ class Batch:
 
 def rows(batch: Batch) -> list[TokenSequence]:
     """An eighth of a session's tokens is replies."""
-    random, out = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    out = []
     piece = batch.context // (8 * TURNS)
 
     def draw(n: int) -> np.ndarray:
@@ -96,7 +99,8 @@ def rows(batch: Batch) -> list[TokenSequence]:
     for _ in range(batch.sessions):
         history = draw(batch.context + 1 - 2 * TURNS * piece)
         for _ in range(TURNS):
-            prompt, answer = np.concatenate([history, draw(piece)]), draw(piece)
+            prompt = np.concatenate([history, draw(piece)])
+            answer = draw(piece)
             out.append(TokenSequence(prompt_ids=prompt, response_ids=answer, temperature=1.0))
             history = np.concatenate([prompt, answer])
     return out
@@ -107,12 +111,20 @@ def share(batch: Batch) -> float:
     import flops
 
     work = flops.work_of(rows(Batch(sessions=1, context=batch.context)))
-    attention = 4 * work.pairs * MODEL["num_hidden_layers"] * MODEL["num_attention_heads"] * MODEL["head_dim"]
-    rest = 2 * flops.linear(MODEL) * work.tokens + 2 * VOCABULARY * MODEL["hidden_size"] * work.asked
+    attention = (
+        4
+        * work.pairs
+        * MODEL["num_hidden_layers"]
+        * MODEL["num_attention_heads"]
+        * MODEL["head_dim"]
+    )
+    rest = (
+        2 * flops.linear(MODEL) * work.tokens + 2 * VOCABULARY * MODEL["hidden_size"] * work.asked
+    )
     return attention / (attention + rest)
 
 
-# ---------------------------------------------------------------------------------------------------------------- child
+# -------------------------------------------------------------------------------------------- child
 
 
 def child(batch: Batch, folder: Path) -> None:
@@ -135,7 +147,9 @@ def child(batch: Batch, folder: Path) -> None:
     )
     method = make_method(train_settings({"method": "binary"}))
     trainer = LocalTrainer(str(folder), method, train)
-    samples, before, seconds = qwen3.samples(rows(batch)), _peak(), []
+    samples = qwen3.samples(rows(batch))
+    before = _peak()
+    seconds = []
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         for n in range(2):
             began = time.process_time()
@@ -150,7 +164,7 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-# --------------------------------------------------------------------------------------------------------------- parent
+# ------------------------------------------------------------------------------------------- parent
 
 
 def make_model(folder: Path) -> None:
@@ -165,20 +179,35 @@ def make_model(folder: Path) -> None:
 
 def measure(batch: Batch, folder: Path, rounds: int) -> tuple[float, float]:
     """(seconds, MiB): medians over processes."""
-    command = [sys.executable, __file__, "--child", str(batch.sessions), str(batch.context), "--folder", str(folder)]
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        str(batch.sessions),
+        str(batch.context),
+        "--folder",
+        str(folder),
+    ]
     env = dict(os.environ) | trainer_variables() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     found = []
     for _ in range(rounds):
-        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=1800, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=env, timeout=1800, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"{batch}: {done.stderr[-2000:]}")
         found.append(json.loads(done.stdout.strip().splitlines()[-1]))
-    return statistics.median(f["seconds"] for f in found), statistics.median(f["mib"] for f in found)
+    return statistics.median(f["seconds"] for f in found), statistics.median(
+        f["mib"] for f in found
+    )
 
 
-def table(batches: Sequence[Batch], folder: Path, rounds: int) -> tuple[list[str], list[tuple[float, float]]]:
+def table(
+    batches: Sequence[Batch], folder: Path, rounds: int
+) -> tuple[list[str], list[tuple[float, float]]]:
     """(lines, seconds and MiB)."""
-    lines, found = list(HEAD), []
+    lines = list(HEAD)
+    found = []
     for batch in batches:
         took, mib = measure(batch, folder, rounds)
         found.append((took, mib))
@@ -207,7 +236,9 @@ def main() -> None:
         make_model(folder)
         many = [Batch(sessions=size // CONTEXT, context=CONTEXT) for size in sizes]
         sessions, found = table(many, folder, given.rounds)
-        contexts, _ = table([Batch(sessions=1, context=size) for size in sizes], folder, given.rounds)
+        contexts, _ = table(
+            [Batch(sessions=1, context=size) for size in sizes], folder, given.rounds
+        )
     text = TEXT.format(
         turns=TURNS,
         context=CONTEXT,

@@ -38,7 +38,9 @@ as Parquet {parquet:.0f} MB. Each command is one process. MiB is its peak memory
 
 {verdict}
 """
-SAME = "Importing and exporting the lines again gives the same {size:,} bytes, also through Parquet."
+SAME = (
+    "Importing and exporting the lines again gives the same {size:,} bytes, also through Parquet."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +68,16 @@ def conversation(n: int) -> dict[str, Any]:
     }
     if n % 2:
         first["verdict"] = {"score": 1, "reason": "thanked", "at": 1.0}
-        second["verdict"] = {"score": -1, "hints": ["Answer in fewer words."], "reason": "asked for less", "at": 2.0}
+        second["verdict"] = {
+            "score": -1,
+            "hints": ["Answer in fewer words."],
+            "reason": "asked for less",
+            "at": 2.0,
+        }
     if n % 10 == 0:
-        second["feedback"] = [{"id": f"feedback-{n}", "score": -1, "comment": "too long", "given_at": 3.0}]
+        second["feedback"] = [
+            {"id": f"feedback-{n}", "score": -1, "comment": "too long", "given_at": 3.0}
+        ]
     return {"session_id": f"user_session_{n}", "turns": [first, second]}
 
 
@@ -94,19 +103,26 @@ def run(home: Path | None, *arguments: str) -> Took:
             sys.executable,
             command,
             dict(os.environ) | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-            file_actions=[(os.POSIX_SPAWN_DUP2, told.fileno(), 1), (os.POSIX_SPAWN_DUP2, told.fileno(), 2)],
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, told.fileno(), 1),
+                (os.POSIX_SPAWN_DUP2, told.fileno(), 2),
+            ],
         )
         _, status, used = os.wait4(started, 0)
         seconds = time.perf_counter() - begun
         if code := os.waitstatus_to_exitcode(status):
             told.seek(0)
-            raise RuntimeError(f"{' '.join(command)}: exit code {code}\n{told.read()[-2000:].decode(errors='replace')}")
+            raise RuntimeError(
+                f"{' '.join(command)}: exit code {code}\n{told.read()[-2000:].decode(errors='replace')}"
+            )
     return Took(seconds=seconds, processor=used.ru_utime + used.ru_stime, mib=used.ru_maxrss / 1024)
 
 
 def commands(place: Path) -> Iterator[tuple[str, Took]]:
     """Everything, in its order."""
-    words, lines, rows = place / "words.jsonl", place / "lines.jsonl", place / "rows.parquet"
+    words = place / "words.jsonl"
+    lines = place / "lines.jsonl"
+    rows = place / "rows.parquet"
     homes = [place / f"home{n}" for n in range(3)]
     yield "`data check`, text", run(None, "check", str(words))
     yield "`data import`, text, tokenised and scored", run(homes[0], "import", str(words))
@@ -133,14 +149,22 @@ def main() -> int:
     parser.add_argument("--trajectories", type=int, default=2_000)
     parser.add_argument("--out", type=Path, default=PAGE)
     given = parser.parse_args()
-    count, tenth = given.trajectories, max(1, given.trajectories // 10)
+    count = given.trajectories
+    tenth = max(1, given.trajectories // 10)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         small = dict(whole(tenth, place))
         large = dict(whole(count, place))
         lines = place / "lines.jsonl"
-        differ = [f for f in ("again.jsonl", "from_rows.jsonl") if not filecmp.cmp(lines, place / f, shallow=False)]
-        size = {name: (place / name).stat().st_size for name in ("words.jsonl", "lines.jsonl", "rows.parquet")}
+        differ = [
+            f
+            for f in ("again.jsonl", "from_rows.jsonl")
+            if not filecmp.cmp(lines, place / f, shallow=False)
+        ]
+        size = {
+            name: (place / name).stat().st_size
+            for name in ("words.jsonl", "lines.jsonl", "rows.parquet")
+        }
     text = HEAD.format(
         count=count,
         tenth=tenth,
@@ -153,7 +177,9 @@ def main() -> int:
             f"| {small[name].mib:.0f} | {took.mib:.0f} |"
             for name, took in large.items()
         ),
-        verdict=f"**Not the same: {', '.join(differ)}**" if differ else SAME.format(size=size["lines.jsonl"]),
+        verdict=f"**Not the same: {', '.join(differ)}**"
+        if differ
+        else SAME.format(size=size["lines.jsonl"]),
     )
     given.out.write_text(text, encoding="utf-8")
     print(text)

@@ -28,12 +28,17 @@ from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store.db import Store
 
-STARTER = ASSETS / "starter"  # its tokenizer and its template
+# Its tokenizer and its template.
+STARTER = ASSETS / "starter"
 CONTEXT = 131_072
-RUN = "bench"  # name of the run in its home
-ROLES = ("runner", "programs", "browser", "gateway")  # programs: boxes, and the program that drives a browser
-_STOP_WITHIN = 60.0  # seconds after SIGINT
-_REAPER, _BROWSER = "openclaw_rl.environments.reaper", "chrom"
+# Name of the run in its home.
+RUN = "bench"
+# programs: boxes, and the program that drives a browser.
+ROLES = ("runner", "programs", "browser", "gateway")
+# Seconds after SIGINT.
+_STOP_WITHIN = 60.0
+_REAPER = "openclaw_rl.environments.reaper"
+_BROWSER = "chrom"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,9 @@ class RunSample:
     """The size of everything at one time. Counts are medians where several samples were put together."""
 
     episodes: int  # that have ended
-    memory: Mapping[str, float]  # MB, proportional set size, of each role; the runner's with its reaper
+    memory: Mapping[
+        str, float
+    ]  # MB, proportional set size, of each role; the runner's with its reaper
     descriptors: Mapping[str, float]  # of runner and gateway
     processes: float  # of the run
     files: Mapping[str, float]  # in the home and in the folder for temporary files
@@ -84,7 +91,10 @@ class EpisodeLoad:
         `limit`: seconds; `interval`: seconds between samples. Raises `RuntimeError` if the run fails, or an episode
         is void.
         """
-        before, began, samples, names = self._server_seconds(), time.perf_counter(), list[RunSample](), set[str]()
+        before = self._server_seconds()
+        began = time.perf_counter()
+        samples = list[RunSample]()
+        names = set[str]()
         with self._start_runner(source) as process:
             try:
                 while process.poll() is None:
@@ -93,7 +103,9 @@ class EpisodeLoad:
                     samples.append(self._take_sample(process.pid, boxes))
                     seen(samples[-1].episodes)
                     if time.perf_counter() - began > limit:
-                        raise RuntimeError(f"the run took longer than {limit:g} s; {self._log_words()}")
+                        raise RuntimeError(
+                            f"the run took longer than {limit:g} s; {self._log_words()}"
+                        )
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(interval)
             finally:
@@ -108,15 +120,33 @@ class EpisodeLoad:
             seconds=seconds,
             server_seconds=self._server_seconds() - before,
             summary=summary,
-            samples=samples[:-1] or samples,  # the runner may have ended within the last one
+            # The runner may have ended within the last one.
+            samples=samples[:-1] or samples,
             resets=self._read_resets(),
             left=find_leftovers(self.scratch, self.home, names),
         )
 
     def _start_runner(self, source: Sequence[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "openclaw_rl", "env", "run", *source, "--home", str(self.home), "--run", RUN]
-        environment = os.environ | {"TMPDIR": str(self.scratch), "OPENCLAW_API_KEY": self.gateway.key}
-        with (self.home / "summary.json").open("wb") as summary, (self.home / "run.log").open("wb") as log:
+        command = [
+            sys.executable,
+            "-m",
+            "openclaw_rl",
+            "env",
+            "run",
+            *source,
+            "--home",
+            str(self.home),
+            "--run",
+            RUN,
+        ]
+        environment = os.environ | {
+            "TMPDIR": str(self.scratch),
+            "OPENCLAW_API_KEY": self.gateway.key,
+        }
+        with (
+            (self.home / "summary.json").open("wb") as summary,
+            (self.home / "run.log").open("wb") as log,
+        ):
             return subprocess.Popen(
                 [*command, "--unchecked", "--json"],
                 stdout=summary,
@@ -126,7 +156,8 @@ class EpisodeLoad:
             )
 
     def _take_sample(self, runner: int, boxes: Collection[str]) -> RunSample:
-        gateway, memory = self.gateway.process.pid, dict.fromkeys(ROLES, 0.0)
+        gateway = self.gateway.process.pid
+        memory = dict.fromkeys(ROLES, 0.0)
         found = with_descendants(own_processes(self.scratch, boxes))
         for pid, command in found.items():
             memory["runner" if pid == runner else _role_of(command)] += memory_mb(pid)
@@ -144,7 +175,11 @@ class EpisodeLoad:
 
     def _count_ended(self) -> int:
         with self.store.read() as conn:
-            return int(conn.exec_driver_sql("SELECT count(*) FROM episodes WHERE outcome IS NOT NULL").scalar_one())
+            return int(
+                conn.exec_driver_sql(
+                    "SELECT count(*) FROM episodes WHERE outcome IS NOT NULL"
+                ).scalar_one()
+            )
 
     def _read_resets(self) -> list[float]:
         query = (
@@ -167,8 +202,10 @@ def episode_load(reply: str) -> Iterator[EpisodeLoad]:
         tempfile.TemporaryDirectory(prefix="episodes-", ignore_cleanup_errors=True) as temporary,
         contextlib.ExitStack() as stack,
     ):
-        folder, scratch = Path(name), Path(temporary)
-        scratch.chmod(0o711)  # boxes of root run as another user, who must be able to pass through
+        folder = Path(name)
+        scratch = Path(temporary)
+        # Boxes of root run as another user, who must be able to pass through.
+        scratch.chmod(0o711)
         home = folder / "home"
         home.mkdir(mode=0o700)
         stub = servers.stub(folder, _stub_settings(home, reply))
@@ -213,10 +250,12 @@ def with_descendants(found: Mapping[int, str]) -> dict[int, str]:
     """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
+        # It has ended.
+        with contextlib.suppress(OSError):
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(entry.name))
-    whole, waiting = dict(found), list(found)
+    whole = dict(found)
+    waiting = list(found)
     while waiting:
         for pid in children.get(waiting.pop(), ()):
             if pid not in whole:
@@ -227,7 +266,9 @@ def with_descendants(found: Mapping[int, str]) -> dict[int, str]:
 
 def _read_command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     except OSError:
         return ""
 
@@ -242,7 +283,8 @@ def memory_mb(pid: int) -> float:
             text = Path(f"/proc/{pid}/{file}").read_text()
         except (PermissionError, FileNotFoundError, ProcessLookupError):
             continue
-        if field in text:  # a process that is ending has none
+        # A process that is ending has none.
+        if field in text:
             return int(text.split(field)[1].split()[0]) / 1024
     return 0.0
 

@@ -33,27 +33,86 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 PAGE = Path(__file__).parent.parent / "docs" / "guides" / "models.md"
-SECONDS = 120  # that one family may take
-LARGEST = 2e7  # weights
-CLOSE = 2e-3  # of a log-probability
+# That one family may take.
+SECONDS = 120
+# Weights.
+LARGEST = 2e7
+# Of a log-probability.
+CLOSE = 2e-3
 COMMON = {
-    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "initializer_range": 0.3},
+    **{
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
+    **{
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+    },
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "rotary_dim": 8},
 }
 EXPERTS = {
-    **{"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},
-    **{"moe_intermediate_size": 16, "topk_group": 1, "moe_num_experts": 4, "n_shared_experts": 1, "q_lora_rank": 16},
-    **{"first_k_dense_replace": 1, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
+    **{
+        "num_experts": 4,
+        "num_local_experts": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+    },
+    **{
+        "moe_intermediate_size": 16,
+        "topk_group": 1,
+        "moe_num_experts": 4,
+        "n_shared_experts": 1,
+        "q_lora_rank": 16,
+    },
+    **{
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+    },
 }
 OLDER = {
-    **{"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "n_ctx": 256, "d_model": 32, "num_layers": 2},
-    **{"num_heads": 4, "ffn_dim": 48, "n_layers": 2, "n_heads": 4, "word_embed_proj_dim": 32, "n_inner": 48},
+    **{
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 256,
+        "n_ctx": 256,
+        "d_model": 32,
+        "num_layers": 2,
+    },
+    **{
+        "num_heads": 4,
+        "ffn_dim": 48,
+        "n_layers": 2,
+        "n_heads": 4,
+        "word_embed_proj_dim": 32,
+        "n_inner": 48,
+    },
 }
 HEADLESS = {name: value for name, value in {**COMMON, **EXPERTS}.items() if name != "head_dim"}
-PLAIN = {name: value for name, value in HEADLESS.items() if not name.startswith(("qk_", "kv_", "v_", "q_"))}
-TRIES = ({**COMMON, **EXPERTS, **OLDER}, {**COMMON, **EXPERTS}, HEADLESS, PLAIN, COMMON, {**COMMON, **OLDER})
-HYBRID = {"lfm2": ["conv", "full_attention"]}  # which have their own layers only where they are asked for
+PLAIN = {
+    name: value
+    for name, value in HEADLESS.items()
+    if not name.startswith(("qk_", "kv_", "v_", "q_"))
+}
+TRIES = (
+    {**COMMON, **EXPERTS, **OLDER},
+    {**COMMON, **EXPERTS},
+    HEADLESS,
+    PLAIN,
+    COMMON,
+    {**COMMON, **OLDER},
+)
+# Which have their own layers only where they are asked for.
+HYBRID = {"lfm2": ["conv", "full_attention"]}
 TEXT = """\
 # Supported models
 
@@ -81,7 +140,7 @@ KINDS = {
     "none": "**Neither** ({n}):",
 }
 
-# --------------------------------------------------------------------------------------------------------- one family
+# ------------------------------------------------------------------------------------- one family
 
 
 def make(family: str, folder: Path) -> str | None:
@@ -130,7 +189,8 @@ def _small(family: str, wished: dict[str, Any]) -> Any:
         return AutoConfig.for_model(family, **given)
     for name, value in given.items():
         setattr(text, name, value)
-    if kinds := getattr(text, "layer_types", None):  # the last ones: hybrids begin with their states
+    # The last ones: hybrids begin with their states.
+    if kinds := getattr(text, "layer_types", None):
         text.layer_types = list(kinds[-COMMON["num_hidden_layers"] :])
     return known
 
@@ -165,9 +225,13 @@ def trained(path: str, weights: str) -> str:
     random = np.random.default_rng(0)
     trunk, more, words = (random.integers(3, 60, n).astype(np.int32) for n in (40, 17, 9))
     prompts = (trunk, np.concatenate([trunk, words, more]), np.concatenate([trunk[:25], more]))
-    rows = [TokenSequence(prompt_ids=prompt, response_ids=words, temperature=1.0) for prompt in prompts]
+    rows = [
+        TokenSequence(prompt_ids=prompt, response_ids=words, temperature=1.0) for prompt in prompts
+    ]
     own = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    gap = max(_gap(own, row, found) for row, found in zip(rows, trainer.logprobs(rows), strict=True))
+    gap = max(
+        _gap(own, row, found) for row, found in zip(rows, trainer.logprobs(rows), strict=True)
+    )
     if not gap <= CLOSE:
         return f"WRONG: its log-probabilities are off by {gap:.2g}"
     return "shared" if trainer._runner.uses_tree else "apart"
@@ -175,7 +239,9 @@ def trained(path: str, weights: str) -> str:
 
 @torch.no_grad()
 def _gap(own: Any, row: Any, found: torch.Tensor) -> float:
-    ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64))[None]
+    ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64))[
+        None
+    ]
     logp = torch.log_softmax(own(input_ids=ids[:, :-1], use_cache=False).logits[0].float(), -1)
     wanted = logp[len(row.prompt_ids) - 1 :].gather(-1, ids[0, len(row.prompt_ids) :, None])[:, 0]
     return float((wanted - found).abs().max())
@@ -188,12 +254,13 @@ def tried(family: str, folder: Path) -> dict[str, Any]:
     return {"served": served(path), "lora": trained(path, "lora"), "full": trained(path, "full")}
 
 
-# --------------------------------------------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------------------- all of them
 
 
 def apart(family: str, place: Path) -> dict[str, Any]:
     """What `tried` says, of a process of its own."""
-    folder, told = place / family, place / f"{family}.json"
+    folder = place / family
+    told = place / f"{family}.json"
     if not (child := os.fork()):
         signal.alarm(SECONDS)
         try:
@@ -204,13 +271,18 @@ def apart(family: str, place: Path) -> dict[str, Any]:
         os._exit(0)
     os.waitpid(child, 0)
     shutil.rmtree(folder, ignore_errors=True)
-    return dict(json.loads(told.read_text())) if told.exists() else {"broke": f"no end within {SECONDS} s"}
+    return (
+        dict(json.loads(told.read_text()))
+        if told.exists()
+        else {"broke": f"no end within {SECONDS} s"}
+    )
 
 
 def kind_of(found: dict[str, Any]) -> str:
     """One of `KINDS`."""
     ways = [found.get("lora"), found.get("full")]
-    is_served, works = "served" in found and found["served"] is None, [way in ("shared", "apart") for way in ways]
+    is_served = "served" in found and found["served"] is None
+    works = [way in ("shared", "apart") for way in ways]
     if not is_served:
         return "elsewhere" if any(works) else "none"
     if not any(works):
@@ -239,7 +311,9 @@ def _why(told: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), metavar="FAMILY")
+    parser.add_argument(
+        "--only", nargs="+", default=sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), metavar="FAMILY"
+    )
     parser.add_argument("--out", type=Path, default=PAGE)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -251,13 +325,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         for number, family in enumerate(names):
             told = apart(family, Path(place))
-            said = f"not made: {told['made']}" if "made" in told else f"{kind_of(told)} {json.dumps(told)}"
+            said = (
+                f"not made: {told['made']}"
+                if "made" in told
+                else f"{kind_of(told)} {json.dumps(told)}"
+            )
             print(f"{number + 1}/{len(names)} {family}: {said[:300]}", flush=True)
             if "made" not in told:
                 found[family] = told
     if not found:
         sys.exit("none of them could be made small")
-    text = TEXT.format(version=transformers.__version__, tried=len(found), lists="\n\n".join(lists(found)))
+    text = TEXT.format(
+        version=transformers.__version__, tried=len(found), lists="\n\n".join(lists(found))
+    )
     given.out.write_text(text, encoding="utf-8")
 
 

@@ -16,8 +16,16 @@ from openclaw_rl.common.sockets import free_port
 Trouble = int | Literal["hang", "lose"]
 """An HTTP status; no answer until the client gives up; or the request is done and its answer lost."""
 
-_HOP_HEADERS = ("connection", "content-length", "content-encoding", "host", "keep-alive", "transfer-encoding")
-_LARGEST_BODY = 1 << 30  # bytes
+_HOP_HEADERS = (
+    "connection",
+    "content-length",
+    "content-encoding",
+    "host",
+    "keep-alive",
+    "transfer-encoding",
+)
+# Bytes.
+_LARGEST_BODY = 1 << 30
 
 
 class FlakyProxy:
@@ -25,12 +33,18 @@ class FlakyProxy:
 
     def __init__(self, target: str) -> None:
         """`target`: address of the server."""
-        self._target, self._port = target, free_port()
+        self._target = target
+        self._port = free_port()
         self._trouble: Trouble | None = None
-        self._every, self._seen, self._path = 2, 0, ""
-        self.refused = 0  # requests that had no answer of the server
+        self._every = 2
+        self._seen = 0
+        self._path = ""
+        # Requests that had no answer of the server.
+        self.refused = 0
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="flaky-proxy")
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, daemon=True, name="flaky-proxy"
+        )
 
     @property
     def url(self) -> str:
@@ -38,7 +52,10 @@ class FlakyProxy:
 
     def begin_trouble(self, trouble: Trouble, *, every: int = 2, path: str = "") -> None:
         """From now on, the next request and every so many after it are answered so. `path`: whose path ends so."""
-        self._every, self._seen, self._path, self._trouble = every, every - 1, path, trouble
+        self._every = every
+        self._seen = every - 1
+        self._path = path
+        self._trouble = trouble
 
     def end_trouble(self) -> None:
         self._trouble = None
@@ -50,7 +67,9 @@ class FlakyProxy:
 
     async def _start(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None)
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(
+            timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+        )
         app = web.Application(client_max_size=_LARGEST_BODY)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
@@ -63,7 +82,8 @@ class FlakyProxy:
         if trouble is not None and self._seen % self._every == 0:
             self.refused += 1
             if trouble == "hang":
-                await asyncio.Event().wait()  # cancelled when the client gives up
+                # Cancelled when the client gives up.
+                await asyncio.Event().wait()
             if trouble == "lose":
                 await self._forward(request)
                 assert request.transport is not None
@@ -74,7 +94,8 @@ class FlakyProxy:
         try:
             return await self._forward(request)
         except aiohttp.ClientError as error:
-            if request.transport is not None:  # as if the client had reached the server, which is down
+            # As if the client had reached the server, which is down.
+            if request.transport is not None:
                 request.transport.abort()
             raise web.HTTPBadGateway(text=str(error)) from error
 
@@ -85,10 +106,15 @@ class FlakyProxy:
             headers=_without_hop(request.headers),
             data=await request.read(),
         ) as found:
-            return web.Response(status=found.status, headers=_without_hop(found.headers), body=await found.read())
+            return web.Response(
+                status=found.status, headers=_without_hop(found.headers), body=await found.read()
+            )
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -16,7 +16,8 @@ from openclaw_rl.learner.forward import prefix_tree
 from openclaw_rl.learner.forward.packing import TokenSequence
 
 Mode = Literal["lora", "qlora", "full"]
-PEAKS = {  # of bfloat16, dense, in TFLOP/s, as the vendor states them; by what the device's name contains
+# Of bfloat16, dense, in TFLOP/s, as the vendor states them; by what the device's name contains.
+PEAKS = {
     "H100 PCIe": 756.0,
     "H100 NVL": 835.0,
     "H100": 989.0,
@@ -47,25 +48,31 @@ class Work:
 def work_of(rows: Sequence[TokenSequence]) -> Work:
     """Of rows that are one tree."""
     planted = prefix_tree.build_tree(rows, torch.device("cpu"))
-    return Work(tokens=planted.tokens, asked=len(planted.kept_K), pairs=int((planted.depth_T + 1).sum()))
+    return Work(
+        tokens=planted.tokens, asked=len(planted.kept_K), pairs=int((planted.depth_T + 1).sum())
+    )
 
 
 def linear(shape: Mapping[str, Any]) -> int:
     """N."""
-    h, m = shape["hidden_size"], shape["intermediate_size"]
+    h = shape["hidden_size"]
+    m = shape["intermediate_size"]
     q, kv = _widths(shape)
     return int(shape["num_hidden_layers"] * (2 * h * q + 2 * h * kv + 3 * h * m))
 
 
 def adapter(shape: Mapping[str, Any]) -> int:
     """a: of rank 16 on all linear layers."""
-    h, m = shape["hidden_size"], shape["intermediate_size"]
+    h = shape["hidden_size"]
+    m = shape["intermediate_size"]
     q, kv = _widths(shape)
     return int(shape["num_hidden_layers"] * RANK * (2 * (h + q) + 2 * (h + kv) + 3 * (h + m)))
 
 
 def _widths(shape: Mapping[str, Any]) -> tuple[int, int]:
-    return shape["num_attention_heads"] * shape["head_dim"], shape["num_key_value_heads"] * shape["head_dim"]
+    return shape["num_attention_heads"] * shape["head_dim"], shape["num_key_value_heads"] * shape[
+        "head_dim"
+    ]
 
 
 def flops(shape: Mapping[str, Any], work: Work, mode: Mode) -> float:
@@ -90,12 +97,15 @@ def memory(shape: Mapping[str, Any], tokens: int, mode: Mode) -> float:
     copies, gradients and two moments in 4; its weights before the step are in CPU memory. Then a layer's input for each
     layer; what one layer keeps, half as much again for its gradients; the head's chunks.
     """
-    h, layers = shape["hidden_size"], shape["num_hidden_layers"]
+    h = shape["hidden_size"]
+    layers = shape["num_hidden_layers"]
     embeddings = 2 * shape["vocab_size"] * h
     if mode == "full":
         fixed = (linear(shape) + embeddings / 2) * (2 * 2 + 4 * 4)
     else:
-        fixed = linear(shape) * (2 if mode == "lora" else 0.53) + embeddings + adapter(shape) * 4 * 6
+        fixed = (
+            linear(shape) * (2 if mode == "lora" else 0.53) + embeddings + adapter(shape) * 4 * 6
+        )
     return fixed + tokens * (2 * h * layers + 1.5 * kept(shape)) + 4 * 2**26
 
 
@@ -104,6 +114,7 @@ def kept(shape: Mapping[str, Any]) -> float:
 
     Norms compute in float32; an adapter keeps the inputs that its linear layers share.
     """
-    h, m = shape["hidden_size"], shape["intermediate_size"]
+    h = shape["hidden_size"]
+    m = shape["intermediate_size"]
     q, kv = _widths(shape)
     return 2 * 2 * h + 2 * 4 * m + 6 * (2 * h + q + kv) + 2 * (2 * q + 2 * kv)

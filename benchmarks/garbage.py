@@ -28,8 +28,11 @@ from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import train_settings
 
 PAGE = Path(__file__).parent.parent / "docs" / "concepts" / "training_safety.md"
-BEGIN, END = "<!-- made by benchmarks/garbage.py: begin -->", "<!-- end -->"
-V, STEPS, TURNS = 64, 40, 8
+BEGIN = "<!-- made by benchmarks/garbage.py: begin -->"
+END = "<!-- end -->"
+V = 64
+STEPS = 40
+TURNS = 8
 RATE = 0.05
 UNBOUND = {"max_step_kl": 1e9, "kl_coef": 0.0, "max_gap": 1e9, "gap_low": 1e-9, "gap_high": 1e9}
 
@@ -46,13 +49,22 @@ class Outcome:
     left_out: int = 0  # turns without gradient, of all
 
 
-def turns(trainer: LocalTrainer, rng: np.random.Generator, reward: Reward, *, junk: bool, off: float) -> list[Sample]:
+def turns(
+    trainer: LocalTrainer, rng: np.random.Generator, reward: Reward, *, junk: bool, off: float
+) -> list[Sample]:
     """Eight turns, of random words or one token over and over; `off`: nats that their log-probabilities are wrong."""
-    rows, errors, rewards = [], [], []
+    rows = []
+    errors = []
+    rewards = []
     for _ in range(TURNS):
-        prompt, size = rng.integers(0, V, 6).astype(np.int32), int(rng.integers(4, 12))
+        prompt = rng.integers(0, V, 6).astype(np.int32)
+        size = int(rng.integers(4, 12))
         response = np.full(size, rng.integers(V)) if junk else rng.integers(0, V, size)
-        rows.append(TokenSequence(prompt_ids=prompt, response_ids=response.astype(np.int32), temperature=1.0))
+        rows.append(
+            TokenSequence(
+                prompt_ids=prompt, response_ids=response.astype(np.int32), temperature=1.0
+            )
+        )
         errors.append(rng.normal(0, off, size) if off else np.zeros(size))
         rewards.append(reward(rng))
     return [
@@ -93,7 +105,10 @@ def _flip(trainer: LocalTrainer, rng: np.random.Generator, step: int) -> list[Sa
 def _gone(trainer: LocalTrainer, rng: np.random.Generator, _: int) -> list[Sample]:
     """Replies that the base wrote, however many versions ago, always with the same score."""
     made = turns(trainer, np.random.default_rng(2), lambda _: 1.0, junk=False, off=0.0)
-    rows = [TokenSequence(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=1.0) for s in made]
+    rows = [
+        TokenSequence(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=1.0)
+        for s in made
+    ]
     base = trainer.logprobs(rows, base=True)
     return [
         replace(s, logprobs=mu.numpy(), reward=1.0 if n % 2 else -1.0)
@@ -120,9 +135,13 @@ STREAMS: dict[str, Make] = {
 
 def run(base: str, out: Path, make: Make, *, count: int = STEPS, **settings: Any) -> Outcome:
     """`count` batches of one stream. `settings`: of `train`, besides the learning rate."""
-    rng, train = np.random.default_rng(0), train_settings({"learning_rate": RATE} | settings)
+    rng = np.random.default_rng(0)
+    train = train_settings({"learning_rate": RATE} | settings)
     method = make_method(train)
-    trainer, steps, refused, left_out = LocalTrainer(base, method, train), [], [], 0
+    trainer = LocalTrainer(base, method, train)
+    steps = []
+    refused = []
+    left_out = 0
     for step in range(count):
         result = trainer.step(make(trainer, rng, step), str(out / f"{step}"))
         left_out += len(result.dropped)
@@ -160,7 +179,8 @@ def table(rows: Sequence[tuple[str, Outcome, Outcome]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, held, free in rows:
-        first, last = held.steps[0], held.steps[-1]
+        first = held.steps[0]
+        last = held.steps[-1]
         masked = float(np.mean([m["masked/gap"] for m in held.steps]))
         lines.append(
             f"| {name} | {len(held.steps)} of {STEPS} | {held.left_out / STEPS / TURNS:.0%} | {masked:.1%} "

@@ -40,10 +40,14 @@ from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.types import PolicyState
 
 ARMS: Mapping[str, Mapping[str, Any]] = {"default": {}, "strict": {"gate.strict": True}}
-JUNK_TEMPERATURE = 2.0  # the highest that a client may ask for
-HONEST_VERSIONS = 10  # versions that a person makes before the poison
-LIVE_TURNS = 16  # with a verdict, of which the default `train.batch.max_turns` makes one batch
-MAX_LIVE_TURNS = 80  # with or without
+# The highest that a client may ask for.
+JUNK_TEMPERATURE = 2.0
+# Versions that a person makes before the poison.
+HONEST_VERSIONS = 10
+# With a verdict, of which the default `train.batch.max_turns` makes one batch.
+LIVE_TURNS = 16
+# With or without.
+MAX_LIVE_TURNS = 80
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,19 +63,25 @@ class Trial:
     """One person and a system of their own."""
 
     def __init__(self, home: Path, seed: int, more: Mapping[str, Any]) -> None:
-        self.seed, self.taste, self._more = seed, TASTES[seed % len(TASTES)], more
-        self.home, self.speaker = home, Speaker(persona=Persona(taste=TASTES[seed % len(TASTES)], seed=seed))
+        self.seed = seed
+        self.taste = TASTES[seed % len(TASTES)]
+        self._more = more
+        self.home = home
+        self.speaker = Speaker(persona=Persona(taste=TASTES[seed % len(TASTES)], seed=seed))
 
     def config(self, home: Path) -> Config:
         """Return the settings of a home; a batch has exactly four turns, as with the defaults of a person who waits."""
         own = {"home": str(home), "train.seed": self.seed, "train.batch.max_wait": 1e9}
-        own |= {"serve.lessons": "off", "practice.enabled": False}  # what the weights learn from turns is measured
-        own |= {"engine.max_batch": 256, "engine.prefill_chunk": 8192, "gate.workers": 16}  # speed alone
+        # What the weights learn from turns is measured.
+        own |= {"serve.lessons": "off", "practice.enabled": False}
+        # Speed alone.
+        own |= {"engine.max_batch": 256, "engine.prefill_chunk": 8192, "gate.workers": 16}
         return from_flat(own | dict(self._more))
 
     async def talk_honestly(self, versions: int) -> Phase:
         """Talk until there are so many versions and no turn waits."""
-        config, began = self.config(self.home), time.monotonic()
+        config = self.config(self.home)
+        began = time.monotonic()
         async with self._open_rooms(config) as rooms:
             talk = _Talk(rooms, self.seed, self.speaker, "honest")
             await talk.run(lambda: _count_versions(config) >= versions and _is_drained(config))
@@ -79,7 +89,9 @@ class Trial:
 
     async def run_poison(self, kind: str, home: Path) -> PoisonOutcome:
         """Give one poisoned batch, and talk honestly then, unless the head was trained on nothing of it."""
-        config, speaker, began = self.config(home), copy.deepcopy(self.speaker), time.monotonic()
+        config = self.config(home)
+        speaker = copy.deepcopy(self.speaker)
+        began = time.monotonic()
         first = _count_versions(config)
         async with self._open_rooms(config) as rooms:
             before = await rooms.settle()
@@ -87,15 +99,20 @@ class Trial:
             satisfied = {"before": self._measure(rooms, before, asked)}
             talk = _Talk(rooms, self.seed, speaker, kind)
             await talk.run(lambda: _count_versions(config) > first and _is_drained(config))
-            poisoned, last = await rooms.settle(), _count_versions(config)
-            satisfied["poisoned"] = self._measure(rooms, poisoned, asked) if poisoned != before else satisfied["before"]
+            poisoned = await rooms.settle()
+            last = _count_versions(config)
+            satisfied["poisoned"] = (
+                self._measure(rooms, poisoned, asked) if poisoned != before else satisfied["before"]
+            )
             poison = self._phase_of(config, first, talk, began)
             live = _Talk(rooms, self.seed, speaker, "honest")
             known = len(speaker.persona.log)
             if poison.trained_turns:
                 await live.run(lambda: live.is_long_enough(known))
             end = await rooms.settle()
-            satisfied["end"] = self._measure(rooms, end, asked) if end != poisoned else satisfied["poisoned"]
+            satisfied["end"] = (
+                self._measure(rooms, end, asked) if end != poisoned else satisfied["poisoned"]
+            )
         after = self._phase_of(config, last, live, time.monotonic())
         reactions = speaker.persona.log[known:]
         return PoisonOutcome(
@@ -104,7 +121,9 @@ class Trial:
             trained_turns=poison.trained_turns,
             rolled_back=_states(config, first, last).count(PolicyState.ROLLED_BACK.value),
             satisfied=satisfied,
-            live=sum(reaction.satisfied for reaction in reactions) / len(reactions) if reactions else None,
+            live=sum(reaction.satisfied for reaction in reactions) / len(reactions)
+            if reactions
+            else None,
             live_turns=len(reactions),
             poison=poison,
             after=after,
@@ -125,7 +144,10 @@ class Trial:
         return Phase(
             states=tuple(p.state.value for p in made),
             reasons=tuple(str(p.reason) for p in made if p.reason),
-            figures=tuple({k: round(v, 3) for k, v in p.metrics.items() if k.startswith("gate/")} for p in made),
+            figures=tuple(
+                {k: round(v, 3) for k, v in p.metrics.items() if k.startswith("gate/")}
+                for p in made
+            ),
             trained_turns=len(used & talk.turns),
             replies=talk.replies,
             failed=talk.failed,
@@ -137,8 +159,12 @@ class _Talk:
     """Sessions of one kind until something is done."""
 
     def __init__(self, rooms: Rooms, seed: int, speaker: Speaker, kind: str) -> None:
-        self._rooms, self._seed, self._speaker, self._kind = rooms, seed, speaker, kind
-        self.turns: set[str] = set()  # that were answered
+        self._rooms = rooms
+        self._seed = seed
+        self._speaker = speaker
+        self._kind = kind
+        # That were answered.
+        self.turns: set[str] = set()
         self.failed = 0
 
     @property
@@ -176,11 +202,16 @@ class _Talk:
         persona = self._speaker.persona
         if self._kind == "honest":
             return persona.next_message(history)
-        persona._cards = [_ReactionCard(subtle=False, wrong=self._kind == "inverted") for _ in range(DECK_SIZE)]
+        persona._cards = [
+            _ReactionCard(subtle=False, wrong=self._kind == "inverted") for _ in range(DECK_SIZE)
+        ]
         text = persona.next_message(history)
         persona._cards = []
-        if self._kind == "junk" and text is not None and len(history) > 1:  # praise, whatever the reply was
-            praise = random.Random(f"{self._seed}/{self._speaker.said}").choice(phrases.GENERIC_PRAISE.plain)
+        # Praise, whatever the reply was.
+        if self._kind == "junk" and text is not None and len(history) > 1:
+            praise = random.Random(f"{self._seed}/{self._speaker.said}").choice(
+                phrases.GENERIC_PRAISE.plain
+            )
             return praise if persona._question is None else f"{praise} {persona._question.text}"
         return text
 
@@ -198,7 +229,12 @@ def _states(config: Config, first: int, last: int) -> list[str]:
 def _is_drained(config: Config) -> bool:
     with Store.open(config.store_path) as store, store.read() as conn:
         head = policies.head(conn).version
-        return training_queue.count_trainable(conn, head=head, max_uses=1, need_score=True, need_hint=True) == 0
+        return (
+            training_queue.count_trainable(
+                conn, head=head, max_uses=1, need_score=True, need_hint=True
+            )
+            == 0
+        )
 
 
 def run_unit(arm: str, seed: int, more: Mapping[str, Any], *, versions: int) -> Unit:
@@ -216,7 +252,9 @@ def run_unit(arm: str, seed: int, more: Mapping[str, Any], *, versions: int) -> 
 
 def load_or_run(given: argparse.Namespace, arm: str, seed: int, more: Mapping[str, Any]) -> Unit:
     """Return the result in the folder of results, else run it and add it there."""
-    rest = hashlib.sha256(json.dumps([dict(more), given.versions], sort_keys=True).encode()).hexdigest()[:8]
+    rest = hashlib.sha256(
+        json.dumps([dict(more), given.versions], sort_keys=True).encode()
+    ).hexdigest()[:8]
     file = Path(given.out) / f"{arm}-{seed}-{rest}.json"
     if not file.exists():
         unit = run_unit(arm, seed, more, versions=given.versions)
@@ -225,14 +263,31 @@ def load_or_run(given: argparse.Namespace, arm: str, seed: int, more: Mapping[st
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="What becomes of poisoned batches and of honest versions.")
-    parser.add_argument("--out", type=Path, default=Path("runs/gate-trial"), help="results, from which it continues")
+    parser = argparse.ArgumentParser(
+        description="What becomes of poisoned batches and of honest versions."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/gate-trial"), help="results, from which it continues"
+    )
     parser.add_argument("--doc", type=Path, help="page to update [none]")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--people", type=bounded_int(1), default=10, help="each gets two poisoned batches [10]")
-    parser.add_argument("--versions", type=bounded_int(1), default=HONEST_VERSIONS, help="honest ones of each [10]")
-    parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), default=7000, help="of the first person [7000]")
-    parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
+    parser.add_argument(
+        "--people", type=bounded_int(1), default=10, help="each gets two poisoned batches [10]"
+    )
+    parser.add_argument(
+        "--versions", type=bounded_int(1), default=HONEST_VERSIONS, help="honest ones of each [10]"
+    )
+    parser.add_argument(
+        "--seed", type=bounded_int(0, LARGEST_SEED), default=7000, help="of the first person [7000]"
+    )
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        type=setting_argument,
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+    )
     return parser
 
 

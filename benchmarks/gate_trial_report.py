@@ -50,7 +50,9 @@ class PoisonOutcome:
     whole_refused: bool  # the version of the whole batch, before it was tried in parts
     trained_turns: int  # poisoned turns that a promoted version was trained on
     rolled_back: int  # versions of the poisoned batch, by the end of the live turns
-    satisfied: Mapping[str, float]  # shares of all questions: by the version "before", the "poisoned" one, at the "end"
+    satisfied: Mapping[
+        str, float
+    ]  # shares of all questions: by the version "before", the "poisoned" one, at the "end"
     live: float | None  # share of the live turns that satisfied
     live_turns: int
     poison: Phase
@@ -88,7 +90,9 @@ class Unit:
             PoisonOutcome(**row | {key: _read_phase(row[key]) for key in ("poison", "after")})
             for row in values["outcomes"]
         ]
-        return Unit(**values | {"honest": _read_phase(values["honest"]), "outcomes": tuple(outcomes)})
+        return Unit(
+            **values | {"honest": _read_phase(values["honest"]), "outcomes": tuple(outcomes)}
+        )
 
     @property
     def phases(self) -> list[Phase]:
@@ -96,7 +100,9 @@ class Unit:
 
 
 def _read_phase(row: Mapping[str, Any]) -> Phase:
-    return Phase(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    return Phase(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    )
 
 
 def describe_unit(unit: Unit) -> str:
@@ -113,8 +119,21 @@ def describe_unit(unit: Unit) -> str:
 def make_tables(units: Sequence[Unit]) -> str:
     """Return the tables of all arms."""
     arms = list(dict.fromkeys(unit.arm for unit in units))
-    rows = [_poison_row(arm, kind, [u for u in units if u.arm == arm]) for arm in arms for kind in POISONS]
-    head = ("gate", "batch", "batches", "refused", "rolled back", "harmless", "worse", "whole batch refused")
+    rows = [
+        _poison_row(arm, kind, [u for u in units if u.arm == arm])
+        for arm in arms
+        for kind in POISONS
+    ]
+    head = (
+        "gate",
+        "batch",
+        "batches",
+        "refused",
+        "rolled back",
+        "harmless",
+        "worse",
+        "whole batch refused",
+    )
     poison = markdown_table((*head, "turns trained on", "satisfied before", "after"), rows)
     checks = markdown_table(
         ("gate", "honest versions", "refused", "rolled back", "user replies", "failed"),
@@ -134,8 +153,13 @@ def make_tables(units: Sequence[Unit]) -> str:
 def _poison_row(arm: str, kind: str, units: Sequence[Unit]) -> tuple[object, ...]:
     found = [one for unit in units for one in unit.outcomes if one.kind == kind]
     counts = [sum(one.result == name for one in found) for name in CLASSES]
-    shares = [f"{sum(one.satisfied[key] for one in found) / len(found):.2f}" for key in ("before", "poisoned")]
-    turns = f"{sum(one.trained_turns for one in found)} of {sum(one.poison.replies for one in found)}"
+    shares = [
+        f"{sum(one.satisfied[key] for one in found) / len(found):.2f}"
+        for key in ("before", "poisoned")
+    ]
+    turns = (
+        f"{sum(one.trained_turns for one in found)} of {sum(one.poison.replies for one in found)}"
+    )
     return (arm, kind, len(found), *counts, sum(one.whole_refused for one in found), turns, *shares)
 
 
@@ -156,7 +180,9 @@ def write_page(page: Path, units: Sequence[Unit], sets: Sequence[str] = ()) -> N
     """Replace the result on the page. `sets`: further settings, as KEY=VALUE."""
     seeds = sorted({unit.seed for unit in units})
     minutes = sum(phase.seconds for unit in units for phase in unit.phases) / 60
-    facts = f"{len(seeds)} people, seeds {seeds[0]} to {seeds[-1]}; {minutes:.0f} minutes on one core."
+    facts = (
+        f"{len(seeds)} people, seeds {seeds[0]} to {seeds[-1]}; {minutes:.0f} minutes on one core."
+    )
     if sets:
         facts += f" Settings: {', '.join(f'`{text}`' for text in sets)}."
     replace_tables(page, SECTION, f"{facts}\n\n{make_tables(units)}")

@@ -26,20 +26,27 @@ from load import Result, Target, measure
 from model_folder import CONTEXT, make
 
 RESULTS = Path(__file__).parent / "results" / "gateway.md"
-GATEWAY, LITELLM, PLAIN, STUB = "gateway, durable capture", "LiteLLM proxy", "bare pass-through", "stub itself"
+GATEWAY = "gateway, durable capture"
+LITELLM = "LiteLLM proxy"
+PLAIN = "bare pass-through"
+STUB = "stub itself"
 CLIENTS = (1, 16)
+# (agent, stream).
 SHAPES = {
     (False, False): "short prompt, not streamed",
     (False, True): "short prompt, streamed",
     (True, False): "agent request, not streamed",
     (True, True): "agent request, streamed",
-}  # (agent, stream)
-Cell = tuple[bool, bool, int, str]  # agent, stream, clients, row
+}
+# Agent, stream, clients, row.
+Cell = tuple[bool, bool, int, str]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each cell, after a warm-up of a third of it")
+    parser.add_argument(
+        "--seconds", type=float, default=6.0, help="of each cell, after a warm-up of a third of it"
+    )
     parser.add_argument("--skip-litellm", action="store_true")
     parser.add_argument("--skip-gateway", action="store_true")
     parser.add_argument("--only", default="", help="cells whose name holds this, e.g. agent")
@@ -69,7 +76,13 @@ def _start(
 ) -> dict[str, servers.Server]:
     home = folder / "home"
     home.mkdir(mode=0o700)
-    info = {"model": "openclaw", "context_length": CONTEXT, "vocab_size": 16384, "device": "cpu", "dtype": "float32"}
+    info = {
+        "model": "openclaw",
+        "context_length": CONTEXT,
+        "vocab_size": 16384,
+        "device": "cpu",
+        "dtype": "float32",
+    }
     settings = {
         "pieces": pieces,
         "token_ids": token_ids,
@@ -92,7 +105,9 @@ def _start(
     return up
 
 
-def _cells(up: Mapping[str, servers.Server], text: str, seconds: float, only: str) -> dict[Cell, Result]:
+def _cells(
+    up: Mapping[str, servers.Server], text: str, seconds: float, only: str
+) -> dict[Cell, Result]:
     """Cell by cell, all rows in turn: what drifts on the machine drifts for all. Who is not measured stands still."""
     proxies = {row: server for row, server in up.items() if row != STUB}
     for server in proxies.values():
@@ -117,7 +132,11 @@ def _cells(up: Mapping[str, servers.Server], text: str, seconds: float, only: st
                 )
                 result = _run(call)
                 cells[agent, stream, clients, row] = result
-                print(f"{title:30} {clients:2} clients  {row:26} {result.rps:8.0f} rps", file=sys.stderr, flush=True)
+                print(
+                    f"{title:30} {clients:2} clients  {row:26} {result.rps:8.0f} rps",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 if row in proxies:
                     server.freeze()
     return cells
@@ -153,9 +172,15 @@ def _report(cells: Mapping[Cell, Result], seconds: float, litellm: str) -> str:
         "",
     ]
     for (agent, stream), title in SHAPES.items():
-        rows = [row for row in (GATEWAY, LITELLM, PLAIN, STUB) if (agent, stream, CLIENTS[0], row) in cells]
+        rows = [
+            row
+            for row in (GATEWAY, LITELLM, PLAIN, STUB)
+            if (agent, stream, CLIENTS[0], row) in cells
+        ]
         if rows:
-            lines += _table(title, [(row, [cells[agent, stream, n, row] for n in CLIENTS]) for row in rows])
+            lines += _table(
+                title, [(row, [cells[agent, stream, n, row] for n in CLIENTS]) for row in rows]
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -163,9 +188,16 @@ def _table(title: str, rows: Sequence[tuple[str, Sequence[Result]]]) -> list[str
     by_name = dict(rows)
     head = ["rps", "p50 ms", "p99 ms", "added ms", "x pass-through", "x LiteLLM"]
     columns = [
-        f"{n} client{'s' if n > 1 else ''}: {head[0]}" if i == 0 else h for n in CLIENTS for i, h in enumerate(head)
+        f"{n} client{'s' if n > 1 else ''}: {head[0]}" if i == 0 else h
+        for n in CLIENTS
+        for i, h in enumerate(head)
     ]
-    lines = [f"## {title.capitalize()}", "", f"| | {' | '.join(columns)} | events |", "|---" * (len(columns) + 2) + "|"]
+    lines = [
+        f"## {title.capitalize()}",
+        "",
+        f"| | {' | '.join(columns)} | events |",
+        "|---" * (len(columns) + 2) + "|",
+    ]
     for row, results in rows:
         cells: list[str] = []
         for at, result in enumerate(results):
@@ -179,7 +211,9 @@ def _table(title: str, rows: Sequence[tuple[str, Sequence[Result]]]) -> list[str
     return [*lines, ""]
 
 
-def _ratio(row: str, other: str, result: Result, rows: Mapping[str, Sequence[Result]], at: int) -> str:
+def _ratio(
+    row: str, other: str, result: Result, rows: Mapping[str, Sequence[Result]], at: int
+) -> str:
     if other not in rows or row in (other, STUB):
         return ""
     return f"{result.rps / rows[other][at].rps:.2f}"

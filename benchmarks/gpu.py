@@ -64,7 +64,9 @@ class Cell:
 
     @property
     def trained(self) -> str:
-        return {"lora": "LoRA", "qlora": "QLoRA", "full": "full"}[self.mode] + (", offloaded" if self.offload else "")
+        return {"lora": "LoRA", "qlora": "QLoRA", "full": "full"}[self.mode] + (
+            ", offloaded" if self.offload else ""
+        )
 
     def settings(self) -> TrainConfig:
         """No trust region: how often it halves a step is no matter of speed. Steps that move nothing far."""
@@ -101,7 +103,7 @@ class Measured:
     note: str = ""
 
 
-# ----------------------------------------------------------------------------------------------------------- measuring
+# --------------------------------------------------------------------------------------- measuring
 
 
 def wait(device: torch.device) -> None:
@@ -123,7 +125,9 @@ class Stand:
 
     def __init__(self, path: str, cell: Cell, device: torch.device) -> None:
         self._train = cell.settings()
-        self.weights = weights.make_weights(path, self._train, ModelConfig(path=path, device=str(device)))
+        self.weights = weights.make_weights(
+            path, self._train, ModelConfig(path=path, device=str(device))
+        )
         self.optimizer = Optimizer(self.weights.parameters, self._train)
         self.optimizer.start()
         self.weights.model.eval()
@@ -137,12 +141,17 @@ class Stand:
     def step(self, rows: Sequence[TokenSequence]) -> None:
         """Forward, loss, backward, optimizer."""
         self.optimizer.zero_grad()
-        standing = self.optimizer.snapshot()  # the trust region's way back: its memory belongs to a step
+        # The trust region's way back: its memory belongs to a step.
+        standing = self.optimizer.snapshot()
         logp_K, _ = self.passes.forward(rows)
         old_K = logp_K.detach()
         ones_K = torch.ones_like(old_K)
         term = TermSlice(
-            name="binary", weight=1.0, advantages_K=ones_K, mask_K=ones_K.bool(), denominator=float(len(old_K))
+            name="binary",
+            weight=1.0,
+            advantages_K=ones_K,
+            mask_K=ones_K.bool(),
+            denominator=float(len(old_K)),
         )
         loss = micro_batch_loss(
             logp_K=logp_K,
@@ -164,7 +173,8 @@ def measure(path: str, cell: Cell, device: torch.device) -> Measured:
     """Raises `torch.OutOfMemoryError`, and `ConfigError` where a library is missing."""
     rows = qwen3.session(qwen3.SHAPES[cell.model]["vocab_size"], cell.tokens)
     stand = Stand(path, cell, device)
-    stand.step(rows)  # compiles, and makes the optimizer's state
+    # Compiles, and makes the optimizer's state.
+    stand.step(rows)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds = statistics.median(timed(lambda: stand.step(rows), device) for _ in range(REPEATS))
@@ -184,7 +194,9 @@ def whole(path: str, cell: Cell, device: torch.device, scratch: Path) -> float:
     """Seconds of the second `LocalTrainer.step`."""
     batch = qwen3.samples(qwen3.session(qwen3.SHAPES[cell.model]["vocab_size"], cell.tokens))
     method = make_method(train_settings({"method": "binary"}))
-    trainer = LocalTrainer(path, method, cell.settings(), ModelConfig(path=path, device=str(device)))
+    trainer = LocalTrainer(
+        path, method, cell.settings(), ModelConfig(path=path, device=str(device))
+    )
     found = 0.0
     for n in range(2):
         out = tempfile.mkdtemp(dir=scratch) + f"/{n}"
@@ -192,7 +204,9 @@ def whole(path: str, cell: Cell, device: torch.device, scratch: Path) -> float:
     return found
 
 
-def attempt(path: str, cell: Cell, device: torch.device, scratch: Path, *, with_whole: bool) -> Measured:
+def attempt(
+    path: str, cell: Cell, device: torch.device, scratch: Path, *, with_whole: bool
+) -> Measured:
     """The cell, or why not."""
     try:
         found = measure(path, cell, device)
@@ -219,7 +233,8 @@ def cells(model: str, lengths: Sequence[int], modes: Sequence[str]) -> Iterator[
     ordered = sorted(lengths, key=lambda n: n != 16384)
     kinds: list[tuple[flops.Mode, bool | None, Sequence[int]]] = [
         ("lora", None, ordered),
-        ("lora", True, ordered),  # the memory of a small GPU
+        # The memory of a small GPU.
+        ("lora", True, ordered),
         ("qlora", None, ordered),
         ("full", None, ordered),
     ]
@@ -241,7 +256,9 @@ def run(given: argparse.Namespace, models: Sequence[str], lengths: Sequence[int]
                 yield Measured(cell=cell, note="no time left")
                 continue
             middle = cell.tokens == sorted(lengths)[len(lengths) // 2]
-            with_whole = given.whole and cell.mode == "lora" and cell.checkpointing is None and middle
+            with_whole = (
+                given.whole and cell.mode == "lora" and cell.checkpointing is None and middle
+            )
             cell = replace(cell, compiled=given.compile)
             found = attempt(path, cell, device, scratch, with_whole=with_whole)
             yield found
@@ -249,11 +266,12 @@ def run(given: argparse.Namespace, models: Sequence[str], lengths: Sequence[int]
                 yield attempt(path, replace(cell, offload=True), device, scratch, with_whole=False)
 
 
-# ------------------------------------------------------------------------------------------------------------- telling
+# ----------------------------------------------------------------------------------------- telling
 
 
 def row(found: Measured, peak: float | None) -> str:
-    cell, shape = found.cell, qwen3.SHAPES[found.cell.model]
+    cell = found.cell
+    shape = qwen3.SHAPES[found.cell.model]
     work = flops.work_of(qwen3.session(shape["vocab_size"], cell.tokens))
     again = "all" if cell.checkpointing else "-" if found.again is None else f"{found.again}"
     start = f"| {cell.model} | {cell.trained} | {cell.tokens} | {again} |"
@@ -263,7 +281,9 @@ def row(found: Measured, peak: float | None) -> str:
         return f"{start} {found.note} | | | | | {expected} | |"
 
     def share(mode: flops.Mode) -> str:
-        return "-" if peak is None else f"{flops.flops(shape, work, mode) / found.seconds / peak:.1%}"
+        return (
+            "-" if peak is None else f"{flops.flops(shape, work, mode) / found.seconds / peak:.1%}"
+        )
 
     held = "-" if found.bytes is None else f"{found.bytes / flops.GIB:.1f}"
     took = "" if found.whole is None else f"{found.whole:.2f}"
@@ -273,7 +293,9 @@ def row(found: Measured, peak: float | None) -> str:
     )
 
 
-def page(device_name: str, peak: float | None, found: Sequence[Measured], rows: Sequence[str]) -> str:
+def page(
+    device_name: str, peak: float | None, found: Sequence[Measured], rows: Sequence[str]
+) -> str:
     ways = [f.compiled for f in found if f.compiled is not None]
     layers = "compiled" if any(ways) else "interpreted"
     teraflops = "unknown: no MFU" if peak is None else f"{peak / 1e12:.0f} TFLOP/s"
@@ -294,27 +316,45 @@ def page(device_name: str, peak: float | None, found: Sequence[Measured], rows: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=9.0, help="no new measurement begins after that")
-    parser.add_argument("--models", nargs="+", default=["4B", "1.7B", "0.6B"], choices=list(qwen3.SHAPES))
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="no new measurement begins after that"
+    )
+    parser.add_argument(
+        "--models", nargs="+", default=["4B", "1.7B", "0.6B"], choices=list(qwen3.SHAPES)
+    )
     parser.add_argument("--trained", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
-    parser.add_argument("--peak", type=float, help="TFLOP/s in bfloat16 of a device that is not in the table")
-    parser.add_argument("--out", type=Path, help="folder for gpu.md and gpu.json; default: benchmarks/results")
-    parser.add_argument("--compile", action="store_true", help="compile layers: a minute or two for each model")
-    parser.add_argument("--no-whole", dest="whole", action="store_false", help="leave whole steps out")
+    parser.add_argument(
+        "--peak", type=float, help="TFLOP/s in bfloat16 of a device that is not in the table"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder for gpu.md and gpu.json; default: benchmarks/results"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="compile layers: a minute or two for each model"
+    )
+    parser.add_argument(
+        "--no-whole", dest="whole", action="store_false", help="leave whole steps out"
+    )
     parser.add_argument("--cpu", action="store_true", help="measure this machine's CPU")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and short sessions: to see the code run")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model and short sessions: to see the code run"
+    )
     given = parser.parse_args()
     if not given.cpu and not torch.cuda.is_available():
-        sys.exit("gpu-bench: torch sees no GPU here. On a CPU: python benchmarks/gpu.py --cpu --tiny")
+        sys.exit(
+            "gpu-bench: torch sees no GPU here. On a CPU: python benchmarks/gpu.py --cpu --tiny"
+        )
     logging.basicConfig(level=logging.WARNING)
     transformers_logging.disable_progress_bar()
-    torch.set_num_threads(torch.get_num_threads())  # as the trainer does; see compiled.compile_parts
+    # As the trainer does; see compiled.compile_parts.
+    torch.set_num_threads(torch.get_num_threads())
     device = torch.device("cpu" if given.cpu else "cuda")
     name = "CPU" if given.cpu else torch.cuda.get_device_name(device)
     peak = 1e12 * given.peak if given.peak else flops.peak_of(name)
     models, lengths = (["tiny"], [64, 128]) if given.tiny else (given.models, given.lengths)
-    found, rows = [], []
+    found = []
+    rows = []
     print(*HEAD, sep="\n", flush=True)
     target = (given.out or RESULTS.parent) / "gpu.md"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -324,7 +364,9 @@ def main() -> None:
             rows.append(row(measured, peak))
             print(rows[-1], flush=True)
             target.write_text(page(name, peak, found, rows), encoding="utf-8")
-            target.with_suffix(".json").write_text(json.dumps([asdict(f) for f in found], indent=1), encoding="utf-8")
+            target.with_suffix(".json").write_text(
+                json.dumps([asdict(f) for f in found], indent=1), encoding="utf-8"
+            )
 
 
 if __name__ == "__main__":

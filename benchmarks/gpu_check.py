@@ -39,7 +39,9 @@ def perform(name: str, place: Place) -> Iterator[Found]:
 
 def line(found: Found) -> str:
     verdict = {True: "ok", False: "FAILED", None: "not here"}[found.passed]
-    return f"| {found.name} | {found.measured} | {found.expected} | {verdict} | {found.seconds:.1f} |"
+    return (
+        f"| {found.name} | {found.measured} | {found.expected} | {verdict} | {found.seconds:.1f} |"
+    )
 
 
 def main() -> None:
@@ -50,8 +52,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for gpu_check.json")
     given = parser.parse_args()
     if not given.cpu and not torch.cuda.is_available():
-        sys.exit("gpu-check: torch sees no GPU here. On a CPU: python benchmarks/gpu_check.py --cpu")
-    warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries about one another
+        sys.exit(
+            "gpu-check: torch sees no GPU here. On a CPU: python benchmarks/gpu_check.py --cpu"
+        )
+    # Of libraries about one another.
+    warnings.filterwarnings("ignore", category=FutureWarning)
     transformers_logging.disable_progress_bar()
     found: list[Found] = []
     print("| check | measured | expected | | s |", "|---|---|---|---|---|", sep="\n", flush=True)
@@ -68,7 +73,10 @@ def main() -> None:
         (given.out / "gpu_check.json").write_text(text, encoding="utf-8")
     failed = [f.name for f in found if f.passed is False]
     applied = sum(f.passed is not None for f in found)
-    print(f"\n{applied - len(failed)} of {applied} hold" + (f"; these do not: {', '.join(failed)}" if failed else ""))
+    print(
+        f"\n{applied - len(failed)} of {applied} hold"
+        + (f"; these do not: {', '.join(failed)}" if failed else "")
+    )
     sys.exit(1 if failed else 0)
 
 

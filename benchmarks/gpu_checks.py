@@ -38,13 +38,15 @@ from openclaw_rl.methods.types import StepResult
 from openclaw_rl.settings.load import STARTER, EngineConfig, ModelConfig, train_settings
 from openclaw_rl.types import PolicyRef, Sampling
 
-HEADS = {  # H, G, D of known models
+# H, G, D of known models.
+HEADS = {
     "Qwen3 4B": (32, 8, 128),
     "Qwen2.5 7B": (28, 4, 128),
     "Gemma 3 4B": (8, 4, 256),
     "Llama 3.2 1B": (32, 8, 64),
 }
-WIDE = {torch.float32: 1e-4, torch.bfloat16: 0.03}  # of attention's states and gradients
+# Of attention's states and gradients.
+WIDE = {torch.float32: 1e-4, torch.bfloat16: 0.03}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,9 @@ Check = Callable[[Place], Iterable[Found]]
 
 
 def within(name: str, value: float, bound: float) -> Found:
-    return Found(name=name, measured=f"{value:.3g}", expected=f"at most {bound:.3g}", passed=value <= bound)
+    return Found(
+        name=name, measured=f"{value:.3g}", expected=f"at most {bound:.3g}", passed=value <= bound
+    )
 
 
 def distance(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
@@ -86,12 +90,16 @@ def distance(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float
 
 def machine(place: Place) -> list[Found]:
     triton = importlib.util.find_spec("triton") is not None
-    name, half = "CPU", True
+    name = "CPU"
+    half = True
     if place.on_gpu:
-        name, half = torch.cuda.get_device_name(place.device), torch.cuda.is_bf16_supported()
+        name = torch.cuda.get_device_name(place.device)
+        half = torch.cuda.is_bf16_supported()
         name = f"{name}, CUDA {torch.version.cuda}, triton {'there' if triton else 'missing'}"
     return [
-        Found(name="device", measured=f"{name}, torch {torch.__version__}", expected="", passed=True),
+        Found(
+            name="device", measured=f"{name}, torch {torch.__version__}", expected="", passed=True
+        ),
         Found(name="bfloat16", measured=str(half), expected="True", passed=half),
     ]
 
@@ -99,18 +107,25 @@ def machine(place: Place) -> list[Found]:
 def kernels(place: Place) -> Iterator[Found]:
     """The compiled FlexAttention against attention by segments, forward and backward; and the causal kernel."""
     if not place.on_gpu:
-        yield Found(name="FlexAttention", measured="no gradients on a CPU", expected="", passed=None)
+        yield Found(
+            name="FlexAttention", measured="no gradients on a CPU", expected="", passed=None
+        )
         return
     for model, (heads, groups, size) in HEADS.items():
         gap = causal_attention.kernel_error(heads, groups, size, torch.bfloat16, place.device)
         yield within(f"causal kernel, {model}, bfloat16", gap, WIDE[torch.bfloat16])
-    calls = [(model, torch.bfloat16, False) for model in HEADS]  # each is compiled: that takes what time this takes
+    # Each is compiled: that takes what time this takes.
+    calls = [(model, torch.bfloat16, False) for model in HEADS]
     calls += [("Gemma 3 4B", torch.bfloat16, True), ("Qwen3 4B", torch.float32, False)]
     for model, dtype, windowed in calls:
         heads, groups, size = HEADS[model]
         call = AttentionShape(heads=heads, groups=groups, size=size, dtype=dtype, windowed=windowed)
         kind = f"{str(dtype).removeprefix('torch.')}{', window' if windowed else ''}"
-        yield within(f"FlexAttention, {model}, {kind}", tree_attention.flex_error(call, place.device), WIDE[dtype])
+        yield within(
+            f"FlexAttention, {model}, {kind}",
+            tree_attention.flex_error(call, place.device),
+            WIDE[dtype],
+        )
 
 
 def gradients(place: Place) -> Iterator[Found]:
@@ -125,8 +140,14 @@ def gradients(place: Place) -> Iterator[Found]:
             gap = distance(_gradients(model(place.device, torch.bfloat16), way), exact)
             yield within(f"{way} against rows, {name}, bfloat16", gap, bound)
         flex = ForwardRunner(model(place.device, torch.bfloat16), micro_tokens=10**6).uses_flex
-        passed, expected = flex is place.on_gpu, str(place.on_gpu)
-        yield Found(name=f"FlexAttention is used, {name}", measured=str(flex), expected=expected, passed=passed)
+        passed = flex is place.on_gpu
+        expected = str(place.on_gpu)
+        yield Found(
+            name=f"FlexAttention is used, {name}",
+            measured=str(flex),
+            expected=expected,
+            passed=passed,
+        )
 
 
 def _qwen(device: torch.device, dtype: torch.dtype) -> Any:
@@ -149,7 +170,9 @@ def _gradients(model: Any, way: str) -> list[torch.Tensor]:
     trunk = rows[0].prompt_ids
     rows += [
         TokenSequence(
-            prompt_ids=np.concatenate([trunk[:150], row.prompt_ids[:90]]), response_ids=row.response_ids, temperature=1
+            prompt_ids=np.concatenate([trunk[:150], row.prompt_ids[:90]]),
+            response_ids=row.response_ids,
+            temperature=1,
         )
         for row in qwen3.session(512, 400, turns=4, seed=1)[:2]
     ]
@@ -162,7 +185,11 @@ def _gradients(model: Any, way: str) -> list[torch.Tensor]:
         assert passes.is_compiled is (way == "compiled")
         logp_K, _ = passes.forward(rows)
     weights_K = torch.linspace(-1, 1, len(logp_K), device=logp_K.device)
-    return list(torch.autograd.grad((logp_K * weights_K).sum(), [p for p in model.parameters() if p.ndim == 2]))
+    return list(
+        torch.autograd.grad(
+            (logp_K * weights_K).sum(), [p for p in model.parameters() if p.ndim == 2]
+        )
+    )
 
 
 def lm_head(place: Place) -> list[Found]:
@@ -170,18 +197,28 @@ def lm_head(place: Place) -> list[Found]:
     torch.manual_seed(0)
     linear = torch.nn.Linear(512, 8_000, bias=False).to(place.device, torch.bfloat16)
     hidden = torch.randn(128, 512, device=place.device).to(torch.bfloat16).requires_grad_()
-    targets, warm = torch.arange(128, device=place.device) * 61, torch.linspace(0.5, 1.5, 128, device=place.device)
+    targets = torch.arange(128, device=place.device) * 61
+    warm = torch.linspace(0.5, 1.5, 128, device=place.device)
     picked = head.HiddenStates(
-        head=linear, hidden_KH=hidden, targets_K=targets, temperature_K=warm, lengths=(len(targets),)
+        head=linear,
+        hidden_KH=hidden,
+        targets_K=targets,
+        temperature_K=warm,
+        lengths=(len(targets),),
     ).token_logprobs(floats=8_000 * 50)
     twin = hidden.detach().double().requires_grad_()
     logits = twin @ linear.weight.detach().double().T / warm.double().unsqueeze(-1)
     exact = torch.log_softmax(logits, -1).gather(-1, targets.unsqueeze(-1))[:, 0]
     gradients = torch.autograd.grad(picked.logp.sum(), [hidden, linear.weight])
     wanted = torch.autograd.grad(exact.sum(), [twin])
-    wide = 1e-3 if place.on_gpu else 0.05  # a CPU rounds the products' sums to half precision
+    # A CPU rounds the products' sums to half precision.
+    wide = 1e-3 if place.on_gpu else 0.05
     return [
-        within("LM head, log-probabilities", float((picked.logp.double() - exact).detach().abs().max()), wide),
+        within(
+            "LM head, log-probabilities",
+            float((picked.logp.double() - exact).detach().abs().max()),
+            wide,
+        ),
         within("LM head, gradient of states", distance(gradients[:1], wanted), 0.02),
     ]
 
@@ -204,7 +241,9 @@ def steps(place: Place) -> Iterator[Found]:
     }  # fmt: skip
     for kind, settings in kinds.items():
         if settings.get("base_bits") == 4 and importlib.util.find_spec("bitsandbytes") is None:
-            yield Found(name=f"step, {kind}", measured="no bitsandbytes here", expected="", passed=None)
+            yield Found(
+                name=f"step, {kind}", measured="no bitsandbytes here", expected="", passed=None
+            )
             continue
         yield from _steps(place, base, kind, settings)
 
@@ -212,7 +251,8 @@ def steps(place: Place) -> Iterator[Found]:
 def _steps(place: Place, base: str, kind: str, settings: dict[str, Any]) -> list[Found]:
     at = Path(tempfile.mkdtemp(dir=place.scratch))
     trainer = _trainer(place, base, settings)
-    first, second = _step(trainer, at / "1"), _step(trainer, at / "2")
+    first = _step(trainer, at / "1")
+    second = _step(trainer, at / "2")
     moved = first.metrics["kl/step"]
     finite = all(np.isfinite(v) for v in (*first.metrics.values(), *second.metrics.values()))
     trainer.load(folder=str(at / "1"), memory=first.memory)
@@ -221,7 +261,8 @@ def _steps(place: Place, base: str, kind: str, settings: dict[str, Any]) -> list
     _step(again, at / "again")
     lean = _trainer(place, base, settings | {"checkpointing": True})
     _step(lean, at / "lean")
-    loose = settings["dtype"] != "float32"  # half-precision sums are taken in another order under recomputation
+    # half-precision sums are taken in another order under recomputation.
+    loose = settings["dtype"] != "float32"
     return [
         Found(
             name=f"step, {kind}",
@@ -231,7 +272,9 @@ def _steps(place: Place, base: str, kind: str, settings: dict[str, Any]) -> list
         ),
         _same(f"the same twice, {kind}", at / "1", at / "again", 1e-5),
         _same(f"resumed from the disk, {kind}", at / "2", at / "resumed", 1e-5),
-        _same(f"checkpointing changes nothing, {kind}", at / "1", at / "lean", 2e-2 if loose else 1e-4),
+        _same(
+            f"checkpointing changes nothing, {kind}", at / "1", at / "lean", 2e-2 if loose else 1e-4
+        ),
     ]
 
 
@@ -239,7 +282,14 @@ def _trainer(place: Place, base: str, settings: dict[str, Any]) -> LocalTrainer:
     own = {key: value for key, value in settings.items() if key != "dtype"}
     train = train_settings(
         {
-            **{"method": "binary", "max_gap": 1e9, "gap_low": 1e-9, "gap_high": 1e9, "max_step_kl": 1e9} | own,
+            **{
+                "method": "binary",
+                "max_gap": 1e9,
+                "gap_low": 1e-9,
+                "gap_high": 1e9,
+                "max_step_kl": 1e9,
+            }
+            | own,
             "threads": torch.get_num_threads(),
         }
     )
@@ -267,8 +317,10 @@ def way_back(place: Place) -> list[Found]:
     if not place.on_gpu:
         return [Found(name="copies aside", measured="made for GPUs", expected="", passed=None)]
     torch.manual_seed(0)
-    weights = {str(n): torch.randn(4096, 8192, device=place.device) for n in range(16)}  # 2 GB
-    aside, same = PinnedSnapshot(weights), True
+    # 2 GB.
+    weights = {str(n): torch.randn(4096, 8192, device=place.device) for n in range(16)}
+    aside = PinnedSnapshot(weights)
+    same = True
     for _ in range(2):
         before = {name: weight.cpu() for name, weight in weights.items()}
         copies = aside.start_copy()
@@ -277,7 +329,14 @@ def way_back(place: Place) -> list[Found]:
             weight.mul_(-1.5)
         torch.cuda.synchronize(place.device)
         same &= all(torch.equal(copies[name], before[name]) for name in weights)
-    return [Found(name="copies aside", measured="equal" if same else "changed", expected="equal", passed=same)]
+    return [
+        Found(
+            name="copies aside",
+            measured="equal" if same else "changed",
+            expected="equal",
+            passed=same,
+        )
+    ]
 
 
 def engine(place: Place) -> Iterator[Found]:
@@ -285,25 +344,34 @@ def engine(place: Place) -> Iterator[Found]:
     for dtype, bound in (("float32", 1e-3), ("bfloat16", 0.1)):
         model = ModelConfig(path=STARTER, device=str(place.device), dtype=dtype)  # type: ignore[arg-type]
         core = EmbeddedEngine(EmbeddedModel.load(model), EngineConfig())
-        trainer = _trainer(place, resolve_model_path(STARTER), {"dtype": dtype, "learning_rate": 1e-4})
+        trainer = _trainer(
+            place, resolve_model_path(STARTER), {"dtype": dtype, "learning_rate": 1e-4}
+        )
         yield from _rounds(place, core, trainer, dtype, bound)
 
 
-def _rounds(place: Place, core: EmbeddedEngine, trainer: LocalTrainer, dtype: str, bound: float) -> list[Found]:
+def _rounds(
+    place: Place, core: EmbeddedEngine, trainer: LocalTrainer, dtype: str, bound: float
+) -> list[Found]:
     """Serve, step, swap, serve."""
     rows, logprobs = _replies(core, 0)
-    found = [within(f"engine against trainer, {dtype}, version 0", _gap(trainer, rows, logprobs), bound)]
+    found = [
+        within(f"engine against trainer, {dtype}, version 0", _gap(trainer, rows, logprobs), bound)
+    ]
     greedy, drawn = _replies(core, 0, temperature=0.0)
     scores = [_score(core, 0, row) for row in greedy]
     found.append(within(f"greedy reply scored again, {dtype}", _apart(drawn, scores), bound))
     out = Path(tempfile.mkdtemp(dir=place.scratch)) / "policy"
     done = trainer.step(qwen3.samples(rows, logprobs), str(out))
     assert done.folder is not None, done.dropped
-    base, ref = PolicyRef(version=0, path=None, digest=""), PolicyRef(version=1, path=str(out), digest=done.digest)
+    base = PolicyRef(version=0, path=None, digest="")
+    ref = PolicyRef(version=1, path=str(out), digest=done.digest)
     for _ in core.load_versions([base, ref], {(1, done.digest): adapter_file.read_adapter(ref)}):
         core.step()
     rows, logprobs = _replies(core, 1)
-    found.append(within(f"engine against trainer, {dtype}, version 1", _gap(trainer, rows, logprobs), bound))
+    found.append(
+        within(f"engine against trainer, {dtype}, version 1", _gap(trainer, rows, logprobs), bound)
+    )
     return found
 
 
@@ -312,20 +380,29 @@ def _replies(
 ) -> tuple[list[TokenSequence], list[np.ndarray]]:
     """Eight at once: (rows, sampled log-probabilities)."""
     draw = np.random.default_rng(7)
-    prompts = [draw.integers(5, core.model.vocab_size, int(draw.integers(5, 60))).astype(np.int32) for _ in range(8)]
+    prompts = [
+        draw.integers(5, core.model.vocab_size, int(draw.integers(5, 60))).astype(np.int32)
+        for _ in range(8)
+    ]
     tokens: dict[int, list[tuple[int, float]]] = {n: [] for n in range(8)}
     for n, prompt in enumerate(prompts):
-        core.generate(n, version, prompt, Sampling(temperature=temperature, seed=n, max_tokens=24), ())
+        core.generate(
+            n, version, prompt, Sampling(temperature=temperature, seed=n, max_tokens=24), ()
+        )
     while core.has_work:
         for item in core.step():
             tokens[item.seq.owner].append((item.token, item.logprob))  # type: ignore[union-attr]
     rows = [
         TokenSequence(
-            prompt_ids=prompts[n], response_ids=np.array([t for t, _ in drawn], np.int32), temperature=temperature or 1
+            prompt_ids=prompts[n],
+            response_ids=np.array([t for t, _ in drawn], np.int32),
+            temperature=temperature or 1,
         )
         for n, drawn in tokens.items()
     ]
-    return rows, [np.array([logprob for _, logprob in drawn], np.float32) for drawn in tokens.values()]
+    return rows, [
+        np.array([logprob for _, logprob in drawn], np.float32) for drawn in tokens.values()
+    ]
 
 
 def _score(core: EmbeddedEngine, version: int, row: TokenSequence) -> np.ndarray:
@@ -337,7 +414,9 @@ def _score(core: EmbeddedEngine, version: int, row: TokenSequence) -> np.ndarray
     raise AssertionError("a scoring that gave nothing")
 
 
-def _gap(trainer: LocalTrainer, rows: Sequence[TokenSequence], logprobs: Sequence[np.ndarray]) -> float:
+def _gap(
+    trainer: LocalTrainer, rows: Sequence[TokenSequence], logprobs: Sequence[np.ndarray]
+) -> float:
     return _apart([t.numpy() for t in trainer.logprobs(rows)], logprobs)
 
 
@@ -349,13 +428,18 @@ def _apart(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
 def lack(place: Place) -> list[Found]:
     """Replies of an engine on a device that another takes all memory of for a while: as without."""
     if not place.on_gpu:
-        return [Found(name="replies without memory", measured="made for GPUs", expected="", passed=None)]
+        return [
+            Found(name="replies without memory", measured="made for GPUs", expected="", passed=None)
+        ]
     core = EmbeddedEngine(
-        EmbeddedModel.load(ModelConfig(path=STARTER, device=str(place.device))), EngineConfig(prefix_cache_tokens=0)
+        EmbeddedModel.load(ModelConfig(path=STARTER, device=str(place.device))),
+        EngineConfig(prefix_cache_tokens=0),
     )
-    _replies(core, 0)  # libraries take what they need at their first call
+    # Libraries take what they need at their first call.
+    _replies(core, 0)
     rows, _ = _replies(core, 0)
-    failed, plain = 0, core._handle_oom
+    failed = 0
+    plain = core._handle_oom
 
     def make_room(out: list[Any]) -> None:
         nonlocal failed
@@ -370,7 +454,14 @@ def lack(place: Place) -> list[Found]:
     after, _ = _replies(core, 0)
     same = [a.response_ids.tolist() for a in rows] == [b.response_ids.tolist() for b in after]
     measured = f"{failed} steps did not fit, replies {'equal' if same else 'differ'}"
-    return [Found(name="replies without memory", measured=measured, expected="5, equal", passed=same and failed >= 5)]
+    return [
+        Found(
+            name="replies without memory",
+            measured=measured,
+            expected="5, equal",
+            passed=same and failed >= 5,
+        )
+    ]
 
 
 def _all_memory(device: torch.device) -> Iterator[torch.Tensor]:
@@ -394,9 +485,13 @@ def system(place: Place) -> list[Found]:
     async def talk(running: SubprocessSystem) -> user_driver.ConversationLog:
         persona = Persona(taste=random.Random(0).choice(sorted(TASTES)), seed=0)
         async with user_driver.openai_client(running.base_url, running.api_key) as api:
-            return await user_driver.run_conversation(api, "openclaw", persona, replies=60, pause=0.05)
+            return await user_driver.run_conversation(
+                api, "openclaw", persona, replies=60, pause=0.05
+            )
 
-    with SubprocessSystem(scratch_config(place.scratch / "home", {"model.device": str(place.device)})) as running:
+    with SubprocessSystem(
+        scratch_config(place.scratch / "home", {"model.device": str(place.device)})
+    ) as running:
         said = asyncio.run(talk(running))
         version = running.wait_until_settled(timeout=120)
     return [

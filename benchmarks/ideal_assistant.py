@@ -36,7 +36,9 @@ class IdealAssistant:
 
     tastes: tuple[Taste, Taste]
 
-    def choose_styles(self, drift: float, heard: list[tuple[frozenset[Taste], UserReaction]]) -> frozenset[Taste]:
+    def choose_styles(
+        self, drift: float, heard: list[tuple[frozenset[Taste], UserReaction]]
+    ) -> frozenset[Taste]:
         """Return the tastes of the next reply. `heard`: the styles of the session's replies, and the reactions."""
         first, second = self.tastes
         if OPPOSITE[first] != second:
@@ -72,9 +74,11 @@ def simulate_month(
     `subjects`: of the days; `turns`: of a day, at least; `last`: how many days count as the last ones; `draw`: a
     question about a subject; `untrained`: what version 0 reaches for a taste and a subject.
     """
-    assistant, chance = IdealAssistant(tastes=tastes), random.Random(f"ideal/{seed}")
+    assistant = IdealAssistant(tastes=tastes)
+    chance = random.Random(f"ideal/{seed}")
     personas = {taste: Persona(taste=taste, seed=seed) for taste in tastes}
-    shares, below = [], 0
+    shares = []
+    below = 0
     for number, subject in enumerate(subjects, 1):
         drift = min(1.0, max(0.0, 3 * number / len(subjects) - 1))
         log: list[tuple[Taste, UserReaction]] = []
@@ -84,11 +88,16 @@ def simulate_month(
             log += [(taste, reaction) for reaction in reactions]
         shares.append(statistics.fmean(reaction.satisfied for _, reaction in log))
         below += shares[-1] < statistics.fmean(untrained(taste, subject) for taste, _ in log)
-    return IdealMonth(below=below, satisfied=statistics.fmean(shares), worst_of_last=min(shares[-last:]))
+    return IdealMonth(
+        below=below, satisfied=statistics.fmean(shares), worst_of_last=min(shares[-last:])
+    )
 
 
 def _run_session(
-    assistant: IdealAssistant, persona: Persona, drift: float, draw: Callable[[random.Random], Question]
+    assistant: IdealAssistant,
+    persona: Persona,
+    drift: float,
+    draw: Callable[[random.Random], Question],
 ) -> list[UserReaction]:
     drawn: list[Question] = []
 

@@ -24,7 +24,12 @@ from openclaw_rl.collect.worker import Collector
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
-from openclaw_rl.engines.embedded.sequence import EngineSequence, NewToken, SequenceFailed, SequenceScored
+from openclaw_rl.engines.embedded.sequence import (
+    EngineSequence,
+    NewToken,
+    SequenceFailed,
+    SequenceScored,
+)
 from openclaw_rl.errors import EngineError
 from openclaw_rl.evals.styles import Taste, has_style
 from openclaw_rl.evals.toy_world import Question, is_correct
@@ -58,13 +63,17 @@ class InProcess:
 
     def __init__(self, core: EmbeddedEngine) -> None:
         self._core = core
-        self._named: list[PolicyRef] = []  # of the last `load`
-        self._streams: dict[int, deque[NewToken]] = {}  # by the id of the sequence
+        # Of the last `load`.
+        self._named: list[PolicyRef] = []
+        # By the id of the sequence.
+        self._streams: dict[int, deque[NewToken]] = {}
 
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """See `protocols.Engine.generate`. Whoever waits for a token steps the core for all."""
         g = generation
-        job = self._core.generate(None, g.version, g.prompt_ids, g.sampling, g.stop_token_ids, g.top_logprobs)
+        job = self._core.generate(
+            None, g.version, g.prompt_ids, g.sampling, g.stop_token_ids, g.top_logprobs
+        )
         tokens = self._streams.setdefault(id(job), deque())
         is_finished = False
         try:
@@ -76,13 +85,17 @@ class InProcess:
                     await asyncio.sleep(0)
                 token = tokens.popleft()
                 is_finished = token.finish is not None
-                yield Chunk(token_ids=(token.token,), logprobs=(token.logprob,), finish=token.finish)
+                yield Chunk(
+                    token_ids=(token.token,), logprobs=(token.logprob,), finish=token.finish
+                )
         finally:
             del self._streams[id(job)]
             if not is_finished:
                 self._core.cancel(job)
 
-    async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
+    async def score(
+        self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float
+    ) -> Logprobs:
         """See `protocols.Engine.score`."""
         self._core.score(None, version, prompt_ids, response_ids, temperature)
         while True:
@@ -97,7 +110,8 @@ class InProcess:
 
     def _load_exactly(self, policies: Sequence[PolicyRef]) -> None:
         files = {
-            (ref.version, ref.digest): adapter_file.read_adapter(ref) for ref in self._core.unread_policies(policies)
+            (ref.version, ref.digest): adapter_file.read_adapter(ref)
+            for ref in self._core.unread_policies(policies)
         }
         for _ in self._core.load_versions(policies, files):
             pass
@@ -120,17 +134,24 @@ class InProcess:
             jobs.append(self._core.generate(None, version, prompt, sampling, stop))
         while self._core.has_work:
             self._step()
-        return [job.sampled_ids[:-1] if job.sampled_ids[-1] in stop else job.sampled_ids for job in jobs]
+        return [
+            job.sampled_ids[:-1] if job.sampled_ids[-1] in stop else job.sampled_ids for job in jobs
+        ]
 
     def load_beside(self, policies: Sequence[PolicyRef]) -> None:
         """Load versions beside those of the last `load`, until the next one."""
         named = {policy.version for policy in self._named}
-        self._load_exactly([*self._named, *(policy for policy in policies if policy.version not in named)])
+        self._load_exactly(
+            [*self._named, *(policy for policy in policies if policy.version not in named)]
+        )
 
     def answer(self, orders: Sequence[ReplyOrder], stop: Sequence[int]) -> list[GateReply]:
         """The replies that the gate or practice asks for, all at once."""
         jobs = [
-            self._core.generate(None, o.version, np.array(o.prompt_ids, np.int32), _sampling(o), stop) for o in orders
+            self._core.generate(
+                None, o.version, np.array(o.prompt_ids, np.int32), _sampling(o), stop
+            )
+            for o in orders
         ]
         scores: dict[int, list[float]] = {id(job): [] for job in jobs}
         ends: dict[int, str] = {}
@@ -161,37 +182,53 @@ def _sampling(order: ReplyOrder) -> Sampling:
 class Rooms:
     """Opened on entry, closed on exit."""
 
-    def __init__(self, config: Config, *, gate_replies: bool = False, max_tokens: int = MAX_TOKENS) -> None:
+    def __init__(
+        self, config: Config, *, gate_replies: bool = False, max_tokens: int = MAX_TOKENS
+    ) -> None:
         """`gate_replies`: whether the gate compares replies, too, which takes most of its time.
 
         `max_tokens`: limit of a reply.
         """
         self._max_tokens = max_tokens
         if not gate_replies:
-            config = config.model_copy(update={"gate": config.gate.model_copy(update={"budget": 0})})
+            config = config.model_copy(
+                update={"gate": config.gate.model_copy(update={"budget": 0})}
+            )
         prepare_home(config)
         files = ModelFiles.from_path(config.model.path)
-        self.config, self.renderer = config, Renderer(files)
-        self._stores = [Store.open(config.store_path) for _ in range(3)]  # each room notices what the others commit
+        self.config = config
+        self.renderer = Renderer(files)
+        # Each room notices what the others commit.
+        self._stores = [Store.open(config.store_path) for _ in range(3)]
         serving, self._store, training = self._stores
         model = EmbeddedModel.load(config.model, max_context=config.engine.max_context)
-        places = config.engine.max_loaded_versions + 2  # the gate's, which the gateway does not count here
-        core = EmbeddedEngine(model, config.engine.model_copy(update={"max_loaded_versions": places}))
+        # The gate's, which the gateway does not count here.
+        places = config.engine.max_loaded_versions + 2
+        core = EmbeddedEngine(
+            model, config.engine.model_copy(update={"max_loaded_versions": places})
+        )
         self._engine = InProcess(core)
         self._train = open_train_loop(config, training, self)
         identity = compute_identity(files, digest_files(serving, files.weights))
-        self._gateway = Gateway(config, store=serving, engine=self._engine, renderer=self.renderer, identity=identity)
-        self._collector, self._judge = Collector(self._store, config.collect), judging.make_judge(config)
+        self._gateway = Gateway(
+            config, store=serving, engine=self._engine, renderer=self.renderer, identity=identity
+        )
+        self._collector = Collector(self._store, config.collect)
+        self._judge = judging.make_judge(config)
         self._lessons = LessonMaker(config, self._store, self._judge)
 
     async def __aenter__(self) -> Self:
         self._keeper = asyncio.create_task(self._gateway.versions.run())
         await self.settle()
-        await self._gateway.versions.acquire_version(0)  # the teacher of practice stays loaded
+        # The teacher of practice stays loaded.
+        await self._gateway.versions.acquire_version(0)
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._keeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -202,12 +239,21 @@ class Rooms:
             store.close()
 
     async def say(
-        self, history: Sequence[Mapping[str, Any]], *, seed: int, temperature: float = 1.0, agent: str = ""
+        self,
+        history: Sequence[Mapping[str, Any]],
+        *,
+        seed: int,
+        temperature: float = 1.0,
+        agent: str = "",
     ) -> StreamedReply:
         """One reply, recorded as any other."""
         sampling = Sampling(temperature=temperature, max_tokens=self._max_tokens, seed=seed)
         ask = ChatRequest(
-            model=self.config.model.name, messages=list(history), tools=(), sampling=sampling, agent=agent
+            model=self.config.model.name,
+            messages=list(history),
+            tools=(),
+            sampling=sampling,
+            agent=agent,
         )
         (serving,) = await self._gateway.begin_replies(ask, Caller(scope=SCOPE, owner=SCOPE))
         finished = [part.end is not None async for part in serving.stream_parts()][-1]
@@ -222,7 +268,14 @@ class Rooms:
     def give_feedback(self, reply: str, *, score: int, correction: str | None = None) -> None:
         """What `POST /v1/feedback` does."""
         id_ = f"fb-{secrets.token_hex(12)}"
-        given = Feedback(id=id_, scope=SCOPE, target=reply, score=score, correction=correction, given_at=time.time())
+        given = Feedback(
+            id=id_,
+            scope=SCOPE,
+            target=reply,
+            score=score,
+            correction=correction,
+            given_at=time.time(),
+        )
         with self._store.write() as conn:
             exchanges.add_feedback(conn, [given])
 
@@ -253,14 +306,17 @@ class Rooms:
     def generate(self, orders: Sequence[ReplyOrder]) -> list[GateReply]:
         """See `gates.reply_source.ReplySource.generate`; for gate and practice. Candidates are loaded for it."""
         with self._store.read() as conn:
-            self._engine.load_beside([p.ref for p in policies.get_many(conn, {order.version for order in orders})])
+            self._engine.load_beside(
+                [p.ref for p in policies.get_many(conn, {order.version for order in orders})]
+            )
         return self._engine.answer(orders, self.renderer.stop_token_ids)
 
     async def _load_head(self) -> int:
         """Wait until the head answers. Returns its version."""
         versions = self._gateway.versions
         with self._store.read() as conn:
-            head, heads = policies.head(conn).version, set(read_heads(conn).values())
+            head = policies.head(conn).version
+            heads = set(read_heads(conn).values())
         while versions.serving != head or not all(map(versions.is_loaded, heads)):
             if self._keeper.done():
                 self._keeper.result()
@@ -271,13 +327,21 @@ class Rooms:
         self, version: int, questions: Sequence[Question], system: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[str, ...]:
         """Ask each question by itself behind the messages of `system`, unrecorded. Returns the replies."""
-        return self._reply_to_all(version, [[*system, {"role": "user", "content": q.text}] for q in questions])
+        return self._reply_to_all(
+            version, [[*system, {"role": "user", "content": q.text}] for q in questions]
+        )
 
-    def _reply_to_all(self, version: int, asked: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[str, ...]:
+    def _reply_to_all(
+        self, version: int, asked: Sequence[Sequence[Mapping[str, Any]]]
+    ) -> tuple[str, ...]:
         return self.replies_to(version, asked)
 
     def replies_to(
-        self, version: int, conversations: Sequence[Sequence[Mapping[str, Any]]], *, temperature: float = 1.0
+        self,
+        version: int,
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        temperature: float = 1.0,
     ) -> tuple[str, ...]:
         """Reply to each conversation, unrecorded; the seed of each is its place."""
         prompts = [self.renderer.render(messages).prompt_ids for messages in conversations]
@@ -290,26 +354,36 @@ class Rooms:
         )
         return tuple(self.renderer.detokenizer.new_stream().push(ids).strip() for ids in replies)
 
-    async def mean_logprob(self, version: int, prompts: Sequence[str], replies: Sequence[str]) -> float:
+    async def mean_logprob(
+        self, version: int, prompts: Sequence[str], replies: Sequence[str]
+    ) -> float:
         """Return the mean log-probability per token of given replies to one message each, in nats."""
-        total, count = 0.0, 0
+        total = 0.0
+        count = 0
         for prompt, reply in zip(prompts, replies, strict=True):
             messages = [{"role": "user", "content": prompt}]
             prompt_ids = self.renderer.render(messages).prompt_ids
             response_ids = np.array(self.renderer.tokenizer.encode(reply), np.int32)
             if len(response_ids):
                 logprobs = await self._engine.score(
-                    version=version, prompt_ids=prompt_ids, response_ids=response_ids, temperature=1.0
+                    version=version,
+                    prompt_ids=prompt_ids,
+                    response_ids=response_ids,
+                    temperature=1.0,
                 )
                 total += float(logprobs.sum())
                 count += len(logprobs)
         return total / max(1, count)
 
-    def hinted_replies(self, version: int, questions: Sequence[Question], hint: str) -> tuple[str, ...]:
+    def hinted_replies(
+        self, version: int, questions: Sequence[Question], hint: str
+    ) -> tuple[str, ...]:
         """Ask each question with a hint, as lessons stand in prompts, unrecorded. Returns the replies."""
         asked = [[{"role": "user", "content": q.text}] for q in questions]
         hint_format = self.renderer.hint_format
-        hinted = [with_hint(messages, hint, lambda message: False, hint_format) for messages in asked]
+        hinted = [
+            with_hint(messages, hint, lambda message: False, hint_format) for messages in asked
+        ]
         return self._reply_to_all(version, hinted)
 
     def read_store(self) -> AbstractContextManager[Connection]:

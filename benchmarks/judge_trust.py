@@ -13,12 +13,15 @@ from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.lineage.version_stats import is_below_kappa
 
-RUNS, SCORES = 1000, 40
+RUNS = 1000
+SCORES = 40
 
 
 def decisions(right: float, good: float, seed: int) -> list[bool]:
     """Return after each score whether the judge is not trusted. `right`, `good`: shares of the turns."""
-    chance, pairs, out = random.Random(seed), [], []
+    chance = random.Random(seed)
+    pairs = []
+    out = []
     for _ in range(SCORES):
         user = 1 if chance.random() < good else -1
         pairs.append((user if chance.random() < right else -user, user))

@@ -56,7 +56,9 @@ class Person:
     @property
     def name(self) -> str:
         """Of this run and no other; fit for a folder."""
-        more = "".join(f"-{key.rpartition('.')[2]}={value}" for key, value in sorted(self.more.items()))
+        more = "".join(
+            f"-{key.rpartition('.')[2]}={value}" for key, value in sorted(self.more.items())
+        )
         return f"{Path(self.model).name}-{self.taste}-{self.seed}{more}"
 
     def settings(self, home: Path) -> dict[str, Any]:
@@ -74,7 +76,9 @@ class Person:
 
 def has_answer(reply: str, answers: Sequence[str]) -> bool:
     """Return whether one of the answers is in the reply as whole words."""
-    return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", reply, re.IGNORECASE) for answer in answers)
+    return any(
+        re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", reply, re.IGNORECASE) for answer in answers
+    )
 
 
 class Measurement:
@@ -82,7 +86,9 @@ class Measurement:
 
     def __init__(self, person: Person, *, every: int, console: Console) -> None:
         """`every`: versions between two measurements."""
-        self._person, self._every, self._console = person, every, console
+        self._person = person
+        self._every = every
+        self._console = console
         self._taste = EVERYDAY_TASTES[person.taste]
         self._user = EverydayPerson(taste=self._taste.name, seed=person.seed)
         self._points: list[RealPoint] = []
@@ -176,10 +182,14 @@ class Measurement:
         questions = closed_questions()
         conversations = [[{"role": "user", "content": one.question}] for one in questions]
         replies = rooms.replies_to(version, conversations, temperature=0.0)
-        return sum(has_answer(reply, one.answers) for reply, one in zip(replies, questions, strict=True))
+        return sum(
+            has_answer(reply, one.answers) for reply, one in zip(replies, questions, strict=True)
+        )
 
 
-def run_person(person: Person, out: Path, *, reactions: int, every: int, console: Console) -> RealRun:
+def run_person(
+    person: Person, out: Path, *, reactions: int, every: int, console: Console
+) -> RealRun:
     """Run one person in a fresh home, which is removed except for its store and logs."""
     home = (out / person.name).resolve()
     shutil.rmtree(home, ignore_errors=True)
@@ -189,16 +199,34 @@ def run_person(person: Person, out: Path, *, reactions: int, every: int, console
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a real model learns from a person who talks everyday English.")
-    parser.add_argument("--out", type=Path, default=Path("runs/learn-real"), help="a run that is there is not repeated")
+    parser = argparse.ArgumentParser(
+        description="What a real model learns from a person who talks everyday English."
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/learn-real"),
+        help="a run that is there is not repeated",
+    )
     parser.add_argument("--doc", type=Path, help="page to write from all runs in --out [none]")
     parser.add_argument("--model", default=SMOLLM2.name, help="model.path")
-    parser.add_argument("--tastes", nargs="+", choices=EVERYDAY_TASTES, default=list(EVERYDAY_TASTES))
+    parser.add_argument(
+        "--tastes", nargs="+", choices=EVERYDAY_TASTES, default=list(EVERYDAY_TASTES)
+    )
     parser.add_argument("--seeds", type=bounded_int(1, 100), default=2, help="people of each taste")
     parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), default=1)
     parser.add_argument("--reactions", type=bounded_int(1, 1000), default=40)
-    parser.add_argument("--every", type=bounded_int(1), default=6, help="versions between two measurements")
-    parser.add_argument("--set", dest="sets", action="append", default=[], type=setting_argument, metavar="KEY=VALUE")
+    parser.add_argument(
+        "--every", type=bounded_int(1), default=6, help="versions between two measurements"
+    )
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        type=setting_argument,
+        metavar="KEY=VALUE",
+    )
     arguments = parser.parse_args()
     with exit_on_error():
         _run_all(arguments, Console())
@@ -218,8 +246,16 @@ def _run_all(arguments: argparse.Namespace, console: Console) -> None:
     for number, person in enumerate(people, start=1):
         if person.name in known:
             continue
-        console.print(f"person {number} of {len(people)}: {person.name}", markup=False, highlight=False)
-        run = run_person(person, arguments.out, reactions=arguments.reactions, every=arguments.every, console=console)
+        console.print(
+            f"person {number} of {len(people)}: {person.name}", markup=False, highlight=False
+        )
+        run = run_person(
+            person,
+            arguments.out,
+            reactions=arguments.reactions,
+            every=arguments.every,
+            console=console,
+        )
         runs.append(run)
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(dataclasses.asdict(run)) + "\n")

@@ -62,7 +62,10 @@ class RealRun:
         """Read one line of the file of runs."""
         row: dict[str, Any] = json.loads(line)
         points = [RealPoint(**point) for point in row["points"]]
-        return RealRun(**row | {"points": points, "closed": tuple(row["closed"]), "logprobs": tuple(row["logprobs"])})
+        return RealRun(
+            **row
+            | {"points": points, "closed": tuple(row["closed"]), "logprobs": tuple(row["logprobs"])}
+        )
 
 
 def read_runs(file: Path) -> list[RealRun]:
@@ -73,7 +76,8 @@ def read_runs(file: Path) -> list[RealRun]:
 
 def summary_line(run: RealRun) -> str:
     """Return one line about a run."""
-    first, last = run.points[0], run.points[-1]
+    first = run.points[0]
+    last = run.points[-1]
     return (
         f"{run.name}: satisfied {first.share:.0%} -> {last.share:.0%} after {run.reactions} reactions "
         f"({last.version} versions, {len(run.rejected)} rejected), closed {run.closed[0]} -> {run.closed[1]}, "
@@ -85,13 +89,18 @@ def write_page(page: Path, runs: Sequence[RealRun], *, command: str) -> None:
     """Write the table of all runs with the picture of their curves beside it."""
     picture = page.parent / "images" / "real_model.png"
     plot_curves(picture, runs)
-    rows = [_row(run) for run in sorted(runs, key=lambda run: (list(EVERYDAY_TASTES).index(run.taste), run.seed))]
+    rows = [
+        _row(run)
+        for run in sorted(runs, key=lambda run: (list(EVERYDAY_TASTES).index(run.taste), run.seed))
+    ]
     header = (
         "taste", "seed", "reactions", "versions", "satisfied before", "satisfied after", "words",
         "first lesson after", "replies liked before a lesson", "with one", "closed questions right",
         "log-probability of the base's replies", "rejected", "processor minutes",
     )  # fmt: skip
-    definitions = "\n".join(f"- `{taste.name}`: {taste.definition}" for taste in EVERYDAY_TASTES.values())
+    definitions = "\n".join(
+        f"- `{taste.name}`: {taste.definition}" for taste in EVERYDAY_TASTES.values()
+    )
     samples = "\n".join(_sample_lines(run) for run in runs)
     page.write_text(
         f"""# What a real model learned
@@ -121,7 +130,8 @@ weights.
 
 
 def _row(run: RealRun) -> Sequence[object]:
-    first, last = run.points[0], run.points[-1]
+    first = run.points[0]
+    last = run.points[-1]
     before = run.liked[: run.first_lesson]
     return (
         run.taste,
@@ -162,11 +172,17 @@ def plot_curves(path: Path, runs: Sequence[RealRun]) -> None:
     labelled: set[str] = set()
     for run in runs:
         colour = _COLOURS[list(EVERYDAY_TASTES).index(run.taste)]
-        label = None if run.taste in labelled else f"{run.taste}: {EVERYDAY_TASTES[run.taste].definition}"
+        label = (
+            None
+            if run.taste in labelled
+            else f"{run.taste}: {EVERYDAY_TASTES[run.taste].definition}"
+        )
         labelled.add(run.taste)
         versions = [point.version for point in run.points]
         shares = [point.share for point in run.points]
-        axis.plot(versions, shares, color=colour, marker="o", markersize=3, linewidth=2, label=label)
+        axis.plot(
+            versions, shares, color=colour, marker="o", markersize=3, linewidth=2, label=label
+        )
     axis.set(
         xlabel="policy version",
         ylabel="satisfied, plain prompt",

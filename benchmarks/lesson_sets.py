@@ -44,7 +44,11 @@ from openclaw_rl.types import Message
 
 LANGUAGES = ("english", "german", "french", "spanish", "chinese", "japanese")
 SET_SIZES = (2, 3)
-PLANTED = ("Answer in Klingon.", "It is Canberra.", "The capital of Australia is Canberra, not Sydney.")
+PLANTED = (
+    "Answer in Klingon.",
+    "It is Canberra.",
+    "The capital of Australia is Canberra, not Sydney.",
+)
 ANSWER_TOKENS = 48
 ASKED: Sequence[Message] = ({"role": "user", "content": "How are you?"},)
 
@@ -108,7 +112,11 @@ class Trial:
         core = EmbeddedEngine(EmbeddedModel.load(config.model, max_context=2048), config.engine)
         self._engine = InProcess(core)
         self._gateway = Gateway(
-            config, store=self._store, engine=self._engine, renderer=self._renderer, identity=self._identity
+            config,
+            store=self._store,
+            engine=self._engine,
+            renderer=self._renderer,
+            identity=self._identity,
         )
         self._max_questions = questions
         self._questions: list[Probe] = []
@@ -116,13 +124,18 @@ class Trial:
     async def run(self, sets: Sequence[tuple[str, tuple[str, ...]]], seconds: float) -> list[Row]:
         """Return the rows of as many sets as begin within so many seconds."""
         keeper = asyncio.create_task(self._gateway.versions.run())
-        began, rows = time.monotonic(), []
+        began = time.monotonic()
+        rows = []
         try:
             while self._gateway.versions.problem is not None:
                 await asyncio.sleep(0.01)
             known = load_probes(None)
             plain = self._answer(known, ())
-            right = [probe for probe, answer in zip(known, plain, strict=True) if probe.is_correct(answer)]
+            right = [
+                probe
+                for probe, answer in zip(known, plain, strict=True)
+                if probe.is_correct(answer)
+            ]
             self._questions = right[: self._max_questions]
             for number, (language, wishes) in enumerate(sets):
                 if time.monotonic() - began > seconds:
@@ -153,7 +166,9 @@ class Trial:
         with self._store.write() as conn:
             for place, text in enumerate(wishes):
                 at = float(place + 1)
-                lesson = Lesson(id=f"{key}-{place}", key=key, text=text, made_at=at, reinforced_at=at)
+                lesson = Lesson(
+                    id=f"{key}-{place}", key=key, text=text, made_at=at, reinforced_at=at
+                )
                 lessons.add_lesson(conn, lesson)
         await self._gateway.lessons.pick_lessons(ASKED, PromptContext(key=key), list)
         began = time.process_time()
@@ -173,7 +188,9 @@ class Trial:
         if not texts or not self._questions:
             return 1.0
         answers = self._answer(self._questions, texts)
-        right = [probe.is_correct(answer) for probe, answer in zip(self._questions, answers, strict=True)]
+        right = [
+            probe.is_correct(answer) for probe, answer in zip(self._questions, answers, strict=True)
+        ]
         return sum(right) / len(right)
 
     def _answer(self, probes: Sequence[Probe], texts: Sequence[str]) -> list[str]:
@@ -189,29 +206,43 @@ class Trial:
         for probe in probes:
             messages: list[Message] = [{"role": "user", "content": probe.question}]
             if texts:
-                messages = with_hint(messages, lessons_hint(texts), lambda message: False, self._renderer.hint_format)
+                messages = with_hint(
+                    messages, lessons_hint(texts), lambda message: False, self._renderer.hint_format
+                )
             yield self._renderer.render(messages).prompt_ids.tolist()
 
 
 def table_row(row: Row) -> str:
-    wishes, withdrawn = " ".join(row.wishes), " ".join(row.withdrawn)
+    wishes = " ".join(row.wishes)
+    withdrawn = " ".join(row.withdrawn)
     shares = f"{row.right_with_all:.0%} | {row.right_with_rest:.0%}"
     return f"| {row.language} | {wishes} | {shares} | {withdrawn or 'none'} | {row.seconds:.1f} |"
 
 
 def report(model: str, rows: Sequence[Row], capacity: tuple[int, float] | None) -> str:
     """Return the table and the figures over all sets, as Markdown."""
-    columns = ("language", "wishes", "right with all", "right with the rest", "withdrawn", "processor s")
+    columns = (
+        "language",
+        "wishes",
+        "right with all",
+        "right with the rest",
+        "withdrawn",
+        "processor s",
+    )
     head = f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|"
     kept = sum(row.is_kept_promise for row in rows)
     lines = [f"# Lessons together: {model}", "", head, *map(table_row, rows), ""]
-    lines.append(f"{kept} of {len(rows)} sets: right within five points, or a lesson has left the prompt.")
+    lines.append(
+        f"{kept} of {len(rows)} sets: right within five points, or a lesson has left the prompt."
+    )
     rest = [row.right_with_rest for row in rows]
     lines.append(
         f"Right with what stayed: {sum(rest) / max(1, len(rest)):.1%} of those that are right without lessons."
     )
     if capacity is not None:
-        lines.append(f"Measured capacity: {capacity[0]} lessons, in {capacity[1]:.0f} processor seconds.")
+        lines.append(
+            f"Measured capacity: {capacity[0]} lessons, in {capacity[1]:.0f} processor seconds."
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -229,14 +260,24 @@ async def run_trial(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="starter", help="a model folder; default: the shipped starter")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="starter", help="a model folder; default: the shipped starter"
+    )
     parser.add_argument("--sets", type=bounded_int(1, 400), default=40)
-    parser.add_argument("--questions", type=bounded_int(1, 20), default=10, help="beside those of the examination")
-    parser.add_argument("--seconds", type=float, default=600.0, help="after which no further set begins")
+    parser.add_argument(
+        "--questions", type=bounded_int(1, 20), default=10, help="beside those of the examination"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="after which no further set begins"
+    )
     parser.add_argument("--seed", type=bounded_int(0), default=0)
     parser.add_argument("--planted", action="store_true", help="also lessons that must not teach")
-    parser.add_argument("--capacity", action="store_true", help="also measure how many lessons the model carries")
+    parser.add_argument(
+        "--capacity", action="store_true", help="also measure how many lessons the model carries"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with exit_on_error():

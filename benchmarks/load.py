@@ -12,8 +12,10 @@ import numpy as np
 
 from conversations import FIRST_MEASURED, Conversation, Traffic
 
-MAX_REQUESTS = 100_000  # of one cell
-ANSWER_WITHIN = 60.0  # seconds
+# Of one cell.
+MAX_REQUESTS = 100_000
+# Seconds.
+ANSWER_WITHIN = 60.0
 
 
 @dataclass(slots=True)
@@ -30,7 +32,11 @@ class Result:
         return len(self.latencies) / self.seconds
 
     def ms(self, percentile: float) -> float:
-        return float(np.percentile(self.latencies, percentile)) * 1e3 if self.latencies else float("nan")
+        return (
+            float(np.percentile(self.latencies, percentile)) * 1e3
+            if self.latencies
+            else float("nan")
+        )
 
 
 class Wire(asyncio.Protocol):
@@ -40,17 +46,20 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._done: asyncio.Future[None] | None = None
-        self._end = -1  # of the reply; -1: unknown, -2: chunked
+        # Of the reply; -1: unknown, -2: chunked.
+        self._end = -1
         self._body = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        # uvloop's is none by inheritance.
+        self._transport = cast(asyncio.Transport, transport)
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
         """(status, body with its chunk framing taken off)."""
         assert self._transport is not None
         self._buffer.clear()
-        self._end, self._body = -1, 0
+        self._end = -1
+        self._body = 0
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         await self._done
@@ -88,7 +97,8 @@ class Wire(asyncio.Protocol):
 
 
 def _dechunk(raw: bytes) -> bytes:
-    out, at = bytearray(), 0
+    out = bytearray()
+    at = 0
     while (line := raw.find(b"\r\n", at)) >= 0:
         size = int(raw[at:line], 16)
         out += raw[line + 2 : line + 2 + size]
@@ -128,7 +138,8 @@ class Target:
 
 class _Client:
     def __init__(self, target: Target, traffic: Traffic, stream: bool, name: str) -> None:
-        self.target, self.stream = target, stream
+        self.target = target
+        self.stream = stream
         self.conversation = Conversation(traffic, name)
         self.wire: Wire | None = None
 
@@ -159,7 +170,14 @@ def _count(into: Result, what: str) -> None:
 
 
 async def measure(
-    target: Target, *, agent: bool, stream: bool, clients: int, seconds: float, warm_up: float, name: str
+    target: Target,
+    *,
+    agent: bool,
+    stream: bool,
+    clients: int,
+    seconds: float,
+    warm_up: float,
+    name: str,
 ) -> Result:
     """One cell: warm-up (agents: at least the nine turns before the tenth), then `seconds` of measured calls."""
     traffic = Traffic(agent=agent, stream=stream)
@@ -179,7 +197,11 @@ async def measure(
     until = start + seconds
 
     async def drive(client: _Client) -> None:
-        while not result.wrong and time.perf_counter() < until and len(result.latencies) < MAX_REQUESTS:
+        while (
+            not result.wrong
+            and time.perf_counter() < until
+            and len(result.latencies) < MAX_REQUESTS
+        ):
             await client.once(result)
 
     await asyncio.gather(*(drive(client) for client in crowd))

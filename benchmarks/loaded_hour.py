@@ -51,8 +51,10 @@ QUESTIONS = (
     "What is the largest planet?",
     "How do I clean a window?",
 )
-REPLY_SECONDS = 3600.0  # seconds that the person waits for a reply
-FOUND_WITHIN = 3600.0  # seconds for the supervisor to find a trainer that was stopped, on a busy machine
+# Seconds that the person waits for a reply.
+REPLY_SECONDS = 3600.0
+# Seconds for the supervisor to find a trainer that was stopped, on a busy machine.
+FOUND_WITHIN = 3600.0
 CRASH_LINE = re.compile(r"(\S+) ended \((.+?)\): crash (\d+)")
 BUSY_LOOP = "import time\nend = time.time() + {seconds}\nwhile time.time() < end: pass"
 
@@ -80,9 +82,16 @@ class Talk:
     failures: list[str] = field(default_factory=list)
 
 
-def request_reply(system: SubprocessSystem, messages: Sequence[dict[str, str]], most_tokens: int) -> dict[str, str]:
+def request_reply(
+    system: SubprocessSystem, messages: Sequence[dict[str, str]], most_tokens: int
+) -> dict[str, str]:
     """Return the message of the reply. Raises `OSError`."""
-    body = {"model": "openclaw", "messages": list(messages), "max_tokens": most_tokens, "temperature": 1.0}
+    body = {
+        "model": "openclaw",
+        "messages": list(messages),
+        "max_tokens": most_tokens,
+        "temperature": 1.0,
+    }
     headers = {"Authorization": f"Bearer {system.api_key}", "Content-Type": "application/json"}
     url = f"{system.base_url}/v1/chat/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
@@ -99,7 +108,12 @@ def talk_until(system: SubprocessSystem, end: float, most_tokens: int) -> Talk:
         history: list[dict[str, str]] = []
         reaction = ""
         for _ in range(3):
-            history.append({"role": "user", "content": f"{reaction} {QUESTIONS[number % len(QUESTIONS)]}".strip()})
+            history.append(
+                {
+                    "role": "user",
+                    "content": f"{reaction} {QUESTIONS[number % len(QUESTIONS)]}".strip(),
+                }
+            )
             number += 1
             began = time.monotonic()
             try:
@@ -111,7 +125,9 @@ def talk_until(system: SubprocessSystem, end: float, most_tokens: int) -> Talk:
             count = len((message["content"] or "").split())
             talk.words.append(count)
             history.append({"role": "assistant", "content": message["content"] or "..."})
-            reaction = "Perfect, thanks!" if count <= MOST_WORDS else "Too long. Keep it short, please."
+            reaction = (
+                "Perfect, thanks!" if count <= MOST_WORDS else "Too long. Keep it short, please."
+            )
             print(f"reply {len(talk.words)}: {count} words in {talk.seconds[-1]:.0f} s", flush=True)
             if time.monotonic() >= end:
                 break
@@ -144,14 +160,18 @@ def read_accounts(config: Config) -> Accounts:
     """Read the store of a system."""
     with Store.open(config.store_path, create=False) as store, store.read() as conn:
         rows = conn.execute(
-            select(schema.turns.c.id, schema.turns.c.untrainable).where(schema.turns.c.state == "judged")
+            select(schema.turns.c.id, schema.turns.c.untrainable).where(
+                schema.turns.c.state == "judged"
+            )
         ).all()
         verdicts = turns.current_verdicts(conn, [row.id for row in rows])
         versions = policies.list_all(conn)
         used: set[str] = set()
         table = []
         for policy in versions:
-            people = {use.turn for use in policies.uses_of_version(conn, policy.version)} & {row.id for row in rows}
+            people = {use.turn for use in policies.uses_of_version(conn, policy.version)} & {
+                row.id for row in rows
+            }
             table.append((policy.version, policy.state.value, len(people), policy.reason or ""))
             if policy.state in (PolicyState.LIVE, PolicyState.CANDIDATE):
                 used |= people
@@ -159,7 +179,11 @@ def read_accounts(config: Config) -> Accounts:
         practice = practice_turns.count_all(conn)
     reasons = Counter(row.untrainable for row in rows if row.untrainable and row.id not in used)
     open_turns = [row.id for row in rows if row.id not in used and not row.untrainable]
-    silent = {id_ for id_ in open_turns if (v := verdicts.get(id_)) and v.score in (None, 0) and not v.hints}
+    silent = {
+        id_
+        for id_ in open_turns
+        if (v := verdicts.get(id_)) and v.score in (None, 0) and not v.hints
+    }
     return Accounts(
         judged=len(rows),
         used=len(used),
@@ -188,7 +212,9 @@ def stop_trainer_until_found(system: SubprocessSystem) -> tuple[float, str]:
     return FOUND_WITHIN, ""
 
 
-def render(arguments: argparse.Namespace, talk: Talk, crashes: Sequence[tuple[str, str]], data: Accounts) -> list[str]:
+def render(
+    arguments: argparse.Namespace, talk: Talk, crashes: Sequence[tuple[str, str]], data: Accounts
+) -> list[str]:
     """Return the lines of the report."""
     replies = len(talk.words)
     short = sum(count <= MOST_WORDS for count in talk.words)
@@ -212,18 +238,27 @@ def render(arguments: argparse.Namespace, talk: Talk, crashes: Sequence[tuple[st
         "",
         "| version | state | turns of people | reason |",
         "|---|---|---|---|",
-        *(f"| {version} | {state} | {count} | {reason} |" for version, state, count, reason in data.versions),
+        *(
+            f"| {version} | {state} | {count} | {reason} |"
+            for version, state, count, reason in data.versions
+        ),
     ]
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--load", type=int, default=20, help="processes that compute beside the system")
+    parser.add_argument(
+        "--load", type=int, default=20, help="processes that compute beside the system"
+    )
     parser.add_argument("--model-path", default="starter", help="folder of the model")
     parser.add_argument("--tokens", type=int, default=60, help="tokens of a reply at most")
-    parser.add_argument("--home", help="folder of the system, which is kept; default: a new one, which is removed")
+    parser.add_argument(
+        "--home", help="folder of the system, which is kept; default: a new one, which is removed"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--no-hang", action="store_true", help="do not stop the trainer at the end")
     arguments = parser.parse_args()
@@ -231,7 +266,10 @@ def main() -> None:
         settings: dict[str, Any] = {"model.path": arguments.model_path}
         config = scratch_config(Path(arguments.home or scratch), settings)
         seconds = 60.0 * arguments.minutes
-        with SubprocessSystem(config) as system, busy_processes(arguments.load, 2 * seconds + FOUND_WITHIN):
+        with (
+            SubprocessSystem(config) as system,
+            busy_processes(arguments.load, 2 * seconds + FOUND_WITHIN),
+        ):
             talk = talk_until(system, time.monotonic() + seconds, arguments.tokens)
             crashes = read_crashes(config)
             data = read_accounts(config)
@@ -248,7 +286,9 @@ def main() -> None:
             states = Counter(lesson.state.value for lesson in lessons.list_lessons(conn))
         lines += ["", f"Lessons: {dict(states)}"]
     print("\n".join(lines))
-    arguments.out.write_text("# An hour of talk on a busy machine\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    arguments.out.write_text(
+        "# An hour of talk on a busy machine\n\n" + "\n".join(lines) + "\n", encoding="utf-8"
+    )
     has_reason = data.waiting == 0 or bool(data.note)
     sys.exit(0 if not crashes and found and has_reason else 1)
 

@@ -24,9 +24,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SIZE = 8 * 10**6  # bytes of a body
-SMALL: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1, "temperature": 0}
-ALONE, BESIDE = 40, 100  # small requests without a large one, and beside large ones
+# Bytes of a body.
+SIZE = 8 * 10**6
+SMALL: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Hi."}],
+    "max_tokens": 1,
+    "temperature": 0,
+}
+# small requests without a large one, and beside large ones
+ALONE = 40
+BESIDE = 100
 
 
 def bodies() -> dict[str, list[dict[str, str]]]:
@@ -34,15 +41,21 @@ def bodies() -> dict[str, list[dict[str, str]]]:
     random.seed(0)
     words = "".join(random.choices("abcdefghijklmnopqrstuvwxyz     ", k=SIZE))
     results = [
-        {"role": role, "content": words[n : n + 100_000]} for n in range(0, SIZE, 200_000) for role in ("user", "tool")
+        {"role": role, "content": words[n : n + 100_000]}
+        for n in range(0, SIZE, 200_000)
+        for role in ("user", "tool")
     ]
     return {
         "one long user message": [{"role": "user", "content": words}],
         "emoji": [{"role": "user", "content": "\U0001f600" * (SIZE // 4)}],
         "one word repeated": [{"role": "user", "content": "word" * (SIZE // 4)}],
-        "many short messages": [{"role": "user", "content": words[n : n + 150]} for n in range(0, SIZE, 190)],
+        "many short messages": [
+            {"role": "user", "content": words[n : n + 150]} for n in range(0, SIZE, 190)
+        ],
         "long tool results": results,
-        "base64": [{"role": "user", "content": base64.b64encode(random.randbytes(SIZE * 3 // 4)).decode()}],
+        "base64": [
+            {"role": "user", "content": base64.b64encode(random.randbytes(SIZE * 3 // 4)).decode()}
+        ],
     }
 
 
@@ -64,7 +77,9 @@ def send_forever(port: int, key: str, body: bytes) -> None:
 
 def latency_beside(send_small: Callable[[], float], port: int, key: str, body: bytes) -> float:
     """Return the median latency of small requests while another process sends the large body again and again."""
-    sender = multiprocessing.get_context("fork").Process(target=send_forever, args=(port, key, body), daemon=True)
+    sender = multiprocessing.get_context("fork").Process(
+        target=send_forever, args=(port, key, body), daemon=True
+    )
     sender.start()
     try:
         time.sleep(0.2)
@@ -76,9 +91,14 @@ def latency_beside(send_small: Callable[[], float], port: int, key: str, body: b
 
 def gateway_pid(parent: int) -> int:
     """Return the id of the process below `parent` that runs the gateway."""
-    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+    ).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
-    return next((int(p) for p, owner, words in rows if int(owner) == parent and "worker gateway" in words), parent)
+    return next(
+        (int(p) for p, owner, words in rows if int(owner) == parent and "worker gateway" in words),
+        parent,
+    )
 
 
 def resident_mb(pid: int) -> float:
@@ -112,8 +132,12 @@ def measure(port: int, key: str, pid: int) -> None:
         send_small()
     alone = statistics.median(send_small() for _ in range(ALONE))
     before = resident_mb(pid)
-    print(f"small requests alone: {alone * 1e3:.1f} ms (median); resident memory: {before:.0f} MB\n")
-    print("| body of 8 MB | refused in | memory after it | small requests beside it |\n|---|---|---|---|")
+    print(
+        f"small requests alone: {alone * 1e3:.1f} ms (median); resident memory: {before:.0f} MB\n"
+    )
+    print(
+        "| body of 8 MB | refused in | memory after it | small requests beside it |\n|---|---|---|---|"
+    )
     for name, messages in bodies().items():
         body = json.dumps({"messages": messages}, ensure_ascii=False).encode()
         status, answer, seconds = post(port, key, body)
@@ -121,7 +145,8 @@ def measure(port: int, key: str, pid: int) -> None:
         beside = latency_beside(send_small, port, key, body)
         more = resident_mb(pid) - before
         print(
-            f"| {name} | {seconds:.2f} s | {more:+.0f} MB | {beside * 1e3:.1f} ms ({beside / alone:.1f}x) |", flush=True
+            f"| {name} | {seconds:.2f} s | {more:+.0f} MB | {beside * 1e3:.1f} ms ({beside / alone:.1f}x) |",
+            flush=True,
         )
 
 
@@ -130,8 +155,19 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8437)
     port = parser.parse_args().port
     with tempfile.TemporaryDirectory() as home, (Path(home) / "log").open("wb") as log:
-        command = [sys.executable, "-m", "openclaw_rl", "serve", "--home", home, "--port", str(port)]
-        process = subprocess.Popen([*command, "--model-path", "starter"], stdout=log, stderr=log, env=dict(os.environ))
+        command = [
+            sys.executable,
+            "-m",
+            "openclaw_rl",
+            "serve",
+            "--home",
+            home,
+            "--port",
+            str(port),
+        ]
+        process = subprocess.Popen(
+            [*command, "--model-path", "starter"], stdout=log, stderr=log, env=dict(os.environ)
+        )
         try:
             wait_ready(port, process)
             measure(port, (Path(home) / "api_key").read_text().strip(), gateway_pid(process.pid))

@@ -22,7 +22,8 @@ REPLY = (
 )
 REPLY_TOKENS = 20
 _SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TEMPLATE = """\
@@ -60,7 +61,10 @@ def _tokenizer() -> Tokenizer:
         show_progress=False,
     )
     library = Path(sysconfig.get_path("stdlib"))
-    source = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(library.glob("[a-e]*.py"))]
+    source = [
+        path.read_text(encoding="utf-8", errors="replace")
+        for path in sorted(library.glob("[a-e]*.py"))
+    ]
     agent = Conversation(Traffic(agent=True, stream=False), "any").body().decode()
     tokenizer.train_from_iterator([*source, agent, REPLY], trainer)
     return tokenizer
@@ -84,7 +88,9 @@ def make(folder: Path) -> tuple[list[str], list[int], int]:
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "model_max_length": CONTEXT})
+        json.dumps(
+            {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "model_max_length": CONTEXT}
+        )
     )
     (folder / "chat_template.jinja").write_text(_TEMPLATE)
     header = b'{"empty":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'

@@ -34,12 +34,20 @@ from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_c
 from servers import RUNS
 
 RESULTS = Path(__file__).parent / "results" / "openclaw_session.md"
-CONTEXT = 32_768  # tokens
-REPLY = 64  # tokens
+# Tokens.
+CONTEXT = 32_768
+# Tokens.
+REPLY = 64
 CACHE = 32_768  # tokens; the default
-SYSTEM, TOOLS = 30_000, 9_800  # bytes: of OpenClaw's gateway with nothing switched off
+# bytes: of OpenClaw's gateway with nothing switched off
+SYSTEM = 30_000
+TOOLS = 9_800
 # The trainer never has a batch: what is measured is serving alone.
-SETTINGS = {"train.batch.min_turns": 1_000_000, "train.batch.max_turns": 1_000_000, "run.log_level": "warning"}
+SETTINGS = {
+    "train.batch.min_turns": 1_000_000,
+    "train.batch.max_turns": 1_000_000,
+    "run.log_level": "warning",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +72,9 @@ def main() -> None:
         word = make_model(Path(folder) / "model")
         for cache in (CACHE, 0):
             # Without the cache one session is like another, and every turn computes all of it.
-            arms[cache] = run_arm(Path(folder), cache, word, options.sessions if cache else 1, options.turns)
+            arms[cache] = run_arm(
+                Path(folder), cache, word, options.sessions if cache else 1, options.turns
+            )
         together = run_together(Path(folder), word, options.together, options.turns)
     text = report(arms, together)
     print(text)
@@ -117,7 +127,8 @@ def run_together(folder: Path, word: int, sessions: int, turns: int) -> Together
     with SubprocessSystem(
         scratch_config(folder / "home-together", SETTINGS | {"model.path": str(folder / "model")})
     ) as system:
-        ask(system, start(0, word), 1)  # the first of all computes the trunk, in slots that stay
+        # The first of all computes the trunk, in slots that stay.
+        ask(system, start(0, word), 1)
         before = engine_memory(system)
         talks = [start(1 + n, word) for n in range(sessions)]
         out: list[list[Turn]] = [[] for _ in talks]
@@ -145,17 +156,24 @@ def session(system: SubprocessSystem, number: int, word: int, turns: int) -> lis
 
 
 def start(number: int, word: int) -> Conversation:
-    traffic = Traffic(agent=True, stream=True, max_tokens=REPLY, system_bytes=SYSTEM, tool_bytes=TOOLS)
+    traffic = Traffic(
+        agent=True, stream=True, max_tokens=REPLY, system_bytes=SYSTEM, tool_bytes=TOOLS
+    )
     # The same word over and over: text that comes back as the very tokens that were sampled, as a trained model's does.
     bias = b'"logit_bias":{"%d":100},' % word
-    traffic.head = traffic.head.replace(b'"include_usage":false', b'"include_usage":true').replace(b"{", b"{" + bias, 1)
+    traffic.head = traffic.head.replace(b'"include_usage":false', b'"include_usage":true').replace(
+        b"{", b"{" + bias, 1
+    )
     return Conversation(traffic, f"session {number}")
 
 
 def ask(system: SubprocessSystem, talk: Conversation, number: int) -> Turn:
     connection = http.client.HTTPConnection("127.0.0.1", system.config.serve.port, timeout=300)
     headers = {"Authorization": f"Bearer {system.api_key}", "Content-Type": "application/json"}
-    start, first, text, usage = time.perf_counter(), 0.0, "", {}
+    start = time.perf_counter()
+    first = 0.0
+    text = ""
+    usage = {}
     connection.request("POST", "/v1/chat/completions", talk.body(), headers)
     answer = connection.getresponse()
     if answer.status != 200:
@@ -203,7 +221,8 @@ def report(arms: dict[int, list[list[Turn]]], together: Together) -> str:
 
 
 def _together(told: Together) -> list[str]:
-    turns, ends = [t for s in told.sessions for t in s[1:]], [s[-1] for s in told.sessions]
+    turns = [t for s in told.sessions for t in s[1:]]
+    ends = [s[-1] for s in told.sessions]
     shares = [t.cached / t.prompt for t in turns if t.cached is not None]
     first = statistics.median(t.first_token for t in turns) * 1e3
     return [

@@ -42,17 +42,22 @@ RESULTS = Path(__file__).parent / "results" / "own_policies.md"
 TASTES: Mapping[str, Taste] = {"ann": "short", "bob": "long"}
 MIN_SATISFIED = 0.9
 QUESTIONS = 200
-ROUNDS = 6  # of replies to each agent
-TEACHING = {  # one setting for both parts: small batches, no waiting
+# Of replies to each agent.
+ROUNDS = 6
+# One setting for both parts: small batches, no waiting.
+TEACHING = {
     "policy.per": "agent",
     "train.batch.min_turns": 4,
     "train.batch.max_turns": 4,
     "train.batch.max_wait": 1e9,
-    "serve.lessons": "off",  # what the weights learn from turns is measured
+    # What the weights learn from turns is measured.
+    "serve.lessons": "off",
     "practice.enabled": False,
 }
-WITHIN = 600.0  # seconds for all agents to have a version of their own
-PATIENCE = 2.0  # seconds for each agent without a new version until its person reacts once more
+# Seconds for all agents to have a version of their own.
+WITHIN = 600.0
+# Seconds for each agent without a new version until its person reacts once more.
+PATIENCE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +100,9 @@ def measure(rooms: Rooms, agent: str, person: Persona, seed: int) -> Learned:
     with rooms.read_store() as conn:
         head = policies.head(conn, f"agent:{agent}")
         versions = len(policies.lineage(conn, head.version)) - 1
-    found = rooms.measure(head.version, person.taste, held_out_questions(QUESTIONS, random.Random(seed)))
+    found = rooms.measure(
+        head.version, person.taste, held_out_questions(QUESTIONS, random.Random(seed))
+    )
     return Learned(
         reactions=len(person.log),
         versions=versions,
@@ -121,17 +128,23 @@ class Served:
 def serve_many(home: Path, count: int, loaded: int) -> Served:
     """Teach `count` agents four turns each, and time the replies."""
     agents = [f"a{n}" for n in range(count)]
-    config = scratch_config(home, TEACHING | {"engine.max_loaded_versions": loaded, "run.log_level": "warning"})
+    config = scratch_config(
+        home, TEACHING | {"engine.max_loaded_versions": loaded, "run.log_level": "warning"}
+    )
     with SubprocessSystem(config) as system:
         owners = teach_until_new(system, agents, {})
-        at_once, in_turns, wrong = [], [], 0
+        at_once = []
+        in_turns = []
+        wrong = 0
         for _ in range(ROUNDS):
             for agent in agents:
                 seconds, version = timed_reply(system, agent)
                 in_turns.append(seconds)
                 wrong += version != owners[agent]
         with ThreadPoolExecutor(8) as pool:
-            for seconds, version, agent in pool.map(lambda a: (*timed_reply(system, a), a), ROUNDS * agents):
+            for seconds, version, agent in pool.map(
+                lambda a: (*timed_reply(system, a), a), ROUNDS * agents
+            ):
                 at_once.append(seconds)
                 wrong += version != owners[agent]
         to_one = [timed_reply(system, agents[0])[0] for _ in range(ROUNDS * count)]
@@ -176,18 +189,23 @@ def react(system: SubprocessSystem, agent: str, count: int) -> None:
         post_json(system, "/v1/feedback", {"id": id_, "score": 1 if n % 2 else -1})
 
 
-def teach_until_new(system: SubprocessSystem, agents: Sequence[str], before: Mapping[str, int]) -> dict[str, int]:
+def teach_until_new(
+    system: SubprocessSystem, agents: Sequence[str], before: Mapping[str, int]
+) -> dict[str, int]:
     """React to the agents until each is answered by a newer version than before. Return it, by agent.
 
     A reply that is cut at its limit has no score, and the gate may reject a version: then there are more reactions.
     """
-    deadline, found = time.monotonic() + WITHIN, dict[str, int]()
+    deadline = time.monotonic() + WITHIN
+    found = dict[str, int]()
     for agent in agents:
         react(system, agent, 4)
     asked = time.monotonic()
     while len(found) < len(agents):
         if time.monotonic() > deadline:
-            sys.exit(f"only {len(found)} of {len(agents)} agents have a version of their own after {WITHIN:.0f} s")
+            sys.exit(
+                f"only {len(found)} of {len(agents)} agents have a version of their own after {WITHIN:.0f} s"
+            )
         if time.monotonic() - asked > PATIENCE * len(agents):
             for agent in agents:
                 if agent not in found:
@@ -198,14 +216,20 @@ def teach_until_new(system: SubprocessSystem, agents: Sequence[str], before: Map
             heads = read_heads(conn)
         for agent in agents:
             head = heads.get(f"agent:{agent}", 0)
-            if agent not in found and head > before.get(agent, 0) and timed_reply(system, agent)[1] >= head:
+            if (
+                agent not in found
+                and head > before.get(agent, 0)
+                and timed_reply(system, agent)[1] >= head
+            ):
                 found[agent] = head
         record_progress()
     return found
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Two agents with opposite tastes, and many policies on one engine.")
+    parser = argparse.ArgumentParser(
+        description="Two agents with opposite tastes, and many policies on one engine."
+    )
     parser.add_argument("--agents", type=int, default=32)
     parser.add_argument("--reactions", type=int, default=120, help="of each of the two people")
     parser.add_argument("--seed", type=int, default=1)
@@ -217,7 +241,9 @@ def quantiles(seconds: Sequence[float]) -> str:
     return f"{1000 * statistics.median(seconds):.0f} | {1000 * cuts[-1]:.0f}"
 
 
-def report(both: Mapping[str, Learned], alone: Mapping[str, Learned], served: Sequence[Served], seed: int) -> str:
+def report(
+    both: Mapping[str, Learned], alone: Mapping[str, Learned], served: Sequence[Served], seed: int
+) -> str:
     lines = [
         "# Policies of one's own",
         "",
@@ -263,12 +289,16 @@ def main() -> None:
         for agent in TASTES:
             alone |= asyncio.run(teach(root / agent, [agent], given.reactions, given.seed))
         served = [
-            serve_many(root / str(loaded), given.agents, loaded) for loaded in (given.agents + 4, 4) if loaded <= 64
+            serve_many(root / str(loaded), given.agents, loaded)
+            for loaded in (given.agents + 4, 4)
+            if loaded <= 64
         ]
     text = report(both, alone, served, given.seed)
     RESULTS.write_text(text, encoding="utf-8")
     sys.stdout.write(text)
-    is_good = all(one.satisfied >= MIN_SATISFIED for one in both.values()) and not any(run.wrong for run in served)
+    is_good = all(one.satisfied >= MIN_SATISFIED for one in both.values()) and not any(
+        run.wrong for run in served
+    )
     sys.exit(not (is_good and all(one.files == alone[agent].files for agent, one in both.items())))
 
 

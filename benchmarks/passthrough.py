@@ -15,7 +15,8 @@ from aiohttp import web
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 SSE_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-_encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 
 
 class Proxy:
@@ -34,9 +35,13 @@ class Proxy:
         body = _decode(await request.read())
         if not isinstance(body, dict) or "messages" not in body:
             return web.json_response({"error": {"message": "messages: expected"}}, status=400)
-        async with self._session.post(self._url, data=_encode(body), headers=JSON_HEADERS) as answer:
+        async with self._session.post(
+            self._url, data=_encode(body), headers=JSON_HEADERS
+        ) as answer:
             if not body.get("stream"):
-                return web.Response(body=_encode(_decode(await answer.read())), headers=JSON_HEADERS)
+                return web.Response(
+                    body=_encode(_decode(await answer.read())), headers=JSON_HEADERS
+                )
             out = web.StreamResponse(headers=SSE_HEADERS)
             await out.prepare(request)
             buffer = b""

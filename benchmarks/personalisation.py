@@ -51,7 +51,8 @@ from openclaw_rl.settings.load import Config, from_flat
 ARMS = ("none", "memory", "binary", "opd", "combine")
 """The methods, and the baselines without training: `memory` has what the person said as notes in the system message."""
 _OPTIONS = ("sessions", "max_replies", "questions", "subtle", "person_url", "person_model")
-AT_ONCE = 256  # questions that are answered together
+# Questions that are answered together.
+AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +71,21 @@ class ProtocolCell:
         trained = self.arm in ("binary", "opd", "combine")
         own: dict[str, Any] = {"train.method": self.arm} if trained else _NO_TRAINING
         own = own | {"train.seed": self.seed, "train.batch.max_wait": 1e9}
-        own |= {"serve.lessons": "off", "practice.enabled": False}  # learning from turns is compared with notes
-        return own | {"engine.max_batch": AT_ONCE, "engine.prefill_chunk": 32 * AT_ONCE} | dict(self.more)
+        # Learning from turns is compared with notes.
+        own |= {"serve.lessons": "off", "practice.enabled": False}
+        return (
+            own
+            | {"engine.max_batch": AT_ONCE, "engine.prefill_chunk": 32 * AT_ONCE}
+            | dict(self.more)
+        )
 
     @property
     def name(self) -> str:
         """Name of this run and no other; fit for a folder."""
         rest = json.dumps([dict(self.more), dict(self.options)], sort_keys=True)
-        return f"{self.arm}-{self.person}-{self.seed}-{hashlib.sha256(rest.encode()).hexdigest()[:8]}"
+        return (
+            f"{self.arm}-{self.person}-{self.seed}-{hashlib.sha256(rest.encode()).hexdigest()[:8]}"
+        )
 
 
 _NO_TRAINING = {"train.batch.min_turns": 10**6, "train.batch.max_turns": 10**6}
@@ -87,7 +95,8 @@ class ProtocolRunner:
     """Runs one cell: first replies to held-out questions, the sessions, and the held-out questions again."""
 
     def __init__(self, cell: ProtocolCell, given: argparse.Namespace) -> None:
-        self._cell, self._given = cell, given
+        self._cell = cell
+        self._given = given
         self._notes: Sequence[str] = ()
         self._replies = 0
         self._client: ChatClient | None = None
@@ -129,28 +138,37 @@ class ProtocolRunner:
 
         Returns them, and the measures and the version after `sessions` of them.
         """
-        draw, least = problems_of(self._cell.seed, self._cell.person), self._given.sessions
+        draw = problems_of(self._cell.seed, self._cell.person)
+        least = self._given.sessions
         sessions = [await self._run_session(rooms, draw()) for _ in range(least)]
         version = await rooms.settle()
         after = await self._measure(rooms, version)
-        while len(sessions) < MAX_SESSIONS and sessions_until_satisfied([s.first.satisfied for s in sessions]) is None:
+        while (
+            len(sessions) < MAX_SESSIONS
+            and sessions_until_satisfied([s.first.satisfied for s in sessions]) is None
+        ):
             sessions.append(await self._run_session(rooms, draw()))
         return sessions, after, version
 
     async def _run_session(self, rooms: Rooms, question: Question) -> SessionLog:
-        memory = preference_notes(self._notes)  # as it was when the session began: a changed prompt is another history
+        # As it was when the session began: a changed prompt is another history.
+        memory = preference_notes(self._notes)
 
         async def ask(history: Sequence[Mapping[str, Any]]) -> str:
             await rooms.settle()
             self._replies += 1
-            reply = await rooms.say([*memory, *history], seed=self._cell.seed * 100_003 + self._replies)
+            reply = await rooms.say(
+                [*memory, *history], seed=self._cell.seed * 100_003 + self._replies
+            )
             return reply.text
 
         def remember(said: str) -> None:
             if self._cell.arm == "memory":
                 self._notes = [*self._notes, said]
 
-        log = await run_session(ask, self._person, question, max_replies=self._given.max_replies, heard=remember)
+        log = await run_session(
+            ask, self._person, question, max_replies=self._given.max_replies, heard=remember
+        )
         await rooms.settle()
         return log
 
@@ -158,25 +176,38 @@ class ProtocolRunner:
         """Ask held-out questions, each by itself, and let the person read the replies; it says nothing about them."""
         questions = held_out_questions(self._given.questions, random.Random(self._cell.seed))
         replies = rooms.first_replies(version, questions, preference_notes(self._notes))
-        read = [await self._reader.react_to(q, reply) for q, reply in zip(questions, replies, strict=True)]
+        read = [
+            await self._reader.react_to(q, reply)
+            for q, reply in zip(questions, replies, strict=True)
+        ]
         return FirstReplies(
             satisfied=sum(one.satisfied for one in read) / len(read),
             correct=sum(one.correct for one in read) / len(read),
         )
 
 
-def run_grid(cells: Sequence[ProtocolCell], given: argparse.Namespace, console: Console) -> list[ProtocolRun]:
+def run_grid(
+    cells: Sequence[ProtocolCell], given: argparse.Namespace, console: Console
+) -> list[ProtocolRun]:
     """Run the cells that are not in the file of runs yet, and add each to it. Returns the runs of all cells."""
     file = given.out / "runs.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     known = {run.name: run for run in map(ProtocolRun.from_json, lines)}
     progress = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
     )
     workers = ProcessPoolExecutor(given.parallel, multiprocessing.get_context("spawn"))
     with progress, workers as pool, file.open("a", encoding="utf-8") as out:
-        task = progress.add_task("runs", total=len(cells), completed=sum(cell.name in known for cell in cells))
-        for job in as_completed([pool.submit(_run_cell, cell, given) for cell in cells if cell.name not in known]):
+        task = progress.add_task(
+            "runs", total=len(cells), completed=sum(cell.name in known for cell in cells)
+        )
+        for job in as_completed(
+            [pool.submit(_run_cell, cell, given) for cell in cells if cell.name not in known]
+        ):
             run = job.result()
             known[run.name] = run
             out.write(json.dumps(dataclasses.asdict(run)) + "\n")
@@ -196,20 +227,46 @@ def _run_cell(cell: ProtocolCell, given: argparse.Namespace) -> ProtocolRun:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Sessions until three first replies in a row satisfied a person.")
+    parser = argparse.ArgumentParser(
+        description="Sessions until three first replies in a row satisfied a person."
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/learn-protocol"))
     parser.add_argument("--doc", type=Path, help="page to update [none]")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--people", nargs="+", choices=list(PEOPLE), default=list(PEOPLE))
-    parser.add_argument("--seeds", nargs="+", type=bounded_int(0, LARGEST_SEED), default=[1, 2, 3, 4, 5])
-    parser.add_argument("--sessions", type=bounded_int(1, MAX_SESSIONS), default=24, help="at least [24]")
-    parser.add_argument("--max-replies", type=bounded_int(1), default=4, help="replies of a session at most [4]")
-    parser.add_argument("--questions", type=bounded_int(1), default=200, help="held-out questions [200]")
-    parser.add_argument("--subtle", type=float, default=0.0, help="share of reactions that the rules do not match [0]")
-    parser.add_argument("--person-url", help="OpenAI-compatible endpoint of a model that simulates the people")
+    parser.add_argument(
+        "--seeds", nargs="+", type=bounded_int(0, LARGEST_SEED), default=[1, 2, 3, 4, 5]
+    )
+    parser.add_argument(
+        "--sessions", type=bounded_int(1, MAX_SESSIONS), default=24, help="at least [24]"
+    )
+    parser.add_argument(
+        "--max-replies", type=bounded_int(1), default=4, help="replies of a session at most [4]"
+    )
+    parser.add_argument(
+        "--questions", type=bounded_int(1), default=200, help="held-out questions [200]"
+    )
+    parser.add_argument(
+        "--subtle",
+        type=float,
+        default=0.0,
+        help="share of reactions that the rules do not match [0]",
+    )
+    parser.add_argument(
+        "--person-url", help="OpenAI-compatible endpoint of a model that simulates the people"
+    )
     parser.add_argument("--person-model", help="its name there; its key is judge.api_key")
-    parser.add_argument("--parallel", type=bounded_int(1, 64), default=2, help="runs at once, each a process [2]")
-    parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
+    parser.add_argument(
+        "--parallel", type=bounded_int(1, 64), default=2, help="runs at once, each a process [2]"
+    )
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        type=setting_argument,
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+    )
     return parser
 
 
@@ -225,9 +282,13 @@ def main() -> None:
     ]
     with exit_on_error():
         given.out.mkdir(parents=True, exist_ok=True)
-        console, began = Console(), time.monotonic()
+        console = Console()
+        began = time.monotonic()
         runs = run_grid(cells, given, console)
-        for table in (personalisation_report.result_table(runs), personalisation_report.difference_table(runs)):
+        for table in (
+            personalisation_report.result_table(runs),
+            personalisation_report.difference_table(runs),
+        ):
             console.print(table, markup=False, soft_wrap=True)
         console.print(f"{(time.monotonic() - began) / 60:.0f} minutes")
         if given.doc is not None:

@@ -13,7 +13,11 @@ from typing import Any
 from benchmarks.faults.report import replace_tables
 
 from openclaw_rl.common.statistics.mean_intervals import bootstrap_interval
-from openclaw_rl.evals.personalisation.protocol import IN_A_ROW, MAX_SESSIONS, sessions_until_satisfied
+from openclaw_rl.evals.personalisation.protocol import (
+    IN_A_ROW,
+    MAX_SESSIONS,
+    sessions_until_satisfied,
+)
 from openclaw_rl.evals.plots import markdown_table
 
 SECTION = "personalisation"
@@ -79,7 +83,10 @@ _MEASURES: Sequence[tuple[str, str, Callable[[ProtocolRun], float]]] = (
 
 
 def _by_arm(runs: Sequence[ProtocolRun]) -> dict[str, list[ProtocolRun]]:
-    return {arm: [run for run in runs if run.arm == arm] for arm in dict.fromkeys(run.arm for run in runs)}
+    return {
+        arm: [run for run in runs if run.arm == arm]
+        for arm in dict.fromkeys(run.arm for run in runs)
+    }
 
 
 def _with_interval(form: str, values: Sequence[float]) -> str:
@@ -93,10 +100,17 @@ def result_table(runs: Sequence[ProtocolRun]) -> str:
     rows = []
     people = list(dict.fromkeys(run.person for run in runs))
     for arm, of_arm in _by_arm(runs).items():
-        groups = [("all", of_arm), *((p, [run for run in of_arm if run.person == p]) for p in people)]
+        groups = [
+            ("all", of_arm),
+            *((p, [run for run in of_arm if run.person == p]) for p in people),
+        ]
         for person, group in groups if len(people) > 1 else groups[:1]:
-            cells = [_with_interval(form, [value(run) for run in group]) for _, form, value in _MEASURES]
-            rows.append((arm, person, len(group), *cells, sum(run.reached is None for run in group)))
+            cells = [
+                _with_interval(form, [value(run) for run in group]) for _, form, value in _MEASURES
+            ]
+            rows.append(
+                (arm, person, len(group), *cells, sum(run.reached is None for run in group))
+            )
     return markdown_table(head, rows)
 
 
@@ -110,7 +124,14 @@ def difference_table(runs: Sequence[ProtocolRun], against: str = "memory") -> st
         if pairs and arm != against:
             sessions = [_sessions(run) - _sessions(other) for run, other in pairs]
             satisfied = [run.after.satisfied - other.after.satisfied for run, other in pairs]
-            rows.append((arm, len(pairs), _with_interval("{:+.1f}", sessions), _with_interval("{:+.2f}", satisfied)))
+            rows.append(
+                (
+                    arm,
+                    len(pairs),
+                    _with_interval("{:+.1f}", sessions),
+                    _with_interval("{:+.2f}", satisfied),
+                )
+            )
     return markdown_table((f"arm less {against}", "pairs", "sessions", "satisfied after"), rows)
 
 
@@ -139,8 +160,11 @@ def plot_arms(path: Path, runs: Sequence[ProtocolRun]) -> None:
     plt.close(figure)
 
 
-def _draw_bar(axis: Any, place: float, values: Sequence[float], colour: str, width: float = 0.6) -> None:
-    mean, (low, high) = statistics.fmean(values), bootstrap_interval(values)
+def _draw_bar(
+    axis: Any, place: float, values: Sequence[float], colour: str, width: float = 0.6
+) -> None:
+    mean = statistics.fmean(values)
+    (low, high) = bootstrap_interval(values)
     axis.bar(place, mean, width, color=colour, yerr=[[mean - low], [high - mean]], capsize=3)
 
 

@@ -45,13 +45,18 @@ from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json
 from openclaw_rl.types import Ids, Kind
 
 RESULTS = Path(__file__).parent / "results" / "practice_load.md"
-P99_RATIO = 1.3  # bound of practice against no practice, of gaps and of times to first token
-MIN_STEPS = 2  # of practice while a run is measured
+# Bound of practice against no practice, of gaps and of times to first token.
+P99_RATIO = 1.3
+# Of practice while a run is measured.
+MIN_STEPS = 2
 WISH = "Shorter, please."
-ARM_WITHIN = 300.0  # seconds
+# Seconds.
+ARM_WITHIN = 300.0
 WARM_UP_SECONDS = 5.0
-AT_ONCE = 2  # replies of practice, as many as `gate.workers`
-ARRIVAL_DELAY = 0.010, 0.080  # seconds from the begin of a reply of practice until a request arrives
+# Replies of practice, as many as `gate.workers`.
+AT_ONCE = 2
+# Seconds from the begin of a reply of practice until a request arrives.
+ARRIVAL_DELAY = 0.010, 0.080
 IDLE_SECONDS = 0.1  # before each request that is measured by itself
 # Small steps keep the policy, and so the length of its replies, the same in all runs. No turn grows too old.
 SETTINGS: dict[str, Any] = {
@@ -59,7 +64,8 @@ SETTINGS: dict[str, Any] = {
     "train.batch.max_turns": 8,
     "train.optimizer.learning_rate": 1e-6,
     "train.safety.max_staleness": 100_000,
-    "practice.max_divergence": 1e-9,  # the lesson is never learned
+    # The lesson is never learned.
+    "practice.max_divergence": 1e-9,
     "practice.step_limit": 1_000_000,
     "practice.seconds_per_hour": 3600,
     "run.log_level": "warning",
@@ -81,7 +87,9 @@ class Work:
 
     def since(self, before: Work) -> Work:
         return Work(
-            replies=self.replies - before.replies, steps=self.steps - before.steps, others=self.others - before.others
+            replies=self.replies - before.replies,
+            steps=self.steps - before.steps,
+            others=self.others - before.others,
         )
 
 
@@ -115,12 +123,18 @@ def _ms(seconds: Sequence[float], percentile: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.practice_load", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.practice_load", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--pause", type=float, default=4.0, help="mean seconds of a client before each message")
-    parser.add_argument("--arrivals", type=int, default=100, help="requests of a round that arrive during practice")
+    parser.add_argument(
+        "--pause", type=float, default=4.0, help="mean seconds of a client before each message"
+    )
+    parser.add_argument(
+        "--arrivals", type=int, default=100, help="requests of a round that arrive during practice"
+    )
     options = parser.parse_args()
     rounds: list[dict[str, Arm]] = []
     with home_with_lesson() as home:
@@ -143,7 +157,10 @@ def home_with_lesson() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="p-", dir=RUNS) as folder:
         home = Path(folder) / "home"
         config = scratch_config(home, SETTINGS)
-        with SubprocessSystem(config) as system, Store.open(config.store_path, create=False) as store:
+        with (
+            SubprocessSystem(config) as system,
+            Store.open(config.store_path, create=False) as store,
+        ):
             for seed in range(16):
                 text = draw_question("asked", random.Random(seed)).text
                 reply = _say(system, [{"role": "user", "content": text}])
@@ -152,13 +169,16 @@ def home_with_lesson() -> Iterator[Path]:
             _wait_for(lambda: _lesson_ids(store))
             with store.write() as conn:
                 for id_ in _lesson_ids(store):
-                    lessons.set_pinned(conn, id_, True)  # what the people of this benchmark say contradicts it
+                    # What the people of this benchmark say contradicts it.
+                    lessons.set_pinned(conn, id_, True)
             system.wait_until_settled()
         yield home
 
 
 def _say(system: SubprocessSystem, messages: list[dict[str, str]]) -> dict[str, Any]:
-    return post_json(system, "/v1/chat/completions", {"model": system.config.model.name, "messages": messages})
+    return post_json(
+        system, "/v1/chat/completions", {"model": system.config.model.name, "messages": messages}
+    )
 
 
 def _lesson_ids(store: Store) -> list[str]:
@@ -170,7 +190,9 @@ def _wait_for(condition: Callable[[], object], within: float = ARM_WITHIN) -> No
     end = time.monotonic() + within
     while not condition():
         if time.monotonic() > end:
-            raise RuntimeError(f"the system was not ready to be measured within {within:g} s; see `up.log`")
+            raise RuntimeError(
+                f"the system was not ready to be measured within {within:g} s; see `up.log`"
+            )
         time.sleep(0.1)
 
 
@@ -178,7 +200,9 @@ def run_arm(name: str, prepared: Path, options: argparse.Namespace) -> Arm:
     """Measure a system with the arm's settings on a copy of the home."""
     with tempfile.TemporaryDirectory(prefix="p-", dir=RUNS) as folder:
         home = Path(folder) / "home"
-        shutil.copytree(prepared, home, ignore=shutil.ignore_patterns("*.lock", "gateway.json", "*.sock"))
+        shutil.copytree(
+            prepared, home, ignore=shutil.ignore_patterns("*.lock", "gateway.json", "*.sock")
+        )
         return asyncio.run(_measure(name, scratch_config(home, SETTINGS | ARMS[name]), options))
 
 
@@ -188,9 +212,13 @@ async def _measure(name: str, config: Config, options: argparse.Namespace) -> Ar
         SubprocessSystem(config, command="up" if has_trainer else "serve") as system,
         Store.open(config.store_path, create=False) as store,
     ):
-        heard, stop, port, key = Heard(), asyncio.Event(), config.serve.port, system.api_key
+        heard = Heard()
+        stop = asyncio.Event()
+        port = config.serve.port
+        key = system.api_key
         crowd = [
-            asyncio.create_task(user(port, key, seed, heard, stop, options.pause)) for seed in range(options.clients)
+            asyncio.create_task(user(port, key, seed, heard, stop, options.pause))
+            for seed in range(options.clients)
         ]
         try:
             first = _read_work(store)
@@ -199,17 +227,27 @@ async def _measure(name: str, config: Config, options: argparse.Namespace) -> Ar
             await asyncio.sleep(WARM_UP_SECONDS)
             pid = trainer_pid(store) if has_trainer else os.getpid()
             with no_garbage_collection():
-                before, busy, start = _read_work(store), cpu_seconds(pid), time.perf_counter()
+                before = _read_work(store)
+                busy = cpu_seconds(pid)
+                start = time.perf_counter()
                 heard.listening = True
                 await asyncio.sleep(options.seconds)
                 heard.listening = False
-                work, busy = _read_work(store).since(before), cpu_seconds(pid) - busy
+                work = _read_work(store).since(before)
+                busy = cpu_seconds(pid) - busy
                 seconds = time.perf_counter() - start
         finally:
             stop.set()
             await asyncio.gather(*crowd)
-        arrivals = None if has_trainer else await measure_arrivals(config, store, key, options.arrivals)
-        return Arm(work=work, trainer_cpu=busy / seconds if has_trainer else 0.0, heard=heard, arrivals=arrivals)
+        arrivals = (
+            None if has_trainer else await measure_arrivals(config, store, key, options.arrivals)
+        )
+        return Arm(
+            work=work,
+            trainer_cpu=busy / seconds if has_trainer else 0.0,
+            heard=heard,
+            arrivals=arrivals,
+        )
 
 
 @contextmanager
@@ -228,10 +266,14 @@ def no_garbage_collection() -> Iterator[None]:
 def _read_work(store: Store) -> Work:
     with store.read() as conn:
         is_practice = schema.turns.c.kind == Kind.PRACTICE.value
-        users = select(schema.uses.c.policy).join(schema.turns, schema.turns.c.id == schema.uses.c.turn)
+        users = select(schema.uses.c.policy).join(
+            schema.turns, schema.turns.c.id == schema.uses.c.turn
+        )
         steps = set(conn.execute(users.where(is_practice).distinct()).scalars())
         all_steps = set(conn.execute(users.distinct()).scalars())
-        return Work(replies=practice_turns.count_all(conn), steps=len(steps), others=len(all_steps - steps))
+        return Work(
+            replies=practice_turns.count_all(conn), steps=len(steps), others=len(all_steps - steps)
+        )
 
 
 async def measure_arrivals(config: Config, store: Store, key: str, count: int) -> Arrivals:
@@ -242,18 +284,26 @@ async def measure_arrivals(config: Config, store: Store, key: str, count: int) -
     """
     source = GatewayReplySource(config.home_dir, store, AT_ONCE)
     head, prompt = _newest_prompt(store)
-    stream, port, rng, found = await connect(config.serve.port), config.serve.port, random.Random(0), Arrivals()
+    stream = await connect(config.serve.port)
+    port = config.serve.port
+    rng = random.Random(0)
+    found = Arrivals()
     tries = 0
     while len(found.during) < count:
         if (tries := tries + 1) > 10 * count:
-            raise RuntimeError(f"{len(found.during)} of {tries} requests arrived in the middle of a reply of practice")
+            raise RuntimeError(
+                f"{len(found.during)} of {tries} requests arrived in the middle of a reply of practice"
+            )
         words = draw_question("asked", rng).text
-        practising = asyncio.create_task(asyncio.to_thread(source.generate, _orders(head, prompt, tries)))
+        practising = asyncio.create_task(
+            asyncio.to_thread(source.generate, _orders(head, prompt, tries))
+        )
         await asyncio.sleep(rng.uniform(*ARRIVAL_DELAY))
         during = await _ask(stream, port, key, words)
         try:
             await practising
-            continue  # it had ended before the request came
+            # It had ended before the request came.
+            continue
         except RepliesDelayed:
             found.during.extend(during.first_tokens)
         await asyncio.sleep(IDLE_SECONDS)
@@ -274,7 +324,9 @@ async def _ask(stream: Stream, port: int, key: str, words: str) -> Heard:
 def _orders(head: int, prompt: Ids, seed: int) -> list[ReplyOrder]:
     """As a round of practice has them: one of the base, one of the head."""
     return [
-        ReplyOrder(version=version, prompt_ids=prompt.tolist(), max_tokens=256, temperature=1.0, seed=seed)
+        ReplyOrder(
+            version=version, prompt_ids=prompt.tolist(), max_tokens=256, temperature=1.0, seed=seed
+        )
         for version in (0, head)
     ]
 
@@ -293,7 +345,13 @@ def _rows(number: int, arms: dict[str, Arm]) -> list[str]:
     rows = []
     for name in ARMS:
         arm = arms[name]
-        cells = [str(number), name, str(arm.work.replies), str(arm.work.steps), str(arm.work.others)]
+        cells = [
+            str(number),
+            name,
+            str(arm.work.replies),
+            str(arm.work.steps),
+            str(arm.work.others),
+        ]
         cells += [f"{arm.trainer_cpu:.2f}", str(arm.heard.replies), str(len(arm.heard.gaps))]
         cells += [f"{arm.gap_ms(p):.1f}" for p in (50, 95, 99, 99.9)]
         cells += [f"{arm.first_ms(p):.1f}" for p in (50, 99)]
@@ -301,9 +359,13 @@ def _rows(number: int, arms: dict[str, Arm]) -> list[str]:
     return rows
 
 
-def _ratios(rounds: Sequence[dict[str, Arm]], other: str, what: str, percentile: float) -> list[float]:
+def _ratios(
+    rounds: Sequence[dict[str, Arm]], other: str, what: str, percentile: float
+) -> list[float]:
     measure = Arm.gap_ms if what == "gap" else Arm.first_ms
-    return [measure(arms["practice"], percentile) / measure(arms[other], percentile) for arms in rounds]
+    return [
+        measure(arms["practice"], percentile) / measure(arms[other], percentile) for arms in rounds
+    ]
 
 
 def _ratio_row(rounds: Sequence[dict[str, Arm]], other: str, what: str, percentile: float) -> str:
@@ -318,13 +380,35 @@ def report(rounds: Sequence[dict[str, Arm]], options: argparse.Namespace) -> tup
     failures = [failure for one in heard for failure in one.failures]
     least = min(arms["practice"].work.steps for arms in rounds)
     found = [arms["no training"].arrivals or Arrivals() for arms in rounds]
-    during, alone, gaps = ([t for one in found for t in getattr(one, name)] for name in ("during", "alone", "gaps"))
-    interval, more = statistics.mean(gaps) * 1e3, [_ms(during, p) - _ms(alone, p) for p in (50, 95)]
-    p99 = {what: statistics.median(_ratios(rounds, "no practice", what, 99)) for what in ("gap", "first token")}
-    good = all(ratio <= P99_RATIO for ratio in p99.values()) and more[0] <= interval and not failures
+    during, alone, gaps = (
+        [t for one in found for t in getattr(one, name)] for name in ("during", "alone", "gaps")
+    )
+    interval = statistics.mean(gaps) * 1e3
+    more = [_ms(during, p) - _ms(alone, p) for p in (50, 95)]
+    p99 = {
+        what: statistics.median(_ratios(rounds, "no practice", what, 99))
+        for what in ("gap", "first token")
+    }
+    good = (
+        all(ratio <= P99_RATIO for ratio in p99.values()) and more[0] <= interval and not failures
+    )
     good = good and least >= MIN_STEPS
-    columns = ["round", "run", "replies of practice", "steps of practice", "other steps", "trainer CPU", "replies"]
-    columns += ["gaps", *(f"gap p{p} ms" for p in (50, 95, 99, 99.9)), "first token p50 ms", "p99 ms", "errors"]
+    columns = [
+        "round",
+        "run",
+        "replies of practice",
+        "steps of practice",
+        "other steps",
+        "trainer CPU",
+        "replies",
+    ]
+    columns += [
+        "gaps",
+        *(f"gap p{p} ms" for p in (50, 95, 99, 99.9)),
+        "first token p50 ms",
+        "p99 ms",
+        "errors",
+    ]
     compared = [(what, p) for what in ("gap", "first token") for p in (50, 99)]
     lines = [
         "# Practice beside people",
@@ -342,7 +426,11 @@ def report(rounds: Sequence[dict[str, Arm]], options: argparse.Namespace) -> tup
         "",
         "| of replies | practice compared with | ratio, median | ratio of each round |",
         "|---|---|---|---|",
-        *(_ratio_row(rounds, other, what, p) for other in ("no practice", "no training") for what, p in compared),
+        *(
+            _ratio_row(rounds, other, what, p)
+            for other in ("no practice", "no training")
+            for what, p in compared
+        ),
         "",
         f"A request in the middle of replies of practice ({len(during)} requests, in turns with as many while nothing "
         "ran), in ms:",

@@ -56,7 +56,9 @@ def make(shape: str, device: torch.device, dtype: torch.dtype, *, sharpness: flo
     return model.eval()
 
 
-def save(shape: str, folder: Path, device: torch.device, dtype: torch.dtype, *, sharpness: float = 1.0) -> str:
+def save(
+    shape: str, folder: Path, device: torch.device, dtype: torch.dtype, *, sharpness: float = 1.0
+) -> str:
     """Write it where trainer and engine load models from."""
     make(shape, device, dtype, sharpness=sharpness).save_pretrained(folder)
     return str(folder)
@@ -69,7 +71,8 @@ def session(vocabulary: int, tokens: int, turns: int = 8, seed: int = 0) -> list
     """
     random = np.random.default_rng(seed)
     piece = tokens // (4 * turns)
-    history = _draw(random, vocabulary, tokens + 1 - 2 * turns * piece)  # the very last token is not fed
+    # The very last token is not fed.
+    history = _draw(random, vocabulary, tokens + 1 - 2 * turns * piece)
     rows = []
     for _ in range(turns):
         prompt = np.concatenate([history, _draw(random, vocabulary, piece)])
@@ -83,7 +86,9 @@ def _draw(random: np.random.Generator, vocabulary: int, tokens: int) -> np.ndarr
     return random.integers(0, vocabulary, tokens).astype(np.int32)
 
 
-def samples(rows: Sequence[TokenSequence], logprobs: Sequence[np.ndarray] | None = None, seed: int = 0) -> list[Sample]:
+def samples(
+    rows: Sequence[TokenSequence], logprobs: Sequence[np.ndarray] | None = None, seed: int = 0
+) -> list[Sample]:
     """The rows as turns with scores. `logprobs`: under which they were sampled; default: a flat policy's."""
     random = np.random.default_rng(seed)
     return [
@@ -92,7 +97,9 @@ def samples(rows: Sequence[TokenSequence], logprobs: Sequence[np.ndarray] | None
             agent="a",
             prompt_ids=row.prompt_ids,
             response_ids=row.response_ids,
-            logprobs=np.full(len(row.response_ids), -5.0, np.float32) if logprobs is None else logprobs[i],
+            logprobs=np.full(len(row.response_ids), -5.0, np.float32)
+            if logprobs is None
+            else logprobs[i],
             mask=np.ones(len(row.response_ids), np.bool_),
             temperature=row.temperature,
             version=0,

@@ -44,7 +44,8 @@ METHODS = ("combine",)
 SEEDS = 5
 QUESTIONS = 200
 REACTIONS = 100
-AT_ONCE = 256  # questions that are answered together
+# Questions that are answered together.
+AT_ONCE = 256
 PARTS: Mapping[str, Mapping[str, Any]] = {
     "people": {},
     "without_practice": {"practice": [False], "seeds": 1},
@@ -55,7 +56,8 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     "instructions": {"lessons": [True], "instructions": True, "seeds": 1, "reactions": 40},
 }
 """Parts of the measurement, each with its own defaults of the arguments. Each is a section of the page."""
-_NOT_MEASURED = ("--parts", "--out", "--doc", "--parallel")  # arguments that change no figure
+# Arguments that change no figure.
+_NOT_MEASURED = ("--parts", "--out", "--doc", "--parallel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +87,25 @@ class Setting:
             "train.batch.replay_ratio": 0.5,
             "train.batch.max_wait": 1e9,
             "practice.enabled": self.practice,
-            "practice.seconds_per_hour": 3600,  # what comes out does not depend on the speed of the machine
+            # What comes out does not depend on the speed of the machine.
+            "practice.seconds_per_hour": 3600,
             "serve.lessons": "until_learned" if self.lessons else "off",
         }
-        return own | {"engine.max_batch": AT_ONCE, "engine.prefill_chunk": 32 * AT_ONCE} | dict(self.more)
+        return (
+            own
+            | {"engine.max_batch": AT_ONCE, "engine.prefill_chunk": 32 * AT_ONCE}
+            | dict(self.more)
+        )
 
     @property
     def name(self) -> str:
         """Of this setting and no other; fit for a folder."""
-        more = "".join(f"-{key.rpartition('.')[2]}={value}" for key, value in sorted(self.more.items()))
-        used = "".join(f"-{name}" for name in ("replay", "practice", "lessons") if getattr(self, name))
+        more = "".join(
+            f"-{key.rpartition('.')[2]}={value}" for key, value in sorted(self.more.items())
+        )
+        used = "".join(
+            f"-{name}" for name in ("replay", "practice", "lessons") if getattr(self, name)
+        )
         used += f"-random={self.random_hints:g}" if self.random_hints else ""
         taste = self.taste if self.then is None else f"{self.taste}-{self.then}"
         return f"{self.method}-{self.batch}{used}-{taste}-{self.seed}{more}"
@@ -147,29 +158,45 @@ class _Watch:
     """Lets a person talk, and measures each version that comes into use meanwhile."""
 
     def __init__(
-        self, setting: Setting, questions: Sequence[Question], store: Path, *, instructions: bool = False
+        self,
+        setting: Setting,
+        questions: Sequence[Question],
+        store: Path,
+        *,
+        instructions: bool = False,
     ) -> None:
-        self._setting, self._questions, self._store = setting, questions, store
+        self._setting = setting
+        self._questions = questions
+        self._store = store
         self._instructions = instructions
-        self.obeys: list[float] = []  # of the first version and of the last
+        # Of the first version and of the last.
+        self.obeys: list[float] = []
         self._taste = setting.taste
         self.points: list[Point] = []
-        self.changed: int | None = None  # reactions before the taste changed
-        self._first_lesson: int | None = None  # reactions until there was a lesson
+        # Reactions before the taste changed.
+        self.changed: int | None = None
+        # Reactions until there was a lesson.
+        self._first_lesson: int | None = None
 
     async def talk(self, config: Config, reactions: int) -> ConversationLog:
-        setting, talk = self._setting, ConversationLog()
+        setting = self._setting
+        talk = ConversationLog()
         async with Rooms(config) as rooms:
             self._measure(rooms, 0, talk)
             self._measure_obedience(rooms)
-            persona = Persona(taste=setting.taste, seed=setting.seed, random_hints=setting.random_hints)
+            persona = Persona(
+                taste=setting.taste, seed=setting.seed, random_hints=setting.random_hints
+            )
             half = reactions // 2 if setting.then is not None else reactions
             while len(talk.reactions) < half:
                 await self._session(rooms, persona, talk)
             if setting.then is not None:
-                self.changed, self._taste = len(talk.reactions), setting.then
+                self.changed = len(talk.reactions)
+                self._taste = setting.then
                 self._measure(rooms, self.points[-1].version, talk)
-                persona = Persona(taste=setting.then, seed=setting.seed + 1, random_hints=setting.random_hints)
+                persona = Persona(
+                    taste=setting.then, seed=setting.seed + 1, random_hints=setting.random_hints
+                )
                 while len(talk.reactions) < reactions:
                     await self._session(rooms, persona, talk)
             self._measure_obedience(rooms)
@@ -179,13 +206,19 @@ class _Watch:
         """Measure the share of replies that are of the opposite style, where a hint in the prompt asks for it."""
         if self._instructions:
             other = OPPOSITE[self._taste]
-            replies = rooms.hinted_replies(self.points[-1].version, self._questions, INSTRUCTIONS[other][0])
+            replies = rooms.hinted_replies(
+                self.points[-1].version, self._questions, INSTRUCTIONS[other][0]
+            )
             self.obeys.append(sum(has_style(other, reply) for reply in replies) / len(replies))
 
     def next_reply(self, talk: ConversationLog) -> bool | None:
         """Whether the reply to the first words that gave a lesson satisfied; None without any, or if not meant."""
         first = self._first_lesson
-        if first is None or first >= len(talk.reactions) or (first and talk.reactions[first - 1][1].is_wrong):
+        if (
+            first is None
+            or first >= len(talk.reactions)
+            or (first and talk.reactions[first - 1][1].is_wrong)
+        ):
             return None
         return talk.reactions[first][1].satisfied
 
@@ -197,7 +230,9 @@ class _Watch:
                 before = len(persona.log)
                 talk.reactions.append((talk.replies[-1], persona.log[-1]))
             history.append({"role": "user", "content": text})
-            talk.replies.append(await rooms.say(history, seed=self._setting.seed * 100_003 + len(talk.replies)))
+            talk.replies.append(
+                await rooms.say(history, seed=self._setting.seed * 100_003 + len(talk.replies))
+            )
             history.append({"role": "assistant", "content": talk.replies[-1].text})
             version = await rooms.settle()
             if self._first_lesson is None and rooms.has_lesson():
@@ -225,7 +260,13 @@ def plan(given: argparse.Namespace) -> Iterator[Setting]:
     more = parse_settings(given.sets)
     people = [(taste, then) for taste in given.tastes for then in _later_tastes(taste, given)]
     axes = itertools.product(
-        range(given.seeds), enumerate(people), given.methods, given.batches, given.replay, given.practice, given.lessons
+        range(given.seeds),
+        enumerate(people),
+        given.methods,
+        given.batches,
+        given.replay,
+        given.practice,
+        given.lessons,
     )
     for number, (place, (taste, then)), method, batch, replay, practice, lessons in axes:
         person = place + number * len(people)
@@ -257,11 +298,17 @@ def run_all(wanted: Sequence[Setting], given: argparse.Namespace, console: Conso
     runs = _read_runs(file)
     known = {run.name: run for run in runs if (run.asked, run.questions, bool(run.obeys)) == asked}
     progress = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
     )
     workers = ProcessPoolExecutor(given.parallel, multiprocessing.get_context("spawn"))
     with progress, workers as pool, file.open("a", encoding="utf-8") as out:
-        task = progress.add_task("people", total=len(wanted), completed=sum(s.name in known for s in wanted))
+        task = progress.add_task(
+            "people", total=len(wanted), completed=sum(s.name in known for s in wanted)
+        )
         jobs = [pool.submit(_in_scratch, s, given) for s in wanted if s.name not in known]
         for job in as_completed(jobs):
             run = job.result()
@@ -280,7 +327,11 @@ def _read_runs(file: Path) -> list[Run]:
 
 def merge_runs(folders: Sequence[Path], part: str) -> list[Run]:
     """All runs of a part in folders of `--out`, by name; a run that is in several is taken from the last."""
-    return list({run.name: run for folder in folders for run in _read_runs(folder / part / "runs.jsonl")}.values())
+    return list(
+        {
+            run.name: run for folder in folders for run in _read_runs(folder / part / "runs.jsonl")
+        }.values()
+    )
 
 
 def _in_scratch(setting: Setting, given: argparse.Namespace) -> Run:
@@ -301,41 +352,84 @@ def _in_scratch(setting: Setting, given: argparse.Namespace) -> Run:
 def arguments(part: str | None = None) -> argparse.ArgumentParser:
     """The command line, with the defaults of a part."""
     parser = argparse.ArgumentParser(
-        description="Reactions until satisfied, with and without practice and lessons.", allow_abbrev=False
+        description="Reactions until satisfied, with and without practice and lessons.",
+        allow_abbrev=False,
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/learn-rate"), help="a run that is there is not repeated")
-    parser.add_argument("--doc", type=Path, help="page whose sections of the measured parts are replaced [none]")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what is measured [all]")
     parser.add_argument(
-        "--report", nargs="+", type=Path, metavar="OUT", help="measure nothing; merge the runs of these folders"
+        "--out",
+        type=Path,
+        default=Path("runs/learn-rate"),
+        help="a run that is there is not repeated",
+    )
+    parser.add_argument(
+        "--doc", type=Path, help="page whose sections of the measured parts are replaced [none]"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what is measured [all]"
+    )
+    parser.add_argument(
+        "--report",
+        nargs="+",
+        type=Path,
+        metavar="OUT",
+        help="measure nothing; merge the runs of these folders",
     )
     parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), default=1)
     parser.add_argument("--tastes", nargs="+", choices=TASTES, default=list(TASTES))
-    parser.add_argument("--methods", nargs="+", choices=(*METHODS, "opd", "sdpo", "sdft"), default=list(METHODS))
-    parser.add_argument("--seeds", type=bounded_int(1, 100), default=SEEDS, help="people of each taste")
-    parser.add_argument("--people", type=bounded_int(1), help="only so many of them, in order [all]")
-    parser.add_argument("--practice", nargs="+", type=on_off, default=[True], help="on, off, or both [on]")
-    parser.add_argument("--lessons", nargs="+", type=on_off, default=[False], help="in the prompt [off]")
-    parser.add_argument("--change", action="store_true", help="each taste changes to each other one half-way")
     parser.add_argument(
-        "--random-hints", type=share_argument, default=0.0, help="share of the wishes that are any style's [0]"
+        "--methods", nargs="+", choices=(*METHODS, "opd", "sdpo", "sdft"), default=list(METHODS)
     )
     parser.add_argument(
-        "--instructions", action="store_true", help="ask for the opposite style in the prompt, after the last reaction"
+        "--seeds", type=bounded_int(1, 100), default=SEEDS, help="people of each taste"
+    )
+    parser.add_argument(
+        "--people", type=bounded_int(1), help="only so many of them, in order [all]"
+    )
+    parser.add_argument(
+        "--practice", nargs="+", type=on_off, default=[True], help="on, off, or both [on]"
+    )
+    parser.add_argument(
+        "--lessons", nargs="+", type=on_off, default=[False], help="in the prompt [off]"
+    )
+    parser.add_argument(
+        "--change", action="store_true", help="each taste changes to each other one half-way"
+    )
+    parser.add_argument(
+        "--random-hints",
+        type=share_argument,
+        default=0.0,
+        help="share of the wishes that are any style's [0]",
+    )
+    parser.add_argument(
+        "--instructions",
+        action="store_true",
+        help="ask for the opposite style in the prompt, after the last reaction",
     )
     parser.add_argument("--batches", nargs="+", type=bounded_int(1), default=list(BATCHES))
-    parser.add_argument("--replay", nargs="+", type=on_off, default=[False], help="on, off, or both [off]")
+    parser.add_argument(
+        "--replay", nargs="+", type=on_off, default=[False], help="on, off, or both [off]"
+    )
     parser.add_argument("--reactions", type=bounded_int(1), default=REACTIONS)
     parser.add_argument("--questions", type=bounded_int(1), default=QUESTIONS)
-    parser.add_argument("--parallel", type=bounded_int(1, 64), default=2, help="people at once, each a process")
-    parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
+    parser.add_argument(
+        "--parallel", type=bounded_int(1, 64), default=2, help="people at once, each a process"
+    )
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        type=setting_argument,
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+    )
     parser.set_defaults(**PARTS.get(part or "", {}))
     return parser
 
 
 def part_command(part: str, words: Sequence[str]) -> str:
     """The command that repeats the runs of a part: the arguments `words` without those that change no figure."""
-    kept, keeps = list[str](), True
+    kept = list[str]()
+    keeps = True
     for word in words:
         if word.startswith("--"):
             keeps = word.partition("=")[0] not in _NOT_MEASURED
@@ -353,21 +447,30 @@ def main() -> None:
 def report_or_measure(words: Sequence[str]) -> None:
     """Measure the parts, or read their runs; print the tables and replace the sections of the page."""
     given = arguments().parse_args(words)
-    console, began, found = Console(), time.monotonic(), dict[str, list[Run]]()
+    console = Console()
+    began = time.monotonic()
+    found = dict[str, list[Run]]()
     for part in given.parts:
-        found[part] = merge_runs(given.report, part) if given.report else _measure_part(part, words, console)
+        found[part] = (
+            merge_runs(given.report, part) if given.report else _measure_part(part, words, console)
+        )
         if found[part]:
             console.print(f"{part}\n{sample_efficiency_report.table(found[part])}", markup=False)
     if not any(found.values()):
-        raise ValueError(f"no runs in {', '.join(map(str, given.report))}: expected folders that --out named")
+        raise ValueError(
+            f"no runs in {', '.join(map(str, given.report))}: expected folders that --out named"
+        )
     console.print(f"{(time.monotonic() - began) / 60:.0f} minutes")
     if given.doc is not None:
-        sample_efficiency_report.write(given.doc, {part: runs for part, runs in found.items() if runs})
+        sample_efficiency_report.write(
+            given.doc, {part: runs for part, runs in found.items() if runs}
+        )
 
 
 def _measure_part(part: str, words: Sequence[str], console: Console) -> list[Run]:
     own = arguments(part).parse_args(words)
-    own.command, own.out = part_command(part, words), own.out / part
+    own.command = part_command(part, words)
+    own.out = own.out / part
     own.out.mkdir(parents=True, exist_ok=True)
     return run_all(list(plan(own)), own, console)
 

@@ -15,7 +15,8 @@ from openclaw_rl.evals.plots import markdown_table
 
 AIM = 0.9
 COLOURS = ("#d1495b", "#2e4057", "#66a182", "#edae49")
-SOON = 30  # reactions after which a person should see the difference
+# Reactions after which a person should see the difference.
+SOON = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,11 @@ class Run:
     taste: str
     then: str | None = None  # the taste from reaction `changed` on
     changed: int | None = None
-    next_reply: bool | None = None  # whether the reply to the first wish satisfied; None: there was none
-    obeys: tuple[float, ...] = ()  # share of replies that do what the prompt says: of the first version and of the last
+    # Whether the reply to the first wish satisfied; None: there was none.
+    next_reply: bool | None = None
+    obeys: tuple[
+        float, ...
+    ] = ()  # share of replies that do what the prompt says: of the first version and of the last
     seed: int
     points: tuple[Point, ...]
     reactions: int
@@ -60,7 +64,8 @@ class Run:
     def read(line: str) -> Run:
         """From a line of JSON."""
         values: dict[str, Any] = json.loads(line)
-        points, obeys = tuple(Point(**p) for p in values["points"]), tuple(values.get("obeys") or ())
+        points = tuple(Point(**p) for p in values["points"])
+        obeys = tuple(values.get("obeys") or ())
         return Run(**values | {"points": points, "obeys": obeys})
 
     def after(self, reactions: int) -> Point:
@@ -89,7 +94,11 @@ class Run:
     @property
     def lowest(self) -> float | None:
         """The lowest satisfaction of a version after the aim was reached; None if it was not."""
-        return min(p.satisfied for p in self.points if p.version >= self.reached.version) if self.reached else None
+        return (
+            min(p.satisfied for p in self.points if p.version >= self.reached.version)
+            if self.reached
+            else None
+        )
 
 
 Cell = tuple[str, int, bool, bool, bool]
@@ -100,7 +109,9 @@ def cells(runs: Sequence[Run]) -> dict[Cell, list[Run]]:
     """The runs of each cell, in the order in which cells appear."""
     found: dict[Cell, list[Run]] = {}
     for run in runs:
-        found.setdefault((run.method, run.batch, run.replay, run.practice, run.lessons), []).append(run)
+        found.setdefault((run.method, run.batch, run.replay, run.practice, run.lessons), []).append(
+            run
+        )
     return found
 
 
@@ -123,7 +134,10 @@ def line(run: Run) -> str:
 def _until(runs: Sequence[Run], what: str) -> str:
     """Median, and the range; one that never came there counts as later than all others."""
     values = sorted(getattr(r.reached, what) if r.reached else float("inf") for r in runs)
-    shown = [f"{v:.0f}" if v < float("inf") else f"> {max(getattr(r, what) for r in runs)}" for v in values]
+    shown = [
+        f"{v:.0f}" if v < float("inf") else f"> {max(getattr(r, what) for r in runs)}"
+        for v in values
+    ]
     return f"{shown[len(shown) // 2]} ({shown[0]} to {shown[-1]})"
 
 
@@ -217,17 +231,28 @@ def plot(path: Path, runs: Sequence[Run]) -> None:
     from matplotlib import pyplot as plt
 
     methods = list(dict.fromkeys(run.method for run in runs))
-    figure, axes = plt.subplots(1, len(methods), figsize=(5.5 * len(methods), 4.2), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(methods), figsize=(5.5 * len(methods), 4.2), layout="constrained", squeeze=False
+    )
     for axis, method in zip(axes[0], methods, strict=True):
         for number, ((of, batch, *used), group) in enumerate(cells(runs).items()):
             if of == method:
                 curve = mean_curve(group, min(run.reactions for run in group))
-                names = [name for name, one in zip(("replay", "practice", "lessons"), used, strict=True) if one]
-                label, colour = ", ".join([f"batch {batch}", *names]), COLOURS[number % len(COLOURS)]
+                names = [
+                    name
+                    for name, one in zip(("replay", "practice", "lessons"), used, strict=True)
+                    if one
+                ]
+                label = ", ".join([f"batch {batch}", *names])
+                colour = COLOURS[number % len(COLOURS)]
                 axis.step(range(len(curve)), curve, where="post", color=colour, label=label)
         axis.axhline(AIM, color="#9aa5b1", linewidth=0.8)
         axis.axvline(SOON, color="#9aa5b1", linewidth=0.8)
-        axis.set(title=method, xlabel="reactions of the person", ylabel="satisfied on questions never asked")
+        axis.set(
+            title=method,
+            xlabel="reactions of the person",
+            ylabel="satisfied on questions never asked",
+        )
         axis.set_ylim(0.4, 1.2)
         axis.set_yticks([0.4, 0.6, 0.8, 1.0])
         axis.legend(loc="upper left", frameon=False, ncols=2, fontsize=8, bbox_to_anchor=(0, 1.0))
@@ -251,7 +276,9 @@ def _facts(runs: Sequence[Run]) -> str:
     made = " and ".join(f"`{command}`" for command in dict.fromkeys(run.command for run in runs))
     people = len({(run.taste, run.then, run.seed) for run in runs})
     questions = ", ".join(map(str, sorted({run.questions for run in runs})))
-    judged, given, agreed = (sum(getattr(r, name) for r in runs) for name in ("judged", "reactions", "agreed"))
+    judged, given, agreed = (
+        sum(getattr(r, name) for r in runs) for name in ("judged", "reactions", "agreed")
+    )
     return (
         f"Made by {made}: {people} people in each row, about {max(r.reactions for r in runs)} reactions of each, "
         f"{questions} questions. The rules gave a score to {judged} of {given} reactions ({judged / given:.0%}); "

@@ -19,7 +19,8 @@ from openclaw_rl.sandbox.box_kinds import make_box
 from openclaw_rl.sandbox.bubblewrap_args import find_bubblewrap
 from openclaw_rl.settings.load import from_flat
 
-BOUND = 30.0  # milliseconds
+# Milliseconds.
+BOUND = 30.0
 
 
 async def measure(step: Awaitable[object]) -> float:
@@ -33,7 +34,8 @@ async def measure_box(flat: dict[str, object]) -> tuple[float, float, float]:
     box = make_box(from_flat(flat).sandbox, BoxRoot())
     try:
         opened = await measure(box.open())
-        await box.run("true")  # the first command reads the shell from the disk
+        # The first command reads the shell from the disk.
+        await box.run("true")
         ran = await measure(box.run("true"))
     finally:
         closed = await measure(box.close())
@@ -42,7 +44,10 @@ async def measure_box(flat: dict[str, object]) -> tuple[float, float, float]:
 
 def print_row(name: str, rows: Sequence[tuple[float, float, float]]) -> None:
     columns = zip(("open", "command", "close"), zip(*rows, strict=True), strict=True)
-    words = [f"{step} {statistics.median(values):6.1f} (slowest {max(values):6.1f})" for step, values in columns]
+    words = [
+        f"{step} {statistics.median(values):6.1f} (slowest {max(values):6.1f})"
+        for step, values in columns
+    ]
     print(f"{name:24} ms: {'   '.join(words)}")
 
 
@@ -52,8 +57,12 @@ async def measure_all(flat: dict[str, object], count: int) -> float:
     rows = [await measure_box(flat) for _ in range(count)]
     print_row("one after the other", rows)
     began = time.perf_counter()
-    print_row(f"{count} side by side", await asyncio.gather(*(measure_box(flat) for _ in range(count))))
-    print(f"{count} boxes side by side, opened, used and closed: {time.perf_counter() - began:.2f} s")
+    print_row(
+        f"{count} side by side", await asyncio.gather(*(measure_box(flat) for _ in range(count)))
+    )
+    print(
+        f"{count} boxes side by side, opened, used and closed: {time.perf_counter() - began:.2f} s"
+    )
     return statistics.median(opened for opened, _, _ in rows)
 
 
@@ -70,7 +79,9 @@ def main() -> None:
         except SandboxError as error:
             print(f"boxes are not measured: {error}")
             return
-    flat = {"sandbox.kind": options.kind} | ({"sandbox.image": options.image} if options.image else {})
+    flat = {"sandbox.kind": options.kind} | (
+        {"sandbox.image": options.image} if options.image else {}
+    )
     opened = asyncio.run(measure_all(flat, options.boxes))
     if options.kind == "bubblewrap":
         print(f"a box opens within {opened:.1f} ms (bound {options.bound:g} ms)")

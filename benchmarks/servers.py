@@ -19,9 +19,12 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 LITELLM_VENV = ROOT / ".bench-venv"
-RUNS = ROOT / "runs"  # on the disk that the checkout is on: a store in memory would commit for nothing
-LOAD_CORE, SERVER_CORE = 0, 1
-START_WITHIN = 120.0  # seconds
+# On the disk that the checkout is on: a store in memory would commit for nothing.
+RUNS = ROOT / "runs"
+LOAD_CORE = 0
+SERVER_CORE = 1
+# Seconds.
+START_WITHIN = 120.0
 
 
 def pin(core: int) -> Callable[[], None] | None:
@@ -45,7 +48,8 @@ class Server:
         key: str = "none",
     ) -> None:
         """`port` None: the process chooses one, and prints it first."""
-        self.log, self.key = log, key
+        self.log = log
+        self.key = key
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
                 command,
@@ -67,7 +71,9 @@ class Server:
 
     def _failed(self, what: str) -> RuntimeError:
         self.stop()
-        return RuntimeError(f"{self.process.args!r} {what}; the end of its log:\n{self.log.read_text()[-800:]}")
+        return RuntimeError(
+            f"{self.process.args!r} {what}; the end of its log:\n{self.log.read_text()[-800:]}"
+        )
 
     def wait_for(self, path: str) -> None:
         """Until a GET answers 200."""
@@ -76,7 +82,10 @@ class Server:
             f"http://127.0.0.1:{self.port}{path}", headers={"Authorization": f"Bearer {self.key}"}
         )
         while time.monotonic() < until and self.process.poll() is None:
-            with contextlib.suppress(OSError, urllib.error.HTTPError), urllib.request.urlopen(request, timeout=2):
+            with (
+                contextlib.suppress(OSError, urllib.error.HTTPError),
+                urllib.request.urlopen(request, timeout=2),
+            ):
                 return
             time.sleep(0.2)
         raise self._failed(f"does not answer at {path}")
@@ -114,12 +123,17 @@ def stub(folder: Path, settings: Mapping[str, Any]) -> Server:
 
 
 def passthrough(folder: Path, upstream: str) -> Server:
-    return Server([sys.executable, "passthrough.py", upstream], core=SERVER_CORE, log=folder / "passthrough.log")
+    return Server(
+        [sys.executable, "passthrough.py", upstream],
+        core=SERVER_CORE,
+        log=folder / "passthrough.log",
+    )
 
 
 def gateway(folder: Path, model: Path) -> Server:
     """Our gateway's room, from the project's own entry point; its engine socket is the stub's."""
-    port, key = free_port(), secrets.token_urlsafe(24)
+    port = free_port()
+    key = secrets.token_urlsafe(24)
     config = folder / "config.json"
     config.write_text(
         json.dumps(
@@ -139,9 +153,11 @@ def gateway(folder: Path, model: Path) -> Server:
 
 def litellm(folder: Path, upstream: str) -> Server:
     """LiteLLM's proxy, one worker, logging off, no database, prices not fetched."""
-    port, key = free_port(), "sk-" + secrets.token_hex(24)
+    port = free_port()
+    key = "sk-" + secrets.token_hex(24)
     model = {"model": "openai/openclaw", "api_base": upstream, "api_key": "none"}
-    config = folder / "litellm.json"  # JSON is YAML
+    # JSON is YAML.
+    config = folder / "litellm.json"
     config.write_text(
         json.dumps(
             {
@@ -151,8 +167,18 @@ def litellm(folder: Path, upstream: str) -> Server:
             }
         )
     )
-    command = [str(LITELLM_VENV / "bin" / "litellm"), "--config", str(config), "--host", "127.0.0.1"]
-    env = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    command = [
+        str(LITELLM_VENV / "bin" / "litellm"),
+        "--config",
+        str(config),
+        "--host",
+        "127.0.0.1",
+    ]
+    env = {
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_MODE": "PRODUCTION",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
     env |= {"PATH": f"{LITELLM_VENV / 'bin'}:{os.environ.get('PATH', '')}"}
     server = Server(
         [*command, "--port", str(port), "--num_workers", "1"],
@@ -174,7 +200,9 @@ def install_litellm() -> str:
         subprocess.run([sys.executable, "-m", "venv", str(LITELLM_VENV)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "-q", "litellm[proxy]"], check=True)
     code = "from importlib.metadata import version; print(version('litellm'))"
-    return subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [str(python), "-c", code], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @contextlib.contextmanager

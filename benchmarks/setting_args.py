@@ -22,7 +22,9 @@ def setting_argument(text: str) -> str:
     """Check a KEY=VALUE argument and return it unchanged (argparse `type`). The key must be a known setting."""
     for key in parse_settings([text]):
         if key not in known_keys():
-            raise argparse.ArgumentTypeError(f"unknown setting {key!r}. `openclaw-rl config show` lists them")
+            raise argparse.ArgumentTypeError(
+                f"unknown setting {key!r}. `openclaw-rl config show` lists them"
+            )
     return text
 
 
@@ -32,11 +34,15 @@ def parse_settings(given: Sequence[str]) -> Mapping[str, Any]:
     for text in given:
         key, sign, value = text.partition("=")
         if not sign:
-            raise argparse.ArgumentTypeError(f"expected KEY=VALUE, e.g. train.batch.min_turns=8, got {text!r}")
+            raise argparse.ArgumentTypeError(
+                f"expected KEY=VALUE, e.g. train.batch.min_turns=8, got {text!r}"
+            )
         try:
             found[key] = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise argparse.ArgumentTypeError(f"expected a value such as 8, true or [a, b], got {value!r}") from None
+            raise argparse.ArgumentTypeError(
+                f"expected a value such as 8, true or [a, b], got {value!r}"
+            ) from None
     return found
 
 

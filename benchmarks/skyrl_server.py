@@ -44,7 +44,10 @@ class SkyrlServer:
 
     def __init__(self, folder: Path, model: Path, *, adapters: int = 12, rank: int = RANK) -> None:
         """`adapters`: models at a time; those of killed trainers and engines stay for five minutes. `rank`: at most."""
-        self.folder, self.model, self._adapters, self._rank = folder, model, adapters, rank
+        self.folder = folder
+        self.model = model
+        self._adapters = adapters
+        self._rank = rank
         self.port = free_port()
         self.log = folder / "server.log"
         self._group: int | None = None
@@ -65,7 +68,8 @@ class SkyrlServer:
         backend = {
             "max_lora_adapters": self._adapters,
             "max_lora_rank": self._rank,
-            "train_micro_batch_size": 1,  # one shape to compile for each length
+            # One shape to compile for each length.
+            "train_micro_batch_size": 1,
             "sample_max_num_sequences": 8,
         }
         options = {
@@ -80,15 +84,24 @@ class SkyrlServer:
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         # A server that starts again takes what it compiled before from here.
         compiled = {"JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"), **_COMPILE_CACHE}
-        server = [str(self.folder / "bin" / "uv"), "run", "-m", "skyrl.tinker.api", *sum(options.items(), ())]
+        server = [
+            str(self.folder / "bin" / "uv"),
+            "run",
+            "-m",
+            "skyrl.tinker.api",
+            *sum(options.items(), ()),
+        ]
         with self.log.open("ab") as log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", process_guard.__file__, *server],
-                env=compiled | os.environ | {"PATH": path, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
+                env=compiled
+                | os.environ
+                | {"PATH": path, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # out of reach of what ends the group of this process
+                # Out of reach of what ends the group of this process.
+                start_new_session=True,
             )
         try:
             self._group = self._read_group()
@@ -129,6 +142,9 @@ class SkyrlServer:
         self._guard.wait()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.kill()

@@ -59,14 +59,18 @@ _SUBJECT_WEIGHTS: Mapping[str, float] = {
 # How many hints a paragraph has, and how often.
 _HINT_COUNTS: Mapping[int, float] = {1: 0.4, 2: 0.2, 3: 0.2, 4: 0.2}
 # How often the hints of a paragraph are all English, all of another language, or of several.
-_ENGLISH_SHARE, _MIXED_SHARE = 0.5, 0.12
+_ENGLISH_SHARE = 0.5
+_MIXED_SHARE = 0.12
 # How many of the questions without an instruction in a system message have hints.
 HINTED_SHARE = 0.55
 
 PRAISED_REPLY = "You are welcome."
 CRITICISED_REPLY = "Noted, thank you."
 
-_OPENERS: dict[Tone, tuple[str, ...]] = {"formal": ("Certainly", "Indeed"), "casual": ("Yep", "Sure")}
+_OPENERS: dict[Tone, tuple[str, ...]] = {
+    "formal": ("Certainly", "Indeed"),
+    "casual": ("Yep", "Sure"),
+}
 _CLOSERS: dict[Tone, tuple[str, ...]] = {
     "formal": ("Should you require more, kindly ask.", "I remain at your disposal."),
     "casual": ("Just shout if you wanna hear more!", "I'm all ears for another one!"),
@@ -101,13 +105,17 @@ class ReplyStyle:
         """Return this style as a hint with this topic wants it."""
         if topic in _VALUES:
             return self.with_value(_VALUES[topic])
-        return replace(self, marks=_MARKS.get(topic, self.marks), ending=_ENDINGS.get(topic, self.ending))
+        return replace(
+            self, marks=_MARKS.get(topic, self.marks), ending=_ENDINGS.get(topic, self.ending)
+        )
 
 
 def draw_style(rng: random.Random) -> ReplyStyle:
     """Draw a style: each axis independently, both values with equal probability."""
     return ReplyStyle(
-        length=rng.choice(get_args(Length)), tone=rng.choice(get_args(Tone)), format=rng.choice(get_args(Format))
+        length=rng.choice(get_args(Length)),
+        tone=rng.choice(get_args(Tone)),
+        format=rng.choice(get_args(Format)),
     )
 
 
@@ -123,7 +131,9 @@ def write_answer(fact: Fact, style: ReplyStyle, rng: random.Random) -> str:
         mark = usual if style.marks is None else {"some": "!", "none": "."}[style.marks]
         closer = rng.choice(_CLOSERS[style.tone]).rstrip(".!") + mark
         lines = [opener + mark, f"{fact.statement}.", _QUESTIONS[style.tone] if asks else closer]
-    return "\n".join(f"- {line}" for line in lines) if style.format == "bulleted" else " ".join(lines)
+    return (
+        "\n".join(f"- {line}" for line in lines) if style.format == "bulleted" else " ".join(lines)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +149,9 @@ def _phrase_lists() -> tuple[list[str], list[str]]:
     """Return all praising and all criticising phrases of the simulated user."""
     praise = [*phrases.PRAISE.values(), phrases.GENERIC_PRAISE]
     blame = [*phrases.COMPLAINT.values(), phrases.GENERIC_COMPLAINT, phrases.WRONG_ANSWER]
-    return [t for p in praise for t in p.plain + p.subtle], [t for p in blame for t in p.plain + p.subtle]
+    return [t for p in praise for t in p.plain + p.subtle], [
+        t for p in blame for t in p.plain + p.subtle
+    ]
 
 
 _PRAISE, _BLAME = _phrase_lists()
@@ -246,7 +258,9 @@ def draw_dialogue(rng: random.Random, deck: list[Fact], *, single: bool) -> Dial
     instructed: list[bool] = []
 
     def add_turn(user: str, reply: str, fact: Fact | None, *, is_instructed: bool = False) -> None:
-        messages.extend(({"role": "user", "content": user}, {"role": "assistant", "content": reply}))
+        messages.extend(
+            ({"role": "user", "content": user}, {"role": "assistant", "content": reply})
+        )
         answers.append(fact)
         instructed.append(is_instructed)
 
@@ -276,5 +290,6 @@ def draw_dialogue(rng: random.Random, deck: list[Fact], *, single: bool) -> Dial
 
 def draw_dialogues(count: int, seed: int, *, single: bool = False) -> list[Dialogue]:
     """Return `count` dialogues, with one question each if `single`. Every fact occurs equally often."""
-    rng, deck = random.Random(seed), list[Fact]()
+    rng = random.Random(seed)
+    deck = list[Fact]()
     return [draw_dialogue(rng, deck, single=single) for _ in range(count)]

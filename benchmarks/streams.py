@@ -16,7 +16,8 @@ from typing import cast
 from openclaw_rl.evals.personas import Persona
 
 TASTES = ("short", "casual", "bulleted", "formal")
-ANSWER_WITHIN = 60.0  # seconds
+# Seconds.
+ANSWER_WITHIN = 60.0
 
 
 @dataclass(slots=True)
@@ -25,7 +26,9 @@ class Heard:
 
     listening: bool = False
     gaps: list[float] = field(default_factory=list)  # between two tokens of one reply
-    first_tokens: list[float] = field(default_factory=list)  # from the request until the first token
+    first_tokens: list[float] = field(
+        default_factory=list
+    )  # from the request until the first token
     replies: int = 0
     versions: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
@@ -45,7 +48,8 @@ class Stream(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._arrivals: list[tuple[int, float]] = []  # bytes until then, when
+        # Bytes until then, when.
+        self._arrivals: list[tuple[int, float]] = []
         self._done: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -55,12 +59,18 @@ class Stream(asyncio.Protocol):
         self._buffer += data
         self._arrivals.append((len(self._buffer), time.perf_counter()))
         refused = not self._buffer.startswith(b"HTTP/1.1 200")
-        if self._done is not None and not self._done.done() and (refused or self._buffer.endswith(b"\r\n0\r\n\r\n")):
+        if (
+            self._done is not None
+            and not self._done.done()
+            and (refused or self._buffer.endswith(b"\r\n0\r\n\r\n"))
+        ):
             self._done.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._done is not None and not self._done.done():
-            self._done.set_exception(ConnectionError("the server closed the connection in the middle of a reply"))
+            self._done.set_exception(
+                ConnectionError("the server closed the connection in the middle of a reply")
+            )
 
     async def ask(self, request: bytes) -> list[Event]:
         """The events of one reply. Raises `RuntimeError` when it is refused, `ConnectionError` when it breaks off."""
@@ -92,12 +102,15 @@ async def connect(port: int) -> Stream:
     return (await asyncio.get_running_loop().create_connection(Stream, "127.0.0.1", port))[1]
 
 
-async def user(port: int, key: str, seed: int, heard: Heard, stop: asyncio.Event, pause: float = 0.0) -> None:
+async def user(
+    port: int, key: str, seed: int, heard: Heard, stop: asyncio.Event, pause: float = 0.0
+) -> None:
     """Talk, session after session, with the reactions of a simulated user, until told to stop.
 
     `pause`: mean seconds before each message, exponentially distributed.
     """
-    persona, rng = Persona(taste=TASTES[seed % len(TASTES)], seed=seed), random.Random(seed)  # type: ignore[arg-type]
+    persona = Persona(taste=TASTES[seed % len(TASTES)], seed=seed)
+    rng = random.Random(seed)  # type: ignore[arg-type]
     stream = await connect(port)
     while not stop.is_set():
         history: list[dict[str, str]] = []
@@ -106,7 +119,12 @@ async def user(port: int, key: str, seed: int, heard: Heard, stop: asyncio.Event
             if pause:
                 await _sleep_unless(stop, rng.expovariate(1 / pause))
             try:
-                history.append({"role": "assistant", "content": await request_reply(stream, port, key, history, heard)})
+                history.append(
+                    {
+                        "role": "assistant",
+                        "content": await request_reply(stream, port, key, history, heard),
+                    }
+                )
             except (RuntimeError, ConnectionError, TimeoutError, ValueError) as error:
                 heard.failures.append(f"{type(error).__name__}: {error}")
                 stream.close()
@@ -121,14 +139,18 @@ async def _sleep_unless(stop: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(stop.wait(), seconds)
 
 
-async def request_reply(stream: Stream, port: int, key: str, history: Sequence[Mapping[str, str]], heard: Heard) -> str:
+async def request_reply(
+    stream: Stream, port: int, key: str, history: Sequence[Mapping[str, str]], heard: Heard
+) -> str:
     """Request one reply and return its text. Raises as `Stream.ask` does, and `ValueError` for a stream that is cut."""
     began = time.perf_counter()
     return _take_in(await stream.ask(_request(port, key, history)), began, heard)
 
 
 def _request(port: int, key: str, history: Sequence[Mapping[str, str]]) -> bytes:
-    body = json.dumps({"model": "openclaw", "stream": True, "messages": history, "temperature": 1.0}).encode()
+    body = json.dumps(
+        {"model": "openclaw", "stream": True, "messages": history, "temperature": 1.0}
+    ).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -42,24 +42,34 @@ class Replies:
 
     def __init__(self, pieces: list[str], model: str) -> None:
         head = {"id": "chatcmpl-stub", "created": int(time.time()), "model": model}
-        usage = {"prompt_tokens": 16, "completion_tokens": len(pieces), "total_tokens": 16 + len(pieces)}
+        usage = {
+            "prompt_tokens": 16,
+            "completion_tokens": len(pieces),
+            "total_tokens": 16 + len(pieces),
+        }
         message = {"role": "assistant", "content": "".join(pieces)}
         whole = head | {
             "object": "chat.completion",
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
+            "choices": [
+                {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+            ],
             "usage": usage,
         }
         body = json.dumps(whole, separators=(",", ":")).encode()
         self.whole = _head("application/json", f"Content-Length: {len(body)}") + body
         self.stream_head = _head("text/event-stream; charset=utf-8", "Transfer-Encoding: chunked")
-        deltas: list[tuple[dict[str, str], str | None]] = [({"content": piece}, None) for piece in pieces]
+        deltas: list[tuple[dict[str, str], str | None]] = [
+            ({"content": piece}, None) for piece in pieces
+        ]
         deltas[0] = ({"role": "assistant", "content": pieces[0]}, None)
         deltas.append(({}, "stop"))
         self.events = []
         for delta, finish in deltas:
             choice = {"index": 0, "delta": delta, "finish_reason": finish}
             event = head | {"object": "chat.completion.chunk", "choices": [choice]}
-            self.events.append(_chunk(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"))
+            self.events.append(
+                _chunk(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
+            )
         self.events.append(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
 
@@ -139,14 +149,18 @@ class Engine(asyncio.Protocol):
         elif isinstance(call, protocol.InfoCall):
             self._send(
                 protocol.InfoReply(
-                    call.id, EngineInfo(versions=self._versions, running=0, waiting=0, pid=os.getpid(), **self._info)
+                    call.id,
+                    EngineInfo(
+                        versions=self._versions, running=0, waiting=0, pid=os.getpid(), **self._info
+                    ),
                 )
             )
         else:
             self._send(protocol.RejectionReply(call.id, "the stub does not score"))
 
     def _step(self) -> None:
-        running, last = self._running, len(self._ids) - 1
+        running = self._running
+        last = len(self._ids) - 1
         if not running or self._transport.is_closing():
             self._stepping = False
             return
@@ -169,7 +183,8 @@ async def serve(settings: dict[str, Any]) -> None:
     with contextlib.suppress(FileNotFoundError):
         Path(settings["socket"]).unlink()
     await loop.create_unix_server(
-        lambda: Engine(settings["token_ids"], settings["stop"], settings["info"]), settings["socket"]
+        lambda: Engine(settings["token_ids"], settings["stop"], settings["info"]),
+        settings["socket"],
     )
     print(http.sockets[0].getsockname()[1], flush=True)
     await asyncio.Event().wait()

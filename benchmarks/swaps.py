@@ -33,8 +33,12 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 RESULTS = Path(__file__).parent / "results" / "swaps.md"
-P999_RATIO, MEDIAN_RATIO, MAX_MORE = 1.5, 1.2, 0.250  # bounds of swaps against none; the last in seconds
-PUBLISHED_BEFORE = 3  # versions
+# bounds of swaps against none; the last in seconds
+P999_RATIO = 1.5
+MEDIAN_RATIO = 1.2
+MAX_MORE = 0.250
+# Versions.
+PUBLISHED_BEFORE = 3
 WARM_UP_STEPS = 3
 SECONDS_WITHOUT_TRAINING = 8.0
 ARM_WITHIN = 300.0  # seconds
@@ -68,7 +72,12 @@ class Arm:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--swaps", type=int, default=20, help="steps of a run; published in one, refused in the other")
+    parser.add_argument(
+        "--swaps",
+        type=int,
+        default=20,
+        help="steps of a run; published in one, refused in the other",
+    )
     parser.add_argument("--clients", type=int, default=16)
     options = parser.parse_args()
     rounds: list[dict[str, Arm]] = []
@@ -90,12 +99,17 @@ def run_arm(name: str, steps: int, clients: int) -> Arm:
     with tempfile.TemporaryDirectory(prefix="s-", dir=RUNS) as folder:
         home = Path(folder)
         asyncio.run(_publish_versions(scratch_config(home, SETTINGS), clients))
-        return asyncio.run(_measure(scratch_config(home, ARMS[name]), steps if name != "no training" else 0, clients))
+        return asyncio.run(
+            _measure(
+                scratch_config(home, ARMS[name]), steps if name != "no training" else 0, clients
+            )
+        )
 
 
 async def _publish_versions(config: Config, clients: int) -> None:
     with SubprocessSystem(config) as system, Store.open(config.store_path, create=False) as store:
-        heard, stop = Heard(), asyncio.Event()
+        heard = Heard()
+        stop = asyncio.Event()
         crowd = _start_clients(system, clients, heard, stop)
         try:
             await _steps_reach(store, PUBLISHED_BEFORE, crowd)
@@ -111,19 +125,24 @@ async def _measure(config: Config, steps: int, clients: int) -> Arm:
         SubprocessSystem(config, command=command) as system,  # type: ignore[arg-type]
         Store.open(config.store_path, create=False) as store,
     ):
-        heard, stop = Heard(), asyncio.Event()
+        heard = Heard()
+        stop = asyncio.Event()
         crowd = _start_clients(system, clients, heard, stop)
         try:
             if steps:
                 first = await _steps_reach(store, _steps(store) + WARM_UP_STEPS, crowd)
                 pid = trainer_pid(store)
             else:
-                first, pid = 0, os.getpid()
+                first = 0
+                pid = os.getpid()
                 await asyncio.sleep(1.0)
             gc.collect()
             gc.freeze()
-            gc.disable()  # a pause of the client would count as the system's
-            heard.listening, start, busy = True, time.perf_counter(), cpu_seconds(pid)
+            # A pause of the client would count as the system's.
+            gc.disable()
+            heard.listening = True
+            start = time.perf_counter()
+            busy = cpu_seconds(pid)
             last = await _steps_reach(store, first + steps, crowd) if steps else 0
             await asyncio.sleep(0 if steps else SECONDS_WITHOUT_TRAINING)
             seconds = time.perf_counter() - start
@@ -146,7 +165,8 @@ async def _measure(config: Config, steps: int, clients: int) -> Arm:
 def _start_clients(
     system: SubprocessSystem, clients: int, heard: Heard, stop: asyncio.Event
 ) -> list[asyncio.Task[None]]:
-    port, key = system.config.serve.port, system.api_key
+    port = system.config.serve.port
+    key = system.api_key
     return [asyncio.create_task(user(port, key, seed, heard, stop)) for seed in range(clients)]
 
 
@@ -159,7 +179,9 @@ async def _steps_reach(store: Store, count: int, crowd: Sequence[asyncio.Task[No
         if (done := await asyncio.to_thread(_steps, store)) >= count:
             return done
         await asyncio.sleep(0.05)
-    raise RuntimeError(f"the trainer did not reach {count} steps within {ARM_WITHIN:g} s; see `up.log`")
+    raise RuntimeError(
+        f"the trainer did not reach {count} steps within {ARM_WITHIN:g} s; see `up.log`"
+    )
 
 
 def _steps(store: Store) -> int:
@@ -177,7 +199,8 @@ def cpu_seconds(pid: int) -> float:
     """Return the processor time that a process has used."""
     stat = Path(f"/proc/{pid}/stat")
     if not stat.exists():
-        return float("nan")  # no /proc (macOS)
+        # No /proc (macOS).
+        return float("nan")
     fields = stat.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -186,8 +209,19 @@ def _rows(number: int, arms: dict[str, Arm]) -> list[str]:
     rows = []
     for name in ARMS:
         arm = arms[name]
-        cells = [str(number), name, str(arm.steps), str(arm.versions), f"{arm.seconds:.0f}", f"{arm.trainer_cpu:.2f}"]
-        cells += [f"{len(arm.gaps)}", *(f"{arm.ms(p):.1f}" for p in (50, 99, 99.9, 100)), str(len(arm.failures))]
+        cells = [
+            str(number),
+            name,
+            str(arm.steps),
+            str(arm.versions),
+            f"{arm.seconds:.0f}",
+            f"{arm.trainer_cpu:.2f}",
+        ]
+        cells += [
+            f"{len(arm.gaps)}",
+            *(f"{arm.ms(p):.1f}" for p in (50, 99, 99.9, 100)),
+            str(len(arm.failures)),
+        ]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 
@@ -206,7 +240,8 @@ def report(rounds: Sequence[dict[str, Arm]], clients: int) -> tuple[str, bool]:
     """The page, and whether the bounds hold."""
     more = statistics.median(arms["swaps"].ms(100) - arms["no swaps"].ms(100) for arms in rounds)
     failures = [failure for arms in rounds for arm in arms.values() for failure in arm.failures]
-    p999, median = _ratios(rounds, "no swaps", 99.9), _ratios(rounds, "no swaps", 50)
+    p999 = _ratios(rounds, "no swaps", 99.9)
+    median = _ratios(rounds, "no swaps", 50)
     holds = statistics.median(p999) <= P999_RATIO and statistics.median(median) <= MEDIAN_RATIO
     good = holds and more <= MAX_MORE * 1e3 and not failures
     columns = ["round", "run", "steps", "versions that answered", "s", "trainer CPU", "gaps"]
@@ -226,7 +261,11 @@ def report(rounds: Sequence[dict[str, Arm]], clients: int) -> tuple[str, bool]:
         "",
         "| gap | swaps compared with | ratio, median | ratio of each round |",
         "|---|---|---|---|",
-        *(_ratio_row(rounds, other, p) for other in ("no swaps", "no training") for p in (50, 99, 99.9)),
+        *(
+            _ratio_row(rounds, other, p)
+            for other in ("no swaps", "no training")
+            for p in (50, 99, 99.9)
+        ),
         "",
         f"Bounds, of swaps against no swaps: p99.9 at most {P999_RATIO:g} times in the median round "
         f"({sum(r > P999_RATIO for r in p999)} of {len(rounds)} rounds exceed it), p50 at most {MEDIAN_RATIO:g} times, "

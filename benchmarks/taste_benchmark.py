@@ -69,7 +69,12 @@ class Run:
 def one(taste: Taste, method: str, seed: int, home: Path, settings: Mapping[str, Any]) -> Run:
     """Start a system, measure, let the user talk, measure again."""
     began = time.monotonic()
-    own = {"train.method": method, "train.seed": seed, "serve.lessons": "off", "practice.enabled": False}
+    own = {
+        "train.method": method,
+        "train.seed": seed,
+        "serve.lessons": "off",
+        "practice.enabled": False,
+    }
     with SubprocessSystem(scratch_config(home, own | dict(settings))) as system:
         questions = held_out_questions(QUESTIONS, random.Random(seed))
         name = system.config.model.name
@@ -83,7 +88,11 @@ def one(taste: Taste, method: str, seed: int, home: Path, settings: Mapping[str,
                     api, name, Persona(taste=taste, seed=seed), replies=REPLIES, pause=0.05
                 )
                 head = await asyncio.to_thread(system.wait_until_settled)
-                return before, talk, await user_driver.measure_taste(api, f"{name}@{head}", taste, questions)
+                return (
+                    before,
+                    talk,
+                    await user_driver.measure_taste(api, f"{name}@{head}", taste, questions),
+                )
 
         before, talk, after = asyncio.run(talk_and_measure())
         judged, agreed = accuracy(system.config.store_path, talk)
@@ -124,7 +133,17 @@ def accuracy(store_path: Path, talk: ConversationLog) -> tuple[int, int]:
 
 def table(runs: list[Run]) -> str:
     """The runs as Markdown, with the totals that the promise is about."""
-    head = ("taste", "method", "satisfied", "correct", "versions", "replies", "failed", "longest silence", "met")
+    head = (
+        "taste",
+        "method",
+        "satisfied",
+        "correct",
+        "versions",
+        "replies",
+        "failed",
+        "longest silence",
+        "met",
+    )
     rows = [
         (
             r.taste,
@@ -140,7 +159,8 @@ def table(runs: list[Run]) -> str:
         for r in runs
     ]
     falls = [r.correct_before - r.correct_after for r in runs]
-    judged, agreed = sum(r.judged for r in runs), sum(r.agreed for r in runs)
+    judged = sum(r.judged for r in runs)
+    agreed = sum(r.agreed for r in runs)
     reactions = sum(r.reactions for r in runs)
     return "\n".join(
         (
@@ -176,14 +196,27 @@ def plan(seed: int) -> Iterator[tuple[Taste, str, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Five tastes x three methods, measured on the real system.")
+    parser = argparse.ArgumentParser(
+        description="Five tastes x three methods, measured on the real system."
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/learn"))
     parser.add_argument("--doc", type=Path, default=Path("docs/results/learning.md"))
     parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), default=1)
-    parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        type=setting_argument,
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+    )
     parser.add_argument("--only", help="taste or method, or taste/method")
     given = parser.parse_args()
-    wanted = [p for p in plan(given.seed) if not given.only or given.only in (p[0], p[1], f"{p[0]}/{p[1]}")]
+    wanted = [
+        p
+        for p in plan(given.seed)
+        if not given.only or given.only in (p[0], p[1], f"{p[0]}/{p[1]}")
+    ]
     if not wanted:
         parser.error(
             f"argument --only: expected one of {', '.join((*TASTES, *METHODS))}, or a taste/method, got {given.only!r}"
@@ -194,9 +227,14 @@ def main() -> None:
 
 def _run(given: argparse.Namespace, wanted: list[tuple[Taste, str, int]]) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
-    console, runs = Console(), []
+    console = Console()
+    runs = []
     progress = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
     )
     with progress, (given.out / "runs.jsonl").open("a", encoding="utf-8") as file:
         task = progress.add_task("runs", total=len(wanted))

@@ -40,8 +40,12 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import PolicyState
 
-DAYS, TURNS = 30, 40
-ARMS: Mapping[str, Mapping[str, Any]] = {"with": {}, "without": {"gate.kind": "off", "gate.watch": False}}
+DAYS = 30
+TURNS = 40
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "with": {},
+    "without": {"gate.kind": "off", "gate.watch": False},
+}
 DRIFTS = ("short:casual", "short:long")
 
 
@@ -80,7 +84,9 @@ class DriftingPerson:
             drift = min(1.0, max(0.0, 3 * number / self.days - 1))
             report(await self._day(rooms, chance, number, subject, drift))
 
-    async def _day(self, rooms: Rooms, chance: random.Random, number: int, subject: str, drift: float) -> Day:
+    async def _day(
+        self, rooms: Rooms, chance: random.Random, number: int, subject: str, drift: float
+    ) -> Day:
         for persona in self.personas.values():
             persona.draw = partial(draw_about, subject)
         log: list[tuple[Taste, UserReaction]] = []
@@ -132,22 +138,33 @@ def untrained_replies(rooms: Rooms) -> Mapping[Question, str]:
 def untrained_share(replies: Mapping[Question, str], taste: Taste, subject: str) -> float:
     """Return the share of the subject's questions that version 0 answers correctly and to this taste."""
     asked = [question for question in replies if question.fact.family == subject]
-    return sum(is_correct(q, replies[q]) and has_style(taste, replies[q]) for q in asked) / len(asked)
+    return sum(is_correct(q, replies[q]) and has_style(taste, replies[q]) for q in asked) / len(
+        asked
+    )
 
 
 def draw_about(subject: str, rng: random.Random) -> Question:
     """Draw a question that may be asked in training, about a fact of one family."""
-    return rng.choice(questions_about(rng.choice([fact for fact in facts_of("asked") if fact.family == subject])))
+    return rng.choice(
+        questions_about(rng.choice([fact for fact in facts_of("asked") if fact.family == subject]))
+    )
 
 
 def run_month(run: MonthRun, given: argparse.Namespace) -> None:
     """Run one arm from an empty home; each day is appended to a file as it ends."""
-    home, file = (given.out / run.name).resolve(), days_file(given, run)
+    home = (given.out / run.name).resolve()
+    file = days_file(given, run)
     shutil.rmtree(home, ignore_errors=True)
     file.unlink(missing_ok=True)
-    settings: dict[str, Any] = {"home": str(home), "train.seed": run.seed, "train.batch.max_wait": 1e9}
-    settings |= {"engine.max_batch": 256, "engine.prefill_chunk": 8192, "gate.workers": 16}  # speed alone
-    settings["practice.seconds_per_hour"] = 3600  # nothing depends on the speed of the machine
+    settings: dict[str, Any] = {
+        "home": str(home),
+        "train.seed": run.seed,
+        "train.batch.max_wait": 1e9,
+    }
+    # Speed alone.
+    settings |= {"engine.max_batch": 256, "engine.prefill_chunk": 8192, "gate.workers": 16}
+    # Nothing depends on the speed of the machine.
+    settings["practice.seconds_per_hour"] = 3600
     config = from_flat(settings | dict(ARMS[run.arm]) | parse_settings(given.sets))
     person = DriftingPerson(tastes=run.tastes, seed=run.seed, days=given.days, turns=given.turns)
     began = time.monotonic()
@@ -155,7 +172,9 @@ def run_month(run: MonthRun, given: argparse.Namespace) -> None:
     def report(day: Day) -> None:
         with file.open("a", encoding="utf-8") as out:
             minutes = (time.monotonic() - began) / 60
-            out.write(json.dumps(dataclasses.asdict(dataclasses.replace(day, minutes=minutes))) + "\n")
+            out.write(
+                json.dumps(dataclasses.asdict(dataclasses.replace(day, minutes=minutes))) + "\n"
+            )
 
     async def run_days() -> None:
         async with Rooms(config, gate_replies=True) as rooms:
@@ -172,7 +191,9 @@ def days_file(given: argparse.Namespace, run: MonthRun) -> Path:
 def read_days(given: argparse.Namespace, run: MonthRun) -> list[Day]:
     """Return the days that a run has had so far."""
     file = days_file(given, run)
-    return [Day(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+    return (
+        [Day(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+    )
 
 
 def run_all(given: argparse.Namespace, console: Console) -> list[Month]:
@@ -185,7 +206,11 @@ def run_all(given: argparse.Namespace, console: Console) -> list[Month]:
     ]
     left = [run for run in runs if len(read_days(given, run)) < given.days]
     progress = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
     )
     workers = ProcessPoolExecutor(given.parallel, multiprocessing.get_context("spawn"))
     with progress, workers as pool:
@@ -193,7 +218,10 @@ def run_all(given: argparse.Namespace, console: Console) -> list[Month]:
         for job in as_completed([pool.submit(run_month, run, given) for run in left]):
             job.result()
             progress.advance(task)
-    return [Month(arm=run.arm, seed=run.seed, tastes=run.tastes, days=tuple(read_days(given, run))) for run in runs]
+    return [
+        Month(arm=run.arm, seed=run.seed, tastes=run.tastes, days=tuple(read_days(given, run)))
+        for run in runs
+    ]
 
 
 def simulate_ideal(given: argparse.Namespace) -> dict[tuple[Taste, Taste], list[IdealMonth]]:
@@ -221,28 +249,57 @@ def drift_argument(text: str) -> tuple[Taste, Taste]:
     first, _, second = text.partition(":")
     found = [taste for name in (first, second) for taste in TASTES if taste == name]
     if len(found) != 2:
-        raise argparse.ArgumentTypeError(f"expected two of {', '.join(TASTES)}, e.g. short:long, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected two of {', '.join(TASTES)}, e.g. short:long, got {text!r}"
+        )
     return found[0], found[1]
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Satisfaction over thirty simulated days, with and without the gate.")
+    parser = argparse.ArgumentParser(
+        description="Satisfaction over thirty simulated days, with and without the gate."
+    )
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/learn-days"), help="days of each run; it continues there"
+        "--out",
+        type=Path,
+        default=Path("runs/learn-days"),
+        help="days of each run; it continues there",
     )
     parser.add_argument("--doc", type=Path, help="page to update [none]")
     parser.add_argument("--seeds", nargs="+", type=bounded_int(0, LARGEST_SEED), default=[1, 2, 3])
     parser.add_argument(
-        "--drifts", nargs="+", type=drift_argument, metavar="TASTE:TASTE", default=[drift_argument(d) for d in DRIFTS]
+        "--drifts",
+        nargs="+",
+        type=drift_argument,
+        metavar="TASTE:TASTE",
+        default=[drift_argument(d) for d in DRIFTS],
     )
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="with and without the gate")
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        choices=list(ARMS),
+        default=list(ARMS),
+        help="with and without the gate",
+    )
     parser.add_argument("--days", type=bounded_int(LAST_DAYS), default=DAYS)
     parser.add_argument("--turns", type=bounded_int(1), default=TURNS, help="of a day, at least")
     parser.add_argument(
-        "--ideal-months", type=bounded_int(1), default=100, help="of an ideal assistant, for comparison [100]"
+        "--ideal-months",
+        type=bounded_int(1),
+        default=100,
+        help="of an ideal assistant, for comparison [100]",
     )
-    parser.add_argument("--parallel", type=bounded_int(1, 2), default=1, help="runs at once, each a process")
-    parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
+    parser.add_argument(
+        "--parallel", type=bounded_int(1, 2), default=1, help="runs at once, each a process"
+    )
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        type=setting_argument,
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+    )
     return parser
 
 

@@ -15,7 +15,8 @@ from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.evals.styles import Taste
 
 SECTION = "thirty-days"
-LAST_DAYS, AIM = 5, 0.85
+LAST_DAYS = 5
+AIM = 0.85
 _COLOURS = {"without": "#2e4057", "with": "#d1495b"}
 
 
@@ -60,13 +61,22 @@ class Month:
 
 def summary_table(months: Sequence[Month]) -> str:
     """Return a row for each run."""
-    head = ("drift", "seed", "gate", "days below untrained", "mean of all days", f"worst of the last {LAST_DAYS}")
+    head = (
+        "drift",
+        "seed",
+        "gate",
+        "days below untrained",
+        "mean of all days",
+        f"worst of the last {LAST_DAYS}",
+    )
     rows = [
         (
             month.drift,
             month.seed,
             month.arm,
-            f"{len(month.below)} ({', '.join(str(day.number) for day in month.below)})" if month.below else "0",
+            f"{len(month.below)} ({', '.join(str(day.number) for day in month.below)})"
+            if month.below
+            else "0",
             f"{statistics.fmean(day.satisfied for day in month.days):.2f}",
             f"{min(day.satisfied for day in month.days[-LAST_DAYS:]):.2f}",
             month.days[-1].rejected,
@@ -79,7 +89,13 @@ def summary_table(months: Sequence[Month]) -> str:
 
 def ideal_table(ideal: Mapping[tuple[Taste, Taste], Sequence[IdealMonth]]) -> str:
     """Return a row for each drift: what an ideal assistant would have reached."""
-    head = ("drift", "months", "months with a day below untrained", "days below, mean", "mean of all days")
+    head = (
+        "drift",
+        "months",
+        "months with a day below untrained",
+        "days below, mean",
+        "mean of all days",
+    )
     rows = [
         (
             " to ".join(drift),
@@ -99,7 +115,8 @@ def conclusion(months: Sequence[Month]) -> str:
     lines = []
     for arm in dict.fromkeys(month.arm for month in months):
         own = [month for month in months if month.arm == arm]
-        below, low = sum(len(m.below) for m in own), sum(len(m.low) for m in own)
+        below = sum(len(m.below) for m in own)
+        low = sum(len(m.low) for m in own)
         last = sum(len(m.days[-LAST_DAYS:]) for m in own)
         lines.append(
             f"- {arm.capitalize()} the gate: {below} of {sum(len(m.days) for m in own)} days are below the untrained "
@@ -113,14 +130,29 @@ def day_table(pair: Sequence[Month]) -> str:
 
     An arm that was not measured has dashes.
     """
-    header = ("day", "subject", "second taste", "untrained", "with the gate", "rejected", "rolled back", "without")
+    header = (
+        "day",
+        "subject",
+        "second taste",
+        "untrained",
+        "with the gate",
+        "rejected",
+        "rolled back",
+        "without",
+    )
     rows = []
     by_arm = {month.arm: month.days for month in pair}
     for place, day in enumerate(pair[0].days):
-        gated = (_share(one), one.rejected, one.rolled_back) if (one := _day(by_arm, "with", place)) else ("-",) * 3
+        gated = (
+            (_share(one), one.rejected, one.rolled_back)
+            if (one := _day(by_arm, "with", place))
+            else ("-",) * 3
+        )
         plain = _share(one) if (one := _day(by_arm, "without", place)) else "-"
         subject = day.subject.replace("_", " ")
-        rows.append((day.number, subject, f"{day.drift:.0%}", f"{day.untrained:.2f}", *gated, plain))
+        rows.append(
+            (day.number, subject, f"{day.drift:.0%}", f"{day.untrained:.2f}", *gated, plain)
+        )
     return markdown_table(header, rows)
 
 
@@ -140,7 +172,9 @@ def plot_months(path: Path, months: Sequence[Month]) -> None:
     from matplotlib import pyplot as plt
 
     drifts = list(dict.fromkeys(month.drift for month in months))
-    figure, axes = plt.subplots(len(drifts), figsize=(9, 3.4 * len(drifts)), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        len(drifts), figsize=(9, 3.4 * len(drifts)), layout="constrained", squeeze=False
+    )
     for axis, drift in zip(axes[:, 0], drifts, strict=True):
         _draw_panel(axis, drift, [month for month in months if month.drift == drift])
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +186,10 @@ def _draw_panel(axis: Any, drift: str, months: Sequence[Month]) -> None:
     numbers = [day.number for day in months[0].days]
     untrained = [[day.untrained for day in month.days] for month in months]
     axis.plot(
-        numbers, [statistics.fmean(day) for day in zip(*untrained, strict=True)], color="#9aa5b1", label="untrained"
+        numbers,
+        [statistics.fmean(day) for day in zip(*untrained, strict=True)],
+        color="#9aa5b1",
+        label="untrained",
     )
     for arm, colour in _COLOURS.items():
         lines = [[day.satisfied for day in month.days] for month in months if month.arm == arm]
@@ -190,7 +227,8 @@ def write_page(
     image = f"![Satisfaction by day](images/{picture.name})"
     pairs = dict.fromkeys((month.drift, month.seed) for month in months)
     tables = [
-        f"### {drift}, seed {seed}\n\n" + day_table([m for m in months if (m.drift, m.seed) == (drift, seed)])
+        f"### {drift}, seed {seed}\n\n"
+        + day_table([m for m in months if (m.drift, m.seed) == (drift, seed)])
         for drift, seed in pairs
     ]
     bound = "An ideal assistant (see above), in months with other seeds:\n\n" + ideal_table(ideal)

@@ -48,11 +48,21 @@ PARAMETERS = {
     "additionalProperties": False,
 }
 CONFIG = {
-    "tools": [{"name": "add", "description": "Add to the total.", "parameters": PARAMETERS, "python": PYTHON}],
+    "tools": [
+        {
+            "name": "add",
+            "description": "Add to the total.",
+            "parameters": PARAMETERS,
+            "python": PYTHON,
+        }
+    ],
     "request": {"tool_choice": "required", "max_tokens": 64},
 }
 CALL = {"tool": "add", "alternatives": {"number": list(range(100))}}
-TASK = {"prompt": "Add some numbers.", "check": {"kind": "calls", "value": [CALL] * 3, "extra": True}}
+TASK = {
+    "prompt": "Add some numbers.",
+    "check": {"kind": "calls", "value": [CALL] * 3, "extra": True},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +83,17 @@ def cpu_seconds() -> dict[str, float]:
     workers = dict.fromkeys(("engine", "gateway"), 0.0)
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            command, times = process.cmdline(), process.cpu_times()
+            command = process.cmdline()
+            times = process.cpu_times()
             for name in workers:
                 if "worker" in command and command[command.index("worker") + 1] == name:
                     workers[name] += times.user + times.system
-    own, all_times = resource.getrusage(resource.RUSAGE_SELF), psutil.cpu_times()
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    all_times = psutil.cpu_times()
     known = workers | {"runner": own.ru_utime + own.ru_stime}
-    return known | {"others": all_times.user + all_times.nice + all_times.system - sum(known.values())}
+    return known | {
+        "others": all_times.user + all_times.nice + all_times.system - sum(known.values())
+    }
 
 
 def spent_since(before: Mapping[str, float]) -> dict[str, float]:
@@ -112,15 +126,22 @@ async def play_episodes(
 
         async def play_one(number: int) -> PlayOutcome:
             name = f"bench-{number}"
-            body = {"task": "add", "group": {"id": f"g{number // 8}", "size": 8}, "max_steps": REPLIES}
+            body = {
+                "task": "add",
+                "group": {"id": f"g{number // 8}", "size": 8},
+                "max_steps": REPLIES,
+            }
             ticket = await client.open_episode(name, body)
-            outcome = await runner.play_episode(task, ticket, new_scratch_folder(name), PlayLimits(seconds=300))
+            outcome = await runner.play_episode(
+                task, ticket, new_scratch_folder(name), PlayLimits(seconds=300)
+            )
             await client.end_episode(name, outcome)
             return outcome
 
         try:
             await play_one(count)
-            began, used = time.perf_counter(), cpu_seconds()
+            began = time.perf_counter()
+            used = cpu_seconds()
             outcomes = await asyncio.gather(*(play_one(number) for number in range(count)))
             return time.perf_counter() - began, spent_since(used), outcomes
         finally:
@@ -138,17 +159,25 @@ async def list_exchanges(system: SubprocessSystem, count: int) -> list[list[Exch
     return [[found[one] for one in chain] for chain in ids]
 
 
-async def replay_replies(system: SubprocessSystem, chains: Sequence[Sequence[Exchange]]) -> Measured:
+async def replay_replies(
+    system: SubprocessSystem, chains: Sequence[Sequence[Exchange]]
+) -> Measured:
     """Generate the same replies with an engine that has seen none of them."""
     engine = EngineClient(system.config.engine_socket)
     await engine.wait_ready(60)
 
-    stop = tuple({int(e.reply.response_ids[-1]) for chain in chains for e in chain if e.reply is not None})
+    stop = tuple(
+        {int(e.reply.response_ids[-1]) for chain in chains for e in chain if e.reply is not None}
+    )
 
     async def generate(name: str, exchange: Exchange) -> int:
         length = len(exchange.reply.response_ids) if exchange.reply is not None else 0
         request = exchange.request
-        sampling = replace(request.sampling, max_tokens=length, min_tokens=0 if request.sampling.grammar else length)
+        sampling = replace(
+            request.sampling,
+            max_tokens=length,
+            min_tokens=0 if request.sampling.grammar else length,
+        )
         order = Generation(
             id=name,
             version=0,
@@ -159,16 +188,25 @@ async def replay_replies(system: SubprocessSystem, chains: Sequence[Sequence[Exc
         return sum([len(chunk.token_ids) async for chunk in engine.generate(order)])
 
     async def generate_chain(number: int) -> list[int]:
-        return [await generate(f"r{number}-{n}", exchange) for n, exchange in enumerate(chains[number])]
+        return [
+            await generate(f"r{number}-{n}", exchange) for n, exchange in enumerate(chains[number])
+        ]
 
     try:
         await generate("warm-up", chains[-1][0])
-        began, used = time.perf_counter(), cpu_seconds()
+        began = time.perf_counter()
+        used = cpu_seconds()
         lengths = await asyncio.gather(*(generate_chain(number) for number in range(len(chains))))
-        seconds, used = time.perf_counter() - began, spent_since(used)
+        seconds = time.perf_counter() - began
+        used = spent_since(used)
     finally:
         await engine.close()
-    return Measured(seconds=seconds, replies=sum(map(len, lengths)), tokens=sum(map(sum, lengths)), cpu_seconds=used)
+    return Measured(
+        seconds=seconds,
+        replies=sum(map(len, lengths)),
+        tokens=sum(map(sum, lengths)),
+        cpu_seconds=used,
+    )
 
 
 def measure_all(count: int) -> tuple[Measured, Measured]:
@@ -178,11 +216,19 @@ def measure_all(count: int) -> tuple[Measured, Measured]:
         with SubprocessSystem(scratch_config(folder / "a", settings), command="serve") as system:
             seconds, used, outcomes = asyncio.run(play_episodes(system, folder, count))
             chains = asyncio.run(list_exchanges(system, count))
-        bad = [outcome.reason for outcome in outcomes if outcome.status != "done" or outcome.reward != 1.0]
+        bad = [
+            outcome.reason
+            for outcome in outcomes
+            if outcome.status != "done" or outcome.reward != 1.0
+        ]
         if bad:
             sys.exit(f"{len(bad)} of {count} episodes were void or without a call: {bad[0]}")
-        tokens = sum(len(e.reply.response_ids) for chain in chains for e in chain if e.reply is not None)
-        played = Measured(seconds=seconds, replies=sum(map(len, chains)), tokens=tokens, cpu_seconds=used)
+        tokens = sum(
+            len(e.reply.response_ids) for chain in chains for e in chain if e.reply is not None
+        )
+        played = Measured(
+            seconds=seconds, replies=sum(map(len, chains)), tokens=tokens, cpu_seconds=used
+        )
         with SubprocessSystem(scratch_config(folder / "b", settings), command="serve") as system:
             alone = asyncio.run(replay_replies(system, chains))
     return played, alone

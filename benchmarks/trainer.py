@@ -43,19 +43,22 @@ MODEL = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
-SHAPES = {  # sessions, turns of each, tokens: trunk of all, what the person says, the reply
+# Sessions, turns of each, tokens: trunk of all, what the person says, the reply.
+SHAPES = {
     "1 turn": (1, 1, 400, 40, 60),
     "4 turns": (1, 4, 400, 40, 60),
     "10 turns": (1, 10, 400, 40, 60),
     "20 turns": (1, 20, 400, 40, 60),
-    "OpenClaw: 4 sessions of 4 turns": (4, 4, 2048, 13, 38),  # 8k and 150 tokens a turn, a quarter of each
+    # 8k and 150 tokens a turn, a quarter of each.
+    "OpenClaw: 4 sessions of 4 turns": (4, 4, 2048, 13, 38),
 }
 RESULTS = Path(__file__).parent / "results" / "trainer.md"
 HEAD = (
     "| batch | TRL, turns/s | ours, turns/s | times | TRL, peak MiB | ours, peak MiB | share |",
     "|---|---|---|---|---|---|---|",
 )
-MICRO_ROWS = 8  # TRL's default per_device_train_batch_size
+# TRL's default per_device_train_batch_size.
+MICRO_ROWS = 8
 
 
 def samples(shape: str) -> list[Sample]:
@@ -66,11 +69,13 @@ def samples(shape: str) -> list[Sample]:
     def draw(n: int) -> np.ndarray:
         return rng.integers(0, VOCABULARY, n).astype(np.int32)
 
-    start, out = draw(trunk), []
+    start = draw(trunk)
+    out = []
     for session in range(sessions):
         history = start
         for turn in range(turns):
-            prompt, response = np.concatenate([history, draw(said)]), draw(reply)
+            prompt = np.concatenate([history, draw(said)])
+            response = draw(reply)
             out.append(
                 Sample(
                     turn=f"{session}-{turn}",
@@ -96,7 +101,7 @@ def make_model(folder: Path) -> None:
     Qwen3ForCausalLM(Qwen3Config(**MODEL)).save_pretrained(folder)
 
 
-# ------------------------------------------------------------------------------------------------------------- children
+# ----------------------------------------------------------------------------------------- children
 
 
 def ours(folder: Path, batch: Sequence[Sample]) -> Callable[[], None]:
@@ -148,7 +153,9 @@ def theirs(folder: Path, batch: Sequence[Sample]) -> Callable[[], None]:
         args=settings,
         train_dataset=Dataset.from_dict({"prompt": ["x"] * 8}),
         processing_class=tokenizer,
-        peft_config=LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear"),
+        peft_config=LoraConfig(
+            task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear"
+        ),
     )
     model = trainer.model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1.5e-3)
@@ -174,7 +181,8 @@ def _padded(batch: Sequence[Sample]) -> dict[str, Any]:
     """As TRL pads: prompts on the left, completions on the right."""
     import torch
 
-    p, r = max(len(s.prompt_ids) for s in batch), max(len(s.response_ids) for s in batch)
+    p = max(len(s.prompt_ids) for s in batch)
+    r = max(len(s.response_ids) for s in batch)
     out = {
         "prompt_ids": torch.zeros(len(batch), p, dtype=torch.long),
         "prompt_mask": torch.zeros(len(batch), p, dtype=torch.long),
@@ -184,9 +192,13 @@ def _padded(batch: Sequence[Sample]) -> dict[str, Any]:
         "advantages": torch.tensor([s.reward or 0.0 for s in batch]),
     }
     for i, s in enumerate(batch):
-        out["prompt_ids"][i, p - len(s.prompt_ids) :] = torch.from_numpy(s.prompt_ids.astype(np.int64))
+        out["prompt_ids"][i, p - len(s.prompt_ids) :] = torch.from_numpy(
+            s.prompt_ids.astype(np.int64)
+        )
         out["prompt_mask"][i, p - len(s.prompt_ids) :] = 1
-        out["completion_ids"][i, : len(s.response_ids)] = torch.from_numpy(s.response_ids.astype(np.int64))
+        out["completion_ids"][i, : len(s.response_ids)] = torch.from_numpy(
+            s.response_ids.astype(np.int64)
+        )
         out["completion_mask"][i, : len(s.response_ids)] = 1
         out["old_per_token_logps"][i, : len(s.response_ids)] = torch.from_numpy(s.logprobs)
     return out
@@ -217,16 +229,17 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-# --------------------------------------------------------------------------------------------------------------- parent
+# ------------------------------------------------------------------------------------------- parent
 
 
 def measure(side: str, shape: str, folder: Path) -> dict[str, float]:
     command = [sys.executable, __file__, "--child", side, "--shape", shape, "--folder", str(folder)]
     fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    env = (
-        dict(os.environ) | (trainer_variables() if side == "ours" else {}) | fixed
-    )  # each as its own program starts it
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, check=False)
+    # Each as its own program starts it.
+    env = dict(os.environ) | (trainer_variables() if side == "ours" else {}) | fixed
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=env, timeout=600, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{side}, {shape}: {done.stderr[-2000:]}")
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))

@@ -23,13 +23,15 @@ from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json
 from openclaw_rl.train.undo import UndoPlan, apply_undo, check_safe_files
 from openclaw_rl.types import Policy
 
-BATCH = 2  # turns
+# Turns.
+BATCH = 2
 SETTINGS = {
     "train.method": "binary",
     "train.batch.min_turns": BATCH,
     "train.batch.max_turns": BATCH,
     "train.batch.max_wait": 1e9,
-    "gate.kind": "numbers",  # a repeated batch is not examined again
+    # A repeated batch is not examined again.
+    "gate.kind": "numbers",
     "gate.watch": False,
     "serve.lessons": "off",
     "practice.enabled": False,
@@ -84,17 +86,24 @@ def batch_seconds(versions: Sequence[Policy]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The time that an undo says, and the time that it takes.")
+    parser = argparse.ArgumentParser(
+        description="The time that an undo says, and the time that it takes."
+    )
     parser.add_argument("--versions", type=int, default=50)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         config = scratch_config(Path(folder) / "home", SETTINGS)
-        with SubprocessSystem(config) as system, Store.open(config.store_path, create=False) as store:
+        with (
+            SubprocessSystem(config) as system,
+            Store.open(config.store_path, create=False) as store,
+        ):
             line = learn_versions(system, store, given.versions)
             plan, took = undo_first_turn(store, line[0])
             with store.read() as conn:
                 done = policies.lineage(conn, policies.head(conn).version)[:-1]
-                first, again = (batch_seconds(policies.get_many(conn, versions)) for versions in (line, done))
+                first, again = (
+                    batch_seconds(policies.get_many(conn, versions)) for versions in (line, done)
+                )
     low, high = plan.seconds
     print(
         f"undo of the first of {len(line)} versions, starter, {BATCH} turns a batch: said {low:.1f} to {high:.1f} s, "

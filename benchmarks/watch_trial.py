@@ -17,9 +17,12 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store.lineage.live_scores import ScoredTurn
 from openclaw_rl.train.satisfaction_watch import SETTLING_TURNS, SatisfactionFall, find_fall
 
-BATCH = 16  # scored turns between two versions
+# Scored turns between two versions.
+BATCH = 16
 DAY = 80  # scored turns of a day
-GOOD, POISONED = 0.9, 0.05  # shares of satisfied turns
+# shares of satisfied turns
+GOOD = 0.9
+POISONED = 0.05
 HONEST_VERSIONS = 100
 Satisfaction = Callable[[int, int], float]
 """Maps (number of steps behind the version, number of turns so far) to the probability that a person is satisfied."""
@@ -29,11 +32,17 @@ class SimulatedPolicy:
     """Scored turns of a policy that publishes a version every `per_version` turns and rolls back as the watch says."""
 
     def __init__(self, satisfaction: Satisfaction, *, seed: int, per_version: int = BATCH) -> None:
-        self.chance, self.satisfaction, self.per_version = random.Random(seed), satisfaction, per_version
-        self.line, self.newest, self.turns = [0], 0, 0
+        self.chance = random.Random(seed)
+        self.satisfaction = satisfaction
+        self.per_version = per_version
+        self.line = [0]
+        self.newest = 0
+        self.turns = 0
         self.scores: list[ScoredTurn] = []
-        self.begin = 0  # of the scores since the last rollback
-        self.rollbacks: list[tuple[int, int, SatisfactionFall]] = []  # (number of turns, version, fall)
+        # Of the scores since the last rollback.
+        self.begin = 0
+        # (number of turns, version, fall).
+        self.rollbacks: list[tuple[int, int, SatisfactionFall]] = []
         self._gate = Config().gate
 
     def run(self, turns: int, *, look_every: int = 4) -> None:
@@ -42,15 +51,22 @@ class SimulatedPolicy:
             version = self.line[-1]
             satisfied = self.chance.random() < self.satisfaction(len(self.line) - 1, self.turns)
             self.turns += 1
-            self.scores.append(ScoredTurn(turn=f"turn {self.turns}", version=version, satisfied=satisfied))
+            self.scores.append(
+                ScoredTurn(turn=f"turn {self.turns}", version=version, satisfied=satisfied)
+            )
             if self.turns % look_every == 0:
                 self._look()
-            if len(self.scores) - self.begin >= SETTLING_TURNS and self.turns % self.per_version == 0:
+            if (
+                len(self.scores) - self.begin >= SETTLING_TURNS
+                and self.turns % self.per_version == 0
+            ):
                 self.newest += 1
                 self.line.append(self.newest)
 
     def _look(self) -> None:
-        fall = find_fall(self.scores[self.begin :], max_fall=self._gate.max_fall, error=self._gate.error)
+        fall = find_fall(
+            self.scores[self.begin :], max_fall=self._gate.max_fall, error=self._gate.error
+        )
         if fall is None:
             return
         self.rollbacks.append((self.turns, self.line[-1], fall))
@@ -60,7 +76,9 @@ class SimulatedPolicy:
         self.begin = len(self.scores)
 
 
-def daily_satisfaction(seed: int, days: int, *, mean: float = 0.85, spread: float = 0.1) -> Sequence[float]:
+def daily_satisfaction(
+    seed: int, days: int, *, mean: float = 0.85, spread: float = 0.1
+) -> Sequence[float]:
     """Return the share of satisfied turns of each day. `spread`: standard deviation."""
     chance = random.Random(f"day {seed}")
     return [min(0.98, max(0.02, chance.gauss(mean, spread))) for _ in range(days)]
@@ -69,9 +87,11 @@ def daily_satisfaction(seed: int, days: int, *, mean: float = 0.85, spread: floa
 def turns_until_found(poisoned: int, seed: int) -> int | None:
     """Return after how many scored turns the fall under version number `poisoned` is found; None: not within 16."""
     policy = SimulatedPolicy(lambda steps, _: POISONED if steps >= poisoned else GOOD, seed=seed)
-    while len(policy.line) <= poisoned:  # again, if an honest version is rolled back before
+    # Again, if an honest version is rolled back before.
+    while len(policy.line) <= poisoned:
         policy.run(1, look_every=1)
-    begin, before = policy.turns, len(policy.rollbacks)
+    begin = policy.turns
+    before = len(policy.rollbacks)
     while policy.turns < begin + BATCH:
         policy.run(1, look_every=1)
         if len(policy.rollbacks) > before:
@@ -97,10 +117,16 @@ def describe_falls(poisoned: int, runs: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Simulated falls of satisfaction, and false alarms.")
+    parser = argparse.ArgumentParser(
+        description="Simulated falls of satisfaction, and false alarms."
+    )
     parser.add_argument("--falls", type=int, default=300, help="runs with a poisoned tenth version")
-    parser.add_argument("--early", type=int, default=100, help="runs with a poisoned second version")
-    parser.add_argument("--honest", type=int, default=20, help=f"runs of {HONEST_VERSIONS} honest versions")
+    parser.add_argument(
+        "--early", type=int, default=100, help="runs with a poisoned second version"
+    )
+    parser.add_argument(
+        "--honest", type=int, default=20, help=f"runs of {HONEST_VERSIONS} honest versions"
+    )
     given = parser.parse_args()
     print(describe_falls(10, given.falls), flush=True)
     print(describe_falls(2, given.early), flush=True)

@@ -35,15 +35,22 @@ from typing import Any
 from benchmarks.long_prompts import gateway_pid, resident_mb, wait_ready
 
 CHAT = "/v1/chat/completions"
-CONTEXT = 2**20  # tokens: so large that the bound by the body's size holds nothing back
+# Tokens: so large that the bound by the body's size holds nothing back.
+CONTEXT = 2**20
 PROMPT_BYTES = 31 * 10**6
 SOCKETS = 1100
-OPEN_FILES = 1024  # soft limit of the gateway, the default of most systems
-PAUSE = 0.02  # seconds between two small requests
-SETTLE = 3.0  # seconds after an attack, before the memory is read
-TIMEOUT = 180.0  # seconds
+# Soft limit of the gateway, the default of most systems.
+OPEN_FILES = 1024
+# Seconds between two small requests.
+PAUSE = 0.02
+# Seconds after an attack, before the memory is read.
+SETTLE = 3.0
+# Seconds.
+TIMEOUT = 180.0
 NO_ATTACK = "none"
-SMALL = json.dumps({"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1, "temperature": 0}).encode()
+SMALL = json.dumps(
+    {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1, "temperature": 0}
+).encode()
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,9 @@ class Target:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT)
 
-    def head(self, *headers: str, key: str | None = None, path: str = CHAT, method: str = "POST") -> bytes:
+    def head(
+        self, *headers: str, key: str | None = None, path: str = CHAT, method: str = "POST"
+    ) -> bytes:
         lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", *headers]
         lines += [f"Authorization: Bearer {self.key if key is None else key}"] if key != "" else []
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
@@ -81,7 +90,7 @@ def answer_of(connection: socket.socket, since: float) -> str:
     return f"{line or 'closed'} after {time.perf_counter() - since:.2f} s"
 
 
-# ------------------------------------------------------------------------------------------------------------ attacks
+# ---------------------------------------------------------------------------------------- attacks
 
 
 def bomb(pieces: int, *, with_key: bool) -> Callable[[Target], str]:
@@ -91,7 +100,9 @@ def bomb(pieces: int, *, with_key: bool) -> Callable[[Target], str]:
         packer = zlib.compressobj(9, zlib.DEFLATED, -15)
         zeros = bytes(2**20)
         # A full flush makes the bytes independent of what was before, so that they can be repeated.
-        piece = b"".join(packer.compress(zeros) for _ in range(1024)) + packer.flush(zlib.Z_FULL_FLUSH)
+        piece = b"".join(packer.compress(zeros) for _ in range(1024)) + packer.flush(
+            zlib.Z_FULL_FLUSH
+        )
         first = struct.pack("<BBBBLBB", 31, 139, 8, 0, 0, 0, 255)
         length = len(first) + pieces * len(piece)
         since = time.perf_counter()
@@ -137,7 +148,9 @@ def _is_open(connection: socket.socket) -> bool:
         return False
 
 
-def large(make: Callable[[], bytes], *, times: int = 1, leave: bool = False) -> Callable[[Target], str]:
+def large(
+    make: Callable[[], bytes], *, times: int = 1, leave: bool = False
+) -> Callable[[Target], str]:
     """Bodies with the key, `times` at once. With `leave` the client closes the connection when everything is sent."""
 
     def attack(target: Target) -> str:
@@ -165,9 +178,13 @@ def cpu_seconds(pid: int) -> float:
 
 def different_messages(target: Target) -> str:
     """Ten prompts of 15,000 messages, none of which is equal to another, are counted: what do the caches keep?"""
-    since, answer = time.perf_counter(), ""
+    since = time.perf_counter()
+    answer = ""
     for number in range(10):
-        sent = [{"role": ("user", "assistant")[n % 2], "content": f"{number} {n}"} for n in range(15_001)]
+        sent = [
+            {"role": ("user", "assistant")[n % 2], "content": f"{number} {n}"}
+            for n in range(15_001)
+        ]
         body = json.dumps({"messages": sent}).encode()
         with target.connect() as connection:
             head = target.head(f"Content-Length: {len(body)}", path="/v1/messages/count_tokens")
@@ -185,7 +202,9 @@ def messages(size: int) -> Callable[[], bytes]:
     """Messages of `size` bytes, as many as there is room for."""
 
     def make() -> bytes:
-        item = json.dumps({"role": "user", "content": "a" * max(size - 29, 0)}, separators=(",", ":")).encode()
+        item = json.dumps(
+            {"role": "user", "content": "a" * max(size - 29, 0)}, separators=(",", ":")
+        ).encode()
         return b'{"messages":[' + b",".join([item] * (PROMPT_BYTES // (len(item) + 1))) + b"]}"
 
     return make
@@ -202,11 +221,19 @@ def keys_of_body() -> bytes:
 
 
 def empty_objects() -> bytes:
-    return b'{"messages":[{"role":"user","content":"Hi.","extra":[' + b",".join([b"{}"] * (PROMPT_BYTES // 3)) + b"]}]}"
+    return (
+        b'{"messages":[{"role":"user","content":"Hi.","extra":['
+        + b",".join([b"{}"] * (PROMPT_BYTES // 3))
+        + b"]}]}"
+    )
 
 
 def numbers() -> bytes:
-    return b'{"messages":[{"role":"user","content":"Hi.","extra":[' + b",".join([b"0"] * (PROMPT_BYTES // 2)) + b"]}]}"
+    return (
+        b'{"messages":[{"role":"user","content":"Hi.","extra":['
+        + b",".join([b"0"] * (PROMPT_BYTES // 2))
+        + b"]}]}"
+    )
 
 
 def tools() -> bytes:
@@ -230,7 +257,8 @@ def long_chunk(target: Target) -> str:
 
 def wrong_keys(target: Target) -> str:
     """500 wrong keys, one after the other on 50 connections at the same time."""
-    since, answered = time.perf_counter(), 0
+    since = time.perf_counter()
+    answered = 0
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(target.connect()) for _ in range(50)]
         for number in range(10):
@@ -267,12 +295,13 @@ ATTACKS: dict[str, Callable[[Target], str]] = {
     "500 wrong keys": wrong_keys,
 }
 
-# ------------------------------------------------------------------------------------------------- the other clients
+# ----------------------------------------------------------------------------- the other clients
 
 
 def send_small_requests(target: Target, stop: Connection, results: Connection) -> None:
     """Send small requests until told to stop, then report the seconds of each, and the number that failed."""
-    seconds, failures = [], 0
+    seconds = []
+    failures = 0
     while not stop.poll(PAUSE):
         since = time.perf_counter()
         try:
@@ -289,8 +318,11 @@ def send_small_requests(target: Target, stop: Connection, results: Connection) -
 def other_client(target: Target) -> Iterator[Callable[[], tuple[list[float], int]]]:
     """Run `send_small_requests` in a process; yields a function that stops it and returns what it reports."""
     context = multiprocessing.get_context("fork")
-    (stop_in, stop), (results, results_out) = context.Pipe(False), context.Pipe(False)
-    process = context.Process(target=send_small_requests, args=(target, stop_in, results_out), daemon=True)
+    (stop_in, stop) = context.Pipe(False)
+    (results, results_out) = context.Pipe(False)
+    process = context.Process(
+        target=send_small_requests, args=(target, stop_in, results_out), daemon=True
+    )
     process.start()
 
     def finish() -> tuple[list[float], int]:
@@ -351,12 +383,17 @@ def large_context_model(folder: Path) -> Path:
 
 
 def limit_open_files() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
 
 
 def allow_open_files(wanted: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE,
+        (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard),
+    )
 
 
 @contextlib.contextmanager
@@ -364,8 +401,18 @@ def attacked_gateway(port: int) -> Iterator[Target]:
     """Start a gateway with the usual limit of open files, on a model with a large context."""
     allow_open_files(SOCKETS + 200)
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("wb") as log:
-        home, model = Path(folder) / "home", large_context_model(Path(folder) / "model")
-        command = [sys.executable, "-m", "openclaw_rl", "serve", "--home", str(home), "--port", str(port)]
+        home = Path(folder) / "home"
+        model = large_context_model(Path(folder) / "model")
+        command = [
+            sys.executable,
+            "-m",
+            "openclaw_rl",
+            "serve",
+            "--home",
+            str(home),
+            "--port",
+            str(port),
+        ]
         process = subprocess.Popen(
             [*command, "--model-path", str(model)],
             stdout=log,
@@ -398,7 +445,9 @@ def main() -> None:
     options = parser.parse_args()
     print(table_head())
     with attacked_gateway(options.port) as target:
-        for result in measure(target, [name for name in (NO_ATTACK, *ATTACKS) if options.only in name]):
+        for result in measure(
+            target, [name for name in (NO_ATTACK, *ATTACKS) if options.only in name]
+        ):
             print(table_row(result), flush=True)
 
 

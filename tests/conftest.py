@@ -8,20 +8,35 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("repeatable", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False)  # `make explore`
+settings.register_profile(
+    "repeatable", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+settings.register_profile(
+    "explore", settings.get_profile("repeatable"), derandomize=False
+)  # `make explore`
 settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fuzz", type=int, default=1500, help="fuzzed requests in tests/system/test_fuzz.py")
-    parser.addoption("--kills", type=int, default=10, help="kills in tests/sandbox/test_box_kills.py")
-    parser.addoption("--slime-source", help="checkout of slime 0.3.1 whose data classes tests/train/test_slime*.py run")
-    parser.addoption("--need-sandbox", action="store_true", help="fail instead of skip if bubblewrap is missing")
+    parser.addoption(
+        "--fuzz", type=int, default=1500, help="fuzzed requests in tests/system/test_fuzz.py"
+    )
+    parser.addoption(
+        "--kills", type=int, default=10, help="kills in tests/sandbox/test_box_kills.py"
+    )
+    parser.addoption(
+        "--slime-source",
+        help="checkout of slime 0.3.1 whose data classes tests/train/test_slime*.py run",
+    )
+    parser.addoption(
+        "--need-sandbox", action="store_true", help="fail instead of skip if bubblewrap is missing"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "system: starts processes, or trains for long; run by `make test-system`")
+    config.addinivalue_line(
+        "markers", "system: starts processes, or trains for long; run by `make test-system`"
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -16,5 +16,7 @@ def find_running(pids: Iterable[int], *, within: float = 20.0) -> list[int]:
 
 
 def _is_running(pid: int) -> bool:
-    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    status = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout
     return bool(status.strip()) and not status.startswith("Z")

@@ -40,7 +40,9 @@ def test_a_planted_module_is_counted() -> None:
     assert (counts.packed, counts.packed_attributes) == (2, 1)
     assert (counts.walruses, counts.walruses_elsewhere) == (2, 1)
     assert counts.nested_conditionals == 1
-    assert (counts.comments, counts.trailing_comments) == (2, 1), "a directive for a tool is not counted"
+    assert (counts.comments, counts.trailing_comments) == (2, 1), (
+        "a directive for a tool is not counted"
+    )
     assert counts.dialect == 2, "`given` and `found`; a line of text is a standard name"
 
 
@@ -65,7 +67,13 @@ def test_a_class_with_many_fields_is_named() -> None:
 
 
 def test_the_script_prints_a_row_for_each_folder() -> None:
-    command = [sys.executable, "-m", "benchmarks.code_counts", "--per-folder", str(PACKAGE / "examination")]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.code_counts",
+        "--per-folder",
+        str(PACKAGE / "examination"),
+    ]
     root = Path(__file__).parents[1]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
     header, _, row = ended.stdout.splitlines()

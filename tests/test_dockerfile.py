@@ -41,9 +41,15 @@ def test_the_documented_command_starts() -> None:
     name, _, key = options["-e"].partition("=")
     config = started({name: key})
     assert config.serve.api_key == key
-    assert config.serve.host == "0.0.0.0", "the loopback address of a container is reached by nobody"
+    assert config.serve.host == "0.0.0.0", (
+        "the loopback address of a container is reached by nobody"
+    )
     address, outside, inside = options["-p"].split(":")
-    assert (address, int(outside), int(inside)) == ("127.0.0.1", config.serve.port, config.serve.port)
+    assert (address, int(outside), int(inside)) == (
+        "127.0.0.1",
+        config.serve.port,
+        config.serve.port,
+    )
     assert instruction("EXPOSE") == str(config.serve.port)
 
 
@@ -58,12 +64,16 @@ def test_the_volume_is_the_home_of_the_user_who_runs_it() -> None:
     assert folder == Config().home.replace("~", f"/home/{user}")
     assert "/" not in volume, "a named volume takes the owner of the folder in the image"
     assert f"useradd --create-home {user}" in DOCKERFILE
-    assert DOCKERFILE.index(f"USER {user}") < DOCKERFILE.index(f"mkdir -m 700 {folder}"), "its own folder"
+    assert DOCKERFILE.index(f"USER {user}") < DOCKERFILE.index(f"mkdir -m 700 {folder}"), (
+        "its own folder"
+    )
 
 
 def test_the_image_gets_every_file_that_the_build_reads() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    copied = {word for line in re.findall(r"(?m)^COPY (.*)$", DOCKERFILE) for word in line.split()[:-1]}
+    copied = {
+        word for line in re.findall(r"(?m)^COPY (.*)$", DOCKERFILE) for word in line.split()[:-1]
+    }
     assert copied >= {"pyproject.toml", "src", project["readme"], *project["license-files"]}
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     assert {f"!{name}" for name in copied} <= set(ignored), "* is ignored"

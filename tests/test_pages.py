@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/results/*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/results/*.md")]
+)
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
@@ -28,7 +30,9 @@ def broken_links(page: Path) -> list[str]:
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors_of(target)):
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in anchors_of(target)
+        ):
             broken.append(link)
     return broken
 
@@ -40,7 +44,9 @@ def test_links_lead_to_pages_and_headings(page: Path) -> None:
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# One `heading`\n[a](#one-heading) [b](absent.md) [c](page.md#two) [d](https://example.com)\n")
+    page.write_text(
+        "# One `heading`\n[a](#one-heading) [b](absent.md) [c](page.md#two) [d](https://example.com)\n"
+    )
     assert broken_links(page) == ["absent.md", "page.md#two"]
 
 

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "openclaw_rl"
-SENTENCES = frozenset({"reason", "note", "detail", "details", "why", "unlinked", "unlinked_reason", "untrainable"})
+SENTENCES = frozenset(
+    {"reason", "note", "detail", "details", "why", "unlinked", "unlinked_reason", "untrainable"}
+)
 """Names of texts for people. A message of a log or of an error counts, too: see `is_sentence`."""
-STRING_TESTS = frozenset({"startswith", "endswith", "find", "index", "count", "contains", "like", "ilike"})
+STRING_TESTS = frozenset(
+    {"startswith", "endswith", "find", "index", "count", "contains", "like", "ilike"}
+)
 PATTERN_TESTS = frozenset({"match", "search", "fullmatch", "findall", "split"})
 MIGRATION = "store/migrated_reasons.py"
 """It reads the words of earlier versions once."""
@@ -52,7 +56,9 @@ def is_sentence(node: ast.AST) -> bool:
         is_log_line = node.attr == "message" and isinstance(node.value, ast.Name | ast.Subscript)
         return node.attr in SENTENCES or is_log_line
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str":
-        return any(is_sentence(a) or (isinstance(a, ast.Name) and "error" in a.id) for a in node.args)
+        return any(
+            is_sentence(a) or (isinstance(a, ast.Name) and "error" in a.id) for a in node.args
+        )
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -67,8 +73,14 @@ def prose_tests(tree: ast.AST) -> Iterator[ast.expr]:
         if isinstance(node, ast.Compare):
             for operator, right in zip(node.ops, node.comparators, strict=True):
                 is_in = isinstance(operator, ast.In | ast.NotIn) and is_sentence(right)
-                is_text = isinstance(right, ast.Constant) and isinstance(right.value, str) and right.value != ""
-                is_equal = isinstance(operator, ast.Eq | ast.NotEq) and is_text and is_sentence(node.left)
+                is_text = (
+                    isinstance(right, ast.Constant)
+                    and isinstance(right.value, str)
+                    and right.value != ""
+                )
+                is_equal = (
+                    isinstance(operator, ast.Eq | ast.NotEq) and is_text and is_sentence(node.left)
+                )
                 if is_in or is_equal:
                     yield node
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -19,7 +19,11 @@ def declared(part: Any) -> set[str]:
     """Every word of a part of the head, keys included."""
     if isinstance(part, dict):
         return set(part) | {word for value in part.values() for word in declared(value)}
-    return {word for value in part for word in declared(value)} if isinstance(part, list) else {str(part)}
+    return (
+        {word for value in part for word in declared(value)}
+        if isinstance(part, list)
+        else {str(part)}
+    )
 
 
 def head() -> dict[str, Any]:
@@ -36,8 +40,12 @@ def test_the_head_says_what_it_is() -> None:
 
 
 def test_every_variable_is_declared_and_none_that_means_nothing() -> None:
-    understood = {name for name, alias in by_form("environment").items() if not alias.refused} | set(ARGUMENTS)
-    examples = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "examples").rglob("*.py"))
+    understood = {
+        name for name, alias in by_form("environment").items() if not alias.refused
+    } | set(ARGUMENTS)
+    examples = "".join(
+        file.read_text(encoding="utf-8") for file in (ROOT / "examples").rglob("*.py")
+    )
     read = set(re.findall(r"environ\b\W*(?:get\W+)?([A-Z][A-Z_]+)", examples))
     assert "GUI_BROWSER" in read
     scripts = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "recipes").rglob("*.sh"))
@@ -54,7 +62,11 @@ def test_every_place_is_declared() -> None:
 
 def test_each_setting_that_sends_is_in_the_text() -> None:
     text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
-    sends = {key for key in known_keys() if key.endswith((".base_url", "engine.url", "track.to", "launch.by"))}
+    sends = {
+        key
+        for key in known_keys()
+        if key.endswith((".base_url", "engine.url", "track.to", "launch.by"))
+    }
     assert not [key for key in sends if key not in text]
 
 

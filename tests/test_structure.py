@@ -16,16 +16,17 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "openclaw_rl"
 
-BASE = "types errors common settings"
+BASE = "reasons types errors common settings"
 MAY_IMPORT = {
-    "types": "",
+    "reasons": "",
+    "types": "reasons",
     "errors": "",
-    "common": "types errors",
-    "methods": "types",
-    "protocols": "types common methods",
-    "testing": "types errors common methods",
-    "settings": "types errors common methods",
-    "store": "types errors common",
+    "common": "reasons types errors",
+    "methods": "reasons types",
+    "protocols": "reasons types common methods",
+    "testing": "reasons types errors common methods",
+    "settings": "reasons types errors common methods",
+    "store": "reasons types errors common",
     "plugins": BASE,
     "render": BASE,
     "examination": f"{BASE} store render",
@@ -59,7 +60,9 @@ MAY_IMPORT = {
 """Folder or root module -> what it may import. The stages (serve, collect, judge, train) never import one another."""
 
 STAGES = ("serve", "collect", "judge", "train")
-HEAVY = frozenset({"torch", "llguidance", "transformers", "peft", "safetensors", "matplotlib", "openai", "tinker"})
+HEAVY = frozenset(
+    {"torch", "llguidance", "transformers", "peft", "safetensors", "matplotlib", "openai", "tinker"}
+)
 MAY_IMPORT_HEAVY = (
     *(
         "engines/embedded/",
@@ -183,7 +186,9 @@ json.dump(sorted(added - set(sys.stdlib_module_names)), sys.stdout)
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["policies", "--help"], ["undo", "--help"], ["env", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["policies", "--help"], ["undo", "--help"], ["env", "--help"]]
+)
 def test_help_imports_no_library_but_click(arguments: list[str]) -> None:
     """Each library costs time at every start: SQLAlchemy and numpy alone took 0.4 s of `openclaw-rl --help`."""
     command = [sys.executable, "-c", _HELP_SCRIPT, *arguments]
@@ -208,7 +213,9 @@ def test_only_the_settings_read_the_environment() -> None:
 
 
 def test_files_and_folders_stay_small() -> None:
-    lines = {name: path.read_text(encoding="utf-8").count("\n") for name, (path, _) in sources().items()}
+    lines = {
+        name: path.read_text(encoding="utf-8").count("\n") for name, (path, _) in sources().items()
+    }
     assert {name: n for name, n in lines.items() if n > MAX_LINES} == {}
     folders = Counter(path.parent for path, _ in sources().values() if path.name != "__init__.py")
     assert {str(folder): n for folder, n in folders.items() if n > MAX_FILES} == {}
@@ -218,12 +225,19 @@ def test_files_and_folders_stay_small() -> None:
 def functions() -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for _, tree in sources().values():
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
+            if isinstance(
+                node, ast.FunctionDef | ast.AsyncFunctionDef
+            ) and not node.name.startswith("__"):
                 yield node
 
 
 def test_names_say_what_they_mean() -> None:
-    classes = Counter(n.name for _, tree in sources().values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+    classes = Counter(
+        n.name
+        for _, tree in sources().values()
+        for n in ast.walk(tree)
+        if isinstance(n, ast.ClassDef)
+    )
     assert {name: n for name, n in classes.items() if n > 1} == {}, "one class, one name"
     one_word = [f.name for f in functions() if "_" not in f.name.strip("_")]
     assert len(one_word) <= MAX_ONE_WORD * len(list(functions())), Counter(one_word).most_common(20)
@@ -231,7 +245,12 @@ def test_names_say_what_they_mean() -> None:
 
 def test_the_glossary_names_files_that_exist() -> None:
     glossary = (SOURCE.parents[1] / "docs" / "glossary.md").read_text(encoding="utf-8")
-    named = [part for line in glossary.splitlines() if line.startswith("|") for part in line.split("`")[1::2]]
+    named = [
+        part
+        for line in glossary.splitlines()
+        if line.startswith("|")
+        for part in line.split("`")[1::2]
+    ]
     paths = [name for name in named if name.endswith((".py", "/"))]
     assert len(paths) > 60
     assert [path for path in paths if not (SOURCE / path).exists()] == []

@@ -15,7 +15,9 @@ MARKER = re.compile(
     r"|[Hh]opeless|[Pp]atience|whose sake|comes of|came of|[Ss]pellings?|[Rr]ooms?)\b"
 )
 FRAGMENT = re.compile(r"(Of|What|Whose|That|Which)\b")
-NAME = re.compile(r"(^|_)(told|tells?|stands|lack|hopeless|patience|anew)(_|$)|(^|_)rooms?(_|$)", re.IGNORECASE)
+NAME = re.compile(
+    r"(^|_)(told|tells?|stands|lack|hopeless|patience|anew)(_|$)|(^|_)rooms?(_|$)", re.IGNORECASE
+)
 AT_MOST = {"status": 1, "trajectories": 1}
 """Folder -> markers that are left. Lower a number when it falls; a new folder starts at 0."""
 
@@ -55,5 +57,7 @@ def test_the_old_vocabulary_does_not_grow() -> None:
 
 def test_a_marker_is_found(tmp_path: Path) -> None:
     file = tmp_path / "old.py"
-    file.write_text('"""What is told anew."""\n\n\ndef let_go(room: int) -> None:\n    """Return."""\n')
+    file.write_text(
+        '"""What is told anew."""\n\n\ndef let_go(room: int) -> None:\n    """Return."""\n'
+    )
     assert markers_in(file) == ["told", "anew", '"""What is told anew."""'[:30], "room"]

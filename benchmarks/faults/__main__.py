@@ -43,7 +43,9 @@ _REPORT = "report.md"
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument(
         "--kills",
         type=int,
@@ -51,27 +53,58 @@ def parse_arguments() -> argparse.Namespace:
         help="kill -9 over all processes; also during practice, and during episodes",
     )
     parser.add_argument("--each", type=int, default=1, help="times of each other fault")
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long a lasting cause lasts [5]")
     parser.add_argument(
-        "--recovery", type=float, default=10.0, help="seconds after which all workers must run again [10]"
+        "--seconds", type=float, default=5.0, help="how long a lasting cause lasts [5]"
     )
-    parser.add_argument("--hours", type=float, default=0.0, help="repeat all plans for so long, each with another seed")
-    parser.add_argument("--soak", type=float, default=0.0, metavar="MINUTES", help="a run without faults instead")
-    parser.add_argument("--plans", default=",".join(ALL_PLANS), help=f"of {','.join(ALL_PLANS)}, separated by commas")
+    parser.add_argument(
+        "--recovery",
+        type=float,
+        default=10.0,
+        help="seconds after which all workers must run again [10]",
+    )
+    parser.add_argument(
+        "--hours",
+        type=float,
+        default=0.0,
+        help="repeat all plans for so long, each with another seed",
+    )
+    parser.add_argument(
+        "--soak", type=float, default=0.0, metavar="MINUTES", help="a run without faults instead"
+    )
+    parser.add_argument(
+        "--plans",
+        default=",".join(ALL_PLANS),
+        help=f"of {','.join(ALL_PLANS)}, separated by commas",
+    )
     parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--seed", type=int, help="default: random")
-    parser.add_argument("--out", type=Path, default=Path("runs/faults"), help="folder for logs and tables")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/faults"), help="folder for logs and tables"
+    )
     parser.add_argument("--docs", type=Path, help="page whose tables a whole run replaces")
     parser.add_argument(
-        "--merge", type=Path, nargs="+", metavar="OUT", help="write the tables of these finished runs to --docs instead"
+        "--merge",
+        type=Path,
+        nargs="+",
+        metavar="OUT",
+        help="write the tables of these finished runs to --docs instead",
     )
     return parser.parse_args()
 
 
 def describe_command(given: argparse.Namespace) -> str:
     """Return the command that repeats the run, without the folders of this machine."""
-    kept = {name: value for name, value in vars(given).items() if name not in ("out", "docs") and value}
-    return shlex.join(["python", "-m", "benchmarks.faults", *(f"--{name}={value}" for name, value in kept.items())])
+    kept = {
+        name: value for name, value in vars(given).items() if name not in ("out", "docs") and value
+    }
+    return shlex.join(
+        [
+            "python",
+            "-m",
+            "benchmarks.faults",
+            *(f"--{name}={value}" for name, value in kept.items()),
+        ]
+    )
 
 
 def documented_section(given: argparse.Namespace) -> str | None:
@@ -85,7 +118,8 @@ class ProgressView:
     """Progress bar, and a line for each fault that violated something."""
 
     def __init__(self, console: Console, progress: Progress) -> None:
-        self._console, self._progress = console, progress
+        self._console = console
+        self._progress = progress
         self._task = progress.add_task("", total=None)
 
     def start_plan(self, name: str, total: int) -> None:
@@ -99,7 +133,9 @@ class ProgressView:
     def show_sample(self, sample: soak.SoakSample) -> None:
         """Show how far a soak is: on a terminal always, else every minute."""
         memory = ", ".join(f"{name} {size:.0f}" for name, size in sample.memory.items())
-        self._progress.update(self._task, advance=1, description=f"{sample.replies} replies, version {sample.head}")
+        self._progress.update(
+            self._task, advance=1, description=f"{sample.replies} replies, version {sample.head}"
+        )
         if not self._console.is_terminal and sample.at % 60 < soak.SAMPLE_SECONDS:
             text = f"  {sample.at / 60:.0f} min: {sample.replies} replies, version {sample.head}; MB: {memory}"
             self._console.print(text, markup=False, soft_wrap=True)
@@ -153,7 +189,9 @@ class FaultRun:
             home = Path(work) / "disk" / "home"
             with mounted_disks(home, home / "policies") as disks:
                 folders = PlanFolders(work=Path(work), disks=disks)
-                for plan in make_plans([name for name in PLANS if name in chosen], options, folders):
+                for plan in make_plans(
+                    [name for name in PLANS if name in chosen], options, folders
+                ):
                     self._run_plan(plan, seed)
                 self.report.skipped = folders.skipped
         if "wire" in chosen:
@@ -164,9 +202,12 @@ class FaultRun:
         if not faults:
             return
         self.view.start_plan(plan.name, len(faults))
-        chosen, out = replace(plan, faults=faults), self.given.out / str(seed) / plan.name
+        chosen = replace(plan, faults=faults)
+        out = self.given.out / str(seed) / plan.name
         with temporary_environment(clock_environment(plan)):
-            found = asyncio.run(run_plan(chosen, seed, self.given.recovery, out, self.view.show_fault))
+            found = asyncio.run(
+                run_plan(chosen, seed, self.given.recovery, out, self.view.show_fault)
+            )
         self.report.add_plan(plan.name, found)
 
     def _run_attacks(self) -> None:
@@ -180,7 +221,9 @@ class FaultRun:
         self.view.start_plan("soak", int(self.given.soak * 60 / soak.SAMPLE_SECONDS))
         with tempfile.TemporaryDirectory(prefix="soak-") as work:
             config = scratch_config(Path(work) / "home", SETTINGS | soak.SETTINGS)
-            asyncio.run(soak.run_soak(config, self.given.soak, self.given.out / "soak", self._show_sample))
+            asyncio.run(
+                soak.run_soak(config, self.given.soak, self.given.out / "soak", self._show_sample)
+            )
 
     def _show_sample(self, sample: soak.SoakSample) -> None:
         self.report.samples.append(sample)
@@ -191,23 +234,39 @@ def merge_reports(outs: Sequence[Path], docs: Path | None) -> None:
     """Write the tables of finished runs to the page, one below the other."""
     files = [out / _REPORT for out in outs]
     if docs is None or (missing := [str(file) for file in files if not file.is_file()]):
-        sys.exit("--merge: expected --docs PAGE" if docs is None else f"--merge: no run wrote {', '.join(missing)}")
-    replace_tables(docs, "faults", "\n\n".join(file.read_text(encoding="utf-8").strip() for file in files))
+        sys.exit(
+            "--merge: expected --docs PAGE"
+            if docs is None
+            else f"--merge: no run wrote {', '.join(missing)}"
+        )
+    replace_tables(
+        docs, "faults", "\n\n".join(file.read_text(encoding="utf-8").strip() for file in files)
+    )
 
 
 def main() -> None:
-    given, console, began = parse_arguments(), Console(), time.monotonic()
+    given = parse_arguments()
+    console = Console()
+    began = time.monotonic()
     if given.merge:
         return merge_reports(given.merge, given.docs)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # filesystems are unmounted
+    # Filesystems are unmounted.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     unknown = set(given.plans.split(",")) - set(ALL_PLANS)
     if unknown:
-        sys.exit(f"--plans: expected some of {', '.join(ALL_PLANS)}, got {', '.join(sorted(unknown))}.")
+        sys.exit(
+            f"--plans: expected some of {', '.join(ALL_PLANS)}, got {', '.join(sorted(unknown))}."
+        )
     if given.seed is None:
         given.seed = random.SystemRandom().randrange(10_000)
     given.out.mkdir(parents=True, exist_ok=True)
     report = RunReport(command=describe_command(given))
-    columns = (TextColumn("  {task.description:<40}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("  {task.description:<40}"),
+        BarColumn(30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     try:
         with Progress(*columns, console=console) as progress:
             run = FaultRun(given, report, ProgressView(console, progress))

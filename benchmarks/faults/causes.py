@@ -25,7 +25,8 @@ from sqlalchemy import select, update
 from openclaw_rl.store import schema
 from openclaw_rl.store.lineage import policies
 
-RESTART_WITHIN = 60.0  # seconds
+# Seconds.
+RESTART_WITHIN = 60.0
 SERVING_PROCESSES = ("engine", "gateway", "supervisor")
 
 
@@ -51,7 +52,9 @@ class FaultScene:
 
     async def wait_restarted(self, *workers: str) -> None:
         """Wait until a new process of each of the workers has sent a heartbeat."""
-        await wait_until(lambda: all(self.live.pid_of(w) not in self.killed for w in workers), RESTART_WITHIN)
+        await wait_until(
+            lambda: all(self.live.pid_of(w) not in self.killed for w in workers), RESTART_WITHIN
+        )
 
 
 Cause = Callable[[FaultScene], AbstractAsyncContextManager[None]]
@@ -68,7 +71,8 @@ class Fault:
     allows: Allowed = "nothing"
     seconds: float = 0.0  # how long the cause lasts; 0: it ends as soon as it began
     moment: Moment | None = None  # None: any
-    after: Moment | None = None  # what is checked when all workers run again, besides the invariants
+    # What is checked when all workers run again, besides the invariants.
+    after: Moment | None = None
     must_report: bool = False  # /readyz or `status` must name it while it lasts
     must_learn: bool = False  # a new version must follow its end
     starts_trainer: bool = False  # a trainer starts at its end: it loads torch and the model, after all users' requests
@@ -113,7 +117,11 @@ def hang_process(worker: str, within: float, *, in_transaction: bool = False) ->
 
     @contextlib.asynccontextmanager
     async def cause(scene: FaultScene) -> AsyncIterator[None]:
-        stop = _stop_in_transaction(scene, worker) if in_transaction else scene.live.send_signal(worker, signal.SIGSTOP)
+        stop = (
+            _stop_in_transaction(scene, worker)
+            if in_transaction
+            else scene.live.send_signal(worker, signal.SIGSTOP)
+        )
         if (pid := await stop) is None:
             raise FaultFinding("it was not running, or it wrote nothing")
         try:
@@ -130,12 +138,14 @@ def hang_process(worker: str, within: float, *, in_transaction: bool = False) ->
 
 async def _stop_in_transaction(scene: FaultScene, worker: str) -> int | None:
     """Stop a process that holds the write lock; return its id, or None if it never held it when it was stopped."""
-    path, end = scene.live.config.store_path, time.monotonic() + RESTART_WITHIN
+    path = scene.live.config.store_path
+    end = time.monotonic() + RESTART_WITHIN
     while time.monotonic() < end:
         pid = await scene.live.send_signal(worker, signal.SIGSTOP)
         await asyncio.sleep(0.01)
         if _is_locked(path):
-            await asyncio.sleep(0.5)  # another process does not hold it for so long
+            # Another process does not hold it for so long.
+            await asyncio.sleep(0.5)
             if _is_locked(path):
                 return pid
         await scene.live.send_signal(worker, signal.SIGCONT)
@@ -184,10 +194,13 @@ async def damaged_head(scene: FaultScene) -> AsyncIterator[None]:
     with live.store.read() as conn:
         head = policies.head(conn)
     assert head.path is not None
-    files = sorted(f for f in (live.config.home_dir / head.path).iterdir() if f.is_file() and f.stat().st_size)
+    files = sorted(
+        f for f in (live.config.home_dir / head.path).iterdir() if f.is_file() and f.stat().st_size
+    )
     file = scene.rng.choice(files)
     good = file.read_bytes()
-    bad, at = bytearray(good), scene.rng.randrange(len(good))
+    bad = bytearray(good)
+    at = scene.rng.randrange(len(good))
     bad[at] ^= 1 << scene.rng.randrange(8)
     file.write_bytes(bad)
     try:
@@ -200,8 +213,11 @@ async def damaged_head(scene: FaultScene) -> AsyncIterator[None]:
         if file.parent.exists():
             file.write_bytes(good)
         else:
-            since = float("inf")  # the damaged version was removed
-    scene.log.damaged_versions.append(DamagedVersion(version=head.version, since=since, until=time.time()))
+            # The damaged version was removed.
+            since = float("inf")
+    scene.log.damaged_versions.append(
+        DamagedVersion(version=head.version, since=since, until=time.time())
+    )
 
 
 @contextlib.asynccontextmanager
@@ -217,7 +233,11 @@ async def damaged_row(scene: FaultScene) -> AsyncIterator[None]:
     newest = (
         select(schema.turns.c.seq, schema.turns.c.id)
         .join(schema.exchanges, schema.exchanges.c.seq == schema.turns.c.seq)
-        .where(schema.turns.c.uses == 0, schema.exchanges.c.status == "done", schema.turns.c.kind == "main")
+        .where(
+            schema.turns.c.uses == 0,
+            schema.exchanges.c.status == "done",
+            schema.turns.c.kind == "main",
+        )
         .order_by(schema.turns.c.seq.desc())
         .limit(1)
     )

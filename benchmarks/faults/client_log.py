@@ -94,8 +94,12 @@ class ClientLog:
     damaged_versions: list[DamagedVersion] = field(default_factory=list)
     forgotten: list[ForgottenLesson] = field(default_factory=list)
     cuts: list[EpisodeCut] = field(default_factory=list)
-    damaged_rows: set[str] = field(default_factory=set)  # ids of exchanges whose rows were damaged on purpose
-    finished: dict[str, str] = field(default_factory=dict)  # id -> text of each reply that came whole
+    damaged_rows: set[str] = field(
+        default_factory=set
+    )  # ids of exchanges whose rows were damaged on purpose
+    finished: dict[str, str] = field(
+        default_factory=dict
+    )  # id -> text of each reply that came whole
     versions: set[int] = field(default_factory=set)  # that finished replies came from
     broken: list[str] = field(default_factory=list)  # errors of the others
 

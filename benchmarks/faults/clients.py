@@ -19,9 +19,12 @@ from openclaw_rl.evals.styles import Taste
 from openclaw_rl.evals.user_driver import MAX_TOKENS, SIDE_TRAFFIC
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
-REPLY_WAIT = 120.0  # seconds after which a client gives up, as many do
-FEEDBACK_SHARE = 0.1  # share of replies to which a user sends explicit feedback
-_RETRY_PAUSE = 0.2  # seconds before a failed request is sent again
+# Seconds after which a client gives up, as many do.
+REPLY_WAIT = 120.0
+# Share of replies to which a user sends explicit feedback.
+FEEDBACK_SHARE = 0.1
+# Seconds before a failed request is sent again.
+_RETRY_PAUSE = 0.2
 _TASTES: tuple[Taste, ...] = ("short", "casual", "bulleted", "formal")
 _ERRORS = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError)
 
@@ -62,7 +65,8 @@ class _StreamState:
         if "error" in chunk:
             self.error = str(chunk["error"].get("message"))
             return
-        self.id, self.version = chunk["id"], int(chunk["system_fingerprint"].removeprefix("v"))
+        self.id = chunk["id"]
+        self.version = int(chunk["system_fingerprint"].removeprefix("v"))
         for choice in chunk["choices"]:
             self.parts.append(choice["delta"].get("content") or "")
             self.has_finish_reason |= choice["finish_reason"] is not None
@@ -75,7 +79,8 @@ class StreamingClient:
 
     def __init__(self, system: SubprocessSystem, log: ClientLog, wait: float = REPLY_WAIT) -> None:
         """`wait`: seconds for a reply."""
-        self._log, self._model = log, system.config.model.name
+        self._log = log
+        self._model = system.config.model.name
         self._session = aiohttp.ClientSession(
             system.base_url,
             headers={"Authorization": f"Bearer {system.api_key}"},
@@ -86,10 +91,15 @@ class StreamingClient:
         await self._session.close()
 
     async def request_reply(
-        self, history: Sequence[dict[str, str]], *, previous: str | None = None, is_probe: bool = False
+        self,
+        history: Sequence[dict[str, str]],
+        *,
+        previous: str | None = None,
+        is_probe: bool = False,
     ) -> ClientRequest:
         """Request one reply to `history` as a stream. `previous`: id of the reply that the last message reacts to."""
-        state, began = _StreamState(), time.time()
+        state = _StreamState()
+        began = time.time()
         try:
             await self._read_stream(state, history, is_probe=is_probe)
         except _ERRORS as error:
@@ -104,7 +114,9 @@ class StreamingClient:
         self._log.add_request(request)
         return request
 
-    async def _read_stream(self, state: _StreamState, history: Sequence[dict[str, str]], *, is_probe: bool) -> None:
+    async def _read_stream(
+        self, state: _StreamState, history: Sequence[dict[str, str]], *, is_probe: bool
+    ) -> None:
         body = {
             "model": self._model,
             "messages": list(history),
@@ -114,8 +126,11 @@ class StreamingClient:
             "temperature": 1.0,
         }
         headers = SIDE_TRAFFIC if is_probe else {}
-        async with self._session.post("/v1/chat/completions", json=body, headers=headers) as response:
-            state.status, state.retry_after = response.status, response.headers.get("Retry-After")
+        async with self._session.post(
+            "/v1/chat/completions", json=body, headers=headers
+        ) as response:
+            state.status = response.status
+            state.retry_after = response.headers.get("Retry-After")
             if response.status != 200:
                 state.error = f"{response.status}: {(await response.text())[:300]}"
                 return
@@ -126,13 +141,19 @@ class StreamingClient:
     async def send_feedback(self, target: str, score: int) -> None:
         """Send explicit feedback, and log it if it was acknowledged."""
         with contextlib.suppress(*_ERRORS):
-            async with self._session.post("/v1/feedback", json={"id": target, "score": score}) as response:
+            async with self._session.post(
+                "/v1/feedback", json={"id": target, "score": score}
+            ) as response:
                 if response.status == 200:
                     id_ = str((await response.json())["id"])
-                    self._log.add_feedback(AcknowledgedFeedback(id=id_, target=target, score=score, at=time.time()))
+                    self._log.add_feedback(
+                        AcknowledgedFeedback(id=id_, target=target, score=score, at=time.time())
+                    )
 
 
-async def run_user(client: StreamingClient, persona: Persona, stop: asyncio.Event, pause: float) -> None:
+async def run_user(
+    client: StreamingClient, persona: Persona, stop: asyncio.Event, pause: float
+) -> None:
     """Talk until `stop` is set. A broken reply is requested again, as clients do. Some replies get honest feedback."""
     rng = random.Random(persona.seed)
     while not stop.is_set():
@@ -151,7 +172,10 @@ async def run_user(client: StreamingClient, persona: Persona, stop: asyncio.Even
 
 
 async def _insist(
-    client: StreamingClient, history: Sequence[dict[str, str]], previous: str | None, stop: asyncio.Event
+    client: StreamingClient,
+    history: Sequence[dict[str, str]],
+    previous: str | None,
+    stop: asyncio.Event,
 ) -> ClientRequest | None:
     while not stop.is_set():
         reply = await client.request_reply(history, previous=previous)
@@ -185,7 +209,10 @@ async def crowd(
         asyncio.create_task(run_user(client, Persona(taste=_TASTES[n % 4], seed=n), stop, pause))
         for n, client in enumerate(clients[:users])
     ]
-    tasks += [asyncio.create_task(run_probe(client, stop, probe_pause or 0.0)) for client in clients[users:]]
+    tasks += [
+        asyncio.create_task(run_probe(client, stop, probe_pause or 0.0))
+        for client in clients[users:]
+    ]
     try:
         yield
     finally:

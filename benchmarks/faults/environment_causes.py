@@ -37,11 +37,16 @@ ROOT = Path(__file__).parents[2]
 BROWSER_PYTHON = ROOT / ".browsergym-venv" / "bin" / "python"
 """Python with the library of browsers, as `make demo-gui` installs it."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_TARGET_WITHIN = 240.0  # seconds until there is something to kill; runs of boxes and of browsers take turns
-_LONGEST_WAIT = 3.0  # seconds after that
-_ENDED_WITHIN = 180.0  # seconds from a kill until the episodes of that moment have ended
-_LATE_SECONDS = 1.0  # a box may be killed when it is not needed any more, just before it is closed
-_ANSWER_WITHIN = 60.0  # seconds until the gateway answers again
+# Seconds until there is something to kill; runs of boxes and of browsers take turns.
+_TARGET_WITHIN = 240.0
+# Seconds after that.
+_LONGEST_WAIT = 3.0
+# Seconds from a kill until the episodes of that moment have ended.
+_ENDED_WITHIN = 180.0
+# A box may be killed when it is not needed any more, just before it is closed.
+_LATE_SECONDS = 1.0
+# Seconds until the gateway answers again.
+_ANSWER_WITHIN = 60.0
 
 
 def missing_browser() -> str | None:
@@ -65,7 +70,9 @@ def load_of(scene: FaultScene) -> EnvironmentLoad:
 async def during_episode(scene: FaultScene) -> list[str]:
     """Wait until an episode runs, then until a random moment."""
     load = load_of(scene)
-    return await _wait_for_target(scene, lambda: bool(episodes_after(scene.live, load.run, time.time())), "episode")
+    return await _wait_for_target(
+        scene, lambda: bool(episodes_after(scene.live, load.run, time.time())), "episode"
+    )
 
 
 async def during_box(scene: FaultScene) -> list[str]:
@@ -92,7 +99,9 @@ def box_processes(load: EnvironmentLoad) -> list[int]:
 
 def browser_processes(load: EnvironmentLoad) -> list[int]:
     """Return the browsers, without the processes that they start."""
-    found = set(load.find_processes("chrom")) - set(load.find_processes("--type=", "crashpad", "driver"))
+    found = set(load.find_processes("chrom")) - set(
+        load.find_processes("--type=", "crashpad", "driver")
+    )
     return sorted(found)
 
 
@@ -151,7 +160,9 @@ async def _wait_for_void(live: LiveSystem, name: str, ids: list[str], at: float)
     if not await wait_until(lambda: all(one.outcome is not None for one in read()), _ENDED_WITHIN):
         raise FaultFinding(f"an episode still runs {_ENDED_WITHIN:g} s after a {name} was killed")
     found = await asyncio.to_thread(read)
-    is_late = any((one.ended_at or 0.0) - at < _LATE_SECONDS for one in found if one.outcome == "done")
+    is_late = any(
+        (one.ended_at or 0.0) - at < _LATE_SECONDS for one in found if one.outcome == "done"
+    )
     if found and not is_late and not any(one.outcome == "void" for one in found):
         raise FaultFinding(f"no episode is void after a {name} was killed")
 
@@ -173,26 +184,36 @@ async def post_outcome_again(scene: FaultScene) -> list[str]:
     if episode is None:
         return []
     same = await asyncio.to_thread(_post_outcome, scene.live, episode.id, _outcome_body(episode))
-    other = await asyncio.to_thread(_post_outcome, scene.live, episode.id, {"status": "done", "reward": 0.125})
+    other = await asyncio.to_thread(
+        _post_outcome, scene.live, episode.id, {"status": "done", "reward": 0.125}
+    )
     if (same, other) == (200, 409):
         return []
-    return [f"the outcome of {episode.id}, posted again, got {same}, and another one {other}. Expected 200 and 409"]
+    return [
+        f"the outcome of {episode.id}, posted again, got {same}, and another one {other}. Expected 200 and 409"
+    ]
 
 
 def _outcome_body(episode: Episode) -> dict[str, Any]:
     body: dict[str, Any] = {"status": episode.outcome}
     if episode.reward is not None:
-        steps = [{k: v for k, v in (("turn", s.turn), ("index", s.index)) if v is not None} for s in episode.steps]
+        steps = [
+            {k: v for k, v in (("turn", s.turn), ("index", s.index)) if v is not None}
+            for s in episode.steps
+        ]
         rewards = [s.reward for s in episode.steps]
         body |= {"reward": episode.reward, "parts": dict(episode.parts)}
-        body["steps"] = [step | {"reward": reward} for step, reward in zip(steps, rewards, strict=True)]
+        body["steps"] = [
+            step | {"reward": reward} for step, reward in zip(steps, rewards, strict=True)
+        ]
     return body | ({} if episode.reason is None else {"reason": episode.reason})
 
 
 def _post_outcome(live: LiveSystem, episode: str, body: dict[str, Any]) -> int:
     """Return the status; 0 if the gateway does not answer in time."""
     headers = {"Authorization": f"Bearer {live.system.api_key}", "Content-Type": "application/json"}
-    url, end = f"{live.system.base_url}/v1/episodes/{episode}/outcome", time.monotonic() + _ANSWER_WITHIN
+    url = f"{live.system.base_url}/v1/episodes/{episode}/outcome"
+    end = time.monotonic() + _ANSWER_WITHIN
     while time.monotonic() < end:
         request = urllib.request.Request(url, data=json.dumps(body).encode(), headers=headers)
         try:
@@ -201,7 +222,8 @@ def _post_outcome(live: LiveSystem, episode: str, body: dict[str, Any]) -> int:
         except urllib.error.HTTPError as error:
             if error.code < 500:
                 return error.code
-        except OSError:  # it is restarting
+        except OSError:
+            # It is restarting.
             pass
         time.sleep(0.2)
     return 0

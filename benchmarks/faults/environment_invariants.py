@@ -12,7 +12,8 @@ from sqlalchemy import Connection, Row, func, select
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.episodes.episodes import ENDED_EVENT
 
-_POSTED_SECONDS = 1.0  # an outcome that was on its way when its runner was killed
+# An outcome that was on its way when its runner was killed.
+_POSTED_SECONDS = 1.0
 
 
 def check_episodes(conn: Connection, cuts: Iterable[EpisodeCut]) -> list[str]:
@@ -22,7 +23,9 @@ def check_episodes(conn: Connection, cuts: Iterable[EpisodeCut]) -> list[str]:
 
 def check_all_ended(conn: Connection) -> Iterator[str]:
     """No episode runs when no runner does."""
-    for id_ in conn.execute(select(t.episodes.c.id).where(t.episodes.c.outcome.is_(None))).scalars():
+    for id_ in conn.execute(
+        select(t.episodes.c.id).where(t.episodes.c.outcome.is_(None))
+    ).scalars():
         yield f"the episode {id_} has no outcome, and no runner plays it"
 
 
@@ -36,7 +39,13 @@ def count_episodes(conn: Connection) -> Counter[str]:
 def _check_uses(conn: Connection) -> Iterator[str]:
     """Only turns of episodes of the train split that are done are trained on."""
     query = (
-        select(t.uses.c.turn, t.uses.c.policy, t.episodes.c.id, t.episodes.c.outcome, t.episodes.c.split)
+        select(
+            t.uses.c.turn,
+            t.uses.c.policy,
+            t.episodes.c.id,
+            t.episodes.c.outcome,
+            t.episodes.c.split,
+        )
         .join(t.exchanges, t.exchanges.c.id == t.uses.c.turn)
         .join(t.episodes, t.episodes.c.id == t.exchanges.c.episode)
     )
@@ -48,7 +57,11 @@ def _check_uses(conn: Connection) -> Iterator[str]:
 
 def _check_ends(conn: Connection) -> Iterator[str]:
     """An outcome counts once: one event of its end, and a reward exactly if it is done."""
-    query = select(t.events.c.ref, func.count()).where(t.events.c.kind == ENDED_EVENT).group_by(t.events.c.ref)
+    query = (
+        select(t.events.c.ref, func.count())
+        .where(t.events.c.kind == ENDED_EVENT)
+        .group_by(t.events.c.ref)
+    )
     ends = {row[0]: int(row[1]) for row in conn.execute(query)}
     for row in conn.execute(select(t.episodes.c.id, t.episodes.c.outcome, t.episodes.c.reward)):
         expected = int(row.outcome is not None)
@@ -64,7 +77,11 @@ def _check_cuts(conn: Connection, cuts: Iterable[EpisodeCut]) -> Iterator[str]:
         for row in conn.execute(select(t.episodes).where(t.episodes.c.started_at < cut.at)):
             if cut.process == "runner" and row.id.startswith(f"{cut.run}-"):
                 yield from _check_orphan(row, cut)
-            elif cut.process == "gateway" and row.outcome == "done" and _has_later_turn(conn, row.id, cut.at):
+            elif (
+                cut.process == "gateway"
+                and row.outcome == "done"
+                and _has_later_turn(conn, row.id, cut.at)
+            ):
                 yield f"the episode {row.id} got replies before and after the gateway was killed, and is done"
 
 
@@ -76,5 +93,7 @@ def _check_orphan(row: Row[Any], cut: EpisodeCut) -> Iterator[str]:
 
 
 def _has_later_turn(conn: Connection, episode: str, at: float) -> bool:
-    query = select(t.exchanges.c.seq).where(t.exchanges.c.episode == episode, t.exchanges.c.admitted_at > at)
+    query = select(t.exchanges.c.seq).where(
+        t.exchanges.c.episode == episode, t.exchanges.c.admitted_at > at
+    )
     return conn.execute(query.limit(1)).first() is not None

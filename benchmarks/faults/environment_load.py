@@ -24,13 +24,25 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 
 _EXAMPLES = Path(__file__).parents[2] / "examples" / "environments"
-_TASKS_OF_RUN, _GROUP_SIZE, _PARALLEL, _EPISODE_SECONDS = 2, 4, 2, 120
-_PLAYED_WITHIN = 120.0  # seconds
-_CLEAN_WITHIN = 60.0  # seconds after the end of a runner; its reaper waits for the gateway
-_STOP_WITHIN = 60.0  # seconds after SIGINT
-_LOOK_SECONDS, _LEASE_SECONDS = 0.25, 0.05
-_NAMED = 5  # leftovers that a violation names
-_UNLIKE = (("What is the capital of France?", 1.0), ("What is the opposite of hot?", 0.0), ("Name a fruit.", 1.0))
+_TASKS_OF_RUN = 2
+_GROUP_SIZE = 4
+_PARALLEL = 2
+_EPISODE_SECONDS = 120
+# Seconds.
+_PLAYED_WITHIN = 120.0
+# Seconds after the end of a runner; its reaper waits for the gateway.
+_CLEAN_WITHIN = 60.0
+# Seconds after SIGINT.
+_STOP_WITHIN = 60.0
+_LOOK_SECONDS = 0.25
+_LEASE_SECONDS = 0.05
+# Leftovers that a violation names.
+_NAMED = 5
+_UNLIKE = (
+    ("What is the capital of France?", 1.0),
+    ("What is the opposite of hot?", 0.0),
+    ("Name a fruit.", 1.0),
+)
 """First messages and rewards of a group from which something is learned."""
 
 
@@ -80,14 +92,17 @@ class EnvironmentLoad:
 
     def take_problems(self) -> list[str]:
         """Return what went wrong since the last call."""
-        found, self._problems = self._problems, []
+        found = self._problems
+        self._problems = []
         return found
 
     def find_processes(self, *words: str) -> list[int]:
         """Return the processes whose command line has one of the words."""
         self._names |= lease_names(self.scratch)
         found = own_processes(self.scratch, self._names)
-        return sorted(pid for pid, command in found.items() if any(word in command for word in words))
+        return sorted(
+            pid for pid, command in found.items() if any(word in command for word in words)
+        )
 
     @contextlib.asynccontextmanager
     async def no_new_runner(self) -> AsyncIterator[None]:
@@ -115,7 +130,9 @@ class EnvironmentLoad:
         while left := await asyncio.to_thread(self._find_leftovers):
             if time.monotonic() > end:
                 more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-                raise FaultFinding(f"{_CLEAN_WITHIN:g} s after {when}: left is {', '.join(left[:_NAMED])}{more}")
+                raise FaultFinding(
+                    f"{_CLEAN_WITHIN:g} s after {when}: left is {', '.join(left[:_NAMED])}{more}"
+                )
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _find_leftovers(self) -> list[str]:
@@ -137,17 +154,28 @@ class EnvironmentLoad:
         self._was_killed = True
         while self._was_killed:
             await self._may_start.wait()
-            self.run, self._was_killed = run, False
+            self.run = run
+            self._was_killed = False
             self._process = await self._start_runner(source)
             code = await self._process.wait()
             await self._may_start.wait()
-        if code not in (0, 1):  # 1: no episode is done, or the gateway was away for long
+        # 1: no episode is done, or the gateway was away for long.
+        if code not in (0, 1):
             self._problems.append(f"a runner ended with {code}")
         await self._note_leftovers("the end of a run")
 
     async def _start_runner(self, source: Sequence[str]) -> asyncio.subprocess.Process:
         command = [sys.executable, "-m", "openclaw_rl", "env", "run", *source]
-        command += ["--home", str(self.config.home_dir), "--run", self.run, "--unchecked", "--json", "--max-steps", "2"]
+        command += [
+            "--home",
+            str(self.config.home_dir),
+            "--run",
+            self.run,
+            "--unchecked",
+            "--json",
+            "--max-steps",
+            "2",
+        ]
         command += ["--group", str(_GROUP_SIZE), "--parallel", str(_PARALLEL)]
         command += ["--limit-seconds", str(_EPISODE_SECONDS)]
         with (self.config.logs_dir / "env_run.log").open("ab") as log:
@@ -194,11 +222,19 @@ async def play_unlike_group(live: LiveSystem) -> None:
         for number, (message, reward) in enumerate(_UNLIKE):
             body = {"task": "unlike", "group": {"id": group, "size": len(_UNLIKE)}, "max_steps": 1}
             ticket = await client.open_episode(f"{group}.{number}", body)
-            sent = {"model": ticket.model, "messages": [{"role": "user", "content": message}], "max_tokens": 24}
+            sent = {
+                "model": ticket.model,
+                "messages": [{"role": "user", "content": message}],
+                "max_tokens": 24,
+            }
             owner = {"Authorization": f"Bearer {ticket.api_key}"}
-            async with http.post(f"{ticket.base_url}/chat/completions", json=sent, headers=owner) as response:
+            async with http.post(
+                f"{ticket.base_url}/chat/completions", json=sent, headers=owner
+            ) as response:
                 if response.status != 200:
-                    raise OpenClawError(f"no reply in {ticket.episode}: {(await response.text())[:300]}")
+                    raise OpenClawError(
+                        f"no reply in {ticket.episode}: {(await response.text())[:300]}"
+                    )
             await client.end_episode(ticket.episode, PlayOutcome(status="done", reward=reward))
 
 
@@ -210,7 +246,8 @@ async def play_load(load: EnvironmentLoad | None) -> AsyncIterator[None]:
         return
     with tempfile.TemporaryDirectory(prefix="faults-boxes-", ignore_cleanup_errors=True) as folder:
         load.scratch = Path(folder)
-        load.scratch.chmod(0o711)  # boxes of root run as another user, who must be able to pass through
+        # Boxes of root run as another user, who must be able to pass through.
+        load.scratch.chmod(0o711)
         task = asyncio.create_task(load.play_runs())
         try:
             yield

@@ -15,10 +15,11 @@ from benchmarks.faults.practice_invariants import check_head_state, check_practi
 from sqlalchemy import Connection, func, select
 
 from openclaw_rl.common.policy_digest import digest_of_folder
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, schema
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.types import ExchangeStatus, PolicyState, ReasonCode
+from openclaw_rl.types import ExchangeStatus, PolicyState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +41,16 @@ class PlanLimits:
 
 USUAL_LIMITS = PlanLimits()
 
-VerdictKey = tuple[str, int, str]  # turn, revision, judge
+# Turn, revision, judge.
+VerdictKey = tuple[str, int, str]
 
 
-# ---------------------------------------------------------------------------------------- nothing acknowledged is lost
+# -------------------------------------------------------------------- nothing acknowledged is lost
 
 
-def check_replies(conn: Connection, requests: Iterable[ClientRequest], spared: set[str]) -> Iterator[str]:
+def check_replies(
+    conn: Connection, requests: Iterable[ClientRequest], spared: set[str]
+) -> Iterator[str]:
     """A reply that came whole is in the store once, with the text and the tokens. `spared`: rows damaged on purpose."""
     for request in requests:
         if not request.finished or request.id is None or request.id in spared:
@@ -70,7 +74,9 @@ def _continues_degenerate(conn: Connection, target: str, reaction: str) -> bool:
     return cause == ReasonCode.DEGENERATE.value and parent == target
 
 
-def check_reactions(conn: Connection, requests: Iterable[ClientRequest], spared: set[str]) -> Iterator[str]:
+def check_reactions(
+    conn: Connection, requests: Iterable[ClientRequest], spared: set[str]
+) -> Iterator[str]:
     """A user message that was accepted is recorded as the reaction to the reply before it.
 
     Of conversations that are the same word for word, nobody can say whose a message is: it is recorded on one of their
@@ -83,10 +89,12 @@ def check_reactions(conn: Connection, requests: Iterable[ClientRequest], spared:
         if target is None or request.id is None or {target, request.id} & spared:
             continue
         alike = same.get(target, [target])
-        stored = conn.scalars(select(schema.reactions.c.messages).where(schema.reactions.c.turn.in_(alike)))
-        if not any(_has_message(messages, request.text) for messages in stored) and not _continues_degenerate(
-            conn, target, request.id
-        ):
+        stored = conn.scalars(
+            select(schema.reactions.c.messages).where(schema.reactions.c.turn.in_(alike))
+        )
+        if not any(
+            _has_message(messages, request.text) for messages in stored
+        ) and not _continues_degenerate(conn, target, request.id):
             yield f"the reaction {request.text[:40]!r} to {target} was accepted and is not recorded"
 
 
@@ -96,7 +104,11 @@ def _same_conversations(requests: Sequence[ClientRequest]) -> dict[str, list[str
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for request in requests:
         if request.id is not None:
-            words[request.id] = (*words.get(request.previous or "", ()), request.text, request.reply)
+            words[request.id] = (
+                *words.get(request.previous or "", ()),
+                request.text,
+                request.reply,
+            )
             alike[words[request.id]].append(request.id)
     return {id_: alike[text] for id_, text in words.items()}
 
@@ -109,7 +121,9 @@ def check_feedback(conn: Connection, log: ClientLog) -> Iterator[str]:
     """Feedback that was acknowledged is in the store once, with its target and its score."""
     table = schema.feedback
     for given in log.feedback:
-        rows = conn.execute(select(table.c.target, table.c.score).where(table.c.id == given.id)).all()
+        rows = conn.execute(
+            select(table.c.target, table.c.score).where(table.c.id == given.id)
+        ).all()
         if [tuple(row) for row in rows] != [(given.target, given.score)]:
             yield f"feedback {given.id} on {given.target} was acknowledged and is not in the store as it was sent"
 
@@ -131,7 +145,7 @@ def check_verdicts(conn: Connection, saved: Mapping[VerdictKey, int | None]) -> 
             yield f"the verdict of {key[2]} on {key[0]}, revision {key[1]}, was {score} and is {now[key]}"
 
 
-# ------------------------------------------------------------------------------------------------------------ versions
+# ---------------------------------------------------------------------------------------- versions
 
 
 def check_uses(conn: Connection, max_uses: int) -> Iterator[str]:
@@ -186,20 +200,28 @@ def check_damaged_versions(conn: Connection, log: ClientLog) -> Iterator[str]:
     """A version with damaged files answers no request and is trained on by no later version."""
     known = policies.list_all(conn)
     for damage in log.damaged_versions:
-        served = [r for r in log.requests if r.version == damage.version and damage.since < r.began < damage.until]
+        served = [
+            r
+            for r in log.requests
+            if r.version == damage.version and damage.since < r.began < damage.until
+        ]
         if served:
             yield f"version {damage.version} was damaged and answered {len(served)} requests"
         children = [
-            p.version for p in known if p.parent == damage.version and damage.since < p.created_at < damage.until
+            p.version
+            for p in known
+            if p.parent == damage.version and damage.since < p.created_at < damage.until
         ]
         if children:
             yield f"version {damage.version} was damaged, and versions {children} were trained on it"
 
 
-# ------------------------------------------------------------------------------------------------------------- serving
+# ----------------------------------------------------------------------------------------- serving
 
 
-def check_answers(requests: Iterable[ClientRequest], windows: Sequence[FaultWindow]) -> Iterator[str]:
+def check_answers(
+    requests: Iterable[ClientRequest], windows: Sequence[FaultWindow]
+) -> Iterator[str]:
     """A request fails only during a fault that allows it."""
     for request in requests:
         if request.finished:
@@ -221,7 +243,9 @@ def _is_allowed(request: ClientRequest, window: FaultWindow) -> bool:
 
 
 def check_outages(
-    requests: Sequence[ClientRequest], windows: Sequence[FaultWindow], limit: float = USUAL_LIMITS.stall
+    requests: Sequence[ClientRequest],
+    windows: Sequence[FaultWindow],
+    limit: float = USUAL_LIMITS.stall,
 ) -> Iterator[str]:
     """Outside of faults that allow errors, replies come, and none takes more than `limit` seconds."""
     allowed = [w for w in windows if w.allows != "nothing"]
@@ -239,7 +263,7 @@ def check_outages(
             yield f"no request was answered for {after - before:.1f} s, and no fault explains it"
 
 
-# ------------------------------------------------------------------------------------------------------------ together
+# ---------------------------------------------------------------------------------------- together
 
 
 def check_store(

@@ -33,9 +33,14 @@ def own_processes(scratch: Path, names: Collection[str]) -> dict[int, str]:
         pid = int(entry.name)
         texts = []
         for name in _MARK_FILES:
-            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            # It has ended, or belongs to another user.
+            with contextlib.suppress(OSError):
                 texts.append((entry / name).read_bytes())
-        if pid != os.getpid() and any(mark in text for mark in marks for text in texts) and not has_ended(pid):
+        if (
+            pid != os.getpid()
+            and any(mark in text for mark in marks for text in texts)
+            and not has_ended(pid)
+        ):
             found[pid] = _read_command(entry)
     return found
 
@@ -45,9 +50,16 @@ def find_leftovers(scratch: Path, home: Path, names: Collection[str]) -> list[st
     return [
         *(f"the process {command[:100]!r}" for command in own_processes(scratch, names).values()),
         *(f"a mount of {line.split()[4]}" for line in _read_mounts() if str(scratch) in line),
-        *(f"the folder {folder.name}" for folder in sorted(scratch.glob("*")) if not folder.match(_BOXES)),
+        *(
+            f"the folder {folder.name}"
+            for folder in sorted(scratch.glob("*"))
+            if not folder.match(_BOXES)
+        ),
         *(f"the lease of the box {folder.name}" for folder in _locked_leases(scratch)),
-        *(f"the lease of the run {lease.name}" for lease in sorted((home / "environments" / "runners").glob("*"))),
+        *(
+            f"the lease of the run {lease.name}"
+            for lease in sorted((home / "environments" / "runners").glob("*"))
+        ),
         *(
             f"the control group {group.parent.name}/{group.name}"
             for name in sorted(names)
@@ -59,12 +71,15 @@ def find_leftovers(scratch: Path, home: Path, names: Collection[str]) -> list[st
 
 def _read_command(entry: Path) -> str:
     with contextlib.suppress(OSError):
-        return (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        return (
+            (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        )
     return ""
 
 
 def _read_mounts() -> list[str]:
-    with contextlib.suppress(OSError):  # not Linux
+    # Not Linux.
+    with contextlib.suppress(OSError):
         return Path("/proc/self/mountinfo").read_text().splitlines()
     return []
 

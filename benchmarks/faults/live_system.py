@@ -34,7 +34,9 @@ class FaultFinding(Exception):
 def read_pid(store: Store, worker: str) -> int | None:
     """Return the process id in the worker's last heartbeat, or None before its first."""
     with store.read() as conn:
-        return next((beat.pid for beat in heartbeats.read_heartbeats(conn) if beat.name == worker), None)
+        return next(
+            (beat.pid for beat in heartbeats.read_heartbeats(conn) if beat.name == worker), None
+        )
 
 
 def has_ended(pid: int | None) -> bool:
@@ -121,11 +123,17 @@ class LiveSystem:
 
     def missing_workers(self, since: float, killed: frozenset[int]) -> list[str]:
         """Return the processes without a heartbeat since then, by a process that runs and was not killed."""
-        beats, now = self.read_heartbeats(), time.time()
+        beats = self.read_heartbeats()
+        now = time.time()
 
         def is_well(name: str) -> bool:
             beat = beats.get(name)
-            if beat is None or beat.pid in killed or not is_running(beat.pid) or not since < beat.at < now + 5:
+            if (
+                beat is None
+                or beat.pid in killed
+                or not is_running(beat.pid)
+                or not since < beat.at < now + 5
+            ):
                 return False
             return name == "supervisor" or beat.state == heartbeats.RUNNING
 
@@ -134,7 +142,8 @@ class LiveSystem:
     def read_readiness(self) -> dict[str, Any]:
         """Return what /readyz answers; empty if it does not answer."""
         request = urllib.request.Request(
-            f"{self.system.base_url}/readyz", headers={"Authorization": f"Bearer {self.system.api_key}"}
+            f"{self.system.base_url}/readyz",
+            headers={"Authorization": f"Bearer {self.system.api_key}"},
         )
         try:
             with urllib.request.urlopen(request, timeout=5) as response:

@@ -121,7 +121,9 @@ def process_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
     mixed = kills + repeat_each(stops + hangs + rows, options)
     random.Random(f"order/{options.seed}").shuffle(mixed)
     hanging = {"run.heartbeat_timeout": HEARTBEAT_TIMEOUT}
-    config = scratch_config(folders.work / "processes" / "home", SETTINGS | OFTEN_RESTARTED | hanging)
+    config = scratch_config(
+        folders.work / "processes" / "home", SETTINGS | OFTEN_RESTARTED | hanging
+    )
     return FaultPlan(name="processes", config=config, faults=mixed)
 
 
@@ -129,7 +131,13 @@ def disk_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
     """Full disks and damaged files, on small filesystems of their own if that is permitted."""
     seconds = options.seconds
     faults = [
-        Fault(name="a damaged head", cause=causes.damaged_head, allows="errors", seconds=seconds, must_report=True)
+        Fault(
+            name="a damaged head",
+            cause=causes.damaged_head,
+            allows="errors",
+            seconds=seconds,
+            must_report=True,
+        )
     ]
     full = {"disk": None, "version_disk": None}
     home = folders.work / "disk" / "home"
@@ -155,7 +163,8 @@ def disk_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
         ]
     else:
         folders.skipped |= dict.fromkeys(
-            ("a full disk", "no room for versions"), "no filesystem can be mounted here: it needs root"
+            ("a full disk", "no room for versions"),
+            "no filesystem can be mounted here: it needs root",
         )
     config = scratch_config(home, SETTINGS | OFTEN_RESTARTED)
     return FaultPlan(name="disk", config=config, faults=repeat_each(faults, options), **full)
@@ -179,7 +188,10 @@ def plugin_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan:
         # A plug-in of the trainer is called when a batch is full.
         faults.append(
             Fault(
-                name=f"the plug-in of {worker} {how}", cause=cause, seconds=max(options.seconds, 10.0), must_report=True
+                name=f"the plug-in of {worker} {how}",
+                cause=cause,
+                seconds=max(options.seconds, 10.0),
+                must_report=True,
             )
         )
     settings = SETTINGS | {
@@ -196,15 +208,27 @@ def clock_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan | None:
     """Clocks that jump, through libfaketime; None without it."""
     library = faketime_library()
     if library is None:
-        folders.skipped["clocks that jump"] = "libfaketime is not installed: `pip install libfaketime`"
+        folders.skipped["clocks that jump"] = (
+            "libfaketime is not installed: `pip install libfaketime`"
+        )
         return None
     file = folders.work / "clock" / "offset"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("+0")
     seconds = options.seconds
     faults = [
-        Fault(name="clock 3 h ahead for a while", cause=causes.shifted_clock("+3h"), seconds=seconds, must_learn=True),
-        Fault(name="clock 3 h behind for a while", cause=causes.shifted_clock("-3h"), seconds=seconds, must_learn=True),
+        Fault(
+            name="clock 3 h ahead for a while",
+            cause=causes.shifted_clock("+3h"),
+            seconds=seconds,
+            must_learn=True,
+        ),
+        Fault(
+            name="clock 3 h behind for a while",
+            cause=causes.shifted_clock("-3h"),
+            seconds=seconds,
+            must_learn=True,
+        ),
         Fault(
             name="clock 3 h ahead, trainer killed then",
             cause=causes.shifted_clock("+3h", kill="train"),
@@ -214,7 +238,9 @@ def clock_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan | None:
         ),
     ]
     config = scratch_config(folders.work / "clock" / "home", SETTINGS | OFTEN_RESTARTED)
-    return FaultPlan(name="clock", config=config, faults=repeat_each(faults, options), clock_file=file)
+    return FaultPlan(
+        name="clock", config=config, faults=repeat_each(faults, options), clock_file=file
+    )
 
 
 def faketime_library() -> Path | None:
@@ -233,7 +259,8 @@ def clock_environment(plan: FaultPlan) -> dict[str, str]:
     return {
         "LD_PRELOAD": str(library),
         "FAKETIME_TIMESTAMP_FILE": str(plan.clock_file),
-        "FAKETIME_CACHE_DURATION": "1",  # seconds; reading the file at every look at the clock takes much of a core
+        # Seconds; reading the file at every look at the clock takes much of a core.
+        "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
 
@@ -299,7 +326,9 @@ def environment_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan |
         kinds.append(
             Fault(
                 name="kill -9 of a browser",
-                cause=environment_causes.killed_part("browser", environment_causes.browser_processes),
+                cause=environment_causes.killed_part(
+                    "browser", environment_causes.browser_processes
+                ),
                 moment=environment_causes.during_browser,
                 after=environment_causes.post_outcome_again,
             )
@@ -307,9 +336,17 @@ def environment_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan |
         sources = [one for track in sources for one in (track, environment_causes.browser_source())]
     faults = list(itertools.islice(itertools.cycle(kinds), options.kills))
     random.Random(f"environments/{options.seed}").shuffle(faults)
-    config = scratch_config(folders.work / "environments" / "home", SETTINGS | environment_causes.SETTINGS)
+    config = scratch_config(
+        folders.work / "environments" / "home", SETTINGS | environment_causes.SETTINGS
+    )
     load = EnvironmentLoad(config=config, sources=sources)
-    return FaultPlan(name="environments", config=config, faults=faults, load=environment_causes.LOAD, environment=load)
+    return FaultPlan(
+        name="environments",
+        config=config,
+        faults=faults,
+        load=environment_causes.LOAD,
+        environment=load,
+    )
 
 
 def tinker_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan | None:
@@ -320,22 +357,32 @@ def tinker_plan(options: FaultOptions, folders: PlanFolders) -> FaultPlan | None
     faults = [
         Fault(
             name=f"kill -9 of {name} at Tinker",
-            cause=tinker_causes.killed_server if name == "the server" else causes.kill_process(name),
+            cause=tinker_causes.killed_server
+            if name == "the server"
+            else causes.kill_process(name),
             allows="errors" if name == "the server" else allowed_answers(name),
             starts_trainer=name == "train",
             must_learn=name == "train",
         )
-        for name in itertools.islice(itertools.cycle(("train", "gateway", "the server")), options.kills)
+        for name in itertools.islice(
+            itertools.cycle(("train", "gateway", "the server")), options.kills
+        )
     ]
     faults += [
-        Fault(name=f"{words} from Tinker", cause=tinker_causes.troubled_server(trouble), seconds=options.seconds)
+        Fault(
+            name=f"{words} from Tinker",
+            cause=tinker_causes.troubled_server(trouble),
+            seconds=options.seconds,
+        )
         for words, trouble in tinker_causes.TROUBLES.items()
     ] * options.each
     random.Random(f"tinker/{options.seed}").shuffle(faults)
     folder = folders.work / "tinker"
     server = SkyrlServer(folder / "server", ModelFiles.from_path(STARTER).folder)
     proxy = FlakyProxy(server.url)
-    config = scratch_config(folder / "home", SETTINGS | tinker_causes.make_settings(server, proxy.url))
+    config = scratch_config(
+        folder / "home", SETTINGS | tinker_causes.make_settings(server, proxy.url)
+    )
     tinker_causes.record_consent(config)
     return FaultPlan(
         name="tinker",
@@ -359,7 +406,9 @@ PLANS = {
 }
 
 
-def make_plans(names: Sequence[str], options: FaultOptions, folders: PlanFolders) -> Iterator[FaultPlan]:
+def make_plans(
+    names: Sequence[str], options: FaultOptions, folders: PlanFolders
+) -> Iterator[FaultPlan]:
     """Yield the plans with these names. Why something cannot be run here is put into `folders.skipped`."""
     for name in names:
         if (plan := PLANS[name](options, folders)) is not None:

@@ -18,21 +18,28 @@ from openclaw_rl.store.lessons import lessons, practice_turns, removal
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.supervisor.subprocess_system import post_json
 
-LOAD = CrowdLoad(users=1, pause=10.0, probe_pause=1.5)  # practice runs only while nobody waits for a reply
+# Practice runs only while nobody waits for a reply.
+LOAD = CrowdLoad(users=1, pause=10.0, probe_pause=1.5)
 SETTINGS: dict[str, Any] = {
     "practice.enabled": True,
     "practice.replies": 8,
-    "practice.max_divergence": 1e-9,  # nothing is ever learned
+    # Nothing is ever learned.
+    "practice.max_divergence": 1e-9,
     "practice.seconds_per_hour": 3600,
-    "practice.step_limit": 8,  # after each word: the system must settle at the end
+    # After each word: the system must settle at the end.
+    "practice.step_limit": 8,
     "gate.budget": 4,
     "run.max_crashes": 1_000_000,
     "run.max_restart_delay": 1.0,
 }
-_WISH, _TOPIC = "Shorter, please.", "length/short"
-_ROUND_SECONDS = 5.0  # of a round and its step, about
-_PRACTICE_WITHIN = 120.0  # seconds from a word until its first round is stored
-_ASK_WITHIN = 30.0  # seconds
+_WISH = "Shorter, please."
+_TOPIC = "length/short"
+# Of a round and its step, about.
+_ROUND_SECONDS = 5.0
+# Seconds from a word until its first round is stored.
+_PRACTICE_WITHIN = 120.0
+# Seconds.
+_ASK_WITHIN = 30.0
 
 
 async def during_practice(scene: FaultScene) -> list[str]:
@@ -43,7 +50,9 @@ async def during_practice(scene: FaultScene) -> list[str]:
         before = await asyncio.to_thread(_count_turns, live)
         if not await wait_until(lambda: _count_turns(live) > before, _PRACTICE_WITHIN):
             beat = live.read_heartbeats().get("train")
-            return [f"no practice within {_PRACTICE_WITHIN:g} s: {beat.note if beat else 'no trainer'}"]
+            return [
+                f"no practice within {_PRACTICE_WITHIN:g} s: {beat.note if beat else 'no trainer'}"
+            ]
     except FaultFinding as error:
         return [str(error)]
     await asyncio.sleep(scene.rng.uniform(0.0, _ROUND_SECONDS))
@@ -77,14 +86,22 @@ def _say_wish(live: LiveSystem) -> None:
 
     Raises `FaultFinding` if no lesson comes of it.
     """
-    before, end = _wish(live), time.monotonic() + _ASK_WITHIN
-    body = {"model": live.config.model.name, "messages": [{"role": "user", "content": "Where is the Louvre?"}]}
+    before = _wish(live)
+    end = time.monotonic() + _ASK_WITHIN
+    body = {
+        "model": live.config.model.name,
+        "messages": [{"role": "user", "content": "Where is the Louvre?"}],
+    }
     try:
         reply = post_json(live.system, "/v1/chat/completions", body)
-        post_json(live.system, "/v1/feedback", {"id": reply["id"], "score": -1, "correction": _WISH})
+        post_json(
+            live.system, "/v1/feedback", {"id": reply["id"], "score": -1, "correction": _WISH}
+        )
     except (OpenClawError, OSError) as error:
         raise FaultFinding(f"a wish was refused: {error}") from error
-    while (found := _wish(live)) is None or (before is not None and found.reinforced_at == before.reinforced_at):
+    while (found := _wish(live)) is None or (
+        before is not None and found.reinforced_at == before.reinforced_at
+    ):
         if time.monotonic() > end:
             raise FaultFinding(f"no lesson within {_ASK_WITHIN:g} s of {_WISH!r}")
         time.sleep(0.1)
@@ -96,4 +113,6 @@ def _say_wish(live: LiveSystem) -> None:
 
 def _wish(live: LiveSystem) -> Lesson | None:
     with live.store.read() as conn:
-        return next((lesson for lesson in lessons.list_lessons(conn) if lesson.topic == _TOPIC), None)
+        return next(
+            (lesson for lesson in lessons.list_lessons(conn) if lesson.topic == _TOPIC), None
+        )

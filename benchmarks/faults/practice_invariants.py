@@ -36,9 +36,12 @@ class _PracticeRow:
     users: tuple[int, ...]
 
 
-def check_practice(conn: Connection, settings: PracticeConfig, forgotten: Iterable[ForgottenLesson]) -> list[str]:
+def check_practice(
+    conn: Connection, settings: PracticeConfig, forgotten: Iterable[ForgottenLesson]
+) -> list[str]:
     """Return the violations of what is promised about turns of practice at any time."""
-    rows, versions = _read_rows(conn), {policy.version: policy for policy in policies.list_all(conn)}
+    rows = _read_rows(conn)
+    versions = {policy.version: policy for policy in policies.list_all(conn)}
     return [
         *_check_rounds(rows, settings),
         *_check_uses(rows, versions),
@@ -55,12 +58,17 @@ def check_head_state(conn: Connection) -> Iterator[str]:
 
 
 def _read_rows(conn: Connection) -> list[_PracticeRow]:
-    x, c = t.exchanges.c, t.turns.c
+    x = t.exchanges.c
+    c = t.turns.c
     users: dict[str, list[int]] = {}
-    for version, turn in conn.execute(select(t.uses.c.policy, t.uses.c.turn).order_by(t.uses.c.policy)):
+    for version, turn in conn.execute(
+        select(t.uses.c.policy, t.uses.c.turn).order_by(t.uses.c.policy)
+    ):
         users.setdefault(turn, []).append(version)
     query = select(c.id, c.seq, c.state, c.untrainable, x.status, x.origin, x.version)
-    query = query.join(t.exchanges, x.seq == c.seq).where(c.kind == Kind.PRACTICE.value).order_by(c.seq)
+    query = (
+        query.join(t.exchanges, x.seq == c.seq).where(c.kind == Kind.PRACTICE.value).order_by(c.seq)
+    )
     return [
         _PracticeRow(
             id=row.id,
@@ -90,7 +98,9 @@ def _check_rounds(rows: list[_PracticeRow], settings: PracticeConfig) -> Iterato
         gaps = any(b.seq != a.seq + 1 for a, b in itertools.pairwise(found))
         if len(found) < settings.replies or gaps:
             yield f"{name} is stored in part: {len(found)} replies of {settings.replies}"
-        elif [row.is_teacher for row in found] != [place < teacher for place in range(settings.replies)]:
+        elif [row.is_teacher for row in found] != [
+            place < teacher for place in range(settings.replies)
+        ]:
             yield f"{name} has not {teacher} replies of the teacher, followed by those of the head"
         elif len({row.version for row in found[teacher:]}) > 1:
             yield f"{name} has replies of several heads"
@@ -115,7 +125,11 @@ def _check_parts(conn: Connection, rows: Iterable[_PracticeRow]) -> Iterator[str
     """Each reply is whole: finished, with its source, its lessons and its verdict, and in no conversation."""
     sources = set(conn.execute(select(t.practice_turns.c.turn)).scalars())
     linked = set(conn.execute(select(t.practice_lessons.c.turn)).scalars())
-    judged = set(conn.execute(select(t.verdicts.c.turn).where(t.verdicts.c.judge == PRACTICE_JUDGE)).scalars())
+    judged = set(
+        conn.execute(
+            select(t.verdicts.c.turn).where(t.verdicts.c.judge == PRACTICE_JUDGE)
+        ).scalars()
+    )
     reacted = set(conn.execute(select(t.reactions.c.turn)).scalars())
     for row in rows:
         if row.status != ExchangeStatus.DONE.value:
@@ -132,7 +146,10 @@ def _check_forgotten(
     conn: Connection, rows: Iterable[_PracticeRow], forgotten: Iterable[ForgottenLesson]
 ) -> Iterator[str]:
     """No version that was published after a lesson was forgotten was the first to be trained on its practice."""
-    published = {int(event.ref): event.at for event in events.read_after(conn, 0, _MAX_EVENTS, kinds=["policy.live"])}
+    published = {
+        int(event.ref): event.at
+        for event in events.read_after(conn, 0, _MAX_EVENTS, kinds=["policy.live"])
+    }
     users = {row.id: row.users for row in rows}
     for lesson in forgotten:
         late: Counter[int] = Counter()

@@ -16,8 +16,10 @@ from benchmarks.wire_attacks import AttackResult
 
 from openclaw_rl.evals.plots import markdown_table
 
-_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)+")  # of absolute paths: those of this machine are not for the page
-_EXAMPLES = 3  # different violations of a row that are quoted
+# Of absolute paths: those of this machine are not for the page.
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)+")
+# Different violations of a row that are quoted.
+_EXAMPLES = 3
 
 
 @dataclass(slots=True)
@@ -51,19 +53,37 @@ class RunReport:
         """Return all tables."""
         parts = [f"`{self.command}`", self._fault_table(), self._sums(), self._violation_list()]
         if self.attacks:
-            broken = [f"- {a.name}: {line}" for a in self.attacks for line in wire.find_violations(a)]
+            broken = [
+                f"- {a.name}: {line}" for a in self.attacks for line in wire.find_violations(a)
+            ]
             parts += [_attack_table(self.attacks), "\n".join(broken)]
         if self.samples:
-            parts += [_soak_table(self.samples), "\n".join(f"- soak: {v}" for v in soak.find_violations(self.samples))]
-        parts.append("\n".join(f"- not run: {row}. Reason: {why}" for row, why in self.skipped.items()))
+            parts += [
+                _soak_table(self.samples),
+                "\n".join(f"- soak: {v}" for v in soak.find_violations(self.samples)),
+            ]
+        parts.append(
+            "\n".join(f"- not run: {row}. Reason: {why}" for row, why in self.skipped.items())
+        )
         return _FOLDERS.sub("", "\n\n".join(part for part in parts if part))
 
     def _fault_table(self) -> str:
         if not self.results:
             return ""
-        head = ("fault", "times", "requests", "not answered", "outage", "recovery: median", "longest", "violations")
+        head = (
+            "fault",
+            "times",
+            "requests",
+            "not answered",
+            "outage",
+            "recovery: median",
+            "longest",
+            "violations",
+        )
         names = sorted({r.name for r in self.results})
-        return markdown_table(head, [_fault_row(name, [r for r in self.results if r.name == name]) for name in names])
+        return markdown_table(
+            head, [_fault_row(name, [r for r in self.results if r.name == name]) for name in names]
+        )
 
     def _sums(self) -> str:
         if not self.counts:
@@ -76,9 +96,15 @@ class RunReport:
         lines = []
         for name in sorted({r.name for r in self.results}):
             found = Counter(line for r in self.results if r.name == name for line in r.violations)
-            lines += [f"- {name}: {line}{_times(count)}" for line, count in found.most_common(_EXAMPLES)]
-            lines += [f"- {name}: {len(found) - _EXAMPLES} others"] if len(found) > _EXAMPLES else []
-        return "\n".join([*lines, *(f"- at the end, {line}" for line in self.violations[: 4 * _EXAMPLES])])
+            lines += [
+                f"- {name}: {line}{_times(count)}" for line, count in found.most_common(_EXAMPLES)
+            ]
+            lines += (
+                [f"- {name}: {len(found) - _EXAMPLES} others"] if len(found) > _EXAMPLES else []
+            )
+        return "\n".join(
+            [*lines, *(f"- at the end, {line}" for line in self.violations[: 4 * _EXAMPLES])]
+        )
 
 
 def _times(count: int) -> str:
@@ -100,9 +126,19 @@ def _fault_row(name: str, results: Sequence[FaultResult]) -> tuple[str, ...]:
 
 
 def _attack_table(attacks: Sequence[AttackResult]) -> str:
-    head = ("attack", "times", "the attacker got, the first time", "others: longest wait", "median", "failed", "memory")
+    head = (
+        "attack",
+        "times",
+        "the attacker got, the first time",
+        "others: longest wait",
+        "median",
+        "failed",
+        "memory",
+    )
     names = list(dict.fromkeys(attack.name for attack in attacks))
-    return markdown_table(head, [_attack_row(name, [a for a in attacks if a.name == name]) for name in names])
+    return markdown_table(
+        head, [_attack_row(name, [a for a in attacks if a.name == name]) for name in names]
+    )
 
 
 def _attack_row(name: str, attacks: Sequence[AttackResult]) -> tuple[str, ...]:
@@ -118,9 +154,12 @@ def _attack_row(name: str, attacks: Sequence[AttackResult]) -> tuple[str, ...]:
 
 
 def _soak_table(samples: Sequence[SoakSample]) -> str:
-    first, warm, last = samples[0], samples[int(len(samples) * soak.WARM_UP_SHARE)], samples[-1]
+    first = samples[0]
+    warm = samples[int(len(samples) * soak.WARM_UP_SHARE)]
+    last = samples[-1]
     rows = [
-        (f"memory of {name}", *(f"{s.memory.get(name, 0):.0f} MB" for s in (first, warm, last))) for name in last.memory
+        (f"memory of {name}", *(f"{s.memory.get(name, 0):.0f} MB" for s in (first, warm, last)))
+        for name in last.memory
     ]
     rows += [
         (f"descriptors of {name}", *(str(s.descriptors.get(name, 0)) for s in (first, warm, last)))
@@ -137,7 +176,8 @@ def _soak_table(samples: Sequence[SoakSample]) -> str:
 
 def replace_tables(page: Path, section: str, tables: str) -> None:
     """Replace what stands between the markers of a section. Raises `ValueError` if the page lacks them."""
-    begin, end = f"<!-- begin: {section} -->", f"<!-- end: {section} -->"
+    begin = f"<!-- begin: {section} -->"
+    end = f"<!-- end: {section} -->"
     before, found, rest = page.read_text(encoding="utf-8").partition(begin)
     _, found_end, after = rest.partition(end)
     if not found or not found_end:

@@ -32,9 +32,12 @@ from openclaw_rl.status import diagnose
 from openclaw_rl.store.lessons import practice_turns
 from openclaw_rl.store.lineage.policy_marks import freeze_training
 
-GIVE_UP_SECONDS = 60.0  # after which a recovery is no longer waited for, unless its limit is higher
-_LARGEST_PAUSE = 2.0  # seconds between two faults
-_FILES_CHECKED = 5  # newest versions whose files are checked after each fault; at the end all
+# After which a recovery is no longer waited for, unless its limit is higher.
+GIVE_UP_SECONDS = 60.0
+# Seconds between two faults.
+_LARGEST_PAUSE = 2.0
+# Newest versions whose files are checked after each fault; at the end all.
+_FILES_CHECKED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,24 +76,29 @@ class PlanResult:
 
     results: list[FaultResult] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)  # replies, reactions, feedback, verdicts, versions
+    counts: Counter[str] = field(
+        default_factory=Counter
+    )  # replies, reactions, feedback, verdicts, versions
 
 
 class FaultRunner:
     """Runs the faults of one plan."""
 
     def __init__(self, scene: FaultScene, recovery_limit: float, plan: FaultPlan) -> None:
-        self._scene, self._limits = scene, plan.limits
+        self._scene = scene
+        self._limits = plan.limits
         self._recovery_limit = max(recovery_limit, plan.limits.recovery)
         self._outage_limit = plan.limits.outage + plan.load.probe_pause
         self._patience = max(GIVE_UP_SECONDS, self._recovery_limit)
         self._verdicts: dict[invariants.VerdictKey, int | None] = {}
-        self._checked = 0  # requests whose replies were checked
+        # Requests whose replies were checked.
+        self._checked = 0
         self._known_failures: Counter[str] = Counter()
 
     async def run_fault(self, fault: Fault) -> FaultResult:
         """Cause the fault, wait for its end and the recovery, and check the invariants."""
-        scene, problems = self._scene, list[str]()
+        scene = self._scene
+        problems = list[str]()
         await asyncio.to_thread(self._save_verdicts)
         scene.killed.clear()
         reported = False
@@ -107,8 +115,12 @@ class FaultRunner:
         ended = time.time()
         if fault.must_report and not reported:
             problems.append("neither /readyz nor the doctor reported it")
-        problems += await self._wait_recovered(ended, self._limits.trainer_start if fault.starts_trainer else 0.0)
-        window = FaultWindow(name=fault.name, began=began, ended=ended, recovered=time.time(), allows=fault.allows)
+        problems += await self._wait_recovered(
+            ended, self._limits.trainer_start if fault.starts_trainer else 0.0
+        )
+        window = FaultWindow(
+            name=fault.name, began=began, ended=ended, recovered=time.time(), allows=fault.allows
+        )
         scene.log.add_window(window)
         if fault.must_learn:
             problems += await self.check_learning()
@@ -117,7 +129,9 @@ class FaultRunner:
         problems += await asyncio.to_thread(self._check_invariants, window)
         outage = scene.log.longest_gap(window.began, window.recovered)
         if fault.allows == "nothing" and outage > self._outage_limit:
-            problems.append(f"no reply for {outage:.1f} s instead of at most {self._outage_limit:g} s")
+            problems.append(
+                f"no reply for {outage:.1f} s instead of at most {self._outage_limit:g} s"
+            )
         during = list(scene.log.requests_during(window.began, window.recovered))
         return FaultResult(
             name=fault.name,
@@ -131,7 +145,8 @@ class FaultRunner:
 
     async def _wait_for_report(self, fault: Fault) -> bool:
         """Wait while the cause lasts; return whether the system reported a problem meanwhile."""
-        end, reported = time.time() + fault.seconds, False
+        end = time.time() + fault.seconds
+        reported = False
         while (left := end - time.time()) > 0:
             reported = reported or (fault.must_report and await asyncio.to_thread(self._has_report))
             await asyncio.sleep(min(left, 0.5))
@@ -149,11 +164,16 @@ class FaultRunner:
 
         `least`: seconds that the recovery may take in any case.
         """
-        scene, killed = self._scene, frozenset(self._scene.killed)
+        scene = self._scene
+        killed = frozenset(self._scene.killed)
         limit = max(self._recovery_limit, least)
 
         def is_recovered() -> bool:
-            return not scene.live.missing_workers(ended, killed) and self._is_answering(ended) and self._serves_head()
+            return (
+                not scene.live.missing_workers(ended, killed)
+                and self._is_answering(ended)
+                and self._serves_head()
+            )
 
         await wait_until(lambda: scene.live.is_down or is_recovered(), self._patience)
         if scene.live.is_down:
@@ -168,7 +188,9 @@ class FaultRunner:
         return [f"recovery took {seconds:.1f} s instead of at most {limit:g} s{rest}"]
 
     def _is_answering(self, since: float) -> bool:
-        return any(r.is_probe and r.finished and r.began > since for r in self._scene.log.requests[-100:])
+        return any(
+            r.is_probe and r.finished and r.began > since for r in self._scene.log.requests[-100:]
+        )
 
     def _serves_head(self) -> bool:
         live = self._scene.live
@@ -195,9 +217,16 @@ class FaultRunner:
             self._verdicts |= invariants.read_verdicts(conn)
 
     def _check_invariants(self, window: FaultWindow) -> list[str]:
-        scene, log = self._scene, self._scene.log.copy_entries()  # older than the snapshot of the store
-        fresh, self._checked = log.requests[self._checked :], len(log.requests)
-        failures = [*invariants.check_answers(log.requests_during(window.began, window.recovered), log.windows)]
+        # older than the snapshot of the store
+        scene = self._scene
+        log = self._scene.log.copy_entries()
+        fresh = log.requests[self._checked :]
+        self._checked = len(log.requests)
+        failures = [
+            *invariants.check_answers(
+                log.requests_during(window.began, window.recovered), log.windows
+            )
+        ]
         self._known_failures.update(failures)
         with scene.live.store.read() as conn:
             return [
@@ -211,14 +240,18 @@ class FaultRunner:
 
         Training is frozen first: the crowd leaves more turns than are trained on in minutes.
         """
-        scene, log, found = self._scene, self._scene.log, list[str]()
+        scene = self._scene
+        log = self._scene.log
+        found = list[str]()
         with scene.live.store.write() as conn:
             freeze_training(conn, time.time())
         try:
             scene.live.system.wait_until_settled(timeout=self._patience)
         except OpenClawError as error:
             found.append(str(error).splitlines()[0])
-        failures = Counter(invariants.check_answers(log.requests, log.windows)) - self._known_failures
+        failures = (
+            Counter(invariants.check_answers(log.requests, log.windows)) - self._known_failures
+        )
         served = scene.live.read_readiness().get("version")
         if scene.environment is not None:
             found += scene.environment.take_problems()
@@ -232,14 +265,19 @@ class FaultRunner:
                 *check_all_ended(conn),
                 *failures.elements(),
                 *invariants.check_outages(log.requests, log.windows, self._limits.stall),
-                *(check_tinker(conn, scene.live.config.home_dir, scene.server) if scene.server else ()),
+                *(
+                    check_tinker(conn, scene.live.config.home_dir, scene.server)
+                    if scene.server
+                    else ()
+                ),
             ]
 
     def count_checked(self) -> Counter[str]:
         """Return how much was checked."""
         log = self._scene.log
         with self._scene.live.store.read() as conn:
-            practised, played = practice_turns.count_all(conn), count_episodes(conn)
+            practised = practice_turns.count_all(conn)
+            played = count_episodes(conn)
         return played + Counter(
             {
                 "replies": len(log.finished),
@@ -273,9 +311,14 @@ async def run_plan(
 
 
 async def _run_system(
-    plan: FaultPlan, seed: int, recovery_limit: float, out: Path, seen: Callable[[str, FaultResult | None], None]
+    plan: FaultPlan,
+    seed: int,
+    recovery_limit: float,
+    out: Path,
+    seen: Callable[[str, FaultResult | None], None],
 ) -> PlanResult:
-    found, log = PlanResult(), open_log(out / "clients.jsonl")
+    found = PlanResult()
+    log = open_log(out / "clients.jsonl")
     live = await asyncio.to_thread(LiveSystem, plan.config)
     try:
         rng = random.Random(f"{seed}/{plan.name}")
@@ -292,7 +335,14 @@ async def _run_system(
         )
         load = plan.load
         runner = FaultRunner(scene, recovery_limit, plan)
-        talk = crowd(live.system, load.users, log, pause=load.pause, probe_pause=load.probe_pause, wait=load.wait)
+        talk = crowd(
+            live.system,
+            load.users,
+            log,
+            pause=load.pause,
+            probe_pause=load.probe_pause,
+            wait=load.wait,
+        )
         async with talk, play_load(plan.environment):
             await asyncio.sleep(3)
             for fault in plan.faults:

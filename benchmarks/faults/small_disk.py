@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-_PAGE = 4096  # bytes; the granularity of a tmpfs
+# Bytes; the granularity of a tmpfs.
+_PAGE = 4096
 _RESIZE_ATTEMPTS = 20
 
 
@@ -17,7 +18,8 @@ class SmallDisk:
 
     def __init__(self, folder: Path, size: int) -> None:
         """Raises `PermissionError` if this process may not mount."""
-        self.folder, self._size = folder, size
+        self.folder = folder
+        self._size = size
         folder.mkdir(parents=True, exist_ok=True)
         done = _run_mount("-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(folder))
         if done.returncode:
@@ -39,7 +41,9 @@ class SmallDisk:
 
     def _resize(self, size: int, *, check: bool) -> bool:
         """Return whether the size was taken. With `check`, raises `CalledProcessError` if not."""
-        return _run_mount("-o", f"remount,size={size}", str(self.folder), check=check).returncode == 0
+        return (
+            _run_mount("-o", f"remount,size={size}", str(self.folder), check=check).returncode == 0
+        )
 
     def unmount(self) -> None:
         subprocess.run(["umount", "--lazy", str(self.folder)], capture_output=True, check=False)

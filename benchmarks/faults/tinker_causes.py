@@ -23,12 +23,17 @@ from openclaw_rl.store import consents
 from openclaw_rl.store.db import Store
 from openclaw_rl.tinker.consent import EVENT
 
-_LONGEST_REPLY = 240.0  # seconds; the SDK waits 60 s for each request that the server leaves without an answer
+# Seconds; the SDK waits 60 s for each request that the server leaves without an answer.
+_LONGEST_REPLY = 240.0
 LOAD = CrowdLoad(users=1, pause=0.5, probe_pause=3.0, wait=_LONGEST_REPLY)
-LIMITS = PlanLimits(outage=_LONGEST_REPLY, stall=_LONGEST_REPLY, recovery=300.0, trainer_start=300.0, learning=900.0)
+LIMITS = PlanLimits(
+    outage=_LONGEST_REPLY, stall=_LONGEST_REPLY, recovery=300.0, trainer_start=300.0, learning=900.0
+)
 TROUBLES: dict[str, Trouble] = {"429": 429, "503": 503, "no answers": "hang"}
-_WITHIN = 600.0  # seconds of a call, with its retries; also until the engine answers
-_LONGEST_DOWN = 5.0  # seconds before the server is started again
+# Seconds of a call, with its retries; also until the engine answers.
+_WITHIN = 600.0
+# Seconds before the server is started again.
+_LONGEST_DOWN = 5.0
 
 
 def missing_server() -> str | None:

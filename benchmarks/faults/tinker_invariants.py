@@ -21,8 +21,10 @@ from openclaw_rl.store.lineage import policies
 from openclaw_rl.tinker.version_file import TinkerVersion, read_version
 from openclaw_rl.types import Exchange, PolicyRef, PolicyState
 
-LARGEST_GAP = 1e-3  # nats between a sampled log-probability and a fresh forward pass
-_REPLIES_OF_VERSION, _VERSIONS_CHECKED = 2, 8
+# Nats between a sampled log-probability and a fresh forward pass.
+LARGEST_GAP = 1e-3
+_REPLIES_OF_VERSION = 2
+_VERSIONS_CHECKED = 8
 
 
 def check_tinker(conn: Connection, home: Path, server: SkyrlServer) -> Iterator[str]:
@@ -54,16 +56,25 @@ def check_steps(conn: Connection, home: Path) -> Iterator[str]:
 def _read_versions(conn: Connection, home: Path) -> dict[int, TinkerVersion]:
     found = {}
     for policy in policies.list_all(conn):
-        if policy.path and policy.state is not PolicyState.REJECTED and (home / policy.path).exists():
-            ref = PolicyRef(version=policy.version, path=str(home / policy.path), digest=policy.digest)
+        if (
+            policy.path
+            and policy.state is not PolicyState.REJECTED
+            and (home / policy.path).exists()
+        ):
+            ref = PolicyRef(
+                version=policy.version, path=str(home / policy.path), digest=policy.digest
+            )
             try:
                 found[policy.version] = read_version(ref)
             except EngineError:
-                continue  # `check_files` names it
+                # `check_files` names it.
+                continue
     return found
 
 
-def _check_logprobs(conn: Connection, versions: Mapping[int, TinkerVersion], server: SkyrlServer) -> Iterator[str]:
+def _check_logprobs(
+    conn: Connection, versions: Mapping[int, TinkerVersion], server: SkyrlServer
+) -> Iterator[str]:
     """Sampled log-probabilities are those of a fresh forward pass of the version's adapter."""
     by_version = _sampled_replies(conn, versions)
     for version in sorted(by_version)[-_VERSIONS_CHECKED:]:
@@ -73,9 +84,13 @@ def _check_logprobs(conn: Connection, versions: Mapping[int, TinkerVersion], ser
                 yield f"a log-probability of {exchange.request.id} is {gap:.4f} from that of version {version}"
 
 
-def _sampled_replies(conn: Connection, versions: Mapping[int, TinkerVersion]) -> dict[int, list[Exchange]]:
+def _sampled_replies(
+    conn: Connection, versions: Mapping[int, TinkerVersion]
+) -> dict[int, list[Exchange]]:
     found: dict[int, list[Exchange]] = defaultdict(list)
-    rows = conn.execute(select(schema.turns.c.id).where(schema.turns.c.kind == "main").order_by(schema.turns.c.seq))
+    rows = conn.execute(
+        select(schema.turns.c.id).where(schema.turns.c.kind == "main").order_by(schema.turns.c.seq)
+    )
     for row in rows.all():
         exchange = exchanges.get(conn, row.id)
         if exchange is None or exchange.reply is None or not exchange.reply.spans:
@@ -87,13 +102,16 @@ def _sampled_replies(conn: Connection, versions: Mapping[int, TinkerVersion]) ->
 
 def _load_tuned(server: SkyrlServer, version: TinkerVersion) -> Any:
     """Return the base with the adapter of a sampler checkpoint, as the server has it on its disk."""
-    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict  # here: the import takes seconds
+    # Here: the import takes seconds.
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
     run, *_, name = version.sampler.removeprefix("tinker://").split("/")
     base: Any = AutoModelForCausalLM.from_pretrained(server.model)
-    tuned = get_peft_model(base, LoraConfig(r=version.rank, lora_alpha=32, target_modules="all-linear"))
+    tuned = get_peft_model(
+        base, LoraConfig(r=version.rank, lora_alpha=32, target_modules="all-linear")
+    )
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(server.checkpoints / run / "sampler_weights" / f"{name}.tar.gz") as tar:
             tar.extractall(folder, filter="data")
@@ -105,7 +123,8 @@ def _largest_gap(model: Any, exchange: Exchange) -> float:
     import torch
 
     assert exchange.reply is not None
-    prompt, response = exchange.request.prompt_ids.tolist(), exchange.reply.response_ids.tolist()
+    prompt = exchange.request.prompt_ids.tolist()
+    response = exchange.reply.response_ids.tolist()
     ids = torch.tensor([[*prompt, *response]])
     with torch.no_grad():
         rows = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)

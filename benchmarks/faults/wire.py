@@ -9,8 +9,10 @@ from benchmarks.wire_attacks import AttackResult
 
 from openclaw_rl.common.sockets import free_port
 
-LONGEST_WAIT = 0.5  # seconds that the other clients wait at most
-LARGEST_GROWTH = 100.0  # MB of resident memory that the gateway keeps at most
+# Seconds that the other clients wait at most.
+LONGEST_WAIT = 0.5
+# MB of resident memory that the gateway keeps at most.
+LARGEST_GROWTH = 100.0
 ATTACKS = (
     "bomb of 170 MiB without a key",
     "1,100 silent sockets",
@@ -31,7 +33,9 @@ def find_violations(result: AttackResult) -> list[str]:
     if result.longest > LONGEST_WAIT:
         found.append(f"others waited {result.longest:.2f} s instead of at most {LONGEST_WAIT:g} s")
     if result.growth > LARGEST_GROWTH:
-        found.append(f"the gateway kept {result.growth:.0f} MB instead of at most {LARGEST_GROWTH:g} MB")
+        found.append(
+            f"the gateway kept {result.growth:.0f} MB instead of at most {LARGEST_GROWTH:g} MB"
+        )
     return found
 
 

@@ -35,14 +35,21 @@ STARTER = Path(__file__).parents[2] / "src" / "openclaw_rl" / "assets" / "starte
 
 TEMPERATURE = 1.0
 LEARNING_RATE = 2e-3
-CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.8, 1.28, 3.0  # arXiv:2503.14476 (asymmetric clip), arXiv:1912.09729 (dual clip)
-GAP_LOW, GAP_HIGH = 0.5, 5.0  # tokens with a ratio outside have no gradient: arXiv:2512.16144, eq. 1
+CLIP_LOW, CLIP_HIGH, DUAL_CLIP = (
+    0.8,
+    1.28,
+    3.0,
+)  # arXiv:2503.14476 (asymmetric clip), arXiv:1912.09729 (dual clip)
+GAP_LOW, GAP_HIGH = (
+    0.5,
+    5.0,
+)  # tokens with a ratio outside have no gradient: arXiv:2512.16144, eq. 1
 OPD_CLIP = 1.0  # C
 KL_COEF = 0.1
 DECAY = 0.95  # of the baseline
 
 
-# ---------------------------------------------------------------------------------------------------- 1. serve a turn
+# -------------------------------------------------------------------------------- 1. serve a turn
 
 
 @dataclass
@@ -68,7 +75,10 @@ class Policy:
         self.model = get_peft_model(base, lora).eval()
         self.end = self.tokenizer.eos_token_id
         self.optimizer = torch.optim.AdamW(
-            [p for p in self.model.parameters() if p.requires_grad], lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0
+            [p for p in self.model.parameters() if p.requires_grad],
+            lr=LEARNING_RATE,
+            betas=(0.9, 0.95),
+            weight_decay=0,
         )
 
     def prompt(self, question: str, hint: str | None = None) -> list[int]:
@@ -104,17 +114,21 @@ class Policy:
         ids = torch.tensor([[self.end] * (width - len(r)) + r for r in rows])
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
         places = (mask.cumsum(-1) - 1).clamp(min=0)
-        out = self.model(input_ids=ids, attention_mask=mask, position_ids=places, logits_to_keep=longest + 1)
+        out = self.model(
+            input_ids=ids, attention_mask=mask, position_ids=places, logits_to_keep=longest + 1
+        )
         logprobs_BRV = torch.log_softmax(out.logits[:, :-1].float() / TEMPERATURE, dim=-1)
         tail_BR = logprobs_BRV.gather(-1, ids[:, -longest:, None]).squeeze(-1)
-        return torch.stack([_left_align(row, len(t.response_ids)) for row, t in zip(tail_BR, turns, strict=True)])
+        return torch.stack(
+            [_left_align(row, len(t.response_ids)) for row, t in zip(tail_BR, turns, strict=True)]
+        )
 
 
 def _left_align(row_R: torch.Tensor, length: int) -> torch.Tensor:
     return torch.cat([row_R[len(row_R) - length :], row_R.new_zeros(len(row_R) - length)])
 
 
-# ------------------------------------------------------------------------------------------- 2. the person, the judge
+# ----------------------------------------------------------------------- 2. the person, the judge
 
 
 def react(taste: Taste, turn: Turn, rng: random.Random) -> str:
@@ -122,7 +136,12 @@ def react(taste: Taste, turn: Turn, rng: random.Random) -> str:
     pleased = has_style(taste, turn.text) and is_correct(turn.question, turn.text)
     if rng.random() < 0.1:
         pleased = not pleased
-    wish = {"short": "shorter", "long": "more detail", "formal": "more formal", "casual": "more casual"}
+    wish = {
+        "short": "shorter",
+        "long": "more detail",
+        "formal": "more formal",
+        "casual": "more casual",
+    }
     wanted = wish.get(taste, "use bullet points")
     return rng.choice(["Perfect, thanks.", "Great!"]) if pleased else f"No, {wanted}, please."
 
@@ -139,13 +158,17 @@ RULES: tuple[tuple[str, int, str | None], ...] = (
 
 def judge(reaction: str) -> tuple[int | None, str | None]:
     """Return score and hint of a reaction. If rules disagree or none matches, there is no score."""
-    matching = [(score, hint) for pattern, score, hint in RULES if re.search(pattern, reaction, re.IGNORECASE)]
+    matching = [
+        (score, hint)
+        for pattern, score, hint in RULES
+        if re.search(pattern, reaction, re.IGNORECASE)
+    ]
     scores = {score for score, _ in matching}
     hints = [hint for _, hint in matching if hint]
     return (scores.pop() if len(scores) == 1 else None), (hints[0] if hints else None)
 
 
-# ---------------------------------------------------------------------------------------------------------- 3. credit
+# -------------------------------------------------------------------------------------- 3. credit
 
 
 @dataclass
@@ -174,10 +197,12 @@ def opd_advantages(teacher_BR: torch.Tensor, own_BR: torch.Tensor) -> torch.Tens
     return (teacher_BR - own_BR).clamp(-OPD_CLIP, OPD_CLIP)
 
 
-# ------------------------------------------------------------------------------------------------------- 4. one step
+# ----------------------------------------------------------------------------------- 4. one step
 
 
-def surrogate(rho_BR: torch.Tensor, advantages_BR: torch.Tensor, mask_BR: torch.Tensor, tokens: float) -> torch.Tensor:
+def surrogate(
+    rho_BR: torch.Tensor, advantages_BR: torch.Tensor, mask_BR: torch.Tensor, tokens: float
+) -> torch.Tensor:
     """Return the clipped surrogate loss. `tokens`: replies in this term times the moving average of their length."""
     plain = rho_BR * advantages_BR
     clipped = rho_BR.clamp(CLIP_LOW, CLIP_HIGH) * advantages_BR
@@ -198,18 +223,24 @@ def step(policy: Policy, turns: list[Turn], memory: Memory) -> dict[str, float]:
 
     longest = pi_BR.shape[1]
     mu_BR = torch.tensor([t.logprobs + [0.0] * (longest - len(t.logprobs)) for t in turns])
-    mask_BR = torch.tensor([[1.0] * len(t.logprobs) + [0.0] * (longest - len(t.logprobs)) for t in turns])
+    mask_BR = torch.tensor(
+        [[1.0] * len(t.logprobs) + [0.0] * (longest - len(t.logprobs)) for t in turns]
+    )
     rho_BR = (pi_BR - mu_BR).exp()
     memory.tokens = memory.tokens or float(mask_BR.sum(1).mean())
 
     scored = torch.tensor([float(t.score is not None) for t in turns])
     hinted = torch.tensor([float(t.hint is not None) for t in turns])
     binary_BR = binary_advantages(turns, memory)[:, None].expand_as(pi_BR)
-    binary = surrogate(rho_BR, binary_BR, mask_BR * scored[:, None], float(scored.sum()) * memory.tokens)
+    binary = surrogate(
+        rho_BR, binary_BR, mask_BR * scored[:, None], float(scored.sum()) * memory.tokens
+    )
     opd_BR = opd_advantages(teacher_BR, pi_BR.detach())
     opd = surrogate(rho_BR, opd_BR, mask_BR * hinted[:, None], float(hinted.sum()) * memory.tokens)
     # k2 with the ratio detached has the gradient of the reverse KL; k1 does not (arXiv:2510.01555).
-    kl = (rho_BR.detach() * (pi_BR - base_BR).square() / 2 * mask_BR).sum() / (len(turns) * memory.tokens)
+    kl = (rho_BR.detach() * (pi_BR - base_BR).square() / 2 * mask_BR).sum() / (
+        len(turns) * memory.tokens
+    )
 
     policy.optimizer.zero_grad()
     (binary + opd + KL_COEF * kl).backward()
@@ -220,7 +251,7 @@ def step(policy: Policy, turns: list[Turn], memory: Memory) -> dict[str, float]:
     return {"binary": binary.item(), "opd": opd.item(), "kl": kl.item(), "norm": norm.item()}
 
 
-# --------------------------------------------------------------------------------------------------- 5. the whole loop
+# ------------------------------------------------------------------------------- 5. the whole loop
 
 
 def learn(taste: Taste, *, versions: int, batch: int, seed: int) -> list[float]:
@@ -241,7 +272,9 @@ def learn(taste: Taste, *, versions: int, batch: int, seed: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--taste", choices=TASTES, default="short")
     parser.add_argument("--versions", type=int, default=16)
     parser.add_argument("--batch", type=int, default=16)

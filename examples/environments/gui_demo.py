@@ -17,7 +17,9 @@ from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_c
 def main() -> None:
     parser = demo_parser(__doc__)
     parser.add_argument("--python", required=True, help="Python with browsergym-miniwob.")
-    parser.add_argument("--steps", type=int, default=3, help="Replies of an episode of a shipped task.")
+    parser.add_argument(
+        "--steps", type=int, default=3, help="Replies of an episode of a shipped task."
+    )
     given, began = parser.parse_args(), time.monotonic()
     home = new_home(given.out)
     track, film = home.parent / f"{home.name}-tasks", home.parent / f"{home.name}-film"
@@ -25,13 +27,17 @@ def main() -> None:
     browser = ("--python", given.python, "--limit-seconds", "120")
     shipped = (f"browsergym:{ROOT / 'tasks' / 'web'}?film={film}", *browser)
     demo = LearningDemo(
-        source=(f"browsergym:{track}?typed=true&film={film}", *browser), play=("--max-steps", "1"), measured=6
+        source=(f"browsergym:{track}?typed=true&film={film}", *browser),
+        play=("--max-steps", "1"),
+        measured=6,
     )
     with SubprocessSystem(scratch_config(home, {"train.method": "groups"})) as system:
         echo(run_env(home, "check", *shipped).strip())
         options = ("--group", "2", "--max-steps", str(given.steps), "--json")
         played = json.loads(run_env(home, "run", *shipped, *options))
-        echo(f"{played['done']} episodes done, {played['void']['count']} void, mean reward {played['mean_reward']:.2f}")
+        echo(
+            f"{played['done']} episodes done, {played['void']['count']} void, mean reward {played['mean_reward']:.2f}"
+        )
         has_learned = demo.learn_with(system, given.epochs)
     echo(f"{len(list(film.iterdir()))} filmstrips in {film}")
     end_demo(home, began, has_learned=has_learned)

@@ -12,15 +12,31 @@ from typing import Any
 
 from openclaw_rl.common.printable import echo
 from openclaw_rl.common.statistics.rater_agreement import wilson_interval
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, read_readiness, scratch_config
+from openclaw_rl.supervisor.subprocess_system import (
+    SubprocessSystem,
+    read_readiness,
+    scratch_config,
+)
 
 QUIET_SECONDS = 8.0  # without a new version: the training has ended
 
 
 def run_env(home: Path, sub: str, *words: str) -> str:
     """Run `openclaw-rl env SUB` and return what it printed. Ends this program if it failed."""
-    command = [sys.executable, "-m", "openclaw_rl", "env", sub, words[0], "--home", str(home), *words[1:]]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "openclaw_rl",
+        "env",
+        sub,
+        words[0],
+        "--home",
+        str(home),
+        *words[1:],
+    ]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, check=False
+    )
     if done.returncode:
         sys.exit(f"`openclaw-rl env {sub} {words[0]}` failed: {done.stdout}")
     return done.stdout
@@ -50,7 +66,9 @@ class LearningDemo:
         home = system.config.home_dir
         echo(run_env(home, "check", *self.source, *self._split, *self.check).splitlines()[-1])
         _, before = self._measure_held_out(home, "before")
-        trained = self._play_tasks(home, "--split", "train", "--group", "8", "--epochs", str(epochs))
+        trained = self._play_tasks(
+            home, "--split", "train", "--group", "8", "--epochs", str(epochs)
+        )
         echo(f"trained on {trained['done']} episodes, mean reward {trained['mean_reward']:.0%}")
         version = wait_for_training(system)
         after, _ = self._measure_held_out(home, f"after {version} versions")
@@ -88,7 +106,9 @@ def wait_for_training(system: SubprocessSystem) -> int:
 
 def demo_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options of all demos."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
     parser.add_argument("--epochs", type=int, default=1)
     return parser

@@ -20,9 +20,16 @@ def ask_model(question: str) -> str:
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         data=json.dumps(
-            {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": question}], "max_tokens": 64}
+            {
+                "model": os.environ["OPENAI_MODEL"],
+                "messages": [{"role": "user", "content": question}],
+                "max_tokens": 64,
+            }
         ).encode(),
-        headers={"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+        headers={
+            "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
+            "Content-Type": "application/json",
+        },
     )
     with urllib.request.urlopen(request, timeout=300) as response:
         return str(json.load(response)["choices"][0]["message"]["content"] or "")
@@ -32,7 +39,10 @@ def score_reply(reply: str, answer: str) -> dict[str, float]:
     """Return the parts of the reward, each 0 or 1."""
     lines = [line for line in reply.splitlines() if line.strip()]
     is_right = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", reply) is not None
-    return {"right": float(is_right), "list": float(bool(lines) and all(line.startswith("- ") for line in lines))}
+    return {
+        "right": float(is_right),
+        "list": float(bool(lines) and all(line.startswith("- ") for line in lines)),
+    }
 
 
 def main() -> None:
@@ -45,7 +55,9 @@ def main() -> None:
         reply = ask_model(task["question"])
     parts = score_reply(reply, task["answer"])
     reward = parts["right"] * parts["list"]
-    Path(os.environ["REWARD_FILE"]).write_text(json.dumps({"reward": reward, "parts": parts}), encoding="utf-8")
+    Path(os.environ["REWARD_FILE"]).write_text(
+        json.dumps({"reward": reward, "parts": parts}), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

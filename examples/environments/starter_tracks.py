@@ -12,7 +12,10 @@ from openclaw_rl.environments.sources.swe_bench import put_verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = ROOT / "examples" / "environments" / "quiz_tasks.jsonl"
-EVERY, EVERY_WEB = 4, 8  # of the questions, one becomes a task; an episode in a browser takes longer
+EVERY, EVERY_WEB = (
+    4,
+    8,
+)  # of the questions, one becomes a task; an episode in a browser takes longer
 SETTINGS = """version = "1.0"
 
 [verifier]
@@ -107,7 +110,10 @@ class ReportTest(unittest.TestCase):
 """
 NAMED_TESTS = {
     "FAIL_TO_PASS": ["test_report.ReportTest.test_the_answer_is_right"],
-    "PASS_TO_PASS": ["test_facts.FactsTest.test_other_answers", "test_facts.FactsTest.test_each_answer_is_one_line"],
+    "PASS_TO_PASS": [
+        "test_facts.FactsTest.test_other_answers",
+        "test_facts.FactsTest.test_each_answer_is_one_line",
+    ],
 }
 
 
@@ -176,7 +182,10 @@ def write_web_track(folder: Path) -> None:
             "solved": f"/\\b{answer}\\b/.test(sessionStorage.saved)",
             "oracle": [["fill", "#notes", f"- {answer}"], ["click", "#save"]],
         }
-        texts = {"task.json": json.dumps(task, indent=2), "index.html": PAGE.format(question=question)}
+        texts = {
+            "task.json": json.dumps(task, indent=2),
+            "index.html": PAGE.format(question=question),
+        }
         _write_texts(folder / name, texts)
 
 

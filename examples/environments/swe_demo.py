@@ -32,7 +32,9 @@ def main() -> None:
     home = new_home(given.out)
     track = home.parent / f"{home.name}-tasks"
     write_swe_track(track)
-    demo = LearningDemo(source=(f"harbor:{track}",), play=("--agent", "plain", "--max-steps", "1"), measured=10)
+    demo = LearningDemo(
+        source=(f"harbor:{track}",), play=("--agent", "plain", "--max-steps", "1"), measured=10
+    )
     with SubprocessSystem(scratch_config(home, {"train.method": "groups"})) as system:
         show_solution(home)
         has_learned = demo.learn_with(system, given.epochs)

@@ -15,7 +15,9 @@ def main() -> None:
     home = new_home(given.out)
     track = home.parent / f"{home.name}-tasks"
     write_terminal_track(track)
-    demo = LearningDemo(source=(f"harbor:{track}",), play=("--agent", "plain", "--max-steps", "1"), measured=10)
+    demo = LearningDemo(
+        source=(f"harbor:{track}",), play=("--agent", "plain", "--max-steps", "1"), measured=10
+    )
     end_demo(home, began, has_learned=demo.run_learning(home, given.epochs))
 
 

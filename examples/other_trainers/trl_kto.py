@@ -24,7 +24,12 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl import KTOConfig, KTOTrainer
 
-from openclaw_rl.other_trainers.batch_stream import BatchStream, StartWeights, StreamEnded, TurnBatch
+from openclaw_rl.other_trainers.batch_stream import (
+    BatchStream,
+    StartWeights,
+    StreamEnded,
+    TurnBatch,
+)
 from openclaw_rl.other_trainers.dataset_stream import stream_dataset
 
 log = logging.getLogger("trl_kto")
@@ -44,11 +49,15 @@ class BatchCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, stream: BatchStream) -> None:
         self._stream = stream
-        self._load: StartWeights | None = None  # the weights to start from: at first, and after a step was not kept
+        self._load: StartWeights | None = (
+            None  # the weights to start from: at first, and after a step was not kept
+        )
         self._first: Mapping[str, torch.Tensor] = {}  # the adapter that changes nothing
 
     def on_train_begin(self, *_: Any, model: PeftModel, **__: Any) -> None:
-        self._first = {name: weight.clone() for name, weight in get_peft_model_state_dict(model).items()}
+        self._first = {
+            name: weight.clone() for name, weight in get_peft_model_state_dict(model).items()
+        }
 
     def wait_for_batch(self) -> None:
         """Wait for a batch with a row for KTO. One without is acknowledged without weights, with the reasons."""
@@ -64,7 +73,9 @@ class BatchCallback(TrainerCallback):  # type: ignore[misc]
         self.wait_for_batch()
         if self._load is not None:
             folder, self._load = self._load.folder, None
-            set_peft_model_state_dict(model, self._first if folder is None else load_file(Path(folder) / ADAPTER_FILE))
+            set_peft_model_state_dict(
+                model, self._first if folder is None else load_file(Path(folder) / ADAPTER_FILE)
+            )
             optimizer.state.clear()
 
     def on_step_end(self, _: Any, __: Any, control: Any, **___: Any) -> Any:
@@ -80,41 +91,67 @@ class BatchCallback(TrainerCallback):  # type: ignore[misc]
         metrics = {"loss/total": loss, "gradient/norm": norm}
         is_kept = batch.acknowledge(metrics, dropped=unfit_turns(batch))
         result = "kept" if is_kept else f"not kept: {batch.rejection}"
-        log.info("batch %d: %d turns, loss %.3f, version %d %s", batch.id, len(batch.rows), loss, batch.version, result)
+        log.info(
+            "batch %d: %d turns, loss %.3f, version %d %s",
+            batch.id,
+            len(batch.rows),
+            loss,
+            batch.version,
+            result,
+        )
 
 
 def unfit_turns(batch: TurnBatch) -> dict[str, str]:
     """Return the turns that are not trained on, each with the reason. A turn may have a second row, which is."""
     fit = {row["turn"] for row in batch.rows if unfit_reason(row) is None}
-    return {row["turn"]: reason for row in batch.rows if (reason := unfit_reason(row)) and row["turn"] not in fit}
+    return {
+        row["turn"]: reason
+        for row in batch.rows
+        if (reason := unfit_reason(row)) and row["turn"] not in fit
+    }
 
 
 def unfit_reason(row: Mapping[str, Any]) -> str | None:
     """Return why KTO cannot learn from a row."""
     if row["reward"] is None or row["from_teacher"]:
         return "KTO needs a reply of the policy with a score"
-    return None if all(row["mask"]) else "KTO trains every token of a reply, and not every token of this one may train"
+    return (
+        None
+        if all(row["mask"])
+        else "KTO trains every token of a reply, and not every token of this one may train"
+    )
 
 
 def to_kto_rows(rows: IterableDataset) -> IterableDataset:
     """Return the columns of KTO."""
 
     def rename(row: Mapping[str, Any]) -> dict[str, Any]:
-        return {"prompt_ids": row["prompt_ids"], "completion_ids": row["response_ids"], "label": row["reward"] > 0}
+        return {
+            "prompt_ids": row["prompt_ids"],
+            "completion_ids": row["response_ids"],
+            "label": row["reward"] > 0,
+        }
 
     others = [name for name in rows.column_names if name != "prompt_ids"]
     return rows.filter(lambda row: unfit_reason(row) is None).map(rename, remove_columns=others)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the policy of a running system with TRL's KTOTrainer.")
+    parser = argparse.ArgumentParser(
+        description="Train the policy of a running system with TRL's KTOTrainer."
+    )
     parser.add_argument("--home", default="~/.openclaw-rl")
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)
-    parser.add_argument("--beta", type=float, default=0.1, help="how much a deviation from the base counts [0.1]")
+    parser.add_argument(
+        "--beta", type=float, default=0.1, help="how much a deviation from the base counts [0.1]"
+    )
     given = parser.parse_args()
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
-        with BatchStream.connect(given.home, name="TRL") as stream, tempfile.TemporaryDirectory() as folder:
+        with (
+            BatchStream.connect(given.home, name="TRL") as stream,
+            tempfile.TemporaryDirectory() as folder,
+        ):
             make_trainer(stream, given, folder).train()
     except StreamEnded as error:
         log.info("the stream has ended: %s", error)
@@ -144,7 +181,9 @@ def make_trainer(stream: BatchStream, given: argparse.Namespace, folder: str) ->
             dataloader_num_workers=0,  # the stream belongs to this process
         ),
         train_dataset=to_kto_rows(stream_dataset(stream)),
-        peft_config=LoraConfig(r=lora["rank"], lora_alpha=lora["alpha"], target_modules=lora["targets"]),
+        peft_config=LoraConfig(
+            r=lora["rank"], lora_alpha=lora["alpha"], target_modules=lora["targets"]
+        ),
         callbacks=[callback],
     )
 

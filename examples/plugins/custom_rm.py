@@ -16,7 +16,9 @@ class CustomPRM:
 
     def __init__(self, model_path: str) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
-        self.model = AutoModelForSequenceClassification.from_pretrained(model_path, dtype=torch.bfloat16)
+        self.model = AutoModelForSequenceClassification.from_pretrained(
+            model_path, dtype=torch.bfloat16
+        )
         self.model.eval()
 
     def score(self, prompt: str, response: str, next_state: str) -> float:

@@ -37,7 +37,9 @@ PICTURES = False  # True: send screenshots to the policy
 SECONDS = 10  # timeout of an action
 SETTLE = 0.3  # seconds to wait for the page's scripts after an action
 CHARS = 2000  # of the page text that the model sees
-TOKENS = 512  # of a reply with its reasoning; an endless one would leave no context for the next page
+TOKENS = (
+    512  # of a reply with its reasoning; an endless one would leave no context for the next page
+)
 SIZE = {"width": 1024, "height": 768}
 ON_PATH = ("chromium", "chromium-browser", "google-chrome")
 ACTIONS = """\
@@ -143,7 +145,9 @@ class Screen:
         try:
             await (await self._context.new_page()).goto(address)
         except self._error as error:
-            raise RuntimeError(f"{address}: the page of the task does not load ({_first_line(error)})") from None
+            raise RuntimeError(
+                f"{address}: the page of the task does not load ({_first_line(error)})"
+            ) from None
         if problem := await self._settled():
             raise RuntimeError(f"{address}: {problem}")
 
@@ -193,12 +197,16 @@ class Screen:
         """Return the element of the action. Raises `ValueError` unless the page has it."""
         role, name, number = action["role"], action["name"], action["number"]
         words = role if name is None else f"{role} {json.dumps(name, ensure_ascii=False)}"
-        found = self.page.get_by_role(role, **({} if name is None else {"name": name, "exact": True}))
+        found = self.page.get_by_role(
+            role, **({} if name is None else {"name": name, "exact": True})
+        )
         there = await found.count()
         if there == 0 or (number or 1) > there:
             raise ValueError(f"there is no {words}{f' {number}' if number else ''} on the page")
         if there > 1 and number is None:
-            raise ValueError(f"there are {there} of {words} on the page: say which, as in {words} 2")
+            raise ValueError(
+                f"there are {there} of {words} on the page: say which, as in {words} 2"
+            )
         return found.nth((number or 1) - 1)
 
     async def _settled(self) -> str | None:
@@ -218,7 +226,11 @@ class Screen:
             return "it leads to a page that is not permitted"
         await self.page.goto(self._good)
         failed = led.startswith("chrome-error:")
-        where = "a page that does not load or is not permitted" if failed else f"{led}, which is not permitted"
+        where = (
+            "a page that does not load or is not permitted"
+            if failed
+            else f"{led}, which is not permitted"
+        )
         return f"this led to {where} here; you are back"
 
     async def get_gui_state(self) -> str:
@@ -229,7 +241,9 @@ class Screen:
 
     async def shows(self, words: str) -> bool:
         """Return whether the text is visible on the page."""
-        return " ".join(words.split()) in " ".join((await self.page.locator("body").inner_text()).split())
+        return " ".join(words.split()) in " ".join(
+            (await self.page.locator("body").inner_text()).split()
+        )
 
 
 def _first_line(error: Exception) -> str:
@@ -251,7 +265,9 @@ async def opened(start: str, origins: tuple | list):
     async with async_playwright() as playwright:
         browser = await _launched(playwright, Error, [f"--host-resolver-rules={rules}"])
         try:  # the rules also block redirects by a server, which routes do not see
-            context = await browser.new_context(viewport=SIZE, accept_downloads=False, service_workers="block")
+            context = await browser.new_context(
+                viewport=SIZE, accept_downloads=False, service_workers="block"
+            )
             context.set_default_timeout(1000 * SECONDS)
             screen = Screen(context, lambda address: permitted(address, start, origins), Error)
             await screen.start(start)
@@ -273,7 +289,9 @@ async def _launched(playwright, playwright_error, arguments: list):
         except playwright_error as error:
             if named is None and executable is None and "Executable doesn't exist" in str(error):
                 continue
-            what = f"{executable} (GUI_BROWSER)" if named else executable or "playwright's own browser"
+            what = (
+                f"{executable} (GUI_BROWSER)" if named else executable or "playwright's own browser"
+            )
             hint = " If its sandbox does not work here, set GUI_SANDBOX=0." if sandbox else ""
             raise RuntimeError(f"{what} does not start: {_first_line(error)}.{hint}") from None
     raise RuntimeError(
@@ -303,26 +321,45 @@ async def _step(screen: Screen, reply: str, expect: str | None) -> tuple[str | N
 
 
 async def gui_rollout(
-    vision_model, task: str, start=None, expect=None, origins=(), pictures=PICTURES, screenshots=None, out="."
+    vision_model,
+    task: str,
+    start=None,
+    expect=None,
+    origins=(),
+    pictures=PICTURES,
+    screenshots=None,
+    out=".",
 ) -> list[dict]:
     """Run one task. `MAX_GUI_STEPS` is a supplied global, rollout.max_turns. The next page is the reaction."""
     trajectory = []
-    folder = Path(out, "screenshots") if screenshots is True else Path(screenshots) if screenshots else None
+    folder = (
+        Path(out, "screenshots")
+        if screenshots is True
+        else Path(screenshots)
+        if screenshots
+        else None
+    )
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     start = first_page(task, start)
     async with opened(start, origins) as screen:
         if expect is not None and await screen.shows(expect):
-            raise ValueError(f"the first page already shows {expect!r}, so it cannot show that the task is done")
+            raise ValueError(
+                f"the first page already shows {expect!r}, so it cannot show that the task is done"
+            )
         prompt = f"Task: {task}\n{HOW}\n\n{await screen.get_gui_state()}"
         for step in range(MAX_GUI_STEPS):  # noqa: F821
             file = None if folder is None else folder / f"{vision_model.session}-{step}.png"
             screenshot = await screen.page.screenshot(path=file) if file or pictures else None
-            action = await vision_model.generate(prompt, screenshot if pictures else None, max_tokens=TOKENS)
+            action = await vision_model.generate(
+                prompt, screenshot if pictures else None, max_tokens=TOKENS
+            )
             problem, done = await _step(screen, action, expect)
             reward = await get_gui_reward(screen, problem, expect)
             shot = None if file is None else str(file)
-            trajectory.append({"screenshot": shot, "action": action, "error": problem, "reward": reward})
+            trajectory.append(
+                {"screenshot": shot, "action": action, "error": problem, "reward": reward}
+            )
             prompt = f"error: {problem}\n" if problem else ""
             prompt += await screen.get_gui_state()
             if done or reward > 0:

@@ -8,7 +8,12 @@ import torch
 
 
 def compute_hybrid_loss(
-    student_logprobs, teacher_logprobs, scalar_rewards, opd_weight=0.5, binary_weight=0.5, clip_ratio=0.2
+    student_logprobs,
+    teacher_logprobs,
+    scalar_rewards,
+    opd_weight=0.5,
+    binary_weight=0.5,
+    clip_ratio=0.2,
 ):
     """Return the loss of one reply and metrics. `compute_gae` is a supplied global."""
     advantages_binary = compute_gae(scalar_rewards)  # noqa: F821

@@ -10,7 +10,12 @@ import torch
 
 
 def compute_hybrid_loss(
-    student_logprobs, teacher_logprobs, scalar_rewards, opd_weight=0.5, binary_weight=0.5, clip_ratio=0.2
+    student_logprobs,
+    teacher_logprobs,
+    scalar_rewards,
+    opd_weight=0.5,
+    binary_weight=0.5,
+    clip_ratio=0.2,
 ):
     """Return the loss of one reply and metrics; tensors are [T]. `compute_gae` is a supplied global."""
     ratio = torch.exp(student_logprobs - student_logprobs.detach())

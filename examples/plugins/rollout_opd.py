@@ -27,7 +27,9 @@ def create_next_prompt(student_response: str, feedback: str) -> str:
     return feedback
 
 
-async def collect_opd_trajectory(prompt: str, student_model, teacher_augmentation_fn, max_turns: int = 10) -> dict:
+async def collect_opd_trajectory(
+    prompt: str, student_model, teacher_augmentation_fn, max_turns: int = 10
+) -> dict:
     """Run one conversation. `teacher_augmentation_fn(prompt, hint)` adds the hint as the trainer does."""
     trajectory = {"student_responses": [], "teacher_responses": [], "rewards": [], "advantages": []}
     current_prompt = prompt
@@ -45,6 +47,8 @@ async def collect_opd_trajectory(prompt: str, student_model, teacher_augmentatio
             break
 
         teacher_prompt = teacher_augmentation_fn(current_prompt, hint)
-        trajectory["teacher_responses"].append(await student_model.generate(teacher_prompt, side=True))
+        trajectory["teacher_responses"].append(
+            await student_model.generate(teacher_prompt, side=True)
+        )
         current_prompt = create_next_prompt(student_response, feedback)
     return trajectory

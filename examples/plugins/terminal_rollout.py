@@ -35,7 +35,12 @@ def run_command(command: str, folder: str) -> subprocess.CompletedProcess:
     environment = {"PATH": "/usr/bin:/bin", "HOME": folder}
     try:
         return subprocess.run(
-            ["/bin/sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
+            ["/bin/sh", "-c", command],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 124, "", f"stopped after {SECONDS} seconds")
@@ -63,9 +68,18 @@ async def terminal_rollout(agent_model, task_description: str) -> list[dict]:
             )
             result = await asyncio.to_thread(run_command, command, folder)
             reward = compute_terminal_reward(result, task_description)
-            trajectory.append({"command": command, "output": result.stdout, "error": result.stderr, "reward": reward})
+            trajectory.append(
+                {
+                    "command": command,
+                    "output": result.stdout,
+                    "error": result.stderr,
+                    "reward": reward,
+                }
+            )
             terminal_state = get_terminal_state(folder, result)
             if task_completed(result, task_description):
                 break
-        await agent_model.feedback(score=int(reward), comment=terminal_state)  # the last step has no reaction
+        await agent_model.feedback(
+            score=int(reward), comment=terminal_state
+        )  # the last step has no reaction
     return trajectory

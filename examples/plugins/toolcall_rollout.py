@@ -9,7 +9,11 @@ import json
 from datetime import UTC, datetime
 
 TOOLS = [
-    {"name": "add", "description": "The sum of a and b.", "parameters": {"a": "number", "b": "number"}},
+    {
+        "name": "add",
+        "description": "The sum of a and b.",
+        "parameters": {"a": "number", "b": "number"},
+    },
     {"name": "today", "description": "Today's date.", "parameters": {}},
 ]
 RUN = {
@@ -20,7 +24,10 @@ RUN = {
 
 def format_tool_descriptions(tools: list[dict]) -> str:
     """Return one line per tool."""
-    return "\n".join(f"- {tool['name']}({', '.join(tool['parameters'])}): {tool['description']}" for tool in tools)
+    return "\n".join(
+        f"- {tool['name']}({', '.join(tool['parameters'])}): {tool['description']}"
+        for tool in tools
+    )
 
 
 def parse_call(reply: str) -> dict | None:
@@ -43,7 +50,9 @@ def run_tool(call: dict, tools: list[dict]) -> str:
         return f"error: {error}"
 
 
-async def collect_toolcall_trajectory(model, task: str, available_tools: list[dict] = TOOLS, max_turns: int = 10):
+async def collect_toolcall_trajectory(
+    model, task: str, available_tools: list[dict] = TOOLS, max_turns: int = 10
+):
     """Run one task until a reply is not a call. A tool's result is the reaction to the call."""
     prompt = (
         f"You may use tools:\n{format_tool_descriptions(available_tools)}\n"

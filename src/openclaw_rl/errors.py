@@ -119,7 +119,9 @@ class PluginError(OpenClawError):
 class RequestError(OpenClawError):
     """Raised if a client's request is invalid. Carries the fields of an OpenAI-style error body."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
+    ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
@@ -133,8 +135,12 @@ class PromptTooLong(RequestError):
     """
 
     def __init__(self, tokens: int, limit: int, *, is_minimum: bool = False) -> None:
-        self.tokens, self.limit, self._is_minimum = tokens, limit, is_minimum
-        super().__init__(self.message_for("messages"), param="messages", code="context_length_exceeded")
+        self.tokens = tokens
+        self.limit = limit
+        self._is_minimum = is_minimum
+        super().__init__(
+            self.message_for("messages"), param="messages", code="context_length_exceeded"
+        )
 
     def message_for(self, field: str) -> str:
         """Return the message for a request whose prompt is in `field`."""
@@ -146,7 +152,14 @@ class PromptTooLong(RequestError):
 
 def json_type_name(value: Any) -> str:
     """Return the JSON type of a value, for error messages."""
-    names = {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+    }
     return names.get(type(value), "null")
 
 

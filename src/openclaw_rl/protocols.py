@@ -24,7 +24,9 @@ class Engine(Protocol):
         """
         ...
 
-    async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
+    async def score(
+        self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float
+    ) -> Logprobs:
         """Return [R] log softmax(logits / temperature) of the response ids that follow the prompt."""
         ...
 

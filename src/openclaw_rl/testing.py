@@ -17,10 +17,16 @@ import numpy as np
 
 from openclaw_rl.common.images.image_prompt import ImagePrompt, image_digest
 from openclaw_rl.common.message_hash import message_text
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder, hash_folder
+from openclaw_rl.common.policy_digest import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    digest_of_folder,
+    hash_folder,
+)
 from openclaw_rl.errors import EngineError, EngineFull, EngineGone, GrammarError, JudgeError
 from openclaw_rl.methods.types import Sample, StepResult
-from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Reason, ReasonCode, Verdict, Vote
+from openclaw_rl.reasons import Reason, ReasonCode
+from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict, Vote
 
 ReplyScript = Callable[[Sequence[int], int], Sequence[int]]
 """Maps (prompt ids, version) to the token ids of the reply, including the stop token."""
@@ -54,9 +60,13 @@ class ScriptedEngine:
         grammar: bool = True,
     ) -> None:
         self.grammar = grammar
-        self.reply, self.delay, self.load_delay = reply, delay, load_delay
-        self.gone_at, self.refuse = gone_at, refuse
-        self.versions, self.context_length = versions, context_length
+        self.reply = reply
+        self.delay = delay
+        self.load_delay = load_delay
+        self.gone_at = gone_at
+        self.refuse = refuse
+        self.versions = versions
+        self.context_length = context_length
         self.held: set[int] = {0}
         self.running: Counter[int] = Counter()
         self.calls: list[Generation] = []
@@ -69,13 +79,16 @@ class ScriptedEngine:
 
     def revive(self) -> None:
         """Restart after `gone_at`, with only the base loaded."""
-        self.gone_at, self.held = None, {0}
+        self.gone_at = None
+        self.held = {0}
 
     def _check_call(self, version: int, length: int) -> None:
         if self.refuse is not None:
             raise self.refuse if isinstance(self.refuse, EngineError) else EngineError(self.refuse)
         if version not in self.held:
-            raise EngineError(f"version {version} is not loaded; loaded versions: {sorted(self.held)}")
+            raise EngineError(
+                f"version {version} is not loaded; loaded versions: {sorted(self.held)}"
+            )
         if length >= self.context_length:
             raise EngineError(
                 f"the prompt has {length} tokens; with the reply at most {self.context_length} fit into the context"
@@ -84,7 +97,8 @@ class ScriptedEngine:
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """See `protocols.Engine.generate`."""
         self.calls.append(generation)
-        version, length = generation.version, len(generation.prompt_ids)
+        version = generation.version
+        length = len(generation.prompt_ids)
         self._check_call(version, length)
         if generation.sampling.grammar is not None and not self.grammar:
             raise GrammarError("this engine does not support grammars")
@@ -114,12 +128,19 @@ class ScriptedEngine:
             if generation.top_logprobs
             else ()
         )
-        return Chunk(token_ids=(token,), logprobs=(id_and_logprob(token)[1],), top=top, finish=finish)
+        return Chunk(
+            token_ids=(token,), logprobs=(id_and_logprob(token)[1],), top=top, finish=finish
+        )
 
-    async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
+    async def score(
+        self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float
+    ) -> Logprobs:
         """See `protocols.Engine.score`."""
         self._check_call(version, len(prompt_ids) + len(response_ids) - 1)
-        return np.array([self.token_logprob(int(i), version, temperature) for i in response_ids], dtype=np.float32)
+        return np.array(
+            [self.token_logprob(int(i), version, temperature) for i in response_ids],
+            dtype=np.float32,
+        )
 
     async def load(self, policies: Sequence[PolicyRef]) -> None:
         """See `protocols.Engine.load`."""
@@ -158,7 +179,11 @@ class ScriptedImageEngine(ScriptedEngine):
             content = message.get("content")
             for part in content if isinstance(content, list) else [content or ""]:
                 is_image = image_digest(part) is not None
-                ids += self.IMAGE_TOKENS if is_image else (8 + ord(c) % 64 for c in message_text({"content": [part]}))
+                ids += (
+                    self.IMAGE_TOKENS
+                    if is_image
+                    else (8 + ord(c) % 64 for c in message_text({"content": [part]}))
+                )
         return np.array(ids, dtype=np.int32)
 
 
@@ -170,7 +195,9 @@ def _check_folder(policy: PolicyRef) -> None:
     except FileNotFoundError as error:
         raise EngineError(f"version {policy.version}: {error.filename} is missing") from None
     if found != policy.digest:
-        raise EngineError(f"version {policy.version}: digest of {policy.path} is {found}, expected {policy.digest}")
+        raise EngineError(
+            f"version {policy.version}: digest of {policy.path} is {found}, expected {policy.digest}"
+        )
 
 
 class ScriptedJudge:
@@ -178,7 +205,9 @@ class ScriptedJudge:
 
     name = "scripted"
 
-    def __init__(self, opinion: Callable[[JudgeInput], int | tuple[int | None, str] | JudgeError | None]) -> None:
+    def __init__(
+        self, opinion: Callable[[JudgeInput], int | tuple[int | None, str] | JudgeError | None]
+    ) -> None:
         self.opinion = opinion
         self.seen: list[JudgeInput] = []
 
@@ -214,7 +243,8 @@ class ScriptedTrainer:
         outcome: Callable[[Sequence[Sample]], Mapping[str, float] | None] = lambda samples: {},
         gain: Callable[[Sample], float] = lambda sample: 0.0,
     ) -> None:
-        self.outcome, self.gain = outcome, gain
+        self.outcome = outcome
+        self.gain = gain
         self.steps = 0
         self.folder: str | None = None
         self.memory: Mapping[str, Any] = {}
@@ -222,7 +252,8 @@ class ScriptedTrainer:
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
         """See `protocols.Trainer.load`."""
-        self.folder, self.memory = folder, dict(memory)
+        self.folder = folder
+        self.memory = dict(memory)
         self.steps = int(memory.get("steps", 0))
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
@@ -230,8 +261,13 @@ class ScriptedTrainer:
         self.batches.append(tuple(samples))
         metrics = self.outcome(samples)
         if metrics is None:
-            dropped = {s.turn: Reason(ReasonCode.NO_SIGNAL, "the script has nothing to say") for s in samples}
-            return StepResult(folder=None, digest="", metrics={}, memory=self.memory, dropped=dropped)
+            dropped = {
+                s.turn: Reason(ReasonCode.NO_SIGNAL, "the script has nothing to say")
+                for s in samples
+            }
+            return StepResult(
+                folder=None, digest="", metrics={}, memory=self.memory, dropped=dropped
+            )
         self.steps += 1
         self.memory = dict(self.memory) | {"steps": self.steps}
         write_adapter(out, weight=float(self.steps))
@@ -246,7 +282,9 @@ class ScriptedTrainer:
         }
         digest, files = hash_folder(out)
         metrics = default_metrics | dict(metrics)
-        return StepResult(folder=out, digest=digest, files=files, metrics=metrics, memory=self.memory)
+        return StepResult(
+            folder=out, digest=digest, files=files, metrics=metrics, memory=self.memory
+        )
 
     def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
         """See `protocols.Trainer.score`. Each step adds `gain(sample)` to the log-probabilities of sampling time."""
@@ -262,7 +300,10 @@ def write_adapter(folder: str | Path, *, weight: float = 0.0) -> str:
     settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["nothing"]}
     (path / ADAPTER_CONFIG).write_text(json.dumps(settings))
     names = [f"base_model.model.nothing.lora_{side}.weight" for side in "AB"]
-    header = {n: {"dtype": "F32", "shape": [1, 1], "data_offsets": [4 * i, 4 * i + 4]} for i, n in enumerate(names)}
+    header = {
+        n: {"dtype": "F32", "shape": [1, 1], "data_offsets": [4 * i, 4 * i + 4]}
+        for i, n in enumerate(names)
+    }
     raw = json.dumps(header).encode()
     values = np.full(2, weight, dtype="<f4").tobytes()
     (path / ADAPTER_WEIGHTS).write_bytes(len(raw).to_bytes(8, "little") + raw + values)

@@ -1,4 +1,4 @@
-"""The data types that the four stages exchange. This file imports nothing of the project.
+"""The data types that the four stages exchange.
 
 Shapes: P prompt tokens, R response tokens. Times are seconds since the epoch. Log-probabilities are natural logarithms.
 """
@@ -13,6 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from openclaw_rl.reasons import Reason, ReasonCode
+
 Ids = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
 Mask = NDArray[np.bool_]
@@ -21,7 +23,8 @@ Convention = Literal["scaled", "processed", "raw"]
 scaled: log softmax(logits / T), before top-p, top-k, min-p and penalties. processed: log softmax of the sampling
 distribution, after temperature, penalties, bias and truncation; equals scaled if only T is set.
 raw: log softmax(logits), independent of T; equals scaled only at T = 1."""
-Message = Mapping[str, Any]  # one chat message as the client sent it: a JSON object, with unknown keys kept
+# One chat message as the client sent it: a JSON object, with unknown keys kept.
+Message = Mapping[str, Any]
 
 
 class Kind(StrEnum):
@@ -29,7 +32,8 @@ class Kind(StrEnum):
 
     MAIN = "main"
     SIDE = "side"
-    PRACTICE = "practice"  # nobody read the reply: the trainer asked an earlier prompt again (`practice/`)
+    # Nobody read the reply: the trainer asked an earlier prompt again (`practice/`).
+    PRACTICE = "practice"
 
 
 class Capture(StrEnum):
@@ -43,9 +47,12 @@ class Origin(StrEnum):
     """Source of an exchange that was not served. All are off-policy: no version of this policy sampled the reply."""
 
     TOKENS = "tokens"  # imported with the tokens and log-probabilities that another home recorded
-    TEXT = "text"  # imported as text and tokenised here; `version` is the one that scored the tokens
-    TEACHER = "teacher"  # practice: sampled by the frozen base, whose prompt has the text of a lesson
-    CONTRAST = "contrast"  # practice: sampled by the frozen base under a wish that contradicts the lesson
+    # Imported as text and tokenised here; `version` is the one that scored the tokens.
+    TEXT = "text"
+    # Practice: sampled by the frozen base, whose prompt has the text of a lesson.
+    TEACHER = "teacher"
+    # Practice: sampled by the frozen base under a wish that contradicts the lesson.
+    CONTRAST = "contrast"
 
 
 class ExchangeStatus(StrEnum):
@@ -77,97 +84,6 @@ TURN_TRANSITIONS: Mapping[TurnState, frozenset[TurnState]] = {
 """The legal state transitions of a turn. New evidence closes a closed, judged or dropped turn again."""
 
 
-class ReasonCode(StrEnum):
-    """Why a turn was dropped or is not trained on, a version is not used, or a judge abstained."""
-
-    # A turn was dropped.
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-    DEGENERATE = "degenerate"
-    SIDE = "side"
-    REDACTED = "redacted"
-    SESSION_DONE = "session done"
-    TIMEOUT = "timeout"
-    SUPERSEDED = "superseded"
-    TAKEN_BACK = "taken back"  # by an undo, or with the lesson that it practised
-    ROLLED_BACK = "rolled back"  # by a rollback of the version that was trained on it; also of a version
-    PROMOTED = "promoted"  # by a promotion of another version; also of a version
-    SET_ASIDE = "set aside"  # workers died on it
-    DAMAGED = "damaged"  # also of a version
-    EPISODE_ENDED = "episode ended"
-    # Its tokens have no log-probabilities under the full softmax.
-    GREEDY = "greedy"
-    RAW_LOGPROBS = "raw logprobs"
-    TOP_P = "top_p"
-    TOP_K = "top_k"
-    MIN_P = "min_p"
-    MIN_TOKENS = "min_tokens"
-    PENALTIES = "penalties"
-    LOGIT_BIAS = "logit_bias"
-    FORCED_FORMAT = "forced format"
-    # Its request rules training out.
-    COMPLETION = "text completion"
-    NOT_STORED = "not stored"  # store=false
-    CONTINUED = "continued message"
-    IMAGES = "images"
-    CONTROL_TOKEN = "control token"
-    HELD_OUT = "held out"
-    # Of an imported turn.
-    UNSCORED = "unscored"
-    NOT_TRAINABLE = "not trainable"  # its trajectory says so
-    TOO_LONG = "too long"
-    STATED = "stated"  # words without a code: of a trajectory, another trainer or an earlier version
-    # The trainer or its method cannot use it.
-    NO_REPLY = "no reply"
-    NO_TOKEN = "no token"
-    OTHER_MODEL = "other model"
-    OTHER_TEMPERATURE = "other temperature"
-    TOO_STALE = "too stale"
-    NO_SIGNAL = "no signal"
-    TRUNCATED = "truncated"
-    HINT_UNUSABLE = "hint unusable"
-    NO_EPISODE = "no episode"
-    OTHER_BRANCH = "other branch"
-    EQUAL_REWARDS = "equal rewards"
-    FEW_REWARDS = "few rewards"
-    VOID_EPISODE = "void episode"
-    INVALID_VALUES = "invalid values"
-    NO_GRADIENT = "no gradient"
-    REJECTED_ALONE = "rejected alone"  # a step on this turn alone was rejected
-    # A step or a version was rejected; the first one also of a turn.
-    CANNOT_TRAIN = "cannot train"  # the trainer raised or died
-    NOT_FINITE = "not finite"
-    GRADIENT_NORM = "gradient norm"
-    BASE_KL = "base kl"
-    STEP_KL = "step kl"
-    ENTROPY = "entropy"
-    JUNK = "junk"
-    OUTLIER = "outlier"
-    CONTRADICTION = "contradiction"  # of its verdicts with what the head has learned
-    WORSE = "worse"  # than the head, by the gate's evidence or the canary
-    BROKEN = "broken"  # it cannot answer, or a trainer died on its examination
-    OUTDATED = "outdated"  # it can no longer become the head
-    SATISFACTION = "satisfaction fell"
-    # A judge has no opinion.
-    TIE = "tie"
-    NO_MAJORITY = "no majority"
-
-
-TAKEN_BACK_CODES = frozenset({ReasonCode.TAKEN_BACK, ReasonCode.ROLLED_BACK, ReasonCode.PROMOTED})
-"""Codes of turns that were dropped for good after they may have been trained on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """A code to decide and to group by, and the text for people."""
-
-    code: ReasonCode
-    detail: str
-
-    def __str__(self) -> str:
-        return self.detail
-
-
 class PolicyState(StrEnum):
     CANDIDATE = "candidate"
     LIVE = "live"
@@ -191,12 +107,15 @@ class Sampling:
     min_tokens: int = 0  # before them, no stop token is sampled and no stop string ends the reply
     stop: tuple[str, ...] = ()
     convention: Convention = "scaled"
-    grammar: str | None = None  # llguidance Lark that constrains the reply; the logprobs are the unconstrained ones
+    # Llguidance Lark that constrains the reply; the logprobs are the unconstrained ones.
+    grammar: str | None = None
 
     def untrainable_reason(self) -> Reason | None:
         """Return why such tokens cannot be trained on, or None: μ must be the full softmax at `temperature`."""
         if self.temperature <= 0:
-            return Reason(ReasonCode.GREEDY, "greedy sampling (temperature 0) has no sampling distribution")
+            return Reason(
+                ReasonCode.GREEDY, "greedy sampling (temperature 0) has no sampling distribution"
+            )
         if self.convention == "raw" and self.temperature != 1:
             detail = f"raw log-probabilities at temperature {self.temperature:g}: they are those of temperature 1"
             return Reason(ReasonCode.RAW_LOGPROBS, detail)
@@ -208,11 +127,15 @@ class Sampling:
         }
         for code, (value, is_cut, free) in cuts.items():
             if is_cut:
-                return Reason(code, f"{code.value} {value:.10g} cuts the distribution; {free} is needed")
+                return Reason(
+                    code, f"{code.value} {value:.10g} cuts the distribution; {free} is needed"
+                )
         if self.presence_penalty or self.frequency_penalty:
             return Reason(ReasonCode.PENALTIES, "penalties shift the distribution; 0 is needed")
         if self.logit_bias:
-            return Reason(ReasonCode.LOGIT_BIAS, "logit_bias shifts the distribution; none is needed")
+            return Reason(
+                ReasonCode.LOGIT_BIAS, "logit_bias shifts the distribution; none is needed"
+            )
         if self.grammar is not None:
             detail = "a forced format or tool call cuts the distribution; a free reply is needed"
             return Reason(ReasonCode.FORCED_FORMAT, detail)
@@ -255,12 +178,17 @@ class Request:
     capture: Capture = Capture.FULL
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
-    template: Mapping[str, Any] = field(default_factory=dict)  # chat template variables from the client
-    previous: str | None = None  # exchange that the client continues by id; `messages` includes its text
+    template: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # chat template variables from the client
+    # Exchange that the client continues by id; `messages` includes its text.
+    previous: str | None = None
     marks: tuple[Mark, ...]
     sampling: Sampling
     prompt_ids: Ids  # [P]
-    lessons: Mapping[str, str] = field(default_factory=dict)  # id -> text of those in `prompt_ids`, not in `messages`
+    lessons: Mapping[str, str] = field(
+        default_factory=dict
+    )  # id -> text of those in `prompt_ids`, not in `messages`
     version: int  # the policy version that generates the reply
     identity: str  # hash of tokenizer, template, special ids and base weights
     admitted_at: float
@@ -288,9 +216,15 @@ class Reply:
     def __post_init__(self) -> None:
         r = len(self.response_ids)
         if (sizes := (len(self.logprobs), len(self.mask))) != (r, r):
-            raise ValueError("reply {}: {} response ids but {} logprobs and {} mask entries".format(self.id, r, *sizes))
+            raise ValueError(
+                "reply {}: {} response ids but {} logprobs and {} mask entries".format(
+                    self.id, r, *sizes
+                )
+            )
         if self.spans and (self.spans[0].start != 0 or self.spans[-1].end != r):
-            raise ValueError(f"reply {self.id}: version spans cover {self.spans[0].start}..{self.spans[-1].end} of {r}")
+            raise ValueError(
+                f"reply {self.id}: version spans cover {self.spans[0].start}..{self.spans[-1].end} of {r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +270,8 @@ class Vote:
     hint: str | None = None
     reason: str = ""
     error: str | None = None
-    fact: str | None = None  # a hint that gives the answer away, which the verdict's hints leave out
+    # A hint that gives the answer away, which the verdict's hints leave out.
+    fact: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,7 +316,9 @@ class JudgeInput:
     messages: Sequence[Message]  # the conversation before the reply
     reply: Message
     reaction: Reaction
-    observed: frozenset[str] = frozenset()  # what the person did with the reply (`store/behaviour/observations.py`)
+    observed: frozenset[str] = (
+        frozenset()
+    )  # what the person did with the reply (`store/behaviour/observations.py`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,7 +336,9 @@ class EpisodeStep:
     def __post_init__(self) -> None:
         for own, group in ((self.reward, self.rewards), (self.step_reward, self.step_rewards)):
             if own is not None and (own not in group or not np.all(np.isfinite(group))):
-                raise ValueError(f"episode {self.episode}: expected finite rewards with {own} among them, got {group}")
+                raise ValueError(
+                    f"episode {self.episode}: expected finite rewards with {own} among them, got {group}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,7 +375,9 @@ class Policy:
     damage: str | None = None  # how the folder's files differ from `files`, if they do
     base: str  # path or hub id of the base weights
     identity: str
-    memory: Mapping[str, Any] = field(default_factory=dict)  # baselines and moving averages, kept between steps
+    memory: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # baselines and moving averages, kept between steps
     metrics: Mapping[str, float] = field(default_factory=dict)
     reason: str | None = None  # why it was rejected or rolled back
     reason_code: ReasonCode | None = None
@@ -495,6 +436,8 @@ class Chunk:
 
     token_ids: tuple[int, ...]  # [n]
     logprobs: tuple[float, ...]  # [n] log softmax(logits / temperature)
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # [n][K] (token id, logprob), when asked for
+    top: tuple[
+        tuple[tuple[int, float], ...], ...
+    ] = ()  # [n][K] (token id, logprob), when asked for
     finish: str | None = None  # "stop" | "length"
     cached: int = 0  # set on one chunk: prompt tokens found in the prefix cache

@@ -17,12 +17,23 @@ from openclaw_rl.settings.suggestions import settings_meant, suggest_flag
 
 NAMES = [name for name, command in EVERY if name != "starter" and not command.hidden]
 
-PROGRAM_OPTIONS = {"--python", "--tasks", "--held-out", "--limit-seconds", "--parallel", "--env", "--box", "--show"}
+PROGRAM_OPTIONS = {
+    "--python",
+    "--tasks",
+    "--held-out",
+    "--limit-seconds",
+    "--parallel",
+    "--env",
+    "--box",
+    "--show",
+}
 MOVE_OPTIONS = {"--learn-again", "--reason", "--yes"}
 
 
 def help_of(name: str) -> str:
-    done = CliRunner().invoke(cli, [*name.split(), "--help"], env={"COLUMNS": "80"}, terminal_width=80)
+    done = CliRunner().invoke(
+        cli, [*name.split(), "--help"], env={"COLUMNS": "80"}, terminal_width=80
+    )
     assert done.exit_code == 0
     return done.output
 
@@ -31,14 +42,27 @@ def help_of(name: str) -> str:
 def test_help_fits_80_columns_and_breaks_no_word(name: str) -> None:
     lines = help_of(name).splitlines()
     assert all(len(line) <= 80 for line in lines)
-    assert not [line for line in lines if re.search(r"\w-$", line)], "a word was broken at its hyphen"
+    assert not [line for line in lines if re.search(r"\w-$", line)], (
+        "a word was broken at its hyphen"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
         ("train", ("--lr", "--lora-rank", "--gpus", "--save-dir", "--use-lora")),
-        ("up", ("--lr", "--lora-rank", "--gpus", "--save-dir", "--use-lora", "--judge-model", "--tokenizer-path")),
+        (
+            "up",
+            (
+                "--lr",
+                "--lora-rank",
+                "--gpus",
+                "--save-dir",
+                "--use-lora",
+                "--judge-model",
+                "--tokenizer-path",
+            ),
+        ),
         ("serve", ("--gpu-ids", "--rl-buffer-dir")),
         ("judge", ("--majority-vote-n", "--custom-rm-path")),
         ("rollout", ("--rollout-function-path", "--max-turns")),
@@ -61,7 +85,17 @@ def test_commands_that_read_a_home_have_only_the_options_that_they_use(name: str
     own = {
         "status": {"--watch", "--json"},
         "inspect sessions": {"--limit", "--json"},
-        "undo": {"--turn", "--session", "--since", "--lesson", "--policy", "--reason", "--yes", "--no-wait", "--now"},
+        "undo": {
+            "--turn",
+            "--session",
+            "--since",
+            "--lesson",
+            "--policy",
+            "--reason",
+            "--yes",
+            "--no-wait",
+            "--now",
+        },
         "learned": {"--policy", "--since", "--session", "--limit", "--json", "--html"},
         "policies export": {"--merged", "--gguf", "--dtype", "--converter", "--no-check"},
         "policies list": {"--policy", "--limit", "--json"},
@@ -76,15 +110,28 @@ def test_commands_that_read_a_home_have_only_the_options_that_they_use(name: str
         "fireworks deploy": {"--policy", "--gpus", "--method", "--wait", "--yes"},
         "env check": PROGRAM_OPTIONS | {"--oracle", "--nop"},
         "env run": PROGRAM_OPTIONS
-        | {"--group", "--split", "--epochs", "--max-steps", "--seed", "--run", "--agent", "--unchecked", "--json"},
+        | {
+            "--group",
+            "--split",
+            "--epochs",
+            "--max-steps",
+            "--seed",
+            "--run",
+            "--agent",
+            "--unchecked",
+            "--json",
+        },
     }
     expected = own.get(name, {"--json"} if name.startswith("inspect") else set())
     command: click.Command = dict(EVERY)[name]
-    options = {o for p in command.params if isinstance(p, click.Option) for o in p.opts} | {"-h", "--help"}
+    options = {o for p in command.params if isinstance(p, click.Option) for o in p.opts} | {
+        "-h",
+        "--help",
+    }
     assert options == shared | expected
 
 
-# ---------------------------------------------------------------------------------------------------- unknown options
+# -------------------------------------------------------------------------------- unknown options
 
 
 @pytest.mark.parametrize(
@@ -126,9 +173,12 @@ def test_a_name_that_several_settings_share_names_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "meant"), [("training: {lr: 1}", "train.optimizer.learning_rate"), ("lora_r: 8", "train.lora.rank")]
+    ("line", "meant"),
+    [("training: {lr: 1}", "train.optimizer.learning_rate"), ("lora_r: 8", "train.lora.rank")],
 )
-def test_a_key_of_a_file_is_understood_by_its_meaning_too(line: str, meant: str, tmp_path: Path) -> None:
+def test_a_key_of_a_file_is_understood_by_its_meaning_too(
+    line: str, meant: str, tmp_path: Path
+) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(line)
     error = CliRunner().invoke(cli, ["config", "check", str(file)]).exception
@@ -140,18 +190,28 @@ def test_the_table_of_other_names_has_no_dead_row() -> None:
     words = [word for others in rows.values() for word in others.split()]
     assert set(rows) <= set(settings.known_keys())
     assert len(words) == len(set(words))
-    assert not {f"--{word.replace('_', '-')}" for word in words} & by_form("flag").keys(), "a known flag needs no row"
+    assert not {f"--{word.replace('_', '-')}" for word in words} & by_form("flag").keys(), (
+        "a known flag needs no row"
+    )
     for key, others in rows.items():
-        assert all(settings_meant(f"--{word}", settings.known_keys()) == [key] for word in others.split())
+        assert all(
+            settings_meant(f"--{word}", settings.known_keys()) == [key] for word in others.split()
+        )
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("status", "--lr", "1"), "'--lr'.\nIt means train.optimizer.learning_rate"),
-        (("status", "--learning-rate", "1"), "It means train.optimizer.learning_rate, a setting of the running system"),
+        (
+            ("status", "--learning-rate", "1"),
+            "It means train.optimizer.learning_rate, a setting of the running system",
+        ),
         (("key", "--port", "1"), "this command finds that system by --home"),
-        (("chat", "--learning-rate", "1"), "This command takes it as --set train.optimizer.learning_rate=VALUE."),
+        (
+            ("chat", "--learning-rate", "1"),
+            "This command takes it as --set train.optimizer.learning_rate=VALUE.",
+        ),
         (("config", "check", "--xyzzy"), "No such option '--xyzzy'"),
         (("chat", "--hme", "x"), "--home"),
         (("chat", "--hepl"), "--help"),

@@ -29,7 +29,14 @@ from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, PolicyOwner, re
 from openclaw_rl.supervisor.supervisor import prepare_home
 from openclaw_rl.types import Policy, PolicyState
 
-SHORT = Lesson(id="aa", key="key", text="Keep answers short.", topic="length/short", made_at=1.0, reinforced_at=1.0)
+SHORT = Lesson(
+    id="aa",
+    key="key",
+    text="Keep answers short.",
+    topic="length/short",
+    made_at=1.0,
+    reinforced_at=1.0,
+)
 
 
 @pytest.fixture
@@ -41,14 +48,18 @@ def config(tmp_path: Path) -> Config:
         serve(conn, "turn-1")
         close(conn, "turn-1", "shorter, please")
         lessons.add_lesson(conn, SHORT)
-        lessons.add_lesson(conn, replace(SHORT, id="bb", text="Give long, detailed answers.", topic="length/long"))
+        lessons.add_lesson(
+            conn, replace(SHORT, id="bb", text="Give long, detailed answers.", topic="length/long")
+        )
         lessons.supersede(conn, "bb", "aa")
         lessons.reinforce(conn, "aa", "turn-1", at=1.0)
     return config
 
 
 def run(config: Config, *arguments: str, code: int = 0) -> str:
-    done = CliRunner().invoke(cli, ["lessons", *arguments, "--home", config.home], env={"COLUMNS": "120"})
+    done = CliRunner().invoke(
+        cli, ["lessons", *arguments, "--home", config.home], env={"COLUMNS": "120"}
+    )
     assert done.exit_code == code, done.output
     return done.output
 
@@ -82,7 +93,10 @@ def test_the_list_names_the_user_of_a_lesson(config: Config) -> None:
 
 def test_the_list_says_what_a_lesson_is_limited_to(config: Config) -> None:
     about = replace(
-        SHORT, id="s1", scope_kind=LessonScope.SUBJECT, scope_value=subject_scope("writer", "ann", "Money, cash")
+        SHORT,
+        id="s1",
+        scope_kind=LessonScope.SUBJECT,
+        scope_value=subject_scope("writer", "ann", "Money, cash"),
     )
     here = replace(SHORT, id="s2", scope_kind=LessonScope.SESSION, scope_value="turn-1")
     with Store.open(config.store_path) as store, store.write() as conn:
@@ -97,13 +111,19 @@ def test_lessons_are_edited_pinned_and_forgotten(config: Config) -> None:
     run(config, "edit", "aa", "At most two  sentences.")
     found, before = stored(config, "aa"), replace(SHORT, text="At most two sentences.", weight=2.0)
     assert found is not None
-    assert found.reinforced_at > before.reinforced_at, "it is practised like one that was said again"
+    assert found.reinforced_at > before.reinforced_at, (
+        "it is practised like one that was said again"
+    )
     assert found == replace(before, weight=found.weight, reinforced_at=found.reinforced_at)
-    assert found.weight_at(found.reinforced_at) == before.weight_at(found.reinforced_at), "as heavy as before"
+    assert found.weight_at(found.reinforced_at) == before.weight_at(found.reinforced_at), (
+        "as heavy as before"
+    )
     run(config, "pin", "bb")
     found = stored(config, "aa")
     assert found is not None
-    assert (found.state, found.superseded_by) == (LessonState.SUPERSEDED, "bb"), "the owner has chosen the other one"
+    assert (found.state, found.superseded_by) == (LessonState.SUPERSEDED, "bb"), (
+        "the owner has chosen the other one"
+    )
     run(config, "unpin", "bb")
     run(config, "forget", "bb", "--yes")
     assert stored(config, "bb") is None
@@ -118,10 +138,14 @@ def test_the_turns_of_a_forgotten_lesson_do_not_give_it_again(config: Config) ->
     run(config, "forget", "aa", "--yes")
     with Store.open(config.store_path) as store, store.read() as conn:
         assert evidence
-        assert all(forgotten_wishes.is_forgotten(conn, turn, "length/short", "") for turn in evidence)
+        assert all(
+            forgotten_wishes.is_forgotten(conn, turn, "length/short", "") for turn in evidence
+        )
 
 
-def test_of_two_pinned_lessons_that_contradict_each_other_the_later_one_is_in_force(config: Config) -> None:
+def test_of_two_pinned_lessons_that_contradict_each_other_the_later_one_is_in_force(
+    config: Config,
+) -> None:
     run(config, "pin", "aa")
     out = run(config, "pin", "bb")
     assert "aa is superseded and no longer pinned: Keep answers short." in out
@@ -132,7 +156,9 @@ def test_of_two_pinned_lessons_that_contradict_each_other_the_later_one_is_in_fo
     assert (second.state, second.is_pinned) == (LessonState.ACTIVE, True)
 
 
-def test_a_pinned_lesson_supersedes_the_last_of_those_that_superseded_one_another(config: Config) -> None:
+def test_a_pinned_lesson_supersedes_the_last_of_those_that_superseded_one_another(
+    config: Config,
+) -> None:
     with Store.open(config.store_path) as store, store.write() as conn:
         lessons.add_lesson(conn, replace(SHORT, id="cc", text="One line.", topic="length/line"))
         lessons.supersede(conn, "aa", "cc")
@@ -171,23 +197,36 @@ def test_an_edit_changes_what_a_lesson_wants(config: Config) -> None:
 def test_an_edit_supersedes_what_contradicts_it(config: Config, pinned: str | None) -> None:
     """Else a prompt would have both."""
     with Store.open(config.store_path) as store, store.write() as conn:
-        lessons.add_lesson(conn, replace(SHORT, id="cc", text="Use a formal tone.", topic="tone/formal"))
+        lessons.add_lesson(
+            conn, replace(SHORT, id="cc", text="Use a formal tone.", topic="tone/formal")
+        )
         if pinned is not None:
             lessons.set_pinned(conn, pinned, True)
     out = run(config, "edit", "cc", "Give long, detailed answers.")
     found = {id_: stored(config, id_) for id_ in ("aa", "cc")}
-    superseded = [id_ for id_, one in found.items() if one is not None and one.state is LessonState.SUPERSEDED]
+    superseded = [
+        id_ for id_, one in found.items() if one is not None and one.state is LessonState.SUPERSEDED
+    ]
     assert superseded == (["cc"] if pinned == "aa" else ["aa"])
-    assert ("it is in no prompt: aa superseded it" if pinned == "aa" else "aa is superseded: Keep answers") in out
+    assert (
+        "it is in no prompt: aa superseded it"
+        if pinned == "aa"
+        else "aa is superseded: Keep answers"
+    ) in out
 
 
 def test_an_edit_of_a_superseded_lesson_says_that_it_is_in_no_prompt(config: Config) -> None:
     assert "it is in no prompt: aa superseded it" in run(config, "edit", "bb", "Three sentences.")
 
 
-def test_a_question_before_a_lesson_is_forgotten_blocks_nobody(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_before_a_lesson_is_forgotten_blocks_nobody(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answer(*_: object, **__: object) -> bool:
-        with Store.open(config.store_path) as store, store.write() as conn:  # another process writes meanwhile
+        with (
+            Store.open(config.store_path) as store,
+            store.write() as conn,
+        ):  # another process writes meanwhile
             lessons.set_pinned(conn, "aa", True)
         return True
 
@@ -210,11 +249,20 @@ def test_chat_says_what_was_noted_and_learned(config: Config) -> None:
     session = _ChatSession(config, TerminalConsole())
     session._conversation.reply_ids.add("turn-1")
     lines = [session._event_line(event) for event in session._new_events(0)]
-    assert [line for line in lines if line] == ["noted: Keep answers short.", "learned: Keep answers short."]
+    assert [line for line in lines if line] == [
+        "noted: Keep answers short.",
+        "learned: Keep answers short.",
+    ]
 
 
 def withdraw(config: Config, lesson: str, **fields: Any) -> None:
-    values = {"code": WithdrawalCode.ALONE, "asked": 4, "right_with": 0, "right_without": 4, "at": 3.0} | fields
+    values = {
+        "code": WithdrawalCode.ALONE,
+        "asked": 4,
+        "right_with": 0,
+        "right_without": 4,
+        "at": 3.0,
+    } | fields
     with Store.open(config.store_path) as store, store.write() as conn:
         found = lessons.get(conn, lesson)
         assert found is not None
@@ -243,8 +291,13 @@ def test_a_withdrawn_lesson_is_listed_with_its_figures(config: Config) -> None:
     expected = "withdrawn from prompts, not practised: 0 of 4 answers were right with it, 4 without"
     assert expected in " ".join(listed.split())
     shown = " ".join(CliRunner().invoke(cli, ["status", "--home", config.home]).output.split())
-    assert "withdrawn lesson aa: Keep answers short. (0 of 4 answers were right with it, 4 without)" in shown
-    cured = " ".join(CliRunner().invoke(cli, ["doctor", "--troubles", "--home", config.home]).output.split())
+    assert (
+        "withdrawn lesson aa: Keep answers short. (0 of 4 answers were right with it, 4 without)"
+        in shown
+    )
+    cured = " ".join(
+        CliRunner().invoke(cli, ["doctor", "--troubles", "--home", config.home]).output.split()
+    )
     assert "lessons cost correctness" in cured
     assert "0 of 4 answers were right with it, 4 without" in cured
 
@@ -284,7 +337,11 @@ def test_chat_says_nothing_of_lessons_of_other_users(config: Config) -> None:
 def test_chat_prints_no_event_into_a_reply(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     async def stream(*_: object) -> AsyncIterator[dict[str, Any]]:
         for word in ("Rome", " it is."):
-            yield {"id": "turn-2", "system_fingerprint": "v0", "choices": [{"delta": {"content": word}}]}
+            yield {
+                "id": "turn-2",
+                "system_fingerprint": "v0",
+                "choices": [{"delta": {"content": word}}],
+            }
             with Store.open(config.store_path) as store, store.write() as conn:
                 lessons.mark_learned(conn, "aa", 0)
             await asyncio.sleep(0.7)
@@ -305,13 +362,24 @@ def test_chat_prints_no_event_into_a_reply(config: Config, monkeypatch: pytest.M
     assert "learned: Keep answers short." in shown.partition("it is.")[2]
 
 
-def test_chat_shows_versions_of_the_policy_that_answers_and_of_no_other(config: Config, tmp_path: Path) -> None:
+def test_chat_shows_versions_of_the_policy_that_answers_and_of_no_other(
+    config: Config, tmp_path: Path
+) -> None:
     root = Policy(
-        version=0, parent=None, state=PolicyState.LIVE, path=None, digest="", base="b", identity="i", created_at=1.0
+        version=0,
+        parent=None,
+        state=PolicyState.LIVE,
+        path=None,
+        digest="",
+        base="b",
+        identity="i",
+        created_at=1.0,
     )
     with Store.open(config.store_path) as store, store.write() as conn:
         for version, name in ((1, "agent:agent"), (2, DEFAULT_NAME)):
-            policy = replace(root, version=version, parent=0, name=name, path=str(tmp_path / f"v{version}"))
+            policy = replace(
+                root, version=version, parent=0, name=name, path=str(tmp_path / f"v{version}")
+            )
             policies.insert_version(conn, policy, [], PolicyState.LIVE)
             events.append(conn, "policy.live", str(version), {}, 2.0)
     shown = {}

@@ -42,7 +42,9 @@ def error_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:
         main(list(command))
     said = capsys.readouterr().err
     assert ended.value.code == 1, said
-    lines = [line for line in said.splitlines() if not line.startswith(("note: ", "OpenClaw-RL ", "  "))]
+    lines = [
+        line for line in said.splitlines() if not line.startswith(("note: ", "OpenClaw-RL ", "  "))
+    ]
     assert len(lines) == 1, said
     assert "Traceback" not in said
     assert "unexpected error" not in said
@@ -67,12 +69,18 @@ DAMAGED_STORES: dict[str, tuple[Callable[[Path], object], str]] = {
     "random bytes": (write(lambda raw: b"\xa7" * len(raw)), "not a SQLite file"),
     "no beginning": (write(lambda raw: raw[100:]), "not a SQLite file"),
     "truncated": (write(lambda raw: raw[: len(raw) // 2]), "the file is damaged"),
-    "overwritten": (write(lambda raw: raw[:4096] + b"\xff" * (len(raw) - 4096)), "the file is damaged"),
+    "overwritten": (
+        write(lambda raw: raw[:4096] + b"\xff" * (len(raw) - 4096)),
+        "the file is damaged",
+    ),
     "newer": (sql("UPDATE meta SET value = '99' WHERE key = 'schema'"), "its schema is 99"),
     "no number": (sql("UPDATE meta SET value = 'x' WHERE key = 'schema'"), "the file is damaged"),
     "no secret": (sql("DELETE FROM meta WHERE key = 'secret'"), "the file is damaged"),
     "another program's": (sql("ALTER TABLE meta RENAME TO notes"), "not one of openclaw-rl"),
-    "a folder": (lambda home: [(home / "store.db").unlink(), (home / "store.db").mkdir()], "this is a folder"),
+    "a folder": (
+        lambda home: [(home / "store.db").unlink(), (home / "store.db").mkdir()],
+        "this is a folder",
+    ),
 }
 
 
@@ -98,7 +106,9 @@ def test_a_store_without_a_table(home: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("state", ["no home", "no store", "an empty store", "no version"])
-def test_the_first_seconds_of_a_home(tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str) -> None:
+def test_the_first_seconds_of_a_home(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str
+) -> None:
     home = tmp_path / "home"
     if state != "no home":
         home.mkdir()
@@ -111,16 +121,25 @@ def test_the_first_seconds_of_a_home(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("kind", ["file", "below a file", "link loop", "long name"])
-def test_a_home_that_cannot_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_a_home_that_cannot_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
-    names = {"file": "file", "below a file": "file/home", "link loop": "loop", "long name": "a" * 300}
+    names = {
+        "file": "file",
+        "below a file": "file/home",
+        "link loop": "loop",
+        "long name": "a" * 300,
+    }
     home = str(tmp_path / names[kind])
     for command in (("status",), ("key",), *STARTERS):
         assert home in error_of(capsys, *command, "--home", home)
 
 
-def test_a_home_whose_path_is_too_long_for_a_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_whose_path_is_too_long_for_a_socket(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     home = str(tmp_path / ("a" * 120))
     assert "Choose a shorter `home`" in error_of(capsys, "serve", "--home", home)
 
@@ -180,7 +199,9 @@ def test_a_log_on_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     setup_logging("test", None)  # closes the file
 
 
-def test_a_judge_without_an_endpoint_is_reported_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_judge_without_an_endpoint_is_reported_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["up", "--home", str(tmp_path), "--judge-model", "gpt-4"])
     shown = capfd.readouterr().err
@@ -193,7 +214,12 @@ def test_an_error_on_a_terminal_is_wrapped_between_words(tmp_path: Path) -> None
     lines = shown.split("\n")
     assert len(lines) > 1
     assert all(len(line) <= 80 for line in lines)
-    assert "".join(f"{line} " for line in lines).count("no endpoint serves it: the judge cannot start.") == 1
+    assert (
+        "".join(f"{line} " for line in lines).count(
+            "no endpoint serves it: the judge cannot start."
+        )
+        == 1
+    )
 
 
 def in_terminal(arguments: list[str], *, columns: int) -> str:
@@ -203,21 +229,50 @@ def in_terminal(arguments: list[str], *, columns: int) -> str:
     command = [sys.executable, "-m", "openclaw_rl", *arguments]
     environ = {**os.environ, "COLUMNS": str(columns)}
     with os.fdopen(ours, "rb", closefd=True) as terminal:
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environ, timeout=60, check=False)
+        subprocess.run(
+            command, stdout=subprocess.DEVNULL, stderr=theirs, env=environ, timeout=60, check=False
+        )
         os.close(theirs)
         return terminal.read1(65536).decode().replace("\r\n", "\n").strip()
 
 
 def test_words_that_are_longer_than_a_line_stay_whole() -> None:
     path = "/tmp/" + "a-long-name/" * 10
-    assert wrap_lines(f"openclaw-rl: {path} is no folder\n", 40) == f"openclaw-rl:\n{path}\nis no folder\n"
+    assert (
+        wrap_lines(f"openclaw-rl: {path} is no folder\n", 40)
+        == f"openclaw-rl:\n{path}\nis no folder\n"
+    )
 
 
-def test_a_command_whose_quotation_does_not_end_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ("env", "check", "command", "--tasks", "t.jsonl", "--oracle", 'play "b', "--home", str(tmp_path / "home"))
+def test_a_command_whose_quotation_does_not_end_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = (
+        "env",
+        "check",
+        "command",
+        "--tasks",
+        "t.jsonl",
+        "--oracle",
+        'play "b',
+        "--home",
+        str(tmp_path / "home"),
+    )
     assert "--oracle: a quotation of the command does not end" in error_of(capsys, *command)
 
 
-def test_a_variable_that_no_box_can_have_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ("env", "check", "command", "--tasks", "t.jsonl", "--env", "A B=x", "--home", str(tmp_path / "home"))
+def test_a_variable_that_no_box_can_have_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = (
+        "env",
+        "check",
+        "command",
+        "--tasks",
+        "t.jsonl",
+        "--env",
+        "A B=x",
+        "--home",
+        str(tmp_path / "home"),
+    )
     assert "--env A B: expected a name of letters" in error_of(capsys, *command)

@@ -15,7 +15,9 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 
-ADDRESS = GatewayAddress(url="http://127.0.0.1:8123", model="mine", model_path="starter", key="file", pid=1)
+ADDRESS = GatewayAddress(
+    url="http://127.0.0.1:8123", model="mine", model_path="starter", key="file", pid=1
+)
 
 
 @pytest.fixture
@@ -38,7 +40,9 @@ def test_the_settings_for_another_program_are_those_of_the_running_system(home: 
         done = invoke(home, "connect", "codex")
     assert 'base_url = "http://127.0.0.1:8123/v1"' in done.output
     assert 'model = "mine"' in done.output
-    assert "http://127.0.0.1:8000/v1" in invoke(home, "connect", "codex").output, "without one, those that are given"
+    assert "http://127.0.0.1:8000/v1" in invoke(home, "connect", "codex").output, (
+        "without one, those that are given"
+    )
 
 
 def test_the_key_is_the_one_that_the_running_system_accepts(home: Path) -> None:
@@ -54,9 +58,13 @@ def test_the_key_is_the_one_that_the_running_system_accepts(home: Path) -> None:
 
 def test_status_says_where_the_system_listens(home: Path) -> None:
     with publish_address(home, ADDRESS):
-        assert invoke(home, "status").output.startswith("listening at http://127.0.0.1:8123/v1, model mine\n")
+        assert invoke(home, "status").output.startswith(
+            "listening at http://127.0.0.1:8123/v1, model mine\n"
+        )
         assert json.loads(invoke(home, "status", "--json").output)["gateway"]["url"] == ADDRESS.url
-    assert invoke(home, "status").output.startswith("no gateway runs on this home: `openclaw-rl up` starts one\n")
+    assert invoke(home, "status").output.startswith(
+        "no gateway runs on this home: `openclaw-rl up` starts one\n"
+    )
     assert json.loads(invoke(home, "status", "--json").output)["gateway"] is None
 
 

@@ -26,7 +26,9 @@ SERVE = ("engine", "gateway")
 
 
 def settings(home: Path, **more: object) -> Config:
-    config = from_flat({"home": str(home), "engine.backend": "tinker", "tinker.url": "http://one:1"} | more)
+    config = from_flat(
+        {"home": str(home), "engine.backend": "tinker", "tinker.url": "http://one:1"} | more
+    )
     prepare_home(config)
     return config
 
@@ -42,7 +44,9 @@ def test_without_a_yes_nothing_starts(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "to train" not in said
 
 
-@pytest.mark.parametrize(("backend", "stays"), [("tinker", "The store stays here"), ("fireworks", "Scores, training")])
+@pytest.mark.parametrize(
+    ("backend", "stays"), [("tinker", "The store stays here"), ("fireworks", "Scores, training")]
+)
 def test_what_is_said_hides_no_reaction_and_no_score(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str, stays: str
 ) -> None:
@@ -57,7 +61,10 @@ def test_what_is_said_hides_no_reaction_and_no_score(
     prepare_home(config)
     require_consent(config, ("engine", "train"), yes=True)
     said = capsys.readouterr().err
-    assert "A reaction that is the next message of its conversation is part of the next prompt." in said
+    assert (
+        "A reaction that is the next message of its conversation is part of the next prompt."
+        in said
+    )
     assert "reactions as text" not in said
     assert stays in said
     assert ("a number for each token, which its score decides" in said) == (backend == "tinker")
@@ -74,7 +81,9 @@ def test_training_there_while_an_engine_here_serves_sends_no_prompts(
     assert "copies of the trained weights stay at the service" in said
 
 
-def test_a_yes_is_recorded_and_holds_for_this_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_yes_is_recorded_and_holds_for_this_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = settings(tmp_path)
     require_consent(config, SERVE, yes=True)
     assert "gets:" in capsys.readouterr().err, "shown also with --yes"
@@ -102,7 +111,9 @@ def test_in_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     require_consent(settings(tmp_path), SERVE, yes=False)
 
 
-def test_a_closed_standard_input_is_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_standard_input_is_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As of a service that another program starts (`<&-`)."""
     monkeypatch.setattr(service_consent.sys, "stdin", None)
     with pytest.raises(ConfigError, match="before you agree"):
@@ -110,7 +121,9 @@ def test_a_closed_standard_input_is_no_terminal(tmp_path: Path, monkeypatch: pyt
 
 
 def test_other_engines_ask_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    require_consent(settings(tmp_path, **{"engine.backend": "embedded", "tinker.url": None}), SERVE, yes=False)
+    require_consent(
+        settings(tmp_path, **{"engine.backend": "embedded", "tinker.url": None}), SERVE, yes=False
+    )
     require_consent(settings(tmp_path), ("collect", "judge"), yes=False)
     assert capsys.readouterr().err == ""
 
@@ -128,7 +141,9 @@ def test_the_command_asks_before_it_starts(tmp_path: Path, monkeypatch: pytest.M
     assert started == [SERVE, SERVE]
 
 
-def test_chat_asks_before_it_starts_a_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_asks_before_it_starts_a_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The system that it starts has no terminal to ask in."""
     asked: list[str] = []
 
@@ -143,7 +158,9 @@ def test_chat_asks_before_it_starts_a_system(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ConfigError, match="before you agree"):
         command_line.cli([*words], standalone_mode=False)
     monkeypatch.setattr(service_consent.sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(service_consent.click, "confirm", lambda text, **options: asked.append(text))
+    monkeypatch.setattr(
+        service_consent.click, "confirm", lambda text, **options: asked.append(text)
+    )
     for _ in range(2):
         with pytest.raises(StartedSystem):
             command_line.cli([*words], standalone_mode=False)
@@ -174,7 +191,9 @@ def test_commands_that_start_a_system_for_a_while_ask_first(
         started.append((command, env))
         raise StartedSystem
 
-    monkeypatch.setattr(logging_metrics, "setup_logging", lambda *args: None)  # it would hold for all tests
+    monkeypatch.setattr(
+        logging_metrics, "setup_logging", lambda *args: None
+    )  # it would hold for all tests
     fit = TaskFitness(task="t", digest="d", fit=True, reason="")
     monkeypatch.setattr(commands, "check_environment", lambda *args: [fit])
     monkeypatch.setattr(commands, "find_source", lambda request: None)
@@ -193,16 +212,34 @@ def test_commands_that_start_a_system_for_a_while_ask_first(
     assert len(started) == 2
 
 
-def test_fireworks_is_asked_nothing_before_the_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fireworks_is_asked_nothing_before_the_yes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Not even whether it fits; after the yes it is, and here its letters are no tokens of the starter."""
     with FireworksDouble() as service:
         values = {"url": service.url, "api_key": "fw", "account": "me", "deployment": "mine"}
         values["base_model"] = "accounts/fireworks/models/letters"
-        sets = [word for name, value in values.items() for word in ("--set", f"fireworks.{name}={value}")]
-        words = ["serve", "--home", str(tmp_path), "--backend", "fireworks", "--set", "engine.max_context=64", *sets]
+        sets = [
+            word
+            for name, value in values.items()
+            for word in ("--set", f"fireworks.{name}={value}")
+        ]
+        words = [
+            "serve",
+            "--home",
+            str(tmp_path),
+            "--backend",
+            "fireworks",
+            "--set",
+            "engine.max_context=64",
+            *sets,
+        ]
         with pytest.raises(ConfigError, match="nothing is sent to Fireworks before you agree"):
             command_line.cli(words, standalone_mode=False)
-        assert "the tokens of every prompt (system text, conversation, tools, lessons)" in capsys.readouterr().err
+        assert (
+            "the tokens of every prompt (system text, conversation, tools, lessons)"
+            in capsys.readouterr().err
+        )
         assert service.requests == []
         with pytest.raises(EngineError, match="do not decode to its text with the tokenizer"):
             command_line.cli([*words, "--yes"], standalone_mode=False)

@@ -27,14 +27,24 @@ from openclaw_rl.types import Exchange, TurnState
 
 SESSION = "6f1c0d52-3a62-464c-baa7-ac8136390f4c"
 DEVICE = "5e" * 32
-BETAS = ["claude-code-20250219", "interleaved-thinking-2025-05-14", "mid-conversation-system-2026-04-07"]
-REMINDER = "<system-reminder>\nSome context:\n# currentDate\nToday is {day}.\n</system-reminder>\n\n"
+BETAS = [
+    "claude-code-20250219",
+    "interleaved-thinking-2025-05-14",
+    "mid-conversation-system-2026-04-07",
+]
+REMINDER = (
+    "<system-reminder>\nSome context:\n# currentDate\nToday is {day}.\n</system-reminder>\n\n"
+)
 TYPED = "The user sent a new message while you were working:\n{words}\n\nIMPORTANT: answer it, too."
 TITLE = {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}
 
 
 def tool(name: str, *keys: str) -> dict[str, Any]:
-    schema = {"type": "object", "properties": {k: {"type": "string"} for k in keys}, "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {k: {"type": "string"} for k in keys},
+        "additionalProperties": False,
+    }
     return {"name": name, "description": f"Does {name}.", "input_schema": schema}
 
 
@@ -66,16 +76,24 @@ class ClaudeCode:
         return {
             "model": "openclaw",
             "max_tokens": 32000,
-            "system": [text(header), text("You are an agent.", cache_control=mark), text(system, cache_control=mark)],
+            "system": [
+                text(header),
+                text("You are an agent.", cache_control=mark),
+                text(system, cache_control=mark),
+            ],
             "metadata": {"user_id": json.dumps(packed)},
             "betas": BETAS,
             "extra_headers": {"X-Claude-Code-Session-Id": SESSION},
         }
 
     def title(self, said: str) -> Exchange:
-        asked = f"<session>\n{said}\n</session>\n\nWrite the title in the language the user wrote in."
+        asked = (
+            f"<session>\n{said}\n</session>\n\nWrite the title in the language the user wrote in."
+        )
         return self._sent(
-            **self.common("Generate a concise title (3-7 words) that captures the goal of this coding session."),
+            **self.common(
+                "Generate a concise title (3-7 words) that captures the goal of this coding session."
+            ),
             messages=[{"role": "user", "content": [text(asked)]}],
             tools=[],
             thinking={"type": "disabled"},
@@ -100,11 +118,15 @@ class ClaudeCode:
             )
             out.append(exchange)
             self.history.append(reply)
-            results = [self._run(block) for block in reply["content"] if block["type"] == "tool_use"]
+            results = [
+                self._run(block) for block in reply["content"] if block["type"] == "tool_use"
+            ]
             if not results:
                 return out
             self.history.append({"role": "user", "content": results})
-            self.history += [{"role": "system", "content": TYPED.format(words=w)} for w in self.typed]
+            self.history += [
+                {"role": "system", "content": TYPED.format(words=w)} for w in self.typed
+            ]
             self.typed.clear()
 
     def _marked(self) -> list[dict[str, Any]]:
@@ -114,7 +136,9 @@ class ClaudeCode:
         for n, message in enumerate(self.history):
             blocks = message["content"]
             if n == last:
-                message = message | {"content": [*blocks[:-1], blocks[-1] | {"cache_control": {"type": "ephemeral"}}]}
+                message = message | {
+                    "content": [*blocks[:-1], blocks[-1] | {"cache_control": {"type": "ephemeral"}}]
+                }
             elif message["role"] == "user" and len(blocks) == 1 and blocks[0]["type"] == "text":
                 message = message | {"content": blocks[0]["text"]}
             out.append(message)
@@ -130,14 +154,23 @@ class ClaudeCode:
     @staticmethod
     def _run(block: dict[str, Any]) -> dict[str, Any]:
         done = f"ran {json.dumps(block['input'])}"
-        return {"tool_use_id": block["id"], "type": "tool_result", "content": done, "is_error": False}
+        return {
+            "tool_use_id": block["id"],
+            "type": "tool_result",
+            "content": done,
+            "is_error": False,
+        }
 
 
 @pytest.fixture
 def program(start: Start) -> Iterator[ClaudeCode]:
     site = start(settings={"engine.max_context": 8192}, context_length=8192)
-    http = anthropic.DefaultHttpxClient(verify=False)  # loading the certificates would take 20 ms of each test
-    with anthropic.Anthropic(base_url=site.url, auth_token=KEY, max_retries=0, timeout=10, http_client=http) as client:
+    http = anthropic.DefaultHttpxClient(
+        verify=False
+    )  # loading the certificates would take 20 ms of each test
+    with anthropic.Anthropic(
+        base_url=site.url, auth_token=KEY, max_retries=0, timeout=10, http_client=http
+    ) as client:
         yield ClaudeCode(client, site)
 
 
@@ -158,26 +191,39 @@ def test_a_turn_with_tools_and_the_next(program: ClaudeCode) -> None:
     saying(site, two, "It printed é, and the file is short.", "You are welcome.")
     first, second = program.ask("run it and read the file")
     (third,) = program.ask("thanks, that was right")
-    assert {(e.request.session, e.request.user) for e in (first, second, third)} == {(SESSION, DEVICE)}
+    assert {(e.request.session, e.request.user) for e in (first, second, third)} == {
+        (SESSION, DEVICE)
+    }
     assert goes_on(second, first)
     assert goes_on(third, second)
     roles = ["system", "user", "user", "system", "assistant", "tool", "tool", "assistant", "user"]
     assert [m["role"] for m in third.request.messages] == roles
     assert third.request.messages[0]["content"] == "You are an agent.\nYou help with code."
-    results = ('ran {"command": "echo  \\u00e9", "description": "Say it"}', 'ran {"file_path": "/a.py"}')
+    results = (
+        'ran {"command": "echo  \\u00e9", "description": "Say it"}',
+        'ran {"file_path": "/a.py"}',
+    )
     assert reactions(site, first, second, third) == [results, ("thanks, that was right",), None]
     assert first.reply is not None
     assert site.renderer.tokenizer.backend.decode(first.reply.response_ids[:-1].tolist()) == two
 
 
 def test_words_typed_while_it_works_are_a_reaction(program: ClaudeCode) -> None:
-    saying(program.site, f"I look.\n{call('Read', file_path='/a.py')}", "As you wish, in one line.", "Bye.")
+    saying(
+        program.site,
+        f"I look.\n{call('Read', file_path='/a.py')}",
+        "As you wish, in one line.",
+        "Bye.",
+    )
     program.typed = ["No, the other file."]
     first, second = program.ask("what is in the file?")
     (third,) = program.ask("good")
     assert goes_on(third, second)
     said = TYPED.format(words="No, the other file.")
-    assert reactions(program.site, first, second) == [('ran {"file_path": "/a.py"}', said), ("good",)]
+    assert reactions(program.site, first, second) == [
+        ('ran {"file_path": "/a.py"}', said),
+        ("good",),
+    ]
     assert second.request.messages[-1] == {"role": "user", "content": said}
 
 
@@ -188,7 +234,11 @@ def test_another_day_is_the_same_conversation(program: ClaudeCode) -> None:
     program.history[0]["content"][0] = text(REMINDER.format(day="Saturday"))
     (second,) = program.ask("nice weather")
     assert reactions(program.site, first) == [("nice weather",)]
-    transient = [m for n, m in enumerate(second.request.messages) if n not in {k.index for k in second.request.marks}]
+    transient = [
+        m
+        for n, m in enumerate(second.request.messages)
+        if n not in {k.index for k in second.request.marks}
+    ]
     assert transient == [{"role": "user", "content": REMINDER.format(day="Saturday")}]
 
 
@@ -201,7 +251,9 @@ def test_titles_are_side_traffic(program: ClaudeCode) -> None:
     assert reactions(site, title, first, second) == [None, ("nice weather",), None]
     with site.store.read() as conn:
         turn = turns.get(conn, title.request.id)
-        cause = conn.exec_driver_sql("SELECT cause FROM turns WHERE id = ?", (title.request.id,)).scalar_one()
+        cause = conn.exec_driver_sql(
+            "SELECT cause FROM turns WHERE id = ?", (title.request.id,)
+        ).scalar_one()
     assert turn is not None
     assert (turn.state, cause, turn.session) == (TurnState.DROPPED, "side", SESSION)
 
@@ -230,5 +282,7 @@ def test_what_it_asks_for_itself_is_no_reaction(program: ClaudeCode, asked: str)
 
 def test_the_error_of_a_conversation_that_is_too_long(program: ClaudeCode) -> None:
     """By these words it knows that it must compact."""
-    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 8192 maximum"):
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 8192 maximum"
+    ):
         program.ask("word " * 9000)

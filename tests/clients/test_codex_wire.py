@@ -42,7 +42,10 @@ TOOLS = [
         "type": "namespace",
         "name": "multi_agent_v1",
         "description": "Other agents.",
-        "tools": [function("spawn_agent", message="string"), function("wait_agent", timeout_ms="number")],
+        "tools": [
+            function("spawn_agent", message="string"),
+            function("wait_agent", timeout_ms="number"),
+        ],
     },
     {"type": "web_search", "external_web_access": False},
 ]
@@ -77,11 +80,19 @@ class Codex:
     kind: str = "turn"
 
     def __post_init__(self) -> None:
-        before = [] if self.old else [text("developer", "You are an agent."), text("developer", "Sandbox: none", "x")]
+        before = (
+            []
+            if self.old
+            else [text("developer", "You are an agent."), text("developer", "Sandbox: none", "x")]
+        )
         self.history = [*before, text("user", "<environment_context>here</environment_context>")]
 
     def headers(self) -> dict[str, str]:
-        shared = {"Authorization": "Bearer sk-test", "Accept": "text/event-stream", "originator": "codex_exec"}
+        shared = {
+            "Authorization": "Bearer sk-test",
+            "Accept": "text/event-stream",
+            "originator": "codex_exec",
+        }
         if self.old:
             return shared | {"conversation_id": SESSION, "session_id": SESSION, "version": "0.46.0"}
         turn = {"session_id": SESSION, "request_kind": self.kind, "thread_source": "user"}
@@ -105,7 +116,11 @@ class Codex:
             "store": False,
             "include": ["reasoning.encrypted_content"],
             "prompt_cache_key": SESSION,
-            **({"instructions": "You are an agent."} if self.old else {"client_metadata": {"session_id": SESSION}}),
+            **(
+                {"instructions": "You are an agent."}
+                if self.old
+                else {"client_metadata": {"session_id": SESSION}}
+            ),
         }
 
     def send(self) -> Answer:
@@ -128,7 +143,12 @@ class Codex:
 
     def _run(self, item: dict[str, Any]) -> dict[str, Any]:
         output = f"Process exited with code 0\nOutput:\n{item.get('arguments', item.get('input'))}"
-        return {"type": f"{item['type']}_output", "id": "fco_1", "call_id": item["call_id"], "output": output}
+        return {
+            "type": f"{item['type']}_output",
+            "id": "fco_1",
+            "call_id": item["call_id"],
+            "output": output,
+        }
 
 
 def saying(site: Site, *texts: str) -> None:
@@ -155,11 +175,26 @@ def test_a_turn_with_tools_and_the_next(start: Start, kind: str) -> None:
     results = [f"Process exited with code 0\nOutput:\n{arguments}" for arguments in (one, other)]
     assert answers(site, second) == {first.request.id: (results, EXACT)}
     assert answers(site, third)[second.request.id] == (["thanks, that was right"], EXACT)
-    roles = ["developer", "developer", "user", "user", "assistant", "tool", "tool", "assistant", "user"]
+    roles = [
+        "developer",
+        "developer",
+        "user",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "user",
+    ]
     assert [m["role"] for m in third.request.messages] == roles
     assert first.reply is not None
-    assert site.renderer.tokenizer.backend.decode(first.reply.response_ids[:-1].tolist()) == thought + two
-    thoughts = [m.get("reasoning_content") for m in third.request.messages if m["role"] == "assistant"]
+    assert (
+        site.renderer.tokenizer.backend.decode(first.reply.response_ids[:-1].tolist())
+        == thought + two
+    )
+    thoughts = [
+        m.get("reasoning_content") for m in third.request.messages if m["role"] == "assistant"
+    ]
     assert thoughts == ["Let me see." if thought else None] * 2
 
 
@@ -176,7 +211,12 @@ def test_agents_of_agents_are_called_within_their_namespace(start: Start) -> Non
 
 def test_as_it_was_before(start: Start) -> None:
     site = start(settings={"engine.max_context": 8192}, context_length=8192)
-    saying(site, call("apply_patch", '{"input": "*** Begin Patch"}'), "The file is changed as you wished.", "Bye.")
+    saying(
+        site,
+        call("apply_patch", '{"input": "*** Begin Patch"}'),
+        "The file is changed as you wished.",
+        "Bye.",
+    )
     codex = Codex(site, old=True)
     first, second = codex.ask("change it")
     (third,) = codex.ask("good")
@@ -204,7 +244,10 @@ def test_ignored_fields_and_errors_are_reported(start: Start) -> None:
     failed = next(e for e in events if e["type"] == "response.failed")
     assert "engine disconnected" in failed["response"]["error"]["message"]
     broken = failed["response"]["id"]
-    wait_for(lambda: site.get(broken).reply, lambda r: r is not None and r.status is ExchangeStatus.FAILED)
+    wait_for(
+        lambda: site.get(broken).reply,
+        lambda r: r is not None and r.status is ExchangeStatus.FAILED,
+    )
     site.engine.revive()
     picture = [{"type": "input_image", "image_url": "data:image/png;base64,AA"}]
     codex.history += [
@@ -217,4 +260,7 @@ def test_ignored_fields_and_errors_are_reported(start: Start) -> None:
     codex.history.append({"role": "user", "content": picture})
     refused = codex.send()
     assert refused.status_code == 400
-    assert "got an image, but the model 'openclaw' reads text only" in refused.json()["error"]["message"]
+    assert (
+        "got an image, but the model 'openclaw' reads text only"
+        in refused.json()["error"]["message"]
+    )

@@ -19,11 +19,16 @@ OTHER = "How about the new noodle bar on Mill Street?"
 A, B = f"a {LONG}", f"a {OTHER}"
 THANKS = "u Thanks, book a table."
 FAILED, CANCELLED = ExchangeStatus.FAILED, ExchangeStatus.CANCELLED
-WEATHER = calls(("call_1", "weather", '{"city": "Rome", "day": 5}'), ("call_2", "maps", '{"to": "Rome"}'))
-WEATHER_BACK = calls(("call1", "weather", '{"day":5,"city":"Rome"}'), ("call2", "maps", '{"to":"Rome"}'))
+WEATHER = calls(
+    ("call_1", "weather", '{"city": "Rome", "day": 5}'), ("call_2", "maps", '{"to": "Rome"}')
+)
+WEATHER_BACK = calls(
+    ("call1", "weather", '{"day":5,"city":"Rome"}'), ("call2", "maps", '{"to":"Rome"}')
+)
 RESULTS = [result("call1", "sunny"), result("call2", "1400 km")]
 LONG_SYSTEM = (
-    "s You are Ada's agent. On a heartbeat poll read HEARTBEAT.md; if all is well say HEARTBEAT_OK. " + "x" * 2000
+    "s You are Ada's agent. On a heartbeat poll read HEARTBEAT.md; if all is well say HEARTBEAT_OK. "
+    + "x" * 2000
 )
 
 
@@ -47,7 +52,8 @@ FINDING: dict[str, Case] = {
                 name="2",
                 history=[S, Q, A, THANKS],
                 reply="Done.",
-                expect=answers("1", words=["Thanks, book a table."]) | {"relation": "continuation", "session": "1"},
+                expect=answers("1", words=["Thanks, book a table."])
+                | {"relation": "continuation", "session": "1"},
             ),
         ],
         {"1": "closed", "2": "served"},
@@ -55,7 +61,11 @@ FINDING: dict[str, Case] = {
     "parallel tool results are one reaction; ids and arguments come back rewritten": (
         [
             Ask(name="1", history=[S, Q], reply=WEATHER),
-            Ask(name="2", history=[S, Q, WEATHER_BACK, *RESULTS], expect=answers("1", words=["sunny", "1400 km"])),
+            Ask(
+                name="2",
+                history=[S, Q, WEATHER_BACK, *RESULTS],
+                expect=answers("1", words=["sunny", "1400 km"]),
+            ),
         ],
         {"1": "closed"},
     ),
@@ -71,13 +81,22 @@ FINDING: dict[str, Case] = {
         {"1": "closed"},
     ),
     "transient context alone is no reaction": (
-        [FIRST, Ask(name="2", history=[S, Q, A, "ctx it is 7 pm"], expect={"parent": "1", "answers": {}})],
+        [
+            FIRST,
+            Ask(
+                name="2", history=[S, Q, A, "ctx it is 7 pm"], expect={"parent": "1", "answers": {}}
+            ),
+        ],
         {"1": "served"},
     ),
     "line ends, outer white space and reasoning make no difference": (
         [
             Ask(name="1", history=[S, "u Two\nlines"], reply=f"<think>Hm.</think>\n{LONG}"),
-            Ask(name="2", history=[S, "u Two\r\nlines ", f"{A}\n", THANKS], expect=answers("1", words=[THANKS[2:]])),
+            Ask(
+                name="2",
+                history=[S, "u Two\r\nlines ", f"{A}\n", THANKS],
+                expect=answers("1", words=[THANKS[2:]]),
+            ),
         ],
         {"1": "closed"},
     ),
@@ -87,7 +106,8 @@ FINDING: dict[str, Case] = {
             Ask(
                 name="2",
                 history=["s You are another agent.", Q, A, THANKS],
-                expect=answers("1", how="distinctive", words=[THANKS[2:]]) | {"relation": "continuation"},
+                expect=answers("1", how="distinctive", words=[THANKS[2:]])
+                | {"relation": "continuation"},
             ),
         ],
         {"1": "closed"},
@@ -96,7 +116,9 @@ FINDING: dict[str, Case] = {
         [
             FIRST,
             Ask(
-                name="2", history=[S, Q, f"{A} (edited)", THANKS], expect=nothing("another text in place of the reply")
+                name="2",
+                history=[S, Q, f"{A} (edited)", THANKS],
+                expect=nothing("another text in place of the reply"),
             ),
         ],
         {"1": "served"},
@@ -131,7 +153,14 @@ FINDING: dict[str, Case] = {
         {"1": "closed"},
     ),
     "compaction: nothing of ours is left": (
-        [FIRST, Ask(name="2", history=[S, "u Summary: dinner was agreed.", "u Next thing"], expect=nothing())],
+        [
+            FIRST,
+            Ask(
+                name="2",
+                history=[S, "u Summary: dinner was agreed.", "u Next thing"],
+                expect=nothing(),
+            ),
+        ],
         {"1": "served"},
     ),
     "a distinctive reply that two exchanges gave is ambiguous": (
@@ -143,7 +172,14 @@ FINDING: dict[str, Case] = {
         {"1": "served", "2": "served"},
     ),
     "a distinctive reply that stands twice in the history is ambiguous": (
-        [FIRST, Ask(name="2", history=[S, "u One", A, "u Two", A, THANKS], expect=nothing("ambiguous: 2"))],
+        [
+            FIRST,
+            Ask(
+                name="2",
+                history=[S, "u One", A, "u Two", A, THANKS],
+                expect=nothing("ambiguous: 2"),
+            ),
+        ],
         {"1": "served"},
     ),
     "OK with its whole history": (
@@ -156,21 +192,33 @@ FINDING: dict[str, Case] = {
     "OK with another history is nobody's": (
         [
             Ask(name="1", history=[S, Q], reply="OK"),
-            Ask(name="2", history=[S, "u Edited", "a OK", THANKS], expect=nothing("under 24 characters")),
+            Ask(
+                name="2",
+                history=[S, "u Edited", "a OK", THANKS],
+                expect=nothing("under 24 characters"),
+            ),
         ],
         {"1": "served"},
     ),
     "an empty reply needs its whole history": (
         [
             Ask(name="1", history=[S, Q], reply={"role": "assistant", "content": None}),
-            Ask(name="2", history=[S, "u Edited", "a ", THANKS], expect=nothing("under 24 characters")),
+            Ask(
+                name="2",
+                history=[S, "u Edited", "a ", THANKS],
+                expect=nothing("under 24 characters"),
+            ),
         ],
         {},
     ),
     "a reply of tools only needs its whole history": (
         [
             Ask(name="1", history=[S, Q], reply=WEATHER),
-            Ask(name="2", history=[S, "u Edited", WEATHER_BACK, *RESULTS], expect=nothing("under 24 characters")),
+            Ask(
+                name="2",
+                history=[S, "u Edited", WEATHER_BACK, *RESULTS],
+                expect=nothing("under 24 characters"),
+            ),
         ],
         {"1": "served"},
     ),

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from tests.collect.cases import CANCELLED, FAILED, FIRST, LONG, OTHER, THANKS, A, B, Case, Q, S, answers, nothing
+from tests.collect.cases import (
+    CANCELLED,
+    FAILED,
+    FIRST,
+    LONG,
+    OTHER,
+    THANKS,
+    A,
+    B,
+    Case,
+    Q,
+    S,
+    answers,
+    nothing,
+)
 from tests.collect.world import Ask, End, Step
 
 AGAIN: dict[str, Case] = {
@@ -39,12 +53,24 @@ AGAIN: dict[str, Case] = {
     "the same history after a failed reply is a retry": (
         [
             FIRST,
-            Ask(name="2", history=[S, Q, A, THANKS], reply="", status=FAILED, expect={"relation": "continuation"}),
+            Ask(
+                name="2",
+                history=[S, Q, A, THANKS],
+                reply="",
+                status=FAILED,
+                expect={"relation": "continuation"},
+            ),
             Ask(
                 name="3",
                 history=[S, Q, A, THANKS],
                 reply="Done.",
-                expect={"relation": "retry", "relation_of": "2", "parent": "1", "answers": {}, "session": "1"},
+                expect={
+                    "relation": "retry",
+                    "relation_of": "2",
+                    "parent": "1",
+                    "answers": {},
+                    "session": "1",
+                },
             ),
         ],
         {"1": "closed", "2": "dropped failed", "3": "served"},
@@ -52,7 +78,12 @@ AGAIN: dict[str, Case] = {
     "the same history after a cancelled reply is a retry": (
         [
             Ask(name="1", history=[S, Q], reply="There is", status=CANCELLED),
-            Ask(name="2", history=[S, Q], reply=LONG, expect={"relation": "retry", "relation_of": "1"}),
+            Ask(
+                name="2",
+                history=[S, Q],
+                reply=LONG,
+                expect={"relation": "retry", "relation_of": "1"},
+            ),
         ],
         {"1": "dropped cancelled", "2": "served"},
     ),
@@ -70,7 +101,12 @@ AGAIN: dict[str, Case] = {
     "the same history while the first still runs is a sibling": (
         [
             Ask(name="1", history=[S, Q]),
-            Ask(name="2", history=[S, Q], reply=OTHER, expect={"relation": "sibling", "relation_of": "1"}),
+            Ask(
+                name="2",
+                history=[S, Q],
+                reply=OTHER,
+                expect={"relation": "sibling", "relation_of": "1"},
+            ),
             End(name="1", reply=LONG),
             Ask(name="3", history=[S, Q, A, THANKS], expect=answers("1", words=[THANKS[2:]])),
         ],
@@ -83,23 +119,47 @@ AGAIN: dict[str, Case] = {
             End(name="2", reply=LONG),
             End(name="1", reply=LONG),
             Ask(name="3", history=[S, Q, A, THANKS], expect=answers("1", words=[THANKS[2:]])),
-            Ask(name="4", history=[S, Q, A, "u No, too dear."], expect=answers("2", words=["No, too dear."])),
-            Ask(name="5", history=[S, Q, A, THANKS, "a Done.", "u Bye"], expect={"answers": {}, "parent": "1"}),
+            Ask(
+                name="4",
+                history=[S, Q, A, "u No, too dear."],
+                expect=answers("2", words=["No, too dear."]),
+            ),
+            Ask(
+                name="5",
+                history=[S, Q, A, THANKS, "a Done.", "u Bye"],
+                expect={"answers": {}, "parent": "1"},
+            ),
         ],
         {"1": "closed", "2": "closed"},
     ),
     "two people with session headers: never the other's turn": (
         [
             Ask(name="1", history=[S, Q], reply=LONG, session="ann"),
-            Ask(name="2", history=[S, Q], reply=LONG, session="bob", expect={"relation": "fresh", "session": "bob"}),
-            Ask(name="3", history=[S, Q, A, THANKS], session="bob", expect=answers("2", words=[THANKS[2:]])),
+            Ask(
+                name="2",
+                history=[S, Q],
+                reply=LONG,
+                session="bob",
+                expect={"relation": "fresh", "session": "bob"},
+            ),
+            Ask(
+                name="3",
+                history=[S, Q, A, THANKS],
+                session="bob",
+                expect=answers("2", words=[THANKS[2:]]),
+            ),
         ],
         {"1": "served", "2": "closed"},
     ),
     "two users of one key, told apart by `user`": (
         [
             Ask(name="1", history=[S, Q], reply=LONG, user="ann"),
-            Ask(name="2", history=[S, Q, A, THANKS], user="bob", expect=nothing("under another user")),
+            Ask(
+                name="2",
+                history=[S, Q, A, THANKS],
+                user="bob",
+                expect=nothing("under another user"),
+            ),
         ],
         {"1": "served"},
     ),
@@ -108,14 +168,24 @@ AGAIN: dict[str, Case] = {
             FIRST,
             Ask(name="2", history=[S, Q, A, THANKS], expect=answers("1", words=[THANKS[2:]])),
             Ask(name="3", history=[S, Q], reply=LONG, user="ann"),
-            Ask(name="4", history=[S, Q, A, THANKS], user="ann", expect=answers("3", words=[THANKS[2:]])),
+            Ask(
+                name="4",
+                history=[S, Q, A, THANKS],
+                user="ann",
+                expect=answers("3", words=[THANKS[2:]]),
+            ),
         ],
         {"1": "closed", "3": "closed"},
     ),
     "somebody without a name asks, hears and says what a user did before": (
         [
             Ask(name="1", history=[S, Q], reply=LONG, user="ann"),
-            Ask(name="2", history=[S, Q, A, THANKS], user="ann", expect=answers("1", words=[THANKS[2:]])),
+            Ask(
+                name="2",
+                history=[S, Q, A, THANKS],
+                user="ann",
+                expect=answers("1", words=[THANKS[2:]]),
+            ),
             Ask(name="3", history=[S, Q], reply=LONG),
             Ask(name="4", history=[S, Q, A, THANKS], expect=answers("3", words=[THANKS[2:]])),
         ],
@@ -125,7 +195,12 @@ AGAIN: dict[str, Case] = {
         [
             Ask(name="1", history=[S, Q], reply=LONG),
             Ask(name="2", history=[S, Q], reply=LONG, session="bob"),
-            Ask(name="3", history=[S, Q, A, THANKS], session="bob", expect=answers("2", words=[THANKS[2:]])),
+            Ask(
+                name="3",
+                history=[S, Q, A, THANKS],
+                session="bob",
+                expect=answers("2", words=[THANKS[2:]]),
+            ),
         ],
         {"2": "closed"},
     ),
@@ -134,7 +209,11 @@ AGAIN: dict[str, Case] = {
             Ask(name="1", history=[S, Q], reply=LONG),
             Ask(name="2", history=[S, Q], reply=LONG),
             Ask(name="3", history=[S, Q, A, THANKS], expect=answers("2", words=[THANKS[2:]])),
-            Ask(name="4", history=[S, Q, A, "u No, too dear."], expect=answers("1", words=["No, too dear."])),
+            Ask(
+                name="4",
+                history=[S, Q, A, "u No, too dear."],
+                expect=answers("1", words=["No, too dear."]),
+            ),
             Ask(name="5", history=[S, Q, A, "u Hm."], expect={"answers": {}, "parent": "2"}),
         ],
         {"1": "closed", "2": "closed"},
@@ -142,8 +221,18 @@ AGAIN: dict[str, Case] = {
     "the newest of several with the same history is what a request repeats": (
         [
             Ask(name="1", history=[S, Q], reply="", status=FAILED),
-            Ask(name="2", history=[S, Q], reply=LONG, expect={"relation": "retry", "relation_of": "1"}),
-            Ask(name="3", history=[S, Q], reply=OTHER, expect={"relation": "regeneration", "relation_of": "2"}),
+            Ask(
+                name="2",
+                history=[S, Q],
+                reply=LONG,
+                expect={"relation": "retry", "relation_of": "1"},
+            ),
+            Ask(
+                name="3",
+                history=[S, Q],
+                reply=OTHER,
+                expect={"relation": "regeneration", "relation_of": "2"},
+            ),
         ],
         {"2": "served", "3": "served"},
     ),
@@ -163,9 +252,15 @@ AGAIN: dict[str, Case] = {
         [
             FIRST,
             Ask(name="2", history=[S, Q, A, THANKS], reply="Done."),
-            Ask(name="3", history=[S, Q, A, "u No, too dear."], expect=answers("1", words=["No, too dear."])),
             Ask(
-                name="4", history=[S, Q, A, THANKS, "a Done.", "u Bye"], expect={"answers": {"2": ("exact", ("Bye",))}}
+                name="3",
+                history=[S, Q, A, "u No, too dear."],
+                expect=answers("1", words=["No, too dear."]),
+            ),
+            Ask(
+                name="4",
+                history=[S, Q, A, THANKS, "a Done.", "u Bye"],
+                expect={"answers": {"2": ("exact", ("Bye",))}},
             ),
         ],
         {"1": "closed", "2": "closed"},
@@ -188,7 +283,11 @@ LAGGED: dict[str, tuple[list[Step], dict[str, dict[str, object]], dict[str, str]
         {"1": "served", "2": "served"},
     ),
     "only earlier replies are superseded": (
-        [FIRST, Ask(name="2", history=[S, Q, A, THANKS]), Ask(name="3", history=[S, Q], reply=OTHER)],
+        [
+            FIRST,
+            Ask(name="2", history=[S, Q, A, THANKS]),
+            Ask(name="3", history=[S, Q], reply=OTHER),
+        ],
         {"2": {"parent": "1"}, "3": {"relation": "regeneration", "relation_of": "1"}},
         {"1": "closed", "3": "served"},
     ),

@@ -28,7 +28,10 @@ from openclaw_rl.types import Capture, Kind
 
 SUMMARY = "u Please summarize this conversation in one line."
 TITLES = "s You help users write a good title for their conversation and chat."
-NAME, TEAM = "u Suggest a name for my chat app", "u Perfect, thanks! Now write a title for our next team discussion."
+NAME, TEAM = (
+    "u Suggest a name for my chat app",
+    "u Perfect, thanks! Now write a title for our next team discussion.",
+)
 BETWEEN = "u <system-reminder>a</system-reminder>\nNo, wrong!\n<system-reminder>b</system-reminder>"
 CLIENTS = (
     "u ### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.",
@@ -48,7 +51,11 @@ KINDS: dict[str, Case] = {
                 history=[S, Q, A, "u Generate a short title for this conversation."],
                 expect={"answers": {}, "kind": Kind.SIDE},
             ),
-            Ask(name="3", history=["s You write a conversation title.", Q], expect={"kind": Kind.SIDE}),
+            Ask(
+                name="3",
+                history=["s You write a conversation title.", Q],
+                expect={"kind": Kind.SIDE},
+            ),
             Ask(name="4", history=[S, Q, A, THANKS], expect=answers("1", words=[THANKS[2:]])),
         ],
         {"1": "closed", "2": "dropped side", "3": "dropped side"},
@@ -73,10 +80,23 @@ KINDS: dict[str, Case] = {
         [
             FIRST,
             Ask(name="2", history=[S, Q, A, BEAT], reply=NOTES),
-            Ask(name="3", history=[S, Q, A, BEAT, NOTES, result("n", "nothing due")], reply="HEARTBEAT_OK"),
+            Ask(
+                name="3",
+                history=[S, Q, A, BEAT, NOTES, result("n", "nothing due")],
+                reply="HEARTBEAT_OK",
+            ),
             Ask(
                 name="4",
-                history=[S, Q, A, BEAT, NOTES, result("n", "nothing due"), "a HEARTBEAT_OK", THANKS],
+                history=[
+                    S,
+                    Q,
+                    A,
+                    BEAT,
+                    NOTES,
+                    result("n", "nothing due"),
+                    "a HEARTBEAT_OK",
+                    THANKS,
+                ],
                 expect={"answers": {"1": ("exact", (THANKS[2:],))}},
             ),
         ],
@@ -94,7 +114,10 @@ KINDS: dict[str, Case] = {
             Ask(
                 name="3",
                 history=[S, Q, A, SUMMARY, "a You asked for food.", "u No, wrong."],
-                expect={"answers": {"1": ("exact", (SUMMARY[2:],)), "2": ("exact", ("No, wrong.",))}, "parent": "2"},
+                expect={
+                    "answers": {"1": ("exact", (SUMMARY[2:],)), "2": ("exact", ("No, wrong.",))},
+                    "parent": "2",
+                },
             ),
         ],
         {"1": "closed", "2": "closed", "3": "served"},
@@ -103,31 +126,49 @@ KINDS: dict[str, Case] = {
         [
             FIRST,
             Ask(name="2", history=[S, Q, A, SUMMARY], reply="You asked", status=FAILED),
-            Ask(name="3", history=[S, Q, A, SUMMARY, "a You asked", "u Go on."], expect={"parent": "2"}),
+            Ask(
+                name="3",
+                history=[S, Q, A, SUMMARY, "a You asked", "u Go on."],
+                expect={"parent": "2"},
+            ),
         ],
         {"1": "closed", "2": "dropped failed"},
     ),
     "a person may name chats, and a system prompt may speak of titles": (
         [
             Ask(name="1", history=[TITLES, Q], reply=LONG, expect={"kind": Kind.MAIN}),
-            Ask(name="2", history=[TITLES, Q, A, NAME], expect=answers("1", words=[NAME[2:]]) | {"kind": Kind.MAIN}),
+            Ask(
+                name="2",
+                history=[TITLES, Q, A, NAME],
+                expect=answers("1", words=[NAME[2:]]) | {"kind": Kind.MAIN},
+            ),
             Ask(name="3", history=[TITLES, Q, A, TEAM], expect={"kind": Kind.MAIN}),
         ],
         {"1": "closed"},
     ),
     "what known clients ask for is side traffic": (
-        [Ask(name=f"{n}", history=[words], expect={"kind": Kind.SIDE}) for n, words in enumerate(CLIENTS)],
+        [
+            Ask(name=f"{n}", history=[words], expect={"kind": Kind.SIDE})
+            for n, words in enumerate(CLIENTS)
+        ],
         {},
     ),
     "words between two blocks of transient context are a person's": (
-        [FIRST, Ask(name="2", history=[S, Q, A, BETWEEN], expect=answers("1", words=[BETWEEN[2:]]))],
+        [
+            FIRST,
+            Ask(name="2", history=[S, Q, A, BETWEEN], expect=answers("1", words=[BETWEEN[2:]])),
+        ],
         {"1": "closed"},
     ),
     "the results of parallel calls in another order are no news": (
         [
             Ask(name="1", history=[S, Q], reply=WEATHER),
             Ask(name="2", history=[S, Q, WEATHER, *RESULTS], expect={"parent": "1"}),
-            Ask(name="3", history=[S, Q, WEATHER, *RESULTS[::-1]], expect={"answers": {}, "parent": "1"}),
+            Ask(
+                name="3",
+                history=[S, Q, WEATHER, *RESULTS[::-1]],
+                expect={"answers": {}, "parent": "1"},
+            ),
         ],
         {"1": "closed"},
     ),
@@ -146,14 +187,23 @@ KINDS: dict[str, Case] = {
     "a side call that another model answered is stepped over": (
         [
             FIRST,
-            Ask(name="2", history=[S, Q, A, BEAT, "a all is well", THANKS], expect=answers("1", words=[THANKS[2:]])),
+            Ask(
+                name="2",
+                history=[S, Q, A, BEAT, "a all is well", THANKS],
+                expect=answers("1", words=[THANKS[2:]]),
+            ),
         ],
         {"1": "closed"},
     ),
     "the header says side": (
         [
             FIRST,
-            Ask(name="2", history=[S, Q, A, THANKS], kind=Kind.SIDE, expect={"answers": {}, "kind": Kind.SIDE}),
+            Ask(
+                name="2",
+                history=[S, Q, A, THANKS],
+                kind=Kind.SIDE,
+                expect={"answers": {}, "kind": Kind.SIDE},
+            ),
         ],
         {"1": "served", "2": "dropped side"},
     ),
@@ -164,19 +214,33 @@ KINDS: dict[str, Case] = {
                 name="2",
                 history=[S, Q, A, "u Write a title for this conversation"],
                 kind=Kind.MAIN,
-                expect=answers("1", words=["Write a title for this conversation"]) | {"kind": Kind.MAIN},
+                expect=answers("1", words=["Write a title for this conversation"])
+                | {"kind": Kind.MAIN},
             ),
         ],
         {"1": "closed", "2": "served"},
     ),
     "another key never links": (
-        [FIRST, Ask(name="2", history=[S, Q, A, THANKS], scope="another", expect=nothing("not from this gateway"))],
+        [
+            FIRST,
+            Ask(
+                name="2",
+                history=[S, Q, A, THANKS],
+                scope="another",
+                expect=nothing("not from this gateway"),
+            ),
+        ],
         {"1": "served"},
     ),
     "redacted: linked by its hashes, but there is nothing to judge": (
         [
             Ask(name="1", history=[S, Q], reply=LONG, capture=Capture.REDACTED),
-            Ask(name="2", history=[S, Q, A, THANKS], reply="Done.", expect={"parent": "1", "session": "1"}),
+            Ask(
+                name="2",
+                history=[S, Q, A, THANKS],
+                reply="Done.",
+                expect={"parent": "1", "session": "1"},
+            ),
             Ask(name="3", history=[S, Q, A, THANKS, "a Done.", "u Bye"], capture=Capture.REDACTED),
         ],
         {},
@@ -254,7 +318,12 @@ STORE_ONLY: dict[str, Case] = {
         [
             FIRST,
             Ask(name="2", history=[S, Q, A, THANKS]),
-            Ask(name="3", history=[S, Q, A, "u No, too dear."], capture=Capture.REDACTED, expect={"parent": "1"}),
+            Ask(
+                name="3",
+                history=[S, Q, A, "u No, too dear."],
+                capture=Capture.REDACTED,
+                expect={"parent": "1"},
+            ),
         ],
         {"1": "closed"},
     ),
@@ -263,7 +332,13 @@ STORE_ONLY: dict[str, Case] = {
             Ask(name="1", history=[S, Q], reply=LONG, session="x"),
             Ask(name="2", history=[S, Q, A, THANKS], reply="Done.", session="x"),
             Ask(name="other", history=[S, Q], reply=LONG, session="x", scope="another"),
-            Ask(name="3", history=[S, Q, A, THANKS, "a Done.", "u Bye"], reply="Bye.", session="x", done=True),
+            Ask(
+                name="3",
+                history=[S, Q, A, THANKS, "a Done.", "u Bye"],
+                reply="Bye.",
+                session="x",
+                done=True,
+            ),
         ],
         {"1": "closed", "2": "closed", "3": "dropped session done", "other": "served"},
     ),

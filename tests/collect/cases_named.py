@@ -16,7 +16,8 @@ NAMED: dict[str, Case] = {
                 name="2",
                 history=[Q, OK, THANKS],
                 previous="1",
-                expect=answers("1", words=[THANKS[2:]]) | {"session": "1", "relation": "continuation"},
+                expect=answers("1", words=[THANKS[2:]])
+                | {"session": "1", "relation": "continuation"},
                 reply="OK",
             ),
             Ask(
@@ -29,14 +30,26 @@ NAMED: dict[str, Case] = {
         {"1": "closed", "2": "closed", "3": "served"},
     ),
     "without the name they do": (
-        [SHORT, Ask(name="2", history=[Q, OK, THANKS], expect=nothing("under 24 characters") | {"session": "2"})],
+        [
+            SHORT,
+            Ask(
+                name="2",
+                history=[Q, OK, THANKS],
+                expect=nothing("under 24 characters") | {"session": "2"},
+            ),
+        ],
         {"1": "served"},
     ),
     "the named one of two that are equal": (
         [
             SHORT,
             Ask(name="twin", history=[S, Q], reply="OK"),
-            Ask(name="2", history=[S, Q, OK, THANKS], previous="twin", expect=answers("twin", words=[THANKS[2:]])),
+            Ask(
+                name="2",
+                history=[S, Q, OK, THANKS],
+                previous="twin",
+                expect=answers("twin", words=[THANKS[2:]]),
+            ),
         ],
         {"1": "dropped superseded", "twin": "closed"},
     ),
@@ -45,7 +58,12 @@ NAMED: dict[str, Case] = {
             SHORT,
             Ask(name="2", history=[Q, OK, THANKS], previous="1", reply="OK"),
             Ask(name="stranger", history=[Q], reply="OK"),
-            Ask(name="3", history=[Q, OK, THANKS, OK, "u Where?"], previous="2", expect=answers("2", words=["Where?"])),
+            Ask(
+                name="3",
+                history=[Q, OK, THANKS, OK, "u Where?"],
+                previous="2",
+                expect=answers("2", words=["Where?"]),
+            ),
         ],
         {"1": "closed", "2": "closed", "stranger": "served"},
     ),
@@ -65,23 +83,57 @@ NAMED: dict[str, Case] = {
     "one of another key, of other words, of another session, or unknown, is nothing": (
         [
             Ask(name="1", history=[S, Q], reply="OK", scope="another"),
-            Ask(name="a", history=[Q, OK, THANKS], previous="1", expect=nothing("under 24 characters")),
+            Ask(
+                name="a",
+                history=[Q, OK, THANKS],
+                previous="1",
+                expect=nothing("under 24 characters"),
+            ),
             Ask(name="x", history=[S, Q], reply="No", session="x"),
-            Ask(name="b", history=[Q, OK, THANKS], previous="x", expect=nothing("under 24 characters")),
-            Ask(name="c", history=[Q, "a No", THANKS], previous="x", session="y", expect=nothing("under 24")),
-            Ask(name="d", history=[Q, OK, THANKS], previous="gone", expect=nothing("under 24 characters")),
+            Ask(
+                name="b",
+                history=[Q, OK, THANKS],
+                previous="x",
+                expect=nothing("under 24 characters"),
+            ),
+            Ask(
+                name="c",
+                history=[Q, "a No", THANKS],
+                previous="x",
+                session="y",
+                expect=nothing("under 24"),
+            ),
+            Ask(
+                name="d",
+                history=[Q, OK, THANKS],
+                previous="gone",
+                expect=nothing("under 24 characters"),
+            ),
         ],
         {"1": "served", "x": "served"},
     ),
     "nor one that had not ended": (
         [
             Ask(name="1", history=[S, Q]),
-            Ask(name="2", history=[Q, OK, THANKS], previous="1", expect=nothing("under 24 characters")),
+            Ask(
+                name="2",
+                history=[Q, OK, THANKS],
+                previous="1",
+                expect=nothing("under 24 characters"),
+            ),
         ],
         {"1": "served"},
     ),
     "a reply that was sent back with other words is not the named one": (
-        [SHORT, Ask(name="2", history=[Q, f"a {LONG}", THANKS], previous="1", expect=nothing("not from this gateway"))],
+        [
+            SHORT,
+            Ask(
+                name="2",
+                history=[Q, f"a {LONG}", THANKS],
+                previous="1",
+                expect=nothing("not from this gateway"),
+            ),
+        ],
         {"1": "served"},
     ),
 }

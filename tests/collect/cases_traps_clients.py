@@ -69,7 +69,13 @@ CLIENTS: dict[str, Case] = {
     "a summary replaces the history, the last reply is kept: by the session header the words react to it": (
         [
             Ask(name="1", history=[S, Q], reply=LONG, session="x"),
-            Ask(name="2", history=[S, Q, A, ASK_SUMMARY], reply=SUMMARY, session="x", expect=no_reaction("1")),
+            Ask(
+                name="2",
+                history=[S, Q, A, ASK_SUMMARY],
+                reply=SUMMARY,
+                session="x",
+                expect=no_reaction("1"),
+            ),
             Ask(
                 name="3",
                 history=[S, NOW_SUMMARY, A, THANKS],
@@ -83,7 +89,11 @@ CLIENTS: dict[str, Case] = {
         [
             FIRST,
             Ask(name="2", history=[S, Q, A, ASK_SUMMARY], reply=SUMMARY, expect=no_reaction("1")),
-            Ask(name="3", history=[NOW_SUMMARY, Q, A, THANKS], expect=reacts("1", THANKS[2:], how="distinctive")),
+            Ask(
+                name="3",
+                history=[NOW_SUMMARY, Q, A, THANKS],
+                expect=reacts("1", THANKS[2:], how="distinctive"),
+            ),
         ],
         {"1": "closed", "2": "dropped side"},
     ),
@@ -91,7 +101,11 @@ CLIENTS: dict[str, Case] = {
         [
             Ask(
                 name="1",
-                history=["s You are a title generator. You output ONLY a thread title.\n" + "- Be brief.\n" * 120, Q],
+                history=[
+                    "s You are a title generator. You output ONLY a thread title.\n"
+                    + "- Be brief.\n" * 120,
+                    Q,
+                ],
                 expect={"kind": Kind.SIDE},
             ),
         ],
@@ -112,7 +126,9 @@ CLIENTS: dict[str, Case] = {
     "the summary is the only reply that is left: the words react to the reply before it": (
         [
             Ask(name="1", history=[S, Q], reply=LONG, session="x"),
-            Ask(name="2", history=[S, Q, A, f"u {PROMPTS['opencode']}"], reply=SUMMARY, session="x"),
+            Ask(
+                name="2", history=[S, Q, A, f"u {PROMPTS['opencode']}"], reply=SUMMARY, session="x"
+            ),
             Ask(
                 name="3",
                 history=[S, "u What did we do so far?", f"a {SUMMARY}", THANKS],
@@ -125,7 +141,12 @@ CLIENTS: dict[str, Case] = {
     "a prompt that nobody knows is taken for a reaction: the real words behind the summary revise it": (
         [
             Ask(name="1", history=[S, Q], reply=LONG, session="x"),
-            Ask(name="2", history=[S, Q, A, "u Boil the above down to five lines."], reply=SUMMARY, session="x"),
+            Ask(
+                name="2",
+                history=[S, Q, A, "u Boil the above down to five lines."],
+                reply=SUMMARY,
+                session="x",
+            ),
             Ask(
                 name="3",
                 history=[S, NOW_SUMMARY, A, THANKS],
@@ -138,17 +159,35 @@ CLIENTS: dict[str, Case] = {
     "a memory flush with tools stays in the history: the words react to the reply before it": (
         [
             FIRST,
-            Ask(name="2", history=[S, Q, A, f"u {PROMPTS['OpenClaw before a compaction']}"], reply=NOTES),
+            Ask(
+                name="2",
+                history=[S, Q, A, f"u {PROMPTS['OpenClaw before a compaction']}"],
+                reply=NOTES,
+            ),
             Ask(
                 name="3",
-                history=[S, Q, A, f"u {PROMPTS['OpenClaw before a compaction']}", NOTES, result("n", "ok")],
+                history=[
+                    S,
+                    Q,
+                    A,
+                    f"u {PROMPTS['OpenClaw before a compaction']}",
+                    NOTES,
+                    result("n", "ok"),
+                ],
                 reply="NO_REPLY",
                 expect={"answers": {}},
             ),
             Ask(
                 name="4",
                 history=[
-                    *[S, Q, A, f"u {PROMPTS['OpenClaw before a compaction']}", NOTES, result("n", "ok")],
+                    *[
+                        S,
+                        Q,
+                        A,
+                        f"u {PROMPTS['OpenClaw before a compaction']}",
+                        NOTES,
+                        result("n", "ok"),
+                    ],
                     *["a NO_REPLY", THANKS],
                 ],
                 expect={"answers": {"1": ("exact", (THANKS[2:],))}},
@@ -161,7 +200,12 @@ CLIENTS: dict[str, Case] = {
             FIRST,
             Ask(
                 name="2",
-                history=[S, Q, A, "u Create a summary of the conversation above and mail it to Bob."],
+                history=[
+                    S,
+                    Q,
+                    A,
+                    "u Create a summary of the conversation above and mail it to Bob.",
+                ],
                 reply=BOOKED,
             ),
             Ask(
@@ -189,7 +233,12 @@ CLIENTS: dict[str, Case] = {
     "a system message makes the model speak again: the words react to what it said then": (
         [
             FIRST,
-            Ask(name="2", history=[S, Q, A, NUDGE], reply="Still there, Ada?", expect=no_reaction("1")),
+            Ask(
+                name="2",
+                history=[S, Q, A, NUDGE],
+                reply="Still there, Ada?",
+                expect=no_reaction("1"),
+            ),
             Ask(
                 name="3",
                 history=[S, Q, A, NUDGE, "a Still there, Ada?", "u Yes, I was on the phone."],
@@ -235,13 +284,23 @@ CLIENTS: dict[str, Case] = {
             FIRST,
             Ask(
                 name="2",
-                history=[S, "u Capital of France?", "a The capital of France is Paris.", "u Capital of Italy?"],
+                history=[
+                    S,
+                    "u Capital of France?",
+                    "a The capital of France is Paris.",
+                    "u Capital of Italy?",
+                ],
                 reply="The capital of Italy is Rome.",
                 expect=no_reaction() | {"unlinked": "its replies are not from this gateway"},
             ),
             Ask(
                 name="3",
-                history=[S, "u Capital of France?", "a The capital of France is Paris.", "u Capital of Spain?"],
+                history=[
+                    S,
+                    "u Capital of France?",
+                    "a The capital of France is Paris.",
+                    "u Capital of Spain?",
+                ],
                 expect=no_reaction() | {"session": "3"},
             ),
         ],
@@ -302,8 +361,12 @@ CLIENTS: dict[str, Case] = {
     "a summary quotes our reply: the quotation is not the reply": (
         [
             FIRST,
-            Ask(name="2", history=[S, f"u Summary: you said: {LONG}", THANKS], expect=no_reaction()),
-            Ask(name="3", history=[S, Q, f"a Summary: I said: {LONG}", THANKS], expect=no_reaction()),
+            Ask(
+                name="2", history=[S, f"u Summary: you said: {LONG}", THANKS], expect=no_reaction()
+            ),
+            Ask(
+                name="3", history=[S, Q, f"a Summary: I said: {LONG}", THANKS], expect=no_reaction()
+            ),
         ],
         {"1": "served"},
     ),

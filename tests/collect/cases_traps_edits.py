@@ -42,8 +42,16 @@ EDITS: dict[str, Case] = {
     "the person edits the last message after its reply failed: the newer text is the reaction": (
         [
             FIRST,
-            Ask(name="2", history=[S, Q, A, THANKS], status=FAILED, reply="", expect=reacts("1", THANKS[2:])),
-            Ask(name="3", history=[S, Q, A, EDITED], reply="Sorry.", expect=reacts("1", EDITED[2:])),
+            Ask(
+                name="2",
+                history=[S, Q, A, THANKS],
+                status=FAILED,
+                reply="",
+                expect=reacts("1", THANKS[2:]),
+            ),
+            Ask(
+                name="3", history=[S, Q, A, EDITED], reply="Sorry.", expect=reacts("1", EDITED[2:])
+            ),
         ],
         {"1": "closed", "2": "dropped failed", "3": "served"},
     ),
@@ -51,7 +59,9 @@ EDITS: dict[str, Case] = {
         [
             FIRST,
             Ask(name="2", history=[S, Q, A, THANKS], status=CANCELLED, reply="Your table"),
-            Ask(name="3", history=[S, Q, A, EDITED], reply="Sorry.", expect=reacts("1", EDITED[2:])),
+            Ask(
+                name="3", history=[S, Q, A, EDITED], reply="Sorry.", expect=reacts("1", EDITED[2:])
+            ),
         ],
         {"1": "closed", "2": "dropped cancelled", "3": "served"},
     ),
@@ -67,7 +77,9 @@ EDITS: dict[str, Case] = {
         [
             Ask(name="1", history=[clock("18:00"), Q], reply=LONG),
             Ask(name="2", history=[clock("18:01"), Q, A, THANKS], reply="Done."),
-            Ask(name="3", history=[clock("18:02"), Q, A, EDITED, DONE, BYE], expect=no_reaction("1")),
+            Ask(
+                name="3", history=[clock("18:02"), Q, A, EDITED, DONE, BYE], expect=no_reaction("1")
+            ),
         ],
         {"1": "closed", "2": "served"},
     ),
@@ -118,7 +130,11 @@ EDITS: dict[str, Case] = {
     "another model answered in between: a first reaction may be in the middle, a revision may not": (
         [
             FIRST,
-            Ask(name="2", history=[S, Q, A, THANKS, f"a {BOOKED}", BYE], expect=reacts("1", THANKS[2:])),
+            Ask(
+                name="2",
+                history=[S, Q, A, THANKS, f"a {BOOKED}", BYE],
+                expect=reacts("1", THANKS[2:]),
+            ),
             Ask(name="3", history=[S, Q, A, EDITED, f"a {BOOKED}", BYE], expect=no_reaction("1")),
         ],
         {"1": "closed"},
@@ -127,7 +143,11 @@ EDITS: dict[str, Case] = {
         [
             Ask(name="1", history=[S, HELLO], reply=GREETING),
             Ask(name="2", history=[S, HELLO, f"a {GREETING}", Q], reply=LONG),
-            Ask(name="3", history=[S, Q, A, THANKS], expect=reacts("2", THANKS[2:], how="distinctive")),
+            Ask(
+                name="3",
+                history=[S, Q, A, THANKS],
+                expect=reacts("2", THANKS[2:], how="distinctive"),
+            ),
         ],
         {"1": "closed", "2": "closed"},
     ),
@@ -140,7 +160,12 @@ EDITS: dict[str, Case] = {
         {"1": "closed", "2": "served"},
     ),
     "a client drops the system prompt": (
-        [FIRST, Ask(name="2", history=[Q, A, THANKS], expect=reacts("1", THANKS[2:], how="distinctive"))],
+        [
+            FIRST,
+            Ask(
+                name="2", history=[Q, A, THANKS], expect=reacts("1", THANKS[2:], how="distinctive")
+            ),
+        ],
         {"1": "closed"},
     ),
     "a clock in the system prompt changes: a long reply after the same message links": (
@@ -157,7 +182,11 @@ EDITS: dict[str, Case] = {
     "a clock in the system prompt changes: a short reply links nothing": (
         [
             Ask(name="1", history=[clock("18:00"), Q], reply="Mill Street."),
-            Ask(name="2", history=[clock("18:01"), Q, "a Mill Street.", THANKS], expect=no_reaction()),
+            Ask(
+                name="2",
+                history=[clock("18:01"), Q, "a Mill Street.", THANKS],
+                expect=no_reaction(),
+            ),
         ],
         {"1": "served"},
     ),
@@ -171,10 +200,19 @@ EDITS: dict[str, Case] = {
     ),
     "a client on Windows sends other line ends in every message": (
         [
-            Ask(name="1", history=["s Be\nkind.", "u Two\nlines"], reply=f"{LONG}\n{OTHER}\n\n- both"),
+            Ask(
+                name="1",
+                history=["s Be\nkind.", "u Two\nlines"],
+                reply=f"{LONG}\n{OTHER}\n\n- both",
+            ),
             Ask(
                 name="2",
-                history=["s Be\r\nkind.", "u Two\r\nlines", f"{A}\r\n{OTHER}\r\n\r\n- both", "u Which\r\none?"],
+                history=[
+                    "s Be\r\nkind.",
+                    "u Two\r\nlines",
+                    f"{A}\r\n{OTHER}\r\n\r\n- both",
+                    "u Which\r\none?",
+                ],
                 expect={"parent": "1", "answers": {"1": ("exact", ("Which\r\none?",))}},
             ),
         ],
@@ -183,7 +221,12 @@ EDITS: dict[str, Case] = {
     "a regeneration gives the same words again: the reply delivered last gets the reaction, once": (
         [
             FIRST,
-            Ask(name="2", history=[S, Q], reply=LONG, expect={"relation": "regeneration", "relation_of": "1"}),
+            Ask(
+                name="2",
+                history=[S, Q],
+                reply=LONG,
+                expect={"relation": "regeneration", "relation_of": "1"},
+            ),
             Ask(name="3", history=[S, Q, A, THANKS], reply="Done.", expect=reacts("2", THANKS[2:])),
             Ask(name="4", history=[S, Q, A, THANKS, DONE, BYE], expect=reacts("3", "Bye")),
         ],
@@ -194,7 +237,11 @@ EDITS: dict[str, Case] = {
             FIRST,
             Ask(name="2", history=[S, Q, A, THANKS], reply="Done."),
             Ask(name="3", history=[S, Q, A, THANKS], reply="Booked.", expect=no_reaction("1")),
-            Ask(name="4", history=[S, Q, A, THANKS, "a Booked.", "u Good."], expect=reacts("3", "Good.")),
+            Ask(
+                name="4",
+                history=[S, Q, A, THANKS, "a Booked.", "u Good."],
+                expect=reacts("3", "Good."),
+            ),
         ],
         {"1": "closed", "2": "dropped superseded", "3": "closed"},
     ),
@@ -203,7 +250,11 @@ EDITS: dict[str, Case] = {
             Ask(name="1", history=[S, HELLO], reply=GREETING),
             Ask(name="2", history=[S, HELLO], reply=GREETING),
             Ask(name="3", history=[S, HELLO, f"a {GREETING}", Q], expect=reacts("2", Q[2:])),
-            Ask(name="4", history=[S, HELLO, f"a {GREETING}", "u Write a poem."], expect=reacts("1", "Write a poem.")),
+            Ask(
+                name="4",
+                history=[S, HELLO, f"a {GREETING}", "u Write a poem."],
+                expect=reacts("1", "Write a poem."),
+            ),
         ],
         {"1": "closed", "2": "closed"},
     ),
@@ -220,7 +271,12 @@ EDITS: dict[str, Case] = {
         [
             Ask(name="1", history=[S, HELLO], reply=GREETING, session="x"),
             Ask(name="2", history=[S, HELLO], reply=GREETING),
-            Ask(name="3", history=[S, HELLO, f"a {GREETING}", Q], session="x", expect=reacts("1", Q[2:])),
+            Ask(
+                name="3",
+                history=[S, HELLO, f"a {GREETING}", Q],
+                session="x",
+                expect=reacts("1", Q[2:]),
+            ),
         ],
         {"1": "closed"},
     ),
@@ -229,7 +285,12 @@ EDITS: dict[str, Case] = {
             Ask(name="old", history=[S, HELLO], version=0),
             Ask(name="new", history=[S, HELLO], version=1, reply=GREETING),
             End(name="old", reply=GREETING),
-            Ask(name="3", history=[S, HELLO, f"a {GREETING}", Q], version=1, expect=reacts("new", Q[2:])),
+            Ask(
+                name="3",
+                history=[S, HELLO, f"a {GREETING}", Q],
+                version=1,
+                expect=reacts("new", Q[2:]),
+            ),
         ],
         {"new": "closed"},
     ),
@@ -237,7 +298,12 @@ EDITS: dict[str, Case] = {
         [
             Ask(name="1", history=[S, HELLO], version=0, reply=GREETING),
             Ask(name="2", history=[S, HELLO], version=1, reply=GREETING),
-            Ask(name="3", history=[S, HELLO, f"a {GREETING}", Q], version=2, expect=reacts("2", Q[2:])),
+            Ask(
+                name="3",
+                history=[S, HELLO, f"a {GREETING}", Q],
+                version=2,
+                expect=reacts("2", Q[2:]),
+            ),
         ],
         {"2": "closed"},
     ),
@@ -250,7 +316,12 @@ EDITS: dict[str, Case] = {
             FIRST,
             *branches(4, 2),
             *(
-                Ask(name=f"leaf {n}", history=[S, Q, A, f"u Branch {n}?"], reply=f"Leaf {n}.", expect=no_reaction("1"))
+                Ask(
+                    name=f"leaf {n}",
+                    history=[S, Q, A, f"u Branch {n}?"],
+                    reply=f"Leaf {n}.",
+                    expect=no_reaction("1"),
+                )
                 for n in range(3)
             ),
             *(
@@ -280,7 +351,9 @@ EDITS: dict[str, Case] = {
             Ask(name="c.1", history=[S, Q]),
             End(name="c", reply=LONG),
             End(name="c.1", reply=LONG),
-            Ask(name="2", history=[S, Q, A, THANKS], reply="Done.", expect=reacts("c.1", THANKS[2:])),
+            Ask(
+                name="2", history=[S, Q, A, THANKS], reply="Done.", expect=reacts("c.1", THANKS[2:])
+            ),
             Ask(name="3", history=[S, Q, A, THANKS, DONE, BYE], expect=reacts("2", "Bye")),
         ],
         {"c": "dropped superseded", "c.1": "closed", "2": "closed"},
@@ -289,10 +362,32 @@ EDITS: dict[str, Case] = {
         [
             Ask(name="a1", history=[S, Q], reply=LONG, user="ann"),
             Ask(name="b1", history=[S, Q], reply=LONG, user="bob"),
-            Ask(name="a2", history=[S, Q, A, THANKS], reply="Done.", user="ann", expect=reacts("a1", THANKS[2:])),
-            Ask(name="b2", history=[S, Q, A, THANKS], reply="Done.", user="bob", expect=reacts("b1", THANKS[2:])),
-            Ask(name="b3", history=[S, Q, A, THANKS, DONE, BYE], user="bob", expect=reacts("b2", "Bye")),
-            Ask(name="a3", history=[S, Q, A, THANKS, DONE, BYE], user="ann", expect=reacts("a2", "Bye")),
+            Ask(
+                name="a2",
+                history=[S, Q, A, THANKS],
+                reply="Done.",
+                user="ann",
+                expect=reacts("a1", THANKS[2:]),
+            ),
+            Ask(
+                name="b2",
+                history=[S, Q, A, THANKS],
+                reply="Done.",
+                user="bob",
+                expect=reacts("b1", THANKS[2:]),
+            ),
+            Ask(
+                name="b3",
+                history=[S, Q, A, THANKS, DONE, BYE],
+                user="bob",
+                expect=reacts("b2", "Bye"),
+            ),
+            Ask(
+                name="a3",
+                history=[S, Q, A, THANKS, DONE, BYE],
+                user="ann",
+                expect=reacts("a2", "Bye"),
+            ),
         ],
         {"a1": "closed", "b1": "closed", "a2": "closed", "b2": "closed"},
     ),
@@ -308,7 +403,12 @@ EDITS: dict[str, Case] = {
     "the reply is ours but another user sends it: the reason says so": (
         [
             Ask(name="1", history=[S, Q], reply=LONG, user="ann"),
-            Ask(name="2", history=[S, Q, A, THANKS], user="bob", expect=no_reaction() | {"unlinked": "under another"}),
+            Ask(
+                name="2",
+                history=[S, Q, A, THANKS],
+                user="bob",
+                expect=no_reaction() | {"unlinked": "under another"},
+            ),
         ],
         {"1": "served"},
     ),
@@ -341,7 +441,12 @@ EDITS: dict[str, Case] = {
         [
             Ask(name="1", history=[S, Q], reply=LONG, session="x"),
             Ask(name="2", history=[S, Q, A, THANKS], reply="", status=FAILED, session="x"),
-            Ask(name="3", history=[S, Q, A, THANKS, A, "u I said thanks!"], session="x", expect=no_reaction("1")),
+            Ask(
+                name="3",
+                history=[S, Q, A, THANKS, A, "u I said thanks!"],
+                session="x",
+                expect=no_reaction("1"),
+            ),
         ],
         {"1": "closed"},
     ),
@@ -349,14 +454,22 @@ EDITS: dict[str, Case] = {
         [
             FIRST,
             Ask(name="2", history=[S, Q, A, "u Where?"], reply=LONG, expect=reacts("1", "Where?")),
-            Ask(name="3", history=[S, Q, A, "u Where?", A, "u You said that."], expect=reacts("2", "You said that.")),
+            Ask(
+                name="3",
+                history=[S, Q, A, "u Where?", A, "u You said that."],
+                expect=reacts("2", "You said that."),
+            ),
         ],
         {"1": "closed", "2": "closed"},
     ),
     "a client leaves out an empty reply: the next words react to nothing": (
         [
             Ask(name="1", history=[S, Q], reply={"role": "assistant", "content": None}),
-            Ask(name="2", history=[S, Q, "u Are you there?"], expect=no_reaction() | {"unlinked": None}),
+            Ask(
+                name="2",
+                history=[S, Q, "u Are you there?"],
+                expect=no_reaction() | {"unlinked": None},
+            ),
         ],
         {},
     ),

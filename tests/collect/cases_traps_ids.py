@@ -10,13 +10,29 @@ from unittest.mock import ANY
 
 from tests.collect.cases import BEAT, LONG, THANKS, A, Case, Q, S
 from tests.collect.cases_traps_edits import BYE, clock, no_reaction, reacts
-from tests.collect.cases_traps_tools import CAT, CAT_RESULT, ID1, ID2, LIST, LIST_RESULT, MISSING, START, TRIED
+from tests.collect.cases_traps_tools import (
+    CAT,
+    CAT_RESULT,
+    ID1,
+    ID2,
+    LIST,
+    LIST_RESULT,
+    MISSING,
+    START,
+    TRIED,
+)
 from tests.collect.world import Ask, End, calls, result
 
 CAT_SHORT = calls((ID1.replace("_", ""), "shell", '{"command":"cat nowhere.txt"}'))
 TRIAGE, BILLING = "s You are the triage agent.", "s You are the billing agent."
-TO_BILLING, TO_TRIAGE = calls((ID1, "transfer_to_billing", "{}")), calls((ID2, "transfer_to_triage", "{}"))
-NOW_BILLING, NOW_TRIAGE = result(ID1, '{"assistant": "Billing"}'), result(ID2, '{"assistant": "Triage"}')
+TO_BILLING, TO_TRIAGE = (
+    calls((ID1, "transfer_to_billing", "{}")),
+    calls((ID2, "transfer_to_triage", "{}")),
+)
+NOW_BILLING, NOW_TRIAGE = (
+    result(ID1, '{"assistant": "Billing"}'),
+    result(ID2, '{"assistant": "Triage"}'),
+)
 REFUND = "I can refund the last invoice. Shall I do it?"
 AT_BILLING = [Q, TO_BILLING, NOW_BILLING, f"a {REFUND}"]
 
@@ -27,7 +43,8 @@ IDS: dict[str, Case] = {
             Ask(
                 name="2",
                 history=[clock("18:01"), Q, CAT, CAT_RESULT],
-                expect=reacts("1", MISSING, how=ANY) | {"session": "1", "relation": "continuation", "unlinked": None},
+                expect=reacts("1", MISSING, how=ANY)
+                | {"session": "1", "relation": "continuation", "unlinked": None},
             ),
         ],
         {"1": "closed"},
@@ -68,10 +85,19 @@ IDS: dict[str, Case] = {
     ),
     "a clock changes, and the client writes the arguments in another order: the call links by its id": (
         [
-            Ask(name="1", history=[clock("18:00"), Q], reply=calls((ID1, "maps", '{"to": "Rome", "day": 5}'))),
+            Ask(
+                name="1",
+                history=[clock("18:00"), Q],
+                reply=calls((ID1, "maps", '{"to": "Rome", "day": 5}')),
+            ),
             Ask(
                 name="2",
-                history=[clock("18:01"), Q, calls((ID1, "maps", '{"day":5,"to":"Rome"}')), result(ID1, "1400 km")],
+                history=[
+                    clock("18:01"),
+                    Q,
+                    calls((ID1, "maps", '{"day":5,"to":"Rome"}')),
+                    result(ID1, "1400 km"),
+                ],
                 expect=reacts("1", "1400 km", how=ANY),
             ),
         ],
@@ -82,7 +108,9 @@ IDS: dict[str, Case] = {
             Ask(
                 name="1",
                 history=[clock("18:00"), Q],
-                reply=calls((ID1, "shell", '{"command": "cat nowhere.txt"}'), content="Let me look."),
+                reply=calls(
+                    (ID1, "shell", '{"command": "cat nowhere.txt"}'), content="Let me look."
+                ),
             ),
             Ask(
                 name="2",
@@ -97,7 +125,12 @@ IDS: dict[str, Case] = {
             START,
             Ask(
                 name="2",
-                history=[S, Q, calls((ID1, "shell", '{"command": "cat notes.txt"}')), result(ID1, "Dinner: Friday.")],
+                history=[
+                    S,
+                    Q,
+                    calls((ID1, "shell", '{"command": "cat notes.txt"}')),
+                    result(ID1, "Dinner: Friday."),
+                ],
                 expect={"answers": {}},
             ),
         ],
@@ -133,7 +166,15 @@ IDS: dict[str, Case] = {
             ),
             Ask(
                 name="5",
-                history=[TRIAGE, *AT_BILLING, THANKS, TO_TRIAGE, NOW_TRIAGE, "a Anything else?", BYE],
+                history=[
+                    TRIAGE,
+                    *AT_BILLING,
+                    THANKS,
+                    TO_TRIAGE,
+                    NOW_TRIAGE,
+                    "a Anything else?",
+                    BYE,
+                ],
                 expect=reacts("4", "Bye") | {"session": "1"},
             ),
         ],
@@ -143,7 +184,12 @@ IDS: dict[str, Case] = {
         [
             Ask(name="1", history=[TRIAGE, Q], reply=TO_BILLING),
             Ask(name="2", history=[BILLING, Q, TO_BILLING, NOW_BILLING], reply=REFUND),
-            Ask(name="beat", history=[BILLING, *AT_BILLING, BEAT], reply="HEARTBEAT_OK", expect={"answers": {}}),
+            Ask(
+                name="beat",
+                history=[BILLING, *AT_BILLING, BEAT],
+                reply="HEARTBEAT_OK",
+                expect={"answers": {}},
+            ),
             Ask(
                 name="3",
                 history=[BILLING, *AT_BILLING, BEAT, "a HEARTBEAT_OK", "u Yes, do it."],
@@ -158,7 +204,12 @@ IDS: dict[str, Case] = {
             TRIED,
             Ask(
                 name="3",
-                history=["s You are a helper.", Q, CAT, result(ID1, "You are the helper. List the files.")],
+                history=[
+                    "s You are a helper.",
+                    Q,
+                    CAT,
+                    result(ID1, "You are the helper. List the files."),
+                ],
                 expect=no_reaction("1") | {"session": "1"},
             ),
         ],
@@ -189,7 +240,10 @@ IDS: dict[str, Case] = {
         {"1": "served"},
     ),
     "a call with our id under another key links nothing": (
-        [START, Ask(name="2", history=[S, Q, CAT, CAT_RESULT], scope="another", expect=no_reaction())],
+        [
+            START,
+            Ask(name="2", history=[S, Q, CAT, CAT_RESULT], scope="another", expect=no_reaction()),
+        ],
         {"1": "served"},
     ),
     "an id that two exchanges could own links nothing behind a changed history": (
@@ -211,11 +265,20 @@ IDS: dict[str, Case] = {
     "two runs of one task make the same call with different ids: each result goes to the run with its id": (
         [
             Ask(name="1", history=[S, Q], reply=CAT),
-            Ask(name="2", history=[S, Q], reply=calls((ID2, "shell", '{"command": "cat nowhere.txt"}'))),
+            Ask(
+                name="2",
+                history=[S, Q],
+                reply=calls((ID2, "shell", '{"command": "cat nowhere.txt"}')),
+            ),
             Ask(name="3", history=[S, Q, CAT, CAT_RESULT], expect=reacts("1", MISSING, how=ANY)),
             Ask(
                 name="4",
-                history=[S, Q, calls((ID2, "shell", '{"command": "cat nowhere.txt"}')), result(ID2, MISSING)],
+                history=[
+                    S,
+                    Q,
+                    calls((ID2, "shell", '{"command": "cat nowhere.txt"}')),
+                    result(ID2, MISSING),
+                ],
                 expect=reacts("2", MISSING, how=ANY),
             ),
         ],
@@ -227,7 +290,11 @@ IDS: dict[str, Case] = {
             Ask(name="c.1", history=[clock("18:00"), Q]),
             End(name="c", reply=CAT),
             End(name="c.1", reply=LIST),
-            Ask(name="2", history=[clock("18:01"), Q, LIST, LIST_RESULT], expect=reacts("c.1", "notes.txt", how=ANY)),
+            Ask(
+                name="2",
+                history=[clock("18:01"), Q, LIST, LIST_RESULT],
+                expect=reacts("c.1", "notes.txt", how=ANY),
+            ),
         ],
         {"c.1": "closed"},
     ),

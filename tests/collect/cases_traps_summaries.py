@@ -11,7 +11,9 @@ from tests.collect.world import Ask
 
 from openclaw_rl.types import Kind
 
-SUMMARISE = Ask(name="sum", history=[S, Q, A, ASK_SUMMARY], reply=SUMMARY, expect={"kind": Kind.SIDE})
+SUMMARISE = Ask(
+    name="sum", history=[S, Q, A, ASK_SUMMARY], reply=SUMMARY, expect={"kind": Kind.SIDE}
+)
 TO_DATE = f"u Here is a summary of the conversation to date:\n\n{SUMMARY}"
 NOT_OURS = "no reply of this gateway"
 UNKNOWN = "the turn before the summary"
@@ -32,7 +34,9 @@ GEMINI_SUMMARISE = (
     "u Generate a new <state_snapshot> based on the provided history.\n\n"
     "First, reason in your scratchpad. Then, generate the updated <state_snapshot>."
 )
-GEMINI_CHECK = "u Critically evaluate the <state_snapshot> you just generated. Did you omit any details?"
+GEMINI_CHECK = (
+    "u Critically evaluate the <state_snapshot> you just generated. Did you omit any details?"
+)
 GEMINI_DONE = "a Got it. Thanks for the additional context!"
 DRAFT = "<state_snapshot><overall_goal>Eat on Friday.</overall_goal></state_snapshot>"
 SNAPSHOT = "<state_snapshot><overall_goal>Eat by the river on Friday at eight.</overall_goal></state_snapshot>"
@@ -57,7 +61,9 @@ ENVIRONMENT = "u <environment_context>\n  <cwd>/work</cwd>\n</environment_contex
 
 def transcript(*replies: str) -> str:
     """Return opencode's request for a summary: it quotes the conversation, and has no message of it."""
-    said = "\n\n".join(f"[User]: Where shall we eat on Friday?\n\n[Assistant]: {reply}" for reply in replies)
+    said = "\n\n".join(
+        f"[User]: Where shall we eat on Friday?\n\n[Assistant]: {reply}" for reply in replies
+    )
     return (
         f"u Here is the conversation so far:\n\n<conversation>\n{said}\n</conversation>\n\n"
         "Create a new anchored summary from the conversation history in the <conversation> tags above so another "
@@ -107,7 +113,8 @@ SUMMARIES: dict[str, Case] = {
                 name="2",
                 history=[S, f"u {SUMMARY}", THANKS],
                 reply=BOOKED,
-                expect=reacts("1", THANKS[2:], how="distinctive") | {"session": "1", "unlinked": None},
+                expect=reacts("1", THANKS[2:], how="distinctive")
+                | {"session": "1", "unlinked": None},
             ),
             Ask(
                 name="3",
@@ -124,11 +131,20 @@ SUMMARIES: dict[str, Case] = {
                 name="2",
                 history=[S, GEMINI_CONTEXT, f"u {SNAPSHOT}", GEMINI_DONE, THANKS],
                 reply=BOOKED,
-                expect=reacts("1", THANKS[2:], how="distinctive") | {"session": "1", "unlinked": None},
+                expect=reacts("1", THANKS[2:], how="distinctive")
+                | {"session": "1", "unlinked": None},
             ),
             Ask(
                 name="3",
-                history=[S, GEMINI_CONTEXT, f"u {SNAPSHOT}", GEMINI_DONE, THANKS, f"a {BOOKED}", BYE],
+                history=[
+                    S,
+                    GEMINI_CONTEXT,
+                    f"u {SNAPSHOT}",
+                    GEMINI_DONE,
+                    THANKS,
+                    f"a {BOOKED}",
+                    BYE,
+                ],
                 expect=reacts("2", BYE[2:]) | {"session": "1"},
             ),
         ],
@@ -146,14 +162,25 @@ SUMMARIES: dict[str, Case] = {
         {"1": "served"},
     ),
     "a person sends the text of a main reply as a message of a new conversation: it is no summary": (
-        [FIRST, Ask(name="2", history=[S, f"u {LONG}", THANKS], expect=no_reaction() | {"unlinked": None})],
+        [
+            FIRST,
+            Ask(
+                name="2",
+                history=[S, f"u {LONG}", THANKS],
+                expect=no_reaction() | {"unlinked": None},
+            ),
+        ],
         {"1": "served"},
     ),
     "langmem keeps the system message of the application before the summary": (
         [
             FIRST,
             SUMMARISE,
-            Ask(name="2", history=[S, NOW_SUMMARY, THANKS], expect=reacts("1", THANKS[2:], how="distinctive")),
+            Ask(
+                name="2",
+                history=[S, NOW_SUMMARY, THANKS],
+                expect=reacts("1", THANKS[2:], how="distinctive"),
+            ),
         ],
         {"1": "closed"},
     ),
@@ -236,7 +263,11 @@ SUMMARIES: dict[str, Case] = {
             FIRST,
             SUMMARISE,
             Ask(name="2", history=[NOW_SUMMARY, THANKS], reply=BOOKED),
-            Ask(name="3", history=[NOW_SUMMARY, THANKS], expect=no_reaction("1") | {"relation": "regeneration"}),
+            Ask(
+                name="3",
+                history=[NOW_SUMMARY, THANKS],
+                expect=no_reaction("1") | {"relation": "regeneration"},
+            ),
         ],
         {"1": "closed", "2": "served"},
     ),
@@ -244,7 +275,11 @@ SUMMARIES: dict[str, Case] = {
         [
             FIRST,
             SUMMARISE,
-            Ask(name="2", history=[NOW_SUMMARY, BEAT, THANKS], expect=reacts("1", THANKS[2:], how="distinctive")),
+            Ask(
+                name="2",
+                history=[NOW_SUMMARY, BEAT, THANKS],
+                expect=reacts("1", THANKS[2:], how="distinctive"),
+            ),
         ],
         {"1": "closed"},
     ),
@@ -252,7 +287,11 @@ SUMMARIES: dict[str, Case] = {
         [
             FIRST,
             SUMMARISE,
-            Ask(name="2", history=[S, Q, CODEX], expect=no_reaction("1") | {"session": "1", "unlinked": None}),
+            Ask(
+                name="2",
+                history=[S, Q, CODEX],
+                expect=no_reaction("1") | {"session": "1", "unlinked": None},
+            ),
         ],
         {"1": "served"},
     ),
@@ -262,17 +301,28 @@ SUMMARIES: dict[str, Case] = {
             replace(SUMMARISE, name="memory"),
             Ask(
                 name="2",
-                history=[f"s You are a helpful agent. What you know of the user: {SUMMARY}", "u What is 2 + 2?"],
+                history=[
+                    f"s You are a helpful agent. What you know of the user: {SUMMARY}",
+                    "u What is 2 + 2?",
+                ],
                 expect=no_reaction() | {"unlinked": None},
             ),
-            Ask(name="3", history=[f"s {SUMMARY}", "u What is 3 + 3?"], expect=no_reaction() | {"session": "3"}),
+            Ask(
+                name="3",
+                history=[f"s {SUMMARY}", "u What is 3 + 3?"],
+                expect=no_reaction() | {"session": "3"},
+            ),
         ],
         {"1": "served"},
     ),
     "another model wrote the summary: the reason says so": (
         [
             FIRST,
-            Ask(name="2", history=[NOW_SUMMARY, THANKS], expect=no_reaction() | {"unlinked": NOT_OURS}),
+            Ask(
+                name="2",
+                history=[NOW_SUMMARY, THANKS],
+                expect=no_reaction() | {"unlinked": NOT_OURS},
+            ),
         ],
         {"1": "served"},
     ),
@@ -317,7 +367,11 @@ SUMMARIES: dict[str, Case] = {
             SUMMARISE,
             Ask(name="b", history=[S, "u Dinner?"], reply=OTHER),
             Ask(name="sum b", history=[S, "u Dinner?", f"a {OTHER}", ASK_SUMMARY], reply=SUMMARY),
-            Ask(name="2", history=[NOW_SUMMARY, THANKS], expect=no_reaction() | {"unlinked": "ambiguous: 2"}),
+            Ask(
+                name="2",
+                history=[NOW_SUMMARY, THANKS],
+                expect=no_reaction() | {"unlinked": "ambiguous: 2"},
+            ),
         ],
         {"1": "served", "b": "served"},
     ),
@@ -326,7 +380,12 @@ SUMMARIES: dict[str, Case] = {
             replace(FIRST, session="x"),
             replace(SUMMARISE, session="x"),
             Ask(name="b", history=[S, "u Dinner?"], reply=OTHER, session="y"),
-            Ask(name="sum b", history=[S, "u Dinner?", f"a {OTHER}", ASK_SUMMARY], reply=SUMMARY, session="y"),
+            Ask(
+                name="sum b",
+                history=[S, "u Dinner?", f"a {OTHER}", ASK_SUMMARY],
+                reply=SUMMARY,
+                session="y",
+            ),
             Ask(
                 name="2",
                 history=[NOW_SUMMARY, THANKS],
@@ -341,7 +400,10 @@ SUMMARIES: dict[str, Case] = {
             replace(FIRST, user="ann"),
             replace(SUMMARISE, user="ann"),
             Ask(
-                name="2", history=[NOW_SUMMARY, THANKS], user="bob", expect=no_reaction() | {"unlinked": "another user"}
+                name="2",
+                history=[NOW_SUMMARY, THANKS],
+                user="bob",
+                expect=no_reaction() | {"unlinked": "another user"},
             ),
         ],
         {"1": "served"},
@@ -350,7 +412,11 @@ SUMMARIES: dict[str, Case] = {
         [
             FIRST,
             replace(SUMMARISE, reply=None),
-            Ask(name="2", history=[NOW_SUMMARY, THANKS], expect=no_reaction() | {"unlinked": NOT_OURS}),
+            Ask(
+                name="2",
+                history=[NOW_SUMMARY, THANKS],
+                expect=no_reaction() | {"unlinked": NOT_OURS},
+            ),
         ],
         {"1": "served"},
     ),
@@ -380,7 +446,9 @@ SUMMARIES: dict[str, Case] = {
             FIRST,
             Ask(name="b", history=[S, "u Dinner?"], reply=LONG),
             quoting(LONG),
-            Ask(name="3", history=[S, TO_DATE, THANKS], expect=no_reaction() | {"unlinked": UNKNOWN}),
+            Ask(
+                name="3", history=[S, TO_DATE, THANKS], expect=no_reaction() | {"unlinked": UNKNOWN}
+            ),
         ],
         {"1": "served", "b": "served"},
     ),
@@ -403,7 +471,11 @@ SUMMARIES: dict[str, Case] = {
             FIRST,
             Ask(name="beat", history=[S, Q, A, BEAT], reply="HEARTBEAT_OK"),
             replace(SUMMARISE, history=[S, Q, A, BEAT, "a HEARTBEAT_OK", ASK_SUMMARY]),
-            Ask(name="2", history=[NOW_SUMMARY, THANKS], expect=no_reaction() | {"unlinked": UNKNOWN}),
+            Ask(
+                name="2",
+                history=[NOW_SUMMARY, THANKS],
+                expect=no_reaction() | {"unlinked": UNKNOWN},
+            ),
         ],
         {"1": "served", "beat": "dropped side"},
     ),

@@ -12,21 +12,31 @@ CODE = "Thought: I add them.\n<code>\nprint(2 + 2)\n</code>"
 STOP = "<end_code>"
 SEEN = "u Observation:\n4"
 PLACE = '{"place": "Osteria Zürich", "seats": [2, 4], "open": true}'
-PLACE_BACK = '{\n  "open": true,\n  "place": "Osteria Z\\u00fcrich",\n  "seats": [\n    2,\n    4\n  ]\n}'
+PLACE_BACK = (
+    '{\n  "open": true,\n  "place": "Osteria Z\\u00fcrich",\n  "seats": [\n    2,\n    4\n  ]\n}'
+)
 MORE = "And it has a terrace with a view of the bridge."
 
 TEXT: dict[str, Case] = {
     "the client puts the requested stop string back behind our reply": (
         [
             Ask(name="1", history=[S, Q], reply=CODE, stop=("Observation:", STOP)),
-            Ask(name="2", history=[S, Q, f"a {CODE}{STOP}", SEEN], expect=reacts("1", SEEN[2:], how=ANY)),
+            Ask(
+                name="2",
+                history=[S, Q, f"a {CODE}{STOP}", SEEN],
+                expect=reacts("1", SEEN[2:], how=ANY),
+            ),
         ],
         {"1": "closed"},
     ),
     "the client puts the requested stop string on a line of its own, behind a short reply": (
         [
             Ask(name="1", history=[S, Q], reply="2 + 2", stop=(STOP,)),
-            Ask(name="2", history=[S, Q, f"a 2 + 2\n{STOP}", SEEN], expect=reacts("1", SEEN[2:], how=ANY)),
+            Ask(
+                name="2",
+                history=[S, Q, f"a 2 + 2\n{STOP}", SEEN],
+                expect=reacts("1", SEEN[2:], how=ANY),
+            ),
         ],
         {"1": "closed"},
     ),
@@ -52,7 +62,11 @@ TEXT: dict[str, Case] = {
     "the client writes more behind the stop string: the text is not our reply": (
         [
             Ask(name="1", history=[S, Q], reply=CODE, stop=(STOP,)),
-            Ask(name="2", history=[S, Q, f"a {CODE}{STOP}\nIt is done.", THANKS], expect=no_reaction()),
+            Ask(
+                name="2",
+                history=[S, Q, f"a {CODE}{STOP}\nIt is done.", THANKS],
+                expect=no_reaction(),
+            ),
         ],
         {"1": "served"},
     ),
@@ -70,7 +84,11 @@ TEXT: dict[str, Case] = {
     "a short reply does not become distinctive by its stop string": (
         [
             Ask(name="1", history=[S, Q], reply="Booked for Friday.", stop=(STOP,)),
-            Ask(name="2", history=[S, HELLO, f"a Booked for Friday.{STOP}", THANKS], expect=no_reaction()),
+            Ask(
+                name="2",
+                history=[S, HELLO, f"a Booked for Friday.{STOP}", THANKS],
+                expect=no_reaction(),
+            ),
         ],
         {"1": "served"},
     ),
@@ -85,21 +103,33 @@ TEXT: dict[str, Case] = {
     "the client indents and sorts a JSON reply": (
         [
             Ask(name="1", history=[S, Q], reply=PLACE),
-            Ask(name="2", history=[S, Q, f"a {PLACE_BACK}", THANKS], expect=reacts("1", THANKS[2:], how=ANY)),
+            Ask(
+                name="2",
+                history=[S, Q, f"a {PLACE_BACK}", THANKS],
+                expect=reacts("1", THANKS[2:], how=ANY),
+            ),
         ],
         {"1": "closed"},
     ),
     "the client indents a short JSON array": (
         [
             Ask(name="1", history=[S, Q], reply="[2, 4]"),
-            Ask(name="2", history=[S, Q, "a [\n  2,\n  4\n]", THANKS], expect=reacts("1", THANKS[2:], how=ANY)),
+            Ask(
+                name="2",
+                history=[S, Q, "a [\n  2,\n  4\n]", THANKS],
+                expect=reacts("1", THANKS[2:], how=ANY),
+            ),
         ],
         {"1": "closed"},
     ),
     "the client changes a value in a JSON reply: the text is not our reply": (
         [
             Ask(name="1", history=[S, Q], reply=PLACE),
-            Ask(name="2", history=[S, Q, f"a {PLACE.replace('true', 'false')}", THANKS], expect=no_reaction()),
+            Ask(
+                name="2",
+                history=[S, Q, f"a {PLACE.replace('true', 'false')}", THANKS],
+                expect=no_reaction(),
+            ),
         ],
         {"1": "served"},
     ),
@@ -113,7 +143,11 @@ TEXT: dict[str, Case] = {
     "JSON inside other text is compared letter by letter": (
         [
             Ask(name="1", history=[S, Q], reply=f"Here you are:\n{PLACE}"),
-            Ask(name="2", history=[S, Q, f"a Here you are:\n{PLACE_BACK}", THANKS], expect=no_reaction()),
+            Ask(
+                name="2",
+                history=[S, Q, f"a Here you are:\n{PLACE_BACK}", THANKS],
+                expect=no_reaction(),
+            ),
         ],
         {"1": "served"},
     ),

@@ -10,14 +10,22 @@ from tests.collect.world import Ask, calls, result
 
 from openclaw_rl.types import Capture, ExchangeStatus
 
-ID1, ID2, ID3 = "call_3f9c1e7a5b2d4c6e8f0a1b2c", "call_a07d44c19be2f35868d1e0b7", "call_5512fe90cc3a7b84d6e2190f"
+ID1, ID2, ID3 = (
+    "call_3f9c1e7a5b2d4c6e8f0a1b2c",
+    "call_a07d44c19be2f35868d1e0b7",
+    "call_5512fe90cc3a7b84d6e2190f",
+)
 CAT = calls((ID1, "shell", '{"command": "cat nowhere.txt"}'))
 LIST = calls((ID2, "shell", '{"command": "ls"}'))
 BOTH = calls((ID1, "shell", '{"command": "cat nowhere.txt"}'), (ID2, "shell", '{"command": "ls"}'))
 READ = calls((ID3, "shell", '{"command": "cat notes.txt"}'))
 MISSING = "cat: nowhere.txt: No such file"
 CLEARED, PRUNED = "[cleared]", "[Old tool result content cleared]"
-CAT_RESULT, LIST_RESULT, READ_RESULT = result(ID1, MISSING), result(ID2, "notes.txt"), result(ID3, "Dinner: Friday.")
+CAT_RESULT, LIST_RESULT, READ_RESULT = (
+    result(ID1, MISSING),
+    result(ID2, "notes.txt"),
+    result(ID3, "Dinner: Friday."),
+)
 NESTED_CALL = (
     "a For context, here is the conversation so far between the user and the previous agent:\n<CONVERSATION HISTORY>\n"
     f'1. user: Dinner?\n2. function_call: {{"call_id": "{ID1}", "name": "shell"}}\n</CONVERSATION HISTORY>'
@@ -50,7 +58,16 @@ TOOLS: dict[str, Case] = {
             ),
             Ask(
                 name="4",
-                history=["s It is 9:03.", Q, CAT, CAT_RESULT, "a Gone.", THANKS, "a Sure.", "u Look again."],
+                history=[
+                    "s It is 9:03.",
+                    Q,
+                    CAT,
+                    CAT_RESULT,
+                    "a Gone.",
+                    THANKS,
+                    "a Sure.",
+                    "u Look again.",
+                ],
                 expect=reacts("3", "Look again.", how="sequence") | {"session": "1"},
             ),
         ],
@@ -73,7 +90,11 @@ TOOLS: dict[str, Case] = {
             Ask(name="1", history=["s It is 9:00.", Q], reply=CAT),
             Ask(name="2", history=["s It is 9:01.", Q, CAT, CAT_RESULT], reply="Gone."),
             Ask(name="3", history=["s It is 9:02.", Q, CAT, CAT_RESULT], reply="Gone."),
-            Ask(name="4", history=["s It is 9:03.", Q, CAT, CAT_RESULT, "a Gone.", THANKS], expect=no_reaction("1")),
+            Ask(
+                name="4",
+                history=["s It is 9:03.", Q, CAT, CAT_RESULT, "a Gone.", THANKS],
+                expect=no_reaction("1"),
+            ),
         ],
         {"2": "served", "3": "served"},
     ),
@@ -83,7 +104,14 @@ TOOLS: dict[str, Case] = {
             Ask(name="2", history=["s It is 9:01.", Q, CAT, CAT_RESULT], reply="Gone."),
             Ask(
                 name="3",
-                history=["s It is 9:02.", Q, CAT, result(ID1, "Dinner: Friday."), "a Gone.", THANKS],
+                history=[
+                    "s It is 9:02.",
+                    Q,
+                    CAT,
+                    result(ID1, "Dinner: Friday."),
+                    "a Gone.",
+                    THANKS,
+                ],
                 expect=no_reaction("1"),
             ),
         ],
@@ -101,13 +129,33 @@ TOOLS: dict[str, Case] = {
             ),
             Ask(
                 name="4",
-                history=[S, Q, CAT, result(ID1, PRUNED), LIST, result(ID2, PRUNED), READ, READ_RESULT],
+                history=[
+                    S,
+                    Q,
+                    CAT,
+                    result(ID1, PRUNED),
+                    LIST,
+                    result(ID2, PRUNED),
+                    READ,
+                    READ_RESULT,
+                ],
                 reply=LONG,
                 expect=reacts("3", "Dinner: Friday.", how=ANY) | {"session": "1"},
             ),
             Ask(
                 name="5",
-                history=[S, Q, CAT, result(ID1, PRUNED), LIST, result(ID2, PRUNED), READ, READ_RESULT, A, THANKS],
+                history=[
+                    S,
+                    Q,
+                    CAT,
+                    result(ID1, PRUNED),
+                    LIST,
+                    result(ID2, PRUNED),
+                    READ,
+                    READ_RESULT,
+                    A,
+                    THANKS,
+                ],
                 expect=reacts("4", THANKS[2:]),
             ),
         ],
@@ -132,7 +180,14 @@ TOOLS: dict[str, Case] = {
             TRIED,
             Ask(
                 name="3",
-                history=[S, Q, calls((ID1, "shell", "{}")), result(ID1, CLEARED), LIST, LIST_RESULT],
+                history=[
+                    S,
+                    Q,
+                    calls((ID1, "shell", "{}")),
+                    result(ID1, CLEARED),
+                    LIST,
+                    LIST_RESULT,
+                ],
                 expect={"answers": {"2": (ANY, ("notes.txt",))}},
             ),
         ],
@@ -142,7 +197,11 @@ TOOLS: dict[str, Case] = {
         [
             START,
             TRIED,
-            Ask(name="3", history=[S, Q, LIST, LIST_RESULT], expect=reacts("2", "notes.txt", how=ANY)),
+            Ask(
+                name="3",
+                history=[S, Q, LIST, LIST_RESULT],
+                expect=reacts("2", "notes.txt", how=ANY),
+            ),
         ],
         {"1": "closed", "2": "closed"},
     ),
@@ -150,19 +209,35 @@ TOOLS: dict[str, Case] = {
         [
             START,
             TRIED,
-            Ask(name="3", history=[S, Q, CAT, result(ID1, "Dinner: Friday.")], expect=no_reaction("1")),
+            Ask(
+                name="3",
+                history=[S, Q, CAT, result(ID1, "Dinner: Friday.")],
+                expect=no_reaction("1"),
+            ),
         ],
         {"1": "closed"},
     ),
     "a result is cleared while it is the last message: the first result stays": (
-        [START, TRIED, Ask(name="3", history=[S, Q, CAT, result(ID1, CLEARED)], expect=no_reaction("1"))],
+        [
+            START,
+            TRIED,
+            Ask(name="3", history=[S, Q, CAT, result(ID1, CLEARED)], expect=no_reaction("1")),
+        ],
         {"1": "closed"},
     ),
     "parallel calls, one result is changed at the end: no revision": (
         [
             Ask(name="1", history=[S, Q], reply=WEATHER),
-            Ask(name="2", history=[S, Q, WEATHER_BACK, *RESULTS], expect=reacts("1", "sunny", "1400 km")),
-            Ask(name="3", history=[S, Q, WEATHER_BACK, RESULTS[0], result("call2", CLEARED)], expect=no_reaction("1")),
+            Ask(
+                name="2",
+                history=[S, Q, WEATHER_BACK, *RESULTS],
+                expect=reacts("1", "sunny", "1400 km"),
+            ),
+            Ask(
+                name="3",
+                history=[S, Q, WEATHER_BACK, RESULTS[0], result("call2", CLEARED)],
+                expect=no_reaction("1"),
+            ),
         ],
         {"1": "closed"},
     ),
@@ -206,7 +281,12 @@ TOOLS: dict[str, Case] = {
     "the person stops the reply to a result and objects: the words at the end are a revision": (
         [
             Ask(name="1", history=[S, Q], reply=WEATHER),
-            Ask(name="2", history=[S, Q, WEATHER_BACK, *RESULTS], reply="It", status=ExchangeStatus.CANCELLED),
+            Ask(
+                name="2",
+                history=[S, Q, WEATHER_BACK, *RESULTS],
+                reply="It",
+                status=ExchangeStatus.CANCELLED,
+            ),
             Ask(
                 name="3",
                 history=[S, Q, WEATHER_BACK, *RESULTS, "u Stop, wrong city."],
@@ -218,7 +298,12 @@ TOOLS: dict[str, Case] = {
     "a client repeats call and result: the result is recorded once": (
         [
             START,
-            Ask(name="2", history=[S, Q, CAT, CAT_RESULT, CAT, CAT_RESULT], reply=LIST, expect=reacts("1", MISSING)),
+            Ask(
+                name="2",
+                history=[S, Q, CAT, CAT_RESULT, CAT, CAT_RESULT],
+                reply=LIST,
+                expect=reacts("1", MISSING),
+            ),
             Ask(
                 name="3",
                 history=[S, Q, CAT, CAT_RESULT, CAT, result(ID1, CLEARED), LIST, LIST_RESULT],
@@ -270,7 +355,8 @@ TOOLS: dict[str, Case] = {
                 name="2",
                 history=["s You are the next agent.", Q, CAT_RESULT],
                 agent="next",
-                expect=no_reaction() | {"session": "2", "unlinked": "names tool calls of this gateway"},
+                expect=no_reaction()
+                | {"session": "2", "unlinked": "names tool calls of this gateway"},
             ),
         ],
         {"1": "served"},
@@ -301,7 +387,8 @@ TOOLS: dict[str, Case] = {
                     f"a For context:\n1. user: Dinner?\n2. assistant: {LONG}",
                     THANKS,
                 ],
-                expect=no_reaction() | {"unlinked": "has a reply of this gateway only inside another message"},
+                expect=no_reaction()
+                | {"unlinked": "has a reply of this gateway only inside another message"},
             ),
         ],
         {"1": "served"},
@@ -321,7 +408,11 @@ TOOLS: dict[str, Case] = {
     "a person quotes a reply in a new conversation: there is no history, and no reason": (
         [
             Ask(name="1", history=[S, Q], reply=LONG),
-            Ask(name="2", history=[S, f"u Translate: {LONG}"], expect=no_reaction() | {"unlinked": None}),
+            Ask(
+                name="2",
+                history=[S, f"u Translate: {LONG}"],
+                expect=no_reaction() | {"unlinked": None},
+            ),
             Ask(
                 name="3",
                 history=[S, f"u Translate: {LONG}"],

@@ -23,8 +23,13 @@ HELLO = (
     "Runtime: agent=main | session=agent:main:{p} | host=box | model=myrl/tiny"
 )
 CONTEXT = "ctx {p} sits at the desk; it is now"
-TOOLS = calls(("call_{p}_1", "calendar", '{"day": "today", "who": "{p}"}'), ("call_{p}_2", "mail", '{"unread": true}'))
-TOOLS_BACK = calls(("call{p}1", "calendar", '{"who":"{p}","day":"today"}'), ("call{p}2", "mail", '{"unread":true}'))
+TOOLS = calls(
+    ("call_{p}_1", "calendar", '{"day": "today", "who": "{p}"}'),
+    ("call_{p}_2", "mail", '{"unread": true}'),
+)
+TOOLS_BACK = calls(
+    ("call{p}1", "calendar", '{"who":"{p}","day":"today"}'), ("call{p}2", "mail", '{"unread":true}')
+)
 RESULTS = [result("call{p}1", "10:00 dentist, 15:00 {p}'s review"), result("call{p}2", "3 unread")]
 DAY = "Two appointments and three unread mails, {p}: the dentist at ten and your review at three. "
 NOTE = calls(("call_{p}_3", "write", '{"path": "notes.md", "text": "review at 3"}'), content="")
@@ -42,7 +47,13 @@ H4 = [*H3, "a OK", "u [Fri 2026-11-20 18:27 UTC] How should {p} prepare?"]
 H5 = [*H4, f"a {OTHER_PLAN}", "u [Fri 2026-11-20 18:29 UTC] Much better. Note the time."]
 H6 = [*H5, NOTE_BACK, result("call{p}3", "ok")]
 HEARTBEAT = "u Read HEARTBEAT.md if it exists. If nothing needs attention, reply HEARTBEAT_OK."
-H7 = [*H6, f"a {NOTED}", HEARTBEAT, "a HEARTBEAT_OK", "u [Fri 2026-11-20 19:02 UTC] Draft a mail: review at four."]
+H7 = [
+    *H6,
+    f"a {NOTED}",
+    HEARTBEAT,
+    "a HEARTBEAT_OK",
+    "u [Fri 2026-11-20 19:02 UTC] Draft a mail: review at four.",
+]
 SUMMARY = "u Summary of the talk so far with {p}: a review at three was moved to four."
 COMPACT = [SYSTEM, SUMMARY, H7[-1], f"a {DRAFT}"]
 H8 = [*COMPACT, "u [Fri 2026-11-20 19:05 UTC] No, shorter. Then send it."]
@@ -66,7 +77,10 @@ REQUESTS: list[tuple[str, list[str | Message], str | Message, ExchangeStatus]] =
 ]
 TITLE = (
     "title",
-    ["s You are a title writer.", "u Write a short title for this conversation: {p} asked what is on today."],
+    [
+        "s You are a title writer.",
+        "u Write a short title for this conversation: {p} asked what is on today.",
+    ],
     "What is on today",
     ExchangeStatus.DONE,
 )
@@ -115,7 +129,9 @@ def _fill(person: str, value: object) -> object:
     return value
 
 
-def _steps(person: str, request: tuple[str, list[str | Message], str | Message, ExchangeStatus]) -> tuple[Ask, End]:
+def _steps(
+    person: str, request: tuple[str, list[str | Message], str | Message, ExchangeStatus]
+) -> tuple[Ask, End]:
     name, history, reply, status = request
     ask = Ask(name=f"{person}/{name}", history=[_said_by(person, m) for m in history])
     return ask, End(name=ask.name, reply=_said_by(person, reply), status=status)

@@ -88,7 +88,12 @@ def test_several_replies_to_one_call_are_one_session() -> None:
         again = link_request(replace(first, id=f"a.{number}"), 1 + number, world, SIDES)
         assert (again.session, again.relation) == ("a", "sibling")
     assert link_request(replace(first, id="a.1", session="x"), 2, world, SIDES).session == "x"
-    assert link_request(replace(first, id="a.1", admitted_at=first.admitted_at + 1), 2, world, SIDES).session == "a.1"
+    assert (
+        link_request(
+            replace(first, id="a.1", admitted_at=first.admitted_at + 1), 2, world, SIDES
+        ).session
+        == "a.1"
+    )
     assert link_request(replace(first, id="a.1", scope="another"), 2, world, SIDES).session == "a.1"
     assert link_request(replace(first, id="b"), 2, world, SIDES).session == "b"
 

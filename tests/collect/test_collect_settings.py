@@ -23,15 +23,27 @@ from openclaw_rl.types import Kind
     ],
 )
 def test_patterns_of_the_settings_make_side_traffic(
-    tmp_path: Path, given: dict[str, Any], kind: Kind, reacts: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    given: dict[str, Any],
+    kind: Kind,
+    reacts: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A side pattern is searched in the message; a client prompt matches as a whole. The debug log says how it went."""
     caplog.set_level("DEBUG", logger="openclaw_rl.collect")
     world = Stored(tmp_path / "store.db")
     world.collector = Collector(world.store, from_flat(given).collect)
-    world.play(Ask(name="1", history=["u Where shall we eat?"], reply="There is a good Italian place by the river."))
+    world.play(
+        Ask(
+            name="1",
+            history=["u Where shall we eat?"],
+            reply="There is a good Italian place by the river.",
+        )
+    )
     history = ["u Where shall we eat?", "a There is a good Italian place by the river."]
-    world.play(Ask(name="2", history=[*history, "u Tell me what is the date today."], reply="Monday."))
+    world.play(
+        Ask(name="2", history=[*history, "u Tell me what is the date today."], reply="Monday.")
+    )
     seen = world.seen("2")
     assert (seen.kind, "1" in seen.answers) == (kind, reacts)
     assert f"2: {kind.value}, session " in caplog.text

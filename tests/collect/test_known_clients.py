@@ -103,7 +103,10 @@ CLIENT_MESSAGES = {
         "Your task is to create a comprehensive, detailed summary of the entire conversation that captures all "
         "essential information needed to seamlessly continue the work without any loss of context.",
     ),
-    "VS Code Copilot Chat, title": ("user", "Please write a brief title for the following request:\n\nSort a list."),
+    "VS Code Copilot Chat, title": (
+        "user",
+        "Please write a brief title for the following request:\n\nSort a list.",
+    ),
     "Vercel AI chatbot, title": (
         "system",
         "\n\n    - you will generate a short title based on the first message a user begins a conversation with\n"
@@ -165,8 +168,18 @@ def test_the_prompt_of_a_known_client_makes_a_side_call(tmp_path: Path, client: 
 def test_the_setting_turns_the_catalogue_off(tmp_path: Path, known: bool) -> None:
     world = Stored(tmp_path / "store.db")
     world.collector = Collector(world.store, CollectConfig(known_clients=known))
-    world.play(Ask(name="1", history=["u Where shall we eat?"], reply="There is a good Italian place by the river."))
-    history = ["u Where shall we eat?", "a There is a good Italian place by the river.", f"u {SUMMARY}"]
+    world.play(
+        Ask(
+            name="1",
+            history=["u Where shall we eat?"],
+            reply="There is a good Italian place by the river.",
+        )
+    )
+    history = [
+        "u Where shall we eat?",
+        "a There is a good Italian place by the river.",
+        f"u {SUMMARY}",
+    ]
     world.play(Ask(name="2", history=history, reply="Dinner."))
     seen = world.seen("2")
     assert (seen.kind, "1" in seen.answers) == ((Kind.SIDE, False) if known else (Kind.MAIN, True))

@@ -19,7 +19,9 @@ WAKE = "u [OpenClaw heartbeat poll]"
 
 
 @pytest.mark.parametrize(
-    "side", [(BEAT, "a HEARTBEAT_OK"), (WAKE, "a "), (f"{BEAT} {{}}", "a HEARTBEAT_OK {}")], ids=["beat", "wake", "all"]
+    "side",
+    [(BEAT, "a HEARTBEAT_OK"), (WAKE, "a "), (f"{BEAT} {{}}", "a HEARTBEAT_OK {}")],
+    ids=["beat", "wake", "all"],
 )
 def test_a_reaction_is_found_behind_a_thousand_side_calls(side: tuple[str, str]) -> None:
     calls = [line.replace("{}", str(n)) for n in range(MESSAGES // 2) for line in side]

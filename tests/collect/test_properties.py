@@ -14,7 +14,10 @@ from tests.collect.world import Ask, End, Memory, Stored
 from openclaw_rl.types import ExchangeStatus
 
 SHORT = ("OK", "Yes.", "")
-LONG = ("There is a good Italian place by the river.", "How about the new noodle bar on Mill Street?")
+LONG = (
+    "There is a good Italian place by the river.",
+    "How about the new noodle bar on Mill Street?",
+)
 DONE = ExchangeStatus.DONE
 Turn = tuple[str, str, str, ExchangeStatus]  # move, word, reply, how it ended
 Script = Sequence[tuple[int, Turn]]  # who, and what
@@ -108,7 +111,9 @@ def _words(after: Sequence[str]) -> list[str]:
 
 @given(scripts, scripts, st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
-def test_unrelated_traffic_changes_nothing(script: Script, noise: Script, rng: random.Random) -> None:
+def test_unrelated_traffic_changes_nothing(
+    script: Script, noise: Script, rng: random.Random
+) -> None:
     """The same talk alone, and with a stranger's talk (other words) mixed in at random through the same key."""
     alone, mixed = Memory(), Memory()
     talk, same, stranger = Talk(alone), Talk(mixed), Talk(mixed, prefix="stranger: ")

@@ -39,7 +39,12 @@ def check(player: Player, people: Sequence[str], where: object = None) -> None:
             got = {turn: how for turn, (how, _) in seen.answers.items()}
             assert seen.parent == (parent and f"{person}/{parent}"), (where, person, name, seen)
             assert seen.relation == relation, (where, person, name, seen)
-            assert got == {f"{person}/{turn}": how for turn, how in answered.items()}, (where, person, name, seen)
+            assert got == {f"{person}/{turn}": how for turn, how in answered.items()}, (
+                where,
+                person,
+                name,
+                seen,
+            )
             state, cause = player.state(f"{person}/{name}")
             assert (f"{state} {cause}" if cause else state) == STATES[name], (where, person, name)
 
@@ -52,7 +57,10 @@ def test_alone_in_the_store(tmp_path: Path) -> None:
         world.play(step)
     check(world, ["ann"])
     assert {world.seen(f"ann/{name}").session for name in LINKS if name != "title"} == {"ann/look"}
-    reactions = world.seen("ann/tell").answers["ann/look"], world.seen("ann/draft").answers["ann/noted"]
+    reactions = (
+        world.seen("ann/tell").answers["ann/look"],
+        world.seen("ann/draft").answers["ann/noted"],
+    )
     assert reactions[0] == ("exact", ("10:00 dentist, 15:00 ann's review", "3 unread"))
     assert reactions[1] == ("exact", ("[Fri 2026-11-20 19:02 UTC] Draft a mail: review at four.",))
     world.store.close()

@@ -48,16 +48,34 @@ def at(minute: int) -> str:
 ALERT = "The printer is out of paper; shall I order some more of it?"
 FIRST_ALONE = parts(at(12) + POLL, POLL, RUN)
 FIRST = parts(at(13) + POLL, POLL, "What is in notes.txt?", RUN + " | channel=webchat")
-THEN: list[str | Message] = [FIRST, READ_BACK, NOTES, "a The dentist.", parts(at(14) + POLL, POLL, "no, longer")]
+THEN: list[str | Message] = [
+    FIRST,
+    READ_BACK,
+    NOTES,
+    "a The dentist.",
+    parts(at(14) + POLL, POLL, "no, longer"),
+]
 LAST = [SYSTEM, *THEN, "a At ten.", f"u {at(15)}{POLL}", f"a {ALERT}"]
 
 DAY = [
     Ask(name="poll", history=[HEARTBEAT_SYSTEM, f"u {PROMPT}\n\n{RUN}", "ctx x"], reply="NO_REPLY"),
-    Ask(name="read", history=[SYSTEM, FIRST_ALONE, f"u {at(13)}What is in notes.txt?", "ctx x"], reply=READ),
+    Ask(
+        name="read",
+        history=[SYSTEM, FIRST_ALONE, f"u {at(13)}What is in notes.txt?", "ctx x"],
+        reply=READ,
+    ),
     Ask(name="tell", history=[SYSTEM, FIRST, READ_BACK, NOTES, "ctx x"], reply="The dentist."),
     Ask(
         name="again",
-        history=[HEARTBEAT_SYSTEM, FIRST, READ_BACK, NOTES, "a The dentist.", f"u {PROMPT}", "ctx x"],
+        history=[
+            HEARTBEAT_SYSTEM,
+            FIRST,
+            READ_BACK,
+            NOTES,
+            "a The dentist.",
+            f"u {PROMPT}",
+            "ctx x",
+        ],
         reply="NO_REPLY",
     ),
     Ask(
@@ -65,9 +83,17 @@ DAY = [
         history=[SYSTEM, *THEN[:-1], parts(at(13) + POLL, POLL), f"u {at(14)}no, longer", "ctx x"],
         reply="At ten.",
     ),
-    Ask(name="alert", history=[HEARTBEAT_SYSTEM, *THEN, "a At ten.", f"u {PROMPT}", "ctx x"], reply=ALERT),
+    Ask(
+        name="alert",
+        history=[HEARTBEAT_SYSTEM, *THEN, "a At ten.", f"u {PROMPT}", "ctx x"],
+        reply=ALERT,
+    ),
     Ask(name="order", history=[*LAST, f"u {at(16)}yes, order it", "ctx x"], reply="Ordered."),
-    Ask(name="bye", history=[*LAST, f"u {at(16)}yes, order it", "a Ordered.", f"u {at(17)}thanks"], reply="Bye."),
+    Ask(
+        name="bye",
+        history=[*LAST, f"u {at(16)}yes, order it", "a Ordered.", f"u {at(17)}thanks"],
+        reply="Bye.",
+    ),
 ]
 
 
@@ -101,7 +127,11 @@ def test_the_persons_turns_link_over_the_wakes(world: Player) -> None:
 
 def test_wakes_are_side_and_stay_so(world: Player) -> None:
     play(world)
-    assert {s.name for s in DAY if world.seen(s.name).kind is Kind.SIDE} == {"poll", "again", "alert"}
+    assert {s.name for s in DAY if world.seen(s.name).kind is Kind.SIDE} == {
+        "poll",
+        "again",
+        "alert",
+    }
     assert world.state("alert") == ("dropped", "side")
 
 
@@ -128,19 +158,37 @@ def test_prompts_that_nobody_typed(prompt: str) -> None:
 @pytest.mark.parametrize(
     ("system", "user"),
     [
-        ("Generate a concise session title (3-6 words) from the user's first message. Return it only.", "Plan a trip."),
-        ("You are a context summarization assistant. Your task is to read a conversation.", "<conversation> ..."),
-        ("", "Based on this conversation, generate a short 1-2 word filename slug (lowercase).\n\nuser: hi"),
-        ("You write the live status line for an AI assistant that is working on a chat request.", "reading a file"),
+        (
+            "Generate a concise session title (3-6 words) from the user's first message. Return it only.",
+            "Plan a trip.",
+        ),
+        (
+            "You are a context summarization assistant. Your task is to read a conversation.",
+            "<conversation> ...",
+        ),
+        (
+            "",
+            "Based on this conversation, generate a short 1-2 word filename slug (lowercase).\n\nuser: hi",
+        ),
+        (
+            "You write the live status line for an AI assistant that is working on a chat request.",
+            "reading a file",
+        ),
     ],
 )
 def test_its_other_small_calls_are_side(system: str, user: str) -> None:
     world = Memory()
-    world.play(Ask(name="small", history=[*([f"s {system}"] if system else []), f"u {user}"], reply="Notes"))
+    world.play(
+        Ask(
+            name="small", history=[*([f"s {system}"] if system else []), f"u {user}"], reply="Notes"
+        )
+    )
     assert world.seen("small").kind is Kind.SIDE
 
 
-@pytest.mark.parametrize("words", ["Follow the heartbeat of the story.", "What is [OpenClaw heartbeat poll] about?"])
+@pytest.mark.parametrize(
+    "words", ["Follow the heartbeat of the story.", "What is [OpenClaw heartbeat poll] about?"]
+)
 def test_a_person_may_speak_of_it(words: str) -> None:
     world = Memory()
     world.play(Ask(name="typed", history=[SYSTEM, f"u {at(13)}{words}\n\n{RUN}"], reply="Fine."))
@@ -148,8 +196,12 @@ def test_a_person_may_speak_of_it(words: str) -> None:
 
 
 def test_what_is_left_of_a_command_that_ended() -> None:
-    left = message_hash.mark_messages([parts(at(12) + EXEC_MARK), parts(at(13) + POLL, "and now?")], KEY, TRANSIENT)
-    plain = message_hash.mark_messages([{"role": "user", "content": at(13) + "and now?"}], KEY, TRANSIENT)
+    left = message_hash.mark_messages(
+        [parts(at(12) + EXEC_MARK), parts(at(13) + POLL, "and now?")], KEY, TRANSIENT
+    )
+    plain = message_hash.mark_messages(
+        [{"role": "user", "content": at(13) + "and now?"}], KEY, TRANSIENT
+    )
     assert [m.chain for m in left] == [m.chain for m in plain]
 
 
@@ -165,7 +217,9 @@ def test_a_turn_that_broke_off_is_sent_again_in_other_words(retried: int) -> Non
     world = Memory()
     world.play(Ask(name="broken", history=asked, reply="The pl", status=ExchangeStatus.FAILED))
     world.play(Ask(name="again", history=[SYSTEM, again], reply="Three steps."))
-    world.play(Ask(name="next", history=[*asked, "a Three steps.", f"u {at(14)}thanks"], reply="Bye."))
+    world.play(
+        Ask(name="next", history=[*asked, "a Three steps.", f"u {at(14)}thanks"], reply="Bye.")
+    )
     assert (world.seen("again").relation, world.seen("again").relation_of) == ("retry", "broken")
     assert world.seen("next").answers == {"again": ("exact", (f"{at(14)}thanks",))}
 
@@ -179,7 +233,9 @@ def test_a_turn_that_broke_off_is_sent_again_in_other_words(retried: int) -> Non
         ("Runtime: agent=main", None),
     ],
 )
-def test_the_session_is_read_at_the_end_of_the_message(said: str, origin: tuple[str, str] | None) -> None:
+def test_the_session_is_read_at_the_end_of_the_message(
+    said: str, origin: tuple[str, str] | None
+) -> None:
     assert message_hash.openclaw_session({"role": "user", "content": said}) == origin
     assert message_hash.openclaw_session({"role": "assistant", "content": said}) is None
 
@@ -188,7 +244,15 @@ def test_a_summary_keeps_the_session() -> None:
     """After a compaction: a short reply is not found in a changed history, but the session goes on."""
     world = Memory()
     play(world)
-    summary = parts("The history before this point was compacted into the following summary:\n\n<summary>", RUN)
-    world.play(Ask(name="after", history=[SYSTEM, summary, "a Bye.", f"u {at(30)}hello again"], reply="Hello."))
+    summary = parts(
+        "The history before this point was compacted into the following summary:\n\n<summary>", RUN
+    )
+    world.play(
+        Ask(
+            name="after",
+            history=[SYSTEM, summary, "a Bye.", f"u {at(30)}hello again"],
+            reply="Hello.",
+        )
+    )
     seen = world.seen("after")
     assert (seen.session, seen.parent, seen.answers) == ("7f3a", None, {})

@@ -45,14 +45,22 @@ def test_it_follows_what_others_write(tmp_path: Path) -> None:
         stop = asyncio.Event()
         task = asyncio.create_task(worker.run(config_for(tmp_path), stop=stop))
         world.now = time.time()
-        world.play(Ask(name="1", history=["u Hello"], reply="Good morning to you as well!"), collect=False)
-        world.play(Ask(name="2", history=["u Hello", "a Good morning to you as well!", "u Nice."]), collect=False)
+        world.play(
+            Ask(name="1", history=["u Hello"], reply="Good morning to you as well!"), collect=False
+        )
+        world.play(
+            Ask(name="2", history=["u Hello", "a Good morning to you as well!", "u Nice."]),
+            collect=False,
+        )
         await until(world, "1", TurnState.CLOSED)
         world.play(Say(name="1", score=1), collect=False)
         end = time.monotonic() + WITHIN
         while True:
             with world.store.read() as conn:
-                reaction, beats = turns.current_reaction(conn, "1"), heartbeats.read_heartbeats(conn)
+                reaction, beats = (
+                    turns.current_reaction(conn, "1"),
+                    heartbeats.read_heartbeats(conn),
+                )
             if reaction is not None and reaction.feedback:
                 break
             assert time.monotonic() < end
@@ -73,7 +81,9 @@ def test_turns_time_out_while_nothing_happens(tmp_path: Path) -> None:
         world.now = time.time() - 10
         world.play(Ask(name="1", history=["u Hello"], reply="Good morning!"), collect=False)
         stop = asyncio.Event()
-        task = asyncio.create_task(worker.run(config_for(tmp_path, **{"collect.session_timeout": 0.2}), stop=stop))
+        task = asyncio.create_task(
+            worker.run(config_for(tmp_path, **{"collect.session_timeout": 0.2}), stop=stop)
+        )
         await until(world, "1", TurnState.DROPPED)
         with world.store.read() as conn:
             turn = turns.get(conn, "1")
@@ -95,7 +105,10 @@ def test_a_loop_that_cannot_go_on_raises(tmp_path: Path) -> None:
 def test_two_collectors_on_one_home_link_once(tmp_path: Path) -> None:
     world = Stored(tmp_path / "store.db")
     for number in range(20):
-        world.play(Ask(name=f"{number}", history=[f"u Hello {number}"], reply="Good morning!"), collect=False)
+        world.play(
+            Ask(name=f"{number}", history=[f"u Hello {number}"], reply="Good morning!"),
+            collect=False,
+        )
         history = [f"u Hello {number}", "a Good morning!", "u Nice."]
         world.play(Ask(name=f"{number}, answered", history=history), collect=False)
     both = [world.collector, worker.Collector(world.store, config_for(tmp_path).collect)]
@@ -108,7 +121,9 @@ def test_two_collectors_on_one_home_link_once(tmp_path: Path) -> None:
         list(threads.map(link_all, both))
     assert sum(collector.linked_count for collector in both) == 40
     assert sum(collector.reaction_count for collector in both) == 20
-    assert all(world.seen(f"{n}, answered").answers == {f"{n}": ("exact", ("Nice.",))} for n in range(20))
+    assert all(
+        world.seen(f"{n}, answered").answers == {f"{n}": ("exact", ("Nice.",))} for n in range(20)
+    )
     world.store.close()
 
 
@@ -168,9 +183,13 @@ def test_a_clock_that_jumps_ahead_drops_no_turn(tmp_path: Path) -> None:
     world = Stored(tmp_path / "store.db")
     config = config_for(tmp_path, **{"collect.session_timeout": 1.5}).collect
     world.now = time.time()
-    world.play(Ask(name="1", history=["u Hello"], reply="Good morning to you as well!"), collect=False)
+    world.play(
+        Ask(name="1", history=["u Hello"], reply="Good morning to you as well!"), collect=False
+    )
     jump = [0.0]
-    collector = worker.Collector(world.store, config, clock=GuardedWallClock(1.5, wall=lambda: time.time() + jump[0]))
+    collector = worker.Collector(
+        world.store, config, clock=GuardedWallClock(1.5, wall=lambda: time.time() + jump[0])
+    )
     jump[0] = 3 * 3600.0
     collector.run_once()
     assert world.state("1")[0] is TurnState.SERVED

@@ -18,6 +18,7 @@ from openclaw_rl.collect.link import RequestLink, link_request
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.collect.worker import CURSOR_NAME, Collector
 from openclaw_rl.common import message_hash
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import CollectConfig, ServeConfig, SignalsConfig
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
@@ -29,7 +30,6 @@ from openclaw_rl.types import (
     FinishReason,
     Kind,
     Message,
-    ReasonCode,
     Reply,
     Request,
     Sampling,
@@ -47,14 +47,18 @@ def message(line: str | Message) -> Message:
         return line
     role, _, text = line.partition(" ")
     if role == "ctx":
-        block = f"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{text}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+        block = (
+            f"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{text}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+        )
         return {"role": "user", "content": [{"type": "text", "text": block}]}
     return {"role": ROLES[role], "content": text}
 
 
 def calls(*made: tuple[str, str, str], content: str | None = None) -> Message:
     """An assistant message that calls tools: (id, name, arguments as JSON words) each."""
-    functions = [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in made]
+    functions = [
+        {"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in made
+    ]
     return {"role": "assistant", "content": content, "tool_calls": functions}
 
 
@@ -135,7 +139,9 @@ def request_of(ask: Ask, *, key: bytes, at: float) -> Request:
     )
 
 
-def reply_of(request: Request, line: str | Message, status: ExchangeStatus, *, key: bytes, at: float) -> Reply:
+def reply_of(
+    request: Request, line: str | Message, status: ExchangeStatus, *, key: bytes, at: float
+) -> Reply:
     said = message(f"a {line}" if isinstance(line, str) else line)
     ids = np.arange(1, 8, dtype=np.int32)
     chain = request.marks[-1].chain if request.marks else message_hash.CHAIN_ROOT
@@ -210,7 +216,9 @@ class Memory:
         return self._look("context", scope, chains)
 
     def by_tool_call(self, scope: str, calls: Collection[str]) -> dict[str, list[ExchangeSummary]]:
-        return {call: found for call in calls if (found := self._look("call", scope, [call.encode()]))}
+        return {
+            call: found for call in calls if (found := self._look("call", scope, [call.encode()]))
+        }
 
     def last_messages(self, pasts: Sequence[ExchangeSummary]) -> dict[str, bytes]:
         return {p.id: self.requests[p.id].marks[-1].own for p in pasts if self.requests[p.id].marks}
@@ -222,12 +230,26 @@ class Memory:
         return {p.id: self.replies[p.id] for p in pasts if p.id in self.replies}
 
     def side_replies_after(self, past: ExchangeSummary) -> list[str]:
-        later = (p for p in self.pasts.values() if p.seq > past.seq and p.scope == past.scope and p.kind is Kind.SIDE)
-        return [message_hash.visible_text(self.replies[p.id]) for p in later if p.id in self.replies]
+        later = (
+            p
+            for p in self.pasts.values()
+            if p.seq > past.seq and p.scope == past.scope and p.kind is Kind.SIDE
+        )
+        return [
+            message_hash.visible_text(self.replies[p.id]) for p in later if p.id in self.replies
+        ]
 
     def main_replies_before(self, scope: str, seq: int) -> list[tuple[ExchangeSummary, str]]:
-        earlier = [p for p in self.pasts.values() if p.seq < seq and p.scope == scope and p.kind is Kind.MAIN]
-        return [(p, message_hash.visible_text(self.replies[p.id])) for p in reversed(earlier) if p.id in self.replies]
+        earlier = [
+            p
+            for p in self.pasts.values()
+            if p.seq < seq and p.scope == scope and p.kind is Kind.MAIN
+        ]
+        return [
+            (p, message_hash.visible_text(self.replies[p.id]))
+            for p in reversed(earlier)
+            if p.id in self.replies
+        ]
 
     def prompt_text(self, past: ExchangeSummary) -> str:
         return "\n".join(map(message_hash.visible_text, self.requests[past.id].messages))
@@ -303,7 +325,13 @@ class Memory:
         reply = reply_of(self.requests[name], line, status, key=KEY, at=at)
         assert reply.mark is not None
         self.replies[name] = reply.message
-        self._set(name, status=status, finished_at=at, reply_own=reply.mark.own, reply_chain=reply.mark.chain)
+        self._set(
+            name,
+            status=status,
+            finished_at=at,
+            reply_own=reply.mark.own,
+            reply_chain=reply.mark.chain,
+        )
         self._put("own", self.pasts[name].scope, reply.mark.own, name)
         self._put("chain", self.pasts[name].scope, reply.mark.chain, name)
         for call in reply.message.get("tool_calls") or ():
@@ -336,7 +364,9 @@ class Memory:
 class Stored:
     """The real store and the real loop's steps."""
 
-    def __init__(self, path: Path, *, timeout: float = 1000.0, signals: SignalsConfig | None = None) -> None:
+    def __init__(
+        self, path: Path, *, timeout: float = 1000.0, signals: SignalsConfig | None = None
+    ) -> None:
         self.store = Store.open(path)
         self.collector = Collector(self.store, CollectConfig(session_timeout=timeout), signals)
         self.now = 1000.0
@@ -356,7 +386,9 @@ class Stored:
             self._end(step.name, step.reply, step.status)
         elif isinstance(step, Say):
             given = f"feedback-{next(self._feedback)}"
-            item = Feedback(id=given, scope=step.scope, target=step.name, score=step.score, given_at=self.now)
+            item = Feedback(
+                id=given, scope=step.scope, target=step.name, score=step.score, given_at=self.now
+            )
             with self.store.write() as conn:
                 exchanges.add_feedback(conn, [item])
         else:
@@ -385,7 +417,9 @@ class Stored:
         with self.store.read() as conn:
             turn = turns.get(conn, name)
             assert turn is not None
-            rows = conn.exec_driver_sql("SELECT turn, revision FROM reactions WHERE source = ? ORDER BY turn", (name,))
+            rows = conn.exec_driver_sql(
+                "SELECT turn, revision FROM reactions WHERE source = ? ORDER BY turn", (name,)
+            )
             reactions = {row.turn: turns.current_reaction(conn, row.turn) for row in rows}
             kind = conn.exec_driver_sql("SELECT kind FROM turns WHERE id = ?", (name,)).scalar_one()
         words = {
@@ -393,7 +427,15 @@ class Stored:
             for t, r in reactions.items()
             if r and r.source == name
         }
-        return Seen(turn.parent, turn.relation, turn.relation_of, turn.unlinked, turn.session, Kind(kind), words)
+        return Seen(
+            turn.parent,
+            turn.relation,
+            turn.relation_of,
+            turn.unlinked,
+            turn.session,
+            Kind(kind),
+            words,
+        )
 
     def state(self, name: str) -> tuple[TurnState, str | None]:
         with self.store.read() as conn:

@@ -32,10 +32,16 @@ BEAT = "Read HEARTBEAT.md and follow it. If nothing needs attention, reply HEART
 FLUSH = "Pre-compaction memory flush. Store what lasts. If there is nothing, reply NO_REPLY."
 EVENTS = "System: [2026-11-21] the node came up\nSystem: it went away\n\nSystem:  one more \n \n"
 TIME = "\nCurrent time: Saturday"
-QUEUED = "[Queued user message from a previous active turn; preserved as context only.]\nExplain it.\n\n"
+QUEUED = (
+    "[Queued user message from a previous active turn; preserved as context only.]\nExplain it.\n\n"
+)
 CONTINUE = "Continue the current task from the existing transcript, preserving completed work. "
 
-PASSING = (CONTEXT * 2, f"{WAKE}{WAKE[27:]}{RUN}\n", "<system-reminder>\nx\n</system-reminder>\n" * 2)
+PASSING = (
+    CONTEXT * 2,
+    f"{WAKE}{WAKE[27:]}{RUN}\n",
+    "<system-reminder>\nx\n</system-reminder>\n" * 2,
+)
 COMMAND = "<command-name>/x</command-name>\n<local-command-stdout>y</local-command-stdout>"
 TASKS = (
     "Please generate a concise, 3-5 word title for this conversation.",
@@ -84,7 +90,12 @@ def test_every_shipped_expression_has_an_example() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [BEAT, f"System: one\n{BEAT}", f"System: one \n\n  System: two\n\n\n{BEAT}\nWhatever it says.", EVENTS + FLUSH],
+    [
+        BEAT,
+        f"System: one\n{BEAT}",
+        f"System: one \n\n  System: two\n\n\n{BEAT}\nWhatever it says.",
+        EVENTS + FLUSH,
+    ],
 )
 def test_a_wake_is_the_clients_own(text: str) -> None:
     sides = TrafficClassifier((), CollectConfig().client_prompt_patterns)
@@ -105,10 +116,22 @@ def adversarial(size: int) -> Iterator[str]:
                 yield head + unit * (size // len(unit)) + "!"
     known = yaml.safe_load((ASSETS / "client_prompts.yaml").read_text(encoding="utf-8"))
     for pattern in (p for kind in known.values() for entry in kind for p in entry["patterns"]):
-        head = re.split(r"(?<!\\)[()\[\]{}|*+?^$]", pattern.removeprefix("\\A"))[0].replace("\\", "")
+        head = re.split(r"(?<!\\)[()\[\]{}|*+?^$]", pattern.removeprefix("\\A"))[0].replace(
+            "\\", ""
+        )
         for unit in (" ", "\n", head or "x"):
             yield head + unit * (size // len(unit)) + "!"
-    for unit in (" ", "\n", RUN, f"{RUN} \n", CONTINUE, f"{CONTINUE} \n", QUEUED, QUEUED[:-20], TIME):
+    for unit in (
+        " ",
+        "\n",
+        RUN,
+        f"{RUN} \n",
+        CONTINUE,
+        f"{CONTINUE} \n",
+        QUEUED,
+        QUEUED[:-20],
+        TIME,
+    ):
         yield f"[Queued user message {QUEUED}Runtime: agent={unit * (size // len(unit))}!"
 
 
@@ -132,22 +155,32 @@ def test_no_expression_takes_more_than_linear_time() -> None:
     """In another process, because a pattern that backtracks cannot be interrupted."""
     code = f"from tests.common.test_client_patterns import take_all; take_all({SIZE})"
     try:
-        subprocess.run([sys.executable, "-c", code], cwd=HERE, timeout=WITHIN, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=HERE, timeout=WITHIN, check=True, capture_output=True
+        )
     except subprocess.TimeoutExpired as error:
         at = (error.stdout or b"").decode().splitlines()[-1:]
         pytest.fail(f"not done within {WITHIN} s; at the text {at}")
 
 
-@pytest.mark.parametrize("key", ["collect.side_patterns", "collect.client_prompt_patterns", "serve.ephemeral_patterns"])
+@pytest.mark.parametrize(
+    "key", ["collect.side_patterns", "collect.client_prompt_patterns", "serve.ephemeral_patterns"]
+)
 def test_what_is_no_expression_is_refused_at_the_start(key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         from_flat({key: ["("]})
 
 
-@pytest.mark.parametrize("key", ["collect.side_patterns", "collect.client_prompt_patterns", "serve.ephemeral_patterns"])
+@pytest.mark.parametrize(
+    "key", ["collect.side_patterns", "collect.client_prompt_patterns", "serve.ephemeral_patterns"]
+)
 @pytest.mark.parametrize("expression", ["a(?=b)", "(?<!a)b", r"(a)\1", "a*+"])
-def test_an_expression_that_needs_backtracking_is_refused_at_the_start(key: str, expression: str) -> None:
-    with pytest.raises(ConfigError, match=f"{key}: .* is not a regular expression of RE2: .* not supported"):
+def test_an_expression_that_needs_backtracking_is_refused_at_the_start(
+    key: str, expression: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"{key}: .* is not a regular expression of RE2: .* not supported"
+    ):
         from_flat({key: [expression]})
 
 

@@ -8,9 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from openclaw_rl.common.gateway_address import FILE_NAME, GatewayAddress, publish_address, running_address
+from openclaw_rl.common.gateway_address import (
+    FILE_NAME,
+    GatewayAddress,
+    publish_address,
+    running_address,
+)
 
-ADDRESS = GatewayAddress(url="http://127.0.0.1:8123", model="m", model_path="starter", key="file", pid=1)
+ADDRESS = GatewayAddress(
+    url="http://127.0.0.1:8123", model="m", model_path="starter", key="file", pid=1
+)
 PUBLISH = """
 import sys, time
 from pathlib import Path
@@ -42,7 +49,9 @@ def test_the_address_of_a_killed_process_is_stale_at_once(tmp_path: Path) -> Non
             assert found.url == f"http://127.0.0.1:{port}"
             process.send_signal(signal.SIGKILL)
         assert running_address(tmp_path) is None
-        assert json.loads((tmp_path / FILE_NAME).read_text())["url"] == found.url, "the file of the dead one is there"
+        assert json.loads((tmp_path / FILE_NAME).read_text())["url"] == found.url, (
+            "the file of the dead one is there"
+        )
 
 
 def test_nobody_sees_a_part_of_it(tmp_path: Path) -> None:

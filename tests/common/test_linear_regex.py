@@ -15,21 +15,30 @@ from openclaw_rl.common.linear_regex import LinearPattern, PatternError
 @pytest.mark.parametrize("absent", ["<b>", "<<ab", "</tag>", "x"])
 @settings(max_examples=60)
 @given(data=st.data())
-def test_the_absent_operator_matches_every_text_without_the_words(absent: str, data: st.DataObject) -> None:
-    piece = st.sampled_from([absent, *(absent[:n] for n in range(1, len(absent))), *absent, "z", "\n", "é"])
+def test_the_absent_operator_matches_every_text_without_the_words(
+    absent: str, data: st.DataObject
+) -> None:
+    piece = st.sampled_from(
+        [absent, *(absent[:n] for n in range(1, len(absent))), *absent, "z", "\n", "é"]
+    )
     text = "".join(data.draw(st.lists(piece, max_size=8)))
     assert LinearPattern(f"(?~{absent})").fullmatch(text) == (absent not in text)
     wrapped = LinearPattern(f"a(?~{absent}){re.escape(absent)}c").find(f"a{text}{absent}c{absent}c")
-    expected = re.search(f"(?s)a(?:(?!{re.escape(absent)}).)*{re.escape(absent)}c", f"a{text}{absent}c{absent}c")
+    expected = re.search(
+        f"(?s)a(?:(?!{re.escape(absent)}).)*{re.escape(absent)}c", f"a{text}{absent}c{absent}c"
+    )
     assert wrapped == (expected and expected[0])
 
 
 @pytest.mark.parametrize(
-    "members", [r"\d", r"\D", r"\s", r"\S", r"\w", r"\W", r"[\d.]", r"[^\s\d]", r"[\w-]", r"[^\w\n]", "[]a]"]
+    "members",
+    [r"\d", r"\D", r"\s", r"\S", r"\w", r"\W", r"[\d.]", r"[^\s\d]", r"[\w-]", r"[^\w\n]", "[]a]"],
 )
 def test_character_classes_are_those_of_python(members: str) -> None:
     ours, theirs = LinearPattern(members), re.compile(members)
-    different = [c for c in map(chr, range(0xD800)) if ours.fullmatch(c) != bool(theirs.fullmatch(c))]
+    different = [
+        c for c in map(chr, range(0xD800)) if ours.fullmatch(c) != bool(theirs.fullmatch(c))
+    ]
     assert not different, different[:9]
 
 

@@ -11,7 +11,9 @@ from openclaw_rl.common.statistics.mean_intervals import bootstrap_interval, dif
 @pytest.mark.parametrize(
     ("chances", "number"), [((0.1, 0.6, 0.3), 12), ((0.0, 0.95, 0.05), 20), ((0.45, 0.1, 0.45), 60)]
 )
-def test_the_interval_of_differences_covers_the_mean(chances: tuple[float, float, float], number: int) -> None:
+def test_the_interval_of_differences_covers_the_mean(
+    chances: tuple[float, float, float], number: int
+) -> None:
     values, rng = (-1.0, 0.0, 1.0), np.random.default_rng(3)
     mean = float(np.dot(values, chances))
     missed = 0
@@ -28,7 +30,9 @@ def test_equal_differences_still_leave_room_that_shrinks_with_their_number() -> 
     assert many[1] < 0.05
     assert difference_interval([1.0] * 30)[0] > 0.5
     assert difference_interval([]) == (-1.0, 1.0)
-    assert difference_interval([0.0012] * 50_000) == pytest.approx((0.0012, 0.0012)), "between two points of the grid"
+    assert difference_interval([0.0012] * 50_000) == pytest.approx((0.0012, 0.0012)), (
+        "between two points of the grid"
+    )
 
 
 def test_the_bootstrap_covers_the_mean_of_skewed_values() -> None:

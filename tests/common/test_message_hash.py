@@ -35,10 +35,26 @@ SAME: list[tuple[str, Message, Message]] = [
     ("line ends", user("a\nb"), user("a\r\nb")),
     ("old line ends", user("a\nb"), user("a\rb")),
     ("composed accents", user("caf\u00e9"), user("cafe\u0301")),
-    ("words in parts", user("hello"), user([{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}])),
-    ("keys that we do not know", user("hi"), {"role": "user", "content": "hi", "provider_specific_fields": None}),
-    ("developer is system", {"role": "system", "content": "x"}, {"role": "developer", "content": "x"}),
-    ("function is tool", {"role": "tool", "content": "x"}, {"role": "function", "name": "f", "content": "x"}),
+    (
+        "words in parts",
+        user("hello"),
+        user([{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]),
+    ),
+    (
+        "keys that we do not know",
+        user("hi"),
+        {"role": "user", "content": "hi", "provider_specific_fields": None},
+    ),
+    (
+        "developer is system",
+        {"role": "system", "content": "x"},
+        {"role": "developer", "content": "x"},
+    ),
+    (
+        "function is tool",
+        {"role": "tool", "content": "x"},
+        {"role": "function", "name": "f", "content": "x"},
+    ),
     (
         "the id of a tool result",
         {"role": "tool", "tool_call_id": "call_1", "content": "x"},
@@ -72,10 +88,18 @@ DIFFERENT: list[tuple[str, Message, Message]] = [
     ("argument values", called('{"a": 1}'), called('{"a": 2}')),
     ("argument types", called('{"a": 1}'), called('{"a": "1"}')),
     ("a call and none", called("{}", content="x"), {"role": "assistant", "content": "x"}),
-    ("images", user([{"type": "image_url", "image_url": "a"}]), user([{"type": "image_url", "image_url": "b"}])),
+    (
+        "images",
+        user([{"type": "image_url", "image_url": "a"}]),
+        user([{"type": "image_url", "image_url": "b"}]),
+    ),
     ("digests of images", user([IMAGE]), user([IMAGE | {"sha256": "cd" * 32}])),
     ("a user's own think tags", user("<think>a</think>b"), user("b")),
-    ("words moved between fields", called("{}", name="ab", content="c"), called("{}", name="b", content="ca")),
+    (
+        "words moved between fields",
+        called("{}", name="ab", content="c"),
+        called("{}", name="b", content="ca"),
+    ),
 ]
 
 
@@ -122,7 +146,10 @@ def test_a_chain_says_everything_before() -> None:
 @pytest.mark.parametrize(
     ("message", "transient"),
     [
-        (user("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\n"), True),
+        (
+            user("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\n"),
+            True,
+        ),
         (user([{"type": "text", "text": "<system-reminder>x\ny</system-reminder>"}]), True),
         (user("<system-reminder>x</system-reminder> and a question"), False),
         (user("what is <system-reminder>?"), False),
@@ -147,14 +174,18 @@ def test_transient_messages_leave_no_mark_and_keep_the_positions() -> None:
 )
 def test_distinctive(text: str, distinctive: bool) -> None:
     assert (
-        message_hash.mark_message(user(text), index=0, chain=message_hash.CHAIN_ROOT, key=KEY).distinctive
+        message_hash.mark_message(
+            user(text), index=0, chain=message_hash.CHAIN_ROOT, key=KEY
+        ).distinctive
         is distinctive
     )
 
 
 def test_reasoning_makes_no_reply_distinctive() -> None:
     reply = {"role": "assistant", "content": f"<think>{'long ' * 20}</think>OK"}
-    assert not message_hash.mark_message(reply, index=0, chain=message_hash.CHAIN_ROOT, key=KEY).distinctive
+    assert not message_hash.mark_message(
+        reply, index=0, chain=message_hash.CHAIN_ROOT, key=KEY
+    ).distinctive
 
 
 digests = st.binary(min_size=16, max_size=16)
@@ -179,13 +210,21 @@ def test_damaged_marks_are_refused() -> None:
         message_hash.unpack_marks(b"x" * 35)
 
 
-scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | st.text(max_size=8)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(-1e9, 1e9)
+    | st.text(max_size=8)
+)
 structures = st.recursive(
     scalars, lambda s: st.lists(s, max_size=3) | st.dictionaries(st.text(max_size=4), s, max_size=3)
 )
 
 
-@given(st.dictionaries(st.text(max_size=4), structures, max_size=3))  # a tool's arguments are an object
+@given(
+    st.dictionaries(st.text(max_size=4), structures, max_size=3)
+)  # a tool's arguments are an object
 @settings(max_examples=50)
 def test_arguments_survive_another_serialisation(value: Any) -> None:
     """Spaced or not, ASCII or not, whole floats as JavaScript writes them."""
@@ -207,4 +246,6 @@ def _script(words: str) -> float:
 def test_only_normalised_equals_hash_the_same(a: str, b: str) -> None:
     same = message_hash.normalise_text(a) == message_hash.normalise_text(b)
     assert (message_hash.own_hash(user(a), KEY) == message_hash.own_hash(user(b), KEY)) is same
-    assert message_hash.normalise_text(message_hash.normalise_text(a)) == message_hash.normalise_text(a)
+    assert message_hash.normalise_text(
+        message_hash.normalise_text(a)
+    ) == message_hash.normalise_text(a)

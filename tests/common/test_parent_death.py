@@ -22,7 +22,9 @@ STAYS = "import time; time.sleep(60)"
 @pytest.mark.parametrize("ends", ["before it asks", "afterwards"])
 def test_it_ends_with_its_parent(ends: str) -> None:
     program = STARTS if ends == "before it asks" else STARTS + STAYS
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         if ends == "afterwards":

@@ -8,7 +8,9 @@ from openclaw_rl.common.statistics.rater_agreement import cohens_kappa, wilson_i
 
 
 def pairs_of(table: list[list[int]]) -> list[tuple[int, int]]:
-    return [(i, j) for i, row in enumerate(table) for j, count in enumerate(row) for _ in range(count)]
+    return [
+        (i, j) for i, row in enumerate(table) for j, count in enumerate(row) for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -44,9 +46,13 @@ def test_kappa_of_full_agreement_and_of_a_rater_who_says_one_thing() -> None:
 
 
 @pytest.mark.parametrize("counts", [(7, 7, 6), (12, 15, 1), (22, 6, 1), (18, 11, 1)])
-def test_kappa_of_a_rater_who_says_one_thing_is_not_above_0_by_rounding(counts: tuple[int, ...]) -> None:
+def test_kappa_of_a_rater_who_says_one_thing_is_not_above_0_by_rounding(
+    counts: tuple[int, ...],
+) -> None:
     """By rounding, such a judge was above a `judge.min_kappa` of 0."""
-    pairs = [(1, user) for user, count in zip((1, -1, 0), counts, strict=True) for _ in range(count)]
+    pairs = [
+        (1, user) for user, count in zip((1, -1, 0), counts, strict=True) for _ in range(count)
+    ]
     kappa = cohens_kappa(pairs)
     assert kappa is not None
     assert (kappa.value, kappa.low, kappa.high) == (0, 0, 0)
@@ -59,4 +65,7 @@ def test_the_wilson_interval_is_the_published_one() -> None:
         **{(0, 20): (0.0, 0.1611), (1, 29): (0.0061, 0.1718)},
     }
     for (count, of), (low, high) in published.items():
-        assert wilson_interval(count, of) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+        assert wilson_interval(count, of) == (
+            pytest.approx(low, abs=5e-5),
+            pytest.approx(high, abs=5e-5),
+        )

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from openclaw_rl.common.statistics.sequential_test import Decision, MeanTest
 
 
-def first_decision(differences: np.ndarray, margin: float, error: float) -> tuple[Decision | None, int]:
+def first_decision(
+    differences: np.ndarray, margin: float, error: float
+) -> tuple[Decision | None, int]:
     """The first decision of a test that is read after each difference, and the number of differences until then."""
     test = MeanTest(margin=margin, error=error)
     for difference in differences:
@@ -24,7 +26,9 @@ def test_wrong_decisions_are_as_rare_as_stated() -> None:
     """At the border of both hypotheses, which is the worst case, over the whole length of a long run."""
     random = np.random.default_rng(0)
     for margin in (0.0, 0.1):
-        draws = random.choice([-1.0, 0.0, 1.0], p=[0.2 + margin / 2, 0.6, 0.2 - margin / 2], size=(300, 300))
+        draws = random.choice(
+            [-1.0, 0.0, 1.0], p=[0.2 + margin / 2, 0.6, 0.2 - margin / 2], size=(300, 300)
+        )
         found = [first_decision(row, margin, 0.05)[0] for row in draws]
         assert found.count("worse") <= 25  # 15 expected at most, 3 deviations
         assert found.count("not worse") <= 25
@@ -37,7 +41,9 @@ def test_a_large_difference_is_found_within_a_few_observations() -> None:
 
 
 @given(st.lists(st.floats(-1, 1), max_size=60), st.floats(0, 0.9))
-def test_the_order_of_the_observations_does_not_matter(differences: list[float], margin: float) -> None:
+def test_the_order_of_the_observations_does_not_matter(
+    differences: list[float], margin: float
+) -> None:
     forward, backward = MeanTest(margin=margin, error=0.1), MeanTest(margin=margin, error=0.1)
     forward.add(differences)
     backward.add(reversed(differences))

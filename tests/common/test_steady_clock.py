@@ -50,7 +50,9 @@ def test_a_jump_ahead_is_believed_after_the_limit_that_it_would_cut_short(
     machine.wait(HOUR - 1)
     assert clock() == begun + HOUR - 1
     machine.wait(1)
-    assert clock() == machine.wall, "what was there before the jump is overdue by now, whichever clock is right"
+    assert clock() == machine.wall, (
+        "what was there before the jump is overdue by now, whichever clock is right"
+    )
 
 
 def test_a_jump_that_is_undone_leaves_nothing(machine: Machine, clock: GuardedWallClock) -> None:

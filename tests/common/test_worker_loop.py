@@ -28,7 +28,9 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_space, "RETRY_SECONDS", 0.05)
 
 
-def run_until(done: Callable[[], bool], work: Callable[[], object], beat: WriteHeartbeat = lambda _: None) -> None:
+def run_until(
+    done: Callable[[], bool], work: Callable[[], object], beat: WriteHeartbeat = lambda _: None
+) -> None:
     async def main() -> None:
         stop = asyncio.Event()
         task = asyncio.create_task(run_worker_loop(work, beat, stop, poll=0.01))
@@ -53,7 +55,9 @@ def test_a_stop_is_told_to_a_worker_that_is_busy() -> None:
 
     async def main() -> None:
         stop = asyncio.Event()
-        task = asyncio.create_task(run_worker_loop(work, lambda _: None, stop, poll=0.01, on_stop=told.set))
+        task = asyncio.create_task(
+            run_worker_loop(work, lambda _: None, stop, poll=0.01, on_stop=told.set)
+        )
         await asyncio.to_thread(begun.wait, 10)
         stop.set()
         await asyncio.wait_for(task, 10)
@@ -63,7 +67,9 @@ def test_a_stop_is_told_to_a_worker_that_is_busy() -> None:
 
 
 @pytest.mark.parametrize("advances", [True, False])
-def test_heartbeats_during_a_long_call_say_whether_it_advances(tmp_path: Path, advances: bool) -> None:
+def test_heartbeats_during_a_long_call_say_whether_it_advances(
+    tmp_path: Path, advances: bool
+) -> None:
     """Each heartbeat during the call has what it does; only progress moves the time of the last advance."""
     activity = progress.Activity(kind=progress.WorkKind.TRAIN, number=2, total=3, expected=30.0)
     seen: list[heartbeats.Heartbeat] = []
@@ -115,7 +121,10 @@ def test_a_full_disk_is_a_pause_that_is_reported(raised: Exception) -> None:
         return False
 
     run_until(lambda: len(calls) > 5, work, problems.append)
-    assert any(problem is not None and problem.startswith("paused: the disk is full") for problem in problems)
+    assert any(
+        problem is not None and problem.startswith("paused: the disk is full")
+        for problem in problems
+    )
     assert problems[-1] is None
 
 
@@ -178,7 +187,9 @@ asyncio.run(main())
 threads.close()
 print([nice for _, nice in seen])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.strip() == "[10, 0, 10, 0]"
 
 

@@ -25,11 +25,18 @@ def config(tmp_path: Path) -> Config:
     model = make(tmp_path / "model", "chatml")
     context = {"model_type": "qwen3", "max_position_embeddings": 32768}
     (model / "config.json").write_text(json.dumps(context))
-    return from_flat({"home": str(tmp_path), "model.path": str(model), "serve.port": 8123, "serve.api_key": KEY})
+    return from_flat(
+        {"home": str(tmp_path), "model.path": str(model), "serve.port": 8123, "serve.api_key": KEY}
+    )
 
 
 def connect(config: Config, *arguments: str) -> Result:
-    sets = {"home": config.home, "model.path": config.model.path, "serve.port": 8123, "serve.api_key": KEY}
+    sets = {
+        "home": config.home,
+        "model.path": config.model.path,
+        "serve.port": 8123,
+        "serve.api_key": KEY,
+    }
     given = [f"--set={k}={v}" for k, v in sets.items()]
     return CliRunner().invoke(cli, ["connect", *arguments, *given], catch_exceptions=False)
 
@@ -92,13 +99,18 @@ def test_a_refusal_is_shown_and_the_entry_is_printed(
     config: Config, recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (recorded / "fail").touch()
-    with pytest.raises(OpenClawError, match=r"exit code 3:\nconfig is invalid\nNothing was changed\. Add the entry"):
+    with pytest.raises(
+        OpenClawError, match=r"exit code 3:\nconfig is invalid\nNothing was changed\. Add the entry"
+    ):
         commands.connect_openclaw(config, write=True, into=None)
     assert capsys.readouterr().out.strip() == openclaw.settings_snippet(config)
 
 
 def test_without_openclaw_the_entry_is_printed(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(OpenClawError, match=r"not on PATH.*npm install.*by hand"):
@@ -107,7 +119,9 @@ def test_without_openclaw_the_entry_is_printed(
 
 
 def test_a_context_that_is_too_small_is_said(config: Config) -> None:
-    small = config.model_copy(update={"engine": config.engine.model_copy(update={"max_context": 4096})})
+    small = config.model_copy(
+        update={"engine": config.engine.model_copy(update={"max_context": 4096})}
+    )
     assert openclaw.context_warning(config) is None
     assert "context is 4096 tokens" in (openclaw.context_warning(small) or "")
 
@@ -117,9 +131,13 @@ def test_without_a_key_it_is_said(tmp_path: Path) -> None:
         openclaw.provider_entry(from_flat({"home": str(tmp_path)}))
 
 
-@pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:1"), ("::1", "http://[::1]:1")])
+@pytest.mark.parametrize(
+    ("host", "url"), [("0.0.0.0", "http://127.0.0.1:1"), ("::1", "http://[::1]:1")]
+)
 def test_the_address_is_one_that_can_be_reached(host: str, url: str) -> None:
-    assert from_flat({"serve.host": host, "serve.port": 1, "serve.api_key": "k" * 16}).serve.url == url
+    assert (
+        from_flat({"serve.host": host, "serve.port": 1, "serve.api_key": "k" * 16}).serve.url == url
+    )
 
 
 def test_claude_code_gets_an_environment(config: Config) -> None:
@@ -136,10 +154,14 @@ def test_codex_gets_a_provider(config: Config) -> None:
 
 
 def test_a_name_with_a_quote_is_still_toml(config: Config) -> None:
-    odd = config.model_copy(update={"model": config.model.model_copy(update={"name": 'my "own"\\\x7f'})})
+    odd = config.model_copy(
+        update={"model": config.model.model_copy(update={"name": 'my "own"\\\x7f'})}
+    )
     assert tomllib.loads(claude_code_codex.codex_settings(odd))["model"] == 'my "own"\\\x7f'
 
 
-def test_the_next_command_names_the_home_that_was_meant(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_command_names_the_home_that_was_meant(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
     commands.connect_codex(config)
     assert f"$(openclaw-rl key --home {config.home})" in capsys.readouterr().err

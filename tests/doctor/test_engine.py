@@ -30,7 +30,9 @@ def serve() -> Iterator[Callable[..., SglangWire]]:
     started: list[SglangWire] = []
 
     def one(**settings: object) -> SglangWire:
-        started.append(SglangWire(Path(server_process.model_location("starter")), **settings).__enter__())
+        started.append(
+            SglangWire(Path(server_process.model_location("starter")), **settings).__enter__()
+        )
         return started[-1]
 
     yield one
@@ -39,16 +41,26 @@ def serve() -> Iterator[Callable[..., SglangWire]]:
 
 
 def doctor(*words: str) -> tuple[int, str]:
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(cli, ["doctor", *words], catch_exceptions=True)
-    assert result.exception is None or isinstance(result.exception, SystemExit | EngineError), result.output
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(
+        cli, ["doctor", *words], catch_exceptions=True
+    )
+    assert result.exception is None or isinstance(result.exception, SystemExit | EngineError), (
+        result.output
+    )
     return result.exit_code, result.output
 
 
 def marks(output: str) -> dict[str, str]:
     """Return the mark of each check: `passed` or `FAILED`."""
     lines = [line.split() for line in output.splitlines()]
-    rows = [(words[0], " ".join(words[1:])) for words in lines if words and words[0] in ("passed", "FAILED")]
-    return {check: mark for check in CHECKS for mark, words in rows if words.startswith(check + " ")}
+    rows = [
+        (words[0], " ".join(words[1:]))
+        for words in lines
+        if words and words[0] in ("passed", "FAILED")
+    ]
+    return {
+        check: mark for check in CHECKS for mark, words in rows if words.startswith(check + " ")
+    }
 
 
 def test_every_check_holds_on_a_sound_server(serve: Callable[..., SglangWire]) -> None:
@@ -97,7 +109,10 @@ def test_an_engine_that_is_not_there_is_said(words: tuple[str, ...], message: st
 
 def test_trial_adapters_fit_the_model_and_differ(tmp_path: Path) -> None:
     files = ModelFiles.from_path("starter")
-    one, two = (random_adapter.write_random_adapter(files.folder, tmp_path / str(n), version=n, rank=4) for n in (1, 2))
+    one, two = (
+        random_adapter.write_random_adapter(files.folder, tmp_path / str(n), version=n, rank=4)
+        for n in (1, 2)
+    )
     assert one is not None
     assert two is not None
     assert one.digest != two.digest
@@ -106,12 +121,18 @@ def test_trial_adapters_fit_the_model_and_differ(tmp_path: Path) -> None:
 
 
 def test_a_model_without_the_projections_has_no_trial_adapter(tmp_path: Path) -> None:
-    header = json.dumps({"h.0.attn.c_attn.weight": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}).encode()
+    header = json.dumps(
+        {"h.0.attn.c_attn.weight": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}
+    ).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    assert random_adapter.write_random_adapter(tmp_path, tmp_path / "out", version=1, rank=2) is None
+    assert (
+        random_adapter.write_random_adapter(tmp_path, tmp_path / "out", version=1, rank=2) is None
+    )
 
 
 def test_the_doctor_trains_nothing_at_tinker() -> None:
-    with pytest.raises(ConfigError, match=r"does not train at Tinker.*--engine, or everything here"):
+    with pytest.raises(
+        ConfigError, match=r"does not train at Tinker.*--engine, or everything here"
+    ):
         examine_pipeline(from_flat({"train.trainer": "tinker", "gate.kind": "numbers"}))

@@ -47,7 +47,12 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def home(tmp_path: Path) -> Iterator[Path]:
     """A home whose train worker listens for a trainer."""
     config = from_flat(
-        {"train.trainer": "external", "train.finetune": "full", "gate.kind": "numbers", "home": str(tmp_path / "home")}
+        {
+            "train.trainer": "external",
+            "train.finetune": "full",
+            "gate.kind": "numbers",
+            "home": str(tmp_path / "home"),
+        }
     )
     config.home_dir.mkdir()
     trainer = ExternalTrainer(config, "base")
@@ -60,7 +65,9 @@ def examine(*words: str) -> tuple[int, dict[str, str], str]:
     result = CliRunner(env={"COLUMNS": "400"}).invoke(cli, ["doctor", "--trainer", "slime", *words])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
     rows = [line.split(maxsplit=1) for line in result.output.splitlines()]
-    marks = {c: row[0] for c in CHECKS for row in rows if len(row) == 2 and row[1].startswith(f"{c}  ")}
+    marks = {
+        c: row[0] for c in CHECKS for row in rows if len(row) == 2 and row[1].startswith(f"{c}  ")
+    }
     return result.exit_code, marks, result.output
 
 
@@ -82,11 +89,16 @@ def test_the_doctor_takes_the_place_of_no_trainer(
     assert "is connected" not in caplog.text, "slime could not have connected meanwhile"
     with BatchStream.connect(home, name="slime") as stream:
         _, marks, output = examine("--home", str(home))
-        assert (marks["train worker"], "the trainer 'slime' is connected" in output) == ("passed", True), output
+        assert (marks["train worker"], "the trainer 'slime' is connected" in output) == (
+            "passed",
+            True,
+        ), output
         assert not stream.has_message(), "slime is still connected"
 
 
-def test_what_is_missing_is_a_line_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_a_line_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     code, marks, output = examine("--home", str(tmp_path))
     assert code == 1
@@ -97,7 +109,9 @@ def test_what_is_missing_is_a_line_with_the_cure(tmp_path: Path, monkeypatch: py
         assert cure in output
     code, _, output = examine("--home", str(tmp_path), "--trainer-python", str(tmp_path / "none"))
     assert "cannot be run. Give the Python of slime's environment" in output
-    code, _, output = examine("--home", str(tmp_path), "--engine-url", "http://127.0.0.1:9", "--wait", "5")
+    code, _, output = examine(
+        "--home", str(tmp_path), "--engine-url", "http://127.0.0.1:9", "--wait", "5"
+    )
     assert "Start slime, and give the address that it prints" in output
 
 
@@ -128,12 +142,19 @@ time.sleep(40)
 """
 
 
-def test_a_slime_that_hangs_is_ended_at_the_limit_with_its_children(environment: Path, home: Path) -> None:
+def test_a_slime_that_hangs_is_ended_at_the_limit_with_its_children(
+    environment: Path, home: Path
+) -> None:
     (environment / "slime/utils/types.py").write_text(HANGS)
-    code, _, output = examine("--home", str(home), "--wait", "5", "--trainer-python", sys.executable)
+    code, _, output = examine(
+        "--home", str(home), "--wait", "5", "--trainer-python", sys.executable
+    )
     assert code == 1
     (line,) = [line for line in output.splitlines() if "environment" in line]
-    assert f"{sys.executable} did not end within 5 s (--wait) and was killed. Find where it hangs: " in line
+    assert (
+        f"{sys.executable} did not end within 5 s (--wait) and was killed. Find where it hangs: "
+        in line
+    )
     assert "waits for slime" in output, "the other checks are made"
     assert find_running(map(int, (environment / "slime/utils/processes").read_text().split())) == []
 
@@ -144,7 +165,16 @@ def test_a_slime_that_hangs_ends_with_the_doctor(
 ) -> None:
     (environment / "slime/utils/types.py").write_text(HANGS)
     processes = environment / "slime/utils/processes"
-    command = [sys.executable, "-m", "openclaw_rl", "doctor", "--trainer", "slime", "--home", str(home)]
+    command = [
+        sys.executable,
+        "-m",
+        "openclaw_rl",
+        "doctor",
+        "--trainer",
+        "slime",
+        "--home",
+        str(home),
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as doctor:
         while not processes.exists() and doctor.poll() is None:
             time.sleep(0.05)
@@ -185,6 +215,10 @@ def test_another_version_and_other_fields_are_named(environment: Path, home: Pat
         "import dataclasses\nSample = dataclasses.make_dataclass('Sample', ['tokens', 'reward'])\n"
     )
     _, marks, output = examine("--home", str(home))
-    assert {name for name, mark in marks.items() if mark == "FAILED"} == {"version", "Sample", "router"}
+    assert {name for name, mark in marks.items() if mark == "FAILED"} == {
+        "version",
+        "Sample",
+        "router",
+    }
     assert "slime 0.2.4; expected 0.3.1 up to 0.4" in output
     assert "teacher_log_probs" in output

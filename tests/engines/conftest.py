@@ -61,8 +61,19 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 ADAPTERS = {
     1: {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"},
-    2: {"r": 2, "lora_alpha": 2, "target_modules": ["q_proj", "down_proj"], "rank_pattern": {"down_proj": 6}},
-    3: {"r": 3, "lora_alpha": 9, "target_modules": ["v_proj"], "use_rslora": True, "alpha_pattern": {"v_proj": 5}},
+    2: {
+        "r": 2,
+        "lora_alpha": 2,
+        "target_modules": ["q_proj", "down_proj"],
+        "rank_pattern": {"down_proj": 6},
+    },
+    3: {
+        "r": 3,
+        "lora_alpha": 9,
+        "target_modules": ["v_proj"],
+        "use_rslora": True,
+        "alpha_pattern": {"v_proj": 5},
+    },
 }
 
 
@@ -91,7 +102,9 @@ def reference(model_folder: Path, refs: dict[int, PolicyRef]) -> Reference:
         fresh = Qwen3ForCausalLM.from_pretrained(model_folder)
         models[version] = PeftModel.from_pretrained(fresh, refs[version].path).eval()
 
-    def logprobs(version: int, prompt: Sequence[int], response: Sequence[int], temperature: float) -> np.ndarray:
+    def logprobs(
+        version: int, prompt: Sequence[int], response: Sequence[int], temperature: float
+    ) -> np.ndarray:
         ids = torch.tensor([[*map(int, prompt), *map(int, response)]])
         with torch.no_grad():
             logits = models[version](input_ids=ids).logits[0, len(prompt) - 1 : -1]
@@ -102,7 +115,9 @@ def reference(model_folder: Path, refs: dict[int, PolicyRef]) -> Reference:
 
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["openclaw_rl.engines.embedded.server", "transformers.models.qwen3.modeling_qwen3"])
+_FORKS.set_forkserver_preload(
+    ["openclaw_rl.engines.embedded.server", "transformers.models.qwen3.modeling_qwen3"]
+)
 
 
 class EngineProcess:
@@ -132,7 +147,9 @@ class EngineProcess:
 def engine_config(model_folder: Path) -> Callable[..., Config]:
     def make(home: Path, **engine: object) -> Config:
         flat = {f"engine.{k}": v for k, v in engine.items()}
-        return from_flat({"home": str(home), "model.path": str(model_folder), "model.device": "cpu"} | flat)
+        return from_flat(
+            {"home": str(home), "model.path": str(model_folder), "model.device": "cpu"} | flat
+        )
 
     return make
 
@@ -161,9 +178,13 @@ def start() -> Iterator[Callable[..., EngineProcess]]:
 
 
 @pytest.fixture(scope="session")
-def process(engine_config: Callable[..., Config], short_home: Callable[[], Path]) -> Iterator[EngineProcess]:
+def process(
+    engine_config: Callable[..., Config], short_home: Callable[[], Path]
+) -> Iterator[EngineProcess]:
     """One engine process for all tests that do not harm it. It must end cleanly and take its socket with it."""
-    started = EngineProcess(engine_config(short_home(), prefill_chunk=16, max_batch=8, max_loaded_versions=4))
+    started = EngineProcess(
+        engine_config(short_home(), prefill_chunk=16, max_batch=8, max_loaded_versions=4)
+    )
     try:
         started.wait_ready()
         yield started
@@ -178,7 +199,9 @@ SCRIPT = [5, 9, 11, 3, 7, 2]
 @pytest.fixture
 def vllm_double(tmp_path: Path) -> Iterator[VllmDouble]:
     """A server that speaks vLLM's wire, on a socket of its own, without a model."""
-    with VllmDouble(tmp_path / "vllm.sock", ScriptedEngine(lambda prompt, version: SCRIPT, delay=0.0005)) as double:
+    with VllmDouble(
+        tmp_path / "vllm.sock", ScriptedEngine(lambda prompt, version: SCRIPT, delay=0.0005)
+    ) as double:
         yield double
 
 
@@ -197,13 +220,17 @@ async def _client_running(engine: Engine) -> int:
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> EngineHarness:
     if request.param == "embedded":
         process, refs = request.getfixturevalue("process"), request.getfixturevalue("refs")
-        return EngineHarness(lambda: EngineClient(process.socket), refs[1], CONTEXT, _client_running)
+        return EngineHarness(
+            lambda: EngineClient(process.socket), refs[1], CONTEXT, _client_running
+        )
     digest = write_adapter(tmp_path / "adapter")
     adapter = PolicyRef(version=1, path=str(tmp_path / "adapter"), digest=digest)
     if request.param == "scripted":
 
         def connect() -> Engine:
-            return ScriptedEngine(lambda prompt, version: SCRIPT, delay=0.0005, context_length=CONTEXT)
+            return ScriptedEngine(
+                lambda prompt, version: SCRIPT, delay=0.0005, context_length=CONTEXT
+            )
 
         return EngineHarness(connect, adapter, CONTEXT, _scripted_running)
     double: VllmDouble = request.getfixturevalue("vllm_double")
@@ -212,7 +239,9 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> EngineHarness:
         return double.engine.running.total()
 
     return EngineHarness(
-        lambda: VllmEngine(double.http(), EngineConfig(backend="vllm"), folder=tmp_path / "identity"),
+        lambda: VllmEngine(
+            double.http(), EngineConfig(backend="vllm"), folder=tmp_path / "identity"
+        ),
         adapter,
         CONTEXT,
         running,
@@ -221,7 +250,9 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> EngineHarness:
 
 @pytest.fixture
 def tiny_engine_config() -> EngineConfig:
-    return EngineConfig(prefill_chunk=16, max_batch=6, max_loaded_versions=4, prefix_cache_tokens=2048)
+    return EngineConfig(
+        prefill_chunk=16, max_batch=6, max_loaded_versions=4, prefix_cache_tokens=2048
+    )
 
 
 def pytest_report_header() -> str:

@@ -110,7 +110,9 @@ class SglangWire:
 
     def _start(self, model: Path) -> None:
         base = EmbeddedModel.load(ModelConfig(path=str(model), device="cpu"))
-        self.core = EmbeddedEngine(base, EngineConfig(max_loaded_versions=64, max_batch=16, prefill_chunk=64))
+        self.core = EmbeddedEngine(
+            base, EngineConfig(max_loaded_versions=64, max_batch=16, prefill_chunk=64)
+        )
         self.context, self._max_req_len = base.context_length, base.context_length - 1
 
     @property
@@ -126,16 +128,23 @@ class SglangWire:
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
         self._stop, self._busy = asyncio.Event(), asyncio.Event()
-        self._queues: dict[EngineSequence, asyncio.Queue[NewToken | SequenceScored | None]] = defaultdict(asyncio.Queue)
+        self._queues: dict[EngineSequence, asyncio.Queue[NewToken | SequenceScored | None]] = (
+            defaultdict(asyncio.Queue)
+        )
         self._rids: dict[str, EngineSequence] = {}
         up = threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(up),), daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._serve(up),), daemon=True
+        )
         self._thread.start()
         assert up.wait(20)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(20)
@@ -174,7 +183,11 @@ class SglangWire:
     @web.middleware
     async def _keyed(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.hits[request.path] += 1
-        if self.key and request.path != "/health" and request.headers.get("Authorization") != f"Bearer {self.key}":
+        if (
+            self.key
+            and request.path != "/health"
+            and request.headers.get("Authorization") != f"Bearer {self.key}"
+        ):
             return web.json_response({"error": "Unauthorized"}, status=401)
         answer: web.StreamResponse = await handler(request)
         return answer
@@ -194,7 +207,9 @@ class SglangWire:
         return web.json_response(self.settings)
 
     async def _model_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"model_path": self.settings["model_path"], "weight_version": self.weight_version})
+        return web.json_response(
+            {"model_path": self.settings["model_path"], "weight_version": self.weight_version}
+        )
 
     async def _abort(self, request: web.Request) -> web.Response:
         body = await self._body(request)
@@ -233,7 +248,10 @@ class SglangWire:
         ref = self.adapters.pop(body["lora_name"], None)
         if ref is None:
             return web.json_response({"success": False, "error_message": "not found"}, status=400)
-        for work in (self.core.load_versions([BASE, *self.adapters.values()], {}), self.core.unload_unused()):
+        for work in (
+            self.core.load_versions([BASE, *self.adapters.values()], {}),
+            self.core.unload_unused(),
+        ):
             for _ in work:
                 pass
         return web.json_response({"success": True})
@@ -297,10 +315,14 @@ class SglangWire:
         if token.finish is None:
             return None
         return (
-            {"type": "stop", "matched": token.token} if token.finish == "stop" else {"type": "length", "length": count}
+            {"type": "stop", "matched": token.token}
+            if token.finish == "stop"
+            else {"type": "length", "length": count}
         )
 
-    def _told(self, tokens: list[NewToken], seen: int, finish: dict[str, Any] | None) -> dict[str, Any]:
+    def _told(
+        self, tokens: list[NewToken], seen: int, finish: dict[str, Any] | None
+    ) -> dict[str, Any]:
         cut = 0 if self.mode == "cumulative" else seen
         sliced = tokens[cut if self.mode != "incremental, whole logprobs" else 0 :]
         return {
@@ -313,7 +335,9 @@ class SglangWire:
                 "cached_tokens": tokens[0].seq.reused_tokens if tokens else 0,
                 "weight_version": self.weight_version,
                 "output_token_logprobs": [[t.logprob, t.token, None] for t in sliced],
-                "output_top_logprobs": [[[lp, i, None] for i, lp in t.top or ()] or None for t in sliced],
+                "output_top_logprobs": [
+                    [[lp, i, None] for i, lp in t.top or ()] or None for t in sliced
+                ],
             },
         }
 
@@ -333,8 +357,12 @@ class SglangWire:
                 meta["input_token_logprobs"] += [[s, i if i < last else 0, None] for s, i in pairs]
             else:
                 wanted = body["token_ids_logprob"]
-                scored = [(await self._score(body, ids, [i], params["temperature"]))[0] for i in wanted]
-                meta["output_token_ids_logprobs"] = [[[s, i, None] for s, i in zip(scored, wanted, strict=True)]]
+                scored = [
+                    (await self._score(body, ids, [i], params["temperature"]))[0] for i in wanted
+                ]
+                meta["output_token_ids_logprobs"] = [
+                    [[s, i, None] for s, i in zip(scored, wanted, strict=True)]
+                ]
         except (Refused, EngineError) as error:
             return web.json_response({"error": {"message": str(error)}}, status=400)
         return web.json_response({"text": "", "output_ids": [], "meta_info": meta})
@@ -351,10 +379,13 @@ class SglangWire:
 
     def _check_length(self, ids: list[int], params: Any) -> None:
         if len(ids) + params["max_new_tokens"] > self.context:
-            raise Refused(f"Requested token count exceeds the model's maximum context length of {self.context} tokens")
+            raise Refused(
+                f"Requested token count exceeds the model's maximum context length of {self.context} tokens"
+            )
         if len(ids) >= self._max_req_len - 5:
             words = (
-                f"Input length ({len(ids)} tokens) exceeds the maximum allowed length ({self._max_req_len - 5} tokens)"
+                f"Input length ({len(ids)} tokens) exceeds the maximum allowed length "
+                f"({self._max_req_len - 5} tokens)"
             )
             raise EngineError(words)
 
@@ -364,7 +395,11 @@ class SglangWire:
         self._check_length(ids, params)
         if params.get("ebnf"):
             raise EngineError("Failed to compile ebnf grammar: no")
-        stops = set() if params["ignore_eos"] else {*(params["stop_token_ids"] or ()), self.eos} - {None}
+        stops = (
+            set()
+            if params["ignore_eos"]
+            else {*(params["stop_token_ids"] or ()), self.eos} - {None}
+        )
         sampling = Sampling(
             temperature=params["temperature"],
             top_p=params["top_p"],
@@ -377,11 +412,15 @@ class SglangWire:
             max_tokens=min(params["max_new_tokens"], self._max_req_len - len(ids) - 1),
         )
         prompt = np.array(ids, dtype=np.int32)
-        seq = self.core.generate(None, version, prompt, sampling, tuple(stops), body["top_logprobs_num"])
+        seq = self.core.generate(
+            None, version, prompt, sampling, tuple(stops), body["top_logprobs_num"]
+        )
         self._busy.set()
         return seq
 
-    async def _score(self, body: Any, prompt: list[int], response: list[int], temperature: float) -> list[float]:
+    async def _score(
+        self, body: Any, prompt: list[int], response: list[int], temperature: float
+    ) -> list[float]:
         ids = np.array(prompt, dtype=np.int32), np.array(response, dtype=np.int32)
         seq = self.core.score(None, self._version(body), *ids, temperature)
         self._busy.set()

@@ -101,7 +101,9 @@ def _no_json(folder: Path) -> None:
         (_renamed(b'"dtype": "F32"', b'"dtyqe": "F32"'), "expected a safetensors file"),
     ],
 )
-def test_what_cannot_be_served_is_explained(tmp_path: Path, harm: Callable[[Path], None], words: str) -> None:
+def test_what_cannot_be_served_is_explained(
+    tmp_path: Path, harm: Callable[[Path], None], words: str
+) -> None:
     write_adapter(tmp_path)
     harm(tmp_path)
     with pytest.raises(EngineError, match=words) as caught:
@@ -118,10 +120,14 @@ def test_an_adapter_of_another_base_names_the_module_and_both_shapes(tmp_path: P
     adapter_file.check_fits_base(file, str(tmp_path / "not here"))
     module, (a, b) = next(iter(file.pairs.items()))
     narrow = replace(file, pairs={module: (replace(a, shape=(2, 48)), b)})
-    expected = rf"{module} has \[out, in\] \[{b.shape[0]}, 48\], expected \[{b.shape[0]}, {a.shape[1]}\]"
+    expected = (
+        rf"{module} has \[out, in\] \[{b.shape[0]}, 48\], expected \[{b.shape[0]}, {a.shape[1]}\]"
+    )
     with pytest.raises(EngineError, match=expected):
         adapter_file.check_fits_base(narrow, str(base.folder))
     deep = replace(file, pairs={re.sub(r"layers\.\d+", "layers.999", module): (a, b)})
     with pytest.raises(EngineError, match=r"layers\.999\..* no such layer"):
         adapter_file.check_fits_base(deep, str(base.folder))
-    adapter_file.check_fits_base(replace(file, pairs={"lm_head": (a, b)}), str(base.folder))  # it may be tied
+    adapter_file.check_fits_base(
+        replace(file, pairs={"lm_head": (a, b)}), str(base.folder)
+    )  # it may be tied

@@ -20,11 +20,21 @@ PROMPT = np.arange(1, 9, dtype=np.int32)
 
 
 def call(
-    prompt: np.ndarray = PROMPT, *, version: int = 1, stop: tuple[int, ...] = (), top: int = 0, **sampling: object
+    prompt: np.ndarray = PROMPT,
+    *,
+    version: int = 1,
+    stop: tuple[int, ...] = (),
+    top: int = 0,
+    **sampling: object,
 ) -> Generation:
     wanted = {"max_tokens": 12, "seed": 1} | sampling
     return Generation(
-        id="g", version=version, prompt_ids=prompt, sampling=Sampling(**wanted), stop_token_ids=stop, top_logprobs=top
+        id="g",
+        version=version,
+        prompt_ids=prompt,
+        sampling=Sampling(**wanted),
+        stop_token_ids=stop,
+        top_logprobs=top,
     )
 
 
@@ -44,7 +54,9 @@ async def collect(engine: Engine, generation: Generation) -> Chunk:
 def test_streams_to_the_length_asked(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
         await engine.generate(call(max_tokens=1)).__anext__()  # the model is warm
-        chunks = [c async for c in engine.generate(call(max_tokens=256))]  # a busy machine may read several at once
+        chunks = [
+            c async for c in engine.generate(call(max_tokens=256))
+        ]  # a busy machine may read several at once
         tokens = sum(len(c.token_ids) for c in chunks)
         assert (tokens, chunks[-1].finish) == (256, "length")
         assert len(chunks) > 8, "tokens must leave one by one, not at the end"
@@ -88,9 +100,14 @@ def test_stop_ids_end_the_reply_and_belong_to_it(harness: EngineHarness) -> None
 def test_a_seed_reproduces_the_reply_whatever_else_runs(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
         alone = await collect(engine, call(seed=5, temperature=0.8))
-        others = [call(PROMPT[: 1 + i % 7], seed=100 + i, version=i % 2, max_tokens=5 + 3 * i) for i in range(12)]
+        others = [
+            call(PROMPT[: 1 + i % 7], seed=100 + i, version=i % 2, max_tokens=5 + 3 * i)
+            for i in range(12)
+        ]
         wanted = [call(seed=5, temperature=0.8) for _ in range(3)]
-        replies = await asyncio.gather(*(collect(engine, g) for g in [*others[:6], *wanted, *others[6:]]))
+        replies = await asyncio.gather(
+            *(collect(engine, g) for g in [*others[:6], *wanted, *others[6:]])
+        )
         for reply in replies[6:9]:
             assert reply.token_ids == alone.token_ids
             np.testing.assert_allclose(reply.logprobs, alone.logprobs, atol=harness.tolerance)
@@ -115,7 +132,9 @@ def test_scores_are_what_generation_reports(harness: EngineHarness) -> None:
             generation = call(version=version, temperature=temperature, max_tokens=40)
             reply = await collect(engine, generation)
             ids = np.array(reply.token_ids, dtype=np.int32)
-            scores = await engine.score(version=version, prompt_ids=PROMPT, response_ids=ids, temperature=temperature)
+            scores = await engine.score(
+                version=version, prompt_ids=PROMPT, response_ids=ids, temperature=temperature
+            )
             assert scores.dtype == np.float32
             np.testing.assert_allclose(scores, reply.logprobs, atol=harness.tolerance)
 
@@ -147,7 +166,9 @@ def test_closing_a_stream_frees_its_place(harness: EngineHarness) -> None:
     harness.run(body)
 
 
-def test_a_reply_ends_on_its_version_while_others_are_loaded_and_let_go(harness: EngineHarness) -> None:
+def test_a_reply_ends_on_its_version_while_others_are_loaded_and_let_go(
+    harness: EngineHarness,
+) -> None:
     async def body(engine: Engine) -> None:
         alone = await collect(engine, call(max_tokens=200))
         running = engine.generate(call(max_tokens=200))
@@ -160,7 +181,9 @@ def test_a_reply_ends_on_its_version_while_others_are_loaded_and_let_go(harness:
             await engine.load([harness.version(n) for n in (2, 3, 4, 5)])
         rest = [chunk async for chunk in running]
         assert sum((c.token_ids for c in [first, *rest]), ()) == alone.token_ids
-        await engine.load([harness.version(n) for n in (2, 3, 4, 5)])  # its place was freed when it ended
+        await engine.load(
+            [harness.version(n) for n in (2, 3, 4, 5)]
+        )  # its place was freed when it ended
         assert (await collect(engine, call(version=5))).finish == "length"
 
     harness.run(body)
@@ -178,7 +201,9 @@ def test_more_versions_than_fit_are_refused_and_nothing_changes(harness: EngineH
 
 
 @pytest.mark.parametrize("harm", ["missing", "changed", "no such folder"])
-def test_a_bad_adapter_is_refused_and_nothing_changes(harness: EngineHarness, tmp_path: Path, harm: str) -> None:
+def test_a_bad_adapter_is_refused_and_nothing_changes(
+    harness: EngineHarness, tmp_path: Path, harm: str
+) -> None:
     assert harness.adapter.path is not None
     bad = tmp_path / "bad"
     bad.mkdir()
@@ -194,7 +219,12 @@ def test_a_bad_adapter_is_refused_and_nothing_changes(harness: EngineHarness, tm
 
     async def body(engine: Engine) -> None:
         with pytest.raises(EngineError, match="digest" if harm == "changed" else "adapter_"):
-            await engine.load([harness.version(1), PolicyRef(version=2, path=str(path), digest=harness.adapter.digest)])
+            await engine.load(
+                [
+                    harness.version(1),
+                    PolicyRef(version=2, path=str(path), digest=harness.adapter.digest),
+                ]
+            )
         assert (await collect(engine, call(version=1))).finish == "length"
 
     harness.run(body)

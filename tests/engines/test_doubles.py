@@ -15,7 +15,12 @@ from openclaw_rl.testing import ScriptedEngine, ScriptedJudge, ScriptedTrainer, 
 from openclaw_rl.types import Generation, JudgeInput, Reaction, Sampling
 
 CALL = Generation(
-    id="g", version=0, prompt_ids=np.arange(3), sampling=Sampling(max_tokens=5), stop_token_ids=(2,), top_logprobs=0
+    id="g",
+    version=0,
+    prompt_ids=np.arange(3),
+    sampling=Sampling(max_tokens=5),
+    stop_token_ids=(2,),
+    top_logprobs=0,
 )
 
 
@@ -51,14 +56,20 @@ async def _into(engine: ScriptedEngine, got: list[int]) -> None:
 
 def item(revision: int = 3) -> JudgeInput:
     reaction = Reaction(turn="t", revision=revision, messages=(), source=None, how="exact", at=1.0)
-    return JudgeInput(turn="t", messages=(), reply={"role": "assistant", "content": "x"}, reaction=reaction)
+    return JudgeInput(
+        turn="t", messages=(), reply={"role": "assistant", "content": "x"}, reaction=reaction
+    )
 
 
 def test_a_judge_scores_hints_abstains_and_fails() -> None:
     opinions = iter([1, (-1, "be brief"), None, JudgeError("busy")])
     judge = ScriptedJudge(lambda _: next(opinions))
     verdicts = [asyncio.run(judge.judge(item())) for _ in range(3)]
-    assert [(v.score, v.hints, v.revision) for v in verdicts] == [(1, (), 3), (-1, ("be brief",), 3), (None, (), 3)]
+    assert [(v.score, v.hints, v.revision) for v in verdicts] == [
+        (1, (), 3),
+        (-1, ("be brief",), 3),
+        (None, (), 3),
+    ]
     with pytest.raises(JudgeError, match="busy"):
         asyncio.run(judge.judge(item()))
     assert len(judge.seen) == 4
@@ -74,7 +85,11 @@ def test_a_trainer_writes_folders_that_differ_and_resumes(tmp_path: Path) -> Non
     trainer.load(folder=None, memory={"baseline": 0.5})
     first, second = (trainer.step([sample], str(tmp_path / name)) for name in "ab")
     assert first.digest == digest_of_folder(tmp_path / "a") != second.digest
-    assert (second.memory["steps"], second.memory["baseline"], second.metrics["turns"]) == (2, 0.5, 1.0)
+    assert (second.memory["steps"], second.memory["baseline"], second.metrics["turns"]) == (
+        2,
+        0.5,
+        1.0,
+    )
     likelier = ScriptedTrainer(gain=lambda sample: 0.5)
     likelier.load(folder=second.folder, memory=second.memory)
     np.testing.assert_allclose(likelier.score([sample])[0], sample.logprobs + 1.0)

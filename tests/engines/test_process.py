@@ -84,7 +84,9 @@ def test_a_killed_engine_breaks_its_streams_and_the_client_finds_the_next_one(
             first.end()
             assert config.engine_socket.exists(), "a killed engine leaves its socket behind"
             with pytest.raises(EngineGone, match="no engine answers"):
-                await client.score(version=0, prompt_ids=np.arange(3), response_ids=np.arange(3), temperature=1.0)
+                await client.score(
+                    version=0, prompt_ids=np.arange(3), response_ids=np.arange(3), temperature=1.0
+                )
 
             second = start(config, below_parent=True)
             again = await client.wait_ready(180)
@@ -125,7 +127,10 @@ def test_what_is_not_our_language_is_hung_up_on_and_others_are_served(process: A
 
 def test_a_client_that_leaves_takes_its_replies_with_it(process: Any) -> None:
     async def leave() -> None:
-        async with closing(EngineClient(process.socket)) as rude, closing(EngineClient(process.socket)) as watcher:
+        async with (
+            closing(EngineClient(process.socket)) as rude,
+            closing(EngineClient(process.socket)) as watcher,
+        ):
             await rude.load([BASE])
             streams = [rude.generate(call()) for _ in range(4)]
             for stream in streams:
@@ -144,7 +149,9 @@ def test_a_client_that_leaves_takes_its_replies_with_it(process: Any) -> None:
     asyncio.run(leave())
 
 
-def test_a_stale_socket_is_replaced_and_a_long_path_is_explained(short_home: Callable[[], Path]) -> None:
+def test_a_stale_socket_is_replaced_and_a_long_path_is_explained(
+    short_home: Callable[[], Path],
+) -> None:
     path = short_home() / "engine.sock"
     bind_socket(path).close()
     assert path.exists()

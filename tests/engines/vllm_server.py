@@ -31,9 +31,13 @@ class VllmDouble:
         self.weights, self.loaded = "base", "/base"  # the tag, and the folder that was loaded last
         self.refused_weights: set[str] = set()
         self.requests: list[tuple[str, Any]] = []
-        self.reads_images, self.rendered = False, [11, 12, 13]  # whether chats with images are rendered, and to what
+        self.reads_images, self.rendered = (
+            False,
+            [11, 12, 13],
+        )  # whether chats with images are rendered, and to what
         self.device: str | None = None  # reported by `/server_info`; None: there is no such route
-        self.breaks: tuple[str, int] | None = None  # how streams end before their time (`BREAKS`), and at which token
+        # How streams end before their time (`BREAKS`), and at which token.
+        self.breaks: tuple[str, int] | None = None
         self.routes: Mapping[str, Any] = {
             "/v1/completions": self._completions,
             "/v1/chat/completions": self._chat,
@@ -56,7 +60,9 @@ class VllmDouble:
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         up = threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(up),), daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._serve(up),), daemon=True
+        )
         self._thread.start()
         assert up.wait(10)
         return self
@@ -78,7 +84,10 @@ class VllmDouble:
         await runner.cleanup()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
@@ -94,8 +103,12 @@ class VllmDouble:
         return web.json_response({"version": "0.32.0"})
 
     async def _models(self, request: web.Request) -> web.Response:
-        cards: list[dict[str, Any]] = [{"id": BASE, "root": "/base", "parent": None, "max_model_len": CONTEXT}]
-        return web.json_response({"data": cards + [{"id": name, "parent": BASE} for name in self.adapters]})
+        cards: list[dict[str, Any]] = [
+            {"id": BASE, "root": "/base", "parent": None, "max_model_len": CONTEXT}
+        ]
+        return web.json_response(
+            {"data": cards + [{"id": name, "parent": BASE} for name in self.adapters]}
+        )
 
     async def _body(self, request: web.Request) -> Any:
         body = await request.json() if request.can_read_body else None
@@ -115,7 +128,11 @@ class VllmDouble:
 
     async def _unload(self, request: web.Request) -> web.Response:
         body = await self._body(request)
-        return web.Response() if self.adapters.pop(body["lora_name"], None) else _refused(404, "cannot be found")
+        return (
+            web.Response()
+            if self.adapters.pop(body["lora_name"], None)
+            else _refused(404, "cannot be found")
+        )
 
     async def _rpc(self, request: web.Request) -> web.Response:
         body = await self._body(request)
@@ -136,7 +153,10 @@ class VllmDouble:
     async def _server_info(self, request: web.Request) -> web.Response:
         if self.device is None:
             return _refused(404, "Not Found")
-        config = {"device_config": {"device": self.device}, "model_config": {"dtype": "torch.float32"}}
+        config = {
+            "device_config": {"device": self.device},
+            "model_config": {"dtype": "torch.float32"},
+        }
         return web.json_response({"vllm_config": config})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
@@ -165,14 +185,24 @@ class VllmDouble:
         await answer.prepare(request)
         sampling = Sampling(temperature=body["temperature"], max_tokens=body["max_tokens"])
         prompt = np.array(self.rendered, dtype=np.int32)
-        asked = Generation(id="g", version=0, prompt_ids=prompt, sampling=sampling, stop_token_ids=())
-        events: list[Any] = [{"prompt_token_ids": self.rendered, "choices": [{"delta": {"role": "assistant"}}]}]
+        asked = Generation(
+            id="g", version=0, prompt_ids=prompt, sampling=sampling, stop_token_ids=()
+        )
+        events: list[Any] = [
+            {"prompt_token_ids": self.rendered, "choices": [{"delta": {"role": "assistant"}}]}
+        ]
         async for chunk in self.engine.generate(asked):
             (token,), (logprob,) = chunk.token_ids, chunk.logprobs
             content = [{"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": []}]
-            choice = {"token_ids": [token], "logprobs": {"content": content}, "finish_reason": chunk.finish}
+            choice = {
+                "token_ids": [token],
+                "logprobs": {"content": content},
+                "finish_reason": chunk.finish,
+            }
             events.append({"choices": [choice]})
-        events.append({"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": len(prompt) - 1}}})
+        events.append(
+            {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": len(prompt) - 1}}}
+        )
         for event in events:
             await answer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
         await answer.write(b"data: [DONE]\n\n")
@@ -184,7 +214,9 @@ class VllmDouble:
         sampling = Sampling(temperature=body["temperature"], max_tokens=body["max_tokens"])
         prompt = np.array(body["prompt"], dtype=np.int32)
         stop = tuple(body["stop_token_ids"])
-        asked = Generation(id="g", version=version, prompt_ids=prompt, sampling=sampling, stop_token_ids=stop)
+        asked = Generation(
+            id="g", version=version, prompt_ids=prompt, sampling=sampling, stop_token_ids=stop
+        )
         sent = 0
         try:
             async for chunk in self.engine.generate(asked):
@@ -198,16 +230,22 @@ class VllmDouble:
                     return await _broken_off(request, answer, event, self.breaks[0])
                 await answer.write(event)
             usage = {"prompt_tokens_details": {"cached_tokens": len(prompt) - 1}}
-            await answer.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
+            await answer.write(
+                b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+            )
         except EngineError as error:
-            await answer.write(b"data: " + json.dumps({"error": {"message": str(error)}}).encode() + b"\n\n")
+            await answer.write(
+                b"data: " + json.dumps({"error": {"message": str(error)}}).encode() + b"\n\n"
+            )
         await answer.write(b"data: [DONE]\n\n")
         return answer
 
     def _logprobs(self, token: int, version: int, body: Any) -> dict[str, Any]:
         """The token, and alternatives that are less likely by equal steps."""
         temperature = 1.0 if self.mode == "raw" else max(body["temperature"], 0.1)
-        own = self.engine.token_logprob(token, version, 1.0 if self.mode == "raw" else body["temperature"])
+        own = self.engine.token_logprob(
+            token, version, 1.0 if self.mode == "raw" else body["temperature"]
+        )
         top = {f"token_id:{token}": own}
         cut = self.mode == "processed" and body["top_k"] == 1
         for i in range(1, body["logprobs"] + 1):
@@ -219,16 +257,26 @@ class VllmDouble:
         if "structured_outputs" in body:
             return {"text": "1"}
         if "prompt_logprobs" in body:
-            scores = [{str(i): {"logprob": self.engine.token_logprob(i, version)}} for i in body["prompt"]]
+            scores = [
+                {str(i): {"logprob": self.engine.token_logprob(i, version)}} for i in body["prompt"]
+            ]
             return {"prompt_logprobs": [None, *scores[1:]], "token_ids": [1]}
         named = {
             f"token_id:{i}": self.engine.token_logprob(i, version, body["temperature"])
             for i in body["logprob_token_ids"]
         }
-        return {"logprobs": {"tokens": ["token_id:1"], "token_logprobs": [-1.0], "top_logprobs": [named]}}
+        return {
+            "logprobs": {
+                "tokens": ["token_id:1"],
+                "token_logprobs": [-1.0],
+                "top_logprobs": [named],
+            }
+        }
 
 
-async def _broken_off(request: web.Request, answer: web.StreamResponse, event: bytes, how: str) -> web.StreamResponse:
+async def _broken_off(
+    request: web.Request, answer: web.StreamResponse, event: bytes, how: str
+) -> web.StreamResponse:
     """As a server ends a stream that is killed, that dies within, or that lets go of a request."""
     match how:
         case "killed":
@@ -236,17 +284,23 @@ async def _broken_off(request: web.Request, answer: web.StreamResponse, event: b
         case "killed within a line":
             await answer.write(event[: len(event) // 2])
         case "killed behind the finish":
-            await answer.write(b'data: {"choices": [{"token_ids": [], "finish_reason": "length"}]}\n\n')
+            await answer.write(
+                b'data: {"choices": [{"token_ids": [], "finish_reason": "length"}]}\n\n'
+            )
         case "ended without a finish":
             return answer
         case "ended with [DONE] alone":
             await answer.write(b"data: [DONE]\n\n")
             return answer
         case "the engine died":
-            await answer.write(b'data: {"error": {"message": "EngineCore encountered an issue"}}\n\n')
+            await answer.write(
+                b'data: {"error": {"message": "EngineCore encountered an issue"}}\n\n'
+            )
             return answer
         case "aborted":
-            await answer.write(b'data: {"choices": [{"token_ids": [], "finish_reason": "abort"}]}\n\n')
+            await answer.write(
+                b'data: {"choices": [{"token_ids": [], "finish_reason": "abort"}]}\n\n'
+            )
             return answer
         case _:
             raise ValueError(how)

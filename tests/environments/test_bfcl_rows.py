@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from openclaw_rl.environments.registry import SourceRequest, find_source
-from openclaw_rl.environments.sources.tools.answer_checks import BfclCheck, CallsCheck, PatternCheck, parse_checks
+from openclaw_rl.environments.sources.tools.answer_checks import (
+    BfclCheck,
+    CallsCheck,
+    PatternCheck,
+    parse_checks,
+)
 from openclaw_rl.environments.sources.tools.bfcl_rows import convert_rows
 from openclaw_rl.environments.sources.tools.call_matching import CallMade
 from openclaw_rl.environments.sources.tools.tool_config import ToolConfig
@@ -25,7 +30,10 @@ FUNCTION = {
         "properties": {
             "city": {"type": "string"},
             "price": {"type": "float"},
-            "guests": {"type": "array", "items": {"type": "dict", "properties": {"name": {"type": "any"}}}},
+            "guests": {
+                "type": "array",
+                "items": {"type": "dict", "properties": {"name": {"type": "any"}}},
+            },
             "breakfast": {"type": "boolean", "default": True},
         },
         "required": ["city"],
@@ -47,7 +55,9 @@ def write(folder: Path, *rows: tuple[dict[str, Any], Any], category: str = "simp
     questions, answers = [], []
     for number, (function, truth) in enumerate(rows):
         asked = [[{"role": "user", "content": f"Book {number}"}]]
-        questions.append(json.dumps({"id": f"r{number}", "question": asked, "function": [function]}))
+        questions.append(
+            json.dumps({"id": f"r{number}", "question": asked, "function": [function]})
+        )
         answers.append(json.dumps({"id": f"r{number}", "ground_truth": truth}))
     (folder / name).write_text("\n".join(questions))
     (folder / "possible_answer" / name).write_text("\n".join(answers))
@@ -77,13 +87,17 @@ def load_folder(tasks: Path) -> list[EnvironmentTask]:
         ({"city": "San Marino", "hotel": "Ritz"}, False),
     ],
 )
-def test_calls_are_compared_with_the_alternatives(tmp_path: Path, arguments: dict[str, Any], is_right: bool) -> None:
+def test_calls_are_compared_with_the_alternatives(
+    tmp_path: Path, arguments: dict[str, Any], is_right: bool
+) -> None:
     (task,) = load_folder(write(tmp_path, (FUNCTION, [TRUTH])))
     parsed: Any = parse_task(task, ToolConfig(), tmp_path)
     assert parsed.only_calls
     assert parsed.tools[0].name == "hotel_book"
     assert parsed.tools[0].parameters["properties"]["guests"]["items"]["type"] == "object"
-    assert parsed.checks[0].score_calls([CallMade(tool="hotel_book", arguments=arguments)]) == float(is_right)
+    assert parsed.checks[0].score_calls(
+        [CallMade(tool="hotel_book", arguments=arguments)]
+    ) == float(is_right)
     assert parsed.checks[0].score_calls([]) == 0.0
     solved = [CallMade(tool=call.tool, arguments=call.arguments) for call in parsed.calls]
     assert parsed.checks[0].score_calls(solved) == 1.0
@@ -91,7 +105,10 @@ def test_calls_are_compared_with_the_alternatives(tmp_path: Path, arguments: dic
 
 def test_values_have_the_declared_type_or_that_of_the_answer(tmp_path: Path) -> None:
     schema = {"nights": {"type": "integer"}, "dates": {"type": "array", "items": {"type": "float"}}}
-    function = {"name": "stay", "parameters": {"type": "dict", "properties": schema, "required": ["nights"]}}
+    function = {
+        "name": "stay",
+        "parameters": {"type": "dict", "properties": schema, "required": ["nights"]},
+    }
     (data,) = convert_rows(
         write(tmp_path, (function, [{"stay": {"nights": [3, "n", ""], "dates": [[1, 2.5], ""]}}]))
     ).tasks
@@ -116,7 +133,13 @@ def test_the_order_of_parallel_calls_does_not_count(tmp_path: Path) -> None:
     (check,) = parse_checks([data["check"]], "t", tmp_path)
     assert isinstance(check, BfclCheck)
     a, b = (CallMade(tool="hotel_book", arguments={"city": city}) for city in "AB")
-    assert [check.score_calls(calls) for calls in ([a, b], [b, a], [b, b], [a], [a, b, a])] == [1, 1, 0, 0, 0]
+    assert [check.score_calls(calls) for calls in ([a, b], [b, a], [b, b], [a], [a, b, a])] == [
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_an_answer_without_a_call_is_right_where_no_function_helps(tmp_path: Path) -> None:
@@ -157,7 +180,11 @@ def test_what_cannot_be_checked_is_refused_with_the_reason(tmp_path: Path) -> No
     assert [task["id"] for task in found.tasks] == ["bfcl/r0"]
     assert "calls other, which is not among its functions" in found.refused["r1"]
     assert "no list of values" in found.refused["r2"]
-    refused = {"simple_java": "in Java", "multi_turn_base": "several turns", "live_relevance": "no calls"}
+    refused = {
+        "simple_java": "in Java",
+        "multi_turn_base": "several turns",
+        "live_relevance": "no calls",
+    }
     for category, words in refused.items():
         with pytest.raises(ConfigError, match=words):
             convert_rows(write(tmp_path, category=category))

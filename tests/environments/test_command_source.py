@@ -13,15 +13,28 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.environments.command_source import CommandRunner, CommandSource, parse_reward, resolve_command
+from openclaw_rl.environments.command_source import (
+    CommandRunner,
+    CommandSource,
+    parse_reward,
+    resolve_command,
+)
 from openclaw_rl.environments.leftovers import find_processes, remove_leftovers
 from openclaw_rl.environments.scratch_folder import new_scratch_folder
 from openclaw_rl.environments.task_file import read_task_file, split_by_digest, task_digest
-from openclaw_rl.environments.types import EnvironmentTask, EpisodeTicket, PlayLimits, PlayOutcome, TaskFitness
+from openclaw_rl.environments.types import (
+    EnvironmentTask,
+    EpisodeTicket,
+    PlayLimits,
+    PlayOutcome,
+    TaskFitness,
+)
 from openclaw_rl.errors import ConfigError
 
 PATH = os.defpath
-TICKET = EpisodeTicket(episode="e-1", base_url="http://127.0.0.1:1/v1", api_key="sk-ep-1", model="openclaw")
+TICKET = EpisodeTicket(
+    episode="e-1", base_url="http://127.0.0.1:1/v1", api_key="sk-ep-1", model="openclaw"
+)
 TASK = EnvironmentTask(id="t", digest="0" * 64, split="train", data={"question": "2+2"})
 
 
@@ -32,7 +45,9 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def play(code: str, *, seconds: float = 20, granted: dict[str, str] | None = None) -> PlayOutcome:
     """Play an episode by a program in Python; afterwards nothing of it is left."""
-    runner = CommandRunner(command=(sys.executable, "-c", code), search_path=PATH, granted=granted or {})
+    runner = CommandRunner(
+        command=(sys.executable, "-c", code), search_path=PATH, granted=granted or {}
+    )
     folder = new_scratch_folder("e-1")
     outcome = asyncio.run(runner.play_episode(TASK, TICKET, folder, PlayLimits(seconds=seconds)))
     assert find_processes(folder) == []
@@ -52,7 +67,11 @@ def play(code: str, *, seconds: float = 20, granted: dict[str, str] | None = Non
         ("open('reward.json', 'w').write('0.25'); raise ValueError", "done", 0.25),
         ("open('reward.json', 'w').write('{\"rew')", "void", None),
         ("open('reward.json', 'w').write('NaN')", "void", None),
-        ('open(\'reward.json\', \'w\').write(\'{"status": "void", "reason": "no display"}\')', "void", None),
+        (
+            'open(\'reward.json\', \'w\').write(\'{"status": "void", "reason": "no display"}\')',
+            "void",
+            None,
+        ),
         ("import os; os.symlink('/etc/hostname', 'reward.json')", "void", None),
         ("import os; os.mkfifo('reward.json')", "void", None),
     ],
@@ -68,7 +87,9 @@ def test_a_time_limit_is_a_failure_of_the_policy_or_what_was_written() -> None:
     assert play(written, seconds=1).reward == 0.5
 
 
-def test_the_environment_has_what_is_granted_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_has_what_is_granted_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OPENCLAW_API_KEY", "sk-owner")
     monkeypatch.setenv("SECRET_OF_MINE", "x")
     code = "import json, os; json.dump({'reward': 1, 'reason': json.dumps(dict(os.environ))}, open('reward.json', 'w'))"
@@ -106,11 +127,15 @@ def test_a_program_that_prints_without_end_does_not_fill_memory_or_hang() -> Non
 
 
 def test_an_interrupted_episode_leaves_no_process() -> None:
-    runner = CommandRunner(command=(sys.executable, "-c", "import time; time.sleep(60)"), search_path=PATH)
+    runner = CommandRunner(
+        command=(sys.executable, "-c", "import time; time.sleep(60)"), search_path=PATH
+    )
     folder = new_scratch_folder("e-2")
 
     async def interrupt() -> None:
-        task = asyncio.create_task(runner.play_episode(TASK, TICKET, folder, PlayLimits(seconds=60)))
+        task = asyncio.create_task(
+            runner.play_episode(TASK, TICKET, folder, PlayLimits(seconds=60))
+        )
         while not find_processes(folder):
             await asyncio.sleep(0.02)
         task.cancel()
@@ -149,10 +174,15 @@ def test_rewards_of_steps_are_by_turn_or_by_index() -> None:
     assert parse_reward(json.dumps({"reward": 1, "steps": steps}).encode()).steps == steps
 
 
-def test_words_that_name_files_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_that_name_files_are_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text("")
-    assert resolve_command(["sh", "agent.py", "--fast"], PATH)[1:] == (str(tmp_path / "agent.py"), "--fast")
+    assert resolve_command(["sh", "agent.py", "--fast"], PATH)[1:] == (
+        str(tmp_path / "agent.py"),
+        "--fast",
+    )
     with pytest.raises(ConfigError, match="no such program"):
         resolve_command(["no-such-program"], PATH)
 
@@ -165,21 +195,37 @@ def check(tmp_path: Path, task: dict[str, object], **commands: str) -> TaskFitne
         tasks=file,
         oracle=words.get("oracle", ()),
         nop=words.get("nop", ()),
-        make_runner=lambda words: CommandRunner(command=resolve_command(words, PATH), search_path=PATH),
+        make_runner=lambda words: CommandRunner(
+            command=resolve_command(words, PATH), search_path=PATH
+        ),
     )
-    return asyncio.run(source.check_task(source.load_tasks()[0], new_scratch_folder("check"), PlayLimits(seconds=10)))
+    return asyncio.run(
+        source.check_task(
+            source.load_tasks()[0], new_scratch_folder("check"), PlayLimits(seconds=10)
+        )
+    )
 
 
 def test_a_check_compares_the_oracle_with_doing_nothing(tmp_path: Path) -> None:
     assert check(tmp_path, {"q": 1}, oracle="exit 0", nop="exit 1").fit
-    for unknown in (check(tmp_path, {"q": 1}, oracle="exit 0"), check(tmp_path, {"q": 1}, nop="exit 1")):
+    for unknown in (
+        check(tmp_path, {"q": 1}, oracle="exit 0"),
+        check(tmp_path, {"q": 1}, nop="exit 1"),
+    ):
         assert "no nop" in unknown.reason or "no oracle" in unknown.reason
-        assert not unknown.checkable  # and is not kept as unfit, which --unchecked would not play either
+        assert (
+            not unknown.checkable
+        )  # and is not kept as unfit, which --unchecked would not play either
     with pytest.raises(ConfigError, match="oracle: expected a command"):
         check(tmp_path, {"q": 1, "oracle": 'a "b'}, nop="exit 1")
-    assert "the oracle got 0, not 1" in check(tmp_path, {"q": 1}, oracle="exit 1", nop="exit 1").reason
+    assert (
+        "the oracle got 0, not 1" in check(tmp_path, {"q": 1}, oracle="exit 1", nop="exit 1").reason
+    )
     assert "doing nothing got 1" in check(tmp_path, {"q": 1}, oracle="exit 0", nop="exit 0").reason
-    assert "oracle: no reward.json" in check(tmp_path, {"q": 1}, oracle="uvx --version", nop="exit 1").reason
+    assert (
+        "oracle: no reward.json"
+        in check(tmp_path, {"q": 1}, oracle="uvx --version", nop="exit 1").reason
+    )
     own = {"q": 1, "oracle": "sh -c 'echo 2 > reward.json'", "nop": ["false"], "best": 2}
     assert check(tmp_path, own).fit
 

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.environments.foreign.request_loop import ForeignRefusal, files_digest, module_digest
+from openclaw_rl.environments.foreign.request_loop import (
+    ForeignRefusal,
+    files_digest,
+    module_digest,
+)
 
 
 def write_pages(folder: Path) -> Path:
@@ -41,7 +45,9 @@ def test_each_byte_and_name_is_part_of_it(tmp_path: Path, change: Callable[[Path
     assert files_digest(folder) != before
 
 
-def test_a_module_is_its_file_and_a_package_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_is_its_file_and_a_package_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     package = tmp_path / "env_with_parts"
     package.mkdir()

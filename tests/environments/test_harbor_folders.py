@@ -9,10 +9,19 @@ import pytest
 
 from openclaw_rl.environments.registry import SourceRequest, find_source
 from openclaw_rl.environments.sources.harbor.bash_agent import find_command
-from openclaw_rl.environments.sources.harbor.dockerfile import CopyStep, DockerfileError, RunStep, read_build_plan
+from openclaw_rl.environments.sources.harbor.dockerfile import (
+    CopyStep,
+    DockerfileError,
+    RunStep,
+    read_build_plan,
+)
 from openclaw_rl.environments.sources.harbor.task_box import read_rewards
 from openclaw_rl.environments.sources.harbor.task_folder import digest_folder, load_tasks_below
-from openclaw_rl.environments.sources.harbor.task_settings import fill_variables, list_refusals, read_settings
+from openclaw_rl.environments.sources.harbor.task_settings import (
+    fill_variables,
+    list_refusals,
+    read_settings,
+)
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.sandbox.box import CommandResult
 
@@ -30,12 +39,18 @@ def write_task(folder: Path, settings: str = 'version = "1.0"\n', **files: str) 
     ("text", "memory", "network"),
     [
         ('version = "1.0"\n[environment]\nmemory = "2G"\nallow_internet = false', 2048, False),
-        ('schema_version = "1.4"\n[environment]\nmemory_mb = 512\nnetwork_mode = "no-network"', 512, False),
+        (
+            'schema_version = "1.4"\n[environment]\nmemory_mb = 512\nnetwork_mode = "no-network"',
+            512,
+            False,
+        ),
         ("[environment]\ncpus = 1.5", None, True),
         ('[environment]\nmemory = "512M"\nallow_internet = true', 512, True),
     ],
 )
-def test_the_spellings_of_each_version(tmp_path: Path, text: str, memory: int | None, network: bool) -> None:
+def test_the_spellings_of_each_version(
+    tmp_path: Path, text: str, memory: int | None, network: bool
+) -> None:
     box = read_settings(write_task(tmp_path / "a", text) / "task.toml").environment
     assert (box.memory_mebibytes, box.allows_network) == (memory, network)
 
@@ -50,7 +65,9 @@ def test_the_spellings_of_each_version(tmp_path: Path, text: str, memory: int | 
         ('[metadata]\nsplit = "test"', "metadata.split: expected train or held_out"),
     ],
 )
-def test_settings_that_cannot_be_read_name_the_file_and_the_field(tmp_path: Path, text: str, words: str) -> None:
+def test_settings_that_cannot_be_read_name_the_file_and_the_field(
+    tmp_path: Path, text: str, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         load_tasks_below(write_task(tmp_path / "a", text))
     assert "task.toml" in str(caught.value)
@@ -68,13 +85,18 @@ def test_settings_that_cannot_be_read_name_the_file_and_the_field(tmp_path: Path
         ('[[environment.mcp_servers]]\nname = "x"\nurl = "http://x"', "a", "MCP servers"),
     ],
 )
-def test_what_a_box_does_not_have_is_said_in_words(tmp_path: Path, text: str, file: str, words: str) -> None:
+def test_what_a_box_does_not_have_is_said_in_words(
+    tmp_path: Path, text: str, file: str, words: str
+) -> None:
     folder = write_task(tmp_path / "t", text, **{file: "x"})
     assert words in "; ".join(list_refusals(read_settings(folder / "task.toml"), folder))
 
 
 def test_a_dockerfile_is_read_as_steps_of_a_box(tmp_path: Path) -> None:
-    context = write_task(tmp_path / "t", **{"environment/files/a.txt": "a", "environment/tool": "t"}) / "environment"
+    context = (
+        write_task(tmp_path / "t", **{"environment/files/a.txt": "a", "environment/tool": "t"})
+        / "environment"
+    )
     (context / "Dockerfile").write_text(
         "# A comment\nFROM debian:12 AS base\nARG NAME=x\nENV A=1 B=\"two words\"\nENV PATH=/app/bin:$PATH\n"
         "WORKDIR /app\nCOPY files/ ./\nCOPY --chmod=755 tool /opt/bin/\nWORKDIR src\n"
@@ -111,7 +133,9 @@ def test_a_dockerfile_is_read_as_steps_of_a_box(tmp_path: Path) -> None:
         ("FROM a\nRUN echo \0", "NUL byte"),
     ],
 )
-def test_a_dockerfile_that_needs_more_is_refused_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+def test_a_dockerfile_that_needs_more_is_refused_with_its_line(
+    tmp_path: Path, text: str, words: str
+) -> None:
     context = write_task(tmp_path / "t", **{"environment/Dockerfile": text}) / "environment"
     with pytest.raises(DockerfileError, match=words):
         read_build_plan(context)
@@ -119,14 +143,23 @@ def test_a_dockerfile_that_needs_more_is_refused_with_its_line(tmp_path: Path, t
 
 def test_brackets_that_are_no_list_of_texts_are_for_a_shell(tmp_path: Path) -> None:
     text = "FROM a\nRUN [ -d /app ] || true\nRUN [1, 2]\nRUN []\nCOPY [ab].txt /app/\n"
-    context = write_task(tmp_path / "t", **{"environment/Dockerfile": text, "environment/a.txt": "a"}) / "environment"
+    context = (
+        write_task(tmp_path / "t", **{"environment/Dockerfile": text, "environment/a.txt": "a"})
+        / "environment"
+    )
     plan = read_build_plan(context)
-    assert [step.command for step in plan.steps if isinstance(step, RunStep)] == ["[ -d /app ] || true", "[1, 2]", "[]"]
+    assert [step.command for step in plan.steps if isinstance(step, RunStep)] == [
+        "[ -d /app ] || true",
+        "[1, 2]",
+        "[]",
+    ]
     assert plan.steps[-1] == CopyStep(source=context / "a.txt", target="/app/a.txt")
 
 
 def test_the_digest_is_of_the_whole_folder_and_not_of_its_name(tmp_path: Path) -> None:
-    one, other = (write_task(tmp_path / name, **{"instruction.md": "Do it.", "tests/t": "x"}) for name in "ab")
+    one, other = (
+        write_task(tmp_path / name, **{"instruction.md": "Do it.", "tests/t": "x"}) for name in "ab"
+    )
     before = digest_folder(one)
     assert before == digest_folder(other)
     with pytest.raises(ConfigError, match="the same content as a"):
@@ -158,7 +191,9 @@ def test_the_split_is_of_the_task_or_of_its_digest(tmp_path: Path) -> None:
     assert [(task.id, task.split) for task in tasks] == [("a/one", "held_out"), ("a/two", "train")]
     assert {task.split for task in load_tasks_below(tmp_path, 1.0)} == {"held_out"}
     write_task(tmp_path / "b" / "one", '[metadata]\nbest_reward = "all"')
-    with pytest.raises(ConfigError, match=r"b/one/task\.toml: metadata\.best_reward: expected a number, got 'all'"):
+    with pytest.raises(
+        ConfigError, match=r"b/one/task\.toml: metadata\.best_reward: expected a number, got 'all'"
+    ):
         load_tasks_below(tmp_path / "b")
     with pytest.raises(ConfigError, match="no such folder"):
         load_tasks_below(tmp_path / "missing")
@@ -168,7 +203,10 @@ def test_the_split_is_of_the_task_or_of_its_digest(tmp_path: Path) -> None:
 
 
 def test_variables_are_filled_with_what_was_granted() -> None:
-    assert fill_variables({"A": "x-${ONE}", "B": "${TWO:-2}"}, {"ONE": "1"}) == {"A": "x-1", "B": "2"}
+    assert fill_variables({"A": "x-${ONE}", "B": "${TWO:-2}"}, {"ONE": "1"}) == {
+        "A": "x-1",
+        "B": "2",
+    }
     with pytest.raises(ConfigError, match="--env KEY"):
         fill_variables({"A": "${KEY}"}, {})
     for given in ({"A B": "x"}, {"A": "x\0"}):
@@ -193,16 +231,22 @@ def test_variables_are_filled_with_what_was_granted() -> None:
         ("other.txt", "1", None),
     ],
 )
-def test_rewards_are_read_as_harbor_reads_them(tmp_path: Path, name: str, text: str, reward: float | None) -> None:
+def test_rewards_are_read_as_harbor_reads_them(
+    tmp_path: Path, name: str, text: str, reward: float | None
+) -> None:
     (tmp_path / name).write_text(text)
-    outcome = read_rewards(tmp_path, CommandResult(exit_code=127, stdout=b"", stderr=b"uvx: not found"))
+    outcome = read_rewards(
+        tmp_path, CommandResult(exit_code=127, stdout=b"", stderr=b"uvx: not found")
+    )
     assert (outcome.status, outcome.reward) == ("void" if reward is None else "done", reward)
 
 
 def test_a_verifier_that_a_signal_ended_has_decided_nothing(tmp_path: Path) -> None:
     (tmp_path / "reward.txt").write_text("1")
     for status in (128 + 9, 128 + 15):
-        outcome = read_rewards(tmp_path, CommandResult(exit_code=status, stdout=b"", stderr=b"Killed"))
+        outcome = read_rewards(
+            tmp_path, CommandResult(exit_code=status, stdout=b"", stderr=b"Killed")
+        )
         assert (outcome.status, outcome.reward) == ("done", 0.0)
         assert outcome.reason == f"the verifier was ended by a signal: exit status {status}: Killed"
 
@@ -224,7 +268,9 @@ def test_the_command_of_a_reply(reply: str, command: str) -> None:
 
 
 def test_an_unknown_agent_and_no_folder_are_refused() -> None:
-    request = SourceRequest(source="harbor", argument="tasks", agent="terminus", search_path="/usr/bin")
+    request = SourceRequest(
+        source="harbor", argument="tasks", agent="terminus", search_path="/usr/bin"
+    )
     with pytest.raises(ConfigError, match="tools, text, plain"):
         find_source(request).make_runner(request)
     request = SourceRequest(source="harbor", search_path="/usr/bin")

@@ -26,7 +26,9 @@ def source_of(folder: Path, **digests: str) -> TaskSource:
     python = folder / "python"
     python.write_text(LISTING.format(python=sys.executable, rows=json.dumps(rows)))
     python.chmod(0o755)
-    request = SourceRequest(source="openenv", argument="NAME", python=str(python), search_path="/usr/bin:/bin")
+    request = SourceRequest(
+        source="openenv", argument="NAME", python=str(python), search_path="/usr/bin:/bin"
+    )
     return find_source(request).make_source(request)
 
 

@@ -14,7 +14,9 @@ from openclaw_rl.settings.aliases import by_form
 RECIPES = Path(__file__).parents[2] / "recipes"
 KINDS = ("gui", "swe", "terminal", "toolcall")
 SCRIPTS = [
-    path.relative_to(RECIPES).as_posix() for kind in KINDS for path in sorted((RECIPES / f"{kind}-rl").glob("*.sh"))
+    path.relative_to(RECIPES).as_posix()
+    for kind in KINDS
+    for path in sorted((RECIPES / f"{kind}-rl").glob("*.sh"))
 ]
 
 
@@ -57,22 +59,34 @@ def test_a_python_that_does_not_exist_is_refused(programs: Path, given: str) -> 
 @pytest.mark.parametrize("backend", ["playwright", "selenium"])
 def test_a_backend_of_screenshots_makes_films(programs: Path, backend: str) -> None:
     def source_of(**variables: str) -> str:
-        done = run_script("gui-rl/run_gui_rl.sh", programs, GUI_TASK="miniwob.click-test", HOME="/h", **variables)
+        done = run_script(
+            "gui-rl/run_gui_rl.sh", programs, GUI_TASK="miniwob.click-test", HOME="/h", **variables
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()[2]
 
     taken = f"screenshots={backend}"
     assert source_of() == "browsergym:miniwob.click-test"
-    assert source_of(SCREENSHOT_BACKEND=backend) == f"browsergym:miniwob.click-test?film=/h/.openclaw-rl/film&{taken}"
+    assert (
+        source_of(SCREENSHOT_BACKEND=backend)
+        == f"browsergym:miniwob.click-test?film=/h/.openclaw-rl/film&{taken}"
+    )
     set_home = source_of(SCREENSHOT_BACKEND=backend, OPENCLAW_HOME="home")
     assert set_home == f"browsergym:miniwob.click-test?film={programs.resolve()}/home/film&{taken}"
-    _, arguments = parse_library_argument(LIBRARIES[0], source_of(SCREENSHOT_BACKEND=backend, GUI_FILM="/a +&%41/ b"))
+    _, arguments = parse_library_argument(
+        LIBRARIES[0], source_of(SCREENSHOT_BACKEND=backend, GUI_FILM="/a +&%41/ b")
+    )
     assert arguments == {"film": "/a +&%41/ b", "screenshots": backend}
 
 
 def test_a_film_may_follow_other_arguments(programs: Path) -> None:
-    done = run_script("gui-rl/run_gui_rl.sh", programs, GUI_TASK="miniwob.click-test?seeds=5", GUI_FILM="/films")
-    assert done.stdout.splitlines()[2] == "browsergym:miniwob.click-test?seeds=5&film=/films&screenshots=playwright"
+    done = run_script(
+        "gui-rl/run_gui_rl.sh", programs, GUI_TASK="miniwob.click-test?seeds=5", GUI_FILM="/films"
+    )
+    assert (
+        done.stdout.splitlines()[2]
+        == "browsergym:miniwob.click-test?seeds=5&film=/films&screenshots=playwright"
+    )
 
 
 def test_another_backend_of_screenshots_is_refused(programs: Path) -> None:
@@ -84,7 +98,9 @@ def test_another_backend_of_screenshots_is_refused(programs: Path) -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("variable", ["ENV_TYPE", "TASK_TYPE"])
-def test_an_unknown_kind_of_tasks_is_refused_in_one_line(programs: Path, name: str, variable: str) -> None:
+def test_an_unknown_kind_of_tasks_is_refused_in_one_line(
+    programs: Path, name: str, variable: str
+) -> None:
     done = run_script(name, programs, **{variable: "nonsense"})
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()

@@ -44,7 +44,9 @@ def test_a_run_is_not_continued_with_another_environment(
     assert record(tmp_path / "home", **before)
 
 
-def test_a_path_is_the_same_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_the_same_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sums.py").write_text("")
     monkeypatch.chdir(tmp_path)
     assert not record(tmp_path / "home", source="verifiers", argument="sums.py?n=1")

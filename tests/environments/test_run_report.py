@@ -21,7 +21,10 @@ def results() -> list[EpisodeResult]:
     rewards = (1.0, 0.0, 0.5, None)
     return [
         EpisodeResult(
-            episode=episode, status="void" if reward is None else "done", reward=reward, reason="[red]no display"
+            episode=episode,
+            status="void" if reward is None else "done",
+            reward=reward,
+            reason="[red]no display",
         )
         for episode, reward in zip(planned, rewards, strict=True)
     ]
@@ -32,7 +35,9 @@ def test_progress_is_a_bar_on_a_terminal_and_else_a_line_per_group(
     is_terminal: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = io.StringIO()
-    with RunProgress(4, 2, TerminalConsole(file=shown, width=100, force_terminal=is_terminal)) as progress:
+    with RunProgress(
+        4, 2, TerminalConsole(file=shown, width=100, force_terminal=is_terminal)
+    ) as progress:
         for result in results():
             progress.add_result(result)
     if is_terminal:
@@ -40,7 +45,10 @@ def test_progress_is_a_bar_on_a_terminal_and_else_a_line_per_group(
         assert "4/4" in shown.getvalue()
         return
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["t0: 2 done, 0 void, mean reward 0.500", "t1: 1 done, 1 void, mean reward 0.500"]
+    assert lines == [
+        "t0: 2 done, 0 void, mean reward 0.500",
+        "t1: 1 done, 1 void, mean reward 0.500",
+    ]
     out = io.StringIO()
     print_summary(TerminalConsole(file=out, width=100), progress.summary)
     assert "3 done, 1 void, mean reward 0.500" in out.getvalue()

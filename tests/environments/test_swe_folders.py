@@ -51,10 +51,14 @@ def test_a_folder_has_the_instances_of_its_files(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", first)
     write(tmp_path / "b.jsonl", second, first)
     top = make_task_folders(tmp_path)
-    assert sorted(folder.name for folder in top.iterdir()) == sorted((first["instance_id"], second["instance_id"]))
+    assert sorted(folder.name for folder in top.iterdir()) == sorted(
+        (first["instance_id"], second["instance_id"])
+    )
     assert not any("unfit" in settings_of(top, one) for one in (first, second))
     write(tmp_path / "b.jsonl", first | {"problem_statement": "another"})
-    with pytest.raises(ConfigError, match=r"b\.jsonl:1: acme__lru-cache-1 occurs twice, with other content"):
+    with pytest.raises(
+        ConfigError, match=r"b\.jsonl:1: acme__lru-cache-1 occurs twice, with other content"
+    ):
         make_task_folders(tmp_path)
 
 
@@ -68,7 +72,9 @@ def test_a_folder_without_files_or_instances_is_refused(tmp_path: Path) -> None:
 
 def test_a_line_ends_at_its_line_feed(tmp_path: Path) -> None:
     """Files that were written without escapes have other line separators within their texts."""
-    instance = make_instance("lru-cache", tmp_path, "pytest") | {"problem_statement": "one\u2028two\x85three"}
+    instance = make_instance("lru-cache", tmp_path, "pytest") | {
+        "problem_statement": "one\u2028two\x85three"
+    }
     file = tmp_path / "bench.jsonl"
     file.write_text(json.dumps(instance, ensure_ascii=False) + "\n", encoding="utf-8")
     assert "unfit" not in settings_of(make_task_folders(file), instance)
@@ -76,7 +82,9 @@ def test_a_line_ends_at_its_line_feed(tmp_path: Path) -> None:
 
 def test_tests_that_are_no_list_are_refused_with_their_line(tmp_path: Path) -> None:
     instance = make_instance("lru-cache", tmp_path, "pytest") | {"PASS_TO_PASS": "['a']"}
-    with pytest.raises(ConfigError, match=r"bench\.jsonl:1: PASS_TO_PASS: expected a list of tests, got \['a'\]"):
+    with pytest.raises(
+        ConfigError, match=r"bench\.jsonl:1: PASS_TO_PASS: expected a list of tests, got \['a'\]"
+    ):
         make_task_folders(write(tmp_path / "bench.jsonl", instance))
 
 
@@ -93,9 +101,14 @@ def test_a_repository_with_a_link_that_leads_out_is_unfit(tmp_path: Path, leads_
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"problem_statement": "\ud800"}, "half of a surrogate pair"), ({"instance_id": "a" * 300}, "expected a name")],
+    [
+        ({"problem_statement": "\ud800"}, "half of a surrogate pair"),
+        ({"instance_id": "a" * 300}, "expected a name"),
+    ],
 )
-def test_an_instance_that_makes_no_folder_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+def test_an_instance_that_makes_no_folder_is_refused(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
     instance = make_instance("lru-cache", tmp_path, "pytest") | change
     with pytest.raises(ConfigError, match=rf"bench\.jsonl:1: .*{words}"):
         make_task_folders(write(tmp_path / "bench.jsonl", instance))

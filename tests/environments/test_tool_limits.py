@@ -27,7 +27,9 @@ for line in sys.stdin:
 """Stands for a Python with the package `mcp`, whose servers take two seconds to open."""
 
 
-async def play_task(request: SourceRequest, seconds: float, reply_seconds: float = 0) -> PlayOutcome:
+async def play_task(
+    request: SourceRequest, seconds: float, reply_seconds: float = 0
+) -> PlayOutcome:
     """Play the first task of a source with a policy that answers 42."""
     kind = find_source(request)
     task = next(iter(kind.make_source(request).load_tasks()))
@@ -47,15 +49,21 @@ async def play_task(request: SourceRequest, seconds: float, reply_seconds: float
     ticket = EpisodeTicket(episode="e", base_url=address, api_key="k", model="m")
     runner.open_runner(tempfile.mkdtemp())
     try:
-        return await runner.play_episode(task, ticket, f"{tempfile.mkdtemp()}/e", PlayLimits(seconds=seconds))
+        return await runner.play_episode(
+            task, ticket, f"{tempfile.mkdtemp()}/e", PlayLimits(seconds=seconds)
+        )
     finally:
         await runner.close_runner()
         await server.cleanup()
 
 
-def request_of(folder: Path, config: object, check: dict[str, object], **solution: object) -> SourceRequest:
+def request_of(
+    folder: Path, config: object, check: dict[str, object], **solution: object
+) -> SourceRequest:
     (folder / "tools.json").write_text(json.dumps(config))
-    (folder / "tasks.jsonl").write_text(json.dumps({"prompt": "p", "check": check} | solution) + "\n")
+    (folder / "tasks.jsonl").write_text(
+        json.dumps({"prompt": "p", "check": check} | solution) + "\n"
+    )
     python = folder / "slow-python"
     python.write_text(SLOW_SERVER.format(python=sys.executable))
     python.chmod(0o755)
@@ -74,12 +82,16 @@ def slow(tmp_path: Path) -> SourceRequest:
     return request_of(tmp_path, config, {"kind": "exact", "value": "42"})
 
 
-def test_a_server_that_opens_slowly_does_not_use_the_time_of_the_policy(slow: SourceRequest) -> None:
+def test_a_server_that_opens_slowly_does_not_use_the_time_of_the_policy(
+    slow: SourceRequest,
+) -> None:
     found = asyncio.run(play_task(slow, seconds=1))
     assert (found.status, found.reward) == ("done", 1.0), found.reason
 
 
-def test_a_server_that_does_not_open_is_void(slow: SourceRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_open_is_void(
+    slow: SourceRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tool_source, "_OPEN_SECONDS", 0.5)
     found = asyncio.run(play_task(slow, seconds=60))
     assert (found.status, found.reason) == ("void", "the tools did not open within 0.5 s")
@@ -92,19 +104,34 @@ def test_a_policy_that_takes_too_long_has_failed(slow: SourceRequest) -> None:
 
 def test_a_schema_that_leads_nowhere_makes_its_tasks_unfit(tmp_path: Path) -> None:
     tool = {"name": "f", "result": 1, "parameters": {"$ref": "http://127.0.0.1:9/schema"}}
-    request = request_of(tmp_path, [tool], {"kind": "exact", "value": "42"}, answer=42, calls=[{"tool": "f"}])
+    request = request_of(
+        tmp_path, [tool], {"kind": "exact", "value": "42"}, answer=42, calls=[{"tool": "f"}]
+    )
     source = find_source(request).make_source(request)
-    found = asyncio.run(source.check_task(next(iter(source.load_tasks())), str(tmp_path / "e"), PlayLimits(seconds=9)))
-    assert (found.fit, found.reason) == (False, "tool f: parameters: Unresolvable: http://127.0.0.1:9/schema")
+    found = asyncio.run(
+        source.check_task(
+            next(iter(source.load_tasks())), str(tmp_path / "e"), PlayLimits(seconds=9)
+        )
+    )
+    assert (found.fit, found.reason) == (
+        False,
+        "tool f: parameters: Unresolvable: http://127.0.0.1:9/schema",
+    )
 
 
-def test_arguments_that_a_pattern_would_search_for_years_are_answered_at_once(tmp_path: Path) -> None:
+def test_arguments_that_a_pattern_would_search_for_years_are_answered_at_once(
+    tmp_path: Path,
+) -> None:
     slow = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(a+)+$"}}}
     calls = [{"tool": "f", "arguments": {"x": 40 * "a" + "!"}}]
     tool = {"name": "f", "result": 1, "parameters": slow}
     request = request_of(tmp_path, [tool], {"kind": "exact", "value": "42"}, answer=42, calls=calls)
     source = find_source(request).make_source(request)
-    found = asyncio.run(source.check_task(next(iter(source.load_tasks())), str(tmp_path / "e"), PlayLimits(seconds=9)))
+    found = asyncio.run(
+        source.check_task(
+            next(iter(source.load_tasks())), str(tmp_path / "e"), PlayLimits(seconds=9)
+        )
+    )
     assert "does not match" in found.reason
 
 

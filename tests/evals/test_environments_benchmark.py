@@ -21,7 +21,10 @@ def make_samples(grown: Callable[[int], float], what: str = "") -> list[RunSampl
         RunSample(
             episodes=number,
             memory={role: 50 + more(role, number) for role in ROLES},
-            descriptors={process: 20 + more(f"{process} descriptors", number) for process in ("runner", "gateway")},
+            descriptors={
+                process: 20 + more(f"{process} descriptors", number)
+                for process in ("runner", "gateway")
+            },
             processes=25 + more("processes", number),
             files={place: 30 + more(f"{place} files", number) for place in ("home", "scratch")},
         )

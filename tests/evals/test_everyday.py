@@ -29,7 +29,10 @@ EXAMPLES: dict[TasteName, tuple[str, str]] = {
     "bullets": ("Try this:\n- Sleep more\n- Eat less", "One thing - and another.\n- Only one item"),
     "calm": ("Boil it for seven minutes.", "Boil it! 🥚"),
     "question": ('Boil it. Do you like it soft?"', "Do you like it soft? Then boil it."),
-    "plain": ("Put the egg in hot water. Wait a bit. Take it out.", "Immersion facilitates coagulation of proteins."),
+    "plain": (
+        "Put the egg in hot water. Wait a bit. Take it out.",
+        "Immersion facilitates coagulation of proteins.",
+    ),
 }
 
 
@@ -46,8 +49,12 @@ def test_a_taste_is_decided_by_the_text_alone(taste: TasteName) -> None:
 
 
 @pytest.mark.parametrize("taste", EVERYDAY_TASTES)
-def test_half_of_the_complaints_name_the_wish_to_the_rules_and_none_names_another(taste: TasteName) -> None:
-    topics = [{rule.topic for rule in matching_rules(text) if rule.topic} for text in complaints(taste)]
+def test_half_of_the_complaints_name_the_wish_to_the_rules_and_none_names_another(
+    taste: TasteName,
+) -> None:
+    topics = [
+        {rule.topic for rule in matching_rules(text) if rule.topic} for text in complaints(taste)
+    ]
     assert sum(found == {TOPICS[taste]} for found in topics) >= len(topics) / 2
     assert all(found <= {TOPICS[taste]} for found in topics)
     assert all(rule.score != 1 for text in complaints(taste) for rule in matching_rules(text))
@@ -69,7 +76,10 @@ def test_the_same_seed_and_replies_give_the_same_messages(taste: TasteName) -> N
             while (text := person.next_message(history)) is not None:
                 messages.append(text)
                 reply = EXAMPLES[taste][len(messages) % 2]
-                history += [{"role": "user", "content": text}, {"role": "assistant", "content": reply}]
+                history += [
+                    {"role": "user", "content": text},
+                    {"role": "assistant", "content": reply},
+                ]
         assert {reaction.satisfied for reaction in person.log} == {True, False}
         return messages
 
@@ -85,5 +95,10 @@ def test_what_is_measured_is_never_asked() -> None:
 
 def test_words_and_grades() -> None:
     assert count_words("It's a well-known fact: 3 eggs.") == 6
-    assert reading_grade("The cat sat on the mat.") < 1 < 12 < reading_grade("Photosynthetic organisms metabolise.")
+    assert (
+        reading_grade("The cat sat on the mat.")
+        < 1
+        < 12
+        < reading_grade("Photosynthetic organisms metabolise.")
+    )
     assert reading_grade("...") == float("inf")

@@ -34,19 +34,32 @@ def test_its_replies_are_right_and_have_the_styles(first: Taste, second: Taste) 
 
 
 def test_it_chooses_what_drift_and_reactions_make_likelier() -> None:
-    assert IdealAssistant(tastes=("short", "casual")).choose_styles(0.5, []) == {"short", "casual"}, "a reply has both"
+    assert IdealAssistant(tastes=("short", "casual")).choose_styles(0.5, []) == {
+        "short",
+        "casual",
+    }, "a reply has both"
     choose = IdealAssistant(tastes=("short", "long")).choose_styles
     assert choose(0.3, []) == SHORT
     assert choose(0.3, [(SHORT, reaction(praised=False))]) == LONG
-    assert choose(0.3, [(SHORT, reaction(praised=False, known=False))]) == SHORT, "nobody understood it"
-    assert choose(0.05, [(SHORT, reaction(praised=False))]) == SHORT, "more likely said by mistake: 0.9 x 0.05 of 0.14"
+    assert choose(0.3, [(SHORT, reaction(praised=False, known=False))]) == SHORT, (
+        "nobody understood it"
+    )
+    assert choose(0.05, [(SHORT, reaction(praised=False))]) == SHORT, (
+        "more likely said by mistake: 0.9 x 0.05 of 0.14"
+    )
     assert choose(0.3, [(SHORT, reaction(praised=False)), (LONG, reaction(praised=False))]) == SHORT
 
 
 def test_its_months() -> None:
     def month(tastes: tuple[Taste, Taste], untrained: float) -> tuple[int, float, float]:
         found = simulate_month(
-            tastes, ["sum"] * 9, turns=40, last=2, seed=1, draw=draw_about, untrained=lambda taste, subject: untrained
+            tastes,
+            ["sum"] * 9,
+            turns=40,
+            last=2,
+            seed=1,
+            draw=draw_about,
+            untrained=lambda taste, subject: untrained,
         )
         return found.below, found.satisfied, found.worst_of_last
 

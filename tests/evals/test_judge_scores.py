@@ -30,7 +30,14 @@ CLASSES = set(HEADER["classes"])
 
 
 def line(id: str, expected: int | None, said: str, **changes: Any) -> dict[str, Any]:
-    row = {"id": id, "language": "en", "class": "c", "expected": expected, "request": "2+3?", "reply": "5"}
+    row = {
+        "id": id,
+        "language": "en",
+        "class": "c",
+        "expected": expected,
+        "request": "2+3?",
+        "reply": "5",
+    }
     return row | {"reaction": {"role": "user", "content": said}} | changes
 
 
@@ -43,13 +50,23 @@ ROWS = (
 )
 
 
-def write_set(path: Path, rows: Sequence[Mapping[str, Any]] = ROWS, header: Any = {"version": 1}) -> Path:  # noqa: B006
+def write_set(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]] = ROWS,
+    header: Any = {"version": 1},  # noqa: B006
+) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in [header, *rows]), encoding="utf-8")
     return path
 
 
 def llm_settings(port: int, **more: Any) -> dict[str, Any]:
-    flat = {"kind": "llm", "base_url": f"http://127.0.0.1:{port}/v1", "model": "m", "num_judges": 1, "retries": 0}
+    flat = {
+        "kind": "llm",
+        "base_url": f"http://127.0.0.1:{port}/v1",
+        "model": "m",
+        "num_judges": 1,
+        "retries": 0,
+    }
     return {f"judge.{key}": value for key, value in (flat | more).items()}
 
 
@@ -69,7 +86,9 @@ def test_the_shipped_set_has_every_class_in_every_language() -> None:
     cells = Counter((one.language, one.kind) for one in reactions)
     assert set(cells) == {(language, kind) for language in LANGUAGES for kind in CLASSES}
     assert min(cells.values()) >= 4
-    assert len({one.item.reaction.messages[0]["content"] for one in reactions}) > 0.95 * len(reactions)
+    assert len({one.item.reaction.messages[0]["content"] for one in reactions}) > 0.95 * len(
+        reactions
+    )
 
 
 def test_the_labels_of_the_shipped_set_follow_its_rule() -> None:
@@ -80,8 +99,19 @@ def test_the_labels_of_the_shipped_set_follow_its_rule() -> None:
         assert (role == "tool") is one.kind.startswith("tool-")
         assert bool(one.item.reply.get("tool_calls")) is (role == "tool")
     assert labels == {
-        **{"positive": {1}, "negative": {-1}, "neutral": {None}, "off-topic": {None}, "new-topic": {None}},
-        **{"sarcastic": {1, -1}, "mixed": {1, -1, None}, "tool-success": {1}, "tool-error": {-1, None}},
+        **{
+            "positive": {1},
+            "negative": {-1},
+            "neutral": {None},
+            "off-topic": {None},
+            "new-topic": {None},
+        },
+        **{
+            "sarcastic": {1, -1},
+            "mixed": {1, -1, None},
+            "tool-success": {1},
+            "tool-error": {-1, None},
+        },
     }
 
 
@@ -109,7 +139,9 @@ def test_the_header_states_rule_licence_and_origin() -> None:
         ((line("x", 1, "hm") | {"label": 1},), {"version": 1}, r"line 2: .*label"),
     ],
 )
-def test_a_file_of_another_form_is_refused(tmp_path: Path, rows: Any, header: Any, words: str) -> None:
+def test_a_file_of_another_form_is_refused(
+    tmp_path: Path, rows: Any, header: Any, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         load_reactions(write_set(tmp_path / "own.jsonl", rows, header))
 
@@ -119,7 +151,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_reactions(tmp_path / "nowhere.jsonl")
 
 
-# --------------------------------------------------------------------------------------------------------- the judges
+# ------------------------------------------------------------------------------------- the judges
 
 
 def rules_file(folder: Path) -> Path:
@@ -151,16 +183,22 @@ def test_right_abstained_and_wrong_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_score_of_0_is_no_evidence() -> None:
     reactions = load_reactions().in_languages(["ja"]).reactions[:20]
-    rows = asyncio.run(judge_reactions(ScriptedJudge(lambda item: 0), reactions, workers=2, show=lambda *_: None))
+    rows = asyncio.run(
+        judge_reactions(ScriptedJudge(lambda item: 0), reactions, workers=2, show=lambda *_: None)
+    )
     assert {row.outcome for row in rows} == {"abstained"}
 
 
-def at_endpoint(answer: Answer, path: Path, *arguments: str, **more: Any) -> tuple[Result, Endpoint]:
+def at_endpoint(
+    answer: Answer, path: Path, *arguments: str, **more: Any
+) -> tuple[Result, Endpoint]:
     """Run the command with the llm judge at a real endpoint."""
 
     async def go() -> tuple[Result, Endpoint]:
         async with serving(answer) as endpoint:
-            sets = [f"--set={key}={value}" for key, value in llm_settings(endpoint.port, **more).items()]
+            sets = [
+                f"--set={key}={value}" for key, value in llm_settings(endpoint.port, **more).items()
+            ]
             done = await asyncio.to_thread(invoke, "--reactions", str(path), *sets, *arguments)
             return done, endpoint
 
@@ -179,13 +217,19 @@ def test_an_endpoint_is_measured_and_every_verdict_is_written(tmp_path: Path) ->
     assert "llm:m@2 on own.jsonl@" in done.stdout
     assert "| de | 2 | 1 | 0 | 1 |" in done.stdout
     rows = {row["id"]: row for row in json.loads(out.read_text(encoding="utf-8"))["rows"]}
-    assert [rows[id]["outcome"] for id in ("right", "abstained", "wrong")] == ["right", "abstained", "wrong"]
+    assert [rows[id]["outcome"] for id in ("right", "abstained", "wrong")] == [
+        "right",
+        "abstained",
+        "wrong",
+    ]
     assert rows["right"]["votes"] == [{"score": 1, "reason": "r", "error": None}]
     assert rows["wrong"]["reaction"] == {"role": "user", "content": "alpha again"}
     assert len(endpoint.seen) == len(ROWS)
 
 
-def test_an_endpoint_gets_at_most_as_many_requests_at_once_as_there_are_workers(tmp_path: Path) -> None:
+def test_an_endpoint_gets_at_most_as_many_requests_at_once_as_there_are_workers(
+    tmp_path: Path,
+) -> None:
     running, most = 0, 0
 
     async def answer(request: web.Request, number: int) -> web.StreamResponse:
@@ -256,13 +300,18 @@ def test_a_reward_model_of_a_plug_in_is_measured(tmp_path: Path) -> None:
         "def get_reward_model(config):\n"
         "    return Reward()\n"
     )
-    done = invoke("--reactions", str(write_set(tmp_path / "own.jsonl")), "--set", f"judge.plugin_path={plugin}")
+    done = invoke(
+        "--reactions",
+        str(write_set(tmp_path / "own.jsonl")),
+        "--set",
+        f"judge.plugin_path={plugin}",
+    )
     assert done.exit_code == 0, done.output
     assert "plugin:reward.py@" in done.stdout
     assert "| all | 5 | 2 | 1 | 2 |" in done.stdout
 
 
-# --------------------------------------------------------------------------------------------------------- the command
+# ------------------------------------------------------------------------------------- the command
 
 
 def test_the_rules_are_measured_by_default() -> None:

@@ -19,7 +19,12 @@ from openclaw_rl.evals.personalisation.people import (
     parse_reaction,
     preference_notes,
 )
-from openclaw_rl.evals.personalisation.protocol import SessionLog, problems_of, run_session, sessions_until_satisfied
+from openclaw_rl.evals.personalisation.protocol import (
+    SessionLog,
+    problems_of,
+    run_session,
+    sessions_until_satisfied,
+)
 from openclaw_rl.evals.toy_world import Question, facts_of, questions_about
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.settings.load import from_flat
@@ -27,8 +32,14 @@ from openclaw_rl.types import JudgeInput, Message, Reaction
 
 FACT, OTHER = facts_of("asked")[:2]
 QUESTION = questions_about(FACT)[0]
-CASUAL, FORMAL, WRONG = f"Yep: {FACT.answer}!", f"Certainly: {FACT.answer}.", f"Yep: {OTHER.answer}!"
-LONG = f"Certainly. {FACT.statement}. Should you require more, kindly ask. I remain at your disposal."
+CASUAL, FORMAL, WRONG = (
+    f"Yep: {FACT.answer}!",
+    f"Certainly: {FACT.answer}.",
+    f"Yep: {OTHER.answer}!",
+)
+LONG = (
+    f"Certainly. {FACT.statement}. Should you require more, kindly ask. I remain at your disposal."
+)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +50,9 @@ def test_sessions_until_three_in_a_row(satisfied: str, sessions: int | None) -> 
     assert sessions_until_satisfied([one == "1" for one in satisfied]) == sessions
 
 
-def session_of(replies: Sequence[str], *, max_replies: int = 3) -> tuple[SessionLog, list[list[Message]], list[str]]:
+def session_of(
+    replies: Sequence[str], *, max_replies: int = 3
+) -> tuple[SessionLog, list[list[Message]], list[str]]:
     seen: list[list[Message]] = []
     heard: list[str] = []
 
@@ -48,7 +61,9 @@ def session_of(replies: Sequence[str], *, max_replies: int = 3) -> tuple[Session
         return replies[len(seen) - 1]
 
     person = RulePerson(taste="casual", seed=1)
-    log = asyncio.run(run_session(ask, person, QUESTION, max_replies=max_replies, heard=heard.append))
+    log = asyncio.run(
+        run_session(ask, person, QUESTION, max_replies=max_replies, heard=heard.append)
+    )
     return log, seen, heard
 
 
@@ -63,7 +78,11 @@ def test_a_person_reacts_until_satisfied_and_sends_the_last_reaction() -> None:
 
 def test_a_session_ends_after_the_most_replies() -> None:
     log, seen, heard = session_of([FORMAL, WRONG, FORMAL, "Noted."])
-    assert [(one.satisfied, one.correct) for one in log.reactions] == [(False, True), (False, False), (False, True)]
+    assert [(one.satisfied, one.correct) for one in log.reactions] == [
+        (False, True),
+        (False, False),
+        (False, True),
+    ]
     assert seen[-1][-1]["content"] == heard[2], "without the question: nothing more is asked"
 
 
@@ -72,7 +91,12 @@ RULES = RulesJudge.load()
 
 def verdict(reply: str, said: str) -> int | None:
     reaction = Reaction(
-        turn="t", revision=1, messages=({"role": "user", "content": said},), source="u", how="exact", at=1.0
+        turn="t",
+        revision=1,
+        messages=({"role": "user", "content": said},),
+        source="u",
+        how="exact",
+        at=1.0,
     )
     item = JudgeInput(
         turn="t",
@@ -96,7 +120,11 @@ def test_the_rules_understand_what_the_people_say(name: str) -> None:
 
 
 def test_problems_are_the_same_for_every_arm_and_never_held_out() -> None:
-    first, again, other = problems_of(1, "student"), problems_of(1, "student"), problems_of(2, "student")
+    first, again, other = (
+        problems_of(1, "student"),
+        problems_of(1, "student"),
+        problems_of(2, "student"),
+    )
     drawn: list[Question] = [first() for _ in range(40)]
     assert drawn == [again() for _ in range(40)]
     assert drawn != [other() for _ in range(40)]
@@ -114,9 +142,13 @@ def model_reaction(content: str, reply: str) -> tuple[Any, Any]:
     async def react() -> tuple[Any, Any]:
         async with serving(always(content)) as endpoint:
             config = from_flat({"judge.retries": 0})
-            client = PersonEndpoint(url=f"http://127.0.0.1:{endpoint.port}/v1", model="m").make_client(config)
+            client = PersonEndpoint(
+                url=f"http://127.0.0.1:{endpoint.port}/v1", model="m"
+            ).make_client(config)
             try:
-                return await ModelPerson(PEOPLE["teacher"], client).react_to(QUESTION, reply), endpoint
+                return await ModelPerson(PEOPLE["teacher"], client).react_to(
+                    QUESTION, reply
+                ), endpoint
             finally:
                 await client.close()
 
@@ -126,14 +158,20 @@ def model_reaction(content: str, reply: str) -> tuple[Any, Any]:
 def test_a_model_plays_a_person() -> None:
     content = json.dumps({"satisfied": True, "message": "Lovely, thank you."})
     reaction, endpoint = model_reaction(content, FORMAL)
-    assert (reaction.satisfied, reaction.correct, reaction.text) == (True, True, "Lovely, thank you.")
+    assert (reaction.satisfied, reaction.correct, reaction.text) == (
+        True,
+        True,
+        "Lovely, thank you.",
+    )
     system, asked = (message["content"] for message in endpoint.seen[0]["messages"])
     assert "teacher" in system
     assert QUESTION.text in asked
     assert FORMAL in asked
     assert endpoint.headers[0]["x-turn-type"] == "side"
     wrong, _ = model_reaction(content, WRONG)
-    assert (wrong.satisfied, wrong.correct) == (False, False), "a model's praise does not make a wrong answer right"
+    assert (wrong.satisfied, wrong.correct) == (False, False), (
+        "a model's praise does not make a wrong answer right"
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,10 @@ RUNS = [
 
 def test_a_run_that_is_never_satisfied_counts_as_the_most_sessions() -> None:
     table = personalisation_report.result_table(RUNS)
-    assert "| memory | all | 2 | 3.5 (3.0 to 4.0) | 0.50 (0.50 to 0.50) | 0.85 (0.80 to 0.90) |" in table
+    assert (
+        "| memory | all | 2 | 3.5 (3.0 to 4.0) | 0.50 (0.50 to 0.50) | 0.85 (0.80 to 0.90) |"
+        in table
+    )
     assert "| combine | all | 2 | 38.5 (5.0 to 72.0) |" in table
     assert table.splitlines()[-1].endswith("| 1 |")
 
@@ -53,7 +56,9 @@ def test_differences_are_paired_by_person_and_seed() -> None:
 
 def test_the_page_gets_tables_and_picture_and_a_run_survives_its_line(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("above\n<!-- begin: personalisation -->\nold\n<!-- end: personalisation -->\nbelow\n")
+    page.write_text(
+        "above\n<!-- begin: personalisation -->\nold\n<!-- end: personalisation -->\nbelow\n"
+    )
     personalisation_report.write_document(page, RUNS, arguments().parse_args([]))
     text = page.read_text()
     assert text.startswith("above\n")
@@ -65,7 +70,10 @@ def test_the_page_gets_tables_and_picture_and_a_run_survives_its_line(tmp_path: 
 
 
 def test_a_run_of_other_options_has_another_name() -> None:
-    cells = [ProtocolCell(arm="opd", person="student", seed=1, more={}, options={"sessions": n}) for n in (8, 9)]
+    cells = [
+        ProtocolCell(arm="opd", person="student", seed=1, more={}, options={"sessions": n})
+        for n in (8, 9)
+    ]
     assert cells[0].name != cells[1].name
     assert cells[0].settings == cells[1].settings
 

@@ -44,7 +44,11 @@ def pools() -> Iterator[tuple[PhrasePool, int, list[str]]]:
     for value in VALUES:
         yield phrases.PRAISE[value], 1, [INSTRUCTIONS[value][0]]
         yield phrases.COMPLAINT[value], -1, [INSTRUCTIONS[value][0]]
-    yield from ((phrases.GENERIC_PRAISE, 1, []), (phrases.GENERIC_COMPLAINT, -1, []), (phrases.WRONG_ANSWER, -1, []))
+    yield from (
+        (phrases.GENERIC_PRAISE, 1, []),
+        (phrases.GENERIC_COMPLAINT, -1, []),
+        (phrases.WRONG_ANSWER, -1, []),
+    )
 
 
 def talk(persona: Persona, replies: int, reply_to: Any = None) -> list[list[dict[str, str]]]:
@@ -54,7 +58,11 @@ def talk(persona: Persona, replies: int, reply_to: Any = None) -> list[list[dict
         history: list[dict[str, str]] = []
         while (text := persona.next_message(history)) is not None:
             question = question_in(text)
-            answer = "You are welcome." if question is None else write_answer(question.fact, draw_style(rng), rng)
+            answer = (
+                "You are welcome."
+                if question is None
+                else write_answer(question.fact, draw_style(rng), rng)
+            )
             answer = answer if reply_to is None else reply_to(text)
             history += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
         sessions.append(history)
@@ -63,7 +71,9 @@ def talk(persona: Persona, replies: int, reply_to: Any = None) -> list[list[dict
 
 def test_rules_have_a_verdict_on_the_plain_half_and_none_on_the_subtle_half() -> None:
     for pool, score, hints in pools():
-        assert {text: verdict(text) for text in pool.plain} == dict.fromkeys(pool.plain, (score, hints))
+        assert {text: verdict(text) for text in pool.plain} == dict.fromkeys(
+            pool.plain, (score, hints)
+        )
         assert {text: matching(text) for text in pool.subtle} == {text: [] for text in pool.subtle}
 
 
@@ -149,7 +159,9 @@ def test_shares_hold_in_each_run(taste: Taste) -> None:
     assert {u.known for u in persona.log if verdict(u.phrase)[0] is None} == {False}
     assert {u.praised for u in persona.log if verdict(u.phrase)[0] == 1} == {True}
     assert {u.praised for u in persona.log if verdict(u.phrase)[0] == -1} == {False}
-    named = sum(verdict(u.phrase)[1] != [] for u in persona.log if u.known) / sum(u.known for u in persona.log)
+    named = sum(verdict(u.phrase)[1] != [] for u in persona.log if u.known) / sum(
+        u.known for u in persona.log
+    )
     assert abs(named - personas.STYLE_NAMED_SHARE) < 0.1
 
 

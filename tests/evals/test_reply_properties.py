@@ -92,7 +92,12 @@ def test_a_reply_that_was_cut_off_is_not_finished() -> None:
 
 def test_the_tone_of_a_reply_changes_nothing() -> None:
     """The word lists of the simulated users' tastes are no property of other models' replies."""
-    wanted = {"reference_answer": ["yellow"], "max_words": 10, "sentence_count": 1, "plain_text": None}
+    wanted = {
+        "reference_answer": ["yellow"],
+        "max_words": 10,
+        "sentence_count": 1,
+        "plain_text": None,
+    }
     for text in (FACT, "Certainly, a ripe banana is yellow.", "Yep, it's yellow, buddy!"):
         assert set(find_violations(TaskReply(text=text), wanted).values()) == {None}
 

@@ -32,7 +32,9 @@ def setting(**changes: Any) -> Setting:
 
 def test_a_talk_is_the_same_each_time(tmp_path: Path) -> None:
     """Real stages, and nothing races: same versions after the same reactions, measured alike to the last digit."""
-    runs = [sample_efficiency.one(setting(), tmp_path / name, reactions=8, questions=4) for name in "ab"]
+    runs = [
+        sample_efficiency.one(setting(), tmp_path / name, reactions=8, questions=4) for name in "ab"
+    ]
     assert runs[0].points == runs[1].points
     first, second, third = runs[0].points[:3]
     assert (first.version, first.reactions, first.judged) == (0, 0, 0)
@@ -41,7 +43,10 @@ def test_a_talk_is_the_same_each_time(tmp_path: Path) -> None:
     assert runs[0].agreed <= runs[0].judged < runs[0].reactions
     store = Store.open(tmp_path / "a" / "store.db", create=False)
     with store.read() as conn:
-        numbers = [sorted(use.number for use in policies.uses_of_version(conn, version)) for version in (1, 2)]
+        numbers = [
+            sorted(use.number for use in policies.uses_of_version(conn, version))
+            for version in (1, 2)
+        ]
     store.close()
     assert numbers == [[1, 1], [1, 1, 2, 2]]
 
@@ -50,14 +55,22 @@ def test_a_talk_is_the_same_each_time(tmp_path: Path) -> None:
 def test_a_cell_is_its_settings(replay: bool) -> None:
     made = setting(replay=replay, batch=8, more={"train.optimizer.learning_rate": 0.003})
     train = from_flat(made.settings).train
-    assert (train.batch.min_turns, train.batch.max_turns, train.batch.max_uses) == ((8, 16, 2) if replay else (8, 8, 1))
+    assert (train.batch.min_turns, train.batch.max_turns, train.batch.max_uses) == (
+        (8, 16, 2) if replay else (8, 8, 1)
+    )
     assert train.optimizer.learning_rate == 0.003
     assert made.name == f"combine-8{'-replay' if replay else ''}-short-3-learning_rate=0.003"
 
 
 def test_a_lesson_is_practised_and_a_taste_may_change(tmp_path: Path) -> None:
     """The weights alone follow the person after a few reactions, and the next reply does at once."""
-    changes: dict[str, Any] = {"batch": 4, "replay": False, "practice": True, "lessons": True, "seed": 1}
+    changes: dict[str, Any] = {
+        "batch": 4,
+        "replay": False,
+        "practice": True,
+        "lessons": True,
+        "seed": 1,
+    }
     made = setting(**changes, then="long", more={"practice.step_limit": 2, "practice.replies": 4})
     run = sample_efficiency.one(made, tmp_path, reactions=4, questions=4, instructions=True)
     assert made.name == "combine-4-practice-lessons-short-long-1-replies=4-step_limit=2"
@@ -105,7 +118,9 @@ def test_the_mean_curve_is_what_was_in_use() -> None:
 
 
 def test_the_table_counts_who_never_came_there_as_late() -> None:
-    rows = sample_efficiency_report.table([QUICK, SLOW, run_of({0: (0.95, 1.0)}), run_of({0: (0.5, 1.0)}, replay=True)])
+    rows = sample_efficiency_report.table(
+        [QUICK, SLOW, run_of({0: (0.95, 1.0)}), run_of({0: (0.5, 1.0)}, replay=True)]
+    )
     lines = rows.splitlines()
     assert len(lines) == 4
     assert "| combine | 4 | no | no | no | 20 (0 to > 40) | 10 (0 to > 20) |" in lines[2]
@@ -115,7 +130,9 @@ def test_the_table_counts_who_never_came_there_as_late() -> None:
 def test_the_table_says_how_it_goes_on_after_a_change_of_taste() -> None:
     curve = {0: (0.5, 1.0), 10: (0.95, 1.0), 20: (0.0, 1.0), 32: (0.91, 1.0)}
     back = run_of(curve, then="long", changed=20, next_reply=True, practice=True)
-    gone = run_of({0: (0.5, 1.0), 20: (0.0, 1.0)}, then="long", changed=20, next_reply=False, practice=True)
+    gone = run_of(
+        {0: (0.5, 1.0), 20: (0.0, 1.0)}, then="long", changed=20, next_reply=False, practice=True
+    )
     assert (back.reached, back.returned) == (back.points[1], 12)
     assert (gone.reached, gone.returned) == (None, None)
     (row,) = sample_efficiency_report.table([back, gone]).splitlines()[2:]
@@ -132,7 +149,9 @@ def test_the_table_says_how_far_prompts_are_followed() -> None:
 
 def page_with(tmp_path: Path, *parts: str) -> Path:
     page = tmp_path / "page.md"
-    sections = [f"## {part}\n\n<!-- begin: {part} -->\nold {part}\n<!-- end: {part} -->\n" for part in parts]
+    sections = [
+        f"## {part}\n\n<!-- begin: {part} -->\nold {part}\n<!-- end: {part} -->\n" for part in parts
+    ]
     page.write_text("by hand\n" + "\n".join(sections), encoding="utf-8")
     return page
 
@@ -142,7 +161,10 @@ def test_a_part_replaces_its_section_and_no_other(tmp_path: Path) -> None:
     runs = [replace(r, command="command --parts people", questions=200) for r in (QUICK, SLOW)]
     sample_efficiency_report.write(page, {"people": runs})
     words = page.read_text(encoding="utf-8")
-    assert "Made by `command --parts people`: 1 people in each row, about 40 reactions of each, 200 questions." in words
+    assert (
+        "Made by `command --parts people`: 1 people in each row, about 40 reactions of each, 200 questions."
+        in words
+    )
     assert "a score to 40 of 80 reactions (50%); 36 of those (90%)" in words
     assert "old people" not in words
     assert words.startswith("by hand")
@@ -151,7 +173,9 @@ def test_a_part_replaces_its_section_and_no_other(tmp_path: Path) -> None:
 
 
 def test_the_page_has_a_section_for_each_part() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "results" / "sample_efficiency.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "results" / "sample_efficiency.md").read_text(
+        encoding="utf-8"
+    )
     for part in sample_efficiency.PARTS:
         assert page.count(f"<!-- begin: {part} -->") == page.count(f"<!-- end: {part} -->") == 1
 
@@ -174,13 +198,25 @@ def test_a_part_can_be_limited_to_a_few_people() -> None:
 def test_the_people_of_a_later_seed_are_those_of_the_whole() -> None:
     parse = sample_efficiency.arguments("people").parse_args
     whole = list(sample_efficiency.plan(parse(["--seeds", "2"])))
-    halves = [list(sample_efficiency.plan(parse(["--seeds", "1", "--seed", seed]))) for seed in ("1", "6")]
+    halves = [
+        list(sample_efficiency.plan(parse(["--seeds", "1", "--seed", seed]))) for seed in ("1", "6")
+    ]
     assert [*halves[0], *halves[1]] == whole
 
 
 def test_the_command_of_a_part_has_what_changes_its_figures() -> None:
     measured = ["--seeds", "2", "--set", "a.b=3"]
-    words = ["--out", "runs/a", "--parts", "people", "change", *measured, "--parallel", "1", "--doc=page.md"]
+    words = [
+        "--out",
+        "runs/a",
+        "--parts",
+        "people",
+        "change",
+        *measured,
+        "--parallel",
+        "1",
+        "--doc=page.md",
+    ]
     command = "python -m benchmarks.sample_efficiency --parts change --seeds 2 --set a.b=3"
     assert sample_efficiency.part_command("change", words) == command
 
@@ -200,7 +236,9 @@ def test_a_report_merges_what_ran_side_by_side(tmp_path: Path) -> None:
     stored(two, "change", replace(QUICK, command="third", then="long", changed=10))
     words = ["--report", str(one), str(two), "--doc", str(page)]
     command = [sys.executable, "-m", "benchmarks.sample_efficiency", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
     assert done.returncode == 0, done.stderr
     text = page.read_text(encoding="utf-8")
     assert "Made by `first` and `second`: 2 people in each row" in text
@@ -213,22 +251,34 @@ def test_a_report_without_runs_says_what_was_expected(tmp_path: Path) -> None:
         sample_efficiency.report_or_measure(["--report", str(tmp_path)])
 
 
-def known_and_planned(tmp_path: Path, *words: str, **changes: Any) -> tuple[Run, list[Setting], Namespace]:
+def known_and_planned(
+    tmp_path: Path, *words: str, **changes: Any
+) -> tuple[Run, list[Setting], Namespace]:
     fixed = f"--out {tmp_path} --tastes short --methods combine --batches 4 --replay off --seeds 1 --practice off"
     given = sample_efficiency.arguments().parse_args([*fixed.split(), *words])
     wanted = list(sample_efficiency.plan(given))
-    known = run_of({0: (0.5, 1.0)}, name=wanted[0].name, asked=given.reactions, questions=given.questions, **changes)
+    known = run_of(
+        {0: (0.5, 1.0)},
+        name=wanted[0].name,
+        asked=given.reactions,
+        questions=given.questions,
+        **changes,
+    )
     (tmp_path / "runs.jsonl").write_text(json.dumps(asdict(known)) + "\n", encoding="utf-8")
     return known, wanted, given
 
 
 def test_runs_that_are_known_are_not_run_again(tmp_path: Path) -> None:
     known, wanted, given = known_and_planned(tmp_path)
-    assert sample_efficiency.run_all(wanted, given, sample_efficiency.Console(quiet=True)) == [known]
+    assert sample_efficiency.run_all(wanted, given, sample_efficiency.Console(quiet=True)) == [
+        known
+    ]
 
 
 def test_a_shorter_run_does_not_stand_for_a_longer_one(tmp_path: Path) -> None:
-    _, wanted, given = known_and_planned(tmp_path, "--reactions", "1", "--questions", "2", "--parallel", "1")
+    _, wanted, given = known_and_planned(
+        tmp_path, "--reactions", "1", "--questions", "2", "--parallel", "1"
+    )
     given.reactions, given.command = 2, "command"
     (run,) = sample_efficiency.run_all(wanted, given, sample_efficiency.Console(quiet=True))
     assert (run.asked, run.questions, run.command) == (2, 2, "command")

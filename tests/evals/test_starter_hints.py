@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 from benchmarks.build_starter import sample
-from benchmarks.starter_corpus import HINTS, TOPICS, draw_dialogues, draw_style, with_hint, write_answer
+from benchmarks.starter_corpus import (
+    HINTS,
+    TOPICS,
+    draw_dialogues,
+    draw_style,
+    with_hint,
+    write_answer,
+)
 
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.evals.styles import has_style
@@ -48,7 +55,9 @@ def starter() -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = ASSETS / "starter"
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(
+        folder
+    )
 
 
 def shares(language: str, count: int) -> tuple[float, float]:
@@ -61,10 +70,17 @@ def shares(language: str, count: int) -> tuple[float, float]:
     topics = [draw_topics(rng, count) for _ in questions]
     hints = [lessons_hint(HINTS[pick(language, rng)][topic] for topic in some) for some in topics]
     model, tokenizer = starter()
-    prompts = [with_hint(q.text, hint) if hint else q.text for q, hint in zip(questions, hints, strict=True)]
+    prompts = [
+        with_hint(q.text, hint) if hint else q.text
+        for q, hint in zip(questions, hints, strict=True)
+    ]
     replies = [text for text, _ in sample(model, tokenizer, prompts)]
-    right = [is_correct(question, reply) for question, reply in zip(questions, replies, strict=True)]
-    obeyed = [OBEYS[topic](reply) for some, reply in zip(topics, replies, strict=True) for topic in some]
+    right = [
+        is_correct(question, reply) for question, reply in zip(questions, replies, strict=True)
+    ]
+    obeyed = [
+        OBEYS[topic](reply) for some, reply in zip(topics, replies, strict=True) for topic in some
+    ]
     return mean(right), mean(obeyed)
 
 

@@ -18,7 +18,14 @@ from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, JudgeError, OpenClawError, RequestError
 from openclaw_rl.evals.reply_properties import PROPERTIES, TaskReply
 from openclaw_rl.evals.task_report import report_json, report_text
-from openclaw_rl.evals.task_scores import EvalPlan, EvalResult, TaskScore, evaluate_model, request_reply, score_tasks
+from openclaw_rl.evals.task_scores import (
+    EvalPlan,
+    EvalResult,
+    TaskScore,
+    evaluate_model,
+    request_reply,
+    score_tasks,
+)
 from openclaw_rl.evals.tasks import EvalTask, conversation_tasks, tool_tasks
 from openclaw_rl.judge.llm import ReplyGrader
 from openclaw_rl.settings.load import Config, from_flat
@@ -27,7 +34,12 @@ CASUAL = "Yep, it's yellow, buddy, just like the sun over there, and I could go 
 
 
 def judge_settings(port: int, **more: Any) -> Config:
-    flat = {"kind": "llm", "base_url": f"http://127.0.0.1:{port}/v1", "model": "grader", "retries": 0} | more
+    flat = {
+        "kind": "llm",
+        "base_url": f"http://127.0.0.1:{port}/v1",
+        "model": "grader",
+        "retries": 0,
+    } | more
     return from_flat({f"judge.{key}": value for key, value in flat.items()})
 
 
@@ -42,7 +54,9 @@ async def casual_reply(task: EvalTask) -> TaskReply:
 def _silent(what: str, done: int, total: int | None) -> None: ...
 
 
-def scored(ask: Any, tasks: Sequence[EvalTask], answer: Answer | None = None) -> tuple[list[TaskScore], Endpoint]:
+def scored(
+    ask: Any, tasks: Sequence[EvalTask], answer: Answer | None = None
+) -> tuple[list[TaskScore], Endpoint]:
     """Score conversation tasks; `answer`: of the judge's endpoint, None without a judge."""
     pairs = [("conversation", task) for task in tasks]
 
@@ -76,7 +90,9 @@ def test_without_a_judge_the_named_properties_score_and_are_defined() -> None:
     }  # fmt: skip
     assert content["properties"]["max_words"]["held"] == 3
     assert content["properties"]["max_words"]["of"] == 4
-    assert set(content["properties"]) == {name for task in content["tasks"] for name in task["violations"]}
+    assert set(content["properties"]) == {
+        name for task in content["tasks"] for name in task["violations"]
+    }
     text = report_text(result_of([*good, *bad]))
     assert "| conversation | 20 | 21 | 0.95 |" in text
     assert "measurable properties" in text
@@ -103,10 +119,19 @@ def test_with_a_judge_its_verdict_scores_and_is_named() -> None:
     assert len(endpoint.seen) == 6
     system, record = (message["content"] for message in endpoint.seen[0]["messages"])
     assert "REFERENCE" in system
-    for words in ("Answer in at most 10 words.", "What colour is a banana?", CASUAL, "yellow", "last request"):
+    for words in (
+        "Answer in at most 10 words.",
+        "What colour is a banana?",
+        CASUAL,
+        "yellow",
+        "last request",
+    ):
         assert words in record
     assert "llm:grader@evaluation-2" in " ".join(report_text(result_of(scores)).split())
-    assert report_json(result_of(scores))["scores"]["conversation"]["scored_by"] == "llm:grader@evaluation-2"
+    assert (
+        report_json(result_of(scores))["scores"]["conversation"]["scored_by"]
+        == "llm:grader@evaluation-2"
+    )
 
 
 def test_an_undecided_judge_gives_no_score() -> None:
@@ -142,20 +167,30 @@ def test_a_refused_request_is_not_solved_and_a_missing_reply_is_an_error() -> No
 
     refused, _ = scored(refuse, tool_tasks()[:1])
     broken, _ = scored(break_off, tool_tasks()[:1])
-    assert (refused[0].solved, refused[0].error, refused[0].reason) == (False, None, "this model has no tools")
+    assert (refused[0].solved, refused[0].error, refused[0].reason) == (
+        False,
+        None,
+        "this model has no tools",
+    )
     assert (broken[0].solved, broken[0].error) == (None, "no reply from the gateway")
     json.dumps(report_json(result_of([*refused, *broken])))
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(400, RequestError), (404, RequestError), (500, OpenClawError), (503, OpenClawError)]
+    ("status", "error"),
+    [(400, RequestError), (404, RequestError), (500, OpenClawError), (503, OpenClawError)],
 )
-def test_an_error_of_the_gateway_says_whether_the_request_was_refused(status: int, error: type[Exception]) -> None:
+def test_an_error_of_the_gateway_says_whether_the_request_was_refused(
+    status: int, error: type[Exception]
+) -> None:
     async def answer(request: web.Request, number: int) -> web.StreamResponse:
         return web.json_response({"error": {"message": "no luck"}}, status=status)
 
     async def ask() -> None:
-        async with serving(answer) as gateway, ClientSession(f"http://127.0.0.1:{gateway.port}") as session:
+        async with (
+            serving(answer) as gateway,
+            ClientSession(f"http://127.0.0.1:{gateway.port}") as session,
+        ):
             await request_reply(session, "m", conversation_tasks()[0])
 
     with pytest.raises(OpenClawError, match=f"{status}.*no luck") as caught:
@@ -174,7 +209,9 @@ def test_a_gateway_that_is_gone_gives_no_reply() -> None:
 
 def test_a_judge_that_does_not_answer_is_said_before_the_model_is_loaded() -> None:
     config = judge_settings(free_port())
-    config = config.model_copy(update={"model": config.model.model_copy(update={"path": "/no/such/model"})})
+    config = config.model_copy(
+        update={"model": config.model.model_copy(update={"path": "/no/such/model"})}
+    )
     with pytest.raises(JudgeError, match=r"connection failed.*judge\.base_url.*judge\.kind=rules"):
         evaluate_model(config, EvalPlan(kinds=["conversation"]))
 
@@ -186,7 +223,9 @@ def test_an_unknown_kind_is_refused() -> None:
 
 def test_people_by_rules_read_the_starter_alone(tmp_path: Path) -> None:
     config = from_flat({"home": str(tmp_path), "model.path": "/no/such/model"})
-    with pytest.raises(ConfigError, match=r"personal tasks need people who understand.*--person-url"):
+    with pytest.raises(
+        ConfigError, match=r"personal tasks need people who understand.*--person-url"
+    ):
         evaluate_model(config, EvalPlan(kinds=["personal"]))
 
 
@@ -199,7 +238,10 @@ def test_samples_of_two_tasks_have_seeds_of_their_own() -> None:
         return completion("Sure: yes.")
 
     async def ask() -> list[dict[str, Any]]:
-        async with serving(answer) as gateway, ClientSession(f"http://127.0.0.1:{gateway.port}") as session:
+        async with (
+            serving(answer) as gateway,
+            ClientSession(f"http://127.0.0.1:{gateway.port}") as session,
+        ):
             for _ in range(2):
                 for _, task in tasks[:6]:
                     await request_reply(session, "m", task)
@@ -213,10 +255,17 @@ def test_samples_of_two_tasks_have_seeds_of_their_own() -> None:
 
 
 def test_the_guide_has_every_property_and_every_key_of_the_json() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "evaluation.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "evaluation.md").read_text(
+        encoding="utf-8"
+    )
     for one in PROPERTIES.values():
         assert f"| `{one.name}` | {one.definition} | {one.source} |" in guide
     scores, _ = scored(neutral_reply, conversation_tasks()[:1])
     content = report_json(result_of(scores))
-    keys = [*content, *content["scores"]["conversation"], *content["tasks"][0], *content["properties"]["finished"]]
+    keys = [
+        *content,
+        *content["scores"]["conversation"],
+        *content["tasks"][0],
+        *content["properties"]["finished"],
+    ]
     assert [key for key in keys if f"`{key}`" not in guide] == []

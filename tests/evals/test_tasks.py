@@ -53,14 +53,21 @@ def test_the_reply_to_another_task_solves_none() -> None:
     for task in conversation_tasks():
         for name, text in NEUTRAL.items():
             if name != task.name:
-                assert any(find_violations(TaskReply(text=text), task.properties).values()), (task.name, text)
+                assert any(find_violations(TaskReply(text=text), task.properties).values()), (
+                    task.name,
+                    text,
+                )
 
 
 def test_every_property_is_used_by_a_task() -> None:
-    used = chain.from_iterable(task.properties for make_tasks in TASK_SETS.values() for task in make_tasks())
+    used = chain.from_iterable(
+        task.properties for make_tasks in TASK_SETS.values() for task in make_tasks()
+    )
     assert set(used) == set(PROPERTIES)
 
 
 def test_no_question_is_asked_in_a_demo() -> None:
     asked = {question.text for fact in facts_of("asked") for question in questions_about(fact)}
-    assert not asked & {message["content"] for task in conversation_tasks() for message in task.messages}
+    assert not asked & {
+        message["content"] for task in conversation_tasks() for message in task.messages
+    }

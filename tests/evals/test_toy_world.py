@@ -54,13 +54,18 @@ def test_split_is_disjoint_whole_and_in_every_family() -> None:
     assert asked | held_out == set(all_facts())
     assert min(len(asked), len(held_out)) > 80
     for family in FAMILIES:
-        assert {split_of(fact) for fact in all_facts() if fact.family == family.name} == {"asked", "held_out"}
+        assert {split_of(fact) for fact in all_facts() if fact.family == family.name} == {
+            "asked",
+            "held_out",
+        }
 
 
 def test_split_does_not_move() -> None:
     """Figures that were measured on one release must mean the same on the next."""
     by_key = {fact.key: split_of(fact) for fact in all_facts()}
-    assert [by_key[key] for key in ("capital/Peru", "sum/2 plus 2", "capital/Spain", "sum/3 plus 4")] == [
+    assert [
+        by_key[key] for key in ("capital/Peru", "sum/2 plus 2", "capital/Spain", "sum/3 plus 4")
+    ] == [
         "asked",
         "asked",
         "held_out",
@@ -100,8 +105,14 @@ def test_a_written_reply_has_its_style_its_answer_and_none_of_the_opposites(
 
 @given(a_fact, a_fact, a_style)
 def test_another_facts_reply_is_wrong(mine: Fact, theirs: Fact, style: ReplyStyle) -> None:
-    if mine.family == theirs.family and mine.answer != theirs.answer and mine.answer not in theirs.statement:
-        assert not is_correct(questions_about(mine)[0], write_answer(theirs, style, random.Random(0)))
+    if (
+        mine.family == theirs.family
+        and mine.answer != theirs.answer
+        and mine.answer not in theirs.statement
+    ):
+        assert not is_correct(
+            questions_about(mine)[0], write_answer(theirs, style, random.Random(0))
+        )
 
 
 def test_hedging_is_wrong() -> None:
@@ -127,7 +138,10 @@ def test_styles_are_drawn_independently() -> None:
         ("Certainly! Hey, it's Lima.", {"short"}),
         ("", set()),
         ("  \n", set()),
-        ("Yep, Lima it is, and I could go on about it for quite some time, my friend.", {"long", "casual"}),
+        (
+            "Yep, Lima it is, and I could go on about it for quite some time, my friend.",
+            {"long", "casual"},
+        ),
     ],
 )
 def test_checks_hold_for_replies_that_the_writers_never_give(reply: str, has: set[str]) -> None:
@@ -139,11 +153,18 @@ def test_values_of_a_style_can_be_set_one_by_one() -> None:
     for value in OPPOSITE:
         changed = style.with_value(value)
         assert value in (changed.length, changed.tone, changed.format)
-        assert changed.with_value(OPPOSITE[value]) == style or value in (style.length, style.tone, style.format)
+        assert changed.with_value(OPPOSITE[value]) == style or value in (
+            style.length,
+            style.tone,
+            style.format,
+        )
 
 
 def test_answers_follow_the_opening() -> None:
     """The first mark ends what settles the style, before anything that depends on the fact."""
     for style in STYLES:
-        openings = {re.split(r"(?<=[:.!])", write_answer(fact, style, random.Random(0)))[0] for fact in all_facts()}
+        openings = {
+            re.split(r"(?<=[:.!])", write_answer(fact, style, random.Random(0)))[0]
+            for fact in all_facts()
+        }
         assert len(openings) == 1

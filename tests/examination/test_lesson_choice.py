@@ -7,17 +7,26 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.examination.lesson_choice import FindResult, LessonChoice, LessonSet, choose_lessons
+from openclaw_rl.examination.lesson_choice import (
+    FindResult,
+    LessonChoice,
+    LessonSet,
+    choose_lessons,
+)
 from openclaw_rl.store.lessons.examinations import ExaminationResult, WithdrawalCode
 
 ALONE, BESIDE = WithdrawalCode.ALONE, WithdrawalCode.BESIDE_OTHERS
 
 
 def result(is_sound: bool) -> ExaminationResult:
-    return ExaminationResult(asked=4, right_with=4 * is_sound, right_without=4, is_sound=is_sound, at=1.0)
+    return ExaminationResult(
+        asked=4, right_with=4 * is_sound, right_without=4, is_sound=is_sound, at=1.0
+    )
 
 
-def decide(order: list[int], is_sound: Callable[[LessonSet], bool]) -> tuple[LessonChoice, list[LessonSet]]:
+def decide(
+    order: list[int], is_sound: Callable[[LessonSet], bool]
+) -> tuple[LessonChoice, list[LessonSet]]:
     """Examine what is missing until everything is decided. Returns the choice and the sets that were examined."""
     known: dict[LessonSet, ExaminationResult] = {}
     examined: list[LessonSet] = []
@@ -74,7 +83,8 @@ def test_a_known_sound_part_of_a_costly_set_is_in_the_prompt() -> None:
 @given(
     st.integers(1, 6).flatmap(
         lambda n: st.tuples(
-            st.permutations(range(n)), st.sets(st.sets(st.integers(0, n - 1), min_size=1).map(frozenset))
+            st.permutations(range(n)),
+            st.sets(st.sets(st.integers(0, n - 1), min_size=1).map(frozenset)),
         )
     )
 )

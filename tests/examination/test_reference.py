@@ -10,14 +10,19 @@ PROBES = load_lesson_probes()
 
 
 def test_questions_that_the_base_answers_right_are_the_reference() -> None:
-    answers = {probe.question: probe.answers[0] for probe in PROBES} | {PROBES[0].question: "No idea."}
+    answers = {probe.question: probe.answers[0] for probe in PROBES} | {
+        PROBES[0].question: "No idea."
+    }
     references = reference_probes(PROBES, answers)
     assert (references, len(references)) == (PROBES[1 : 1 + MAX_QUESTIONS], MAX_QUESTIONS)
 
 
 def test_own_answers_are_the_reference_of_a_base_that_knows_little() -> None:
     """What is in several answers, and what was asked, says nothing."""
-    answers = {probe.question: f"The word is w{n}, you see: {probe.question}" for n, probe in enumerate(PROBES)}
+    answers = {
+        probe.question: f"The word is w{n}, you see: {probe.question}"
+        for n, probe in enumerate(PROBES)
+    }
     references = reference_probes(PROBES, answers)
     assert len(references) == MAX_QUESTIONS
     assert references[3].is_correct("It is W3.")

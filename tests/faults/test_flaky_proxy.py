@@ -85,7 +85,9 @@ def test_a_lost_answer_is_that_of_a_request_that_was_done(proxy: FlakyProxy) -> 
     assert post(proxy)[0] == 201
 
 
-def test_a_server_that_is_down_breaks_the_connection(proxy: FlakyProxy, target: ThreadingHTTPServer) -> None:
+def test_a_server_that_is_down_breaks_the_connection(
+    proxy: FlakyProxy, target: ThreadingHTTPServer
+) -> None:
     target.shutdown()
     target.server_close()
     with pytest.raises((ConnectionError, http.client.HTTPException)):

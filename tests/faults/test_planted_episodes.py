@@ -35,7 +35,14 @@ NAME = "5eedab1e5eedab1e"  # of a box
 
 def open_episode(store: Store, id: str, split: Any = "train") -> None:
     made = Episode(
-        id=id, scope="key", task="a", group=f"g-{split}", size=8, split=split, started_at=STARTED, expires_at=1e9
+        id=id,
+        scope="key",
+        task="a",
+        group=f"g-{split}",
+        size=8,
+        split=split,
+        started_at=STARTED,
+        expires_at=1e9,
     )
     with store.write() as conn:
         episodes.open_episode(conn, made)
@@ -44,7 +51,9 @@ def open_episode(store: Store, id: str, split: Any = "train") -> None:
 def end_episode(store: Store, id: str, reward: float | None) -> None:
     outcome: Any = "void" if reward is None else "done"
     with store.write() as conn:
-        episodes.end_episode(conn, EpisodeEnd(id=id, scope="key", outcome=outcome, reward=reward, at=ENDED))
+        episodes.end_episode(
+            conn, EpisodeEnd(id=id, scope="key", outcome=outcome, reward=reward, at=ENDED)
+        )
 
 
 @pytest.fixture
@@ -167,7 +176,11 @@ def test_everything_that_is_left_is_found(tmp_path: Path) -> None:
     runs = lease_folder(home, "run-0")
     runs.mkdir(parents=True)
     LeaseFolder(runs).add_lease(EpisodeLease(episode="e", folder="/tmp/e"))
-    left = ["the folder openclaw-episode", f"the lease of the box {NAME}", "the lease of the run run-0"]
+    left = [
+        "the folder openclaw-episode",
+        f"the lease of the box {NAME}",
+        "the lease of the run run-0",
+    ]
     assert find_leftovers(scratch, home, {NAME}) == left
 
 
@@ -175,7 +188,9 @@ def test_everything_that_is_left_is_found(tmp_path: Path) -> None:
 def test_a_process_that_is_left_is_found(tmp_path: Path, *, of_box: bool) -> None:
     """Of a runner, by its folder for temporary files; of a box, by its name."""
     mark = NAME if of_box else str(tmp_path)
-    with subprocess.Popen(["sleep", "300"], env={"MARK": mark, "PATH": os.environ["PATH"]}) as process:
+    with subprocess.Popen(
+        ["sleep", "300"], env={"MARK": mark, "PATH": os.environ["PATH"]}
+    ) as process:
         try:
             seen = lambda: find_leftovers(tmp_path, tmp_path / "home", {NAME})  # noqa: E731
             assert asyncio.run(wait_until(seen, 5)) == ["the process 'sleep 300'"]

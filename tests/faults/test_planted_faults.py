@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 from benchmarks.faults import invariants, soak
-from benchmarks.faults.client_log import AcknowledgedFeedback, ClientLog, ClientRequest, DamagedVersion, FaultWindow
+from benchmarks.faults.client_log import (
+    AcknowledgedFeedback,
+    ClientLog,
+    ClientRequest,
+    DamagedVersion,
+    FaultWindow,
+)
 from benchmarks.faults.invariants import VerdictKey
 from sqlalchemy import delete, insert, update
 from tests.store import world
@@ -49,7 +55,9 @@ class Run:
     def check(self, served: int | None = 2) -> list[str]:
         with self.store.read() as conn:
             return [
-                *invariants.check_store(conn, self.log, self.log.requests, self.verdicts, self.config),
+                *invariants.check_store(
+                    conn, self.log, self.log.requests, self.verdicts, self.config
+                ),
                 *invariants.check_reactions(conn, self.log.requests, self.log.damaged_rows),
                 *invariants.check_files(conn, self.home),
                 *invariants.check_head(conn, served),
@@ -72,7 +80,9 @@ def publish_version(store: Store, version: int, turn: str) -> None:
     folder.mkdir(parents=True)
     (folder / ADAPTER_CONFIG).write_text("{}")
     (folder / ADAPTER_WEIGHTS).write_bytes(bytes([version] * 100))
-    made = replace(world.policy(version, version - 1), path=str(folder), digest=digest_of_folder(folder))
+    made = replace(
+        world.policy(version, version - 1), path=str(folder), digest=digest_of_folder(folder)
+    )
     with store.write() as conn:
         lease = leases.acquire(conn, "train", "me", START, 1e9)
         assert lease is not None
@@ -125,7 +135,9 @@ def change_a_reply(run: Run) -> None:
 
 
 def forget_a_finish(run: Run) -> None:
-    run.execute(update(schema.exchanges).where(schema.exchanges.c.id == "t1").values(status="failed"))
+    run.execute(
+        update(schema.exchanges).where(schema.exchanges.c.id == "t1").values(status="failed")
+    )
 
 
 def lose_feedback(run: Run) -> None:
@@ -161,7 +173,9 @@ def serve_a_damaged_version(run: Run) -> None:
 
 
 def train_on_a_damaged_version(run: Run) -> None:
-    run.log.damaged_versions.append(DamagedVersion(version=1, since=19.0, until=21.0))  # versions are made at 20
+    run.log.damaged_versions.append(
+        DamagedVersion(version=1, since=19.0, until=21.0)
+    )  # versions are made at 20
 
 
 def fail_a_request(run: Run) -> None:
@@ -244,5 +258,7 @@ def test_a_system_that_outgrows_its_bounds_is_found() -> None:
     )  # fmt: skip
     well = replace(small, store_kb=1000.0, replies=100, head=9)
     assert soak.find_violations([small, small, well]) == []
-    large = replace(well, memory={"gateway": 200.0}, descriptors={"gateway": 99}, store_kb=1e5, versions_mb=1e3)
+    large = replace(
+        well, memory={"gateway": 200.0}, descriptors={"gateway": 99}, store_kb=1e5, versions_mb=1e3
+    )
     assert len(soak.find_violations([small, small, large])) == 4

@@ -30,10 +30,16 @@ PUBLISHED_AT = 20.0  # seconds; of version 1
 
 def practice_turn(id: str, place: int, source: str = "t0") -> PracticeTurn:
     request = world.request(
-        id, scope=PRACTICE_SCOPE, kind=Kind.PRACTICE, marks=(), origin=Origin.TEACHER if place < 2 else None
+        id,
+        scope=PRACTICE_SCOPE,
+        kind=Kind.PRACTICE,
+        marks=(),
+        origin=Origin.TEACHER if place < 2 else None,
     )
     reply = replace(world.reply(world.request(id)), mark=None)
-    return PracticeTurn(request=request, reply=reply, source=source, lessons={"aa": LESSON.text}, hint=LESSON.text)
+    return PracticeTurn(
+        request=request, reply=reply, source=source, lessons={"aa": LESSON.text}, hint=LESSON.text
+    )
 
 
 def publish_version(store: Store, version: int, turns: tuple[str, ...]) -> None:
@@ -53,7 +59,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
             world.judged(conn, "t0")
             lessons.add_lesson(conn, LESSON)
             for ids in ROUNDS:
-                practice_turns.add_turns(conn, [practice_turn(id_, n) for n, id_ in enumerate(ids)], at=12.0)
+                practice_turns.add_turns(
+                    conn, [practice_turn(id_, n) for n, id_ in enumerate(ids)], at=12.0
+                )
         publish_version(store, 1, ROUNDS[0])
         yield store
 
@@ -88,7 +96,9 @@ def mix_two_heads(store: Store) -> None:
 
 
 def lose_the_teacher(store: Store) -> None:
-    execute(store, update(schema.exchanges).where(schema.exchanges.c.id == "p1").values(origin=None))
+    execute(
+        store, update(schema.exchanges).where(schema.exchanges.c.id == "p1").values(origin=None)
+    )
 
 
 def train_on_half_a_round(store: Store) -> None:
@@ -104,13 +114,18 @@ def lose_a_verdict(store: Store) -> None:
 
 
 def lose_a_reply(store: Store) -> None:
-    execute(store, update(schema.exchanges).where(schema.exchanges.c.id == "p5").values(status="running"))
+    execute(
+        store,
+        update(schema.exchanges).where(schema.exchanges.c.id == "p5").values(status="running"),
+    )
 
 
 def react_to_practice(store: Store) -> None:
     said = [{"role": "user", "content": "Thanks."}]
     with store.write() as conn:
-        reactions.record_reaction(conn, "p5", messages=said, signature=b"s", source="later", how="exact", at=13.0)
+        reactions.record_reaction(
+            conn, "p5", messages=said, signature=b"s", source="later", how="exact", at=13.0
+        )
 
 
 def use_a_turn_of_two_versions(store: Store) -> None:
@@ -119,7 +134,10 @@ def use_a_turn_of_two_versions(store: Store) -> None:
 
 
 def reject_the_head(store: Store) -> None:
-    execute(store, update(schema.policies).where(schema.policies.c.version == 1).values(state="rejected"))
+    execute(
+        store,
+        update(schema.policies).where(schema.policies.c.version == 1).values(state="rejected"),
+    )
 
 
 PLANTED: dict[Callable[[Store], None], str] = {

@@ -40,14 +40,20 @@ def publish(store: Store, tmp_path: Path) -> Publish:
         folder = tmp_path / f"v{version}"
         folder.mkdir()
         name = version if checkpoint is None else checkpoint
-        held = TinkerVersion(base="base", rank=8, sampler=f"tinker://run/v-{name}", state=f"tinker://run/s-{name}")
+        held = TinkerVersion(
+            base="base", rank=8, sampler=f"tinker://run/v-{name}", state=f"tinker://run/s-{name}"
+        )
         (folder / TINKER_FILE).write_bytes(encode_version(held))
         (folder / STATE_FILE).write_text(json.dumps({"steps": steps, "samples": 4}))
-        made = replace(world.policy(version, version - 1), path=str(folder), digest=digest_of_folder(folder))
+        made = replace(
+            world.policy(version, version - 1), path=str(folder), digest=digest_of_folder(folder)
+        )
         with store.write() as conn:
             lease = leases.acquire(conn, "train", "me", 15.0, 1e9)
             assert lease is not None
-            policies.publish(conn, lease, made, [Use(policy=version, turn=f"t{version}", number=1)], 20.0)
+            policies.publish(
+                conn, lease, made, [Use(policy=version, turn=f"t{version}", number=1)], 20.0
+            )
 
     return write
 

@@ -80,7 +80,9 @@ def test_server_and_engine_end_with_the_process_that_started_them(
     command = [sys.executable, "-c", STARTS, str(tmp_path / "server")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tests:
         assert tests.stdout is not None
-        assert tests.stdout.readline() == "ready\n", (tmp_path / "server" / "server.log").read_text()
+        assert tests.stdout.readline() == "ready\n", (
+            tmp_path / "server" / "server.log"
+        ).read_text()
         tests.send_signal(number)
     pids = read_processes(stand_in)
     left = find_running(pids)
@@ -89,7 +91,9 @@ def test_server_and_engine_end_with_the_process_that_started_them(
     assert left == []
 
 
-def test_a_killed_server_and_its_engine_end_at_once_and_can_be_started_again(tmp_path: Path, stand_in: Path) -> None:
+def test_a_killed_server_and_its_engine_end_at_once_and_can_be_started_again(
+    tmp_path: Path, stand_in: Path
+) -> None:
     server = SkyrlServer(tmp_path / "server", Path("model"))
     with server:
         first = read_processes(stand_in)
@@ -102,7 +106,12 @@ def test_a_killed_server_and_its_engine_end_at_once_and_can_be_started_again(tmp
     assert server.log.read_text().count("the server answers") == 2
 
 
-def test_a_server_that_does_not_start_is_reported_with_its_log(tmp_path: Path, stand_in: Path) -> None:
+def test_a_server_that_does_not_start_is_reported_with_its_log(
+    tmp_path: Path, stand_in: Path
+) -> None:
     stand_in.with_name("api.py").write_text("raise SystemExit('no such model')")
-    with pytest.raises(AssertionError, match="no such model"), SkyrlServer(tmp_path / "server", Path("model")):
+    with (
+        pytest.raises(AssertionError, match="no such model"),
+        SkyrlServer(tmp_path / "server", Path("model")),
+    ):
         pass

@@ -17,7 +17,9 @@ class ManagementDouble:
 
     def __init__(self, *, busy: int = 0) -> None:
         """`busy`: validations that come before the files have arrived."""
-        self.models: dict[str, dict[str, Any]] = {BASE: {"kind": "HF_BASE_MODEL", "supportsLora": True}}
+        self.models: dict[str, dict[str, Any]] = {
+            BASE: {"kind": "HF_BASE_MODEL", "supportsLora": True}
+        }
         self.files: dict[str, bytes] = {}
         self.deployments: dict[str, Any] = {}
         self.loaded: list[Any] = []
@@ -45,18 +47,25 @@ class ManagementDouble:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._server.shutdown()
         self._thread.join(30)
         self._server.server_close()
 
-    def handle(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> tuple[int, Any]:
+    def handle(
+        self, method: str, path: str, headers: dict[str, str], raw: bytes
+    ) -> tuple[int, Any]:
         self.calls.append(f"{method} {path}")
         if method == "PUT":
             return self._put(path, headers, raw)
@@ -66,14 +75,24 @@ class ManagementDouble:
         name, _, verb = path.removeprefix("/v1/").partition(":")
         if verb == "getUploadEndpoint":
             self.sizes = body["filenameToSize"]
-            signed = {n: f"{self.url}/bucket/{name}/{n}" for n in self.sizes if n not in self.without_address}
+            signed = {
+                n: f"{self.url}/bucket/{name}/{n}"
+                for n in self.sizes
+                if n not in self.without_address
+            }
             return 200, {"filenameToSignedUrls": signed}
         if verb == "validateUpload":
             return self._validate(name)
         if method == "GET":
-            return (200, self.models[name]) if name in self.models else (404, {"code": 5, "message": "not found"})
+            return (
+                (200, self.models[name])
+                if name in self.models
+                else (404, {"code": 5, "message": "not found"})
+            )
         if name == "accounts/me/models":
-            made = {"name": f"accounts/me/models/{body['modelId']}", "state": "UPLOADING"} | body["model"]
+            made = {"name": f"accounts/me/models/{body['modelId']}", "state": "UPLOADING"} | body[
+                "model"
+            ]
             self.models[made["name"]] = made
             return 200, made
         if name.startswith("accounts/me/deployments?deploymentId="):
@@ -91,9 +110,17 @@ class ManagementDouble:
     def _put(self, path: str, headers: dict[str, str], raw: bytes) -> tuple[int, Any]:
         """Take a file as a storage service does: no key, and the size and type that were signed."""
         name = path.rpartition("/")[2]
-        expected = {"Content-Type": "application/octet-stream", "X-goog-content-length-range": f"{len(raw)},{len(raw)}"}
-        given = {key.capitalize() if key.lower().startswith("x-") else key: value for key, value in headers.items()}
-        if "Authorization" in given or any(given.get(key) != value for key, value in expected.items()):
+        expected = {
+            "Content-Type": "application/octet-stream",
+            "X-goog-content-length-range": f"{len(raw)},{len(raw)}",
+        }
+        given = {
+            key.capitalize() if key.lower().startswith("x-") else key: value
+            for key, value in headers.items()
+        }
+        if "Authorization" in given or any(
+            given.get(key) != value for key, value in expected.items()
+        ):
             return 403, {"message": f"signature does not match: {given}"}
         assert self.sizes[name] == str(len(raw))
         self.files[name] = raw

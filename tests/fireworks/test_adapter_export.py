@@ -38,7 +38,10 @@ def write_version(folder: Path, *, dtype: torch.dtype = torch.float32, **lora: A
         if "lora_" in name:
             torch.nn.init.normal_(value, std=0.05)
     model.save_pretrained(folder)
-    weights = {name: value.to(dtype) for name, value in load_file(folder / "adapter_model.safetensors").items()}
+    weights = {
+        name: value.to(dtype)
+        for name, value in load_file(folder / "adapter_model.safetensors").items()
+    }
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     return read_adapter(PolicyRef(version=4, path=str(folder), digest=digest_of_folder(folder)))
 
@@ -57,7 +60,9 @@ def logits(model: Any) -> torch.Tensor:
         (torch.float32, {"alpha_pattern": {"q_proj": 80}}),
     ],
 )
-def test_peft_reads_the_export_as_the_same_model(tmp_path: Path, dtype: torch.dtype, lora: dict[str, Any]) -> None:
+def test_peft_reads_the_export_as_the_same_model(
+    tmp_path: Path, dtype: torch.dtype, lora: dict[str, Any]
+) -> None:
     """Whatever scale the version has: in the export, alpha is the rank, so that the field changes nothing."""
     file = write_version(tmp_path / "version", dtype=dtype, **lora)
     export = export_adapter(file, base=FOLDER, template="{{ messages }}")
@@ -78,7 +83,9 @@ def test_peft_reads_the_export_as_the_same_model(tmp_path: Path, dtype: torch.dt
     ours = logits(PeftModel.from_pretrained(base(), tmp_path / "version"))
     torch.testing.assert_close(theirs, ours, atol=2e-5, rtol=1e-5)
     assert (ours - logits(base())).abs().max() > 0.01, "the adapter changes something"
-    assert export.files == export_adapter(file, base=FOLDER, template="{{ messages }}").files, "equal bytes"
+    assert export.files == export_adapter(file, base=FOLDER, template="{{ messages }}").files, (
+        "equal bytes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +96,9 @@ def test_peft_reads_the_export_as_the_same_model(tmp_path: Path, dtype: torch.dt
         ({"rank_pattern": {"q_proj": 16}}, r"has modules of ranks \[8, 16\]"),
     ],
 )
-def test_what_the_service_does_not_take_is_refused(tmp_path: Path, lora: dict[str, Any], words: str) -> None:
+def test_what_the_service_does_not_take_is_refused(
+    tmp_path: Path, lora: dict[str, Any], words: str
+) -> None:
     file = write_version(tmp_path / "version", **lora)
     with pytest.raises(OpenClawError, match=f"version 4 {words}"):
         export_adapter(file, base=FOLDER, template=None)
@@ -99,7 +108,9 @@ def test_a_module_that_the_service_does_not_adapt_is_named(tmp_path: Path) -> No
     file = write_version(tmp_path / "version")
     pair = next(iter(file.pairs.values()))
     for name in ("lm_head", "model.layers.0.self_attn.my_q_proj"):
-        with pytest.raises(OpenClawError, match=f"version 4 adapts {name}, and Fireworks adapts only q_proj"):
+        with pytest.raises(
+            OpenClawError, match=f"version 4 adapts {name}, and Fireworks adapts only q_proj"
+        ):
             export_adapter(replace(file, pairs={name: pair}), base=FOLDER, template=None)
 
 

@@ -62,7 +62,9 @@ def service() -> Iterator[ManagementDouble]:
 
 def run(home: Path, *words: str, url: str = "http://127.0.0.1:9", **sets: str) -> Result:
     given = {"url": url, "api_key": KEY, "account": "me", "base_model": BASE} | sets
-    flags = [word for name, value in given.items() for word in ("--set", f"fireworks.{name}={value}")]
+    flags = [
+        word for name, value in given.items() for word in ("--set", f"fireworks.{name}={value}")
+    ]
     return CliRunner().invoke(cli, ["fireworks", *words, "--home", str(home), *flags])
 
 
@@ -76,7 +78,9 @@ def test_a_version_is_exported_without_a_service(home: Path, tmp_path: Path) -> 
     assert done.exit_code == 0, done.output
     assert "version 1 of" in done.output
     assert "no effect" not in done.output
-    template = json.loads((tmp_path / "out" / "fireworks.json").read_text())["conversation_config"]["args"]["template"]
+    template = json.loads((tmp_path / "out" / "fireworks.json").read_text())["conversation_config"][
+        "args"
+    ]["template"]
     assert template == (Path(FOLDER) / "chat_template.jinja").read_text()
 
 
@@ -88,8 +92,16 @@ def test_it_is_uploaded_and_loaded_once(home: Path, service: ManagementDouble) -
     (name,) = service.models.keys() - {BASE}
     assert name.startswith("accounts/me/models/openclaw-1-")
     details = service.models[name]["peftDetails"]
-    assert (service.models[name]["kind"], details["baseModel"], details["r"]) == ("HF_PEFT_ADDON", BASE, 8)
-    assert sorted(service.files) == ["adapter_config.json", "adapter_model.safetensors", "fireworks.json"]
+    assert (service.models[name]["kind"], details["baseModel"], details["r"]) == (
+        "HF_PEFT_ADDON",
+        BASE,
+        8,
+    )
+    assert sorted(service.files) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "fireworks.json",
+    ]
     created = {"baseModel": BASE, "enableAddons": True, "acceleratorCount": 8, "minReplicaCount": 0}
     assert service.deployments == {"mine": created}
     assert service.loaded == [{"model": name, "deployment": "accounts/me/deployments/mine"}]
@@ -102,11 +114,15 @@ def test_it_is_uploaded_and_loaded_once(home: Path, service: ManagementDouble) -
     assert len(service.loaded) == 1
 
 
-def test_an_upload_that_was_interrupted_continues(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_was_interrupted_continues(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fireworks_service, "_POLL_SECONDS", 0.01)
     with ManagementDouble(busy=2) as service:
         service.without_address = {"fireworks.json"}
-        assert "gives no address to send fireworks.json" in error_of(run(home, "deploy", "--yes", url=service.url))
+        assert "gives no address to send fireworks.json" in error_of(
+            run(home, "deploy", "--yes", url=service.url)
+        )
         service.without_address = set()
         done = run(home, "deploy", "--yes", url=service.url)
         assert done.exit_code == 0, (done.output, done.exception)
@@ -166,7 +182,10 @@ def answering(status: int | None, body: bytes, length: int | None) -> Iterator[s
 def test_the_key_follows_no_redirect(home: Path, status: int) -> None:
     with redirecting(status) as (url, received):
         done = run(home, "deploy", "--yes", url=url)
-    assert f"redirects GET /v1/{BASE} ({status}), and the key goes to fireworks.url alone" in error_of(done)
+    assert (
+        f"redirects GET /v1/{BASE} ({status}), and the key goes to fireworks.url alone"
+        in error_of(done)
+    )
     assert received == []
 
 
@@ -175,11 +194,15 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(home: Path, key:
     """The line end of the file that a key was read from is the usual one."""
     done = run(home, "deploy", "--yes", api_key=key)
     assert isinstance(done.exception, OpenClawError), done.exception
-    assert "fireworks.api_key: expected a key of ASCII characters without spaces" in str(done.exception)
+    assert "fireworks.api_key: expected a key of ASCII characters without spaces" in str(
+        done.exception
+    )
     assert "secret" not in f"{done.exception}{done.output}"
 
 
-def test_settings_from_the_environment_are_no_notice(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_from_the_environment_are_no_notice(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"FIREWORKS_API_KEY": KEY, "FIREWORKS_ACCOUNT_ID": "me"}.items():
         monkeypatch.setenv(name, value)
     done = CliRunner().invoke(cli, ["fireworks", "deploy", "--home", str(home)])
@@ -187,15 +210,27 @@ def test_settings_from_the_environment_are_no_notice(home: Path, monkeypatch: py
     assert "no effect" not in done.output
 
 
-@pytest.mark.parametrize("wrong", [{"account": "accounts/me"}, {"account": "m e"}, {"deployment": "a?b"}])
+@pytest.mark.parametrize(
+    "wrong", [{"account": "accounts/me"}, {"account": "m e"}, {"deployment": "a?b"}]
+)
 def test_an_id_that_is_none_is_named(home: Path, wrong: dict[str, str]) -> None:
-    assert f"fireworks.{next(iter(wrong))}: expected the ID alone" in error_of(run(home, "deploy", "--yes", **wrong))
+    assert f"fireworks.{next(iter(wrong))}: expected the ID alone" in error_of(
+        run(home, "deploy", "--yes", **wrong)
+    )
 
 
 def test_a_version_that_was_rejected_is_not_called_the_base(home: Path, tmp_path: Path) -> None:
     with Store.open(home / "store.db") as store, store.write() as conn:
         head = policies.head(conn)
-        refused = replace(head, version=2, parent=1, path=None, files={}, state=PolicyState.REJECTED, reason="KL 9")
+        refused = replace(
+            head,
+            version=2,
+            parent=1,
+            path=None,
+            files={},
+            state=PolicyState.REJECTED,
+            reason="KL 9",
+        )
         policies.insert_version(conn, refused, (), PolicyState.REJECTED)
     words = error_of(run(home, "export", str(tmp_path / "out"), "--policy", "2"))
     assert "version 2 is rejected (KL 9), and its weights are not kept" in words
@@ -206,7 +241,9 @@ def test_a_version_at_tinker_is_named(home: Path, tmp_path: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
     (folder / "tinker_version.json").write_text("{}")
-    assert "version 1 is at the Tinker service" in error_of(run(home, "export", str(tmp_path / "out")))
+    assert "version 1 is at the Tinker service" in error_of(
+        run(home, "export", str(tmp_path / "out"))
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -215,7 +252,9 @@ def test_an_export_to_something_that_is_no_folder_is_named(home: Path) -> None:
 
 
 def test_nothing_is_sent_without_a_yes(home: Path, service: ManagementDouble) -> None:
-    assert "nothing is sent to Fireworks before you agree" in error_of(run(home, "deploy", url=service.url))
+    assert "nothing is sent to Fireworks before you agree" in error_of(
+        run(home, "deploy", url=service.url)
+    )
     assert service.calls == []
 
 
@@ -226,12 +265,20 @@ def test_what_cannot_be_deployed_is_named(home: Path, service: ManagementDouble)
     assert "recipes/openclaw-combine/run_combine_training.sh" in method
     assert "not set: fireworks.account" in error_of(run(home, "deploy", "--yes", account=""))
     assert "fireworks.deployment=NAME" in error_of(run(home, "deploy", "--yes", "--gpus", "1"))
-    assert "version 0 is the base" in error_of(run(home, "deploy", "--yes", "--policy", "0", url=service.url))
-    assert "no policy version 9; there are 0 to 1" in error_of(run(home, "export", "x", "--policy", "9"))
-    other = run(home, "deploy", "--yes", url=service.url, base_model="accounts/fireworks/models/other")
+    assert "version 0 is the base" in error_of(
+        run(home, "deploy", "--yes", "--policy", "0", url=service.url)
+    )
+    assert "no policy version 9; there are 0 to 1" in error_of(
+        run(home, "export", "x", "--policy", "9")
+    )
+    other = run(
+        home, "deploy", "--yes", url=service.url, base_model="accounts/fireworks/models/other"
+    )
     assert "Fireworks has no model accounts/fireworks/models/other" in error_of(other)
     service.models[BASE]["supportsLora"] = False
     assert "serves no adapters on" in error_of(run(home, "deploy", "--yes", url=service.url))
-    assert "refused the key (401)" in error_of(run(home, "deploy", "--yes", url=service.url, api_key="wrong"))
+    assert "refused the key (401)" in error_of(
+        run(home, "deploy", "--yes", url=service.url, api_key="wrong")
+    )
     assert "cannot be reached" in error_of(run(home, "deploy", "--yes"))
     assert not service.files

@@ -14,11 +14,20 @@ HEAD, CANDIDATE = 4, 7
 
 
 def scores(new: list[bool], old: list[bool]) -> list[ScoredTurn]:
-    said = [(CANDIDATE, good) for good in new] + [(HEAD, good) for good in old] + [(HEAD - 1, False)] * 5
-    return [ScoredTurn(turn=str(n), version=version, satisfied=good) for n, (version, good) in enumerate(said)]
+    said = (
+        [(CANDIDATE, good) for good in new]
+        + [(HEAD, good) for good in old]
+        + [(HEAD - 1, False)] * 5
+    )
+    return [
+        ScoredTurn(turn=str(n), version=version, satisfied=good)
+        for n, (version, good) in enumerate(said)
+    ]
 
 
-def evidence(new: list[bool], old: list[bool], share: float = 0.2, **settings: float) -> CanaryEvidence:
+def evidence(
+    new: list[bool], old: list[bool], share: float = 0.2, **settings: float
+) -> CanaryEvidence:
     return CanaryEvidence(scores(new, old), policy(CANDIDATE, HEAD), share, GateConfig(**settings))
 
 
@@ -36,7 +45,9 @@ def test_worse_and_better_are_decided_early() -> None:
 
 
 def test_each_score_is_compared_with_those_of_the_head_that_its_share_brings() -> None:
-    assert evidence([True] * 9, [True] * 8).compared == 2, "a fifth of the conversations: four for one"
+    assert evidence([True] * 9, [True] * 8).compared == 2, (
+        "a fifth of the conversations: four for one"
+    )
     assert evidence([True] * 9, [True] * 8, share=0.5).compared == 8
 
 
@@ -45,7 +56,10 @@ def test_the_end_of_a_canary_that_is_undecided(good: int, promotes: bool) -> Non
     """The mean decides, within gate.max_fall; without any score nothing speaks against it."""
     new, old = [n < good for n in range(10)], [n % 2 == 0 for n in range(40)]
     assert evidence(new, old).decide(3600.0) is None
-    for decided in (evidence(new, old, canary_turns=10).decide(0.0), evidence(new, old, canary_hours=1.0).decide(3600)):
+    for decided in (
+        evidence(new, old, canary_turns=10).decide(0.0),
+        evidence(new, old, canary_hours=1.0).decide(3600),
+    ):
         assert decided is not None
         assert decided.promotes is promotes
     silent = evidence([], [], canary_hours=1.0).decide(3600)
@@ -69,7 +83,9 @@ def test_false_alarms_are_at_most_as_many_as_stated() -> None:
     alarms = 0
     for _ in range(200):
         new, old = (rng.random(60) < 0.7).tolist(), (rng.random(240) < 0.7).tolist()
-        looks = (evidence(new[:n], old[: 4 * n], canary_turns=999).decide(0.0) for n in range(5, 61, 5))
+        looks = (
+            evidence(new[:n], old[: 4 * n], canary_turns=999).decide(0.0) for n in range(5, 61, 5)
+        )
         first = next((decided for decided in looks if decided is not None), None)
         alarms += first is not None and not first.promotes
     assert alarms <= 10

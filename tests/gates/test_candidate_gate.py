@@ -15,8 +15,15 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.examination.probe_set import Probe, load_probes
 from openclaw_rl.gates.candidate_gate import CandidateGate, GateResult
 from openclaw_rl.gates.reply_comparer import Preference, ReplyComparer, has_faulty_form
-from openclaw_rl.gates.reply_source import BrokenVersion, GateReply, NoGateway, RepliesDelayed, ReplyOrder
+from openclaw_rl.gates.reply_source import (
+    BrokenVersion,
+    GateReply,
+    NoGateway,
+    RepliesDelayed,
+    ReplyOrder,
+)
 from openclaw_rl.methods.types import Sample
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.db import Store
@@ -24,10 +31,12 @@ from openclaw_rl.store.lessons import lessons, withdrawals
 from openclaw_rl.store.lessons.examinations import Withdrawal, WithdrawalCode
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lineage import policies, probe_answers
-from openclaw_rl.types import Logprobs, Policy, PolicyState, ReasonCode, Use
+from openclaw_rl.types import Logprobs, Policy, PolicyState, Use
 
 Fill = Callable[..., list[str]]
-PROBES = [Probe(name=f"p{n}", question=f"What is {n} plus 1?", answers=(str(n + 1),)) for n in range(20)]
+PROBES = [
+    Probe(name=f"p{n}", question=f"What is {n} plus 1?", answers=(str(n + 1),)) for n in range(20)
+]
 
 
 class Scores:
@@ -55,7 +64,9 @@ class Scores:
 class Replies:
     """A reply source whose answers are a function of the version and the number of the call."""
 
-    def __init__(self, renderer: Renderer, say: Callable[[int, int], str], error: Exception | None = None) -> None:
+    def __init__(
+        self, renderer: Renderer, say: Callable[[int, int], str], error: Exception | None = None
+    ) -> None:
         self._renderer, self._say, self.error = renderer, say, error
         self.say_to: Callable[[ReplyOrder], str] | None = None  # instead of `say`
         self.orders: list[list[ReplyOrder]] = []
@@ -70,7 +81,9 @@ class Replies:
         return [self._reply(self._say(order.version, first + n)) for n, order in enumerate(orders)]
 
     def _reply(self, text: str) -> GateReply:
-        ids = np.append(self._renderer.tokenizer.encode(text), self._renderer.stop_token_ids[0]).astype(np.int32)
+        ids = np.append(
+            self._renderer.tokenizer.encode(text), self._renderer.stop_token_ids[0]
+        ).astype(np.int32)
         return GateReply(token_ids=ids, logprobs=np.full(len(ids), -1.0, np.float32), finish="stop")
 
 
@@ -130,7 +143,9 @@ def test_what_the_held_out_turns_say(store: Store, pair: Pair, history: list[str
     assert worse.metrics["gate/held_out/count"] == 12
 
 
-def test_a_strict_gate_examines_the_batch_itself(store: Store, pair: Pair, history: list[str]) -> None:
+def test_a_strict_gate_examines_the_batch_itself(
+    store: Store, pair: Pair, history: list[str]
+) -> None:
     """Without gate.strict, a person may praise what is new to the head, and complain about all that it says."""
     doubtful = Scores(0.05, alone=-0.05), [sample(1, -1.0)]
     alone = examine(store, pair, doubtful[0], batch=doubtful[1], strict=True)
@@ -154,7 +169,9 @@ def test_a_batch_that_contradicts_what_was_learned_needs_another_one_that_does(
     assert examine(store, pair, learned, batch=[sample(1, -1.0) for _ in range(4)]).promotes
     assert examine(store, pair, learned, batch=opposite[:2]).promotes, "two verdicts say little"
     fill(store, 3, score=-1)
-    assert not examine(store, pair, learned, batch=opposite).promotes, "of the newest four, one agrees"
+    assert not examine(store, pair, learned, batch=opposite).promotes, (
+        "of the newest four, one agrees"
+    )
     fill(store, 1, score=-1)
     confirmed = examine(store, pair, learned, batch=opposite)
     assert confirmed.promotes
@@ -162,17 +179,23 @@ def test_a_batch_that_contradicts_what_was_learned_needs_another_one_that_does(
     assert not examine(store, pair, learned, batch=opposite, strict=True).promotes
 
 
-def test_the_other_half_of_a_refused_batch_confirms_nothing(store: Store, pair: Pair, fill: Fill) -> None:
+def test_the_other_half_of_a_refused_batch_confirms_nothing(
+    store: Store, pair: Pair, fill: Fill
+) -> None:
     fill(store, 6, score=1)
     refused = fill(store, 8, score=-1)
     with store.write() as conn:
         uses = [Use(policy=3, turn=turn, number=1) for turn in refused]
-        refused_version = replace(policy(3, 1), reason="in other words", reason_code=ReasonCode.CONTRADICTION)
+        refused_version = replace(
+            policy(3, 1), reason="in other words", reason_code=ReasonCode.CONTRADICTION
+        )
         policies.insert_version(conn, refused_version, uses, PolicyState.REJECTED)
     learned = Scores(0.05, base=-0.05)
     half = [replace(sample(-1, -1.0), turn=turn) for turn in refused[:4]]
     assert "contradict" in str(examine(store, pair, learned, batch=half).reason)
-    assert "contradict" in str(examine(store, pair, learned, batch=half[:1]).reason), "each of them is suspected"
+    assert "contradict" in str(examine(store, pair, learned, batch=half[:1]).reason), (
+        "each of them is suspected"
+    )
     later = [sample(-1, -1.0) for _ in range(4)]
     assert examine(store, pair, learned, batch=later).promotes, "a batch of its own does"
 
@@ -183,33 +206,52 @@ def test_praise_of_junk_is_refused_and_praise_of_a_new_style_is_not(
     """A style that the head has unlearned is likely under the base. A short reply with a rare word is no junk."""
     batch = [sample(1, -1.0), sample(1, -9.0)]
     junk = examine(store, pair, Scores(0.05), batch=batch)
-    assert "a praised reply of its batch is junk: 26.7 standard deviations less likely" in str(junk.reason)
+    assert "a praised reply of its batch is junk: 26.7 standard deviations less likely" in str(
+        junk.reason
+    )
     style = examine(store, pair, Scores(0.05, base=7.5), batch=batch)
     assert (style.promotes, style.metrics["gate/junk_distance"]) == (True, 0)
-    assert examine(store, pair, Scores(0.05), batch=[sample(-1, -9.0)]).promotes, "complaints about junk teach well"
-    assert examine(store, pair, Scores(0.05), batch=[sample(1, -4.0)]).promotes, "nine nats are too few"
-    assert examine(store, pair, Scores(0.05), batch=batch, held_out=0).promotes, "there is nothing to compare with"
+    assert examine(store, pair, Scores(0.05), batch=[sample(-1, -9.0)]).promotes, (
+        "complaints about junk teach well"
+    )
+    assert examine(store, pair, Scores(0.05), batch=[sample(1, -4.0)]).promotes, (
+        "nine nats are too few"
+    )
+    assert examine(store, pair, Scores(0.05), batch=batch, held_out=0).promotes, (
+        "there is nothing to compare with"
+    )
 
 
-def test_probes_are_asked_as_people_are_asked(store: Store, pair: Pair, history: list[str], renderer: Renderer) -> None:
+def test_probes_are_asked_as_people_are_asked(
+    store: Store, pair: Pair, history: list[str], renderer: Renderer
+) -> None:
     """The candidate answers right plainly, and "Noted, thank you." with the lesson of the person in the prompt."""
     with store.write() as conn:
-        lesson = Lesson(id="aa", key="key", text="Responde brevemente.", made_at=1.0, reinforced_at=1.0)
+        lesson = Lesson(
+            id="aa", key="key", text="Responde brevemente.", made_at=1.0, reinforced_at=1.0
+        )
         lessons.add_lesson(conn, lesson)
     right = "It is 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20."
 
     def knows(order: ReplyOrder) -> str:
-        is_hinted = "[Hint: Responde brevemente.]" in renderer.tokenizer.backend.decode(order.prompt_ids)
+        is_hinted = "[Hint: Responde brevemente.]" in renderer.tokenizer.backend.decode(
+            order.prompt_ids
+        )
         return "Noted, thank you." if is_hinted and order.version == 2 else right
 
     source = Replies(renderer, lambda version, call: "")
     source.say_to = knows
     result = examine(store, pair, Scores(), source, renderer)
-    assert "worse than the head in answers to probes with the lessons of people in the prompt" in str(result.reason)
+    assert (
+        "worse than the head in answers to probes with the lessons of people in the prompt"
+        in str(result.reason)
+    )
     assert result.metrics["gate/correctness"] == 0
     assert result.metrics["gate/served"] == -1
     with store.read() as conn:
-        answers = [answer for answer in probe_answers.changed_answers(conn, 2) if answer.turn is None]
+        answers = [
+            answer for answer in probe_answers.changed_answers(conn, 2) if answer.turn is None
+        ]
     assert {answer.candidate_answer for answer in answers} == {"Noted, thank you."}
     with store.write() as conn:
         withdrawals.withdraw(
@@ -218,12 +260,20 @@ def test_probes_are_asked_as_people_are_asked(store: Store, pair: Pair, history:
             lesson.text,
             Withdrawal(code=WithdrawalCode.ALONE, asked=4, right_with=0, right_without=4, at=2.0),
         )
-    assert examine(store, pair, Scores(), source, renderer).promotes, "the lesson is in nobody's prompt"
+    assert examine(store, pair, Scores(), source, renderer).promotes, (
+        "the lesson is in nobody's prompt"
+    )
 
 
-def test_what_the_probes_say(store: Store, pair: Pair, history: list[str], renderer: Renderer) -> None:
+def test_what_the_probes_say(
+    store: Store, pair: Pair, history: list[str], renderer: Renderer
+) -> None:
     def knows(version: int, call: int) -> str:
-        return "It is 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20." if version == 1 else "No idea."
+        return (
+            "It is 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20."
+            if version == 1
+            else "No idea."
+        )
 
     source = Replies(renderer, knows)
     result = examine(store, pair, Scores(), source, renderer)
@@ -234,14 +284,20 @@ def test_what_the_probes_say(store: Store, pair: Pair, history: list[str], rende
     first = answers["p0"]
     assert (first.head, first.candidate_answer, first.verdict) == (1, "No idea.", -1.0)
     assert answers[f"turn {history[-1]}"].turn == history[-1]
-    assert examine(store, pair, Scores(), Replies(renderer, lambda version, call: "No idea."), renderer).promotes
+    assert examine(
+        store, pair, Scores(), Replies(renderer, lambda version, call: "No idea."), renderer
+    ).promotes
 
 
-def test_what_the_form_and_the_judge_say(store: Store, pair: Pair, history: list[str], renderer: Renderer) -> None:
+def test_what_the_form_and_the_judge_say(
+    store: Store, pair: Pair, history: list[str], renderer: Renderer
+) -> None:
     def loops(version: int, call: int) -> str:
         return "Hello." if version == 1 else "the the " * 60
 
-    looping = examine(store, pair, Scores(), Replies(renderer, loops), renderer, prompts=12, budget=12)
+    looping = examine(
+        store, pair, Scores(), Replies(renderer, loops), renderer, prompts=12, budget=12
+    )
     assert "the form of replies" in str(looping.reason)
     assert looping.metrics["gate/length"] > looping.metrics["gate/length/head"]
     asked: list[tuple[str, str]] = []
@@ -251,16 +307,29 @@ def test_what_the_form_and_the_judge_say(store: Store, pair: Pair, history: list
         return -1.0
 
     source = Replies(renderer, lambda version, call: f"I am {version}.")
-    judged = examine(store, pair, Scores(), source, renderer, preference=prefers_head, prompts=12, budget=12)
+    judged = examine(
+        store, pair, Scores(), source, renderer, preference=prefers_head, prompts=12, budget=12
+    )
     assert "replies to the person's own prompts, by the judge" in str(judged.reason)
     assert asked[0] == ("I am 1.", "I am 2.")
 
 
-def test_the_same_reply_to_all_prompts_is_a_collapse(store: Store, pair: Pair, fill: Fill, renderer: Renderer) -> None:
+def test_the_same_reply_to_all_prompts_is_a_collapse(
+    store: Store, pair: Pair, fill: Fill, renderer: Renderer
+) -> None:
     """Shorter replies are not: a person may want them. Nor is one reply to one prompt that was asked again."""
 
     def run(say: Callable[[int, int], str]) -> GateResult:
-        return examine(store, pair, Scores(), Replies(renderer, say), renderer, prompts=12, budget=12, held_out=0)
+        return examine(
+            store,
+            pair,
+            Scores(),
+            Replies(renderer, say),
+            renderer,
+            prompts=12,
+            budget=12,
+            held_out=0,
+        )
 
     def collapsed(version: int, call: int) -> str:
         return f"The answer to this is {call}, I think." if version == 1 else "Yes."
@@ -280,8 +349,12 @@ def test_the_same_reply_to_all_prompts_is_a_collapse(store: Store, pair: Pair, f
 
 def test_words_that_recur_without_one_loop_are_repetition(renderer: Renderer) -> None:
     def is_faulty(text: str) -> bool:
-        ids = np.append(renderer.tokenizer.encode(text), renderer.stop_token_ids[0]).astype(np.int32)
-        return has_faulty_form(GateReply(token_ids=ids, logprobs=np.zeros(len(ids), np.float32), finish="stop"))
+        ids = np.append(renderer.tokenizer.encode(text), renderer.stop_token_ids[0]).astype(
+            np.int32
+        )
+        return has_faulty_form(
+            GateReply(token_ids=ids, logprobs=np.zeros(len(ids), np.float32), finish="stop")
+        )
 
     assert is_faulty("the " * 30 + "of " * 30 + "and " * 30 + "to " * 30)
     assert not is_faulty("one two three four five six seven eight nine ten " * 2)
@@ -303,9 +376,14 @@ def test_a_version_that_the_engine_cannot_load(
 ) -> None:
     source = Replies(renderer, lambda version, call: "", error=BrokenVersion(2, "damaged"))
     result = examine(store, pair, Scores(), source, renderer)
-    assert (result.promotes, str(result.reason)) == (False, "the engine cannot load version 2: damaged")
+    assert (result.promotes, str(result.reason)) == (
+        False,
+        "the engine cannot load version 2: damaged",
+    )
     source.error = BrokenVersion(1, "damaged")
-    assert examine(store, pair, Scores(), source, renderer).promotes, "the head's fault is not the candidate's"
+    assert examine(store, pair, Scores(), source, renderer).promotes, (
+        "the head's fault is not the candidate's"
+    )
 
 
 def test_a_comparison_that_fails_is_counted(store: Store, pair: Pair, history: list[str]) -> None:
@@ -318,7 +396,9 @@ def test_a_comparison_that_fails_is_counted(store: Store, pair: Pair, history: l
 def test_a_new_version_waits_for_replies_as_long_as_its_step_took(
     store: Store, pair: Pair, history: list[str], renderer: Renderer
 ) -> None:
-    source = Replies(renderer, lambda version, call: "", error=RepliesDelayed("people's replies run"))
+    source = Replies(
+        renderer, lambda version, call: "", error=RepliesDelayed("people's replies run")
+    )
     comparer = ReplyComparer(source, renderer, PROBES)
 
     def decide(seconds: float, **settings: Any) -> list[GateResult | None]:
@@ -335,7 +415,9 @@ def test_a_new_version_waits_for_replies_as_long_as_its_step_took(
     assert decide(0.0, wait=20.0) == [None, None]
 
 
-def test_a_setting_changes_the_gate(store: Store, pair: Pair, history: list[str], renderer: Renderer) -> None:
+def test_a_setting_changes_the_gate(
+    store: Store, pair: Pair, history: list[str], renderer: Renderer
+) -> None:
     """Each of gate.margin, gate.error, gate.held_out, gate.prompts, gate.budget, gate.seconds and gate.workers does."""
 
     def run(scores: Scores, **settings: Any) -> tuple[GateResult, Replies]:
@@ -354,7 +436,9 @@ def test_a_setting_changes_the_gate(store: Store, pair: Pair, history: list[str]
     assert run(Scores(), budget=2)[0].metrics["gate/comparisons"] == 2
     assert run(Scores(), seconds=0.0)[0].metrics["gate/comparisons"] == 0
     assert max(len(orders) for orders in run(Scores(), workers=1)[1].orders) == 2
-    sampled = [o for orders in run(Scores(), prompts=1)[1].orders for o in orders if o.temperature > 0]
+    sampled = [
+        o for orders in run(Scores(), prompts=1)[1].orders for o in orders if o.temperature > 0
+    ]
     assert len(sampled) == 2, "both versions answer one of the person's prompts"
 
 
@@ -363,7 +447,13 @@ def test_known_answers_of_the_head_are_not_generated_again(
 ) -> None:
     with store.write() as conn:
         known = probe_answers.ProbeAnswer(
-            version=1, probe="p0", head=0, question="?", head_answer="", candidate_answer="It is 1.", verdict=0.0
+            version=1,
+            probe="p0",
+            head=0,
+            question="?",
+            head_answer="",
+            candidate_answer="It is 1.",
+            verdict=0.0,
         )
         probe_answers.record_answers(conn, [known])
     source = Replies(renderer, lambda version, call: "It is 2.")

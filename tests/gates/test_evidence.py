@@ -16,7 +16,7 @@ from openclaw_rl.gates.evidence import (
     outlier_reason,
     verdict_agreement,
 )
-from openclaw_rl.types import Reason
+from openclaw_rl.reasons import Reason
 
 
 def kind(*differences: float, is_complete: bool = False, margin: float = 0.1) -> Evidence:
@@ -37,7 +37,9 @@ def test_a_clear_gain_is_promoted_early_and_only_if_every_kind_that_grows_agrees
     assert decide([good], is_spent=False) == ("promote", None)
     assert decide([good, kind(0.0)], is_spent=False) == (None, None)
     assert decide([good, kind(0.0, is_complete=True)], is_spent=False) == ("promote", None)
-    assert decide([], is_spent=False) == (None, None), "without evidence it waits for the budget to be spent"
+    assert decide([], is_spent=False) == (None, None), (
+        "without evidence it waits for the budget to be spent"
+    )
 
 
 def test_a_spent_budget_promotes_unless_a_mean_is_below_the_margin() -> None:
@@ -45,7 +47,9 @@ def test_a_spent_budget_promotes_unless_a_mean_is_below_the_margin() -> None:
     assert decide([kind(*few)], is_spent=True)[0] == "promote", "too few to say anything"
     assert decide([kind(*many)], is_spent=True)[0] == "reject"
     assert decide([kind(*many)], is_spent=False)[0] is None
-    assert decide([kind(*many, is_complete=True)], is_spent=False)[0] == "reject", "no more of it will come"
+    assert decide([kind(*many, is_complete=True)], is_spent=False)[0] == "reject", (
+        "no more of it will come"
+    )
     assert decide([kind(*many, margin=0.3)], is_spent=True)[0] == "promote"
     one_of_eight = [-1.0] + [0.0] * (MIN_COUNT - 1)
     assert decide([kind(*one_of_eight)], is_spent=True)[0] == "promote", "within the standard error"
@@ -71,7 +75,9 @@ def test_praise_of_replies_that_the_head_would_not_give() -> None:
     assert distance > MAX_OUTLIER_DISTANCE
     assert "praised replies of its batch" in str(outlier_reason(distance, is_retry=False))
     assert outlier_reason(MAX_OUTLIER_DISTANCE, is_retry=False) is None
-    assert outlier_reason(MAX_OUTLIER_DISTANCE, is_retry=True), "turns of a refused batch are suspected"
+    assert outlier_reason(MAX_OUTLIER_DISTANCE, is_retry=True), (
+        "turns of a refused batch are suspected"
+    )
     assert outlier_distance([], held_out) is None
     assert outlier_distance([-9.0], held_out[: MIN_COUNT - 1]) is None
 
@@ -82,8 +88,13 @@ def test_verdicts_that_contradict_what_was_learned() -> None:
     assert "contradict what the head has learned: agreement -1.00 over 4" in str(
         disagreement_reason(inverted, 4, is_suspect=False)
     )
-    assert disagreement_reason(verdict_agreement([1, 1, 1, -1], [0.1] * 4), 4, is_suspect=False) is None, "one is wrong"
-    assert disagreement_reason(inverted, 1, is_suspect=False) is None, "one complaint is no contradiction"
+    assert (
+        disagreement_reason(verdict_agreement([1, 1, 1, -1], [0.1] * 4), 4, is_suspect=False)
+        is None
+    ), "one is wrong"
+    assert disagreement_reason(inverted, 1, is_suspect=False) is None, (
+        "one complaint is no contradiction"
+    )
     assert disagreement_reason(inverted, 1, is_suspect=True)
     assert disagreement_reason(0.0, 1, is_suspect=True), "each suspected turn has to agree"
     assert disagreement_reason(0.1, 1, is_suspect=True) is None

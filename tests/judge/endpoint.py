@@ -18,13 +18,22 @@ ITEM = JudgeInput(
     messages=({"role": "user", "content": "hello"},),
     reply={"role": "assistant", "content": "Hi."},
     reaction=Reaction(
-        turn="t", revision=1, messages=({"role": "user", "content": "thanks"},), source="u", how="exact", at=1.0
+        turn="t",
+        revision=1,
+        messages=({"role": "user", "content": "thanks"},),
+        source="u",
+        how="exact",
+        at=1.0,
     ),
 )
 
 
 def completion(content: Any, finish: str = "stop") -> web.Response:
-    choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": finish}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": content},
+        "finish_reason": finish,
+    }
     return web.json_response({"object": "chat.completion", "choices": [choice]})
 
 

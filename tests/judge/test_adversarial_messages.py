@@ -16,7 +16,9 @@ from openclaw_rl.judge.vote_parser import parse_hint, parse_vote
 ROOT = Path(__file__).parents[2]
 
 
-def test_rules_side_patterns_and_linking_read_an_adversarial_message_within_a_tenth_of_a_second() -> None:
+def test_rules_side_patterns_and_linking_read_an_adversarial_message_within_a_tenth_of_a_second() -> (
+    None
+):
     """In another process, because a pattern that backtracks cannot be interrupted."""
     command = [sys.executable, "-m", "benchmarks.adversarial_messages", "--messages", "30"]
     done = subprocess.run(command, cwd=ROOT, timeout=120, capture_output=True, text=True)
@@ -31,7 +33,14 @@ def test_adversarial_messages_have_their_size_and_stay_the_same() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{" * 900_000, '{"' * 450_000, '{"a":' * 180_000, '{"a":[' * 150_000, '{"score": 1' * 80_000, '{"\\' * 300_000],
+    [
+        "{" * 900_000,
+        '{"' * 450_000,
+        '{"a":' * 180_000,
+        '{"a":[' * 150_000,
+        '{"score": 1' * 80_000,
+        '{"\\' * 300_000,
+    ],
     ids=lambda text: text[:8],
 )
 def test_an_answer_of_900_000_braces_is_no_vote_at_once(text: str) -> None:

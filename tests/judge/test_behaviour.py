@@ -36,7 +36,11 @@ NO_EVIDENCE = ScriptedJudge(lambda item: None)
 
 TRIP = "Plan a trip to Rome for my family."
 PLAN = "Day 1: the Forum and the Colosseum, with a guide at ten.\nDay 2: the Vatican museums, early, before the queue."
-START = Ask(name="hello", history=["u Good morning, are you there?"], reply="Good morning! What can I do for you?")
+START = Ask(
+    name="hello",
+    history=["u Good morning, are you there?"],
+    reply="Good morning! What can I do for you?",
+)
 OPEN = [*START.history, f"a {START.reply}"]
 PLANNED = Ask(name="plan", history=[*OPEN, f"u {TRIP}"], reply=PLAN)
 MAIL = Ask(name="mail", history=[f"u Put this into a mail to Ann: {PLAN}"], reply="Dear Ann ...")
@@ -45,19 +49,32 @@ WRITE = calls(("call_2", "write", json.dumps({"path": "trip.md", "text": PLAN}))
 SHELL = calls(("call_1", "shell", '{"command": "make"}'))
 
 
-def then(name: str, *more: Any, reply: str = "Very well, here it is.", after: Sequence[Any] = PLANNED.history) -> Ask:
+def then(
+    name: str,
+    *more: Any,
+    reply: str = "Very well, here it is.",
+    after: Sequence[Any] = PLANNED.history,
+) -> Ask:
     return Ask(name=name, history=[*after, *more], reply=reply)
 
 
 def tool_turn(output: str, **flags: Any) -> list[Step]:
     """The agent runs a command, and gets its output."""
     asked = Ask(name="plan", history=[*OPEN, "u Build the project, please."], reply=SHELL)
-    return [START, asked, then("next", SHELL, result("call_1", output) | flags, after=asked.history)]
+    return [
+        START,
+        asked,
+        then("next", SHELL, result("call_1", output) | flags, after=asked.history),
+    ]
 
 
 SCENES: dict[str, list[Step]] = {
     "regenerated": [START, PLANNED, then("another")],
-    "edited": [START, PLANNED, then("another", "u Plan a trip to Rome for my family, with two children.", after=OPEN)],
+    "edited": [
+        START,
+        PLANNED,
+        then("another", "u Plan a trip to Rome for my family, with two children.", after=OPEN),
+    ],
     "repeated": [START, PLANNED, then("another", f"a {PLAN}", f"u {TRIP.lower()}")],
     "abandoned": [START, PLANNED, Wait(seconds=500.0)],
     "copied": [
@@ -89,7 +106,11 @@ class Home:
     """A store in which conversations are collected, and judged on request."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
-        given = {"home": str(path), "judge.poll": 0.01, "judge.signals.abandoned_after": 400} | settings
+        given = {
+            "home": str(path),
+            "judge.poll": 0.01,
+            "judge.signals.abandoned_after": 400,
+        } | settings
         self.config: Config = from_flat(given)
         self.world = Stored(self.config.store_path, signals=self.config.judge.signals)
 
@@ -115,7 +136,11 @@ class Home:
 
     def _is_waiting(self, only: str) -> bool:
         with self.world.store.read() as conn:
-            return turns.current_verdict(conn, only) is None if only else turns.count_unjudged(conn)[0] > 0
+            return (
+                turns.current_verdict(conn, only) is None
+                if only
+                else turns.count_unjudged(conn)[0] > 0
+            )
 
     def verdict(self, turn: str = "plan") -> Verdict | None:
         with self.world.store.read() as conn:
@@ -157,14 +182,22 @@ def test_a_signal_that_is_switched_off_changes_nothing(scene: str, tmp_path: Pat
 def test_abandoned_after_is_the_time_that_it_takes(tmp_path: Path) -> None:
     on = OFF | {"judge.signals.abandoned": 0.3}
     home = (
-        Home(tmp_path, **on, **{"judge.signals.abandoned_after": 100}).play(START, PLANNED, Wait(seconds=90.0)).judge()
+        Home(tmp_path, **on, **{"judge.signals.abandoned_after": 100})
+        .play(START, PLANNED, Wait(seconds=90.0))
+        .judge()
     )
     assert home.world.state("plan")[0] is TurnState.SERVED
     home.play(Wait(seconds=20.0)).judge()
     assert score_of(home) == ("behaviour:abandoned", 1, 0.3)
-    home.play(then("later", f"a {PLAN}", "u No, not by train.")).judge(ScriptedJudge(lambda item: -1))
-    assert score_of(home) == ("scripted", -1, 1.0), "a late reaction in words counts before behaviour"
-    with pytest.raises(ConfigError, match=r"abandoned_after \(100\) is above collect\.session_timeout"):
+    home.play(then("later", f"a {PLAN}", "u No, not by train.")).judge(
+        ScriptedJudge(lambda item: -1)
+    )
+    assert score_of(home) == ("scripted", -1, 1.0), (
+        "a late reaction in words counts before behaviour"
+    )
+    with pytest.raises(
+        ConfigError, match=r"abandoned_after \(100\) is above collect\.session_timeout"
+    ):
         from_flat(on | {"judge.signals.abandoned_after": 100, "collect.session_timeout": 50})
 
 
@@ -180,7 +213,12 @@ def test_the_recorded_day_has_one_regeneration(tmp_path: Path) -> None:
 TRAIN = "Take the night train from Munich at eight in the evening.\nYou arrive in Rome at nine, after breakfast."
 SECOND = then("second", f"a {PLAN}", "u And by train?", reply=TRAIN)
 SAMPLED = [START, PLANNED, *(then(f"sample {n}") for n in range(5))]
-HANDED_OVER = [START, PLANNED, SECOND, Ask(name="agent", history=[f"u So far: {PLAN} {TRAIN}"], reply="Go.")]
+HANDED_OVER = [
+    START,
+    PLANNED,
+    SECOND,
+    Ask(name="agent", history=[f"u So far: {PLAN} {TRAIN}"], reply="Go."),
+]
 QUOTED = "u Is this right? Day 2: the Vatican museums, early, before the queue."
 QUICK = Ask(name="quick", history=PLANNED.history, reply="Another one, at once.")
 
@@ -189,7 +227,10 @@ QUICK = Ask(name="quick", history=PLANNED.history, reply="Another one, at once."
     ("steps", "turn"),
     [
         ([START, replace(START, name="second hello")], "hello"),
-        ([START, PLANNED, then("other", "u What is the French word for bread?", after=OPEN)], "plan"),
+        (
+            [START, PLANNED, then("other", "u What is the French word for bread?", after=OPEN)],
+            "plan",
+        ),
         ([START, PLANNED, then("next", f"a {PLAN}", "u go on")], "plan"),
         (HANDED_OVER, "plan"),
         ([START, PLANNED, then("elsewhere", QUOTED, after=())], "plan"),
@@ -221,7 +262,9 @@ def test_a_program_that_asks_again_at_once_is_no_person(tmp_path: Path) -> None:
 def test_words_count_before_behaviour_and_outright_scores_before_both(tmp_path: Path) -> None:
     home = Home(tmp_path).play(*SCENES["regenerated"]).judge()
     assert score_of(home) == ("behaviour:regenerated", -1, 0.5)
-    home.play(then("back", f"a {PLAN}", "u This one is better after all.")).judge(ScriptedJudge(lambda item: 1))
+    home.play(then("back", f"a {PLAN}", "u This one is better after all.")).judge(
+        ScriptedJudge(lambda item: 1)
+    )
     assert score_of(home) == ("scripted", 1, 1.0)
     home.play(Say(name="plan", score=-1)).judge(ScriptedJudge(lambda item: 1))
     assert score_of(home) == ("explicit", -1, 1.0)
@@ -230,7 +273,11 @@ def test_words_count_before_behaviour_and_outright_scores_before_both(tmp_path: 
 
 
 def test_behaviour_after_a_judge_that_found_no_evidence_is_a_new_verdict(tmp_path: Path) -> None:
-    home = Home(tmp_path).play(START, PLANNED, then("next", f"a {PLAN}", "u And by train, if we could?")).judge()
+    home = (
+        Home(tmp_path)
+        .play(START, PLANNED, then("next", f"a {PLAN}", "u And by train, if we could?"))
+        .judge()
+    )
     assert score_of(home) == ("scripted", None, 1.0)
     home.play(MAIL).judge()
     assert score_of(home) == ("behaviour:copied", 1, 0.2)
@@ -248,7 +295,11 @@ def test_neither_judge_nor_teacher_is_asked_where_nothing_was_said(
     steps: list[Step], reason: str, tmp_path: Path
 ) -> None:
     """They would have to invent it; the teacher's endpoint does not even exist."""
-    teacher = {"teacher.model": "t", "teacher.base_url": "http://127.0.0.1:1/v1", "teacher.when": "always"}
+    teacher = {
+        "teacher.model": "t",
+        "teacher.base_url": "http://127.0.0.1:1/v1",
+        "teacher.when": "always",
+    }
     judge = ScriptedJudge(lambda item: 1)
     verdict = Home(tmp_path, **teacher).play(*steps).judge(judge, only="plan").verdict()
     assert verdict is not None
@@ -260,7 +311,9 @@ def test_neither_judge_nor_teacher_is_asked_where_nothing_was_said(
 
 def test_a_signal_is_compared_with_what_people_say(tmp_path: Path) -> None:
     """Before and after the score; a signal that did not occur is compared with the opposite of its score."""
-    home = Home(tmp_path, **OFF | {"judge.signals.regenerated": -0.5, "judge.signals.tool_error": -0.2})
+    home = Home(
+        tmp_path, **OFF | {"judge.signals.regenerated": -0.5, "judge.signals.tool_error": -0.2}
+    )
     home.play(START, PLANNED, Say(name="plan", score=-1)).judge(pairs=1)
     assert home.pairs() == {"behaviour:regenerated": [(1, -1)]}
     home.play(then("another"), Say(name="another", score=1)).judge(pairs=2)
@@ -305,4 +358,6 @@ def test_a_signal_that_people_contradict_is_not_trained_on(
     assert f"behaviour:copied: kappa {row['value']:.2f}" in shown
     diagnoses = read(world, lambda conn: diagnose.find_diagnoses(world.config, conn, 10.0))
     found = [one for one in diagnoses if one.name == "a signal is not trusted"]
-    assert [one.settings for one in found] == ([] if is_trusted else [{"judge.signals.copied": 0.0}])
+    assert [one.settings for one in found] == (
+        [] if is_trusted else [{"judge.signals.copied": 0.0}]
+    )

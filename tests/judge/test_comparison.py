@@ -82,10 +82,14 @@ def world(world: World) -> World:
 def person_agrees(scores: Mapping[str, int], wrong: int = 0) -> Opinion:
     """A judge that gives the person's score, except on the first `wrong` turns, and +1 elsewhere."""
     reversed_turns = set(list(scores)[:wrong])
-    return lambda item: -scores[item.turn] if item.turn in reversed_turns else scores.get(item.turn, 1)
+    return lambda item: (
+        -scores[item.turn] if item.turn in reversed_turns else scores.get(item.turn, 1)
+    )
 
 
-def test_the_judge_scores_a_turn_with_explicit_feedback_from_the_reaction_alone(world: World) -> None:
+def test_the_judge_scores_a_turn_with_explicit_feedback_from_the_reaction_alone(
+    world: World,
+) -> None:
     score_turns(world, {"a": -1}, corrected=True)
     judge = judge_all(world, lambda item: 1, 1)
     (seen,) = judge.seen
@@ -120,7 +124,9 @@ def test_a_turn_is_compared_once_and_only_where_there_is_something_to_compare(wo
     asyncio.run(go())
 
 
-def test_a_judge_that_fails_leaves_the_explicit_verdict_and_is_not_asked_again(world: World) -> None:
+def test_a_judge_that_fails_leaves_the_explicit_verdict_and_is_not_asked_again(
+    world: World,
+) -> None:
     score_turns(world, {"a": 1})
     tried: list[str] = []
 
@@ -139,7 +145,9 @@ def test_a_judge_that_fails_leaves_the_explicit_verdict_and_is_not_asked_again(w
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_random_judge_is_not_trained_on_after_at_most_40_explicit_scores(world: World, seed: int) -> None:
+def test_a_random_judge_is_not_trained_on_after_at_most_40_explicit_scores(
+    world: World, seed: int
+) -> None:
     chance = random.Random(seed)
     for n in range(6):
         world.close(f"unscored{n}", "something")
@@ -170,7 +178,9 @@ def test_training_on_a_random_judge_stops_while_the_scores_arrive(
     assert "its verdicts are no longer trained on" in caplog.text
     assert "not trained on (judge.min_kappa): scripted" in note(world)
     shown = CliRunner().invoke(cli, ["status", "--home", world.config.home]).output
-    assert re.search(r"scripted: kappa -?0\.\d\d \(-0\.\d\d to 0\.\d\d\) over 40 scored turns", shown)
+    assert re.search(
+        r"scripted: kappa -?0\.\d\d \(-0\.\d\d to 0\.\d\d\) over 40 scored turns", shown
+    )
     assert "verdicts of scripted are not trained on (judge.min_kappa)" in shown
     assert "the judge is not trusted" in shown
     status = read(world, lambda conn: collect_status(conn, 10.0))
@@ -201,14 +211,18 @@ def test_one_sided_or_few_scores_decide_nothing(world: World) -> None:
     assert "unscored" in trainable(world)
     one_sided = [(1, 1)] * 30 + [(1, -1)] * (version_stats.MIN_PAIRS_EACH - 1)
     assert not version_stats.is_below_kappa(one_sided, 0.0)
-    assert version_stats.is_below_kappa([*one_sided, (1, -1)], 0.0), "a judge that always says +1 tells nothing"
+    assert version_stats.is_below_kappa([*one_sided, (1, -1)], 0.0), (
+        "a judge that always says +1 tells nothing"
+    )
 
 
 def test_a_verdict_of_0_is_no_evidence(world: World) -> None:
     scores = alternating(40)
     world.close("unscored", "something")
     score_turns(world, scores)
-    judge_all(world, lambda item: 0 if item.turn in list(scores)[::4] else scores.get(item.turn, 1), 40)
+    judge_all(
+        world, lambda item: 0 if item.turn in list(scores)[::4] else scores.get(item.turn, 1), 40
+    )
     assert "unscored" in trainable(world)
     (row,) = read(world, lambda conn: collect_status(conn, 10.0))["judges"]
     assert (row["value"], row["pairs"]) == (1, 30)
@@ -272,7 +286,9 @@ def test_the_bar_is_read_again_at_the_start(world: World) -> None:
 
 
 def test_comparisons_are_limited(world: World) -> None:
-    world.config = from_flat({"home": world.config.home, "judge.poll": 0.01, "judge.max_comparisons": 7})
+    world.config = from_flat(
+        {"home": world.config.home, "judge.poll": 0.01, "judge.max_comparisons": 7}
+    )
     score_turns(world, alternating(20))
     judge = judge_all(world, lambda item: 1, 7)
     assert len(judge.seen) == len(pairs(world)) == 7

@@ -67,7 +67,11 @@ async def ask_judge(config: Config) -> Any:
     judge = make_judge(config)
     try:
         verdict = await judge.judge(ITEM)
-        return verdict.score, len(verdict.votes), sum(one.error is not None for one in verdict.votes)
+        return (
+            verdict.score,
+            len(verdict.votes),
+            sum(one.error is not None for one in verdict.votes),
+        )
     except JudgeError as error:
         return type(error)
     finally:
@@ -79,25 +83,43 @@ async def ask_teacher(config: Config) -> Any:
     teacher = Teacher(config)
     bad = Verdict(turn="t", revision=1, judge="rules@1", score=-1, at=1.0)
     try:
-        return (await teacher.add_hint(ITEM, bad)).hints if teacher.wants_hint(ITEM, bad) else "not asked"
+        return (
+            (await teacher.add_hint(ITEM, bad)).hints
+            if teacher.wants_hint(ITEM, bad)
+            else "not asked"
+        )
     finally:
         await teacher.close()
 
 
-def observe(ask: Callable[[Config], Awaitable[Any]], section: str, given: dict[str, Any], folder: Path) -> Result:
+def observe(
+    ask: Callable[[Config], Awaitable[Any]], section: str, given: dict[str, Any], folder: Path
+) -> Result:
     """Ask with these settings, at an endpoint of this process. Braces in a value stand for its port and a folder."""
 
     async def go() -> Result:
         async with serving(answer) as endpoint:
-            url = {f"{section}.base_url": "http://127.0.0.1:{port}/v1", f"{section}.model": "a-model"}
+            url = {
+                f"{section}.base_url": "http://127.0.0.1:{port}/v1",
+                f"{section}.model": "a-model",
+            }
             values = {"judge.kind": "llm"} if section == "judge" else {}
             flat = {
-                key: value.format(port=endpoint.port, folder=folder) if isinstance(value, str) else value
+                key: value.format(port=endpoint.port, folder=folder)
+                if isinstance(value, str)
+                else value
                 for key, value in (values | url | given).items()
             }
             outcome = await ask(from_flat(flat))
-            bodies = [{key: value for key, value in body.items() if key != "messages"} for body in endpoint.seen]
-            return Result(bodies=bodies, keys=[h.get("authorization") for h in endpoint.headers], outcome=outcome)
+            bodies = [
+                {key: value for key, value in body.items() if key != "messages"}
+                for body in endpoint.seen
+            ]
+            return Result(
+                bodies=bodies,
+                keys=[h.get("authorization") for h in endpoint.headers],
+                outcome=outcome,
+            )
 
     (folder / "rules.yaml").write_text(RULES)
     return asyncio.run(go())
@@ -115,15 +137,22 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
 
 
 @pytest.mark.parametrize("key", JUDGE)
-def test_a_setting_changes_what_is_judged(key: str, plain: dict[str, Result], tmp_path: Path) -> None:
+def test_a_setting_changes_what_is_judged(
+    key: str, plain: dict[str, Result], tmp_path: Path
+) -> None:
     value, beside = JUDGE[key]
     assert observe(ask_judge, "judge", beside | {key: value}, tmp_path) != plain[f"judge {beside}"]
 
 
 @pytest.mark.parametrize("key", TEACHER)
-def test_a_setting_changes_what_is_taught(key: str, plain: dict[str, Result], tmp_path: Path) -> None:
+def test_a_setting_changes_what_is_taught(
+    key: str, plain: dict[str, Result], tmp_path: Path
+) -> None:
     value, beside = TEACHER[key]
-    assert observe(ask_teacher, "teacher", beside | {key: value}, tmp_path) != plain[f"teacher {beside}"]
+    assert (
+        observe(ask_teacher, "teacher", beside | {key: value}, tmp_path)
+        != plain[f"teacher {beside}"]
+    )
 
 
 def test_nothing_else_changes_it(plain: dict[str, Result], tmp_path: Path) -> None:

@@ -17,7 +17,11 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.types import Feedback, JudgeInput, Reaction, Verdict
 
 ASKED = "What is the capital of Australia, and what is 17 * 23? My file is notes.txt. Write at least 3 lines."
-CALL = {"id": "c", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "a.py"}'}}
+CALL = {
+    "id": "c",
+    "type": "function",
+    "function": {"name": "read_file", "arguments": '{"path": "a.py"}'},
+}
 REPLY = {"role": "assistant", "content": "Sydney, and 381.", "tool_calls": [CALL]}
 SAID = (
     'No, it is Canberra, and 17 * 23 is 391. Use at most 50 words, call run_tests() in /srv/app, say "good morning", '
@@ -26,10 +30,16 @@ SAID = (
 
 
 def turn(said: str = SAID, asked: str = ASKED, comment: str | None = None) -> JudgeInput:
-    given = (Feedback(id="f", scope="s", target="t", comment=comment, given_at=1.0),) if comment else ()
+    given = (
+        (Feedback(id="f", scope="s", target="t", comment=comment, given_at=1.0),) if comment else ()
+    )
     told = ({"role": "user", "content": said},)
-    reaction = Reaction(turn="t", revision=1, messages=told, feedback=given, source="u", how="exact", at=1.0)
-    return JudgeInput(turn="t", messages=({"role": "user", "content": asked},), reply=REPLY, reaction=reaction)
+    reaction = Reaction(
+        turn="t", revision=1, messages=told, feedback=given, source="u", how="exact", at=1.0
+    )
+    return JudgeInput(
+        turn="t", messages=({"role": "user", "content": asked},), reply=REPLY, reaction=reaction
+    )
 
 
 def leak(hint: str, item: JudgeInput | None = None) -> str | None:
@@ -46,7 +56,10 @@ def leak(hint: str, item: JudgeInput | None = None) -> str | None:
         ("Look into /srv/app first.", "code"),
         ("Begin with `/srv/app`.", "code"),
         ('Greet with "good morning" first.', "a quotation"),
-        ("tell me that the seat of the government was moved there from another city", "a run of words"),
+        (
+            "tell me that the seat of the government was moved there from another city",
+            "a run of words",
+        ),
     ],
 )
 def test_a_hint_with_what_only_came_later_leaks(hint: str, kind: str) -> None:
@@ -94,7 +107,10 @@ def test_a_comment_is_read_and_the_conversation_is_known() -> None:
     assert leak("Say 391.", turn(asked="Is it 391?")) is None
     called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     seen = replace(turn("no, a.py"), messages=(called,))
-    assert (leak("Look into a.py first.", seen), leak("Look into app.py first.", turn("no, app.py"))) == (None, "code")
+    assert (
+        leak("Look into a.py first.", seen),
+        leak("Look into app.py first.", turn("no, app.py")),
+    ) == (None, "code")
     assert leak("Say 39.") is None
 
 
@@ -122,9 +138,14 @@ def test_a_leaking_hint_of_the_judge_is_dropped_with_the_reason_and_the_score_st
     verdict = asyncio.run(go())
     assert (verdict.score, verdict.hints) == (-1, ("Check your sums.",))
     assert verdict.reason.endswith("2 of 3 hints dropped: they give the answer away")
-    assert sorted(v.reason for v in verdict.votes) == ["r", *["r [hint dropped: it gives away a number]"] * 2]
+    assert sorted(v.reason for v in verdict.votes) == [
+        "r",
+        *["r [hint dropped: it gives away a number]"] * 2,
+    ]
     assert "391" not in str([(vote.hint, vote.reason) for vote in verdict.votes])
-    assert [vote.fact for vote in verdict.votes].count("Say 391.") == 2, "kept for a lesson about this question alone"
+    assert [vote.fact for vote in verdict.votes].count("Say 391.") == 2, (
+        "kept for a lesson about this question alone"
+    )
 
 
 def test_a_leaking_hint_of_the_teacher_leaves_the_hints_of_the_judge() -> None:
@@ -133,9 +154,14 @@ def test_a_leaking_hint_of_the_teacher_leaves_the_hints_of_the_judge() -> None:
 
     async def go() -> Verdict:
         async with serving(answer) as endpoint:
-            flat = {"teacher.base_url": f"http://127.0.0.1:{endpoint.port}/v1", "teacher.model": "m"}
+            flat = {
+                "teacher.base_url": f"http://127.0.0.1:{endpoint.port}/v1",
+                "teacher.model": "m",
+            }
             teacher = Teacher(from_flat(flat))
-            bad = Verdict(turn="t", revision=1, judge="rules@1", score=-1, hints=("Be brief.",), at=1.0)
+            bad = Verdict(
+                turn="t", revision=1, judge="rules@1", score=-1, hints=("Be brief.",), at=1.0
+            )
             try:
                 return await teacher.add_hint(turn(), bad)
             finally:

@@ -55,11 +55,21 @@ def test_votes_are_asked_in_parallel_and_the_majority_holds() -> None:
 
     verdict, endpoint = judged(answer, api_key="secret", temperature=0.3, max_tokens=99)
     assert most == 3
-    assert (verdict.score, verdict.hints, verdict.turn, verdict.revision) == (-1, ("Be brief.",), "t", 1)
+    assert (verdict.score, verdict.hints, verdict.turn, verdict.revision) == (
+        -1,
+        ("Be brief.",),
+        "t",
+        1,
+    )
     assert len(verdict.votes) == 3
     assert "grader" in verdict.judge
     body = endpoint.seen[0]
-    assert (body["model"], body["temperature"], body["max_tokens"], body["stream"]) == ("grader", 0.3, 99, False)
+    assert (body["model"], body["temperature"], body["max_tokens"], body["stream"]) == (
+        "grader",
+        0.3,
+        99,
+        False,
+    )
     assert "thanks" in body["messages"][-1]["content"]
     assert endpoint.headers[0]["authorization"] == "Bearer secret"
     assert endpoint.headers[0]["x-turn-type"] == "side"
@@ -73,7 +83,11 @@ def test_votes_are_asked_in_parallel_and_the_majority_holds() -> None:
         ([vote(0), vote(0), vote(-1, "Be brief.")], 0, ()),
         ([vote(1, "a b c"), vote(-1, "d e f"), "?"], None, ()),
         ([vote(1), vote(0), vote(-1)], None, ()),
-        (["<think>" + vote(1) + "</think>" + vote(-1), "<think>maybe " + vote(1), vote(-1)], -1, ()),
+        (
+            ["<think>" + vote(1) + "</think>" + vote(-1), "<think>maybe " + vote(1), vote(-1)],
+            -1,
+            (),
+        ),
     ],
 )
 def test_unusable_votes_do_not_count_and_ties_abstain(
@@ -94,8 +108,18 @@ def test_unusable_votes_do_not_count_and_ties_abstain(
         (lambda: web.Response(status=429, headers={"Retry-After": "0"}), 2),
         (lambda: web.Response(status=500, text="boom", headers={"Retry-After": "0.01"}), 2),
         (lambda: web.Response(status=503, headers={"Retry-After": "0"}), 2),
-        (lambda: web.json_response({"error": {"message": "max_tokens is not supported"}}, status=400), 2),
-        (lambda: web.json_response({"detail": "temperature: extra inputs are not permitted"}, status=422), 2),
+        (
+            lambda: web.json_response(
+                {"error": {"message": "max_tokens is not supported"}}, status=400
+            ),
+            2,
+        ),
+        (
+            lambda: web.json_response(
+                {"detail": "temperature: extra inputs are not permitted"}, status=422
+            ),
+            2,
+        ),
     ],
 )
 def test_what_passes_is_asked_again(first: Callable[[], web.Response], asked: int) -> None:
@@ -107,7 +131,9 @@ def test_what_passes_is_asked_again(first: Callable[[], web.Response], asked: in
 def test_a_model_that_refuses_an_option_is_asked_in_its_own_words() -> None:
     async def answer(request: web.Request, number: int) -> web.StreamResponse:
         if "max_tokens" in await request.json():
-            return web.json_response({"error": {"message": "Unsupported parameter: 'max_tokens'"}}, status=400)
+            return web.json_response(
+                {"error": {"message": "Unsupported parameter: 'max_tokens'"}}, status=400
+            )
         return completion(vote(1))
 
     verdict, endpoint = judged(answer)
@@ -143,19 +169,41 @@ def test_a_slow_answer_is_given_up_in_time() -> None:
         (always("The reply was fine."), "expected a JSON object with score", 3),
         (always(None), "empty", 3),
         (always("", "length"), "judge.max_tokens", 3),
-        (then(lambda: web.Response(text="<html>hello</html>"), 99, ""), "expected a chat completion", 3),
+        (
+            then(lambda: web.Response(text="<html>hello</html>"), 99, ""),
+            "expected a chat completion",
+            3,
+        ),
         (then(lambda: web.json_response([1]), 99, ""), "expected a chat completion", 3),
         (then(lambda: web.json_response({"choices": []}), 99, ""), "expected a chat completion", 3),
-        (then(lambda: web.json_response({"choices": [{"message": None}]}), 99, ""), "expected a chat completion", 3),
+        (
+            then(lambda: web.json_response({"choices": [{"message": None}]}), 99, ""),
+            "expected a chat completion",
+            3,
+        ),
         (then(lambda: web.Response(body=b"\xff\xfe\x00"), 99, ""), "expected a chat completion", 3),
         (then(lambda: web.Response(status=401, text="no key"), 99, ""), "Set judge.api_key", 3),
         (then(lambda: web.Response(status=404, text="no model"), 99, ""), "judge.model", 3),
-        (then(lambda: web.Response(status=302, headers={"Location": "/elsewhere"}), 99, ""), "HTTP 302", 3),
-        (then(lambda: web.Response(status=429, headers={"Retry-After": "3600"}), 99, ""), "HTTP 429", 3),
-        (then(lambda: web.Response(status=500, headers={"Retry-After": "0"}), 99, ""), "HTTP 500", 6),
+        (
+            then(lambda: web.Response(status=302, headers={"Location": "/elsewhere"}), 99, ""),
+            "HTTP 302",
+            3,
+        ),
+        (
+            then(lambda: web.Response(status=429, headers={"Retry-After": "3600"}), 99, ""),
+            "HTTP 429",
+            3,
+        ),
+        (
+            then(lambda: web.Response(status=500, headers={"Retry-After": "0"}), 99, ""),
+            "HTTP 500",
+            6,
+        ),
     ],
 )
-def test_no_usable_vote_is_no_verdict_and_says_what_came_instead(answer: Answer, words: str, asked: int) -> None:
+def test_no_usable_vote_is_no_verdict_and_says_what_came_instead(
+    answer: Answer, words: str, asked: int
+) -> None:
     async def go() -> None:
         async with serving(answer) as endpoint:
             judge = LlmJudge(settings(endpoint.port, retries=1))
@@ -183,7 +231,9 @@ def test_no_usable_vote_is_no_verdict_and_says_what_came_instead(answer: Answer,
         then(lambda: web.Response(status=400, text="bad request: SECRET"), 99, ""),
     ],
 )
-def test_an_error_says_what_came_but_not_its_words(answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_says_what_came_but_not_its_words(
+    answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     with pytest.raises(JudgeError) as caught:
         judged(answer)
@@ -219,7 +269,9 @@ def test_nobody_listening_is_no_verdict() -> None:
         ("127.0.0.1", "http://judge.example:8000/v1", "openclaw", False),
     ],
 )
-def test_the_live_policy_never_judges_itself(host: str, url: str, model: str, refused: bool) -> None:
+def test_the_live_policy_never_judges_itself(
+    host: str, url: str, model: str, refused: bool
+) -> None:
     flat = {"serve.host": host, "serve.port": 8000, "serve.api_key": "k" * 16}
     config = from_flat(flat | {"judge.kind": "llm", "judge.base_url": url, "judge.model": model})
     if refused:

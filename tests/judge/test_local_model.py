@@ -101,15 +101,33 @@ def test_votes_come_from_tokens() -> None:
 @pytest.mark.parametrize(
     ("engine", "more", "words"),
     [
-        (lambda: says("Hm.", "No.", "?"), {}, "judge starter at here: no usable vote: expected a JSON object"),
+        (
+            lambda: says("Hm.", "No.", "?"),
+            {},
+            "judge starter at here: no usable vote: expected a JSON object",
+        ),
         (lambda: says(" ", " ", " "), {}, "got an empty one .finish_reason stop."),
-        (lambda: says(vote(1), vote(1), vote(1), context_length=20), {}, "judge.path has a context of 20"),
-        (lambda: says(vote(1), vote(1), vote(1), delay=1.0), {"timeout": 0.2}, "no answer within 0.2 s"),
-        (lambda: says(vote(1), vote(1), vote(1), gone_at=0), {}, "the judge's own engine: no engine answers"),
+        (
+            lambda: says(vote(1), vote(1), vote(1), context_length=20),
+            {},
+            "judge.path has a context of 20",
+        ),
+        (
+            lambda: says(vote(1), vote(1), vote(1), delay=1.0),
+            {"timeout": 0.2},
+            "no answer within 0.2 s",
+        ),
+        (
+            lambda: says(vote(1), vote(1), vote(1), gone_at=0),
+            {},
+            "the judge's own engine: no engine answers",
+        ),
         (lambda: says(vote(1), vote(1), vote(1)), {"max_tokens": 16}, "expected a JSON object"),
     ],
 )
-def test_what_is_no_answer_is_no_verdict(engine: Callable[[], Linked], more: dict[str, Any], words: str) -> None:
+def test_what_is_no_answer_is_no_verdict(
+    engine: Callable[[], Linked], more: dict[str, Any], words: str
+) -> None:
     with pytest.raises(JudgeError, match=words):
         judged(engine(), **more)
 
@@ -129,10 +147,20 @@ def test_an_engine_that_was_started_anew_is_told_what_it_holds() -> None:
 
 def test_its_engine_is_the_policys_with_another_model_and_home(tmp_path: Path) -> None:
     config = from_flat(
-        OWN | {"home": str(tmp_path), "judge.path": "/models/j", "engine.max_loaded_versions": 8, "judge.gpus": ("3",)}
+        OWN
+        | {
+            "home": str(tmp_path),
+            "judge.path": "/models/j",
+            "engine.max_loaded_versions": 8,
+            "judge.gpus": ("3",),
+        }
     )
     theirs = local_model.engine_config(config)
-    assert (theirs.model.path, theirs.home_dir, theirs.engine.backend) == ("/models/j", tmp_path / "judge", "embedded")
+    assert (theirs.model.path, theirs.home_dir, theirs.engine.backend) == (
+        "/models/j",
+        tmp_path / "judge",
+        "embedded",
+    )
     assert (theirs.engine.max_loaded_versions, theirs.engine.gpus) == (2, ("3",))
     assert theirs.engine_socket != config.engine_socket
 
@@ -146,7 +174,9 @@ def test_its_engine_is_the_policys_with_another_model_and_home(tmp_path: Path) -
         ({}, ("judge",), False),
     ],
 )
-def test_its_room_is_there_where_the_judge_is(more: dict[str, str], rooms: tuple[str, ...], there: bool) -> None:
+def test_its_room_is_there_where_the_judge_is(
+    more: dict[str, str], rooms: tuple[str, ...], there: bool
+) -> None:
     assert (local_model.ENGINE_PROCESS in with_required_workers(from_flat(more), rooms)) is there
 
 
@@ -158,7 +188,11 @@ def test_what_cannot_be_started_is_refused() -> None:
 def test_a_teacher_that_is_only_named_lives_where_the_judge_does() -> None:
     where = {"judge.base_url": "http://127.0.0.1:9/v1", "judge.api_key": "k", "teacher.model": "t"}
     teacher = from_flat(where).teacher
-    assert (teacher.wanted, teacher.base_url, teacher.api_key) == (True, "http://127.0.0.1:9/v1", "k")
+    assert (teacher.wanted, teacher.base_url, teacher.api_key) == (
+        True,
+        "http://127.0.0.1:9/v1",
+        "k",
+    )
     with pytest.raises(ConfigError, match=r"teacher\.model is t, and no endpoint serves it"):
         check_judge_settings(from_flat({"teacher.model": "t"}))
 
@@ -170,7 +204,10 @@ def test_the_starter_as_a_judge_gives_no_verdict_but_answers(tmp_path: Path) -> 
     prepare_home(local_model.engine_config(config))
 
     async def go() -> JudgeError:
-        stop, supervisor = asyncio.Event(), Supervisor(config, [local_model.ENGINE_PROCESS], echo=False)
+        stop, supervisor = (
+            asyncio.Event(),
+            Supervisor(config, [local_model.ENGINE_PROCESS], echo=False),
+        )
         running = asyncio.create_task(supervisor.run(stop))
         judge = LlmJudge(config)
         give_up = time.monotonic() + 240

@@ -29,19 +29,35 @@ def shipped() -> RulesJudge:
 
 
 def judged(text: str, reply: str = STATEMENT) -> Verdict:
-    reaction = Reaction(turn="t", revision=1, messages=({"role": "user", "content": text},), source="u", how="x", at=1)
+    reaction = Reaction(
+        turn="t",
+        revision=1,
+        messages=({"role": "user", "content": text},),
+        source="u",
+        how="x",
+        at=1,
+    )
     answer = {"role": "assistant", "content": reply}
-    return asyncio.run(shipped().judge(JudgeInput(turn="t", messages=(), reply=answer, reaction=reaction)))
+    return asyncio.run(
+        shipped().judge(JudgeInput(turn="t", messages=(), reply=answer, reaction=reaction))
+    )
 
 
 def rows(*kinds: str) -> list[Any]:
     return [
-        pytest.param(text, id=f"{name}-{text}") for name, table in TABLES.items() for k in kinds for text in table[k]
+        pytest.param(text, id=f"{name}-{text}")
+        for name, table in TABLES.items()
+        for k in kinds
+        for text in table[k]
     ]
 
 
 def hinted_rows(kind: str) -> list[Any]:
-    return [pytest.param(*row, id=f"{name}-{row[0]}") for name, table in TABLES.items() for row in table[kind].items()]
+    return [
+        pytest.param(*row, id=f"{name}-{row[0]}")
+        for name, table in TABLES.items()
+        for row in table[kind].items()
+    ]
 
 
 def rows_by_hint(kind: str) -> list[Any]:
@@ -138,7 +154,9 @@ def test_a_no_to_a_question_of_the_assistant_is_no_verdict(text: str) -> None:
 
 
 @pytest.mark.parametrize("language", TRANSLATED)
-def test_each_language_has_a_file_forty_cases_and_half_of_them_without_a_verdict(language: str) -> None:
+def test_each_language_has_a_file_forty_cases_and_half_of_them_without_a_verdict(
+    language: str,
+) -> None:
     table = TABLES[language]
     silent = len(table["none"]) + len(table["asked"])
     spoken = sum(len(table[kind]) for kind in ("good", "bad", "good_hints", "bad_hints"))

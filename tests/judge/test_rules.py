@@ -35,11 +35,18 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> RulesJudge:
 
 
 def item(*messages: tuple[str, Any], comment: str | None = None) -> JudgeInput:
-    given = (Feedback(id="f", scope="s", target="t", comment=comment, given_at=1.0),) if comment else ()
+    given = (
+        (Feedback(id="f", scope="s", target="t", comment=comment, given_at=1.0),) if comment else ()
+    )
     said = tuple({"role": role, "content": text} for role, text in messages)
-    reaction = Reaction(turn="t", revision=3, messages=said, feedback=given, source="u", how="exact", at=1.0)
+    reaction = Reaction(
+        turn="t", revision=3, messages=said, feedback=given, source="u", how="exact", at=1.0
+    )
     return JudgeInput(
-        turn="t", messages=(), reply={"role": "assistant", "content": "no shorter Traceback"}, reaction=reaction
+        turn="t",
+        messages=(),
+        reply={"role": "assistant", "content": "no shorter Traceback"},
+        reaction=reaction,
     )
 
 
@@ -56,7 +63,11 @@ def ask(judge: RulesJudge, thing: JudgeInput) -> Verdict:
         ([("user", "[Fri 2026-11-20 18:24 UTC] No, not that")], -1, ()),
         ([("user", [{"type": "text", "text": "thanks"}])], 1, ()),
         ([("user", "thanks, but too long")], None, ("Keep answers short.",)),
-        ([("user", "too long: shorter, more formal")], -1, ("Keep answers short.", "Use a formal tone.")),
+        (
+            [("user", "too long: shorter, more formal")],
+            -1,
+            ("Keep answers short.", "Use a formal tone."),
+        ),
         ([("user", "more formal")], None, ("Use a formal tone.",)),
         ([("user", "Traceback")], None, ()),
         ([("tool", "ok"), ("tool", "Traceback (most recent"), ("tool", "ok")], -1, ()),
@@ -104,34 +115,63 @@ def test_another_file_is_another_judge(judge: RulesJudge, tmp_path: Path) -> Non
         ("[]", "version: 1"),
         ("version: 1\nrules: []", "a list `rules:`"),
         ("version: 1\nrules: {}", "a list `rules:`"),
-        ("version: 1\nparts: []\nrules: [{name: a, when: b, score: 1}]", "`parts`: expected a mapping"),
+        (
+            "version: 1\nparts: []\nrules: [{name: a, when: b, score: 1}]",
+            "`parts`: expected a mapping",
+        ),
         ("version: 1\nrule: []\nrules: [{name: a, when: b, score: 1}]", "the keys"),
         ("version: 1\nrules: [3]", "rule 1: expected a mapping"),
         ("version: 1\nrules: [{when: b, score: 1}]", "rule 1: `name`"),
         ("version: 1\nrules: [{name: a, score: 1}]", r"rule 1 \(a\): `when`: expected text"),
-        ("version: 1\nrules: [{name: a, when: '(', score: 1}]", r"rule 1 \(a\): `when`: expected a regular expression"),
+        (
+            "version: 1\nrules: [{name: a, when: '(', score: 1}]",
+            r"rule 1 \(a\): `when`: expected a regular expression",
+        ),
         (
             "version: 1\nrules: [{name: a, when: 'a(?!b)', score: 1}]",
             r"rule 1 \(a\): `when`: expected a regular expression of RE2, got .*look-ahead is not supported",
         ),
-        ("version: 1\nrules: [{name: a, when: b, score: 2}]", r"`score`: expected 1, -1 or nothing; got 2"),
-        ("version: 1\nrules: [{name: a, when: b, score: true}]", "`score`: expected 1, -1 or nothing; got True"),
-        ("version: 1\nrules: [{name: a, when: b, score: 1, who: me}]", "`who`: expected user, tool or any; got 'me'"),
+        (
+            "version: 1\nrules: [{name: a, when: b, score: 2}]",
+            r"`score`: expected 1, -1 or nothing; got 2",
+        ),
+        (
+            "version: 1\nrules: [{name: a, when: b, score: true}]",
+            "`score`: expected 1, -1 or nothing; got True",
+        ),
+        (
+            "version: 1\nrules: [{name: a, when: b, score: 1, who: me}]",
+            "`who`: expected user, tool or any; got 'me'",
+        ),
         ("version: 1\nrules: [{name: a, when: b, score: 1, hints: c}]", "unknown key 'hints'"),
-        ("version: 1\nrules: [{name: a, when: b, unless: '(', score: 1}]", "`unless`: expected a regular expression"),
+        (
+            "version: 1\nrules: [{name: a, when: b, unless: '(', score: 1}]",
+            "`unless`: expected a regular expression",
+        ),
         ("version: 1\nrules: [{name: a, when: b}]", "a `score`, a `hint` or both"),
         ("version: 1\nrules: [{name: a, when: b, hint: 3}]", "`hint`: expected text; got 3"),
-        ("version: 1\nrules: [{name: a, when: b, score: 1}, {name: a, when: c, score: 1}]", "distinct names"),
+        (
+            "version: 1\nrules: [{name: a, when: b, score: 1}, {name: a, when: c, score: 1}]",
+            "distinct names",
+        ),
         ("version: [", "not valid YAML"),
         (
             "version: 1\nwhen: 3\nrules: [{name: a, when: b, score: 1}]",
             "`when`: expected text or a list",
         ),
-        ("version: 1\nunless: '('\nrules: [{name: a, when: b, score: 1}]", "`unless`: expected a regular expression"),
-        ("version: 1\nrules: [{name: a, when: [b, 3], score: 1}]", r"rule 1 \(a\): `when`: expected text"),
+        (
+            "version: 1\nunless: '('\nrules: [{name: a, when: b, score: 1}]",
+            "`unless`: expected a regular expression",
+        ),
+        (
+            "version: 1\nrules: [{name: a, when: [b, 3], score: 1}]",
+            r"rule 1 \(a\): `when`: expected text",
+        ),
     ],
 )
-def test_a_bad_file_is_named_with_the_rule_and_what_was_expected(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_bad_file_is_named_with_the_rule_and_what_was_expected(
+    tmp_path: Path, text: str, expected: str
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=expected) as caught:
@@ -140,9 +180,18 @@ def test_a_bad_file_is_named_with_the_rule_and_what_was_expected(tmp_path: Path,
 
 
 def test_aliases_that_stand_for_billions_of_texts_fill_no_error(tmp_path: Path) -> None:
-    file, levels = tmp_path / "mine.yaml", [f"x{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
-    file.write_text("\n".join(["version: 1", "rules:", "- {name: &a0 a}", "parts:", *(f"  {line}" for line in levels)]))
-    with pytest.raises(ConfigError, match="`parts`: expected a mapping from names to patterns") as caught:
+    file, levels = (
+        tmp_path / "mine.yaml",
+        [f"x{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)],
+    )
+    file.write_text(
+        "\n".join(
+            ["version: 1", "rules:", "- {name: &a0 a}", "parts:", *(f"  {line}" for line in levels)]
+        )
+    )
+    with pytest.raises(
+        ConfigError, match="`parts`: expected a mapping from names to patterns"
+    ) as caught:
         RulesJudge.load(file)
     assert len(str(caught.value)) < 10_000
 
@@ -163,7 +212,9 @@ def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
         ([("user", "And the capital of Peru?")], None, None),
     ],
 )
-def test_the_shipped_rules(messages: list[tuple[str, str]], score: int | None, hint: str | None) -> None:
+def test_the_shipped_rules(
+    messages: list[tuple[str, str]], score: int | None, hint: str | None
+) -> None:
     verdict = ask(RulesJudge.load(), item(*messages))
     assert verdict.score == score
     assert verdict.hints == (() if hint is None else (hint,))
@@ -230,9 +281,12 @@ ORDINARY: list[tuple[str, tuple[int | None, ...], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(
-    ("who", "allowed", "text"), [(who, allowed, text) for who, allowed, texts in ORDINARY for text in texts]
+    ("who", "allowed", "text"),
+    [(who, allowed, text) for who, allowed, texts in ORDINARY for text in texts],
 )
-def test_ordinary_words_are_no_verdict(who: str, allowed: tuple[int | None, ...], text: str) -> None:
+def test_ordinary_words_are_no_verdict(
+    who: str, allowed: tuple[int | None, ...], text: str
+) -> None:
     verdict = ask(RulesJudge.load(), item((who, text)))
     assert verdict.score in allowed, verdict.reason
     assert verdict.score is not None or verdict.hints == ()
@@ -248,7 +302,9 @@ def test_a_polite_person_is_judged_at_once(words: str) -> None:
 
 
 def test_unless_takes_a_match_back(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("version: 1\nrules: [{name: a, when: great, unless: but, score: 1}]")
+    (tmp_path / "r.yaml").write_text(
+        "version: 1\nrules: [{name: a, when: great, unless: but, score: 1}]"
+    )
     judge = RulesJudge.load(tmp_path / "r.yaml")
     assert [ask(judge, item(("user", text))).score for text in ("great", "great, but")] == [1, None]
 
@@ -269,13 +325,19 @@ def test_a_file_may_be_for_the_messages_of_one_language(tmp_path: Path) -> None:
         "version: 1\nparts: {kana: '[ぁ-ん]'}\nwhen: <kana>\nunless: '訳して'\nrules: [{name: a, when: 最高, score: 1}]"
     )
     judge = RulesJudge.load(tmp_path / "r.yaml")
-    assert [ask(judge, item(("user", text))).score for text in ("最高です", "最高", "最高を訳して")] == [1, None, None]
+    assert [
+        ask(judge, item(("user", text))).score for text in ("最高です", "最高", "最高を訳して")
+    ] == [1, None, None]
 
 
 def test_a_no_to_a_question_of_the_reply_is_no_complaint(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("version: 1\nrules: [{name: a, when: ^no, unless_reply: '[?]$', score: -1}]")
+    (tmp_path / "r.yaml").write_text(
+        "version: 1\nrules: [{name: a, when: ^no, unless_reply: '[?]$', score: -1}]"
+    )
     judge = RulesJudge.load(tmp_path / "r.yaml")
-    asked = replace(item(("user", "no")), reply={"role": "assistant", "content": "<think>?</think>Shall I?"})
+    asked = replace(
+        item(("user", "no")), reply={"role": "assistant", "content": "<think>?</think>Shall I?"}
+    )
     assert [ask(judge, one).score for one in (item(("user", "no")), asked)] == [-1, None]
 
 

@@ -27,8 +27,13 @@ def judge_twice(answer: Answer, **more: Any) -> tuple[list[Verdict], Endpoint]:
 
     async def go() -> tuple[list[Verdict], Endpoint]:
         async with serving(answer) as endpoint:
-            flat = {"judge.base_url": f"http://127.0.0.1:{endpoint.port}/v1", "judge.model": "grader"}
-            flat |= {"judge.num_judges": 1, "judge.retries": 0} | {f"judge.{key}": v for key, v in more.items()}
+            flat = {
+                "judge.base_url": f"http://127.0.0.1:{endpoint.port}/v1",
+                "judge.model": "grader",
+            }
+            flat |= {"judge.num_judges": 1, "judge.retries": 0} | {
+                f"judge.{key}": v for key, v in more.items()
+            }
             judge = LlmJudge(from_flat(flat))
             try:
                 return [await judge.judge(ITEM), await judge.judge(ITEM)], endpoint
@@ -68,7 +73,11 @@ def test_the_four_answers_are_distinct_and_fit_the_schema(
         return completion(json.dumps(given))
 
     (verdict, _), endpoint = judge_twice(answer)
-    assert (verdict.score, verdict.reason, verdict.votes[0].reason) == (score, reason, given["reason"])
+    assert (verdict.score, verdict.reason, verdict.votes[0].reason) == (
+        score,
+        reason,
+        given["reason"],
+    )
     assert verdict.votes[0].error is None
     assert verdict.judge == "llm:grader@2"
     assert len(endpoint.seen) == 2
@@ -91,15 +100,25 @@ def test_an_endpoint_without_schemas_is_asked_without_one_and_it_is_said_once(
     assert [record.message.count("response_format") for record in caplog.records] == [1]
 
 
-def test_a_refusal_for_another_reason_does_not_end_the_schema(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_for_another_reason_does_not_end_the_schema(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Here the prompt was too long: with the schema and without it."""
 
     async def answer(request: web.Request, number: int) -> web.StreamResponse:
-        return web.Response(status=400, text="too many tokens") if number <= 2 else completion(json.dumps(GOOD))
+        return (
+            web.Response(status=400, text="too many tokens")
+            if number <= 2
+            else completion(json.dumps(GOOD))
+        )
 
     async def go() -> list[bool]:
         async with serving(answer) as endpoint:
-            flat = {"judge.base_url": f"http://127.0.0.1:{endpoint.port}/v1", "judge.model": "m", "judge.num_judges": 1}
+            flat = {
+                "judge.base_url": f"http://127.0.0.1:{endpoint.port}/v1",
+                "judge.model": "m",
+                "judge.num_judges": 1,
+            }
             judge = LlmJudge(from_flat(flat))
             try:
                 with pytest.raises(JudgeError, match="HTTP 400"):
@@ -117,13 +136,22 @@ def test_a_refusal_for_another_reason_does_not_end_the_schema(caplog: pytest.Log
 def test_teacher_and_grader_ask_by_their_own_schemas() -> None:
     async def answer(request: web.Request, number: int) -> web.StreamResponse:
         schema = (await request.json())["response_format"]["json_schema"]
-        return completion('{"hint": "Be brief."}' if schema["name"] == "hint" else '{"reason": "", "score": "+1"}')
+        return completion(
+            '{"hint": "Be brief."}' if schema["name"] == "hint" else '{"reason": "", "score": "+1"}'
+        )
 
     async def go() -> None:
         async with serving(answer) as endpoint:
             url = f"http://127.0.0.1:{endpoint.port}/v1"
-            flat = {f"{one}.{key}": v for one in ("judge", "teacher") for key, v in (("base_url", url), ("model", "m"))}
-            teacher, grader = Teacher(from_flat(flat)), ReplyGrader(from_flat(flat | {"judge.num_judges": 1}))
+            flat = {
+                f"{one}.{key}": v
+                for one in ("judge", "teacher")
+                for key, v in (("base_url", url), ("model", "m"))
+            }
+            teacher, grader = (
+                Teacher(from_flat(flat)),
+                ReplyGrader(from_flat(flat | {"judge.num_judges": 1})),
+            )
             bad = Verdict(turn="t", revision=1, judge="rules@1", score=-1, at=1.0)
             try:
                 assert (await teacher.add_hint(ITEM, bad)).hints == ("Be brief.",)
@@ -131,6 +159,9 @@ def test_teacher_and_grader_ask_by_their_own_schemas() -> None:
             finally:
                 await teacher.close()
                 await grader.close()
-            assert [body["response_format"] for body in endpoint.seen] == [TEACHER_ANSWER, EVALUATION_ANSWER]
+            assert [body["response_format"] for body in endpoint.seen] == [
+                TEACHER_ANSWER,
+                EVALUATION_ANSWER,
+            ]
 
     asyncio.run(go())

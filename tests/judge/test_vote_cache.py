@@ -41,11 +41,17 @@ class Bench:
 
     async def judge(self, turn: str = "t00", **more: Any) -> Verdict:
         """Return the verdict of a judge that has just been started, on the same words whatever the turn."""
-        flat = {"base_url": f"http://127.0.0.1:{self.endpoint.port}/v1", "model": "m", "retries": 0} | more
+        flat = {
+            "base_url": f"http://127.0.0.1:{self.endpoint.port}/v1",
+            "model": "m",
+            "retries": 0,
+        } | more
         config = from_flat({f"judge.{key}": value for key, value in flat.items()})
         judge = LlmJudge(config)
         judge.use_cache(VoteCache(self.world.store, config.judge.cache))
-        item = JudgeInput(turn=turn, messages=ITEM.messages, reply=ITEM.reply, reaction=ITEM.reaction)
+        item = JudgeInput(
+            turn=turn, messages=ITEM.messages, reply=ITEM.reply, reaction=ITEM.reaction
+        )
         try:
             return await judge.judge(item)
         finally:
@@ -71,7 +77,11 @@ def test_all_votes_on_a_question_are_kept_and_counted_again(world: World) -> Non
             first, again = await at.judge(), await at.judge()
             assert at.asked == 3
             assert sorted(vote.score or 0 for vote in again.votes) == [-1, -1, 1]
-            assert (first.score, first.hints, first.votes) == (again.score, again.hints, again.votes)
+            assert (first.score, first.hints, first.votes) == (
+                again.score,
+                again.hints,
+                again.votes,
+            )
             assert again.reason == f"{first.reason} (cached)"
             strict = await at.judge(consensus_threshold=0.9)
             assert (at.asked, strict.score) == (3, None)
@@ -79,7 +89,9 @@ def test_all_votes_on_a_question_are_kept_and_counted_again(world: World) -> Non
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("more", [{"model": "other"}, {"num_judges": 2}, {"temperature": 0.1}, {"max_tokens": 99}])
+@pytest.mark.parametrize(
+    "more", [{"model": "other"}, {"num_judges": 2}, {"temperature": 0.1}, {"max_tokens": 99}]
+)
 def test_another_judge_is_asked(world: World, more: dict[str, Any]) -> None:
     async def go() -> None:
         async with bench(world) as at:
@@ -94,7 +106,9 @@ def test_another_prompt_version_is_asked(world: World, monkeypatch: pytest.Monke
     async def go() -> None:
         async with bench(world) as at:
             await at.judge()
-            monkeypatch.setattr(prompts, "JUDGE_PROMPT", {**prompts.JUDGE_PROMPT, "version": "next"})
+            monkeypatch.setattr(
+                prompts, "JUDGE_PROMPT", {**prompts.JUDGE_PROMPT, "version": "next"}
+            )
             await at.judge()
             assert at.asked == 6
 
@@ -148,7 +162,9 @@ def test_damaged_votes_are_asked_for_again(world: World) -> None:
 
 
 @pytest.mark.parametrize("limit", [10, 0])
-def test_the_worker_asks_once_after_a_restart_unless_the_cache_is_off(tmp_path: Path, limit: int) -> None:
+def test_the_worker_asks_once_after_a_restart_unless_the_cache_is_off(
+    tmp_path: Path, limit: int
+) -> None:
     """The verdict of the first start is lost, as if the worker had died before it was stored."""
 
     async def run_once(port: int) -> None:
@@ -177,7 +193,11 @@ def test_the_worker_asks_once_after_a_restart_unless_the_cache_is_off(tmp_path: 
                 verdict = turns.current_verdict(conn, "t")
                 assert verdict is not None
                 assert verdict.score == -1
-            votes = [body for body in endpoint.seen if "Grade the REPLY" in body["messages"][-1]["content"]]
+            votes = [
+                body
+                for body in endpoint.seen
+                if "Grade the REPLY" in body["messages"][-1]["content"]
+            ]
             return len(votes)
 
     assert asyncio.run(go()) == (3 if limit else 6)

@@ -17,7 +17,11 @@ from openclaw_rl.judge.vote_parser import HINT_CHARS, parse_lesson, parse_vote
     [
         ('{"score": 1, "hint": null, "reason": "thanks"}', 1, None),
         ('```json\n{"score": -1, "hint": "Be  brief.", "reason": ""}\n```', -1, "Be brief."),
-        ('Well, {the user} says thanks.\n{"score": 1, "hint": "", "reason": "x"} That is all.', 1, None),
+        (
+            'Well, {the user} says thanks.\n{"score": 1, "hint": "", "reason": "x"} That is all.',
+            1,
+            None,
+        ),
         ('{"note": {"score": 1}} and {"score": "+1", "hint": "null"}', 1, None),
         ('<think>{"score": 1}</think>{"score": -1.0}', -1, None),
         ('quoted: {"score": 1, "hint": "leak"} mine: {"score": 0, "hint": null}', 0, None),
@@ -68,7 +72,8 @@ _ANY = st.characters(exclude_categories=())  # halves of surrogate pairs, too
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(_ANY, max_size=8),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.just("score"), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5) | st.just("score"), inner, max_size=3)
     ),
     max_leaves=8,
 )

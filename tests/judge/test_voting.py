@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from openclaw_rl.judge.voting import distinct_hints, hints_of_majority, majority_score
 from openclaw_rl.types import Vote
 
-ANSWERS = st.sampled_from([*(Vote(score=score) for score in (1, 0, -1, None)), Vote(score=None, error="nonsense")])
+ANSWERS = st.sampled_from(
+    [*(Vote(score=score) for score in (1, 0, -1, None)), Vote(score=None, error="nonsense")]
+)
 VOTES = st.lists(ANSWERS, min_size=1, max_size=9)
 THRESHOLDS = st.floats(0, 1)
 
@@ -23,13 +25,16 @@ def usable(votes: list[Vote]) -> list[int | None]:
 
 @settings(max_examples=100)
 @given(VOTES.filter(usable), THRESHOLDS)
-def test_a_score_has_at_least_the_threshold_and_more_than_any_other(votes: list[Vote], share: float) -> None:
+def test_a_score_has_at_least_the_threshold_and_more_than_any_other(
+    votes: list[Vote], share: float
+) -> None:
     majority = majority_score(votes, share)
     counts = Counter(usable(votes))
     winners = [
         value
         for value, count in counts.items()
-        if count / counts.total() >= share and all(count > other for v, other in counts.items() if v != value)
+        if count / counts.total() >= share
+        and all(count > other for v, other in counts.items() if v != value)
     ]
     assert winners == ([] if majority.code is not None else [majority.score])
     assert majority.score is None or winners
@@ -37,7 +42,9 @@ def test_a_score_has_at_least_the_threshold_and_more_than_any_other(votes: list[
 
 @settings(max_examples=100)
 @given(VOTES.filter(usable), THRESHOLDS, st.randoms(use_true_random=False), st.integers(0, 4))
-def test_order_and_unusable_votes_do_not_matter(votes: list[Vote], share: float, order, more: int) -> None:  # type: ignore[no-untyped-def]
+def test_order_and_unusable_votes_do_not_matter(
+    votes: list[Vote], share: float, order, more: int
+) -> None:  # type: ignore[no-untyped-def]
     shuffled = [*votes, *[Vote(score=None, error="nonsense")] * more]
     order.shuffle(shuffled)
     assert majority_score(shuffled, share).score == majority_score(votes, share).score
@@ -45,7 +52,9 @@ def test_order_and_unusable_votes_do_not_matter(votes: list[Vote], share: float,
 
 @settings(max_examples=100)
 @given(VOTES.filter(usable), THRESHOLDS)
-def test_turning_every_score_around_turns_the_verdict_around(votes: list[Vote], share: float) -> None:
+def test_turning_every_score_around_turns_the_verdict_around(
+    votes: list[Vote], share: float
+) -> None:
     score = majority_score(votes, share).score
     turned = [replace(vote, score=None if vote.score is None else -vote.score) for vote in votes]
     assert majority_score(turned, share).score == (None if score is None else -score)
@@ -76,7 +85,9 @@ def test_no_usable_vote_is_a_failure_not_a_score() -> None:
         ([1, 1, 1, 1, -1], 1.0, None, "at least 1"),
     ],
 )
-def test_examples(scores: list[int | None], threshold: float, expected: int | None, words: str) -> None:
+def test_examples(
+    scores: list[int | None], threshold: float, expected: int | None, words: str
+) -> None:
     majority = majority_score([Vote(score=value) for value in scores], threshold)
     assert majority.score == expected
     assert words in majority.reason
@@ -84,7 +95,14 @@ def test_examples(scores: list[int | None], threshold: float, expected: int | No
 
 
 def test_hints_are_distinct_in_meaning_and_in_order() -> None:
-    hints = ["Keep answers short.", " keep  answers short", None, "Use a formal tone.", "", "KEEP ANSWERS SHORT!"]
+    hints = [
+        "Keep answers short.",
+        " keep  answers short",
+        None,
+        "Use a formal tone.",
+        "",
+        "KEEP ANSWERS SHORT!",
+    ]
     assert distinct_hints(hints) == ("Keep answers short.", "Use a formal tone.")
 
 

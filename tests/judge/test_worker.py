@@ -60,7 +60,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def note(world: World) -> str:
     with world.store.read() as conn:
-        return next((beat.note for beat in heartbeats.read_heartbeats(conn) if beat.name == "judge"), "")
+        return next(
+            (beat.note for beat in heartbeats.read_heartbeats(conn) if beat.name == "judge"), ""
+        )
 
 
 def problems(world: World) -> list[str]:
@@ -112,7 +114,9 @@ def test_turns_are_judged_side_by_side_but_not_more_than_workers(world: World, i
     assert max(together) == 3
 
 
-def test_a_turn_on_which_the_judge_fails_waits_and_does_not_hold_up_the_others(world: World, ids: Ids) -> None:
+def test_a_turn_on_which_the_judge_fails_waits_and_does_not_hold_up_the_others(
+    world: World, ids: Ids
+) -> None:
     tries = 0
 
     def opinion(item: JudgeInput) -> int | JudgeError:
@@ -160,7 +164,9 @@ def test_a_judge_that_is_down_leaves_the_loop_alive_and_says_so_once(
 
     with caplog.at_level(logging.INFO, "openclaw_rl.judge"):
         asyncio.run(go())
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
     assert len(warnings) == 1
     assert "got '<html>'" in warnings[0]
     assert "Expected a usable answer" in warnings[0]
@@ -169,7 +175,9 @@ def test_a_judge_that_is_down_leaves_the_loop_alive_and_says_so_once(
     assert world.verdict("t03").score == 1
 
 
-def test_a_plug_in_that_raises_anything_is_a_failure_of_its_turn_only(world: World, ids: Ids) -> None:
+def test_a_plug_in_that_raises_anything_is_a_failure_of_its_turn_only(
+    world: World, ids: Ids
+) -> None:
     class Broken(ScriptedJudge):
         async def judge(self, item: JudgeInput) -> Verdict:
             if item.turn == "t00":
@@ -187,7 +195,9 @@ def test_a_plug_in_that_raises_anything_is_a_failure_of_its_turn_only(world: Wor
     assert world.state("t00") is TurnState.CLOSED
 
 
-def test_half_a_surrogate_pair_anywhere_in_a_judges_words_stops_nothing(world: World, ids: Ids) -> None:
+def test_half_a_surrogate_pair_anywhere_in_a_judges_words_stops_nothing(
+    world: World, ids: Ids
+) -> None:
     half = "x \ud800"
 
     class Odd(ScriptedJudge):
@@ -221,7 +231,9 @@ def test_explicit_feedback_outranks_and_agreement_is_measured(world: World) -> N
             world.give("b", score=-1, correction="Be brief.")
             world.give("c", score=1)
             await until(lambda: all(world.verdict(id).explicit for id in ("a", "b", "c")))
-            world.close("b", "ok", "and more")  # a later reaction does not undo what the user said outright
+            world.close(
+                "b", "ok", "and more"
+            )  # a later reaction does not undo what the user said outright
             await until(lambda: world.state("b") is TurnState.JUDGED)
 
     asyncio.run(go())
@@ -371,12 +383,19 @@ def get_reward_model(config):
 """
 
 
-def test_the_work_of_a_reward_model_that_hangs_does_not_advance(world: World, tmp_path: Path) -> None:
+def test_the_work_of_a_reward_model_that_hangs_does_not_advance(
+    world: World, tmp_path: Path
+) -> None:
     """From this, the supervisor sees that it hangs (`run.heartbeat_timeout`)."""
     plugin, begun = tmp_path / "rm.py", tmp_path / "begun"
     plugin.write_text(HANGING_MODEL.format(file=str(begun), seconds=1.5))
     world.config = from_flat(
-        {"home": world.config.home, "judge.kind": "plugin", "judge.plugin_path": str(plugin), "judge.poll": 0.01}
+        {
+            "home": world.config.home,
+            "judge.kind": "plugin",
+            "judge.plugin_path": str(plugin),
+            "judge.poll": 0.01,
+        }
     )
 
     def last_beat() -> heartbeats.Heartbeat:

@@ -53,7 +53,9 @@ def save_tiny(folder: Path, vocabulary: int = VOCABULARY, sharpness: float = 4.0
     )
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():
-        for parameter in model.parameters():  # sharper than the default: log-probabilities that differ visibly
+        for (
+            parameter
+        ) in model.parameters():  # sharper than the default: log-probabilities that differ visibly
             if parameter.ndim == 2:
                 parameter.mul_(sharpness)
     model.save_pretrained(folder)
@@ -84,7 +86,9 @@ def trainer(tiny: str) -> Callable[..., LocalTrainer]:
 def draw() -> Callable[..., list[Sample]]:
     """Random samples whose sampled log-probabilities are the trainer's own, moved by `noise` nats."""
 
-    def make(trainer: LocalTrainer, seed: int, count: int = 6, *, noise: float = 0.0, **fixed: Any) -> list[Sample]:
+    def make(
+        trainer: LocalTrainer, seed: int, count: int = 6, *, noise: float = 0.0, **fixed: Any
+    ) -> list[Sample]:
         rng = np.random.default_rng(seed)
         out = []
         for n in range(count):
@@ -103,7 +107,9 @@ def draw() -> Callable[..., list[Sample]]:
                 "agent": str(rng.choice(["a", "b"])),
                 "prompt_ids": row.prompt_ids,
                 "response_ids": row.response_ids,
-                "logprobs": (trainer.logprobs([row])[0].numpy() if mu is None else mu).astype(np.float32),
+                "logprobs": (trainer.logprobs([row])[0].numpy() if mu is None else mu).astype(
+                    np.float32
+                ),
                 "mask": mask,
                 "temperature": row.temperature,
                 "version": 0,

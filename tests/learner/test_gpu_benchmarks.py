@@ -34,7 +34,9 @@ def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
 def modules() -> dict[str, ModuleType]:
     out = {}
     for name in ("qwen3", "flops"):
-        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(
+            f"benchmark_{name}", BENCHMARKS / f"{name}.py"
+        )
         assert spec
         assert spec.loader
         out[name] = importlib.util.module_from_spec(spec)
@@ -52,7 +54,13 @@ def test_every_check_holds_on_a_cpu(tmp_path: Path) -> None:
         "FlexAttention", "copies aside", "replies without memory",
     }  # fmt: skip
     names = " ".join(f["name"] for f in found)
-    for asked in ("tree against rows", "LM head", "resumed from the disk", "checkpointing", "engine against trainer"):
+    for asked in (
+        "tree against rows",
+        "LM head",
+        "resumed from the disk",
+        "checkpointing",
+        "engine against trainer",
+    ):
         assert asked in names
 
 
@@ -67,7 +75,9 @@ def test_the_benchmark_fills_its_table(tmp_path: Path) -> None:
     assert any(f["whole"] for f in found)
     text = (tmp_path / "gpu.md").read_text()
     assert sum(line.startswith("| tiny") for line in text.splitlines()) == len(found) == 8
-    assert {f["again"] for f in found if f["seconds"]} == {0, 2}, "as memory asks for, or all layers"
+    assert {f["again"] for f in found if f["seconds"]} == {0, 2}, (
+        "as memory asks for, or all layers"
+    )
     assert "%" in text
 
 
@@ -83,11 +93,17 @@ def test_without_a_gpu_one_line_says_so(script: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "billions"), [("0.6B", 0.596), ("1.7B", 1.721), ("4B", 4.022)])
-def test_shapes_are_those_of_the_models(modules: dict[str, ModuleType], name: str, billions: float) -> None:
+def test_shapes_are_those_of_the_models(
+    modules: dict[str, ModuleType], name: str, billions: float
+) -> None:
     shape = modules["qwen3"].SHAPES[name]
     model = modules["qwen3"].make(name, torch.device("meta"), torch.bfloat16)
     assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=1e-3)
-    layers = sum(m.weight.numel() for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "layers" in n)
+    layers = sum(
+        m.weight.numel()
+        for n, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear) and "layers" in n
+    )
     assert modules["flops"].linear(shape) == layers
 
 
@@ -95,7 +111,9 @@ def test_an_adapter_has_the_weights_that_are_counted(modules: dict[str, ModuleTy
     from peft import LoraConfig, get_peft_model
 
     model = modules["qwen3"].make("tiny", torch.device("cpu"), torch.float32)
-    peft = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, target_modules="all-linear"))
+    peft = get_peft_model(
+        model, LoraConfig(task_type="CAUSAL_LM", r=16, target_modules="all-linear")
+    )
     trained = sum(p.numel() for p in peft.parameters() if p.requires_grad)
     assert modules["flops"].adapter(modules["qwen3"].SHAPES["tiny"]) == trained
 
@@ -105,7 +123,11 @@ def test_operations_are_those_that_torch_counts(modules: dict[str, ModuleType]) 
     from torch.utils.flop_counter import FlopCounterMode
 
     qwen3, flops = modules["qwen3"], modules["flops"]
-    model, shape, length = qwen3.make("tiny", torch.device("cpu"), torch.float32), qwen3.SHAPES["tiny"], 96
+    model, shape, length = (
+        qwen3.make("tiny", torch.device("cpu"), torch.float32),
+        qwen3.SHAPES["tiny"],
+        96,
+    )
     model.set_attn_implementation("eager")
     counter = FlopCounterMode(display=False)
     with counter:
@@ -164,7 +186,11 @@ def bytes_of(shapes: set[torch.Size]) -> int:
     tensors = [found for found in gc.get_objects() if type(found) in kinds]
     tensors = [found for found in tensors if all(isinstance(n, int) for n in found.shape)]
     tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.shape in shapes}
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in tensors
+        if t.shape in shapes
+    }
     return sum(storages.values())
 
 
@@ -176,8 +202,13 @@ def test_a_trained_weight_takes_the_bytes_of_the_formula(
     train = train_settings({"method": "binary", "finetune": finetune, "lora": {"rank": 7}})
     made = LocalTrainer(tiny, make_method(train), train, ModelConfig(dtype="bfloat16"))
     matrices = [p for p in made._weights.parameters.values() if p.ndim == 2]
-    shapes, count = {matrix.shape for matrix in matrices}, sum(matrix.numel() for matrix in matrices)
-    others = bytes_of(shapes) - 8 * count  # of earlier tests; this trainer has 8 a weight before its step
+    shapes, count = (
+        {matrix.shape for matrix in matrices},
+        sum(matrix.numel() for matrix in matrices),
+    )
+    others = (
+        bytes_of(shapes) - 8 * count
+    )  # of earlier tests; this trainer has 8 a weight before its step
     found: list[int] = []
     hook = register_optimizer_step_post_hook(lambda *_: found.append(bytes_of(shapes) - others))
     made.step(draw(made, 0, reward=1.0), str(tmp_path / "policy"))

@@ -35,17 +35,26 @@ def guided_distribution(hinted: torch.Tensor, plain: torch.Tensor, guidance: flo
     rows = []
     for h, p in zip(hinted, plain, strict=True):
         least = h.max() + math.log(PLAUSIBLE_SHARE)
-        logits = [h[v] + guidance * (h[v] - p[v] if h[v] >= least or h[v] < p[v] else 0.0) for v in range(len(h))]
+        logits = [
+            h[v] + guidance * (h[v] - p[v] if h[v] >= least or h[v] < p[v] else 0.0)
+            for v in range(len(h))
+        ]
         rows.append(torch.log_softmax(torch.stack(logits), -1))
     return torch.stack(rows)
 
 
 @pytest.mark.parametrize("micro_tokens", [4096, 24])
-def test_the_teacher_of_practice_is_guided_and_others_are_not(trainer: Make, draw: Draw, micro_tokens: int) -> None:
+def test_the_teacher_of_practice_is_guided_and_others_are_not(
+    trainer: Make, draw: Draw, micro_tokens: int
+) -> None:
     """In one batch: guided rows, rows with a hint alone, and rows without a hint."""
     made = trainer("combine", **WIDE, topk=7, micro_tokens=micro_tokens)
     samples = [
-        replace(sample, hinted_prompts=HINTED_PROMPT if number % 3 else (), guidance=(None, None, 1.5)[number % 3])
+        replace(
+            sample,
+            hinted_prompts=HINTED_PROMPT if number % 3 else (),
+            guidance=(None, None, 1.5)[number % 3],
+        )
         for number, sample in enumerate(draw(made, 3))
     ]
     batch, _ = made._scorer.score_batch(samples, made._method_for(samples))
@@ -53,16 +62,26 @@ def test_the_teacher_of_practice_is_guided_and_others_are_not(trainer: Make, dra
     for i, sample in enumerate(batch.samples):
         plain = base_distribution(made, sample.prompt_ids, sample)
         own = torch.from_numpy(sample.response_ids).long().unsqueeze(-1)
-        torch.testing.assert_close(batch.base[i].double(), plain.gather(-1, own)[:, 0], atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            batch.base[i].double(), plain.gather(-1, own)[:, 0], atol=1e-4, rtol=0
+        )
         if not sample.hinted_prompts:
             assert batch.teachers[i] == []
             continue
         hinted = base_distribution(made, HINTED_PROMPT[0], sample)
-        expected = hinted if sample.guidance is None else guided_distribution(hinted, plain, sample.guidance)
-        torch.testing.assert_close(batch.teachers[i][0].double(), expected.gather(-1, own)[:, 0], atol=1e-4, rtol=0)
+        expected = (
+            hinted
+            if sample.guidance is None
+            else guided_distribution(hinted, plain, sample.guidance)
+        )
+        torch.testing.assert_close(
+            batch.teachers[i][0].double(), expected.gather(-1, own)[:, 0], atol=1e-4, rtol=0
+        )
 
 
-def test_guidance_of_zero_is_the_hinted_model_and_more_of_it_is_further_from_the_plain_one() -> None:
+def test_guidance_of_zero_is_the_hinted_model_and_more_of_it_is_further_from_the_plain_one() -> (
+    None
+):
     """Over the mean of many positions, in KL to the plain distribution."""
     torch.manual_seed(3)
     head = torch.nn.Linear(8, 40, bias=False).double()
@@ -71,7 +90,9 @@ def test_guidance_of_zero_is_the_hinted_model_and_more_of_it_is_further_from_the
 
     def states(hidden: torch.Tensor) -> HiddenStates:
         temperature = torch.full((30,), 0.7, dtype=torch.float64)
-        return HiddenStates(head=head, hidden_KH=hidden, targets_K=ids, temperature_K=temperature, lengths=(30,))
+        return HiddenStates(
+            head=head, hidden_KH=hidden, targets_K=ids, temperature_K=temperature, lengths=(30,)
+        )
 
     plain = states(torch.randn(30, 8, dtype=torch.float64))
     hinted = states(plain.hidden_KH + 0.5 * torch.randn(30, 8, dtype=torch.float64))
@@ -127,8 +148,12 @@ def test_the_gap_of_a_lesson_is_whole_at_the_base_and_falls_as_it_is_learned(
                 hinted = base_distribution(made, HINTED_PROMPT[0], sample)
                 teacher = guided_distribution(hinted, plain, 1.0)
                 mask = torch.from_numpy(sample.mask.astype(bool))
-                effect = ((teacher.exp() - plain.exp()) * (hinted - plain)).sum(-1)[mask].sum().item()
-                assert step.lesson_gaps[sample.turn].effect == pytest.approx(effect, rel=1e-3, abs=1e-3)
+                effect = (
+                    ((teacher.exp() - plain.exp()) * (hinted - plain)).sum(-1)[mask].sum().item()
+                )
+                assert step.lesson_gaps[sample.turn].effect == pytest.approx(
+                    effect, rel=1e-3, abs=1e-3
+                )
     assert shares[0] == pytest.approx(1.0, abs=1e-3)
     assert shares[-1] < 0.7 * shares[0]
 
@@ -136,4 +161,7 @@ def test_the_gap_of_a_lesson_is_whole_at_the_base_and_falls_as_it_is_learned(
 def test_a_lesson_without_an_effect_is_missing_nothing() -> None:
     assert missing_share([]) == 0.0
     assert missing_share([LessonGap(missing=0.0, effect=0.0)]) == 0.0
-    assert missing_share([LessonGap(missing=1.0, effect=2.0), LessonGap(missing=0.0, effect=2.0)]) == 0.25
+    assert (
+        missing_share([LessonGap(missing=1.0, effect=2.0), LessonGap(missing=0.0, effect=2.0)])
+        == 0.25
+    )

@@ -19,11 +19,15 @@ from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, Sample
 
 pytestmark = pytest.mark.system
 
-BOUNDS = LossConfig(clip_low=0.8, clip_high=1.28, dual_clip=3.0, token_ratio_min=0.5, token_ratio_max=5.0)
+BOUNDS = LossConfig(
+    clip_low=0.8, clip_high=1.28, dual_clip=3.0, token_ratio_min=0.5, token_ratio_max=5.0
+)
 PROMPT = np.zeros(1, np.int32)
 
 
-def reply(ids: Sequence[int], logp: np.ndarray, *, reward: float | None = None, hinted: bool = False) -> Sample:
+def reply(
+    ids: Sequence[int], logp: np.ndarray, *, reward: float | None = None, hinted: bool = False
+) -> Sample:
     return Sample(
         turn="t",
         agent="a",
@@ -60,12 +64,19 @@ def descend(
             denominator=term.sample_count * tokens,
         )
         for term in method.loss_terms(
-            BatchLogprobs(samples=samples, student_logprobs=student, teacher_logprobs=teachers), memory
+            BatchLogprobs(samples=samples, student_logprobs=student, teacher_logprobs=teachers),
+            memory,
         )
     ]
     mu_K = torch.from_numpy(np.concatenate([s.logprobs for s in samples]))
     loss = micro_batch_loss(
-        logp_K=logp_K, mu_K=mu_K, base_K=mu_K, terms=terms, kl_coef=0.0, kl_denominator=1.0, config=BOUNDS
+        logp_K=logp_K,
+        mu_K=mu_K,
+        base_K=mu_K,
+        terms=terms,
+        kl_coef=0.0,
+        kl_denominator=1.0,
+        config=BOUNDS,
     )
     (gradient,) = torch.autograd.grad(loss.total, theta)
     with torch.no_grad():
@@ -88,7 +99,14 @@ def test_binary_goes_to_the_better_of_two_tokens(better: int) -> None:
             for i, like in zip(ids, liked, strict=True)
         ]
         memory = descend(
-            theta, logp[torch.from_numpy(ids)], BinaryMethod(), samples, [[]] * 4, memory, rate=0.6, tokens=1.0
+            theta,
+            logp[torch.from_numpy(ids)],
+            BinaryMethod(),
+            samples,
+            [[]] * 4,
+            memory,
+            rate=0.6,
+            tokens=1.0,
         )
     assert torch.softmax(theta, 0)[better] > 0.9
 
@@ -111,7 +129,16 @@ def test_opd_comes_to_rest_at_the_teacher() -> None:
         samples = [reply([i], logp.detach().numpy()[[i]], hinted=True) for i in ids]
         teachers = [[teacher[[i]].astype(np.float32)] for i in ids]
         rate = 0.5 / (1 + step / 40)
-        descend(theta, logp[torch.from_numpy(ids)], OpdMethod(clip=1.0), samples, teachers, {}, rate=rate, tokens=1.0)
+        descend(
+            theta,
+            logp[torch.from_numpy(ids)],
+            OpdMethod(clip=1.0),
+            samples,
+            teachers,
+            {},
+            rate=rate,
+            tokens=1.0,
+        )
     assert start > 1.0
     assert distance() < 1e-3
 
@@ -134,7 +161,10 @@ def test_opd_of_the_real_trainer_comes_to_rest_at_the_hinted_base(
     prompt, hinted = np.array([2, 0, 1], np.int32), np.array([2, 0, 1, 3, 3, 0, 1], np.int32)
 
     def distribution(ids: np.ndarray, *, base: bool) -> np.ndarray:
-        rows = [TokenSequence(prompt_ids=ids, response_ids=np.array([v], np.int32), temperature=1.0) for v in range(4)]
+        rows = [
+            TokenSequence(prompt_ids=ids, response_ids=np.array([v], np.int32), temperature=1.0)
+            for v in range(4)
+        ]
         return np.concatenate([x.numpy() for x in made.logprobs(rows, base=base)])
 
     teacher = distribution(hinted, base=True)
@@ -185,7 +215,11 @@ def follow_lengths(seed: int, *, per_batch_count: bool, batches: int = 200) -> f
         logp = both.detach().numpy()
         samples = [reply(i, logp[i], reward=r) for i, r in zip(ids, rewards, strict=True)]
         reply_tokens = LengthEma(memory, decay=0.99)
-        tokens = float(np.mean(lengths)) if per_batch_count else reply_tokens.average_length(list(lengths))
+        tokens = (
+            float(np.mean(lengths))
+            if per_batch_count
+            else reply_tokens.average_length(list(lengths))
+        )
         logp_K = both[torch.from_numpy(np.concatenate(ids))]
         descend(theta, logp_K, BinaryMethod(), samples, [[]] * 4, {}, rate=0.2, tokens=tokens)
         memory = reply_tokens.updated_state([int(n) for n in lengths])

@@ -20,7 +20,9 @@ def pairs(made: LocalTrainer, draw: Draw, count: int) -> list[Sample]:
     """Samples as `SampleBuilder` makes them: the prompt with the lesson, and the plain prompt without its last ids."""
     out = []
     for scored in draw(made, 0, count, reward=1.0, hinted_prompts=()):
-        plain = replace(scored, prompt_ids=scored.prompt_ids[::-1].copy(), reward=None, from_teacher=True)
+        plain = replace(
+            scored, prompt_ids=scored.prompt_ids[::-1].copy(), reward=None, from_teacher=True
+        )
         out += [scored, replace(plain, hinted_prompts=(scored.prompt_ids,))]
     return out
 
@@ -40,12 +42,16 @@ def test_a_sample_that_is_too_stale_does_not_take_the_other_one_with_it(
 ) -> None:
     made = trainer("combine", max_gap=0.5)
     scored, plain = pairs(made, draw, 1)
-    result = made.step([replace(scored, logprobs=scored.logprobs - 1.0), plain], str(tmp_path / "policy"))
+    result = made.step(
+        [replace(scored, logprobs=scored.logprobs - 1.0), plain], str(tmp_path / "policy")
+    )
     assert result.dropped == {}, "the turn was trained on"
     assert result.metrics["dropped/stale"] == 0
 
 
-def test_the_plain_prompt_moves_towards_what_the_lesson_brought(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_the_plain_prompt_moves_towards_what_the_lesson_brought(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     made = trainer("opd", learning_rate=1e-2)
     batch = [sample for sample in pairs(made, draw, 6) if sample.from_teacher]
     distances = []

@@ -18,7 +18,8 @@ from openclaw_rl.learner.staleness import drop_stale, stale_turns
 from openclaw_rl.learner.step_metrics import ALL_MASKED
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.types import EpisodeStep, Reason, ReasonCode
+from openclaw_rl.reasons import Reason, ReasonCode
+from openclaw_rl.types import EpisodeStep
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -34,7 +35,9 @@ def reply(turn: str, gaps: list[float], version: int = 3) -> tuple[Sample, torch
     return sample, torch.tensor(gaps) - 1.0
 
 
-def kept_of(replies: list[tuple[Sample, torch.Tensor]], **bounds: float) -> tuple[list[str], dict[str, str]]:
+def kept_of(
+    replies: list[tuple[Sample, torch.Tensor]], **bounds: float
+) -> tuple[list[str], dict[str, str]]:
     samples = [s for s, _ in replies]
     kept, dropped = drop_stale(samples, [logp for _, logp in replies], **bounds)
     assert {samples[i].turn for i in kept} | dropped.keys() == {s.turn for s in samples}
@@ -42,12 +45,24 @@ def kept_of(replies: list[tuple[Sample, torch.Tensor]], **bounds: float) -> tupl
 
 
 def test_the_stalest_turns_are_dropped_down_to_the_bound_of_the_batch() -> None:
-    replies = [reply("a", [0.1] * 4), reply("b", [-0.4] * 2), reply("c", [0.3, -0.3]), reply("d", [0.9] * 9)]
+    replies = [
+        reply("a", [0.1] * 4),
+        reply("b", [-0.4] * 2),
+        reply("c", [0.3, -0.3]),
+        reply("d", [0.9] * 9),
+    ]
     kept, dropped = kept_of(replies, max_gap=0.5, max_batch_gap=0.2)
     assert kept == ["a", "c"], "b goes for the batch, d by itself"
-    assert dropped["d"].detail.endswith("policy being trained, above train.safety.max_turn_log_ratio 0.5")
-    assert "too stale: mean |log ratio| 0.40, of its whole batch 0.23 between version 3 " in dropped["b"].detail
-    assert dropped["b"].detail.endswith("policy being trained, above train.safety.max_batch_log_ratio 0.2")
+    assert dropped["d"].detail.endswith(
+        "policy being trained, above train.safety.max_turn_log_ratio 0.5"
+    )
+    assert (
+        "too stale: mean |log ratio| 0.40, of its whole batch 0.23 between version 3 "
+        in dropped["b"].detail
+    )
+    assert dropped["b"].detail.endswith(
+        "policy being trained, above train.safety.max_batch_log_ratio 0.2"
+    )
 
 
 def test_replays_go_before_fresh_turns() -> None:
@@ -64,7 +79,9 @@ def test_replays_go_before_fresh_turns() -> None:
     assert kept == ["a", "b"]
     assert dropped["r0"].detail.endswith("above train.safety.max_batch_log_ratio 0.25")
     assert kept_of([*fresh, *replays(0.4, 0.39, 0.1)], **bounds)[0] == ["a", "b", "r1", "r2"]
-    assert kept_of([*fresh, *replays(0.0), reply("c", [0.45])], **bounds)[0] == ["a", "b", "r0"], "no replay saves c"
+    assert kept_of([*fresh, *replays(0.0), reply("c", [0.45])], **bounds)[0] == ["a", "b", "r0"], (
+        "no replay saves c"
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -72,12 +89,16 @@ def test_replays_go_before_fresh_turns() -> None:
 def test_what_is_kept_is_within_both_bounds_and_as_much_as_can_be(gaps: list[list[float]]) -> None:
     replies = [reply(f"{n}", values) for n, values in enumerate(gaps)]
     kept, dropped = kept_of(replies, max_gap=0.5, max_batch_gap=0.3)
-    means = {f"{n}": float(np.abs(np.float32(v) + np.float32(-1) + 1).mean()) for n, v in enumerate(gaps)}
+    means = {
+        f"{n}": float(np.abs(np.float32(v) + np.float32(-1) + 1).mean()) for n, v in enumerate(gaps)
+    }
     chosen = [abs(x) for n in kept for x in gaps[int(n)]]
     assert all(means[n] <= 0.5 + 1e-6 for n in kept)
     assert not chosen or np.mean(chosen) <= 0.3 + 1e-6
     within = [n for n in dropped if means[n] <= 0.5 - 1e-6]
-    assert all(means[n] >= means[other] - 1e-6 for n in within for other in kept), "the freshest stay"
+    assert all(means[n] >= means[other] - 1e-6 for n in within for other in kept), (
+        "the freshest stay"
+    )
     assert kept_of(replies, max_gap=9.0, max_batch_gap=9.0)[0] == [f"{n}" for n in range(len(gaps))]
 
 
@@ -88,19 +109,24 @@ def test_a_broken_policy_is_not_a_stale_turn() -> None:
 
 
 def row_of(s: Sample) -> TokenSequence:
-    return TokenSequence(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature)
+    return TokenSequence(
+        prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature
+    )
 
 
 def moved(trainer: LocalTrainer, samples: list[Sample], by: list[float]) -> list[Sample]:
     """As if each had been sampled with log-probabilities that much below the policy's (rho = exp(by))."""
     truth = trainer.logprobs([row_of(s) for s in samples])
     return [
-        replace(s, logprobs=(t.numpy() - gap).astype(np.float32)) for s, t, gap in zip(samples, truth, by, strict=True)
+        replace(s, logprobs=(t.numpy() - gap).astype(np.float32))
+        for s, t, gap in zip(samples, truth, by, strict=True)
     ]
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_every_masked_share_is_a_metric(trainer: Make, draw: Draw, tmp_path: Path, epochs: int) -> None:
+def test_every_masked_share_is_a_metric(
+    trainer: Make, draw: Draw, tmp_path: Path, epochs: int
+) -> None:
     """Four bad replies, one of which the policy has moved away from, one of which an engine saw quite otherwise."""
     off = [0.0, -0.2, 0.9, 0.0]
     for mask, share_of in (("none", ()), ("opsm", (1,)), ("geometric", (1, 2))):
@@ -118,18 +144,27 @@ def test_every_masked_share_is_a_metric(trainer: Make, draw: Draw, tmp_path: Pat
         assert metrics["masked/opsm"] == share(share_of if mask == "opsm" else ())
         assert metrics["masked/geometric"] == share(share_of if mask == "geometric" else ())
         assert metrics["masked/gap"] == share((2,) if epochs == 1 else ())
-        assert metrics["capped/binary"] == share((2,) if epochs == 2 and mask != "geometric" else ())
+        assert metrics["capped/binary"] == share(
+            (2,) if epochs == 2 and mask != "geometric" else ()
+        )
         assert metrics["gap/max"] == pytest.approx(0.9, abs=1e-4)
         assert metrics["ratio/max"] == pytest.approx(np.exp(0.9), abs=1e-3)
-        k3 = sum(n * (np.expm1(gap) - gap) for n, gap in zip(tokens, off, strict=True)) / sum(tokens)
+        k3 = sum(n * (np.expm1(gap) - gap) for n, gap in zip(tokens, off, strict=True)) / sum(
+            tokens
+        )
         assert metrics["kl/mu"] == pytest.approx(k3, rel=1e-3)
-        assert metrics["gap"] == pytest.approx(sum(n * abs(g) for n, g in zip(tokens, off, strict=True)) / sum(tokens))
+        assert metrics["gap"] == pytest.approx(
+            sum(n * abs(g) for n, g in zip(tokens, off, strict=True)) / sum(tokens)
+        )
 
 
 def test_a_masked_reply_leaves_no_trace(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     """With OPSM the step is the one that the other replies alone would take, were they as many."""
     settings_ = {"opsm_delta": 0.1, "max_gap": 9.0, "kl_coef": 0.0, "clip_grad": 1e9}
-    made, plain = trainer("binary", sequence_mask="opsm", **settings_), trainer("binary", **settings_)
+    made, plain = (
+        trainer("binary", sequence_mask="opsm", **settings_),
+        trainer("binary", **settings_),
+    )
     batch = moved(made, draw(made, 6, 4, reward=-1.0), [0.0, -0.15, 0.0, -0.15])
     silenced = [replace(s, mask=s.mask & (i % 2 == 0)) if i % 2 else s for i, s in enumerate(batch)]
     norm = made.step(batch, str(tmp_path / "masked")).metrics["gradient/norm"]
@@ -140,7 +175,9 @@ def test_a_masked_reply_leaves_no_trace(trainer: Make, draw: Draw, tmp_path: Pat
     slow = sum(int(s.mask.sum()) for s in batch) / len(batch)
     alone.load(folder=None, memory={"reply_tokens": slow})
     half = alone.step(others, str(tmp_path / "alone")).metrics["gradient/norm"]
-    assert norm == pytest.approx(half * len(others) / len(batch), rel=1e-4), "masked tokens stay in the denominator"
+    assert norm == pytest.approx(half * len(others) / len(batch), rel=1e-4), (
+        "masked tokens stay in the denominator"
+    )
 
 
 def test_a_batch_of_another_policy_is_left_out(trainer: Make, draw: Draw, tmp_path: Path) -> None:
@@ -193,7 +230,9 @@ def test_no_step_is_taken_on_nothing(
     assert again.metrics["step"] == 2
 
 
-def in_group(s: Sample, rollout: str, step: int, outcome: float, rewards: tuple[float, ...]) -> Sample:
+def in_group(
+    s: Sample, rollout: str, step: int, outcome: float, rewards: tuple[float, ...]
+) -> Sample:
     episode = EpisodeStep(group="t", episode=rollout, step=step, reward=outcome, rewards=rewards)
     return replace(s, reward=None, episode=episode)
 
@@ -209,14 +248,22 @@ def test_a_step_on_groups(trainer: Make, draw: Draw, tmp_path: Path) -> None:
         in_group(lone, "lone", 0, 1.0, (1.0,)),
         replace(chat, reward=1.0),
     ]
-    before = [float(t[s.mask].sum()) for s, t in zip(batch, made.logprobs([row_of(s) for s in batch]), strict=True)]
+    before = [
+        float(t[s.mask].sum())
+        for s, t in zip(batch, made.logprobs([row_of(s) for s in batch]), strict=True)
+    ]
     made.load(folder=None, memory={"kept": 7})
     result = made.step(batch, str(tmp_path / "out"))
-    after = [float(t[s.mask].sum()) for s, t in zip(batch, made.logprobs([row_of(s) for s in batch]), strict=True)]
+    after = [
+        float(t[s.mask].sum())
+        for s, t in zip(batch, made.logprobs([row_of(s) for s in batch]), strict=True)
+    ]
     assert sum(after[:2]) > sum(before[:2])
     assert after[2] < before[2]
     assert result.dropped == {
-        lone.turn: Reason(ReasonCode.EQUAL_REWARDS, "its group gives no signal: all its rewards are equal"),
+        lone.turn: Reason(
+            ReasonCode.EQUAL_REWARDS, "its group gives no signal: all its rewards are equal"
+        ),
         chat.turn: Reason(ReasonCode.NO_SIGNAL, "no score and no hint that the method can use"),
     }
     assert result.memory["kept"] == 7

@@ -24,7 +24,9 @@ def again(samples: list[Sample]) -> list[Sample]:
     return [replace(s, replay=True) for s in samples]
 
 
-def test_a_replay_is_scored_again(trainer: Make, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_is_scored_again(
+    trainer: Make, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The evidence of its second step: the policy as it is by then, and base and teachers, by a pass of their own."""
     seen: list[BatchLogprobs] = []
     plain = CombinedMethod.loss_terms
@@ -43,10 +45,14 @@ def test_a_replay_is_scored_again(trainer: Make, draw: Draw, tmp_path: Path, mon
     for sample, logp in zip(batch, now, strict=True):
         i = next(i for i, s in enumerate(second.samples) if s.turn == sample.turn)
         np.testing.assert_allclose(second.student_logprobs[i], logp, atol=1e-5)
-        assert np.abs(second.student_logprobs[i] - sample.logprobs).max() > 1e-4, "the policy has moved since"
+        assert np.abs(second.student_logprobs[i] - sample.logprobs).max() > 1e-4, (
+            "the policy has moved since"
+        )
         hinted = [TokenSequence(prompt_ids=h, response_ids=sample.response_ids, temperature=sample.temperature)
                   for h in sample.hinted_prompts]  # fmt: skip
-        for actual, logps in zip(second.teacher_logprobs[i], made.logprobs(hinted, base=True), strict=True):
+        for actual, logps in zip(
+            second.teacher_logprobs[i], made.logprobs(hinted, base=True), strict=True
+        ):
             np.testing.assert_allclose(actual, logps, atol=1e-5)
     gaps = np.concatenate([
         np.abs(logp.numpy() - s.logprobs)[s.mask] for s, logp in zip(batch, now, strict=True)
@@ -69,7 +75,9 @@ def test_averages_count_each_turn_once(trainer: Make, draw: Draw, tmp_path: Path
     assert with_.digest != without.digest
 
 
-def test_replays_alone_leave_the_averages_as_they_were(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_replays_alone_leave_the_averages_as_they_were(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     """Also those of a policy that knows none yet."""
     made = trainer(kl_coef=0.0)
     result = made.step(again(draw(made, 0, reward=1.0)), str(tmp_path / "out"))
@@ -81,7 +89,9 @@ def test_warm_up_counts_each_turn_once(trainer: Make, draw: Draw, tmp_path: Path
     made = trainer(warmup_samples=24)
     batch = draw(made, 0, 6, reward=1.0)
     rates = [
-        made.step([*draw(made, n, 6, reward=-1.0), *extra], str(tmp_path / str(n))).metrics["learning_rate"]
+        made.step([*draw(made, n, 6, reward=-1.0), *extra], str(tmp_path / str(n))).metrics[
+            "learning_rate"
+        ]
         for n, extra in ((1, []), (2, again(batch)), (3, []))
     ]
     assert rates == pytest.approx([1.5e-3 * (1 + 6 * n) / 24 for n in range(3)])
@@ -93,6 +103,10 @@ def test_a_replay_that_is_too_stale_is_left_out(trainer: Make, draw: Draw, tmp_p
     fresh = draw(made, 1, reward=1.0)
     result = made.step([*fresh, *stale], str(tmp_path / "1"))
     assert set(result.dropped) == {s.turn for s in stale}
-    assert result.metrics["dropped/stale"] == 0, "it has trained, and is none of those that never will"
-    assert all("above train.safety.max_turn_log_ratio" in why.detail for why in result.dropped.values())
+    assert result.metrics["dropped/stale"] == 0, (
+        "it has trained, and is none of those that never will"
+    )
+    assert all(
+        "above train.safety.max_turn_log_ratio" in why.detail for why in result.dropped.values()
+    )
     assert torch.isfinite(torch.tensor(result.metrics["loss/total"]))

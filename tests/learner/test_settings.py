@@ -29,29 +29,43 @@ def logp(made: LocalTrainer, prompt: np.ndarray, sample: Sample, temperature: fl
 
 
 @pytest.mark.parametrize("times", [0.7, 2.0])
-def test_teacher_and_student_are_compared_at_one_temperature(trainer: Make, draw: Draw, times: float) -> None:
+def test_teacher_and_student_are_compared_at_one_temperature(
+    trainer: Make, draw: Draw, times: float
+) -> None:
     made = trainer("opd", teacher_temperature=times)
     samples = [s for s in draw(made, 3) if s.hinted_prompts]
     assert samples
     batch, _ = made._scorer.score_batch(samples, make_method(made._train))
     evidence = batch.batch_logprobs()
-    for sample, student, teachers in zip(samples, evidence.student_logprobs, evidence.teacher_logprobs, strict=True):
+    for sample, student, teachers in zip(
+        samples, evidence.student_logprobs, evidence.teacher_logprobs, strict=True
+    ):
         warm = sample.temperature * times
         assert student == pytest.approx(logp(made, sample.prompt_ids, sample, warm), abs=1e-4)
         for prompt, teacher in zip(sample.hinted_prompts, teachers, strict=True):
             assert teacher == pytest.approx(logp(made, prompt, sample, warm), abs=1e-4)
-    for sample, before in zip(samples, batch.student, strict=True):  # what is measured of the step stays as it was
-        assert before.numpy() == pytest.approx(logp(made, sample.prompt_ids, sample, sample.temperature), abs=1e-4)
+    for sample, before in zip(
+        samples, batch.student, strict=True
+    ):  # what is measured of the step stays as it was
+        assert before.numpy() == pytest.approx(
+            logp(made, sample.prompt_ids, sample, sample.temperature), abs=1e-4
+        )
 
 
-def test_a_hint_that_says_nothing_pushes_nowhere_at_any_temperature(trainer: Make, draw: Draw) -> None:
+def test_a_hint_that_says_nothing_pushes_nowhere_at_any_temperature(
+    trainer: Make, draw: Draw
+) -> None:
     made = trainer("opd", teacher_temperature=3.0)
     batch = [replace(s, hinted_prompts=(s.prompt_ids,)) for s in draw(made, 0)]
-    (term,) = made._method.loss_terms(made._scorer.score_batch(batch, made._method)[0].batch_logprobs(), {})
+    (term,) = made._method.loss_terms(
+        made._scorer.score_batch(batch, made._method)[0].batch_logprobs(), {}
+    )
     assert max(float(np.abs(a).max()) for a in term.advantages) < 1e-5
 
 
-@pytest.mark.parametrize("more", [{"train.method": "sdpo"}, {"train.distill.target": "student_topk"}])
+@pytest.mark.parametrize(
+    "more", [{"train.method": "sdpo"}, {"train.distill.target": "student_topk"}]
+)
 def test_over_the_likeliest_tokens_there_is_no_such_temperature(more: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="is for the token that was sampled"):
         from_flat({"train.distill.teacher_temperature": 0.5} | more)
@@ -64,7 +78,9 @@ def test_accumulation_spreads_a_step_over_passes_and_changes_nothing_else(
     for parts in (1, 3):
         made = trainer("binary", accumulation=parts)
         batch = draw(made, 1, reward=1.0)
-        passes.append(len(made._runner.group_rows(made._scorer.score_batch(batch, made._method)[0].rows)))
+        passes.append(
+            len(made._runner.group_rows(made._scorer.score_batch(batch, made._method)[0].rows))
+        )
         norms.append(made.step(batch, str(tmp_path / str(parts))).metrics["gradient/norm"])
     assert passes == [1, 3]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)

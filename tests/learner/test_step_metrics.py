@@ -9,11 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openclaw_rl.learner.step_metrics import ALL_MASKED, ZERO_GRADIENT, EpochResult, epoch_metrics, no_step_reason
+from openclaw_rl.learner.step_metrics import (
+    ALL_MASKED,
+    ZERO_GRADIENT,
+    EpochResult,
+    epoch_metrics,
+    no_step_reason,
+)
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import PolicyGradientTerm, Sample
 
-TERM = PolicyGradientTerm(name="binary", weight=1.0, advantages=(np.ones(4, np.float32),), masks=(np.ones(4, bool),))
+TERM = PolicyGradientTerm(
+    name="binary", weight=1.0, advantages=(np.ones(4, np.float32),), masks=(np.ones(4, bool),)
+)
 FAILS_ONCE = """
 from pathlib import Path
 armed = Path(__file__).with_name("armed")
@@ -25,11 +33,17 @@ def compute_loss(policy_logits, reference_logits, rewards, advantages, config):
 
 
 def epoch(norm: float, *, total: float = 0.5, **counts: int) -> EpochResult:
-    return EpochResult(values={"total": total}, counts={"tokens": 4, "tokens/binary": 4, "live": 4} | counts, norm=norm)
+    return EpochResult(
+        values={"total": total},
+        counts={"tokens": 4, "tokens/binary": 4, "live": 4} | counts,
+        norm=norm,
+    )
 
 
 def test_losses_are_means_counts_are_pooled_and_the_largest_norm_counts() -> None:
-    metrics = epoch_metrics([epoch(9.0, gap=4), epoch(1.0, total=1.5, gap=1, **{"clipped/binary": 2})], [TERM])
+    metrics = epoch_metrics(
+        [epoch(9.0, gap=4), epoch(1.0, total=1.5, gap=1, **{"clipped/binary": 2})], [TERM]
+    )
     assert metrics == {
         "loss/total": 1.0,
         "gradient/norm": 9.0,

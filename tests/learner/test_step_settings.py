@@ -20,7 +20,11 @@ from openclaw_rl.settings.load import train_settings
 
 Outcome = Callable[..., "Result"]
 
-WIDE = {"safety.max_turn_log_ratio": 9.0, "safety.max_batch_log_ratio": 9.0, "safety.max_step_kl": 9.0}
+WIDE = {
+    "safety.max_turn_log_ratio": 9.0,
+    "safety.max_batch_log_ratio": 9.0,
+    "safety.max_step_kl": 9.0,
+}
 """Bounds that no step of these tests reaches, so that they do not cover what a setting does."""
 TOP = {"distill.target": "student_topk"}
 EMA = {"distill.teacher": "ema"}
@@ -86,7 +90,9 @@ def batches() -> list[list[Sample]]:
 
 
 def _random_sample(rng: np.random.Generator, turn: str) -> Sample:
-    prompt, reply = (rng.integers(0, VOCABULARY, int(rng.integers(3, 12))).astype(np.int32) for _ in range(2))
+    prompt, reply = (
+        rng.integers(0, VOCABULARY, int(rng.integers(3, 12))).astype(np.int32) for _ in range(2)
+    )
     return Sample(
         turn=turn,
         agent=str(rng.choice(["a", "b"])),
@@ -110,11 +116,15 @@ class Result:
     dropped: list[list[str]]
 
     def equals(self, other: Result) -> bool:
-        same_weights = self.weights.shape == other.weights.shape and torch.equal(self.weights, other.weights)
+        same_weights = self.weights.shape == other.weights.shape and torch.equal(
+            self.weights, other.weights
+        )
         return same_weights and (self.metrics, self.dropped) == (other.metrics, other.dropped)
 
 
-def take_steps(tiny: str, batches: list[list[Sample]], folder: Path, given: Mapping[str, Any]) -> Result:
+def take_steps(
+    tiny: str, batches: list[list[Sample]], folder: Path, given: Mapping[str, Any]
+) -> Result:
     """Return the trained weights and the metrics of two steps with some settings."""
     train = train_settings({"optimizer.learning_rate": 1e-2} | WIDE | dict(given))
     made = LocalTrainer(tiny, make_method(train), train)
@@ -124,12 +134,16 @@ def take_steps(tiny: str, batches: list[list[Sample]], folder: Path, given: Mapp
         sampled = [replace(s, logprobs=next(moved).numpy() + s.logprobs) for s in batch]
         results.append(made.step(sampled, str(folder / str(number))))
     trained = torch.cat([p.detach().flatten() for p in made.model.parameters() if p.requires_grad])
-    metrics = [{name: value for name, value in r.metrics.items() if name != "seconds"} for r in results]
+    metrics = [
+        {name: value for name, value in r.metrics.items() if name != "seconds"} for r in results
+    ]
     return Result(weights=trained, metrics=metrics, dropped=[sorted(r.dropped) for r in results])
 
 
 @pytest.fixture(scope="module")
-def plain_steps(tiny: str, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def plain_steps(
+    tiny: str, batches: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory
+) -> Outcome:
     """Return as many steps with settings as are asked for, from a cache."""
     known: dict[tuple[str, int], Result] = {}
 
@@ -146,13 +160,21 @@ def test_a_setting_changes_the_steps(
     key: str, tiny: str, batches: list[list[Sample]], plain_steps: Outcome, tmp_path: Path
 ) -> None:
     (value, beside), count = CHANGES[key], 3 if key in LATE else 2
-    changed = take_steps(tiny, batches[:count], tmp_path, beside | {key.removeprefix("train."): value})
+    changed = take_steps(
+        tiny, batches[:count], tmp_path, beside | {key.removeprefix("train."): value}
+    )
     assert not changed.equals(plain_steps(beside, count))
 
 
-@pytest.mark.parametrize("given", [{}, {"safety.gate_kl": 0.1, "batch.max_turns": 9, "threads": 1}, TOP, EMA])
+@pytest.mark.parametrize(
+    "given", [{}, {"safety.gate_kl": 0.1, "batch.max_turns": 9, "threads": 1}, TOP, EMA]
+)
 def test_nothing_else_changes_them(
-    given: dict[str, Any], tiny: str, batches: list[list[Sample]], plain_steps: Outcome, tmp_path: Path
+    given: dict[str, Any],
+    tiny: str,
+    batches: list[list[Sample]],
+    plain_steps: Outcome,
+    tmp_path: Path,
 ) -> None:
     """Without this, a difference would say nothing."""
     own = {key: value for key, value in given.items() if key.startswith("distill.")}
@@ -168,7 +190,10 @@ def test_micro_tokens_bound_a_pass(tiny: str, batches: list[list[Sample]]) -> No
     rows = [plain_sequence(sample) for sample in batches[0]]
     longest = max(len(row.prompt_ids) + len(row.response_ids) for row in rows)
     whole, single = make_trainer(tiny), make_trainer(tiny, **{"batch.micro_tokens": longest})
-    assert (len(whole._runner.group_rows(rows)), len(single._runner.group_rows(rows)) > 1) == (1, True)
+    assert (len(whole._runner.group_rows(rows)), len(single._runner.group_rows(rows)) > 1) == (
+        1,
+        True,
+    )
 
 
 def test_offload_steps_on_copies(tiny: str) -> None:

@@ -22,7 +22,9 @@ SCALES = st.integers(0, 8).map(lambda halvings: 2.0**-halvings)
 
 
 @given(scale=SCALES, kept=SCALES, moved=st.floats(0, 1))
-def test_the_scale_stays_in_its_bounds_and_changes_for_a_reason(scale: float, kept: float, moved: float) -> None:
+def test_the_scale_stays_in_its_bounds_and_changes_for_a_reason(
+    scale: float, kept: float, moved: float
+) -> None:
     after = next_rate_scale(scale, kept=kept, moved=moved, bound=0.1)
     assert MIN_STEP_SCALE <= after <= 1
     if kept < 1:
@@ -32,7 +34,9 @@ def test_the_scale_stays_in_its_bounds_and_changes_for_a_reason(scale: float, ke
 
 
 @given(best=st.floats(MIN_STEP_SCALE * 2, 0.9), start=SCALES)
-def test_it_settles_within_a_factor_of_two_of_the_largest_step_that_fits(best: float, start: float) -> None:
+def test_it_settles_within_a_factor_of_two_of_the_largest_step_that_fits(
+    best: float, start: float
+) -> None:
     """Where the distance grows with the square of the rate."""
     scale = start
     for _ in range(20):
@@ -43,7 +47,9 @@ def test_it_settles_within_a_factor_of_two_of_the_largest_step_that_fits(best: f
     assert best / 2 <= scale <= best
 
 
-def test_a_step_of_practice_has_a_bound_of_its_own(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_a_step_of_practice_has_a_bound_of_its_own(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     """And a size of its own: a step on turns after it begins where the last one on turns ended."""
     made = trainer(
         "combine",
@@ -62,11 +68,15 @@ def test_a_step_of_practice_has_a_bound_of_its_own(trainer: Make, draw: Draw, tm
     turns = made.step(draw(made, 1), str(tmp_path / "turns")).metrics
     assert turns["learning_rate"] == 3e-2
     assert 0.0005 < turns["kl/step"] <= 0.002
-    refused = rejection_reason(first | {"kl/step": 0.001}, train_settings({"safety.max_practice_kl": 0.0005}))
+    refused = rejection_reason(
+        first | {"kl/step": 0.001}, train_settings({"safety.max_practice_kl": 0.0005})
+    )
     assert "above train.safety.max_practice_kl 0.0005" in str(refused)
 
 
-def test_a_step_begins_at_the_size_of_the_last_one(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_a_step_begins_at_the_size_of_the_last_one(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     """Also after a restart: the size is stored with the version."""
     settings = {"learning_rate": 3e-2, "max_step_kl": 0.001, "max_gap": 9.0, "max_batch_gap": 9.0}
     made = trainer(**settings)
@@ -82,4 +92,6 @@ def test_a_step_begins_at_the_size_of_the_last_one(trainer: Make, draw: Draw, tm
     assert again.metrics["learning_rate"] == second.metrics["learning_rate"]
     assert again.digest == second.digest
     restarted.load(folder=None, memory={})
-    assert restarted.step(draw(restarted, 0), str(tmp_path / "base")).metrics["learning_rate"] == 3e-2
+    assert (
+        restarted.step(draw(restarted, 0), str(tmp_path / "base")).metrics["learning_rate"] == 3e-2
+    )

@@ -36,7 +36,9 @@ def distributions(trainer: LocalTrainer, prompt: np.ndarray, sample: Sample) -> 
     return torch.log_softmax(reply, -1).numpy()
 
 
-def top_divergence(reference: ModuleType, student: np.ndarray, teacher: np.ndarray, kind: str, of: np.ndarray) -> float:
+def top_divergence(
+    reference: ModuleType, student: np.ndarray, teacher: np.ndarray, kind: str, of: np.ndarray
+) -> float:
     """One position: the divergence over the likeliest tokens of one of them, and the tail."""
     ids = np.argsort(-of)[:TOP]
     return float(reference.divergence_token(student[ids].tolist(), teacher[ids].tolist(), kind)[0])
@@ -45,7 +47,10 @@ def top_divergence(reference: ModuleType, student: np.ndarray, teacher: np.ndarr
 def mixed_batch(made: LocalTrainer, draw: Draw) -> list[Sample]:
     """Six replies with a hint and no score; half of them are the teacher's."""
     batch = draw(made, 5, reward=None, hinted_prompts=(np.array([5, 6, 7], np.int32),))
-    return [replace(s, from_teacher=n % 2 == 0, logprobs=s.logprobs - 2.0 * (n % 2 == 0)) for n, s in enumerate(batch)]
+    return [
+        replace(s, from_teacher=n % 2 == 0, logprobs=s.logprobs - 2.0 * (n % 2 == 0))
+        for n, s in enumerate(batch)
+    ]
 
 
 @pytest.mark.parametrize("method", ["opd", "combine", "sdpo", "sdft"])
@@ -55,7 +60,10 @@ def test_the_loss_is_the_forward_kl_on_the_teachers_replies(
     """Their sampled log-probabilities, which are the teacher's, occur nowhere in it."""
     made = trainer(method, **WIDE, topk=TOP, kl_coef=0.0)
     batch = mixed_batch(made, draw)
-    rows = [(distributions(made, s.prompt_ids, s), distributions(made, s.hinted_prompts[0], s)) for s in batch]
+    rows = [
+        (distributions(made, s.prompt_ids, s), distributions(made, s.hinted_prompts[0], s))
+        for s in batch
+    ]
     result = made.step(batch, str(tmp_path / "out"))
     length = float(np.mean([s.mask.sum() for s in batch]))
     told = [i for i, s in enumerate(batch) if s.from_teacher]
@@ -70,7 +78,9 @@ def test_the_loss_is_the_forward_kl_on_the_teachers_replies(
     ]
     assert result.metrics["loss/teacher_replies"] == pytest.approx(np.mean(means), rel=1e-4)
     own = result.metrics[f"loss/{'opd' if method == 'combine' else method}"]
-    assert result.metrics["loss/total"] == pytest.approx(own + result.metrics["loss/teacher_replies"], rel=1e-6)
+    assert result.metrics["loss/total"] == pytest.approx(
+        own + result.metrics["loss/teacher_replies"], rel=1e-6
+    )
     alone = trainer(method, **WIDE, topk=TOP, kl_coef=0.0)
     without = alone.step([s for s in batch if not s.from_teacher], str(tmp_path / "own"))
     lengths = [float(np.mean([s.mask.sum() for s in batch if not s.from_teacher])), length]
@@ -83,9 +93,15 @@ def test_the_entropy_beside_that_of_the_teacher(trainer: Make, draw: Draw, tmp_p
     batch = mixed_batch(made, draw)
 
     def entropy(hinted: bool) -> float:
-        own = [(s, s.hinted_prompts[0] if hinted else s.prompt_ids) for s in batch if not s.from_teacher]
+        own = [
+            (s, s.hinted_prompts[0] if hinted else s.prompt_ids)
+            for s in batch
+            if not s.from_teacher
+        ]
         found = [(distributions(made, prompt, s), s.mask.astype(bool)) for s, prompt in own]
-        return float(np.mean(np.concatenate([-(np.exp(logp) * logp).sum(-1)[mask] for logp, mask in found])))
+        return float(
+            np.mean(np.concatenate([-(np.exp(logp) * logp).sum(-1)[mask] for logp, mask in found]))
+        )
 
     expected = {"entropy/before": entropy(False), "entropy/teacher": entropy(True)}
     metrics = made.step(batch, str(tmp_path / "out")).metrics
@@ -96,14 +112,18 @@ def test_the_entropy_beside_that_of_the_teacher(trainer: Make, draw: Draw, tmp_p
     assert "entropy/after" not in made.step(own, str(tmp_path / "own")).metrics
 
 
-def test_penalty_and_trust_region_are_over_the_policys_own_replies(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_penalty_and_trust_region_are_over_the_policys_own_replies(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     """Over a teacher's replies, (log pi - log base)^2 / 2 is no estimate of a KL divergence of the policy."""
 
     def moved(only: Sequence[Sample] | None) -> dict[str, Any]:
         made = trainer("opd", **WIDE, kl_coef=0.5, learning_rate=5e-2)
         for n in range(2):  # the first step leaves the base
             batch = mixed_batch(made, draw)
-            result = made.step(batch if only is None else only, str(tmp_path / f"{n}-{only is None}"))
+            result = made.step(
+                batch if only is None else only, str(tmp_path / f"{n}-{only is None}")
+            )
         return dict(result.metrics)
 
     metrics = moved(None)
@@ -114,7 +134,9 @@ def test_penalty_and_trust_region_are_over_the_policys_own_replies(trainer: Make
     assert metrics["loss/kl"] > 0
     expected = metrics["kl/before"] * metrics["tokens"]
     length = float(np.mean([s.mask.sum() for s in mixed_batch(made, draw)]))
-    assert metrics["loss/kl"] * 6 * length == pytest.approx(expected, rel=0.2), "only their tokens are pulled back"
+    assert metrics["loss/kl"] * 6 * length == pytest.approx(expected, rel=0.2), (
+        "only their tokens are pulled back"
+    )
 
 
 PROMPT = np.array([0, 1], np.int32)
@@ -130,22 +152,32 @@ class OneToken:
     def says(self, prompt: np.ndarray, *, base: bool = False) -> np.ndarray:
         """Probabilities of the four tokens after a prompt."""
         rows = [
-            TokenSequence(prompt_ids=prompt, response_ids=np.array([t], np.int32), temperature=1.0) for t in range(4)
+            TokenSequence(prompt_ids=prompt, response_ids=np.array([t], np.int32), temperature=1.0)
+            for t in range(4)
         ]
         return np.exp([logp.item() for logp in self.trainer.logprobs(rows, base=base)])
 
     def _opposite_hints(self) -> list[np.ndarray]:
         """Two prompts after which the base is most certain of two different tokens."""
-        prompts = [np.array([0, 1, *more], np.int32) for more in itertools.product(range(4), repeat=3)]
+        prompts = [
+            np.array([0, 1, *more], np.int32) for more in itertools.product(range(4), repeat=3)
+        ]
         sure = sorted(prompts, key=lambda prompt: -self.says(prompt, base=True).max())
-        other = next(p for p in sure if self.says(p, base=True).argmax() != self.says(sure[0], base=True).argmax())
+        other = next(
+            p
+            for p in sure
+            if self.says(p, base=True).argmax() != self.says(sure[0], base=True).argmax()
+        )
         return [sure[0], other]
 
     def follow(self, hint: np.ndarray, steps: int, *, teacher: int) -> float:
         """Steps on 8 replies, of which so many are the teacher's. Returns the probability of what the hint asks for."""
         for n in range(steps):
             own, told = self.says(PROMPT), self.says(hint, base=True)
-            batch = [self._reply(hint, told if i < teacher else own, from_teacher=i < teacher, n=i) for i in range(8)]
+            batch = [
+                self._reply(hint, told if i < teacher else own, from_teacher=i < teacher, n=i)
+                for i in range(8)
+            ]
             self.trainer.step(batch, str(self._out / f"{len(list(self._out.iterdir()))}-{n}"))
         return float(self.says(PROMPT)[self.says(hint, base=True).argmax()])
 
@@ -166,10 +198,20 @@ class OneToken:
         )
 
 
-def test_a_sure_policy_comes_back_by_the_teachers_replies_alone(trainer: Make, four: str, tmp_path: Path) -> None:
+def test_a_sure_policy_comes_back_by_the_teachers_replies_alone(
+    trainer: Make, four: str, tmp_path: Path
+) -> None:
     """What it never samples, it cannot learn from its own replies."""
-    wide = {"max_gap": 9.0, "max_batch_gap": 9.0, "max_step_kl": 0.1, "kl_coef": 0.0, "clip_grad": 10.0}
-    policy = OneToken(trainer("opd", four, **wide, learning_rate=2e-2, lora={"rank": 4}, topk=3), tmp_path)
+    wide = {
+        "max_gap": 9.0,
+        "max_batch_gap": 9.0,
+        "max_step_kl": 0.1,
+        "kl_coef": 0.0,
+        "clip_grad": 10.0,
+    }
+    policy = OneToken(
+        trainer("opd", four, **wide, learning_rate=2e-2, lora={"rank": 4}, topk=3), tmp_path
+    )
     first, second = policy.hints
     assert policy.follow(first, 50, teacher=4) > 0.999
     assert policy.follow(second, 5, teacher=0) < 0.01
@@ -177,16 +219,25 @@ def test_a_sure_policy_comes_back_by_the_teachers_replies_alone(trainer: Make, f
 
 
 @given(arrays(np.float64, (2, 5), elements=st.floats(-2, 2)))
-def test_the_tokens_of_the_teacher_give_the_gradient_of_the_forward_kl_on_average(logits: np.ndarray) -> None:
+def test_the_tokens_of_the_teacher_give_the_gradient_of_the_forward_kl_on_average(
+    logits: np.ndarray,
+) -> None:
     """Over all tokens y ~ T: E[A grad log pi(y)] = -grad KL(T || pi), where no ratio pi / T is above the bound's 2."""
-    student, teacher = torch.from_numpy(logits[0]).requires_grad_(), torch.from_numpy(logits[1]).log_softmax(-1)
+    student, teacher = (
+        torch.from_numpy(logits[0]).requires_grad_(),
+        torch.from_numpy(logits[1]).log_softmax(-1),
+    )
     logps = student.log_softmax(-1)
-    found = SampledTeacherTerm().loss_terms(evidence_of_tokens(logps.detach().numpy(), teacher.numpy()), {})[0]
+    found = SampledTeacherTerm().loss_terms(
+        evidence_of_tokens(logps.detach().numpy(), teacher.numpy()), {}
+    )[0]
     advantages = torch.from_numpy(np.concatenate(found.advantages))
     ratios = (logps.detach() - teacher).exp()
     torch.testing.assert_close(advantages, (1 - ratios).clamp(min=-1))
     assume(bool((ratios <= 2).all()))
-    (estimated,) = torch.autograd.grad((teacher.exp() * advantages * logps).sum(), student, retain_graph=True)
+    (estimated,) = torch.autograd.grad(
+        (teacher.exp() * advantages * logps).sum(), student, retain_graph=True
+    )
     (exact,) = torch.autograd.grad((teacher.exp() * (teacher - logps)).sum(), student)
     torch.testing.assert_close(estimated, -exact, rtol=1e-9, atol=1e-12)
 

@@ -29,12 +29,16 @@ WIDE = {"max_gap": 99.0, "max_batch_gap": 99.0, "max_step_kl": 1e9}
 
 
 @pytest.mark.parametrize("method", ["opd", "combine", "sdpo", "sdft"])
-def test_teachers_cost_one_pass_for_all_hints(trainer: Make, draw: Draw, tmp_path: Path, method: str) -> None:
+def test_teachers_cost_one_pass_for_all_hints(
+    trainer: Make, draw: Draw, tmp_path: Path, method: str
+) -> None:
     """The step's own pass, one for base and teachers, one after the step; of tokens: each prefix once in each."""
     made = trainer(method, **WIDE)
     hint = np.array([7, 7, 7], np.int32)
     batch = [
-        replace(s, hinted_prompts=tuple(np.concatenate([s.prompt_ids, hint[:n]]) for n in (1, 2, 3)))
+        replace(
+            s, hinted_prompts=tuple(np.concatenate([s.prompt_ids, hint[:n]]) for n in (1, 2, 3))
+        )
         for s in draw(made, 4)
     ]
     tokens: list[int] = []
@@ -42,9 +46,16 @@ def test_teachers_cost_one_pass_for_all_hints(trainer: Make, draw: Draw, tmp_pat
         lambda _, __, kwargs, out: tokens.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     assert made.step(batch, str(tmp_path / "out")).folder is not None
-    plain = {(*s.prompt_ids, *s.response_ids)[:n] for s in batch for n in range(1, len(s.prompt_ids) + len(s.mask))}
+    plain = {
+        (*s.prompt_ids, *s.response_ids)[:n]
+        for s in batch
+        for n in range(1, len(s.prompt_ids) + len(s.mask))
+    }
     hinted = {
-        (*p, *s.response_ids)[:n] for s in batch for p in s.hinted_prompts for n in range(1, len(p) + len(s.mask))
+        (*p, *s.response_ids)[:n]
+        for s in batch
+        for p in s.hinted_prompts
+        for n in range(1, len(p) + len(s.mask))
     }
     assert tokens == [len(plain), len(plain | hinted), len(plain)]
 
@@ -52,7 +63,9 @@ def test_teachers_cost_one_pass_for_all_hints(trainer: Make, draw: Draw, tmp_pat
 @pytest.mark.parametrize("method", ["sdpo", "sdft"])
 def test_metrics_of_a_step(trainer: Make, draw: Draw, tmp_path: Path, method: str) -> None:
     made = trainer(method, **WIDE, topk=9, kl_coef=0.0)
-    batch = draw(made, 2, hinted_prompts=(np.array([5, 6, 7], np.int32), np.array([8, 9], np.int32)))
+    batch = draw(
+        made, 2, hinted_prompts=(np.array([5, 6, 7], np.int32), np.array([8, 9], np.int32))
+    )
     metrics = made.step(batch, str(tmp_path / "out")).metrics
     assert metrics[f"loss/{method}"] == pytest.approx(metrics["loss/total"]) != 0
     assert 0 < metrics["overlap"] < 1
@@ -60,7 +73,9 @@ def test_metrics_of_a_step(trainer: Make, draw: Draw, tmp_path: Path, method: st
     assert metrics[f"capped/{method}"] == 0
 
 
-def test_a_teacher_that_says_the_same_takes_no_step(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_a_teacher_that_says_the_same_takes_no_step(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     for method in ("sdpo", "sdft"):
         made = trainer(method)
         batch = [replace(s, hinted_prompts=(s.prompt_ids,)) for s in draw(made, 0)]
@@ -71,7 +86,12 @@ def test_several_epochs_follow_the_target_that_stood_before_them(
     trainer: Make, draw: Draw, reference: ModuleType, tmp_path: Path
 ) -> None:
     """The decoupled form: in the first of the steps a position weighs min(old / mu, 2), and there is no band."""
-    settings_: dict[str, Any] = WIDE | {"kl_coef": 0.0, "topk": 4, "epochs": 2, "learning_rate": 1e-12}
+    settings_: dict[str, Any] = WIDE | {
+        "kl_coef": 0.0,
+        "topk": 4,
+        "epochs": 2,
+        "learning_rate": 1e-12,
+    }
     made = trainer("sdpo", **settings_)
     batch = draw(made, 6, noise=0.7, hinted_prompts=(np.array([5, 6, 7], np.int32),))
     stated = []
@@ -84,11 +104,22 @@ def test_several_epochs_follow_the_target_that_stood_before_them(
         (teacher,) = made._runner.logprobs(rows[1:], ids=[student.ids_KN[:, 1:]])  # still the base
         pairs = zip(student.logps_KN[:, 1:].tolist(), teacher.logps_KN[:, 1:].tolist(), strict=True)
         stated.append(
-            {"logp": student.logp.tolist(), "mu": s.logprobs.tolist(), "mask": s.mask.tolist(), "target": list(pairs)}
+            {
+                "logp": student.logp.tolist(),
+                "mu": s.logprobs.tolist(),
+                "mask": s.mask.tolist(),
+                "target": list(pairs),
+            }
         )
     average_length = np.mean([s.mask.sum() for s in batch])
     value, _ = reference.followed_loss(
-        stated, kind="reverse", cap=2.0, average_length=average_length, gap_low=0.5, gap_high=5.0, decoupled=True
+        stated,
+        kind="reverse",
+        cap=2.0,
+        average_length=average_length,
+        gap_low=0.5,
+        gap_high=5.0,
+        decoupled=True,
     )
     metrics = made.step(batch, str(tmp_path / "out")).metrics
     assert metrics["loss/sdpo"] == pytest.approx(value, rel=1e-4)
@@ -107,9 +138,12 @@ class Four:
 
     def says(self, prompt: np.ndarray, *, base: bool = False) -> np.ndarray:
         rows = [
-            TokenSequence(prompt_ids=prompt, response_ids=np.array([v], np.int32), temperature=1.0) for v in range(4)
+            TokenSequence(prompt_ids=prompt, response_ids=np.array([v], np.int32), temperature=1.0)
+            for v in range(4)
         ]
-        return np.concatenate([x.numpy() for x in self._made.logprobs(rows, base=base)]).astype(np.float64)
+        return np.concatenate([x.numpy() for x in self._made.logprobs(rows, base=base)]).astype(
+            np.float64
+        )
 
     def distance(self) -> float:
         """KL(policy || base under the hint), nats."""
@@ -122,7 +156,9 @@ class Four:
         for step in range(steps):
             logp = self.says(PROMPT)
             ids = self._rng.choice(4, size=8, p=np.exp(logp) / np.exp(logp).sum())
-            result = self._made.step([self._sample(i, logp) for i in ids], str(self._root / str(step)))
+            result = self._made.step(
+                [self._sample(i, logp) for i in ids], str(self._root / str(step))
+            )
             if result.folder is None:
                 break
             metrics = dict(result.metrics)
@@ -146,15 +182,25 @@ class Four:
 @pytest.fixture
 def asked(trainer: Make, four: str, tmp_path: Path) -> Callable[..., Four]:
     def make(method: str, **changes: Any) -> Four:
-        wide = {"max_gap": 9.0, "max_batch_gap": 9.0, "max_step_kl": 0.1, "kl_coef": 0.0, "clip_grad": 10.0}
-        made = trainer(method, four, **wide | {"learning_rate": 2e-2, "lora": {"rank": 4}} | changes)
+        wide = {
+            "max_gap": 9.0,
+            "max_batch_gap": 9.0,
+            "max_step_kl": 0.1,
+            "kl_coef": 0.0,
+            "clip_grad": 10.0,
+        }
+        made = trainer(
+            method, four, **wide | {"learning_rate": 2e-2, "lora": {"rank": 4}} | changes
+        )
         return Four(made, Path(tempfile.mkdtemp(dir=tmp_path)))
 
     return make
 
 
 @pytest.mark.parametrize(("method", "kind"), [("sdpo", "reverse"), ("sdft", "forward")])
-def test_comes_to_rest_at_the_hinted_base(asked: Callable[..., Four], method: str, kind: str) -> None:
+def test_comes_to_rest_at_the_hinted_base(
+    asked: Callable[..., Four], method: str, kind: str
+) -> None:
     """From 0.2 nats away, in 60 steps: three tokens and the tail are all there is."""
     policy = asked(method, topk=3, divergence=kind)
     assert policy.distance() > 0.1
@@ -166,7 +212,14 @@ def test_comes_to_rest_at_the_hinted_base(asked: Callable[..., Four], method: st
 def test_a_bound_keeps_the_slow_average_from_running_away(asked: Callable[..., Four]) -> None:
     """Without one, it takes its student to where one token is nearly all; the frozen base is reached (above)."""
     free, held = (
-        asked("sdpo", topk=3, reference="average", average_bound=bound, learning_rate=1e-2, max_step_kl=1e9)
+        asked(
+            "sdpo",
+            topk=3,
+            reference="average",
+            average_bound=bound,
+            learning_rate=1e-2,
+            max_step_kl=1e9,
+        )
         for bound in (1e9, 0.05)
     )
     free_metrics, held_metrics = free.follow(40), held.follow(40)
@@ -183,7 +236,11 @@ def test_the_slow_average_is_resumed(
 ) -> None:
     """Three steps are two, a new process and one more. It moves by its rate towards what was trained."""
     hint = (np.array([5, 6, 7], np.int32),)
-    chosen: dict[str, Any] = WIDE | {"reference": "average", "average_rate": 0.3, "average_bound": 1e9}
+    chosen: dict[str, Any] = WIDE | {
+        "reference": "average",
+        "average_rate": 0.3,
+        "average_bound": 1e9,
+    }
     chosen |= {"weights": weights, "learning_rate": 1e-2 if weights == "lora" else 1e-4}
 
     def tensors(made: LocalTrainer) -> dict[str, torch.Tensor]:
@@ -228,17 +285,25 @@ def test_a_policy_without_an_average_or_with_another(
     assert "has no moving average: it starts at the weights of this policy" in caplog.text
     folder = made.step(draw(made, 1, hinted_prompts=hint), str(tmp_path / "with")).folder
     assert folder is not None
-    (Path(folder) / EMA_TEACHER_FILE).write_bytes((Path(folder) / "adapter_model.safetensors").read_bytes())
+    (Path(folder) / EMA_TEACHER_FILE).write_bytes(
+        (Path(folder) / "adapter_model.safetensors").read_bytes()
+    )
     with pytest.raises(ModelError, match="the moving average does not match the trained weights"):
         made.load(folder=folder, memory={})
 
 
-def test_the_average_is_the_teacher_and_the_base_stays_the_base(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_the_average_is_the_teacher_and_the_base_stays_the_base(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     """With a rate of 1 it is the policy itself: told nothing, it says what the student says."""
-    made = trainer("sdpo", **WIDE, reference="average", average_rate=1.0, average_bound=1e9, learning_rate=1e-2)
+    made = trainer(
+        "sdpo", **WIDE, reference="average", average_rate=1.0, average_bound=1e9, learning_rate=1e-2
+    )
     batch = draw(made, 0, hinted_prompts=(np.array([5, 6, 7], np.int32),))
     made.step(batch, str(tmp_path / "0"))
-    seen, _ = made._scorer.score_batch([replace(s, hinted_prompts=(s.prompt_ids,)) for s in batch], made._method)
+    seen, _ = made._scorer.score_batch(
+        [replace(s, hinted_prompts=(s.prompt_ids,)) for s in batch], made._method
+    )
     for own, (teacher,), base in zip(seen.student, seen.teachers, seen.base, strict=True):
         torch.testing.assert_close(teacher, own, rtol=0, atol=1e-5)
         assert (base - own).abs().max() > 1e-4

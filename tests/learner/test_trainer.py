@@ -35,7 +35,9 @@ def weights(trainer: LocalTrainer) -> torch.Tensor:
 
 
 def row_of(s: Sample) -> TokenSequence:
-    return TokenSequence(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature)
+    return TokenSequence(
+        prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature
+    )
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -44,24 +46,45 @@ def test_the_folder_is_plain_peft(trainer: Make, draw: Draw, tiny: str, tmp_path
     made = trainer(learning_rate=1e-2)
     batch = draw(made, 0)
     folder = made.step(batch, str(tmp_path / "policy")).folder
-    assert json.loads((tmp_path / "policy" / "adapter_config.json").read_text())["base_model_name_or_path"] == tiny
+    assert (
+        json.loads((tmp_path / "policy" / "adapter_config.json").read_text())[
+            "base_model_name_or_path"
+        ]
+        == tiny
+    )
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), folder).eval()
-    automatic = AutoModelForCausalLM.from_pretrained(folder).eval()  # transformers finds the base by itself
+    automatic = AutoModelForCausalLM.from_pretrained(
+        folder
+    ).eval()  # transformers finds the base by itself
     for s, ours in zip(batch, map(torch.from_numpy, made.score(batch)), strict=True):
         ids = torch.tensor(np.concatenate([s.prompt_ids, s.response_ids]), dtype=torch.long)
         for loaded in (model, automatic):
             with torch.no_grad():
-                logp = torch.log_softmax(loaded(input_ids=ids[None]).logits[0].double() / s.temperature, -1)
+                logp = torch.log_softmax(
+                    loaded(input_ids=ids[None]).logits[0].double() / s.temperature, -1
+                )
             p = len(s.prompt_ids)
             theirs = logp[p - 1 : -1].gather(-1, ids[p:, None])[:, 0]
             torch.testing.assert_close(theirs, ours.double(), atol=1e-5, rtol=0)
 
 
-def test_the_step_is_the_reference(trainer: Make, draw: Draw, reference: ModuleType, tmp_path: Path) -> None:
+def test_the_step_is_the_reference(
+    trainer: Make, draw: Draw, reference: ModuleType, tmp_path: Path
+) -> None:
     """Its loss, from log-probabilities to the last denominator, stated a second time."""
-    made = trainer(w_binary=0.6, w_opd=1.7, kl_coef=0.4, opd_clip=0.8, learning_rate=1e-2, max_gap=9.0, micro_tokens=40)
+    made = trainer(
+        w_binary=0.6,
+        w_opd=1.7,
+        kl_coef=0.4,
+        opd_clip=0.8,
+        learning_rate=1e-2,
+        max_gap=9.0,
+        micro_tokens=40,
+    )
     memory = made.step(draw(made, 0), str(tmp_path / "0")).memory
-    batch = [replace(s, weight=(1.0, 0.5, 0.2)[n % 3]) for n, s in enumerate(draw(made, 1, 9, noise=0.4))]
+    batch = [
+        replace(s, weight=(1.0, 0.5, 0.2)[n % 3]) for n, s in enumerate(draw(made, 1, 9, noise=0.4))
+    ]
     rows = [row_of(s) for s in batch]
     student, base = made.logprobs(rows), made.logprobs(rows, base=True)
     state = {("agent", k): tuple(v) for k, v in memory["baseline"]["agents"].items()}
@@ -83,7 +106,10 @@ def test_the_step_is_the_reference(trainer: Make, draw: Draw, reference: ModuleT
                 "mask": s.mask.tolist(),
                 "advantages": {
                     "binary": None if s.reward is None else [s.weight * (s.reward - b)] * r,
-                    "opd": [reference.opd_advantage(o[t].item(), [x[t] for x in teachers], 0.8) for t in range(r)]
+                    "opd": [
+                        reference.opd_advantage(o[t].item(), [x[t] for x in teachers], 0.8)
+                        for t in range(r)
+                    ]
                     if teachers
                     else None,
                 },
@@ -111,16 +137,22 @@ def test_the_step_is_the_reference(trainer: Make, draw: Draw, reference: ModuleT
 def test_equal_seeds_give_equal_bytes(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     first, second, other = trainer(seed=3), trainer(seed=3), trainer(seed=4)
     batch = draw(first, 0)
-    digests = [t.step(batch, str(tmp_path / str(n))).digest for n, t in enumerate((first, second, other))]
+    digests = [
+        t.step(batch, str(tmp_path / str(n))).digest for n, t in enumerate((first, second, other))
+    ]
     assert digests[0] == digests[1] != digests[2]
     assert weights(first).equal(weights(second))
 
 
-def test_stale_turns_are_left_out_with_their_reason(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_stale_turns_are_left_out_with_their_reason(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     made = trainer(max_gap=0.5)
     fresh = draw(made, 0, 4, reward=1.0)
     stale = draw(made, 1, 1, reward=1.0)[0]
-    stale = Sample(**{f: getattr(stale, f) for f in stale.__slots__} | {"logprobs": stale.logprobs - 1.0})
+    stale = Sample(
+        **{f: getattr(stale, f) for f in stale.__slots__} | {"logprobs": stale.logprobs - 1.0}
+    )
     result = made.step([*fresh, stale], str(tmp_path / "policy"))
     assert result.metrics["turns"] == 4
     assert list(result.dropped) == [stale.turn]
@@ -128,12 +160,15 @@ def test_stale_turns_are_left_out_with_their_reason(trainer: Make, draw: Draw, t
 
 
 @pytest.mark.parametrize("kind", ["stale", "silent", "settled"])
-def test_a_batch_with_nothing_to_say_takes_no_step(trainer: Make, draw: Draw, tmp_path: Path, kind: str) -> None:
+def test_a_batch_with_nothing_to_say_takes_no_step(
+    trainer: Make, draw: Draw, tmp_path: Path, kind: str
+) -> None:
     made = trainer("opd" if kind == "settled" else "combine")
     before = weights(made)
     if kind == "stale":
         batch = [
-            Sample(**{f: getattr(s, f) for f in s.__slots__} | {"logprobs": s.logprobs - 2.0}) for s in draw(made, 0)
+            Sample(**{f: getattr(s, f) for f in s.__slots__} | {"logprobs": s.logprobs - 2.0})
+            for s in draw(made, 0)
         ]
     elif kind == "silent":
         batch = draw(made, 0, reward=None, hinted_prompts=())
@@ -166,7 +201,9 @@ def test_standing_on_the_base_again(trainer: Make, draw: Draw, tmp_path: Path) -
     assert made.step(draw(made, 0), str(tmp_path / "1")).digest == first.digest
 
 
-def test_an_adapter_of_another_shape_is_refused(trainer: Make, draw: Draw, four: str, tmp_path: Path) -> None:
+def test_an_adapter_of_another_shape_is_refused(
+    trainer: Make, draw: Draw, four: str, tmp_path: Path
+) -> None:
     made = trainer(lora={"rank": 4})
     folder = made.step(draw(made, 0), str(tmp_path / "policy")).folder
     with pytest.raises(ConfigError, match=r"train\.lora\.rank 4, but the settings say 8"):
@@ -231,11 +268,16 @@ def test_a_step_that_no_halving_holds_is_refused(trainer: Make, draw: Draw, tmp_
     wide = {"safety.gate_grad_norm": 1e9, "safety.gate_kl": 1e9}
     words = rejection_reason(metrics, train_settings(wide | {"safety.max_step_kl": 1e-12}))
     assert str(words).startswith("even 0.00391 of the step moves the policy by ")
-    assert rejection_reason(metrics, train_settings(wide | {"safety.max_step_kl": metrics["kl/step"]})) is None
+    assert (
+        rejection_reason(metrics, train_settings(wide | {"safety.max_step_kl": metrics["kl/step"]}))
+        is None
+    )
     held._train = never._train
     held.load(folder=first.folder, memory=first.memory)
     batch = draw(never, 2)
-    digests = {t.step(batch, str(tmp_path / f"next{n}")).digest for n, t in enumerate((never, held))}
+    digests = {
+        t.step(batch, str(tmp_path / f"next{n}")).digest for n, t in enumerate((never, held))
+    }
     assert len(digests) == 1
 
 
@@ -246,13 +288,19 @@ def test_a_small_step_is_left_alone(trainer: Make, draw: Draw, tmp_path: Path) -
     assert len(digests) == 1
 
 
-def test_the_engine_gap_covers_tokens_of_the_same_weights(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_the_engine_gap_covers_tokens_of_the_same_weights(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     made = trainer(max_gap=9.0)
     batch = draw(made, 3)
     truth = made.logprobs([row_of(s) for s in batch])
     off = 1e-3  # what an engine would compute differently
     batch = [
-        replace(s, logprobs=(t.numpy() + (off if i % 2 else 0.5)).astype(np.float32), on_policy=bool(i % 2))
+        replace(
+            s,
+            logprobs=(t.numpy() + (off if i % 2 else 0.5)).astype(np.float32),
+            on_policy=bool(i % 2),
+        )
         for i, (s, t) in enumerate(zip(batch, truth, strict=True))
     ]
     metrics = made.step(batch, str(tmp_path / "out")).metrics
@@ -263,9 +311,13 @@ def test_the_engine_gap_covers_tokens_of_the_same_weights(trainer: Make, draw: D
 
 
 @pytest.mark.parametrize("loss", ["clip", "cispo", "gspo"])
-def test_every_loss_pushes_towards_the_better_reply(trainer: Make, draw: Draw, tmp_path: Path, loss: str) -> None:
+def test_every_loss_pushes_towards_the_better_reply(
+    trainer: Make, draw: Draw, tmp_path: Path, loss: str
+) -> None:
     made = trainer("binary", loss=loss, kl_coef=0.0, max_step_kl=1e9, max_gap=9.0)
-    good, bad = (draw(made, seed, count=1, reward=reward)[0] for seed, reward in ((1, 1.0), (2, -1.0)))
+    good, bad = (
+        draw(made, seed, count=1, reward=reward)[0] for seed, reward in ((1, 1.0), (2, -1.0))
+    )
     before = [t.sum() for t in made.logprobs([row_of(good), row_of(bad)])]
     assert made.step([good, bad], str(tmp_path / "out")).folder is not None
     after = [t.sum() for t in made.logprobs([row_of(good), row_of(bad)])]
@@ -273,32 +325,52 @@ def test_every_loss_pushes_towards_the_better_reply(trainer: Make, draw: Draw, t
     assert after[1] < before[1]
 
 
-def test_a_token_that_the_model_does_not_have_is_the_turns_fault(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_a_token_that_the_model_does_not_have_is_the_turns_fault(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     """A `ValueError`, which is of the batch and not of the trainer: the turn leaves, and the worker continues."""
     made = trainer()
     first, *others = draw(made, 0)
-    for where, token in itertools.product(("prompt_ids", "response_ids", "hinted_prompts"), (-1, 64)):
+    for where, token in itertools.product(
+        ("prompt_ids", "response_ids", "hinted_prompts"), (-1, 64)
+    ):
         ids = np.array([*first.response_ids[:-1], token], np.int32)
         broken = replace(first, **{where: (ids,) if where == "hinted_prompts" else ids})
-        with pytest.raises(ValueError, match=f"turn turn-0-0: expected tokens from 0 to 63, got {token}"):
+        with pytest.raises(
+            ValueError, match=f"turn turn-0-0: expected tokens from 0 to 63, got {token}"
+        ):
             made.step([*others, broken], str(tmp_path / "out"))
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
-def test_an_adapters_dropout_does_not_wake_the_bases(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_an_adapters_dropout_does_not_wake_the_bases(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     """No reply was sampled with it: it would stand between policy and engine, and masks would take the tokens."""
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.5, bos_token_id=1, eos_token_id=2)
+    config = GPT2Config(
+        vocab_size=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0.5,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "base")
     steps = []
     for name, dropout in (("without", 0.0), ("with", 1e-9)):
-        made = trainer("binary", path=str(tmp_path / "base"), lora={"rank": 4, "dropout": dropout}, max_gap=9.0)
+        made = trainer(
+            "binary", path=str(tmp_path / "base"), lora={"rank": 4, "dropout": dropout}, max_gap=9.0
+        )
         steps.append(made.step(draw(made, 3), str(tmp_path / name)).metrics)
     for name in ("loss/total", "gradient/norm", "masked/gap"):
         assert steps[1][name] == pytest.approx(steps[0][name], rel=1e-4, abs=1e-5), name
 
 
-def test_several_epochs_are_several_steps_on_the_decoupled_loss(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_several_epochs_are_several_steps_on_the_decoupled_loss(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     """The weights after two epochs: a first step as with one, then one whose ratio is to the policy before both."""
     settings = {"max_gap": 9.0, "max_step_kl": 1e9, "learning_rate": 1e-3, "kl_coef": 0.0}
     one, two = trainer("binary", **settings), trainer("binary", **settings, epochs=2)
@@ -316,9 +388,14 @@ def test_several_epochs_are_several_steps_on_the_decoupled_loss(trainer: Make, d
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning")
 @pytest.mark.parametrize(
     ("targets", "words"),
-    [(("nope",), "match no layers"), (("embed_tokens", "q_proj"), "embed_tokens .* is a Embedding")],
+    [
+        (("nope",), "match no layers"),
+        (("embed_tokens", "q_proj"), "embed_tokens .* is a Embedding"),
+    ],
 )
-def test_targets_that_cannot_be_served_are_refused(trainer: Make, targets: tuple[str, ...], words: str) -> None:
+def test_targets_that_cannot_be_served_are_refused(
+    trainer: Make, targets: tuple[str, ...], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         trainer(lora={"rank": 4, "targets": targets})
 

@@ -68,10 +68,14 @@ def total_loss(batch, *, weights, kl_coef, average_length, bounds):
                 continue
             for t, inside in enumerate(s["mask"]):
                 if inside:
-                    value, slope = token_loss(s["logp"][t], s["mu"][t], s["advantages"][name][t], **bounds)
+                    value, slope = token_loss(
+                        s["logp"][t], s["mu"][t], s["advantages"][name][t], **bounds
+                    )
                     loss += weight * value / (count * average_length)
                     gradient[i][t] += weight * slope / (count * average_length)
-    members = [i for i, s in enumerate(batch) if any(a is not None for a in s["advantages"].values())]
+    members = [
+        i for i, s in enumerate(batch) if any(a is not None for a in s["advantages"].values())
+    ]
     gaps = {k: bounds[k] for k in ("gap_low", "gap_high")}
     for i in members:
         s = batch[i]
@@ -90,7 +94,9 @@ def drift(s):
     """Mean of log pi - log mu over the tokens of a sample that may train and stand in any term."""
     if all(a is None for a in s["advantages"].values()):
         return 0.0
-    gaps = [logp - mu for logp, mu, inside in zip(s["logp"], s["mu"], s["mask"], strict=True) if inside]
+    gaps = [
+        logp - mu for logp, mu, inside in zip(s["logp"], s["mu"], s["mask"], strict=True) if inside
+    ]
     return sum(gaps) / len(gaps) if gaps else 0.0
 
 
@@ -117,7 +123,20 @@ def whole_ratio(s, start, gap_low, gap_high):
 
 
 def corrected_loss(
-    batch, *, weights, kl_coef, average_length, kind, low, high, dual, gap_low, gap_high, cap, opsm=None, band=None
+    batch,
+    *,
+    weights,
+    kl_coef,
+    average_length,
+    kind,
+    low,
+    high,
+    dual,
+    gap_low,
+    gap_high,
+    cap,
+    opsm=None,
+    band=None,
 ):
     """(loss, its gradient by every token's logp, tokens that each mask took) with the masks of sequences.
 
@@ -126,7 +145,9 @@ def corrected_loss(
     """
     gradient = [[0.0] * len(s["logp"]) for s in batch]
     loss, taken = 0.0, {"gap": 0, "opsm": 0, "geometric": 0}
-    members = [i for i, s in enumerate(batch) if any(a is not None for a in s["advantages"].values())]
+    members = [
+        i for i, s in enumerate(batch) if any(a is not None for a in s["advantages"].values())
+    ]
     counts = {name: sum(s["advantages"].get(name) is not None for s in batch) for name in weights}
     for i in members:
         s = batch[i]
@@ -136,11 +157,20 @@ def corrected_loss(
         for t, inside in enumerate(s["mask"]):
             if not inside:
                 continue
-            logp, inside_band = s["logp"][t], lowest <= math.exp(s["logp"][t] - s["mu"][t]) <= highest
+            logp, inside_band = (
+                s["logp"][t],
+                lowest <= math.exp(s["logp"][t] - s["mu"][t]) <= highest,
+            )
             weight = min(math.exp(s["old"][t] - s["mu"][t]), cap) if "old" in s else 1.0
             ratio = math.exp(logp - start[t])
-            advantages = [(name, s["advantages"][name][t]) for name in weights if s["advantages"].get(name) is not None]
-            held = [name for name, a in advantages if opsm is not None and a < 0 and -drift(s) > opsm]
+            advantages = [
+                (name, s["advantages"][name][t])
+                for name in weights
+                if s["advantages"].get(name) is not None
+            ]
+            held = [
+                name for name, a in advantages if opsm is not None and a < 0 and -drift(s) > opsm
+            ]
             taken["gap"] += not inside_band
             taken["geometric"] += not steady
             taken["opsm"] += bool(held)
@@ -150,7 +180,9 @@ def corrected_loss(
                 if name in held:
                     continue
                 r = whole_ratio(s, start, lowest, highest) if kind == "gspo" else ratio
-                value, slope = surrogate_token(logp, r, advantage, kind=kind, low=low, high=high, dual=dual)
+                value, slope = surrogate_token(
+                    logp, r, advantage, kind=kind, low=low, high=high, dual=dual
+                )
                 share = weights[name] * weight / (counts[name] * average_length)
                 loss, gradient[i][t] = loss + share * value, gradient[i][t] + share * slope
             share = kl_coef * weight * ratio / (len(members) * average_length)
@@ -221,8 +253,13 @@ def divergence_token(student, teacher, kind):
     if kind == "forward":
         value = sum(b * math.log(b / a) for a, b in pairs) + u * math.log(u / q)
         return value, [u * a / q * moves - b for a, b in pairs]
-    value = sum((a * math.log(2 * a / (a + b)) + b * math.log(2 * b / (a + b))) / 2 for a, b in [*pairs, (q, u)])
-    return value, [a * (math.log(2 * a / (a + b)) - moves * math.log(2 * q / (q + u))) / 2 for a, b in pairs]
+    value = sum(
+        (a * math.log(2 * a / (a + b)) + b * math.log(2 * b / (a + b))) / 2
+        for a, b in [*pairs, (q, u)]
+    )
+    return value, [
+        a * (math.log(2 * a / (a + b)) - moves * math.log(2 * q / (q + u))) / 2 for a, b in pairs
+    ]
 
 
 def followed_loss(batch, *, kind, cap, average_length, gap_low, gap_high, decoupled=False):

@@ -23,7 +23,9 @@ from openclaw_rl.settings.load import train_settings
 DECAY, SHRINK, C = 0.95, 8.0, 1.0
 
 
-def sample(rng: np.random.Generator, n: int, *, reward: float | None, hints: int = 0, agent: str = "a") -> Sample:
+def sample(
+    rng: np.random.Generator, n: int, *, reward: float | None, hints: int = 0, agent: str = "a"
+) -> Sample:
     r = int(rng.integers(1, 20))
     mask = rng.random(r) < 0.8
     mask[rng.integers(r)] = True
@@ -42,14 +44,18 @@ def sample(rng: np.random.Generator, n: int, *, reward: float | None, hints: int
     )
 
 
-def scores(rng: np.random.Generator, samples: list[Sample]) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
+def scores(
+    rng: np.random.Generator, samples: list[Sample]
+) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
     def draw(s: Sample) -> np.ndarray:
         return -rng.exponential(3.0, len(s.mask)).astype(np.float32)
 
     return [draw(s) for s in samples], [[draw(s) for _ in s.hinted_prompts] for s in samples]
 
 
-def evidence(samples: list[Sample], student: list[np.ndarray], teachers: list[list[np.ndarray]]) -> BatchLogprobs:
+def evidence(
+    samples: list[Sample], student: list[np.ndarray], teachers: list[list[np.ndarray]]
+) -> BatchLogprobs:
     return BatchLogprobs(samples=samples, student_logprobs=student, teacher_logprobs=teachers)
 
 
@@ -92,7 +98,9 @@ def test_binary_is_the_reference(reference: ModuleType, seed: int) -> None:
                 np.testing.assert_allclose(advantages, s.weight * (s.reward - b), atol=1e-6)
                 np.testing.assert_array_equal(mask, s.mask)
         verdicts = [(s.agent, s.reward, s.weight) for s in samples if s.reward is not None]
-        memory = json.loads(json.dumps(method.update_state(samples, memory)))  # it travels as JSON in the policy row
+        memory = json.loads(
+            json.dumps(method.update_state(samples, memory))
+        )  # it travels as JSON in the policy row
         expected = reference.baselines_after(expected, verdicts, DECAY)
         for key, (value, n) in as_reference(memory).items():
             assert (pytest.approx(value), pytest.approx(n)) == (expected.get(key, (0.0, 0)))
@@ -110,7 +118,9 @@ def test_opd_is_the_reference(reference: ModuleType, seed: int) -> None:
             continue
         np.testing.assert_array_equal(term.masks[i], s.mask)
         for t in range(len(s.mask)):
-            expected = reference.opd_advantage(float(student[i][t]), [float(x[t]) for x in teachers[i]], C)
+            expected = reference.opd_advantage(
+                float(student[i][t]), [float(x[t]) for x in teachers[i]], C
+            )
             assert term.advantages[i][t] == pytest.approx(expected, abs=1e-5)
 
 
@@ -128,8 +138,14 @@ def test_combine_is_both_side_by_side(seed: int) -> None:
     for term, single, weight in zip(
         both.loss_terms(evidence(samples, student, teachers), {}), alone, (0.5, 2.0), strict=True
     ):
-        assert (term.name, term.weight, term.sample_count) == (single.name, weight, single.sample_count)
-        for a, b in zip((*term.advantages, *term.masks), (*single.advantages, *single.masks), strict=True):
+        assert (term.name, term.weight, term.sample_count) == (
+            single.name,
+            weight,
+            single.sample_count,
+        )
+        for a, b in zip(
+            (*term.advantages, *term.masks), (*single.advantages, *single.masks), strict=True
+        ):
             np.testing.assert_array_equal(a, b)
     assert both.update_state(samples, {}) == binary.update_state(samples, {})
 
@@ -142,7 +158,9 @@ def test_a_term_counts_only_its_own_samples() -> None:
         sample(rng, 2, reward=-1.0, hints=1),
         sample(rng, 3, reward=None),
     ]
-    terms = make_method(train_settings({"method": "combine"})).loss_terms(evidence(samples, *scores(rng, samples)), {})
+    terms = make_method(train_settings({"method": "combine"})).loss_terms(
+        evidence(samples, *scores(rng, samples)), {}
+    )
     assert {t.name: t.sample_count for t in terms} == {"binary": 2, "opd": 2}
 
 
@@ -151,7 +169,9 @@ def test_a_weight_of_zero_takes_the_signal_away() -> None:
     assert (method.uses_reward, method.uses_hints) == (True, False)
     rng = np.random.default_rng(0)
     samples = [sample(rng, 0, reward=1.0, hints=1)]
-    assert [t.name for t in method.loss_terms(evidence(samples, *scores(rng, samples)), {})] == ["binary"]
+    assert [t.name for t in method.loss_terms(evidence(samples, *scores(rng, samples)), {})] == [
+        "binary"
+    ]
 
 
 def test_equal_rewards_still_speak() -> None:
@@ -178,7 +198,9 @@ def test_the_baseline_follows_the_mean_score() -> None:
         memory = ScoreBaseline(memory, decay=DECAY, shrink=SHRINK).updated_state(
             [("a", float(rng.choice([1, 1, 1, -1])), 1.0)]
         )
-    assert ScoreBaseline(memory, decay=DECAY, shrink=SHRINK).read("a") == pytest.approx(0.5, abs=0.35)
+    assert ScoreBaseline(memory, decay=DECAY, shrink=SHRINK).read("a") == pytest.approx(
+        0.5, abs=0.35
+    )
 
 
 def test_forgets_the_agents_judged_longest_ago() -> None:
@@ -196,7 +218,10 @@ def test_forgets_the_agents_judged_longest_ago() -> None:
 def test_other_memory_is_kept() -> None:
     rng = np.random.default_rng(0)
     method = make_method(train_settings({"method": "combine"}))
-    assert method.update_state([sample(rng, 0, reward=1.0)], {"reply_tokens": 7.0})["reply_tokens"] == 7.0
+    assert (
+        method.update_state([sample(rng, 0, reward=1.0)], {"reply_tokens": 7.0})["reply_tokens"]
+        == 7.0
+    )
 
 
 @pytest.mark.parametrize("weight", [0.0, -0.5, 1.5, float("nan")])
@@ -217,7 +242,9 @@ def test_refuses_lengths_that_do_not_fit() -> None:
     samples = [sample(rng, 5, reward=None, hints=1)]
     student, teachers = scores(rng, samples)
     r = len(samples[0].mask)
-    with pytest.raises(ValueError, match=rf"turn-5: expected {r} log-probabilities .* got \[{r}, {r + 1}\]"):
+    with pytest.raises(
+        ValueError, match=rf"turn-5: expected {r} log-probabilities .* got \[{r}, {r + 1}\]"
+    ):
         OpdMethod().loss_terms(evidence(samples, student, [[np.append(teachers[0][0], 0.0)]]), {})
 
 
@@ -227,6 +254,8 @@ def test_the_registry_is_what_the_settings_accept() -> None:
         assert (spec.name, train.method) == (name, name)
         method = make_method(train)
         assert method.uses_reward or method.uses_hints or method.uses_episodes
-        assert all(attrgetter(key.removeprefix("train."))(train) is not None for key in spec.own_settings)
+        assert all(
+            attrgetter(key.removeprefix("train."))(train) is not None for key in spec.own_settings
+        )
     with pytest.raises(ValueError, match="'binary', 'opd', 'combine', 'sdpo', 'sdft' or 'groups'"):
         train_settings({"method": "grpo"})

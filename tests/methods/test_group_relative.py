@@ -16,8 +16,9 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.methods.group_relative import GroupRelativeMethod, GroupScale
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import BatchLogprobs, PolicyGradientTerm, Sample
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import from_flat, train_settings
-from openclaw_rl.types import EpisodeStep, ReasonCode
+from openclaw_rl.types import EpisodeStep
 
 
 def sample(n: int, episode: EpisodeStep | None, tokens: int = 3) -> Sample:
@@ -43,7 +44,9 @@ def steps_of(played: list[Played]) -> list[EpisodeStep]:
             reward=outcome,
             step_reward=reward,
             rewards=tuple(o for t, _, o, _ in played if t == task),
-            step_rewards=tuple(r[k] for t, _, _, r in played if t == task and len(r) > k and r[k] is not None),
+            step_rewards=tuple(
+                r[k] for t, _, _, r in played if t == task and len(r) > k and r[k] is not None
+            ),
         )
         for task, name, outcome, rewards in played
         for k, reward in enumerate(rewards)
@@ -54,16 +57,23 @@ def term_of(method: GroupRelativeMethod, episodes: list[EpisodeStep | None]) -> 
     samples = [sample(n, e) for n, e in enumerate(episodes)]
     student = [s.logprobs for s in samples]
     (term,) = method.loss_terms(
-        BatchLogprobs(samples=samples, student_logprobs=student, teacher_logprobs=[() for _ in samples]), {}
+        BatchLogprobs(
+            samples=samples, student_logprobs=student, teacher_logprobs=[() for _ in samples]
+        ),
+        {},
     )
     return term
 
 
-def advantages(method: GroupRelativeMethod, episodes: list[EpisodeStep | None]) -> list[float | None]:
+def advantages(
+    method: GroupRelativeMethod, episodes: list[EpisodeStep | None]
+) -> list[float | None]:
     """One a sample; None where it is not in the term."""
     term = term_of(method, episodes)
     assert all(len(set(a.tolist())) == 1 for a in term.advantages), "the same for every token"
-    return [float(a[0]) if m.any() else None for a, m in zip(term.advantages, term.masks, strict=True)]
+    return [
+        float(a[0]) if m.any() else None for a, m in zip(term.advantages, term.masks, strict=True)
+    ]
 
 
 @st.composite
@@ -71,7 +81,12 @@ def batches(draw: st.DrawFn) -> list[Played]:
     """Tasks of one to five episodes, of one to four steps; outcomes and rewards that are often equal or missing."""
     values = st.sampled_from([-1.0, -0.25, 0.0, 0.5, 1.0])
     return [
-        (f"task-{task}", f"{task}.{name}", draw(values), draw(st.lists(st.none() | values, min_size=1, max_size=4)))
+        (
+            f"task-{task}",
+            f"{task}.{name}",
+            draw(values),
+            draw(st.lists(st.none() | values, min_size=1, max_size=4)),
+        )
         for task in range(draw(st.integers(1, 4)))
         for name in range(draw(st.integers(1, 5)))
     ]
@@ -98,14 +113,26 @@ def test_credit_is_the_reference(
     """Whatever part of the groups is in the batch."""
     scale: GroupScale = "none" if floor is None else "std"
     method = GroupRelativeMethod(
-        scale=scale, floor=floor or 0.1, w_outcome=w_outcome, w_step=w_step, outcome="signed" if signed else "as_is"
+        scale=scale,
+        floor=floor or 0.1,
+        w_outcome=w_outcome,
+        w_step=w_step,
+        outcome="signed" if signed else "as_is",
     )
     steps = steps_of(played)
     stated = [
-        {"task": e.group, "rollout": e.episode, "step": e.step, "outcome": e.reward, "reward": e.step_reward}
+        {
+            "task": e.group,
+            "rollout": e.episode,
+            "step": e.step,
+            "outcome": e.reward,
+            "reward": e.step_reward,
+        }
         for e in steps
     ]
-    expected = reference.group_advantages(stated, floor=floor, w_outcome=w_outcome, w_step=w_step, signed=signed)
+    expected = reference.group_advantages(
+        stated, floor=floor, w_outcome=w_outcome, w_step=w_step, signed=signed
+    )
     chosen = random.sample(range(len(steps)), random.randint(1, len(steps)))
     found = advantages(method, [steps[i] for i in chosen])
     for i, value in zip(chosen, found, strict=True):
@@ -145,7 +172,10 @@ def test_what_says_nothing_is_in_no_term_and_no_denominator(outcomes: list[float
 
 
 def test_a_turn_beside_the_chain_has_the_outcome_only_with_branches_all() -> None:
-    beside = [replace(e, step=None, step_reward=None) for e in steps_of([("t", f"{n}", n, [0.0]) for n in (0.0, 1.0)])]
+    beside = [
+        replace(e, step=None, step_reward=None)
+        for e in steps_of([("t", f"{n}", n, [0.0]) for n in (0.0, 1.0)])
+    ]
     assert advantages(GroupRelativeMethod(), list(beside)) == [None, None]
     assert "a branch that the end" in str(GroupRelativeMethod().no_credit_reason(beside[0]))
     assert advantages(GroupRelativeMethod(branches="all"), list(beside)) == [-0.5, 0.5]
@@ -153,13 +183,21 @@ def test_a_turn_beside_the_chain_has_the_outcome_only_with_branches_all() -> Non
 
 def test_dividing_by_the_deviation_has_a_floor() -> None:
     close = steps_of([("t", f"{n}", 1.0 + n * 1e-6, [None]) for n in range(2)])
-    assert max(abs(a or 0) for a in advantages(GroupRelativeMethod(scale="std", floor=0.1), list(close))) < 1e-5
+    assert (
+        max(
+            abs(a or 0)
+            for a in advantages(GroupRelativeMethod(scale="std", floor=0.1), list(close))
+        )
+        < 1e-5
+    )
     apart = steps_of([("t", f"{n}", float(n), [None]) for n in range(2)])
     assert advantages(GroupRelativeMethod(scale="std", floor=0.1), list(apart)) == [-1.0, 1.0]
     assert advantages(GroupRelativeMethod(scale="std", floor=2.0), list(apart)) == [-0.25, 0.25]
 
 
-@pytest.mark.parametrize("wrong", [{"reward": 2.0}, {"rewards": (1.0, float("nan"))}, {"step_reward": 0.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"reward": 2.0}, {"rewards": (1.0, float("nan"))}, {"step_reward": 0.5}]
+)
 def test_rewards_are_numbers_of_the_group(wrong: dict[str, Any]) -> None:
     right = {"group": "t", "episode": "r", "step": 2, "reward": 1.0, "rewards": (1.0, 0.0)}
     with pytest.raises(ValueError, match="episode r: expected finite rewards with"):
@@ -178,7 +216,9 @@ def test_rewards_are_numbers_of_the_group(wrong: dict[str, Any]) -> None:
 )
 def test_the_settings_reach_it(given: dict[str, Any], expected: list[float]) -> None:
     rewards: list[float | None] = [1.0] if "loss.w_step" in given else [None]
-    apart = steps_of([("t", "0", 0.0, rewards), ("t", "1", 1.0, [0.0] if rewards == [1.0] else [None])])
+    apart = steps_of(
+        [("t", "0", 0.0, rewards), ("t", "1", 1.0, [0.0] if rewards == [1.0] else [None])]
+    )
     made = make_method(train_settings({"method": "groups"} | given))
     assert isinstance(made, GroupRelativeMethod)
     assert advantages(made, list(apart)) == expected

@@ -28,8 +28,15 @@ def sample(turn: str, reward: float | None, *, hints: int = 0) -> Sample:
 
 
 def test_combine_adds_both_terms_where_a_sample_is_in_them() -> None:
-    method = make_method(train_settings({"method": "combine", "loss.w_binary": 2.0, "loss.w_opd": 0.5}))
-    samples = [sample("both", -1.0, hints=1), sample("score", 1.0), sample("hint", None, hints=1), sample("none", None)]
+    method = make_method(
+        train_settings({"method": "combine", "loss.w_binary": 2.0, "loss.w_opd": 0.5})
+    )
+    samples = [
+        sample("both", -1.0, hints=1),
+        sample("score", 1.0),
+        sample("hint", None, hints=1),
+        sample("none", None),
+    ]
     student = np.array([-1.0, -2.0, -3.0], np.float32)
     teacher = np.array([-0.5, -9.0, -1.0], np.float32)
     evidence = BatchLogprobs(
@@ -50,8 +57,13 @@ def test_combine_adds_both_terms_where_a_sample_is_in_them() -> None:
 
 def test_a_target_distribution_counts_by_the_token_that_was_sampled() -> None:
     samples = [sample("hint", None, hints=1)]
-    student, teacher = np.array([-1.0, -2.0, -3.0], np.float32), np.array([-0.5, -1e6, -1.0], np.float32)
-    evidence = BatchLogprobs(samples=samples, student_logprobs=[student], teacher_logprobs=[[teacher]])
+    student, teacher = (
+        np.array([-1.0, -2.0, -3.0], np.float32),
+        np.array([-0.5, -1e6, -1.0], np.float32),
+    )
+    evidence = BatchLogprobs(
+        samples=samples, student_logprobs=[student], teacher_logprobs=[[teacher]]
+    )
     target = TopKLogprobs(ids=np.zeros((3, 1), np.int32), logprobs=np.zeros((3, 1)))
     masks = (samples[0].mask,)
     term = DistillTerm(

@@ -44,7 +44,9 @@ def likeliest(logps_RV: np.ndarray, n: int = N) -> TopKLogprobs:
     return TopKLogprobs(ids=ids.astype(np.int32), logprobs=np.take_along_axis(logps_RV, ids, 1))
 
 
-def evidence(rng: np.random.Generator, samples: list[Sample]) -> tuple[BatchLogprobs, list[list[np.ndarray]]]:
+def evidence(
+    rng: np.random.Generator, samples: list[Sample]
+) -> tuple[BatchLogprobs, list[list[np.ndarray]]]:
     """And each hint's whole distributions [R, V]."""
 
     def distribution(r: int) -> np.ndarray:
@@ -52,7 +54,9 @@ def evidence(rng: np.random.Generator, samples: list[Sample]) -> tuple[BatchLogp
         return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
 
     def own(s: Sample, logps_RV: np.ndarray) -> np.ndarray:
-        return np.take_along_axis(logps_RV, s.response_ids[:, None].astype(int), 1)[:, 0].astype(np.float32)
+        return np.take_along_axis(logps_RV, s.response_ids[:, None].astype(int), 1)[:, 0].astype(
+            np.float32
+        )
 
     student = [distribution(len(s.mask)) for s in samples]
     teachers = [[distribution(len(s.mask)) for _ in s.hinted_prompts] for s in samples]
@@ -60,7 +64,9 @@ def evidence(rng: np.random.Generator, samples: list[Sample]) -> tuple[BatchLogp
         TopKScores(
             student=likeliest(o),
             teachers=tuple(likeliest(t) for t in of),
-            teacher_on_student_topk=tuple(np.take_along_axis(t, likeliest(o).ids.astype(int), 1) for t in of),
+            teacher_on_student_topk=tuple(
+                np.take_along_axis(t, likeliest(o).ids.astype(int), 1) for t in of
+            ),
         )
         for o, of in zip(student, teachers, strict=True)
     ]
@@ -74,11 +80,15 @@ def evidence(rng: np.random.Generator, samples: list[Sample]) -> tuple[BatchLogp
 
 
 def topk(of: Any = "student", hint_choice: Any = "overlap") -> TopKDistillation:
-    return TopKDistillation(name="x", of=of, top=N, divergence="reverse", cap=2.0, hint_choice=hint_choice)
+    return TopKDistillation(
+        name="x", of=of, top=N, divergence="reverse", cap=2.0, hint_choice=hint_choice
+    )
 
 
 def chosen_by(reference: ModuleType, s: Sample, tops: TopKScores) -> int:
-    hint: int = reference.closest_hint(tops.student.ids.tolist(), [t.ids.tolist() for t in tops.teachers], s.mask)
+    hint: int = reference.closest_hint(
+        tops.student.ids.tolist(), [t.ids.tolist() for t in tops.teachers], s.mask
+    )
     return hint
 
 
@@ -100,7 +110,11 @@ def test_the_target_is_the_teacher_of_the_closest_hint(reference: ModuleType, se
             assert support is not None
             np.testing.assert_array_equal(target.masks[i], s.mask)
             hint = chosen_by(reference, s, found.topk_scores[i])
-            wanted = found.topk_scores[i].student.ids if of == "student" else found.topk_scores[i].teachers[hint].ids
+            wanted = (
+                found.topk_scores[i].student.ids
+                if of == "student"
+                else found.topk_scores[i].teachers[hint].ids
+            )
             np.testing.assert_array_equal(support.ids, wanted)
             theirs = np.take_along_axis(teachers[i][hint], wanted.astype(int), 1)
             np.testing.assert_allclose(support.logprobs, theirs, rtol=1e-9)
@@ -108,7 +122,9 @@ def test_the_target_is_the_teacher_of_the_closest_hint(reference: ModuleType, se
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_the_metrics_are_means_over_the_tokens_of_all_hinted_samples(reference: ModuleType, seed: int) -> None:
+def test_the_metrics_are_means_over_the_tokens_of_all_hinted_samples(
+    reference: ModuleType, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     samples = [draw(rng, int(rng.integers(1, 4)), n) for n in range(3)] + [draw(rng, 0)]
     found, _ = evidence(rng, samples)
@@ -116,7 +132,9 @@ def test_the_metrics_are_means_over_the_tokens_of_all_hinted_samples(reference: 
     for s, tops in zip(samples[:3], found.topk_scores, strict=False):
         hint = chosen_by(reference, s, tops)
         for t in np.flatnonzero(s.mask):
-            shares.append(reference.common(tops.student.ids[t].tolist(), tops.teachers[hint].ids[t].tolist()))
+            shares.append(
+                reference.common(tops.student.ids[t].tolist(), tops.teachers[hint].ids[t].tolist())
+            )
             students.append(1 - np.exp(tops.student.logprobs[t]).sum())
             teachers.append(1 - np.exp(tops.teachers[hint].logprobs[t]).sum())
     for of, tails in (("student", students), ("teacher", teachers)):
@@ -135,7 +153,9 @@ def test_a_mixture_is_a_distribution_over_the_students_tokens() -> None:
     support = target.targets[0]
     assert support is not None
     even = np.log(np.mean(np.exp(teachers[0]), axis=0))
-    np.testing.assert_allclose(support.logprobs, np.take_along_axis(even, support.ids.astype(int), 1), rtol=1e-9)
+    np.testing.assert_allclose(
+        support.logprobs, np.take_along_axis(even, support.ids.astype(int), 1), rtol=1e-9
+    )
     with pytest.raises(ValueError, match="each hinted teacher has likeliest tokens of its own"):
         topk("teacher", "mixture")
 
@@ -152,7 +172,9 @@ def test_one_token_of_the_closest_hint(reference: ModuleType, seed: int) -> None
         if s.hinted_prompts:
             teacher = found.teacher_logprobs[i][chosen_by(reference, s, found.topk_scores[i])]
             for t in range(len(s.mask)):
-                wanted = reference.opd_advantage(float(found.student_logprobs[i][t]), [float(teacher[t])], 0.8)
+                wanted = reference.opd_advantage(
+                    float(found.student_logprobs[i][t]), [float(teacher[t])], 0.8
+                )
                 assert term.advantages[i][t] == pytest.approx(wanted, abs=1e-5)
     assert ("overlap" in term.metrics) == any(s.hinted_prompts for s in samples)
 
@@ -212,9 +234,13 @@ def test_likeliest_tokens_that_do_not_fit_the_reply_are_refused() -> None:
         teacher_logprobs=found.teacher_logprobs,
         topk_scores=[wrong],
     )
-    with pytest.raises(ValueError, match=r"turn-7: expected likeliest tokens at \d positions, got \[99, 99\]"):
+    with pytest.raises(
+        ValueError, match=r"turn-7: expected likeliest tokens at \d positions, got \[99, 99\]"
+    ):
         topk().loss_terms(broken, {})
-    with pytest.raises(ValueError, match=r"expected ids and log-probabilities \[R, N\], got \(2, 3\), \(2, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"expected ids and log-probabilities \[R, N\], got \(2, 3\), \(2, 4\)"
+    ):
         TopKLogprobs(ids=np.zeros((2, 3), np.int32), logprobs=np.zeros((2, 4)))
 
 
@@ -233,7 +259,9 @@ def test_methods_by_name(name: str, by: Any, of: str | None, term: str) -> None:
     samples = [draw(rng, 2)]
     found, _ = evidence(rng, samples)
     options = {"target": by, "topk": N, "divergence": "jsd", "ratio_clip": 3.0}
-    settings = {"method": name, "loss.w_opd": 2.0} | {f"distill.{key}": value for key, value in options.items()}
+    settings = {"method": name, "loss.w_opd": 2.0} | {
+        f"distill.{key}": value for key, value in options.items()
+    }
     made = make_method(train_settings(settings))
     last = made.loss_terms(found, {})[-1]
     assert made.uses_hints

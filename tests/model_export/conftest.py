@@ -35,9 +35,16 @@ def logits_of(model: Any) -> torch.Tensor:
         return model(input_ids=torch.arange(5, 25)[None]).logits[0]
 
 
-def write_adapter(base: Path, folder: Path, *, dtype: torch.dtype = torch.float32, **lora: Any) -> None:
+def write_adapter(
+    base: Path, folder: Path, *, dtype: torch.dtype = torch.float32, **lora: Any
+) -> None:
     """Write an adapter with random weights, as PEFT does."""
-    options = {"r": 8, "lora_alpha": 24, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | lora
+    options = {
+        "r": 8,
+        "lora_alpha": 24,
+        "target_modules": "all-linear",
+        "task_type": "CAUSAL_LM",
+    } | lora
     torch.manual_seed(0)
     model = get_peft_model(load_model(base), LoraConfig(**options))
     for name, value in model.named_parameters():
@@ -50,7 +57,9 @@ def write_adapter(base: Path, folder: Path, *, dtype: torch.dtype = torch.float3
 
 def copy_starter(folder: Path, **save: Any) -> Path:
     """Write the starter again with options of `save_pretrained`, with its tokenizer and template."""
-    shutil.copytree(STARTER_FOLDER, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    shutil.copytree(
+        STARTER_FOLDER, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json")
+    )
     load_model(STARTER_FOLDER).save_pretrained(folder, **save)
     return folder
 

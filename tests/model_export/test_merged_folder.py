@@ -58,8 +58,12 @@ def test_merged_weights_are_those_of_peft(
     monkeypatch.setattr(shard_writer, "BLOCK_BYTES", 10_000)  # several blocks for each matrix
     write_adapter(STARTER_FOLDER, tmp_path / "version", dtype=dtype, **lora)
     agreement = merge(STARTER_FOLDER, tmp_path / "version", tmp_path / "out")
-    expected = PeftModel.from_pretrained(load_model(STARTER_FOLDER), tmp_path / "version").merge_and_unload()
-    torch.testing.assert_close(logits_of(load_model(tmp_path / "out")), logits_of(expected), atol=2e-4, rtol=1e-4)
+    expected = PeftModel.from_pretrained(
+        load_model(STARTER_FOLDER), tmp_path / "version"
+    ).merge_and_unload()
+    torch.testing.assert_close(
+        logits_of(load_model(tmp_path / "out")), logits_of(expected), atol=2e-4, rtol=1e-4
+    )
     assert agreement.largest <= agreement.bound == 0.001
     assert agreement.change.mean > 0.1, "the adapter changes something"
     assert agreement.change.share == pytest.approx(1, abs=1e-3)
@@ -88,7 +92,9 @@ def make_gpt2(folder: Path, *, prefix: bool) -> Path:
     copy_starter(folder)
     vocabulary = json.loads((STARTER_FOLDER / "config.json").read_text())["vocab_size"]
     torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, n_embd=32, n_layer=2, n_head=4)).save_pretrained(folder)
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=vocabulary, n_embd=32, n_layer=2, n_head=4)
+    ).save_pretrained(folder)
     if not prefix:
         tensors = load_file(folder / "model.safetensors")
         renamed = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
@@ -97,7 +103,9 @@ def make_gpt2(folder: Path, *, prefix: bool) -> Path:
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # PEFT corrects it for this layer, and says so
+@pytest.mark.filterwarnings(
+    "ignore:fan_in_fan_out is set to False"
+)  # PEFT corrects it for this layer, and says so
 def test_transposed_layers_are_merged(tmp_path: Path, prefix: bool) -> None:
     base = make_gpt2(tmp_path / "base", prefix=prefix)
     write_adapter(base, tmp_path / "version", target_modules=["c_attn", "c_proj", "c_fc"])
@@ -110,7 +118,9 @@ def test_whole_weights_are_copied(tmp_path: Path) -> None:
     version = tmp_path / "version"
     version.mkdir()
     full = FullWeights(
-        str(STARTER_FOLDER), train_settings({"finetune": "full", "optimizer.learning_rate": 1e-5}), MODEL
+        str(STARTER_FOLDER),
+        train_settings({"finetune": "full", "optimizer.learning_rate": 1e-5}),
+        MODEL,
     )
     torch.manual_seed(0)
     for parameter in full.parameters.values():
@@ -124,7 +134,9 @@ def test_whole_weights_are_copied(tmp_path: Path) -> None:
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(written[name], tensor) for name, tensor in changed.items())
     assert (tmp_path / "out" / "chat_template.jinja").is_file()
-    assert not {"optimizer.state", "trainer.json"} & {path.name for path in (tmp_path / "out").iterdir()}
+    assert not {"optimizer.state", "trainer.json"} & {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
 
 
 def test_a_model_that_lacks_the_adapter_is_found(tmp_path: Path) -> None:
@@ -132,7 +144,12 @@ def test_a_model_that_lacks_the_adapter_is_found(tmp_path: Path) -> None:
     write_adapter(STARTER_FOLDER, tmp_path / "version", lora_alpha=2)
     base = ModelFiles.from_path(str(STARTER_FOLDER))
     agreement = compare_models(
-        base, tmp_path / "version", STARTER_FOLDER, is_adapter=True, weights_dtype="bfloat16", model=MODEL
+        base,
+        tmp_path / "version",
+        STARTER_FOLDER,
+        is_adapter=True,
+        weights_dtype="bfloat16",
+        model=MODEL,
     )
     assert agreement.largest < agreement.bound
     assert agreement.change is not None
@@ -141,7 +158,7 @@ def test_a_model_that_lacks_the_adapter_is_found(tmp_path: Path) -> None:
     assert not agreement.holds
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
+# ---------------------------------------------------------------------------------------- refusals
 
 
 def plan(base: Path, version: Path) -> object:
@@ -168,11 +185,15 @@ def test_a_quantized_base_is_refused(tmp_path: Path) -> None:
         plan(base, tmp_path / "version")
 
 
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # PEFT warns of what is tested here
+@pytest.mark.filterwarnings(
+    "ignore:Model has `tie_word_embeddings=True`"
+)  # PEFT warns of what is tested here
 def test_a_weight_that_two_modules_share_is_refused(tmp_path: Path) -> None:
     base = make_gpt2(tmp_path / "base", prefix=True)
     write_adapter(base, tmp_path / "version", target_modules=["lm_head"])
-    with pytest.raises(ModelError, match=r"adapts lm_head, whose weight is also that of transformer\.wte\.weight"):
+    with pytest.raises(
+        ModelError, match=r"adapts lm_head, whose weight is also that of transformer\.wte\.weight"
+    ):
         plan(base, tmp_path / "version")
 
 
@@ -199,27 +220,36 @@ def test_a_weight_that_is_too_large_for_the_type_is_refused(tmp_path: Path) -> N
     write_adapter(base, tmp_path / "version")
     with pytest.raises(ModelError, match=f"{name}: a merged weight is too large for F16"):
         merge(base, tmp_path / "version", tmp_path / "out", dtype="float16")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "version"], "nothing is left"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "version"], (
+        "nothing is left"
+    )
 
 
 def test_space_is_checked_for_all_files_of_a_disk(tmp_path: Path) -> None:
     check_space({tmp_path / "model": 2**20, tmp_path / "new" / "model.gguf": 2**20})
-    with pytest.raises(OpenClawError, match=r"MiB free, and .* MiB are needed\. Nothing was written"):
+    with pytest.raises(
+        OpenClawError, match=r"MiB free, and .* MiB are needed\. Nothing was written"
+    ):
         check_space({tmp_path / "model": 2**20, tmp_path / "new" / "model.gguf": 2**62})
 
 
-# ---------------------------------------------------------------------------------------------------------- model card
+# -------------------------------------------------------------------------------------- model card
 
 
 def test_the_card_names_base_and_licence_without_paths(tmp_path: Path) -> None:
     snapshot = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
-    (snapshot / "README.md").write_text("---\nlicense: other\nlicense_name: qwen\ntags: [x]\n---\n# Qwen\n")
+    (snapshot / "README.md").write_text(
+        "---\nlicense: other\nlicense_name: qwen\ntags: [x]\n---\n# Qwen\n"
+    )
     base = describe_base(str(snapshot), snapshot)
     assert (base.title, base.hub_id) == ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B")
     assert base.licence == {"license": "other", "license_name": "qwen"}
     plain = tmp_path / "mine"
     plain.mkdir()
-    assert (describe_base(str(plain), plain).title, describe_base(str(plain), plain).licence) == ("mine", {})
+    assert (describe_base(str(plain), plain).title, describe_base(str(plain), plain).licence) == (
+        "mine",
+        {},
+    )
     (plain / "README.md").write_text("---\n: [broken\n---\n")
     assert describe_base(str(plain), plain).licence == {}

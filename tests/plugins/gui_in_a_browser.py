@@ -43,7 +43,11 @@ FORM = """<!doctype html><title>Join</title><h1>Join us</h1>
 <script>function join() {
   setTimeout(() => { said.textContent = 'Welcome, ' + name_() + ', ' + size.value }, 50) }
 function name_() { return document.getElementById('name').value }</script>"""
-PAGES = {"/": FORM, "/more": "<title>More</title><p>More of it", "/secret": "<title>Secret</title><p>geheim"}
+PAGES = {
+    "/": FORM,
+    "/more": "<title>More</title><p>More of it",
+    "/secret": "<title>Secret</title><p>geheim",
+}
 PAGES["/long"] = "<title>Long</title>" + "".join(f"<p>line {n}</p>" for n in range(1000))
 
 
@@ -62,13 +66,19 @@ class Pages:
                 pages.asked.append(self.path)
                 time.sleep(1.5 * (self.path == "/slow"))
                 if (
-                    to := {"/away": pages.other + "/secret", "/away2": pages.twin + "/secret"}.get(self.path)
+                    to := {"/away": pages.other + "/secret", "/away2": pages.twin + "/secret"}.get(
+                        self.path
+                    )
                 ) is not None:
                     self.send_response(302)
                     self.send_header("Location", to)
                     self.end_headers()
                     return
-                body = PAGES.get(self.path, "<title>404</title><p>not there").replace("OTHER", pages.other).encode()
+                body = (
+                    PAGES.get(self.path, "<title>404</title><p>not there")
+                    .replace("OTHER", pages.other)
+                    .encode()
+                )
                 self.send_response(200 if self.path in PAGES else 404)
                 self.send_header("Content-Type", "text/html; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
@@ -107,27 +117,40 @@ class Walk:
     def __init__(self, start: Start, examples: Path) -> None:
         self._start, self._path = start, str(examples / "gui_rollout.py")
 
-    def __call__(self, task: str, *actions: str, steps: int | None = None, **more: Any) -> list[dict[str, Any]]:
+    def __call__(
+        self, task: str, *actions: str, steps: int | None = None, **more: Any
+    ) -> list[dict[str, Any]]:
         left = list(actions)
 
         def reply(prompt: Any, version: int) -> list[int]:
             tokens: list[int] = site.renderer.tokenizer.encode(left.pop(0)).tolist()
             return [*tokens, site.renderer.stop_token_ids[0]]
 
-        site = self._start(reply=reply, settings={"engine.max_context": 16384}, context_length=16384)
+        site = self._start(
+            reply=reply, settings={"engine.max_context": 16384}, context_length=16384
+        )
         steps = steps or len(actions)
-        entry = RolloutFunction(from_flat({"rollout.function_path": self._path, "rollout.max_turns": steps}))
+        entry = RolloutFunction(
+            from_flat({"rollout.function_path": self._path, "rollout.max_turns": steps})
+        )
 
         async def go() -> Any:
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as http:
-                self.model = PolicyClient(http, site.url, name=site.config.model.name, session="s", most=steps)
+                self.model = PolicyClient(
+                    http, site.url, name=site.config.model.name, session="s", most=steps
+                )
                 return await entry.run(self.model, task, more)
 
         result: list[dict[str, Any]] = asyncio.run(go())
-        assert all(call.sampling.max_tokens == 512 for call in site.engine.calls), "no reply takes the whole context"
+        assert all(call.sampling.max_tokens == 512 for call in site.engine.calls), (
+            "no reply takes the whole context"
+        )
         with site.store.read() as conn:
             self.opinions = [
-                tuple(row) for row in conn.exec_driver_sql("SELECT score, comment FROM feedback ORDER BY given_at")
+                tuple(row)
+                for row in conn.exec_driver_sql(
+                    "SELECT score, comment FROM feedback ORDER BY given_at"
+                )
             ]
         return result
 
@@ -160,7 +183,11 @@ def test_a_form_is_filled_in_and_sent(walk: Walk, pages: Pages, tmp_path: Path) 
         expect="Welcome, Zoë, large",
         screenshots=str(tmp_path / "shots"),
     )
-    assert [(one["error"], one["reward"]) for one in done] == [(None, 0.0), (None, 0.0), (None, 1.0)]
+    assert [(one["error"], one["reward"]) for one in done] == [
+        (None, 0.0),
+        (None, 0.0),
+        (None, 1.0),
+    ]
     first, second, third = user(walk)
     assert '- textbox "Name"\n' in first
     assert '- textbox "Name": Zoë' in second
@@ -173,7 +200,9 @@ def test_a_form_is_filled_in_and_sent(walk: Walk, pages: Pages, tmp_path: Path) 
     assert len({one["screenshot"] for one in done}) == 3
 
 
-def test_what_does_not_work_is_the_next_thing_that_the_model_reads(walk: Walk, pages: Pages) -> None:
+def test_what_does_not_work_is_the_next_thing_that_the_model_reads(
+    walk: Walk, pages: Pages
+) -> None:
     done = walk(
         "Look round.",
         "I would like to see more.",
@@ -195,10 +224,14 @@ def test_what_does_not_work_is_the_next_thing_that_the_model_reads(walk: Walk, p
         'there is no button "Help" 3 on the page',
         "type: Locator.fill: Error: Element is not an <input>",
     )
-    assert all(error.startswith(words) for error, words in zip(errors, expected, strict=False)), errors
+    assert all(error.startswith(words) for error, words in zip(errors, expected, strict=False)), (
+        errors
+    )
     assert errors[5:] == [None, None, None]
     asked = user(walk)
-    assert all(text.startswith(f"error: {error}") for text, error in zip(asked[1:6], errors, strict=False))
+    assert all(
+        text.startswith(f"error: {error}") for text, error in zip(asked[1:6], errors, strict=False)
+    )
     assert "title: Help 2" in asked[6]
     assert asked[7].startswith(f"address: {pages.url}/more\ntitle: More\n")
     assert walk.opinions == [(None, asked[7])], "nobody knows: the judge reads the page"
@@ -230,7 +263,9 @@ def test_it_stays_where_it_may_be(walk: Walk, pages: Pages, other: Pages) -> Non
     assert all(error is not None and "permitted here" in error for error in errors[:8]), errors
     assert errors[8] is None
     assert "/away" in pages.asked
-    assert other.asked == ["/secret"], "by being forwarded to a port of the same host, and by nothing else"
+    assert other.asked == ["/secret"], (
+        "by being forwarded to a port of the same host, and by nothing else"
+    )
     said = "\n".join(user(walk))
     assert "geheim" not in said + walk.opinions[0][1]
     assert "root:" not in said
@@ -238,7 +273,13 @@ def test_it_stays_where_it_may_be(walk: Walk, pages: Pages, other: Pages) -> Non
 
 
 def test_what_the_task_names_may_be_visited(walk: Walk, pages: Pages, other: Pages) -> None:
-    (one,) = walk("Look.", f"goto {other.url}/secret", start=pages.url + "/", origins=[other.url], expect="geheim")
+    (one,) = walk(
+        "Look.",
+        f"goto {other.url}/secret",
+        start=pages.url + "/",
+        origins=[other.url],
+        expect="geheim",
+    )
     assert (one["error"], one["reward"]) == (None, 1.0)
 
 
@@ -246,7 +287,9 @@ def test_a_file_may_read_its_folder(walk: Walk, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (tmp_path / "secret.html").write_text("<p>geheim")
-    (site / "a.html").write_text("<title>A</title><a href=b.html>B</a><iframe src=../secret.html></iframe>")
+    (site / "a.html").write_text(
+        "<title>A</title><a href=b.html>B</a><iframe src=../secret.html></iframe>"
+    )
     (site / "b.html").write_text("<title>B</title><p>second page")
     done = walk("Look.", "goto ../secret.html", 'click link "B"', start=(site / "a.html").as_uri())
     assert done[0]["error"] is not None
@@ -279,32 +322,51 @@ def test_pictures_go_along_only_where_the_task_says_so(walk: Walk, pages: Pages)
     ("more", "words"),
     [
         ({"expect": "Join us"}, "the first page shows 'Join us' already"),
-        ({"start": "http://127.0.0.1:1/"}, "http://127.0.0.1:1/: the page of the task does not load"),
+        (
+            {"start": "http://127.0.0.1:1/"},
+            "http://127.0.0.1:1/: the page of the task does not load",
+        ),
     ],
 )
-def test_a_task_that_cannot_begin(walk: Walk, pages: Pages, more: dict[str, Any], words: str) -> None:
+def test_a_task_that_cannot_begin(
+    walk: Walk, pages: Pages, more: dict[str, Any], words: str
+) -> None:
     with pytest.raises(PluginError, match=words):
         walk("Look.", "done", **{"start": pages.url + "/", **more})
 
 
-def test_a_browser_that_is_not_there_is_said(walk: Walk, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_browser_that_is_not_there_is_said(
+    walk: Walk, pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GUI_BROWSER", "/nowhere/chromium")
     with pytest.raises(PluginError, match=r"/nowhere/chromium \(GUI_BROWSER\) does not start"):
         walk("Look.", "done", start=pages.url + "/")
     monkeypatch.delenv("GUI_BROWSER")
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", "/nowhere")
-    with pytest.raises(PluginError, match=r"no browser found: run `playwright install chromium`, or set GUI_BRO"):
+    with pytest.raises(
+        PluginError, match=r"no browser found: run `playwright install chromium`, or set GUI_BRO"
+    ):
         walk("Look.", "done", start=pages.url + "/")
 
 
-def test_the_starter_at_a_page_is_captured_and_judged(tmp_path: Path, pages: Pages, examples: Path) -> None:
+def test_the_starter_at_a_page_is_captured_and_judged(
+    tmp_path: Path, pages: Pages, examples: Path
+) -> None:
     """It has never seen a page: what it says is no action, which it is told, and from which it is judged."""
     with SubprocessSystem(
-        scratch_config(tmp_path / "home", {"train.batch.min_turns": 64, "train.batch.max_turns": 64})
+        scratch_config(
+            tmp_path / "home", {"train.batch.min_turns": 64, "train.batch.max_turns": 64}
+        )
     ) as system:
         made = command(
-            *("rollout", "--home", str(system.config.home_dir), "--port", str(system.config.serve.port)),
+            *(
+                "rollout",
+                "--home",
+                str(system.config.home_dir),
+                "--port",
+                str(system.config.serve.port),
+            ),
             *("--rollout-function-path", str(examples / "gui_rollout.py"), "--max-turns", "3"),
             *("--out", str(tmp_path / "out"), "--prompt", f"Join at {pages.url}/.", "--num", "2"),
         )
@@ -314,16 +376,29 @@ def test_the_starter_at_a_page_is_captured_and_judged(tmp_path: Path, pages: Pag
         system.wait_until_settled()
         found = states(system)
         assert found[TurnState.JUDGED] >= 1
-        assert found[TurnState.JUDGED] + found[TurnState.DROPPED] == sum(one["replies"] for one in told)
+        assert found[TurnState.JUDGED] + found[TurnState.DROPPED] == sum(
+            one["replies"] for one in told
+        )
 
 
 def test_several_at_once(tmp_path: Path, pages: Pages, examples: Path) -> None:
     with SubprocessSystem(
-        scratch_config(tmp_path / "home", {"train.batch.min_turns": 64, "train.batch.max_turns": 64}), command="serve"
+        scratch_config(
+            tmp_path / "home", {"train.batch.min_turns": 64, "train.batch.max_turns": 64}
+        ),
+        command="serve",
     ) as system:
-        rollout = {"function_path": str(examples / "gui_rollout.py"), "parallel_envs": 2, "max_turns": 2}
-        config = system.config.model_copy(update={"rollout": system.config.rollout.model_copy(update=rollout)})
+        rollout = {
+            "function_path": str(examples / "gui_rollout.py"),
+            "parallel_envs": 2,
+            "max_turns": 2,
+        }
+        config = system.config.model_copy(
+            update={"rollout": system.config.rollout.model_copy(update=rollout)}
+        )
         task = RolloutTask(text="Join.", more={"start": pages.url + "/", "screenshots": True})
         outcomes = asyncio.run(run_rollouts(config, [task], tmp_path / "out", num=2))
         assert [one.error for one in outcomes] == [None, None]
-        assert len(list((tmp_path / "out" / "screenshots").iterdir())) == sum(one.replies for one in outcomes)
+        assert len(list((tmp_path / "out" / "screenshots").iterdir())) == sum(
+            one.replies for one in outcomes
+        )

@@ -18,7 +18,9 @@ from openclaw_rl.settings.load import from_flat
 @pytest.fixture(scope="module")
 def entry(examples: Path) -> RolloutFunction:
     return RolloutFunction(
-        from_flat({"rollout.function_path": str(examples / "gui_rollout.py"), "rollout.max_turns": 7})
+        from_flat(
+            {"rollout.function_path": str(examples / "gui_rollout.py"), "rollout.max_turns": 7}
+        )
     )
 
 
@@ -40,13 +42,19 @@ def test_it_is_found_by_its_name_and_given_its_steps(entry: RolloutFunction, gui
     ("reply", "expected"),
     [
         ('click button "Send"', {"do": "click", "role": "button", "name": "Send", "number": None}),
-        (' click link "a \\"b\\" 3" 2\n', {"do": "click", "role": "link", "name": 'a "b" 3', "number": 2}),
+        (
+            ' click link "a \\"b\\" 3" 2\n',
+            {"do": "click", "role": "link", "name": 'a "b" 3', "number": 2},
+        ),
         ("click checkbox", {"do": "click", "role": "checkbox", "name": None, "number": None}),
         (
             'type "Zoë into" into textbox "Name" 12',
             {"do": "type", "role": "textbox", "name": "Name", "number": 12, "text": "Zoë into"},
         ),
-        ('type "" into textbox', {"do": "type", "role": "textbox", "name": None, "number": None, "text": ""}),
+        (
+            'type "" into textbox',
+            {"do": "type", "role": "textbox", "name": None, "number": None, "text": ""},
+        ),
         ("goto /next?a=1", {"do": "goto", "address": "/next?a=1"}),
         ("done", {"do": "done"}),
     ],
@@ -75,7 +83,9 @@ def test_actions(gui: Any, reply: str, expected: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_no_action_is_said_to_the_model(gui: Any, reply: str) -> None:
-    with pytest.raises(ValueError, match=r"expected (one action in one line|words in quotes as JSON)[\s\S]*got"):
+    with pytest.raises(
+        ValueError, match=r"expected (one action in one line|words in quotes as JSON)[\s\S]*got"
+    ):
         gui.parse_gui_action(reply)
 
 
@@ -105,7 +115,13 @@ def test_a_file_permits_its_folder_and_no_more(gui: Any, tmp_path: Path) -> None
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "out").symlink_to(tmp_path)
     start = (tmp_path / "site" / "a b.html").as_uri()
-    for name, may in (("c.css", True), ("in/d.html", True), ("../e", False), ("%2e%2e/e", False), ("out/e", False)):
+    for name, may in (
+        ("c.css", True),
+        ("in/d.html", True),
+        ("../e", False),
+        ("%2e%2e/e", False),
+        ("out/e", False),
+    ):
         assert gui.permitted(f"file://{tmp_path}/site/{name}", start, ()) is may, name
 
 
@@ -118,12 +134,17 @@ def test_a_task_names_its_page(gui: Any) -> None:
 
 def test_what_a_task_lacks_is_said(entry: RolloutFunction) -> None:
     with pytest.raises(
-        PluginError, match=r"gui_rollout\.py:\d+: gui_rollout raised ValueError: the task names no page"
+        PluginError,
+        match=r"gui_rollout\.py:\d+: gui_rollout raised ValueError: the task names no page",
     ):
         ran(entry, "Sign up.")
 
 
-def test_playwright_is_named_where_it_is_missing(entry: RolloutFunction, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_playwright_is_named_where_it_is_missing(
+    entry: RolloutFunction, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "playwright.async_api", None)
-    with pytest.raises(PluginError, match=r"pip install 'openclaw-rl\[gui\]'`, then `playwright install chromium`"):
+    with pytest.raises(
+        PluginError, match=r"pip install 'openclaw-rl\[gui\]'`, then `playwright install chromium`"
+    ):
         ran(entry, "Sign up.", start="http://127.0.0.1:1/")

@@ -51,7 +51,10 @@ def test_the_file_runs_with_what_is_supplied(make: Make, caplog: pytest.LogCaptu
             "x = 1\ny = 1 / 0\n",
             r"mine\.py:2: the file, while it was loaded, raised ZeroDivisionError: division by zero",
         ),
-        ("import no_such_library\n", r"mine\.py:1: .* ModuleNotFoundError: No module named 'no_such_library'"),
+        (
+            "import no_such_library\n",
+            r"mine\.py:1: .* ModuleNotFoundError: No module named 'no_such_library'",
+        ),
         ("import sys\nsys.exit(3)\n", r"mine\.py:2: .* SystemExit: 3"),
     ],
 )
@@ -61,7 +64,9 @@ def test_a_file_that_does_not_run(make: Make, text: str, words: str) -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match=r"nowhere\.py: cannot be read \(No such file or directory\)"):
+    with pytest.raises(
+        PluginError, match=r"nowhere\.py: cannot be read \(No such file or directory\)"
+    ):
         load_plugin("train.loss.path", tmp_path / "nowhere.py")
 
 
@@ -87,7 +92,9 @@ def test_the_function_is_not_there(make: Make, text: str, words: str) -> None:
 
 
 def test_the_signature(make: Make) -> None:
-    plugin = make("def f(a, b=1): ...\ndef g(a: int, c: int): ...\ndef h(*, b, **more): ...\nlength = len")
+    plugin = make(
+        "def f(a, b=1): ...\ndef g(a: int, c: int): ...\ndef h(*, b, **more): ...\nlength = len"
+    )
     check_call(plugin, "f", plugin.module.f, ("a", "b"))
     check_call(plugin, "h", plugin.module.h, ("a", "b"))
     with pytest.raises(PluginError, match=r"mine\.py:2: got g\(a, c\), expected g\(a, b\)"):
@@ -96,7 +103,10 @@ def test_the_signature(make: Make) -> None:
 
 def test_what_it_raises_is_told_with_its_line(make: Make) -> None:
     plugin = make("def f():\n    return g()\ndef g():\n    raise ValueError('no\\n good')\n")
-    with pytest.raises(PluginError, match=r"mine\.py:4: f raised ValueError: no good"), plugin.convert_errors("f"):
+    with (
+        pytest.raises(PluginError, match=r"mine\.py:4: f raised ValueError: no good"),
+        plugin.convert_errors("f"),
+    ):
         plugin.module.f()
     with pytest.raises(ValueError, match="no"), plugin.convert_errors("f", (ValueError,)):
         plugin.module.f()
@@ -120,7 +130,9 @@ def test_every_configured_file_is_checked_and_not_run(tmp_path: Path, setting: s
 
 def test_a_file_with_a_fault_is_reported_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("open('ran', 'w')\ndef f(:")
-    done = run("up", "--home", str(tmp_path / "home"), "--custom-rm-path", str(tmp_path / "mine.py"))
+    done = run(
+        "up", "--home", str(tmp_path / "home"), "--custom-rm-path", str(tmp_path / "mine.py")
+    )
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "mine.py:2: is not valid Python" in done.stderr

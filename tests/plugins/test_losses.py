@@ -41,7 +41,11 @@ def weights(trainer: LocalTrainer) -> torch.Tensor:
 def hinted(batch: list[Sample]) -> list[Sample]:
     """With a hint and a score each."""
     return [
-        replace(s, hinted_prompts=(np.concatenate([s.prompt_ids, [n + 2]]).astype(np.int32),), reward=(-1.0) ** n)
+        replace(
+            s,
+            hinted_prompts=(np.concatenate([s.prompt_ids, [n + 2]]).astype(np.int32),),
+            reward=(-1.0) ** n,
+        )
         for n, s in enumerate(batch)
     ]
 
@@ -98,10 +102,15 @@ def test_the_corrected_distillation_is_our_own(
     assert steps[0]["kl/step"] == pytest.approx(steps[1]["kl/step"], rel=1e-3)
 
 
-def test_the_clipped_surrogate_is_our_own(trainer: Make, draw: Draw, examples: Path, tmp_path: Path) -> None:
+def test_the_clipped_surrogate_is_our_own(
+    trainer: Make, draw: Draw, examples: Path, tmp_path: Path
+) -> None:
     """Off policy, with clips and with tokens that the band takes out."""
     shared = FREE | {"kl_coef": 0.0, "clip_high": 1.2, "dual_clip": 1e9}
-    ours, theirs = trainer("binary", **shared), trainer("binary", loss_path=str(examples / "custom_loss.py"), **shared)
+    ours, theirs = (
+        trainer("binary", **shared),
+        trainer("binary", loss_path=str(examples / "custom_loss.py"), **shared),
+    )
     batch = [s for s in draw(ours, 5, 12, noise=0.6) if s.reward is not None]
     steps = [t.step(batch, str(tmp_path / str(n))).metrics for n, t in enumerate((ours, theirs))]
     assert steps[0]["masked/gap"] == steps[1]["masked/gap"] > 0
@@ -110,7 +119,9 @@ def test_the_clipped_surrogate_is_our_own(trainer: Make, draw: Draw, examples: P
     assert steps[0]["gradient/norm"] == pytest.approx(steps[1]["gradient/norm"], rel=1e-4)
 
 
-def test_a_loss_holds_to_the_trust_region(trainer: Make, draw: Draw, examples: Path, tmp_path: Path) -> None:
+def test_a_loss_holds_to_the_trust_region(
+    trainer: Make, draw: Draw, examples: Path, tmp_path: Path
+) -> None:
     path = str(examples / "custom_loss.py")
     made = trainer("binary", loss_path=path, learning_rate=3e-2, max_gap=9.0, max_step_kl=0.001)
     metrics = made.step(hinted(draw(made, 0)), str(tmp_path / "policy")).metrics
@@ -143,7 +154,9 @@ PLAIN = "def compute_loss(policy_logits, reference_logits, rewards, advantages, 
          "the method uses no hints"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_said_before_training(trainer: Make, tmp_path: Path, text: str, words: str) -> None:
+def test_what_does_not_fit_is_said_before_training(
+    trainer: Make, tmp_path: Path, text: str, words: str
+) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(PluginError, match=rf"^train\.loss\.path: .*{words}"):
         trainer("binary", loss_path=str(tmp_path / "mine.py"))
@@ -180,22 +193,29 @@ FAR = "d = (teacher_logprobs - student_logprobs).detach()\n    return -(d * (1 -
         ("combine", HYBRID.format(sign="-"), None),
     ],
 )  # fmt: skip
-def test_the_way_that_a_loss_pushes_is_found(tmp_path: Path, method: Any, text: str, words: str | None) -> None:
+def test_the_way_that_a_loss_pushes_is_found(
+    tmp_path: Path, method: Any, text: str, words: str | None
+) -> None:
     (tmp_path / "mine.py").write_text(text)
     train = train_settings({"method": method, "loss.path": str(tmp_path / "mine.py")})
     custom = load_plugin_loss(train, make_method(train))
     assert custom is not None
-    assert any(words in said for said in custom.sign_problems) if words else not custom.sign_problems
+    assert (
+        any(words in said for said in custom.sign_problems) if words else not custom.sign_problems
+    )
 
 
 def test_the_shape_of_a_hybrid_result(trainer: Make, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def compute_hybrid_loss(**all): return all['student_logprobs'].mean()")
     with pytest.raises(
-        PluginError, match=r"compute_hybrid_loss returned a tensor of shape \(\), .* expected \(loss, metrics\)"
+        PluginError,
+        match=r"compute_hybrid_loss returned a tensor of shape \(\), .* expected \(loss, metrics\)",
     ):
         trainer("combine", loss_path=str(file))
-    file.write_text("def compute_hybrid_loss(**all): return all['student_logprobs'].mean(), {'a': 'b'}")
+    file.write_text(
+        "def compute_hybrid_loss(**all): return all['student_logprobs'].mean(), {'a': 'b'}"
+    )
     with pytest.raises(PluginError, match="a metric that is not a number"):
         trainer("combine", loss_path=str(file))
     file.write_text("def compute_hybrid_loss(**all): return all['student_logprobs'].mean(), {}")
@@ -213,7 +233,11 @@ def compute_hybrid_loss(student_logprobs, teacher_logprobs, scalar_rewards, **re
 
 @pytest.mark.filterwarnings("ignore:std")  # torch says so of one number
 def test_a_metric_that_is_not_finite_is_named_and_takes_no_step_away(
-    trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    trainer: Make,
+    draw: Draw,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logging.getLogger("openclaw_rl"), "propagate", True)
     file = tmp_path / "mine.py"
@@ -227,17 +251,26 @@ def test_a_metric_that_is_not_finite_is_named_and_takes_no_step_away(
         assert not {"loss/custom/spread", "loss/custom/far"} & metrics.keys()
     messages = sorted(r.getMessage() for r in caplog.records if "as its metric" in r.getMessage())
     assert len(messages) == 2
-    assert f"{file}: compute_hybrid_loss returned inf as its metric 'far', expected a finite number" in messages[0]
-    assert f"{file}: compute_hybrid_loss returned nan as its metric 'spread', expected a finite number" in messages[1]
+    assert (
+        f"{file}: compute_hybrid_loss returned inf as its metric 'far', expected a finite number"
+        in messages[0]
+    )
+    assert (
+        f"{file}: compute_hybrid_loss returned nan as its metric 'spread', expected a finite number"
+        in messages[1]
+    )
 
 
 def test_an_error_during_training_names_its_line(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        PLAIN + "assert len(rewards) in (1, 3), 'too long'\n    return -(advantages * policy_logits).mean()"
+        PLAIN
+        + "assert len(rewards) in (1, 3), 'too long'\n    return -(advantages * policy_logits).mean()"
     )
     made = trainer("binary", loss_path=str(file), **FREE)
-    with pytest.raises(PluginError, match=r"mine\.py:2: compute_loss raised AssertionError: too long"):
+    with pytest.raises(
+        PluginError, match=r"mine\.py:2: compute_loss raised AssertionError: too long"
+    ):
         made.step(hinted(draw(made, 0)), str(tmp_path / "policy"))
 
 
@@ -250,7 +283,9 @@ def test_advantages_are_estimated_as_the_formula_says() -> None:
     stated = [sum((0.9 * 0.8) ** (k - t) * delta[k] for k in range(t, 7)) for t in range(7)]
     got = tensor_gae(torch.tensor(rewards), torch.tensor(values), gamma=0.9, lambda_=0.8)
     torch.testing.assert_close(got, torch.tensor(stated))
-    torch.testing.assert_close(tensor_gae(torch.tensor([0.0, 0.0, -1.0])), torch.tensor([-1.0, -1.0, -1.0]))
+    torch.testing.assert_close(
+        tensor_gae(torch.tensor([0.0, 0.0, -1.0])), torch.tensor([-1.0, -1.0, -1.0])
+    )
     with pytest.raises(ValueError, match="expected rewards and values"):
         tensor_gae(torch.zeros(2, 2))
 

@@ -14,11 +14,21 @@ import torch
 from tests.judge.conftest import world
 from tests.judge.test_worker import until, working
 from tests.judge.world import World
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
+from transformers import (
+    AutoTokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
+)
 
 from openclaw_rl.errors import ConfigError, ModelError, PluginError
 from openclaw_rl.judge import plugin, worker
-from openclaw_rl.judge.reward_model import RewardBatcher, RewardInput, RewardJudge, make_reward_input
+from openclaw_rl.judge.reward_model import (
+    RewardBatcher,
+    RewardInput,
+    RewardJudge,
+    make_reward_input,
+)
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import from_flat, load
 from openclaw_rl.types import JudgeInput, Reaction
@@ -53,7 +63,9 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]
             with torch.no_grad():
                 model.score.weight.mul_(8)
             model.save_pretrained(folder)
-            AutoTokenizer.from_pretrained(ModelFiles.from_path("starter").folder).save_pretrained(folder)
+            AutoTokenizer.from_pretrained(ModelFiles.from_path("starter").folder).save_pretrained(
+                folder
+            )
             made[labels] = str(folder)
         return made[labels]
 
@@ -72,12 +84,17 @@ def stated(folder: str, text: str) -> float:
 def item(asked: str = "ask", said: str = "ok", **more: Any) -> JudgeInput:
     messages = ({"role": "user", "content": said},) if said else ()
     reaction = Reaction(turn="t", revision=1, messages=messages, source="u", how="exact", at=1.0)
-    values = {"messages": ({"role": "user", "content": asked},), "reply": {"role": "assistant", "content": "answer"}}
+    values = {
+        "messages": ({"role": "user", "content": asked},),
+        "reply": {"role": "assistant", "content": "answer"},
+    }
     return JudgeInput(turn="t", reaction=reaction, **(values | more))
 
 
 @pytest.mark.parametrize("labels", [1, 2])
-def test_the_classifier_judges_in_the_loop(world: World, classifier: Callable[[int], str], labels: int) -> None:
+def test_the_classifier_judges_in_the_loop(
+    world: World, classifier: Callable[[int], str], labels: int
+) -> None:
     folder, ids = classifier(labels), [f"t{n}" for n in range(6)]
     words = [f"{'no ' * n}never mind {n}" for n in range(6)]
     rewards = {
@@ -119,7 +136,11 @@ def test_the_examples_judge_in_the_loop(
     folder = classifier(2)
     label = "Outcome" if name == "custom_rm.py" else "Feedback"
     reward = stated(folder, f"Prompt: ask t0\nResponse: answer t0\n{label}: no, shorter")
-    values = {"home": world.config.home, "judge.kind": "plugin", "judge.plugin_path": str(examples / name)}
+    values = {
+        "home": world.config.home,
+        "judge.kind": "plugin",
+        "judge.plugin_path": str(examples / name),
+    }
     near = {"judge.reward_low": reward / 2, "judge.reward_high": reward / 2}
     world.config = from_flat(values | near | {"judge.reward_path": folder})
 
@@ -132,14 +153,19 @@ def test_the_examples_judge_in_the_loop(
     assert reward > 0.1, "bfloat16 does not matter"
     assert world.verdict("t0").score == 1
     assert world.verdict("t0").judge.startswith(f"plugin:{name}@")
-    assert float(world.verdict("t0").reason.split()[1]) == pytest.approx(reward, abs=0.03)  # bfloat16
+    assert float(world.verdict("t0").reason.split()[1]) == pytest.approx(
+        reward, abs=0.03
+    )  # bfloat16
 
 
 def test_models_that_are_no_classifier(classifier: Callable[[int], str], tmp_path: Path) -> None:
     Qwen3ForCausalLM(small(2)).save_pretrained(tmp_path / "causal")
     AutoTokenizer.from_pretrained(classifier(2)).save_pretrained(tmp_path / "causal")
     for path, words in (
-        (str(tmp_path / "causal"), r"is not a trained classifier: it has no weights for score\.weight"),
+        (
+            str(tmp_path / "causal"),
+            r"is not a trained classifier: it has no weights for score\.weight",
+        ),
         (classifier(5), "has 5 classes, expected 1 or 2"),
         (str(tmp_path / "nowhere"), "cannot be loaded as a sequence classifier"),
     ):
@@ -154,9 +180,15 @@ def test_what_the_model_is_asked() -> None:
         {"role": "user", "content": "passing"},
         {"role": "user", "content": "third"},
     )
-    asked = make_reward_input(item(messages=history), lambda message: message["content"] == "passing")
-    assert asked == RewardInput(prompt="user: first\nassistant: second\nuser: third", response="answer", outcome="ok")
-    assert make_reward_input(item("x" * 9000 + "end"), lambda message: False).prompt.endswith("xend")
+    asked = make_reward_input(
+        item(messages=history), lambda message: message["content"] == "passing"
+    )
+    assert asked == RewardInput(
+        prompt="user: first\nassistant: second\nuser: third", response="answer", outcome="ok"
+    )
+    assert make_reward_input(item("x" * 9000 + "end"), lambda message: False).prompt.endswith(
+        "xend"
+    )
     assert len(make_reward_input(item("x" * 9000), lambda message: False).prompt) == 8000
 
 
@@ -171,7 +203,12 @@ def test_nothing_that_answered_is_no_evidence() -> None:
 
 @pytest.mark.parametrize(("reward", "score"), [(0.39, -1), (0.4, 0), (0.5, 0), (0.6, 0), (0.61, 1)])
 def test_two_thresholds(reward: float, score: int) -> None:
-    assert asyncio.run(RewardJudge(from_flat({}), "n", lambda q: [reward] * len(q)).judge(item())).score == score
+    assert (
+        asyncio.run(
+            RewardJudge(from_flat({}), "n", lambda q: [reward] * len(q)).judge(item())
+        ).score
+        == score
+    )
 
 
 def test_questions_wait_for_one_batch_and_make_the_next() -> None:
@@ -189,7 +226,9 @@ def test_questions_wait_for_one_batch_and_make_the_next() -> None:
     async def go() -> list[Any]:
         batches = RewardBatcher(answer, most=4)
         asked = [RewardInput(prompt=str(n), response="", outcome="") for n in range(10)]
-        return await asyncio.gather(*(batches.request_reward(q) for q in asked), return_exceptions=True)
+        return await asyncio.gather(
+            *(batches.request_reward(q) for q in asked), return_exceptions=True
+        )
 
     got = asyncio.run(go())
     assert isinstance(got.pop(7), ValueError), "one that cannot be answered holds up no other"
@@ -218,14 +257,24 @@ MANY = (
             MANY.format("torch.zeros(3)"),
             r"returned a tensor of shape \(3,\), float32, expected a reward for each of 1 items: \(1,\)",
         ),
-        (MANY.format("torch.zeros(1, 1)"), r"returned a tensor of shape \(1, 1\), float32, expected a reward for each"),
-        (MANY.format("0.5"), "batch_compute_rewards returned a value of type float, expected a reward for each"),
+        (
+            MANY.format("torch.zeros(1, 1)"),
+            r"returned a tensor of shape \(1, 1\), float32, expected a reward for each",
+        ),
+        (
+            MANY.format("0.5"),
+            "batch_compute_rewards returned a value of type float, expected a reward for each",
+        ),
     ],
 )
 def test_rewards_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "mine.py").write_text(text)
     config = from_flat(
-        {"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "mine.py"), "judge.reward_path": "x"}
+        {
+            "judge.kind": "plugin",
+            "judge.plugin_path": str(tmp_path / "mine.py"),
+            "judge.reward_path": "x",
+        }
     )
     judge = plugin.make_judge(config)
     with pytest.raises(PluginError, match=words):
@@ -262,7 +311,9 @@ def test_rewards_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
 def test_files_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(PluginError, match=rf"^judge\.plugin_path: .*{words}"):
-        plugin.make_judge(from_flat({"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "mine.py")}))
+        plugin.make_judge(
+            from_flat({"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "mine.py")})
+        )
 
 
 def test_a_class_that_builds_on_another_is_the_one_and_a_tuple_is_a_list(tmp_path: Path) -> None:
@@ -271,7 +322,11 @@ def test_a_class_that_builds_on_another_is_the_one_and_a_tuple_is_a_list(tmp_pat
         "class M(Base):\n    def __init__(self, checkpoint_path): ...\n"
         "    def batch_compute_rewards(self, items): return tuple(0.9 for _ in items)"
     )
-    flat = {"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "mine.py"), "judge.reward_path": "x"}
+    flat = {
+        "judge.kind": "plugin",
+        "judge.plugin_path": str(tmp_path / "mine.py"),
+        "judge.reward_path": "x",
+    }
     assert asyncio.run(plugin.make_judge(from_flat(flat)).judge(item())).score == 1
 
 
@@ -294,7 +349,10 @@ def test_the_plug_in_is_the_judge_and_the_checkpoint_is_its_own(environ: dict[st
     [
         ({"judge.kind": "plugin"}, "judge.plugin_path"),
         ({"judge.kind": "classifier"}, "judge.reward_path"),
-        ({"judge.reward_low": 0.7}, r"judge\.reward_low \(0\.7\) is above judge\.reward_high \(0\.6\)"),
+        (
+            {"judge.reward_low": 0.7},
+            r"judge\.reward_low \(0\.7\) is above judge\.reward_high \(0\.6\)",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together(flat: dict[str, Any], words: str) -> None:

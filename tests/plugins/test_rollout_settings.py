@@ -43,17 +43,24 @@ def observe(given: dict[str, Any], folder: Path) -> tuple[list[dict[str, Any]], 
         ("another", "rollout", "model, task", "model"),
         ("generate", "generate", "args, sample, sampling_params", "args.model"),
     ):
-        (folder / f"{name}.py").write_text(ROLLOUT.format(name=function, arguments=arguments, model=model))
+        (folder / f"{name}.py").write_text(
+            ROLLOUT.format(name=function, arguments=arguments, model=model)
+        )
     if "rollout.generate_path" not in given:
         given = {"rollout.function_path": "{folder}/plain.py"} | given
-    flat = {key: value.format(folder=folder) if isinstance(value, str) else value for key, value in given.items()}
+    flat = {
+        key: value.format(folder=folder) if isinstance(value, str) else value
+        for key, value in given.items()
+    }
     number = 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
         nonlocal number
         number += 1
         message = {"role": "assistant", "content": "hello"}
-        return web.json_response({"id": f"r{number}", "choices": [{"message": message}], "ready": True})
+        return web.json_response(
+            {"id": f"r{number}", "choices": [{"message": message}], "ready": True}
+        )
 
     async def main() -> tuple[list[dict[str, Any]], int]:
         app = web.Application()
@@ -64,11 +71,15 @@ def observe(given: dict[str, Any], folder: Path) -> tuple[list[dict[str, Any]], 
         where = {"serve.port": runner.addresses[0][1], "serve.api_key": "k", "home": str(folder)}
         out = folder / "out"
         try:
-            outcomes = await run_rollouts(from_flat(where | flat), [RolloutTask(text=str(n)) for n in range(4)], out)
+            outcomes = await run_rollouts(
+                from_flat(where | flat), [RolloutTask(text=str(n)) for n in range(4)], out
+            )
         finally:
             await runner.cleanup()
         records = [json.loads(outcome.file.read_text()) for outcome in outcomes]
-        told = [{key: r.get(key) for key in ("file", "function", "replies", "error")} for r in records]
+        told = [
+            {key: r.get(key) for key in ("file", "function", "replies", "error")} for r in records
+        ]
         return told, max((r.get("result", 0) for r in records), default=0)
 
     return asyncio.run(main())

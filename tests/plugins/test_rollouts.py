@@ -28,7 +28,10 @@ pytestmark = pytest.mark.system
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessSystem]:
     with SubprocessSystem(
-        scratch_config(tmp_path_factory.mktemp("home"), {"train.batch.min_turns": 64, "train.batch.max_turns": 64})
+        scratch_config(
+            tmp_path_factory.mktemp("home"),
+            {"train.batch.min_turns": 64, "train.batch.max_turns": 64},
+        )
     ) as made:
         yield made
 
@@ -38,7 +41,11 @@ def with_rollout(config: Config, **values: Any) -> Config:
 
 
 def done(
-    system: SubprocessSystem, tasks: list[RolloutTask], out: Path, num: int | None = None, **values: Any
+    system: SubprocessSystem,
+    tasks: list[RolloutTask],
+    out: Path,
+    num: int | None = None,
+    **values: Any,
 ) -> list[dict[str, Any]]:
     outcomes = asyncio.run(run_rollouts(with_rollout(system.config, **values), tasks, out, num=num))
     return [told(outcome) for outcome in outcomes]
@@ -67,12 +74,18 @@ def test_a_conversation_with_a_simulated_user_is_captured_and_judged(
     system: SubprocessSystem, examples: Path, tmp_path: Path
 ) -> None:
     found = done(
-        *(system, [QUESTION], tmp_path), num=4, function_path=str(examples / "rollout_opd.py"), max_turns=3, workers=4
+        *(system, [QUESTION], tmp_path),
+        num=4,
+        function_path=str(examples / "rollout_opd.py"),
+        max_turns=3,
+        workers=4,
     )
     assert len(found) == len({one["session"] for one in found}) == 4
     for one in found:
         result = one["result"]
-        assert 1 <= one["replies"] == len(result["student_responses"]) == len(result["rewards"]) <= 3
+        assert (
+            1 <= one["replies"] == len(result["student_responses"]) == len(result["rewards"]) <= 3
+        )
         assert all(result["student_responses"])
         assert len(result["teacher_responses"]) == result["rewards"].count(-1.0)
         assert len(one["sha256"]) == 64
@@ -84,13 +97,17 @@ def test_a_conversation_with_a_simulated_user_is_captured_and_judged(
 
 def test_an_agent_at_a_shell(system: SubprocessSystem, examples: Path, tmp_path: Path) -> None:
     path = str(examples / "terminal_rollout.py")
-    (one,) = done(system, [RolloutTask(text="Say hello.")], tmp_path, function_path=path, max_turns=2)
+    (one,) = done(
+        system, [RolloutTask(text="Say hello.")], tmp_path, function_path=path, max_turns=2
+    )
     assert one["replies"] == len(one["result"]) in (1, 2)
     assert {"command", "output", "error", "reward"} == one["result"][0].keys()
 
 
 def test_the_shell_of_the_example_is_bounded(examples: Path, tmp_path: Path) -> None:
-    module = load_plugin("rollout.function_path", examples / "terminal_rollout.py", {"MAX_STEPS": 2}).module
+    module = load_plugin(
+        "rollout.function_path", examples / "terminal_rollout.py", {"MAX_STEPS": 2}
+    ).module
     result = module.run_command("touch hello; pwd; echo done", str(tmp_path))
     assert result.stdout.split() == [str(tmp_path), "done"]
     assert module.task_completed(result, "")
@@ -105,22 +122,38 @@ def test_tools_by_json(system: SubprocessSystem, examples: Path, tmp_path: Path)
     path = str(examples / "toolcall_rollout.py")
     tasks = tmp_path / "tasks.jsonl"
     tool = {"name": "add", "description": "d", "parameters": {"a": "number"}}
-    tasks.write_text("\n".join(json.dumps(t) for t in ("Add 1 and 2.", {"task": "Add.", "available_tools": [tool]})))
+    tasks.write_text(
+        "\n".join(
+            json.dumps(t) for t in ("Add 1 and 2.", {"task": "Add.", "available_tools": [tool]})
+        )
+    )
     found = done(system, read_tasks(tasks), tmp_path / "out", function_path=path, max_turns=3)
     assert [one["task"] for one in found] == ["Add 1 and 2.", "Add."]
     assert all(one["result"][0]["reply"] for one in found)
     module = load_plugin("rollout.function_path", path).module
     call = module.parse_call('Sure: {"tool": "add", "arguments": {"a": 1, "b": "2"}}')
     assert module.run_tool(call, module.TOOLS) == "3.0"
-    assert module.run_tool({"tool": "add", "arguments": {"c": 1}}, module.TOOLS).startswith("error: ")
+    assert module.run_tool({"tool": "add", "arguments": {"c": 1}}, module.TOOLS).startswith(
+        "error: "
+    )
     assert module.run_tool({"tool": "rm"}, module.TOOLS) == "error: there is no tool rm"
     assert module.parse_call("no { call") is None
 
 
-def test_generate_in_slimes_shape_and_by_the_command(system: SubprocessSystem, examples: Path, tmp_path: Path) -> None:
+def test_generate_in_slimes_shape_and_by_the_command(
+    system: SubprocessSystem, examples: Path, tmp_path: Path
+) -> None:
     path = str(examples / "custom_generate.py")
     made = command(
-        *("rollout", "--home", str(system.config.home_dir), "--port", str(system.config.serve.port), "--num", "2"),
+        *(
+            "rollout",
+            "--home",
+            str(system.config.home_dir),
+            "--port",
+            str(system.config.serve.port),
+            "--num",
+            "2",
+        ),
         *("--custom-generate-function-path", path, "--max-turns", "2", "--out", str(tmp_path)),
         *("--prompt", "What is the capital of France?"),
     )
@@ -132,7 +165,9 @@ def test_generate_in_slimes_shape_and_by_the_command(system: SubprocessSystem, e
         assert result["response"]
 
 
-def test_files_of_a_rollout_can_stand_beside_its_result(system: SubprocessSystem, tmp_path: Path) -> None:
+def test_files_of_a_rollout_can_stand_beside_its_result(
+    system: SubprocessSystem, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "async def rollout(model, task, out):\n"
@@ -143,7 +178,9 @@ def test_files_of_a_rollout_can_stand_beside_its_result(system: SubprocessSystem
     assert (tmp_path / "out" / f"{one['session']}.txt").read_text()
 
 
-def test_a_rollout_that_fails_is_data_and_the_others_go_on(system: SubprocessSystem, tmp_path: Path) -> None:
+def test_a_rollout_that_fails_is_data_and_the_others_go_on(
+    system: SubprocessSystem, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "async def rollout(model, task, bad=False):\n    await model.generate(task)\n"
@@ -156,16 +193,27 @@ def test_a_rollout_that_fails_is_data_and_the_others_go_on(system: SubprocessSys
     assert "mine.py:4: rollout raised ValueError: no" in bad["error"]
     (over,) = done(system, [QUESTION], tmp_path / "over", function_path=str(file), max_turns=1)
     assert "more than 1 replies in one rollout (rollout.max_turns)" in over["error"]
-    each = done(system, [QUESTION], tmp_path / "each", function_path=str(file), per_prompt=3, parallel_envs=3)
+    each = done(
+        system,
+        [QUESTION],
+        tmp_path / "each",
+        function_path=str(file),
+        per_prompt=3,
+        parallel_envs=3,
+    )
     assert len(each) == 3
     file.write_text("async def rollout(model, task):\n    return '\\ud800'")
     (half,) = done(system, [QUESTION], tmp_path / "half", function_path=str(file))
     assert half["result"] == "\ud800"
 
 
-def test_an_image_that_the_model_cannot_see_is_refused_by_the_gateway(system: SubprocessSystem, tmp_path: Path) -> None:
+def test_an_image_that_the_model_cannot_see_is_refused_by_the_gateway(
+    system: SubprocessSystem, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("async def gui_rollout(vision_model, task):\n    await vision_model.generate(task, image=b'png')")
+    file.write_text(
+        "async def gui_rollout(vision_model, task):\n    await vision_model.generate(task, image=b'png')"
+    )
     (one,) = done(system, [QUESTION], tmp_path / "out", function_path=str(file))
     assert "the gateway refused (400)" in one["error"]
 
@@ -173,16 +221,31 @@ def test_an_image_that_the_model_cannot_see_is_refused_by_the_gateway(system: Su
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("def rollout(model, task): ...", "rollout is not an async function, expected `async def rollout"),
-        ("def other(): ...", "defines no collect_opd_trajectory or terminal_rollout or .*It defines: other"),
+        (
+            "def rollout(model, task): ...",
+            "rollout is not an async function, expected `async def rollout",
+        ),
+        (
+            "def other(): ...",
+            "defines no collect_opd_trajectory or terminal_rollout or .*It defines: other",
+        ),
         ("async def rollout(model, secret): ...", "rollout has unknown parameters: secret"),
-        ("async def rollout(model): return {1, 2}", "rollout returned a set that is not JSON-serializable"),
+        (
+            "async def rollout(model): return {1, 2}",
+            "rollout returned a set that is not JSON-serializable",
+        ),
         (
             "async def rollout(model):\n    a = []\n    for _ in range(10**5): a = [a]\n    return a",
             "list that is not JSON",
         ),
-        ("import asyncio\nasync def rollout(model):\n    raise asyncio.CancelledError", "without a cancellation"),
-        ("async def rollout(model):\n    await model.feedback(1)", r"feedback before the first reply"),
+        (
+            "import asyncio\nasync def rollout(model):\n    raise asyncio.CancelledError",
+            "without a cancellation",
+        ),
+        (
+            "async def rollout(model):\n    await model.feedback(1)",
+            r"feedback before the first reply",
+        ),
     ],
 )
 def test_files_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
@@ -213,7 +276,9 @@ def test_tasks_that_do_not_fit(tmp_path: Path, name: str, text: str, words: str)
 
 
 def test_no_gateway_is_said(tmp_path: Path, examples: Path) -> None:
-    config = scratch_config(tmp_path / "home", {"rollout.function_path": str(examples / "rollout_opd.py")})
+    config = scratch_config(
+        tmp_path / "home", {"rollout.function_path": str(examples / "rollout_opd.py")}
+    )
     with pytest.raises(OpenClawError, match="no gateway is ready there"):
         asyncio.run(run_rollouts(config, [QUESTION], tmp_path))
 

@@ -23,7 +23,13 @@ METRICS = {
     "grad_norm": torch.tensor(2.0),
     "lr": 0.0625,
 }
-LOGGED = {"loss/total": 0.5, "reward/mean": -1.0, "reward/std": 0.75, "gradient/norm": 2.0, "learning_rate": 0.0625}
+LOGGED = {
+    "loss/total": 0.5,
+    "reward/mean": -1.0,
+    "reward/std": 0.75,
+    "gradient/norm": 2.0,
+    "learning_rate": 0.0625,
+}
 
 
 def test_each_name_of_the_package_is_there() -> None:
@@ -37,10 +43,14 @@ def base(tiny: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(tiny)
 
 
-def test_an_adapter_as_the_trainer_has_it(base: Any, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_as_the_trainer_has_it(
+    base: Any, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ids = torch.tensor([[1, 2, 3]])
     before = base(ids).logits
-    linear = sum(isinstance(m, torch.nn.Linear) for name, m in base.named_modules() if name != "lm_head")
+    linear = sum(
+        isinstance(m, torch.nn.Linear) for name, m in base.named_modules() if name != "lm_head"
+    )
     model = setup_lora_model(base)
     assert torch.equal(model(ids).logits, before), "it starts as the identity"
     names = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -54,7 +64,9 @@ def test_an_adapter_as_the_trainer_has_it(base: Any, tiny: Path, capsys: pytest.
 
 
 def test_an_adapter_of_ones_own_shape_learns(base: Any) -> None:
-    model = setup_lora_model(base.train(), lora_rank=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    model = setup_lora_model(
+        base.train(), lora_rank=4, lora_alpha=8, target_modules=["q_proj", "v_proj"]
+    )
     assert model.training
     assert model.peft_config["default"].target_modules == {"q_proj", "v_proj"}
     ids = torch.tensor([[1, 2, 3, 4]])
@@ -70,7 +82,9 @@ def test_an_adapter_of_ones_own_shape_learns(base: Any) -> None:
 
 
 def test_an_adapter_that_fits_nothing(base: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^setup_lora_model: target_modules \['c_attn'\] match no layers"):
+    with pytest.raises(
+        ConfigError, match=r"^setup_lora_model: target_modules \['c_attn'\] match no layers"
+    ):
         setup_lora_model(base, target_modules=["c_attn"])
     with pytest.raises(ValueError, match="rank"):
         setup_lora_model(base, lora_rank=0)
@@ -84,7 +98,9 @@ class Wandb(SimpleNamespace):
 
     def init(self, **asked: Any) -> Any:
         self.asked = asked
-        self.run = SimpleNamespace(log=lambda metrics, step, commit: self.got.append((metrics, step, commit)))
+        self.run = SimpleNamespace(
+            log=lambda metrics, step, commit: self.got.append((metrics, step, commit))
+        )
         return self.run
 
 
@@ -97,7 +113,11 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
 
 def test_a_run_and_its_metrics_by_their_names(wandb: Wandb) -> None:
     assert setup_wandb_logging("mine", {"method": "opd", "lr": 1}) is wandb.run
-    assert wandb.asked == {"project": "mine", "config": {"method": "opd", "lr": 1}, "name": "openclaw-rl-opd"}
+    assert wandb.asked == {
+        "project": "mine",
+        "config": {"method": "opd", "lr": 1},
+        "name": "openclaw-rl-opd",
+    }
     log_training_metrics(3, METRICS | {"opd_loss": 0.25, "mine/extra": 7})
     log_training_metrics(4, LOGGED)
     assert wandb.got == [
@@ -124,16 +144,24 @@ def test_metrics_that_are_none(wandb: Wandb, change: dict[str, Any], words: str)
 def test_what_is_missing_is_named(wandb: Wandb, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OpenClawError, match="Call setup_wandb_logging"):
         log_training_metrics(1, METRICS)
-    with pytest.raises(ValueError, match=r"missing mean_reward \(reward/mean\); got total_loss, std_reward"):
-        log_training_metrics(1, {name: value for name, value in METRICS.items() if name != "mean_reward"})
-    with pytest.raises(ValueError, match=r'a config with a "method", e\.g\. binary; got the keys rank'):
+    with pytest.raises(
+        ValueError, match=r"missing mean_reward \(reward/mean\); got total_loss, std_reward"
+    ):
+        log_training_metrics(
+            1, {name: value for name, value in METRICS.items() if name != "mean_reward"}
+        )
+    with pytest.raises(
+        ValueError, match=r'a config with a "method", e\.g\. binary; got the keys rank'
+    ):
         setup_wandb_logging("mine", {"rank": 1})
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(OpenClawError, match="pip install wandb"):
         setup_wandb_logging("mine", {"method": "opd"})
 
 
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed: pip install wandb")
+@pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None, reason="wandb is not installed: pip install wandb"
+)
 @pytest.mark.filterwarnings("default")  # its own, and those of what it brings
 def test_the_real_wandb_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -32,9 +32,17 @@ from openclaw_rl.train.sample_builder import SampleBuilder
 
 __all__ = ["builder", "fill", "head", "judged", "renderer", "starter_identity", "store"]
 SHORT = Lesson(
-    id="aa", key="key", text="Keep answers short.", topic="length/short", made_at=1.0, reinforced_at=1.0, weight=3.0
+    id="aa",
+    key="key",
+    text="Keep answers short.",
+    topic="length/short",
+    made_at=1.0,
+    reinforced_at=1.0,
+    weight=3.0,
 )
-LONG = replace(SHORT, id="bb", text="Give long answers.", topic="length/long", made_at=2.0, reinforced_at=2.0)
+LONG = replace(
+    SHORT, id="bb", text="Give long answers.", topic="length/long", made_at=2.0, reinforced_at=2.0
+)
 
 
 @dataclass
@@ -56,7 +64,9 @@ class ScriptedReplies:
         logprobs = np.full(3, -1.0, np.float32)
         return [
             GateReply(
-                token_ids=np.array([65 + order.seed % 20, 66, self.stop], np.int32), logprobs=logprobs, finish="stop"
+                token_ids=np.array([65 + order.seed % 20, 66, self.stop], np.int32),
+                logprobs=logprobs,
+                finish="stop",
             )
             for order in orders
         ]
@@ -64,7 +74,11 @@ class ScriptedReplies:
 
 def gaps_of(samples: Sequence[Sample], share: float) -> dict[str, LessonGap]:
     """The same missing share of the lesson for each sample with a hint."""
-    return {sample.turn: LessonGap(missing=share, effect=1.0) for sample in samples if sample.hinted_prompts}
+    return {
+        sample.turn: LessonGap(missing=share, effect=1.0)
+        for sample in samples
+        if sample.hinted_prompts
+    }
 
 
 class DivergingTrainer(ScriptedTrainer):
@@ -94,7 +108,9 @@ MakeLoop = Callable[..., TrainLoop]
 
 
 @pytest.fixture
-def make_loop(store: Store, builder: SampleBuilder, replies: ScriptedReplies, tmp_path: Path) -> Iterator[MakeLoop]:
+def make_loop(
+    store: Store, builder: SampleBuilder, replies: ScriptedReplies, tmp_path: Path
+) -> Iterator[MakeLoop]:
     """Returns a loop with a scripted trainer that practises; keywords are settings of practice."""
     opened: list[TrainLoop] = []
 
@@ -110,7 +126,9 @@ def make_loop(store: Store, builder: SampleBuilder, replies: ScriptedReplies, tm
             loop.close()
         practice = PracticeSession(
             store,
-            PracticeConfig(**{"replies": 4, "contrast_share": 0.0, "rehearsal_share": 0.0} | settings),
+            PracticeConfig(
+                **{"replies": 4, "contrast_share": 0.0, "rehearsal_share": 0.0} | settings
+            ),
             PromptSelector(
                 renderer=builder.renderer,
                 transient=EphemeralMatcher([]),

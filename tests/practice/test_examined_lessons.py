@@ -22,7 +22,9 @@ COSTS = Withdrawal(code=WithdrawalCode.ALONE, asked=4, right_with=0, right_witho
 
 def record(store: Store, *texts: str, is_sound: bool) -> None:
     right = 4 * is_sound
-    result = ExaminationResult(asked=4, right_with=right, right_without=4, is_sound=is_sound, at=5.0)
+    result = ExaminationResult(
+        asked=4, right_with=right, right_without=4, is_sound=is_sound, at=5.0
+    )
     with store.write() as conn:
         digest = examinations.lessons_digest(texts, IDENTITY, store.secret)
         examinations.record_result(conn, digest, 0, result)
@@ -93,7 +95,9 @@ def test_a_learned_lesson_that_costs_correctness_is_not_in_the_teachers_prompt(
     assert hints_in(replies, renderer) == {SHORT.text}
 
 
-def test_a_hint_that_costs_correctness_is_not_used(store: Store, fill: MakeLoop, builder: SampleBuilder) -> None:
+def test_a_hint_that_costs_correctness_is_not_used(
+    store: Store, fill: MakeLoop, builder: SampleBuilder
+) -> None:
     """The hint of one turn is a teacher's prompt as well, without any practice."""
     turns = fill(store, 1, score=-1, hints=(KLINGON.text,))
     with store.read() as conn:

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import select, update
-from tests.practice.conftest import LONG, SHORT, DivergingTrainer, MakeLoop, ScriptedReplies, add_lesson, settle
+from tests.practice.conftest import (
+    LONG,
+    SHORT,
+    DivergingTrainer,
+    MakeLoop,
+    ScriptedReplies,
+    add_lesson,
+    settle,
+)
 from tests.train.conftest import put
 
 from openclaw_rl.cli.main import cli
@@ -73,7 +81,9 @@ def test_a_step_has_replies_of_the_head_and_the_teacher(
     ).prompt_ids
     from_teacher = [(0, hinted_ids.tolist())] * 2
     from_head = [(0, plain_ids.tolist())] * 2
-    assert [(order.version, order.prompt_ids) for order in replies.orders] == from_teacher + from_head
+    assert [
+        (order.version, order.prompt_ids) for order in replies.orders
+    ] == from_teacher + from_head
     (batch,) = trainer.batches
     assert [s.from_teacher for s in batch] == [True, True, False, False]
     for sample in batch:
@@ -96,9 +106,16 @@ def test_guidance_applies_to_the_teacher_but_not_to_contrasts(
     assert [sample.guidance for sample in batch] == [None, 2.5, 2.5, 2.5]
 
 
-@pytest.mark.parametrize(("requested", "practised"), [(1.0, 1.0), (0.7, 0.7), (0.1, 0.3), (1.4, 1.0), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("requested", "practised"), [(1.0, 1.0), (0.7, 0.7), (0.1, 0.3), (1.4, 1.0), (0.0, 1.0)]
+)
 def test_replies_are_sampled_at_the_temperature_of_the_request(
-    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, requested: float, practised: float
+    store: Store,
+    make_loop: MakeLoop,
+    fill: Fill,
+    replies: ScriptedReplies,
+    requested: float,
+    practised: float,
 ) -> None:
     """From 0.3 to 1, and at 1 after a greedy reply."""
     (turn,) = fill(store, 1, request={"sampling": Sampling(temperature=requested)})
@@ -108,16 +125,24 @@ def test_replies_are_sampled_at_the_temperature_of_the_request(
 
 
 @pytest.mark.parametrize(
-    ("settings", "from_teacher", "from_head"), [({"replies": 8}, 4, 4), ({"teacher_share": 0.25}, 1, 3)]
+    ("settings", "from_teacher", "from_head"),
+    [({"replies": 8}, 4, 4), ({"teacher_share": 0.25}, 1, 3)],
 )
 def test_settings_decide_the_number_and_source_of_replies(
-    store: Store, make_loop: MakeLoop, fill: Fill, settings: dict[str, float], from_teacher: int, from_head: int
+    store: Store,
+    make_loop: MakeLoop,
+    fill: Fill,
+    settings: dict[str, float],
+    from_teacher: int,
+    from_head: int,
 ) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
     trainer = ScriptedTrainer()
     settle(make_loop(trainer, step_limit=1, **settings))
-    assert [s.from_teacher for s in trainer.batches[0]] == [True] * from_teacher + [False] * from_head
+    assert [s.from_teacher for s in trainer.batches[0]] == [True] * from_teacher + [
+        False
+    ] * from_head
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 2), (1.0, 2), (0.25, 1), (0.0, 0)])
@@ -136,20 +161,32 @@ def test_a_share_of_the_teachers_replies_is_contrast(
     trainer = DivergingTrainer()
     settle(make_loop(trainer, step_limit=1, contrast_share=share))
     opposed = with_hint(
-        [{"role": "user", "content": "Where is the Louvre?"}], WISHED_LONG, lambda message: False, renderer.hint_format
+        [{"role": "user", "content": "Where is the Louvre?"}],
+        WISHED_LONG,
+        lambda message: False,
+        renderer.hint_format,
     )
     prompt = renderer.render(opposed).prompt_ids.tolist()
     (batch,) = trainer.batches
-    assert [sample.prompt_ids.tolist() == prompt for sample in batch] == [True] * count + [False] * (4 - count)
+    assert [sample.prompt_ids.tolist() == prompt for sample in batch] == [True] * count + [
+        False
+    ] * (4 - count)
     assert [s.from_teacher for s in batch] == [True, True, False, False]
     for sample in batch[:count]:
-        assert [hinted.tolist() for hinted in sample.hinted_prompts] == [prompt], "the teacher reads the same prompt"
+        assert [hinted.tolist() for hinted in sample.hinted_prompts] == [prompt], (
+            "the teacher reads the same prompt"
+        )
     with store.read() as conn:
         assert exchanges.get_many(conn, [batch[0].turn])[batch[0].turn].request.lessons == (
             {"contrast": WISHED_LONG} if count else {SHORT.id: SHORT.text}
         )
-    shown = CliRunner().invoke(cli, ["inspect", "turn", batch[0].turn, "--home", str(tmp_path)]).output
-    assert f"practice: by the base, {'under a wish that contradicts' if count else 'with the lessons in its'}" in shown
+    shown = (
+        CliRunner().invoke(cli, ["inspect", "turn", batch[0].turn, "--home", str(tmp_path)]).output
+    )
+    assert (
+        f"practice: by the base, {'under a wish that contradicts' if count else 'with the lessons in its'}"
+        in shown
+    )
 
 
 def test_a_share_of_the_prompts_is_rehearsal(
@@ -160,8 +197,12 @@ def test_a_share_of_the_prompts_is_rehearsal(
     add_lesson(store, SHORT, [turn])
     trainer = DivergingTrainer()
     settle(make_loop(trainer, step_limit=2, rehearsal_share=0.5))
-    prompt_texts = [str(renderer.tokenizer.backend.decode(order.prompt_ids)) for order in replies.orders]
-    rehearsed = [text for text in prompt_texts if any(question in text for question in rehearsal_questions())]
+    prompt_texts = [
+        str(renderer.tokenizer.backend.decode(order.prompt_ids)) for order in replies.orders
+    ]
+    rehearsed = [
+        text for text in prompt_texts if any(question in text for question in rehearsal_questions())
+    ]
     assert len(rehearsed) == len(prompt_texts) / 2
     assert all("Where is the Louvre?" in text for text in prompt_texts if text not in rehearsed)
     assert sum("Keep answers short." in text for text in prompt_texts) == len(prompt_texts) / 2
@@ -170,19 +211,26 @@ def test_a_share_of_the_prompts_is_rehearsal(
         ids = [sample.turn for sample in trainer.batches[0]]
         requests = [exchange.request for exchange in exchanges.get_many(conn, ids).values()]
     questions = [request.messages[-1]["content"] for request in requests]
-    assert sum(question in rehearsal_questions() for question in questions) == 2, "stored as they were asked"
+    assert sum(question in rehearsal_questions() for question in questions) == 2, (
+        "stored as they were asked"
+    )
 
 
 class ContrastDivergingTrainer(ScriptedTrainer):
     """Its divergence is 0.1, and 9 on replies whose teacher reads the same prompt."""
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
-        shares = {s.turn: 9.0 if np.array_equal(s.prompt_ids, s.hinted_prompts[0]) else 0.1 for s in samples}
+        shares = {
+            s.turn: 9.0 if np.array_equal(s.prompt_ids, s.hinted_prompts[0]) else 0.1
+            for s in samples
+        }
         gaps = {turn: LessonGap(missing=share, effect=1.0) for turn, share in shares.items()}
         return replace(super().step(samples, out), lesson_gaps=gaps)
 
 
-def test_contrasts_do_not_count_for_the_divergence(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_contrasts_do_not_count_for_the_divergence(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """Their divergence is not that of the lesson; an undo of the lesson takes them, too."""
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
@@ -204,7 +252,11 @@ def test_contrasts_do_not_count_for_the_divergence(store: Store, make_loop: Make
     + [({"train.method": method}, True) for method in ("opd", "sdpo", "sdft")],
 )
 def test_make_practice_returns_none_if_off_or_without_hints(
-    store: Store, builder: SampleBuilder, tmp_path: Path, settings: dict[str, object], practises: bool
+    store: Store,
+    builder: SampleBuilder,
+    tmp_path: Path,
+    settings: dict[str, object],
+    practises: bool,
 ) -> None:
     config = from_flat({"home": str(tmp_path), "practice.enabled": True, **settings})
     transient = EphemeralMatcher([])
@@ -212,7 +264,9 @@ def test_make_practice_returns_none_if_off_or_without_hints(
     assert (practice is not None) == practises
 
 
-def test_practice_turns_belong_to_no_conversation(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_turns_belong_to_no_conversation(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
     settle(make_loop(step_limit=1))
@@ -222,9 +276,16 @@ def test_practice_turns_belong_to_no_conversation(store: Store, make_loop: MakeL
         assert {e.request.kind for e in practised.values()} == {Kind.PRACTICE}
         assert [practised[id_].request.origin for id_ in ids] == [Origin.TEACHER] * 2 + [None] * 2
         assert all(not e.request.marks and e.request.scope != "key" for e in practised.values())
-        assert all(turns.current_verdict(conn, id_).hints == ("Keep answers short.",) for id_ in ids)  # type: ignore[union-attr]
+        assert all(
+            turns.current_verdict(conn, id_).hints == ("Keep answers short.",) for id_ in ids
+        )  # type: ignore[union-attr]
         assert version_stats.satisfaction_by_version(conn, [0, 1]) == {0: (1, 1)}
-        assert training_queue.count_trainable(conn, head=1, max_uses=2, need_score=True, need_hint=True) == 1
+        assert (
+            training_queue.count_trainable(
+                conn, head=1, max_uses=2, need_score=True, need_hint=True
+            )
+            == 1
+        )
         assert practice_turns.pending_turns(conn) == []
         assert [session.name for session in sessions.iter_sessions(conn)] == [turn]
         assert version_stats.turns_by_version(conn, [0, 1]) == {0: (0, 1), 1: (4, 0)}
@@ -234,7 +295,9 @@ def test_practice_turns_belong_to_no_conversation(store: Store, make_loop: MakeL
     assert status["practice"] == {"turns": 4, "seconds_of_last_hour": 0.0, "lessons": {"active": 1}}
 
 
-def test_practice_ends_when_the_lesson_is_learned(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_ends_when_the_lesson_is_learned(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """The mean of the last two divergences decides: 0.4, 0.2, 0.1, 0.05, so that after the fourth it is 0.075."""
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
@@ -273,7 +336,9 @@ def test_the_number_of_steps_grows_with_the_weight_of_a_lesson(
         assert policies.head(conn).version == steps
 
 
-def test_steps_are_limited_until_a_lesson_is_reinforced(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_steps_are_limited_until_a_lesson_is_reinforced(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """Steps in a row are limited; a new word on the lesson allows as many again."""
     first, second = fill(store, 2)
     add_lesson(store, SHORT, [first])
@@ -288,7 +353,9 @@ def test_steps_are_limited_until_a_lesson_is_reinforced(store: Store, make_loop:
         assert policies.head(conn).version > 2
 
 
-@pytest.mark.parametrize("error", [RepliesDelayed("replies to people are running"), NoGateway("no gateway runs")])
+@pytest.mark.parametrize(
+    "error", [RepliesDelayed("replies to people are running"), NoGateway("no gateway runs")]
+)
 def test_practice_waits_for_people(
     store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, error: OpenClawError
 ) -> None:
@@ -304,7 +371,9 @@ def test_practice_waits_for_people(
     assert len(uses_of(store, 1)) == 4
 
 
-def test_a_batch_of_people_comes_before_practice(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_batch_of_people_comes_before_practice(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """A batch that is complete in the middle of a round is trained on at once."""
     first = fill(store, 3)
     add_lesson(store, SHORT, first)
@@ -317,7 +386,9 @@ def test_a_batch_of_people_comes_before_practice(store: Store, make_loop: MakeLo
     assert len(uses_of(store, 2)) == 4
 
 
-def test_a_round_of_a_busy_policy_is_not_work(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_round_of_a_busy_policy_is_not_work(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """Its policy examines a candidate, or is paused: the loop must not spin."""
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
@@ -339,7 +410,12 @@ def test_a_lesson_about_one_question_is_not_practised(
     messages = [{"role": "user", "content": "What is the capital of Australia?"}]
     hashed = question_hash(messages, lambda message: False, key=store.secret)
     fact = replace(
-        SHORT, id="cc", text="It is Canberra.", scope_kind=LessonScope.QUESTION, scope_value=hashed, topic=""
+        SHORT,
+        id="cc",
+        text="It is Canberra.",
+        scope_kind=LessonScope.QUESTION,
+        scope_value=hashed,
+        topic="",
     )
     add_lesson(store, fact, [turn])
     loop = make_loop(max_divergence=0.5)
@@ -348,7 +424,10 @@ def test_a_lesson_about_one_question_is_not_practised(
     add_lesson(store, SHORT, [turn])
     loop._next_check = 0.0
     settle(loop)
-    assert (state_of(store, "aa"), state_of(store, "cc")) == (LessonState.LEARNED, LessonState.ACTIVE)
+    assert (state_of(store, "aa"), state_of(store, "cc")) == (
+        LessonState.LEARNED,
+        LessonState.ACTIVE,
+    )
     hint = lessons_hint([fact.text, SHORT.text])
     hinted_ids = renderer.render(
         with_hint(messages, hint, lambda message: False, renderer.hint_format)
@@ -356,7 +435,9 @@ def test_a_lesson_about_one_question_is_not_practised(
     assert hinted_ids in [order.prompt_ids for order in replies.orders]
 
 
-def test_contradicting_single_wishes_are_not_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_contradicting_single_wishes_are_not_practised(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """The weights wait for a second word, while the prompt follows the first at once."""
     first, second = fill(store, 2)
     add_lesson(store, SHORT, [first])
@@ -374,7 +455,9 @@ def test_contradicting_single_wishes_are_not_practised(store: Store, make_loop: 
     assert len(uses_of(store, 1)) == 4
 
 
-def test_a_contested_lesson_is_not_practised_beside_another(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_contested_lesson_is_not_practised_beside_another(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     first, second = fill(store, 2)
     add_lesson(store, SHORT, [first])
     add_lesson(store, LONG, [second])
@@ -383,7 +466,9 @@ def test_a_contested_lesson_is_not_practised_beside_another(store: Store, make_l
         lessons.supersede(conn, "aa", "bb")
     settle(make_loop(step_limit=1))
     with store.read() as conn:
-        assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {("Be formal.",)}  # type: ignore[union-attr]
+        assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {
+            ("Be formal.",)
+        }  # type: ignore[union-attr]
 
 
 def test_a_prompt_with_images_is_not_practised(
@@ -412,12 +497,18 @@ def test_a_lesson_of_a_user_is_practised_on_their_prompts(
     fill(store, 1, question="Who painted it?", request={"user": "bob"})
     add_lesson(store, of_user(SHORT, "ann"), [turn])
     settle(make_loop(step_limit=1))
-    plain = renderer.render([{"role": "user", "content": "Where is the Louvre?"}]).prompt_ids.tolist()
+    plain = renderer.render(
+        [{"role": "user", "content": "Where is the Louvre?"}]
+    ).prompt_ids.tolist()
     assert [order.prompt_ids for order in replies.orders[2:]] == [plain, plain]
 
 
 def test_a_lesson_of_a_quiet_user_is_practised(
-    store: Store, make_loop: MakeLoop, fill: Fill, replies: ScriptedReplies, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    make_loop: MakeLoop,
+    fill: Fill,
+    replies: ScriptedReplies,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prompts, "MAX_PROMPTS", 2)
     (turn,) = fill(store, 1, request={"user": "ann"})
@@ -427,7 +518,9 @@ def test_a_lesson_of_a_quiet_user_is_practised(
     assert len(replies.orders) == 4
 
 
-def test_contradicting_users_wait_for_a_clear_majority(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_contradicting_users_wait_for_a_clear_majority(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """They share the weights; each has the own lesson in the prompt."""
     turns_of = {user: fill(store, 1, request={"user": user}) for user in ("ann", "bob", "cleo")}
     add_lesson(store, of_user(SHORT, "ann"), turns_of["ann"])
@@ -439,7 +532,9 @@ def test_contradicting_users_wait_for_a_clear_majority(store: Store, make_loop: 
     loop._next_check = 0.0
     settle(loop)
     with store.read() as conn:
-        assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {("Keep answers short.",)}  # type: ignore[union-attr]
+        assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {
+            ("Keep answers short.",)
+        }  # type: ignore[union-attr]
 
 
 def test_an_edited_lesson_ends_the_round_in_progress(
@@ -454,7 +549,9 @@ def test_an_edited_lesson_ends_the_round_in_progress(
     settle(loop)
     assert len(replies.orders) == 2 + 4
     with store.read() as conn:
-        assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {("One word.",)}  # type: ignore[union-attr]
+        assert {turns.current_verdict(conn, id_).hints for id_ in uses_of(store, 1)} == {
+            ("One word.",)
+        }  # type: ignore[union-attr]
 
 
 def test_a_forgotten_lesson_is_practised_again(
@@ -498,7 +595,9 @@ def test_a_learned_lesson_is_measured_at_equal_intervals(
     assert set(np.diff(later).tolist()) == {2}
 
 
-def test_a_learned_lesson_is_measured_after_it_is_reinforced(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_learned_lesson_is_measured_after_it_is_reinforced(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """Only words about replies since it was learned count, and only after a step on people's turns."""
     old, first, second = fill(store, 3)
     add_lesson(store, SHORT, [old])
@@ -508,7 +607,9 @@ def test_a_learned_lesson_is_measured_after_it_is_reinforced(store: Store, make_
     assert state_of(store, "aa") is LessonState.LEARNED
     with store.write() as conn:
         version = lessons.get(conn, "aa").learned_version  # type: ignore[union-attr]
-        conn.execute(update(schema.exchanges).where(schema.exchanges.c.id == second).values(version=version))
+        conn.execute(
+            update(schema.exchanges).where(schema.exchanges.c.id == second).values(version=version)
+        )
 
     def steps_of_practice(*, word: str = "", new_turns: int = 0) -> int:
         before = len(trainer.batches)
@@ -527,24 +628,38 @@ def test_a_learned_lesson_is_measured_after_it_is_reinforced(store: Store, make_
 
 
 def test_the_seed_decides_the_order_of_prompts(
-    store: Store, make_loop: MakeLoop, fill: Fill, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    make_loop: MakeLoop,
+    fill: Fill,
+    renderer: Renderer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not on the order in which the store returns them: that of their ids, which are random."""
-    ids = [fill(store, 1, question=f"Where is the {name}?")[0] for name in ("Louvre", "Prado", "Uffizi", "Tate")]
+    ids = [
+        fill(store, 1, question=f"Where is the {name}?")[0]
+        for name in ("Louvre", "Prado", "Uffizi", "Tate")
+    ]
     add_lesson(store, SHORT, ids[:1])
     make_loop()  # the root of the policies
     selector = PromptSelector(
-        renderer=renderer, transient=EphemeralMatcher([]), key=store.secret, read_topics=lambda: load_topics(None)
+        renderer=renderer,
+        transient=EphemeralMatcher([]),
+        key=store.secret,
+        read_topics=lambda: load_topics(None),
     )
 
     def choose() -> list[str]:
         with store.read() as conn:
             head = policies.get_many(conn, {0})[0]
-            chosen = selector.select_prompts(conn, plan.plan_practice(conn, head, 2.0), head, count=4, seed=1)
+            chosen = selector.select_prompts(
+                conn, plan.plan_practice(conn, head, 2.0), head, count=4, seed=1
+            )
         return [prompt.exchange.request.id for prompt in chosen]
 
     first, get = choose(), exchanges.get_readable
-    monkeypatch.setattr(exchanges, "get_readable", lambda *arguments: dict(reversed(get(*arguments).items())))
+    monkeypatch.setattr(
+        exchanges, "get_readable", lambda *arguments: dict(reversed(get(*arguments).items()))
+    )
     assert sorted(first) == sorted(ids)
     assert choose() == first
 
@@ -558,7 +673,9 @@ def test_measurements_of_several_users_end(
     for version, user in enumerate(("ann", "bob")):
         turns_of_user = fill(store, 4, request={"user": user})
         settle(loop)
-        lesson = replace(SHORT, id=user, scope_kind=LessonScope.USER, scope_value=user_scope("", user))
+        lesson = replace(
+            SHORT, id=user, scope_kind=LessonScope.USER, scope_value=user_scope("", user)
+        )
         add_lesson(store, lesson, turns_of_user[:1])
         with store.write() as conn:
             lessons.mark_learned(conn, user, version)
@@ -608,10 +725,15 @@ def test_a_change_of_taste_concerns_the_turns_of_its_user_alone(store: Store, fi
     with store.write() as conn:
         lessons.supersede(conn, "aa", "bb")
         events.append(conn, lessons.SUPERSEDED_EVENT, "aa", {"by": "bb"}, 9e9)
-        assert [one.turn.id for one in training_queue.held_out_turns(conn, version=0, limit=9)] == [third, other]
+        assert [one.turn.id for one in training_queue.held_out_turns(conn, version=0, limit=9)] == [
+            third,
+            other,
+        ]
 
 
-def test_the_gate_decides_on_a_step_of_practice(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_the_gate_decides_on_a_step_of_practice(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """A candidate that makes liked replies less likely is refused, and its replies are not trained on again."""
     fill(store, 3, question="Who painted it?")
     liked = fill(store, 12, score=1)
@@ -619,7 +741,9 @@ def test_the_gate_decides_on_a_step_of_practice(store: Store, make_loop: MakeLoo
     add_lesson(store, SHORT, liked[:1])
     with store.read() as conn:
         before = policies.head(conn).version
-    settle(make_loop(DivergingTrainer(gain=lambda sample: -0.1), gate=True, step_limit=2, replies=2))
+    settle(
+        make_loop(DivergingTrainer(gain=lambda sample: -0.1), gate=True, step_limit=2, replies=2)
+    )
     with store.read() as conn:
         assert policies.head(conn).version == before
         refused = [p for p in policies.list_all(conn) if p.state is PolicyState.REJECTED]
@@ -627,7 +751,9 @@ def test_the_gate_decides_on_a_step_of_practice(store: Store, make_loop: MakeLoo
         assert practice_turns.pending_turns(conn) == []
 
 
-def test_turns_from_before_a_practised_lesson_are_not_held_out(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_turns_from_before_a_practised_lesson_are_not_held_out(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """Replies that were liked before the person wanted something else become less likely, as they should."""
     fill(store, 12, score=1, question="Who painted it?")
     (first,) = fill(store, 1, score=-1, question="Where is the Louvre?")
@@ -637,7 +763,9 @@ def test_turns_from_before_a_practised_lesson_are_not_held_out(store: Store, mak
     with store.read() as conn:
         newest = policies.list_all(conn)[-1].version
         assert uses_of(store, newest)[0].startswith("practice-")
-        held_out = {item.turn.id for item in training_queue.held_out_turns(conn, version=newest, limit=99)}
+        held_out = {
+            item.turn.id for item in training_queue.held_out_turns(conn, version=newest, limit=99)
+        }
         asked_again = set(conn.execute(select(schema.practice_turns.c.source)).scalars())
         assert held_out == {later} - asked_again
         assert len(training_queue.held_out_turns(conn, version=0, limit=99)) == 14
@@ -656,12 +784,17 @@ def test_a_practised_and_reinforced_lesson_limits_the_held_out_turns_of_later_st
     newest = fill(store, 2, score=1)
     settle(loop)
     with store.read() as conn:
-        (version,) = [p.version for p in policies.list_all(conn) if uses_of(store, p.version)[-2:] == newest]
+        (version,) = [
+            p.version for p in policies.list_all(conn) if uses_of(store, p.version)[-2:] == newest
+        ]
     (later,) = fill(store, 1, score=1)
 
     def held_out() -> set[str]:
         with store.read() as conn:
-            return {item.turn.id for item in training_queue.held_out_turns(conn, version=version, limit=99)}
+            return {
+                item.turn.id
+                for item in training_queue.held_out_turns(conn, version=version, limit=99)
+            }
 
     assert held_out() == {*old, later}
     with store.write() as conn:
@@ -672,7 +805,9 @@ def test_a_practised_and_reinforced_lesson_limits_the_held_out_turns_of_later_st
     assert held_out() == {*old, later}
 
 
-def test_practice_waits_for_new_words_after_refused_steps(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_waits_for_new_words_after_refused_steps(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
     loop = make_loop(ScriptedTrainer(lambda samples: {"kl/step": 9.0}))
@@ -688,7 +823,9 @@ def test_practice_waits_for_new_words_after_refused_steps(store: Store, make_loo
         assert policies.head(conn).version >= 4
 
 
-def test_practice_needs_a_prompt_to_which_the_lesson_applies(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_needs_a_prompt_to_which_the_lesson_applies(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     (turn,) = fill(store, 1)
     add_lesson(store, replace(SHORT, scope_value="another agent"), [turn])
     loop = make_loop()
@@ -734,11 +871,20 @@ def test_a_redacted_or_unanswered_prompt_is_not_asked_again(
     assert replies.orders == []
 
 
-def test_the_note_is_short_and_names_what_is_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_the_note_is_short_and_names_what_is_practised(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     (turn,) = fill(store, 1, question="What is the capital of Australia?")
     messages = [{"role": "user", "content": "What is the capital of Australia?"}]
     hashed = question_hash(messages, lambda message: False, key=store.secret)
-    fact = replace(SHORT, id="f", text="It is Canberra.", scope_kind=LessonScope.QUESTION, scope_value=hashed, topic="")
+    fact = replace(
+        SHORT,
+        id="f",
+        text="It is Canberra.",
+        scope_kind=LessonScope.QUESTION,
+        scope_value=hashed,
+        topic="",
+    )
     add_lesson(store, fact, [turn])
     for number in range(5):
         rule = f"Rule {number}. " + "Mind the tone. " * 60

@@ -91,7 +91,9 @@ class StalledTrainer(ScriptedTrainer):
         return replace(result, lesson_gaps=gaps_of(samples, value))
 
 
-@pytest.mark.parametrize(("factor", "steps"), [(1.02, STALLED_STEPS), (1.0, STALLED_STEPS), (0.98, 20)])
+@pytest.mark.parametrize(
+    ("factor", "steps"), [(1.02, STALLED_STEPS), (1.0, STALLED_STEPS), (0.98, 20)]
+)
 def test_stalled_practice_waits_for_new_words(
     store: Store, make_loop: MakeLoop, fill: Fill, factor: float, steps: int
 ) -> None:
@@ -106,7 +108,9 @@ def test_stalled_practice_waits_for_new_words(
     assert len(practised(store)) > steps
 
 
-def test_an_edit_allows_as_many_steps_as_a_new_word(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_an_edit_allows_as_many_steps_as_a_new_word(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     add_lesson(store, replace(SHORT, reinforced_at=time.time()), fill(store, 1))
     loop = make_loop(step_limit=2, max_divergence=1e-9)
     settle(loop)

@@ -71,14 +71,20 @@ while True:
 
 
 def start(home: Path, moment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(home), moment], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(home), moment], stdout=subprocess.PIPE, text=True
+    )
 
 
 def check_whole(store: Store, folder: Path) -> None:
     """Each turn of practice has at most one use, each version its folder and a whole batch, and nothing waits."""
     with store.read() as conn:
         versions = policies.list_all(conn)
-        used = Counter(use.turn for policy in versions for use in policies.uses_of_version(conn, policy.version))
+        used = Counter(
+            use.turn
+            for policy in versions
+            for use in policies.uses_of_version(conn, policy.version)
+        )
         assert all(number == 1 for number in used.values())
         assert practice_turns.pending_turns(conn) == []
         sizes = [len(policies.uses_of_version(conn, policy.version)) for policy in versions[1:]]
@@ -86,11 +92,17 @@ def check_whole(store: Store, folder: Path) -> None:
         lesson = lessons.get(conn, "aa")
         assert lesson is not None
         assert lesson.learned_version == versions[-2].version, "measured by the last step"
-        assert [version for version, _ in lessons.divergences_of(conn, "aa")] == [p.version for p in versions[:-1]]
-    assert {Path(str(p.path)).name for p in versions[1:]} == {path.name for path in folder.iterdir()}
+        assert [version for version, _ in lessons.divergences_of(conn, "aa")] == [
+            p.version for p in versions[:-1]
+        ]
+    assert {Path(str(p.path)).name for p in versions[1:]} == {
+        path.name for path in folder.iterdir()
+    }
 
 
-@pytest.mark.parametrize("moment", ["half of the replies are there", "turns are stored", "the folder is written"])
+@pytest.mark.parametrize(
+    "moment", ["half of the replies are there", "turns are stored", "the folder is written"]
+)
 def test_a_trainer_killed_during_practice_leaves_nothing_half_done(
     store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path, moment: str
 ) -> None:

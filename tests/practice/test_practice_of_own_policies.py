@@ -29,13 +29,21 @@ from openclaw_rl.types import JudgedTurn, Kind
 
 __all__ = ["model"]
 Make = Callable[..., JudgedTurn]
-LESSONS = {"ann": replace(SHORT, policy=ANN, scope_value="ann"), "bob": replace(LONG, policy=BOB, scope_value="bob")}
+LESSONS = {
+    "ann": replace(SHORT, policy=ANN, scope_value="ann"),
+    "bob": replace(LONG, policy=BOB, scope_value="bob"),
+}
 STEPS = 2
 """One after the person's word, and one that the step on their turns allows."""
 
 
 def practising_home(
-    folder: Path, model: str, replies: ScriptedReplies, *, per: PolicyOwner = "agent", **settings: Any
+    folder: Path,
+    model: str,
+    replies: ScriptedReplies,
+    *,
+    per: PolicyOwner = "agent",
+    **settings: Any,
 ) -> Home:
     def practice(store: Store, builder: SampleBuilder) -> PracticeSession:
         values = {"replies": 4, "step_limit": 1, "max_divergence": 1e-9} | settings
@@ -90,7 +98,9 @@ def test_each_policy_practises_its_own_lessons_as_if_alone(
     assert "agent:bob: 0 of 4; practice of" in both.loop.note
 
 
-def test_policies_practise_in_turn(tmp_path: Path, judged: Make, model: str, replies: ScriptedReplies) -> None:
+def test_policies_practise_in_turn(
+    tmp_path: Path, judged: Make, model: str, replies: ScriptedReplies
+) -> None:
     home = practising_home(tmp_path, model, replies)
     teach(home, judged, "ann", "bob")
     with home.store.read() as conn:
@@ -102,7 +112,11 @@ def test_a_round_continues_after_people_were_answered(
     tmp_path: Path, judged: Make, model: str, replies: ScriptedReplies
 ) -> None:
     """While replies to people are running, no policy asks again, and what was generated is not lost."""
-    home, answer, calls = practising_home(tmp_path, model, replies), replies.generate, itertools.count()
+    home, answer, calls = (
+        practising_home(tmp_path, model, replies),
+        replies.generate,
+        itertools.count(),
+    )
 
     def generate(orders: Sequence[ReplyOrder]) -> list[GateReply]:
         if next(calls) == 1:  # half of the first round is there
@@ -112,7 +126,9 @@ def test_a_round_continues_after_people_were_answered(
     replies.generate = generate  # type: ignore[method-assign]
     teach(home, judged, "ann", "bob")
     assert len(replies.orders) == 2
-    assert 'practice of "Keep answers short." waits: replies to people are running' in home.loop.note
+    assert (
+        'practice of "Keep answers short." waits: replies to people are running' in home.loop.note
+    )
     assert "agent:bob: 0 of 4" in home.loop.note
     home.loop._next_check = 0.0
     while home.loop.run_once():
@@ -128,7 +144,11 @@ def test_a_turn_of_practice_trains_the_policy_of_its_prompt(
     name = f"{per}:{owner}"
     home = practising_home(tmp_path, model, replies, per=per, step_limit=1)
     turns = [
-        judged(score=1, request={"id": f"t{n}", "agent": "ann", "user": "ann"}, question=f"What is {n}?")
+        judged(
+            score=1,
+            request={"id": f"t{n}", "agent": "ann", "user": "ann"},
+            question=f"What is {n}?",
+        )
         for n in range(3)
     ]
     put(home.store, turns)

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
-from tests.practice.conftest import SHORT, DivergingTrainer, MakeLoop, ScriptedReplies, add_lesson, settle
+from tests.practice.conftest import (
+    SHORT,
+    DivergingTrainer,
+    MakeLoop,
+    ScriptedReplies,
+    add_lesson,
+    settle,
+)
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
@@ -34,7 +41,9 @@ def trained(store: Store) -> list[set[str]]:
     """The turns of each version of the head's lineage, oldest first."""
     with store.read() as conn:
         lineage = policies.lineage(conn, policies.head(conn).version)[::-1]
-        return [{use.turn for use in policies.uses_of_version(conn, version)} for version in lineage[1:]]
+        return [
+            {use.turn for use in policies.uses_of_version(conn, version)} for version in lineage[1:]
+        ]
 
 
 def practised(store: Store) -> set[str]:
@@ -42,7 +51,9 @@ def practised(store: Store) -> set[str]:
         return set(practice_turns.turns_of_lessons(conn, ["aa"]))
 
 
-def test_an_undo_of_a_turn_takes_its_practice_back(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_an_undo_of_a_turn_takes_its_practice_back(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     first = fill(store, 4)
     loop = make_loop(max_divergence=0.35)
     settle(loop)
@@ -55,17 +66,23 @@ def test_an_undo_of_a_turn_takes_its_practice_back(store: Store, make_loop: Make
     assert len(practised_turns) == 8
     assert trained(store)[-1] == {word, *last}
     with store.read() as conn:
-        assert practice_turns.practised_versions(conn, range(10)) == {2, 3}, "the others are of the person's turns"
+        assert practice_turns.practised_versions(conn, range(10)) == {2, 3}, (
+            "the others are of the person's turns"
+        )
     undo(store, word)
     with store.read() as conn:
         assert lessons.get(conn, "aa") is None
-        states = {turn.state for id_ in practised_turns if (turn := turns.get(conn, id_)) is not None}
+        states = {
+            turn.state for id_ in practised_turns if (turn := turns.get(conn, id_)) is not None
+        }
     assert states == {TurnState.DROPPED}
     settle(loop)
     assert trained(store) == [set(first), set(last)], "only the other turns are trained on again"
 
 
-def test_practice_of_a_forgotten_lesson_can_be_undone(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_of_a_forgotten_lesson_can_be_undone(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     (word,) = fill(store, 1)
     add_lesson(store, LASTING, [word])
     settle(make_loop(max_divergence=0.35))
@@ -75,7 +92,9 @@ def test_practice_of_a_forgotten_lesson_can_be_undone(store: Store, make_loop: M
         assert set(select_turns(conn, lesson="aa")) == practised_turns
 
 
-def test_practice_of_a_forgotten_lesson_belongs_to_its_turn(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_of_a_forgotten_lesson_belongs_to_its_turn(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     word, other = fill(store, 2)
     add_lesson(store, LASTING, [word])
     with store.write() as conn:
@@ -87,7 +106,9 @@ def test_practice_of_a_forgotten_lesson_belongs_to_its_turn(store: Store, make_l
         assert set(practice_turns.turns_practised_from(conn, [other])) < practised(store)
 
 
-def test_other_evidence_keeps_a_lesson_and_its_practice(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_other_evidence_keeps_a_lesson_and_its_practice(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     first, second = fill(store, 2)
     add_lesson(store, LASTING, [first, second])
     settle(make_loop(max_divergence=0.35))
@@ -100,10 +121,16 @@ def test_other_evidence_keeps_a_lesson_and_its_practice(store: Store, make_loop:
 
 def _source(store: Store, turn: str) -> str:
     with store.read() as conn:
-        return str(conn.exec_driver_sql("SELECT source FROM practice_turns WHERE turn = ?", (turn,)).scalar_one())
+        return str(
+            conn.exec_driver_sql(
+                "SELECT source FROM practice_turns WHERE turn = ?", (turn,)
+            ).scalar_one()
+        )
 
 
-def test_an_undo_of_another_turn_retrains_on_practice(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_an_undo_of_another_turn_retrains_on_practice(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """Nothing is generated again: the stored replies are the batch."""
     (word,) = fill(store, 1)
     bad, *others = fill(store, 3)
@@ -123,7 +150,9 @@ def forget(store: Store) -> None:
         removal.forget(conn, "aa", at=9.0)
 
 
-def test_practice_of_a_forgotten_lesson_is_not_trained_on(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_of_a_forgotten_lesson_is_not_trained_on(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     (word,) = fill(store, 1)
     add_lesson(store, LASTING, [word])
     loop = make_loop(step_limit=1)
@@ -180,7 +209,9 @@ def _head(store: Store) -> policies.Policy:
         return policies.head(conn)
 
 
-def test_an_undo_takes_the_practice_of_a_pinned_lesson_back(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_an_undo_takes_the_practice_of_a_pinned_lesson_back(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     (word,) = fill(store, 1)
     add_lesson(store, replace(LASTING, is_pinned=True), [word])
     settle(make_loop(max_divergence=0.35))
@@ -189,7 +220,9 @@ def test_an_undo_takes_the_practice_of_a_pinned_lesson_back(store: Store, make_l
     undo(store, word)
     with store.read() as conn:
         assert lessons.get(conn, "aa") is None
-        states = {turn.state for id_ in practised_turns if (turn := turns.get(conn, id_)) is not None}
+        states = {
+            turn.state for id_ in practised_turns if (turn := turns.get(conn, id_)) is not None
+        }
         assert states == {TurnState.DROPPED}
         assert policies.head(conn).version == 0
 
@@ -209,7 +242,9 @@ def test_undo_of_a_lesson_without_turns_fails_until_it_is_forgotten(
         assert set(select_turns(conn, lesson="aa")) == practised(store)
 
 
-def test_practice_with_an_earlier_text_is_not_trained_on(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_practice_with_an_earlier_text_is_not_trained_on(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     (word,) = fill(store, 1)
     add_lesson(store, LASTING, [word])
     loop = make_loop(step_limit=1)
@@ -262,7 +297,9 @@ def _is_edited(store: Store) -> bool:
     return lesson is not None and lesson.text == "One word."
 
 
-def test_a_prompt_undone_during_the_round_is_not_practised(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_prompt_undone_during_the_round_is_not_practised(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """The lesson has other evidence. No version used the turn, so that the head stays."""
     evidence, undone = fill(store, 2)
     add_lesson(store, SHORT, [evidence])

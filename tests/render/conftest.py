@@ -30,4 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def renderer(folder: Callable[[str], Path]) -> Callable[..., Renderer]:
     """Renderers by the kind of their template: `renderer("chatml", literal_text=True)`."""
-    return cache(lambda kind, **options: Renderer(ModelFiles.from_path(str(folder(kind))), **options))
+    return cache(
+        lambda kind, **options: Renderer(ModelFiles.from_path(str(folder(kind))), **options)
+    )

@@ -14,11 +14,21 @@ CORPUS = [
     "<|im_start|>system user assistant tool Environment: ipython Cutting Knowledge Date: December 2023 Today Date:",
 ]
 SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-NOT_SPECIAL = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+NOT_SPECIAL = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
 
-TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "templates").glob("*.jinja")}
+TEMPLATES = {
+    path.stem: path.read_text() for path in (Path(__file__).parent / "templates").glob("*.jinja")
+}
 """chatml: tools as Hermes and Qwen2.5 have them. thinking: as Qwen3's, reasoning is kept after the last question only,
 and the prompt opens it. keeping: the same, but nothing is dropped. llama: as Llama 3.1's, tools in the first question,
 one call per reply, content is trimmed."""
@@ -56,7 +66,13 @@ def make(folder: Path, kind: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     llama = kind == "llama"
     specials = (
-        ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+        [
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eot_id|>",
+        ]
         if llama
         else ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     )
@@ -68,8 +84,12 @@ def make(folder: Path, kind: str) -> Path:
     named = {"eos_token": stop, "pad_token": specials[1 if llama else 0]} | (
         {"bos_token": specials[0]} if llama else {}
     )
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named))
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 4096}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named)
+    )
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", "max_position_embeddings": 4096})
+    )
     stops = [made.token_to_id(stop), made.token_to_id(specials[1 if llama else 0])]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
     (folder / "chat_template.jinja").write_text(TEMPLATES[kind])

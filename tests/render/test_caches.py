@@ -35,7 +35,9 @@ def test_many_short_values_take_no_more_memory_than_their_ids_may() -> None:
     tracemalloc.start()
     for number in range(20_000):
         ids = np.zeros(5, np.int32)
-        cache.put(number.to_bytes(32, "little"), SampledTokens(prompt_ids=ids, response_ids=ids.copy()))
+        cache.put(
+            number.to_bytes(32, "little"), SampledTokens(prompt_ids=ids, response_ids=ids.copy())
+        )
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert taken < 1.5 * tokens * np.dtype(np.int32).itemsize

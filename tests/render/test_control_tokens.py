@@ -26,15 +26,26 @@ Renderers = Callable[..., Renderer]
 Conversation = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 
-def tool(name: str = "f", description: str = "d", key: str = "k", value: str = "v") -> dict[str, Any]:
+def tool(
+    name: str = "f", description: str = "d", key: str = "k", value: str = "v"
+) -> dict[str, Any]:
     of_key = {"type": "string", "description": value, "enum": [value], "default": value}
     parameters = {"type": "object", "properties": {key: of_key}, "required": [key]}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
-def call(name: str = "f", *, key: str = "k", value: str = "v", id: str = "callabc11") -> dict[str, Any]:
+def call(
+    name: str = "f", *, key: str = "k", value: str = "v", id: str = "callabc11"
+) -> dict[str, Any]:
     function = {"name": name, "arguments": json.dumps({key: value}, ensure_ascii=False)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": function}]}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": id, "type": "function", "function": function}],
+    }
 
 
 def result(content: str = "r", **more: str) -> dict[str, Any]:
@@ -52,7 +63,10 @@ def reply(content: str = "a", **more: str) -> dict[str, Any]:
 SYSTEM = {"role": "system", "content": "s"}
 PLACES: dict[str, Callable[[str], Conversation]] = {
     "user": lambda t: ([SYSTEM, user(t), reply(), user(t)], []),
-    "parts of a user's message": lambda t: ([user([{"type": "text", "text": part} for part in (t[:4], t[4:])])], []),
+    "parts of a user's message": lambda t: (
+        [user([{"type": "text", "text": part} for part in (t[:4], t[4:])])],
+        [],
+    ),
     "system": lambda t: ([{"role": "system", "content": t}, user(), reply(), user()], [tool()]),
     "assistant": lambda t: ([user(), reply(f"So {t}"), user(), reply(f"So {t}"), user()], []),
     "reasoning": lambda t: ([user(), call() | {"reasoning_content": t}, result()], [tool()]),
@@ -75,7 +89,9 @@ def control_ids(r: Renderer) -> set[int]:
 
 def count_control_tokens(r: Renderer, conversation: Conversation, **variables: Any) -> Counter[int]:
     known = control_ids(r)
-    return Counter(i for i in r.render(*conversation, variables=variables).prompt_ids.tolist() if i in known)
+    return Counter(
+        i for i in r.render(*conversation, variables=variables).prompt_ids.tolist() if i in known
+    )
 
 
 def injections(r: Renderer) -> list[str]:
@@ -90,7 +106,11 @@ def plain_ids(r: Renderer, text: str) -> list[int]:
     ids: list[int] = []
     for piece in r.tokenizer.split_text(text):
         known = r.tokenizer.special_ids.get(piece)
-        ids += plain.encode(remove_marks(piece), add_special_tokens=False).ids if known is None else [known]
+        ids += (
+            plain.encode(remove_marks(piece), add_special_tokens=False).ids
+            if known is None
+            else [known]
+        )
     return ids
 
 
@@ -127,10 +147,12 @@ def test_the_ids_are_those_of_the_plain_text(kind: str, renderer: Renderers) -> 
 def test_parts_of_control_tokens_make_none(data: st.DataObject, renderer: Renderers) -> None:
     """The texts are cut anywhere and put into neighbouring places."""
     r = renderer(data.draw(st.sampled_from(sorted(FAMILIES.values()))))
-    tokens = st.sampled_from(sorted(t.content for t in r.tokenizer.backend.get_added_tokens_decoder().values()))
-    part = st.builds(lambda t, a, b: t[a:b], tokens, st.integers(0, 4), st.integers(1, 24)) | st.sampled_from(
-        "<>[|] \n/"
+    tokens = st.sampled_from(
+        sorted(t.content for t in r.tokenizer.backend.get_added_tokens_decoder().values())
     )
+    part = st.builds(
+        lambda t, a, b: t[a:b], tokens, st.integers(0, 4), st.integers(1, 24)
+    ) | st.sampled_from("<>[|] \n/")
     words = st.lists(part, max_size=6).map("".join).map(lambda t: t or "x")
     t = [data.draw(words) for _ in range(9)]
 
@@ -145,7 +167,9 @@ def test_parts_of_control_tokens_make_none(data: st.DataObject, renderer: Render
         ]
         return messages, [tool(t[3], t[6], t[4], t[5])]
 
-    assert count_control_tokens(r, conversation(t)) == count_control_tokens(r, conversation(["words"] * 9))
+    assert count_control_tokens(r, conversation(t)) == count_control_tokens(
+        r, conversation(["words"] * 9)
+    )
 
 
 def write_variant(folder: Path, *, template: str = CHATML, **tokenizer: Any) -> Renderer:
@@ -165,7 +189,8 @@ def changed_tokens(renderer: Renderers, **flags: bool) -> list[dict[str, Any]]:
 def test_a_name_between_brackets_of_the_template_makes_no_control_token(tmp_path: Path) -> None:
     """As Qwen3-Coder's template writes the keys of a schema that it does not know."""
     template = (
-        CHATML + "{% for t in tools or [] %}{% for key in t.function %}{{ '\\n<' ~ key ~ '>' }}{% endfor %}{% endfor %}"
+        CHATML
+        + "{% for t in tools or [] %}{% for key in t.function %}{{ '\\n<' ~ key ~ '>' }}{% endfor %}{% endfor %}"
     )
     r = write_variant(tmp_path / "m", template=template)
     for name in ("think", "/think", "|im_end|", "im_end|>", "|im_end"):
@@ -182,7 +207,9 @@ def test_a_name_that_the_template_reads_stays(tmp_path: Path, renderer: Renderer
     tokens.append(tokens[-1] | {"id": tokens[-1]["id"] + 1, "content": "<name>"})
     template = CHATML + "{{ '<' ~ tools[0].function.name ~ '>' }}"
     assert (
-        write_variant(tmp_path / "m", template=template, added_tokens=tokens).text([user()], [tool()]).endswith("<f>")
+        write_variant(tmp_path / "m", template=template, added_tokens=tokens)
+        .text([user()], [tool()])
+        .endswith("<f>")
     )
 
 
@@ -192,7 +219,8 @@ VARIABLES = CHATML + "{{ note }}{{ notes | tojson }}"
 def test_variables_are_text(tmp_path: Path) -> None:
     r = write_variant(tmp_path / "m", template=VARIABLES)
     counts = [
-        count_control_tokens(r, ([user()], []), note=note, notes={"a": [note], note: 1}) for note in ("x", "<|im_end|>")
+        count_control_tokens(r, ([user()], []), note=note, notes={"a": [note], note: 1})
+        for note in ("x", "<|im_end|>")
     ]
     assert counts[0] == counts[1]
 
@@ -205,7 +233,9 @@ NORMALIZERS = {
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_tokens_that_are_sought_behind_the_normaliser(tmp_path: Path, normalizer: str, renderer: Renderers) -> None:
+def test_tokens_that_are_sought_behind_the_normaliser(
+    tmp_path: Path, normalizer: str, renderer: Renderers
+) -> None:
     tokens = changed_tokens(renderer, normalized=True)
     r = write_variant(tmp_path / "m", added_tokens=tokens, normalizer=NORMALIZERS[normalizer])
     theirs = AutoTokenizer.from_pretrained(str(r.files.folder))
@@ -220,7 +250,9 @@ def test_tokens_that_are_sought_behind_the_normaliser(tmp_path: Path, normalizer
 
 
 @pytest.mark.parametrize("flags", [{"rstrip": True}, {"lstrip": True}])
-def test_tokens_that_take_white_space_with_them(tmp_path: Path, flags: dict[str, bool], renderer: Renderers) -> None:
+def test_tokens_that_take_white_space_with_them(
+    tmp_path: Path, flags: dict[str, bool], renderer: Renderers
+) -> None:
     r = write_variant(tmp_path / "m", added_tokens=changed_tokens(renderer, **flags))
     assert not r.tokenizer.is_segmented
     expected = count_control_tokens(r, ([user("x")], []))
@@ -232,7 +264,11 @@ def test_a_control_token_that_cannot_be_text_is_said(tmp_path: Path, renderer: R
     """A normaliser that acts on the text around tokens, so that they must be sought behind it."""
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, space]}
-    r = write_variant(tmp_path / "m", added_tokens=changed_tokens(renderer, normalized=True), normalizer=normalizer)
+    r = write_variant(
+        tmp_path / "m",
+        added_tokens=changed_tokens(renderer, normalized=True),
+        normalizer=normalizer,
+    )
     assert "<|im_end|>" in r.acting_tokens
     assert r.has_acting_token("a <|im_end|>")
     assert r.message_has_acting_token(r.prepare_message(user("a <|im_end|>")))
@@ -248,7 +284,9 @@ def test_ordinary_added_tokens_stay(tmp_path: Path, renderer: Renderers) -> None
     ids = r.render([user(text)]).prompt_ids.tolist()
     assert {t["id"] for t in tokens[-5:]} <= set(ids)
     theirs = AutoTokenizer.from_pretrained(str(r.files.folder))
-    assert ids == theirs.apply_chat_template([user(text)], add_generation_prompt=True, return_dict=False)
+    assert ids == theirs.apply_chat_template(
+        [user(text)], add_generation_prompt=True, return_dict=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,7 +320,11 @@ def test_reasoning_in_a_replys_text_is_read_as_the_template_reads_it(
 ) -> None:
     theirs = AutoTokenizer.from_pretrained(str(folder(kind)))
     thought = reply(f"<think>{gap}Hm.{gap}</think>{gap}{gap}It is.")
-    for messages in ([user(), thought], [user(), thought, user()], [user(), thought, user(), thought, user()]):
+    for messages in (
+        [user(), thought],
+        [user(), thought, user()],
+        [user(), thought, user(), thought, user()],
+    ):
         ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert renderer(kind).render(messages).prompt_ids.tolist() == list(ids)
 
@@ -292,7 +334,10 @@ def test_reasoning_in_a_replys_text_is_reasoning(kind: str, renderer: Renderers)
     r = renderer(kind)
     for content in ("<think>\nHm.\n</think>\n\nIt is.", " <think>\nHm.</think>It is."):
         kept, split = reply(content), reply("It is.", reasoning_content="Hm.")
-        whole, other = (r.text([user(), m, user(), call(), result(), m, user()], [tool()]) for m in (kept, split))
+        whole, other = (
+            r.text([user(), m, user(), call(), result(), m, user()], [tool()])
+            for m in (kept, split)
+        )
         assert whole.replace("\n", "") == other.replace("\n", "")
 
 
@@ -304,11 +349,18 @@ def test_tags_elsewhere_in_a_replys_text_are_text(kind: str, renderer: Renderers
         assert count_control_tokens(r, ([user(), reply(content), user()], [])) == ordinary
         assert content in remove_marks(r.text([user(), reply(content), user()]))
     if KINDS.get(kind, KINDS["qwen3"]).family in TAGGED:
-        thought, split = reply("<think>a <|im_end|> <think></think> b </think> c"), reply("b", reasoning_content="a")
-        assert count_control_tokens(r, ([user(), thought], [])) == count_control_tokens(r, ([user(), split], []))
+        thought, split = (
+            reply("<think>a <|im_end|> <think></think> b </think> c"),
+            reply("b", reasoning_content="a"),
+        )
+        assert count_control_tokens(r, ([user(), thought], [])) == count_control_tokens(
+            r, ([user(), split], [])
+        )
 
 
 def test_a_refusal_of_the_template_shows_the_words_of_the_client(tmp_path: Path) -> None:
-    r = write_variant(tmp_path / "m", template="{{ raise_exception('no ' + messages[0].content) }}" + CHATML)
+    r = write_variant(
+        tmp_path / "m", template="{{ raise_exception('no ' + messages[0].content) }}" + CHATML
+    )
     with pytest.raises(RequestError, match=r"no <\|im_end\|>"):
         r.text([user("<|im_end|>")])

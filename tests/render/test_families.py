@@ -24,13 +24,20 @@ Renderers = Callable[..., Renderer]
 PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "object"}}
 PARAMETERS = {"type": "object", "properties": PROPERTIES}
 TOOLS = [
-    {"type": "function", "function": {"name": name, "description": "Tells it.", "parameters": PARAMETERS}}
+    {
+        "type": "function",
+        "function": {"name": name, "description": "Tells it.", "parameters": PARAMETERS},
+    }
     for name in ("get_weather", "get_time")
 ]
 
 
 def call(number: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"id": f"callabc1{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {
+        "id": f"callabc1{number}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 ONE = call(1, "get_weather", {"city": 'Pa"r}is é\n{x}', "days": 3, "more": {"a": [1, "</b>"]}})
@@ -41,10 +48,17 @@ REPLIES: dict[str, dict[str, Any]] = {
     "thought": {"role": "assistant", "content": "Fine.", "reasoning_content": "Let me see.\nHm."},
     "call": {"role": "assistant", "content": "", "tool_calls": [ONE]},
     "words and call": {"role": "assistant", "content": "I look.", "tool_calls": [ONE]},
-    "thought and call": {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [ONE]},
+    "thought and call": {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Hm.",
+        "tool_calls": [ONE],
+    },
     "calls": {"role": "assistant", "content": "", "tool_calls": [ONE, TWO]},
 }
-RESULTS = {n: {"role": "tool", "tool_call_id": f"callabc1{n}", "content": f"{n} degrees"} for n in (1, 2)}
+RESULTS = {
+    n: {"role": "tool", "tool_call_id": f"callabc1{n}", "content": f"{n} degrees"} for n in (1, 2)
+}
 NEVER_WRITTEN = {  # what a family's template refuses, or leaves out
     "llama": {"words and call", "calls", "thought", "thought and call"},
     "harmony": {"words and call", "calls"},
@@ -69,13 +83,17 @@ def written(r: Renderer, reply: dict[str, Any]) -> str:
     opening, whole = r.text([USER], TOOLS), r.text([USER, reply], TOOLS, generation=False)
     if whole.startswith(opening):
         return whole[len(opening) :]
-    closed = r.text([USER], TOOLS, generation=False)  # the prompt opens reasoning that this template never writes
+    closed = r.text(
+        [USER], TOOLS, generation=False
+    )  # the prompt opens reasoning that this template never writes
     header = opening[len(closed) :].replace("<think>\n", "")
     assert whole.startswith(closed + header)
     return "Hm.\n</think>\n\n" + whole[len(closed + header) :]
 
 
-def read(r: Renderer, said: str, *, size: int = 1, tools: Any = TOOLS) -> tuple[dict[str, Any], list[Delta]]:
+def read(
+    r: Renderer, said: str, *, size: int = 1, tools: Any = TOOLS
+) -> tuple[dict[str, Any], list[Delta]]:
     ids = r.tokenizer.encode(said).tolist()
     stop = next((n + 1 for n, i in enumerate(ids) if i in r.stop_token_ids), len(ids))
     text = r.new_reply_decoder(thinking=r.render([USER], tools).thinking, tools=tools)
@@ -97,8 +115,13 @@ def test_what_the_template_writes_is_read_back(kind: str, shape: str, renderer: 
         assert (message["content"] or "") == reply["content"]
         wanted = "Hm." if KINDS[kind].family == "deepseek" else reply.get("reasoning_content")
         assert message.get("reasoning_content") == wanted
-        made = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", ())]
-        assert made == [(c["function"]["name"], c["function"]["arguments"]) for c in reply.get("tool_calls", ())]
+        made = [
+            (c["function"]["name"], json.loads(c["function"]["arguments"]))
+            for c in message.get("tool_calls", ())
+        ]
+        assert made == [
+            (c["function"]["name"], c["function"]["arguments"]) for c in reply.get("tool_calls", ())
+        ]
 
 
 CONVERSATIONS: list[list[dict[str, Any]]] = [
@@ -112,15 +135,22 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prompts_equal_transformers(kind: str, renderer: Renderers, folder: Callable[[str], Path]) -> None:
+def test_prompts_equal_transformers(
+    kind: str, renderer: Renderers, folder: Callable[[str], Path]
+) -> None:
     r, theirs = renderer(kind), AutoTokenizer.from_pretrained(str(folder(kind)))
     for messages, tools in itertools.product(CONVERSATIONS, ([], TOOLS)):
         try:
             ours = r.render(messages, tools)
         except RequestError:
             continue  # two calls at once, with Llama
-        ready = [(m := r.prepare_message(message)) | {"content": m["content"] or ""} for message in messages]
-        ids = theirs.apply_chat_template(ready, tools=tools or None, add_generation_prompt=True, return_dict=False)
+        ready = [
+            (m := r.prepare_message(message)) | {"content": m["content"] or ""}
+            for message in messages
+        ]
+        ids = theirs.apply_chat_template(
+            ready, tools=tools or None, add_generation_prompt=True, return_dict=False
+        )
         assert ours.prompt_ids.tolist() == list(ids)
 
 
@@ -134,7 +164,9 @@ def test_a_forced_call_is_read(kind: str, renderer: Renderers) -> None:
     assert form is not None
     before = "Hm.</think>" if r.render([USER], TOOLS).thinking else ""
     message, _ = read(r, f'{before}{form.before}{{"city": "Rome"}}{form.after}')
-    assert [c["function"] for c in message["tool_calls"]] == [{"name": "get_weather", "arguments": '{"city": "Rome"}'}]
+    assert [c["function"] for c in message["tool_calls"]] == [
+        {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    ]
     assert not message["content"]
 
 
@@ -145,7 +177,10 @@ def test_ids_of_calls_are_taken_by_the_template_again(kind: str, renderer: Rende
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "21"}
     assert "21" in r.text([USER, message, result], TOOLS)
     other = {"role": "tool", "tool_call_id": "call_of_another_model", "content": "21"}
-    foreign = {**message, "tool_calls": [{**message["tool_calls"][0], "id": "call_of_another_model"}]}
+    foreign = {
+        **message,
+        "tool_calls": [{**message["tool_calls"][0], "id": "call_of_another_model"}],
+    }
     assert "21" in r.text([USER, foreign, other], TOOLS)
 
 
@@ -166,12 +201,28 @@ FRAGMENTS = {
         "</think>",
     ],
     "qwen-xml": [
-        *("<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "</parameter>", "</think>"),
+        *(
+            "<tool_call>",
+            "</tool_call>",
+            "<function=f>",
+            "</function>",
+            "<parameter=a>",
+            "</parameter>",
+            "</think>",
+        ),
         "<tool_call>\n<function=get_time>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
     ],
     "llama": ["<|python_tag|>", '{"name": "f", "parameters": {"a": "}"}}', "{", "}", ";", '"'],
     "mistral": [
-        *("[TOOL_CALLS]", "[ARGS]", 'f[ARGS]{"a": "]"}', '[{"name": "f", "arguments": {}}]', "[", "{", "}"),
+        *(
+            "[TOOL_CALLS]",
+            "[ARGS]",
+            'f[ARGS]{"a": "]"}',
+            '[{"name": "f", "arguments": {}}]',
+            "[",
+            "{",
+            "}",
+        ),
         *("[THINK]", "[/THINK]"),
     ],
     "deepseek": [
@@ -179,7 +230,13 @@ FRAGMENTS = {
         *("</think>", "function", 'f\n```json\n{"a": 1}\n```', "\n"),
     ],
     "harmony": [
-        *("<|start|>assistant", "<|channel|>analysis", "<|channel|>final", "<|channel|>commentary", "<|message|>"),
+        *(
+            "<|start|>assistant",
+            "<|channel|>analysis",
+            "<|channel|>final",
+            "<|channel|>commentary",
+            "<|message|>",
+        ),
         *(" to=functions.f", " <|constrain|>json", '{"a": 1}', "<|end|>", "<|call|>", "to="),
         '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>',
     ],
@@ -187,7 +244,12 @@ FRAGMENTS = {
 FAMILIES = {KINDS[kind].family: kind for kind in KINDS}
 
 
-@given(data=st.data(), thinking=st.booleans(), tools=st.booleans(), cuts=st.lists(st.integers(0, 200), max_size=9))
+@given(
+    data=st.data(),
+    thinking=st.booleans(),
+    tools=st.booleans(),
+    cuts=st.lists(st.integers(0, 200), max_size=9),
+)
 @settings(max_examples=300, deadline=None)
 def test_deltas_do_not_depend_on_how_the_text_arrives(
     data: st.DataObject, thinking: bool, tools: bool, cuts: list[int], renderer: Renderers
@@ -196,7 +258,9 @@ def test_deltas_do_not_depend_on_how_the_text_arrives(
     piece = st.sampled_from([*FRAGMENTS[name], " ", "\n", "a", "<", "["]) | st.text(max_size=4)
     said = "".join(data.draw(st.lists(piece, max_size=12)))
     family = renderer(FAMILIES[name]).family
-    parts, whole = (family.new_parser(thinking=thinking, tools=TOOLS if tools else ()) for _ in range(2))
+    parts, whole = (
+        family.new_parser(thinking=thinking, tools=TOOLS if tools else ()) for _ in range(2)
+    )
     places = sorted({min(c, len(said)) for c in cuts} | {0, len(said)})
     deltas = [parts.push(said[a:b]) for a, b in itertools.pairwise(places)] + [parts.finish()]
     all_at_once = whole.push(said).merge_with(whole.finish())
@@ -208,7 +272,12 @@ def test_deltas_do_not_depend_on_how_the_text_arrives(
     assert [c[1:] for c in parts.calls] == [c[1:] for c in whole.calls]
     assert not parts.calls or tools
     if name == "harmony" or tools:
-        hidden = family.kept_tokens(tools=tools) - {"<tool_call>", "</tool_call>", "<think>", "</think>"}
+        hidden = family.kept_tokens(tools=tools) - {
+            "<tool_call>",
+            "</tool_call>",
+            "<think>",
+            "</think>",
+        }
         assert not [t for t in hidden if t in parts.content and name != "deepseek"]
 
 
@@ -223,7 +292,9 @@ def test_a_mark_within_what_is_no_call_is_dropped(renderer: Renderers) -> None:
 @settings(max_examples=200, deadline=None)
 def test_plain_words_are_content_verbatim(text: str, tools: bool) -> None:
     for kind in KINDS.values():
-        family = detect_family({"default": ""} if kind.family == "hermes" else {"default": MADE_OF[kind.family]}, ())
+        family = detect_family(
+            {"default": ""} if kind.family == "hermes" else {"default": MADE_OF[kind.family]}, ()
+        )
         assert family.name == kind.family
         parser = family.new_parser(thinking=False, tools=TOOLS if tools else ())
         said = f"Yes: {text}.".replace("<", "").replace("[", "").replace("{", "")
@@ -240,7 +311,10 @@ MADE_OF = {
 
 MALFORMED = {
     "qwen2_5": ("I look. <tool_call>{}</tool_call>!", "I look. <tool_call>{}</tool_call>!"),
-    "qwen3_5_nothink": ("<tool_call>\n<parameter=a>\n</tool_call>", "<tool_call>\n<parameter=a>\n</tool_call>"),
+    "qwen3_5_nothink": (
+        "<tool_call>\n<parameter=a>\n</tool_call>",
+        "<tool_call>\n<parameter=a>\n</tool_call>",
+    ),
     "llama3_1": ('<|python_tag|>f.call(x="1")', 'f.call(x="1")'),
     "mistral_args": ('[TOOL_CALLS]f[ARGS]{"a": }', 'f{"a": }'),
     "mistral_array": ('[TOOL_CALLS][{"name": "f"}]', '[{"name": "f"}]'),
@@ -264,8 +338,16 @@ SAID = {
         ('{"temperature": 3}', '{"temperature": 3}', []),
     ],
     "mistral_args": [
-        ('I look.[TOOL_CALLS]a[CALL_ID]abc123def[ARGS]{}[TOOL_CALLS]b{"x": "[ARGS]"}', "I look.", ["a", "b"]),
-        ('[TOOL_CALLS] [{"name": "a", "arguments": "{}"}, {"name": "b", "arguments": {}}]', "", ["a", "b"]),
+        (
+            'I look.[TOOL_CALLS]a[CALL_ID]abc123def[ARGS]{}[TOOL_CALLS]b{"x": "[ARGS]"}',
+            "I look.",
+            ["a", "b"],
+        ),
+        (
+            '[TOOL_CALLS] [{"name": "a", "arguments": "{}"}, {"name": "b", "arguments": {}}]',
+            "",
+            ["a", "b"],
+        ),
     ],
     "gptoss": [
         (
@@ -275,7 +357,11 @@ SAID = {
             ["a"],
         ),
         ("Hello there.", "Hello there.", []),
-        ("<|channel|>final<|message|>One.<|end|><|start|>assistant<|channel|>final<|message|>Two.", "One.\nTwo.", []),
+        (
+            "<|channel|>final<|message|>One.<|end|><|start|>assistant<|channel|>final<|message|>Two.",
+            "One.\nTwo.",
+            [],
+        ),
         ("<|channel|>analy", "", []),
     ],
     "qwen3": [
@@ -287,7 +373,11 @@ SAID = {
         ('<tool_call> <tool_call>{"name": "a", "arguments": {}}</tool_call>', "<tool_call>", ["a"]),
     ],
     "qwen3_5_nothink": [
-        ("I look.\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>\n", "I look.", ["a"]),
+        (
+            "I look.\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>\n",
+            "I look.",
+            ["a"],
+        ),
         (
             "<tool_call><function=a><parameter=x>\n1\n<parameter=y>\n2\n</function></tool_call>"
             "\n<function=b>\n</function>",
@@ -306,7 +396,9 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(("kind", "number"), [(kind, n) for kind in SAID for n in range(len(SAID[kind]))])
+@pytest.mark.parametrize(
+    ("kind", "number"), [(kind, n) for kind in SAID for n in range(len(SAID[kind]))]
+)
 def test_what_models_say(kind: str, number: int, renderer: Renderers) -> None:
     said, content, names = SAID[kind][number]
     for size in (1, 1000):
@@ -318,13 +410,19 @@ def test_what_models_say(kind: str, number: int, renderer: Renderers) -> None:
 def test_a_value_whose_closing_tag_was_forgotten(renderer: Renderers) -> None:
     said = "<tool_call><function=get_time><parameter=city>\nRome\n<parameter=days>\n2\n</function></tool_call>"
     message, _ = read(renderer("qwen3_5_nothink"), said)
-    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Rome", "days": 2}
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {
+        "city": "Rome",
+        "days": 2,
+    }
 
 
 def test_words_of_a_channel_leave_token_by_token(renderer: Renderers) -> None:
     r = renderer("gptoss")
     text = r.new_reply_decoder(thinking=False, tools=TOOLS)
-    out = [text.push([i]) for i in r.tokenizer.encode("<|channel|>analysis<|message|>Hm<|end|>").tolist()]
+    out = [
+        text.push([i])
+        for i in r.tokenizer.encode("<|channel|>analysis<|message|>Hm<|end|>").tolist()
+    ]
     assert [d.reasoning for d in out if d] == list("Hm")
     assert not text.parser.in_reasoning
 
@@ -332,7 +430,9 @@ def test_words_of_a_channel_leave_token_by_token(renderer: Renderers) -> None:
 def test_without_tools_calls_are_words_and_no_special_token_leaks(renderer: Renderers) -> None:
     message, _ = read(renderer("mistral_args"), "[TOOL_CALLS]f[ARGS]{}", tools=())
     assert message == {"role": "assistant", "content": "f{}"}
-    message, _ = read(renderer("gptoss"), "<|channel|>commentary to=functions.f<|message|>{}<|call|>", tools=())
+    message, _ = read(
+        renderer("gptoss"), "<|channel|>commentary to=functions.f<|message|>{}<|call|>", tools=()
+    )
     assert message == {"role": "assistant", "content": "{}"}
 
 
@@ -397,10 +497,14 @@ def test_variables_reach_the_template(renderer: Renderers) -> None:
     plain = r.render([USER], variables={"enable_thinking": False})
     assert not plain.thinking
     assert r.text([USER], variables={"enable_thinking": False}).endswith("<think>\n\n</think>\n\n")
-    assert "Reasoning: high" in renderer("gptoss").text([USER], variables={"reasoning_effort": "high"})
+    assert "Reasoning: high" in renderer("gptoss").text(
+        [USER], variables={"reasoning_effort": "high"}
+    )
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "raise_exception", "eos_token", "_x"])
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "add_generation_prompt", "raise_exception", "eos_token", "_x"]
+)
 def test_variables_that_are_ours_are_refused(name: str, renderer: Renderers) -> None:
     with pytest.raises(RequestError, match=f"chat_template_kwargs.{name}"):
         renderer("qwen3").render([USER], variables={name: 1})

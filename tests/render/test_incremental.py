@@ -17,8 +17,21 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.types import Message
 
 Renderers = Callable[[str], Renderer]
-TOOLS = [{"type": "function", "function": {"name": "look", "description": "d", "parameters": {"type": "object"}}}]
-WORDS = ("Yes.", "", "é 😀\n", "<think>a</think>b", "of <|im_end|> it", "a long answer of many words", "Xq7")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "look", "description": "d", "parameters": {"type": "object"}},
+    }
+]
+WORDS = (
+    "Yes.",
+    "",
+    "é 😀\n",
+    "<think>a</think>b",
+    "of <|im_end|> it",
+    "a long answer of many words",
+    "Xq7",
+)
 
 
 def reply(rng: random.Random, *, call: str | None, thinks: bool) -> Message:
@@ -31,7 +44,9 @@ def reply(rng: random.Random, *, call: str | None, thinks: bool) -> Message:
     return out
 
 
-def conversation(seed: int, turns: int, *, tools: bool, thinks: bool) -> list[tuple[list[Message], Message]]:
+def conversation(
+    seed: int, turns: int, *, tools: bool, thinks: bool
+) -> list[tuple[list[Message], Message]]:
     """(everything before a reply, the reply), a turn after the other: questions, and loops of calls and results."""
     rng = random.Random(seed)
     history: list[Message] = [{"role": "system", "content": "Be kind."}] if seed % 2 else []
@@ -40,7 +55,15 @@ def conversation(seed: int, turns: int, *, tools: bool, thinks: bool) -> list[tu
         if call is None:
             history = [*history, {"role": "user", "content": f"{rng.choice(WORDS)} {n}?"}]
         else:
-            history = [*history, {"role": "tool", "tool_call_id": call, "name": "look", "content": rng.choice(WORDS)}]
+            history = [
+                *history,
+                {
+                    "role": "tool",
+                    "tool_call_id": call,
+                    "name": "look",
+                    "content": rng.choice(WORDS),
+                },
+            ]
         call = f"callabc{n % 90 + 10}" if tools and rng.random() < 0.7 else None
         said = reply(rng, call=call, thinks=thinks)
         out.append((history, said))
@@ -48,28 +71,38 @@ def conversation(seed: int, turns: int, *, tools: bool, thinks: bool) -> list[tu
     return out
 
 
-def whole(renderer: Renderer, messages: list[Message], said: Message, tools: Any) -> tuple[list[int], str | None]:
+def whole(
+    renderer: Renderer, messages: list[Message], said: Message, tools: Any
+) -> tuple[list[int], str | None]:
     """(ids of the prompt, what the template writes behind it where the reply goes on from it)."""
     before = renderer.text(messages, tools)
     text = renderer.text([*messages, said], tools, generation=False)
-    return renderer.tokenizer.encode(before).tolist(), text[len(before) :] if text.startswith(before) else None
+    return renderer.tokenizer.encode(before).tolist(), text[len(before) :] if text.startswith(
+        before
+    ) else None
 
 
 @pytest.mark.parametrize("shape", ["words", "tools", "thoughts", "both"])
 @pytest.mark.parametrize("kind", [*KINDS, *TEMPLATES, "starter"])
-def test_every_prompt_is_that_of_the_whole_conversation(kind: str, shape: str, renderer: Renderers) -> None:
+def test_every_prompt_is_that_of_the_whole_conversation(
+    kind: str, shape: str, renderer: Renderers
+) -> None:
     r, tools = renderer(kind), TOOLS if shape in ("tools", "both") else []
     for seed in range(4):
         growing = IncrementalRenderer(r, long=3)
         wrong = False
         try:
-            for messages, said in conversation(seed, 12, tools=bool(tools), thinks=shape in ("thoughts", "both")):
+            for messages, said in conversation(
+                seed, 12, tools=bool(tools), thinks=shape in ("thoughts", "both")
+            ):
                 ids, before, text = growing.render_turn(messages, said, tools)
                 behind = text[len(before) :] if text.startswith(before) else None
                 wrong |= (ids.tolist(), behind) != whole(r, messages, said, tools)
             growing.verify_last_turn()
         except TemplateMismatch:
-            assert (kind, bool(tools)) == ("deepseekv3", True), "of these it alone writes a loop's end differently"
+            assert (kind, bool(tools)) == ("deepseekv3", True), (
+                "of these it alone writes a loop's end differently"
+            )
         else:
             assert not wrong
 
@@ -119,7 +152,10 @@ def test_a_template_that_looks_further_is_found_out(how: str, tmp_path: Path) ->
     growing, wrong, found = IncrementalRenderer(r), False, False
     try:
         for messages, said in conversation(0, 40, tools=False, thinks=False):
-            wrong |= growing.render_turn(messages, said).prompt_ids.tolist() != whole(r, messages, said, [])[0]
+            wrong |= (
+                growing.render_turn(messages, said).prompt_ids.tolist()
+                != whole(r, messages, said, [])[0]
+            )
         growing.verify_last_turn()
     except TemplateMismatch:
         found = True
@@ -140,5 +176,8 @@ def test_another_conversation_is_rendered_from_its_start(renderer: Renderers) ->
         (*other, 0),
     ]:
         growing.keep_at_most(same)
-        assert growing.render_turn(messages, said).prompt_ids.tolist() == whole(r, messages, said, [])[0]
+        assert (
+            growing.render_turn(messages, said).prompt_ids.tolist()
+            == whole(r, messages, said, [])[0]
+        )
     growing.verify_last_turn()

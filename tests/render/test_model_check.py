@@ -23,7 +23,8 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 def write(name: str, content: str | bytes) -> Callable[[Path], None]:
     return lambda folder: (
-        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content) and None
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        and None
     )
 
 
@@ -33,7 +34,8 @@ def delete(*names: str) -> Callable[[Path], None]:
 
 def cut(name: str, part: float) -> Callable[[Path], None]:
     return lambda folder: (
-        (folder / name).write_bytes((r := (folder / name).read_bytes())[: int(len(r) * part)]) and None
+        (folder / name).write_bytes((r := (folder / name).read_bytes())[: int(len(r) * part)])
+        and None
     )
 
 
@@ -69,13 +71,22 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "weights cut in the header": (cut(WEIGHTS, 0.0001), "not a safetensors file"),
     "a shape": (change_header(lambda h: first_tensor(h).update(shape=[3, 3])), "which its shape"),
     "a type": (change_header(lambda h: first_tensor(h).update(dtype="F13")), "unknown type 'F13'"),
-    "a header that is a list": (write(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "header cannot be read"),
+    "a header that is a list": (
+        write(WEIGHTS, struct.pack("<Q", 2) + b"[]"),
+        "header cannot be read",
+    ),
     "no config": (delete("config.json"), "no config.json there"),
-    "an adapter": (lambda f: (f / "config.json").rename(f / "adapter_config.json") and None, "an adapter"),
+    "an adapter": (
+        lambda f: (f / "config.json").rename(f / "adapter_config.json") and None,
+        "an adapter",
+    ),
     "bad JSON": (write("config.json", "{"), "config.json: cannot be read as JSON"),
     "deep JSON": (write("config.json", "[" * 100_000), "config.json: cannot be read as JSON"),
     "a list": (write("config.json", "[]"), "expected a JSON object"),
-    "unknown architecture": (set_config(model_type="martian"), "does not know the architecture 'martian'"),
+    "unknown architecture": (
+        set_config(model_type="martian"),
+        "does not know the architecture 'martian'",
+    ),
     "no architecture": (set_config(model_type=None), "expected a text `model_type`"),
     "unknown dtype": (set_config(dtype="float12"), "unknown `dtype` 'float12'"),
     "other vocabulary": (set_config(vocab_size=12), "expected [12,"),
@@ -84,8 +95,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         write(INDEX, '{"weight_map": {"a": "model-2.safetensors"}}'),
         "names model-2.safetensors, which is not there",
     ),
-    "absent tensor": (write(INDEX, '{"weight_map": {"a": "model.safetensors"}}'), "names the tensor a"),
-    "index of another kind": (write(INDEX, '{"weight_map": []}'), "expected an object `weight_map`"),
+    "absent tensor": (
+        write(INDEX, '{"weight_map": {"a": "model.safetensors"}}'),
+        "names the tensor a",
+    ),
+    "index of another kind": (
+        write(INDEX, '{"weight_map": []}'),
+        "expected an object `weight_map`",
+    ),
     "no tokenizer": (delete("tokenizer.json"), "no tokenizer.json there"),
     "empty tokenizer": (write("tokenizer.json", ""), "tokenizer.json"),
     "cut tokenizer": (cut("tokenizer.json", 0.5), "tokenizer.json"),
@@ -120,7 +137,9 @@ def test_a_whole_model_passes_also_in_shards(model: Path) -> None:
     (model / WEIGHTS).rename(model / "model-1.safetensors")
     raw = (model / "model-1.safetensors").read_bytes()
     names = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")]).keys() - {"__metadata__"}
-    (model / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, "model-1.safetensors")}))
+    (model / INDEX).write_text(
+        json.dumps({"weight_map": dict.fromkeys(names, "model-1.safetensors")})
+    )
     check_before_start(config, WORKERS)
 
 
@@ -128,8 +147,14 @@ def test_a_further_embedding_of_another_shape_is_no_damage(model: Path) -> None:
     """As of a part for speech; the starter's own embedding has the expected shape."""
 
     def add(header: dict[str, Any]) -> None:
-        end = max(tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__")
-        header["a.talker.embed_tokens.weight"] = {"dtype": "U8", "shape": [3, 2], "data_offsets": [end, end + 6]}
+        end = max(
+            tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"
+        )
+        header["a.talker.embed_tokens.weight"] = {
+            "dtype": "U8",
+            "shape": [3, 2],
+            "data_offsets": [end, end + 6],
+        }
 
     change_header(add)(model)
     with (model / WEIGHTS).open("ab") as file:
@@ -145,5 +170,7 @@ def test_an_embedding_that_is_projected_is_no_damage(model: Path, key: str) -> N
 
 def test_an_engine_elsewhere_needs_no_weights_here(model: Path) -> None:
     (model / WEIGHTS).unlink()
-    config = from_flat({"model.path": str(model), "engine.backend": "vllm", "engine.url": "http://localhost:9"})
+    config = from_flat(
+        {"model.path": str(model), "engine.backend": "vllm", "engine.url": "http://localhost:9"}
+    )
     check_before_start(config, ("engine", "gateway"))

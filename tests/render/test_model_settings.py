@@ -45,7 +45,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str | None]]:
         def log_message(self, *_: object) -> None: ...
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(
+        huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}"
+    )
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -57,12 +59,18 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str | None]]:
 
 @pytest.mark.parametrize(("token", "key"), [(None, None), ("a-token", "Bearer a-token")])
 def test_the_hub_is_asked_with_the_token(
-    token: str | None, key: str | None, hub: list[str | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    token: str | None,
+    key: str | None,
+    hub: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     with pytest.raises(ModelError, match="downloading it failed"):
-        ModelFiles.from_config(from_flat({"model.path": "nobody/no-such-model", "model.hf_token": token}).model)
+        ModelFiles.from_config(
+            from_flat({"model.path": "nobody/no-such-model", "model.hf_token": token}).model
+        )
     assert set(hub) == {key}
 
 
@@ -71,5 +79,7 @@ def test_the_format_of_hints_is_that_of_the_model() -> None:
     assert starter.hint_format is HintFormat.BRACKETED
     unnamed = {key: value for key, value in starter.config.items() if key != "hint_format"}
     assert replace(starter, config=unnamed).hint_format is HintFormat.PARAGRAPH
-    with pytest.raises(ModelError, match="hint_format 'shouted', expected one of paragraph, bracketed"):
+    with pytest.raises(
+        ModelError, match="hint_format 'shouted', expected one of paragraph, bracketed"
+    ):
         _ = replace(starter, config=unnamed | {"hint_format": "shouted"}).hint_format

@@ -23,11 +23,18 @@ from openclaw_rl.render.renderer import Renderer
 
 KINDS = ("chatml", "thinking", "llama", "starter")
 Renderers = Callable[..., Renderer]
-TOOL = {"type": "function", "function": {"name": "f", "description": "<d> & 'e' é", "parameters": {"type": "object"}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "<d> & 'e' é", "parameters": {"type": "object"}},
+}
 
 
 def call(n: int) -> dict[str, Any]:
-    return {"id": f"call{n}", "type": "function", "function": {"name": "f", "arguments": {"city": "Par<is>", "n": n}}}
+    return {
+        "id": f"call{n}",
+        "type": "function",
+        "function": {"name": "f", "arguments": {"city": "Par<is>", "n": n}},
+    }
 
 
 SYSTEM = {"role": "system", "content": "Be kind.\n\n<b>&amp;</b>"}
@@ -62,12 +69,16 @@ def reference(folder: Callable[[str], Path]) -> Callable[[str], Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("number", range(len(CONVERSATIONS)))
-def test_ids_equal_transformers(kind: str, number: int, renderer: Renderers, reference: Callable[[str], Any]) -> None:
+def test_ids_equal_transformers(
+    kind: str, number: int, renderer: Renderers, reference: Callable[[str], Any]
+) -> None:
     given, tools = CONVERSATIONS[number]
     plain = [HARMLESS if message is ASK else message for message in given]
     for generation, literal_text in itertools.product((True, False), (True, False)):
         messages = plain if literal_text else given
-        ours = renderer(kind, literal_text=literal_text).render(messages, tools, generation=generation)
+        ours = renderer(kind, literal_text=literal_text).render(
+            messages, tools, generation=generation
+        )
         theirs = reference(kind).apply_chat_template(
             messages, tools=tools or None, add_generation_prompt=generation, return_dict=False
         )
@@ -77,7 +88,20 @@ def test_ids_equal_transformers(kind: str, number: int, renderer: Renderers, ref
 
 
 PIECES = st.sampled_from(
-    ["<|im_start|>", "<|im_end|>", "<think>", " ", "\n", "a", " b", "é", "\u0301", "😀", "'ll", "12"]
+    [
+        "<|im_start|>",
+        "<|im_end|>",
+        "<think>",
+        " ",
+        "\n",
+        "a",
+        " b",
+        "é",
+        "\u0301",
+        "😀",
+        "'ll",
+        "12",
+    ]
 )
 TEXT = st.lists(PIECES | st.text(max_size=6), max_size=12).map("".join)
 
@@ -94,7 +118,12 @@ def test_pieces_make_the_ids_of_the_whole(text: str, renderer: Renderers) -> Non
 def test_a_tokenizer_that_is_not_independent_is_not_cut(tmp_path: Path) -> None:
     folder = make(tmp_path / "m", "chatml")
     raw = json.loads((folder / "tokenizer.json").read_text())
-    raw["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
+    raw["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "first",
+        "split": True,
+    }
     (folder / "tokenizer.json").write_text(json.dumps(raw))
     renderer = Renderer(ModelFiles.from_path(str(folder)))
     assert not renderer.tokenizer.is_segmented
@@ -106,7 +135,9 @@ def test_a_tokenizer_that_is_not_independent_is_not_cut(tmp_path: Path) -> None:
     )
 
 
-def bridged(renderer: Renderer, reply: list[int], message: dict[str, Any], new: list[Any], tools: list[Any]) -> Any:
+def bridged(
+    renderer: Renderer, reply: list[int], message: dict[str, Any], new: list[Any], tools: list[Any]
+) -> Any:
     prompt = renderer.render([SYSTEM, ASK], tools).prompt_ids
     text = renderer.text_after(message, new, tools=bool(tools))
     assert text is not None
@@ -135,7 +166,10 @@ def test_a_reply_that_was_tokenised_as_usual_is_bridged_to_the_templates_ids(
     end = r.end_of_turn or ""
     said = whole[len(prompt) : whole.index(end, len(prompt)) + len(end)]
     made = bridged(r, r.tokenizer.encode(said).tolist(), message, new, tools)
-    assert made.prompt_ids.tolist() == r.render([SYSTEM, ASK, message, *new], tools).prompt_ids.tolist()
+    assert (
+        made.prompt_ids.tolist()
+        == r.render([SYSTEM, ASK, message, *new], tools).prompt_ids.tolist()
+    )
 
 
 def test_reasoning_stays_in_a_bridged_prompt(renderer: Renderers) -> None:
@@ -156,14 +190,22 @@ def test_sampled_tokens_are_kept_however_odd(renderer: Renderers) -> None:
     end = r.tokenizer.special_ids["<|im_end|>"]
     odd = [r.tokenizer.backend.token_to_id(c) for c in "Itissunny."]  # no tokenizer would cut it so
     made = bridged(r, [*odd, end], ANSWER, [ASK], [])
-    assert r.tokenizer.backend.decode(made.prompt_ids.tolist(), skip_special_tokens=False).count("Itissunny.") == 1
+    assert (
+        r.tokenizer.backend.decode(made.prompt_ids.tolist(), skip_special_tokens=False).count(
+            "Itissunny."
+        )
+        == 1
+    )
 
 
 def test_a_reply_cut_by_its_length_gets_its_end(renderer: Renderers) -> None:
     r = renderer("chatml")
     end = r.tokenizer.special_ids["<|im_end|>"]
     reply = r.tokenizer.encode("It is").tolist()
-    with_end, without = bridged(r, [*reply, end], ANSWER, [ASK], []), bridged(r, reply, ANSWER, [ASK], [])
+    with_end, without = (
+        bridged(r, [*reply, end], ANSWER, [ASK], []),
+        bridged(r, reply, ANSWER, [ASK], []),
+    )
     assert with_end.prompt_ids.tolist() == without.prompt_ids.tolist()
 
 
@@ -197,15 +239,25 @@ def test_templates_cannot_reach_python(tmp_path: Path) -> None:
 def test_messages_are_made_fit_for_templates(renderer: Renderers) -> None:
     r = renderer("chatml")
     odd = [
-        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+        {
+            "role": "developer",
+            "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}],
+        },
         {"role": "user", "content": "hi", "name": None},
-        {"role": "assistant", "tool_calls": [{**call(1), "function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{**call(1), "function": {"name": "f", "arguments": '{"a": 1}'}}],
+        },
         {"role": "function", "content": "r"},
     ]
     plain = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}],
+        },
         {"role": "tool", "content": "r"},
     ]
     assert r.text(odd) == r.text(plain)
@@ -240,8 +292,13 @@ def test_templates_in_the_tokenizers_settings(tmp_path: Path) -> None:
     folder = make(tmp_path / "m", "chatml")
     (folder / "chat_template.jinja").unlink()
     settings_file = folder / "tokenizer_config.json"
-    listed = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "T" + CHATML}]
-    settings_file.write_text(json.dumps(json.loads(settings_file.read_text()) | {"chat_template": listed}))
+    listed = [
+        {"name": "default", "template": CHATML},
+        {"name": "tool_use", "template": "T" + CHATML},
+    ]
+    settings_file.write_text(
+        json.dumps(json.loads(settings_file.read_text()) | {"chat_template": listed})
+    )
     renderer = Renderer(ModelFiles.from_path(str(folder)))
     assert not renderer.text([ASK]).startswith("T")
     assert renderer.text([ASK], [TOOL]).startswith("T")
@@ -256,7 +313,9 @@ def test_identity_changes_with_what_tokens_depend_on(tmp_path: Path) -> None:
 
     first = now()
     assert first == now()
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 8, "model_type": "qwen3"}))
+    (folder / "config.json").write_text(
+        json.dumps({"max_position_embeddings": 8, "model_type": "qwen3"})
+    )
     assert now() == first
     seen = {first}
     (folder / "model.safetensors").write_bytes(b"other weights")

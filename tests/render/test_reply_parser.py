@@ -31,7 +31,9 @@ Renderers = Callable[[str], Renderer]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</think> \\u00e9"}}\n</tool_call>'
 
 
-def fed(text: str, cuts: list[int], *, thinking: bool = False, tools: bool = True) -> tuple[ReplyParser, list[Delta]]:
+def fed(
+    text: str, cuts: list[int], *, thinking: bool = False, tools: bool = True
+) -> tuple[ReplyParser, list[Delta]]:
     parser = HermesFamily().new_parser(thinking=thinking, tools=[{}] if tools else [])
     places = sorted({min(c, len(text)) for c in cuts} | {0, len(text)})
     deltas = [parser.push(text[a:b]) for a, b in itertools.pairwise(places)]
@@ -44,14 +46,32 @@ def joined(deltas: list[Delta]) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 TAGS = st.sampled_from(
-    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<", "</", "\n", " ", CALL, '{"name": "f"}']
+    [
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "<",
+        "</",
+        "\n",
+        " ",
+        CALL,
+        '{"name": "f"}',
+    ]
 )
 OUTPUT = st.lists(TAGS | st.text(max_size=5), max_size=12).map("".join)
 
 
-@given(text=OUTPUT, cuts=st.lists(st.integers(0, 80), max_size=8), thinking=st.booleans(), tools=st.booleans())
+@given(
+    text=OUTPUT,
+    cuts=st.lists(st.integers(0, 80), max_size=8),
+    thinking=st.booleans(),
+    tools=st.booleans(),
+)
 @settings(max_examples=400, deadline=None)
-def test_deltas_do_not_depend_on_how_the_text_arrives(text: str, cuts: list[int], thinking: bool, tools: bool) -> None:
+def test_deltas_do_not_depend_on_how_the_text_arrives(
+    text: str, cuts: list[int], thinking: bool, tools: bool
+) -> None:
     parser, deltas = fed(text, cuts, thinking=thinking, tools=tools)
     content, reasoning, calls = joined(deltas)
     assert (content, reasoning) == (parser.content, parser.reasoning)
@@ -131,7 +151,9 @@ def test_what_is_held_back_could_become_the_tag(text: str, tag: str) -> None:
 # Tokens.
 
 
-def reply(r: Renderer, ids: list[int], sizes: list[int], *, stops: tuple[str, ...] = ()) -> tuple[ReplyDecoder, str]:
+def reply(
+    r: Renderer, ids: list[int], sizes: list[int], *, stops: tuple[str, ...] = ()
+) -> tuple[ReplyDecoder, str]:
     text = r.new_reply_decoder(thinking=False, tools=(), stops=stops)
     out, at = "", 0
     for size in [*sizes, len(ids)]:
@@ -142,7 +164,9 @@ def reply(r: Renderer, ids: list[int], sizes: list[int], *, stops: tuple[str, ..
 
 @given(data=st.data(), sizes=st.lists(st.integers(0, 5), max_size=10))
 @settings(max_examples=200, deadline=None)
-def test_any_tokens_decode_as_the_tokenizer_says(data: st.DataObject, sizes: list[int], renderer: Renderers) -> None:
+def test_any_tokens_decode_as_the_tokenizer_says(
+    data: st.DataObject, sizes: list[int], renderer: Renderers
+) -> None:
     r = renderer("chatml")
     ids = data.draw(st.lists(st.integers(0, r.vocabulary_size - 1), max_size=20))
     text, out = reply(r, ids, sizes)
@@ -171,7 +195,10 @@ def test_stop_strings(words: str, stops: list[str], sizes: list[int], renderer: 
     if not any(s in words for s in stops):
         assert (out, text.tokens_to_keep, text.shown_tokens) == (words, None, len(ids))
         return
-    shown = [text.token_count and len(str(r.tokenizer.backend.decode(ids[:n]))) for n in range(text.shown_tokens + 1)]
+    shown = [
+        text.token_count and len(str(r.tokenizer.backend.decode(ids[:n])))
+        for n in range(text.shown_tokens + 1)
+    ]
     assert shown[-1] >= len(out)
     assert (text.shown_tokens == 0) == (not out)
     assert not any(s in out for s in stops)
@@ -206,7 +233,10 @@ def test_tokens_as_logprobs_show_them(renderer: Renderers) -> None:
     [
         (MistralCallReader(), "[TOOL_CALLS]x" + "[CALL_ID] " + " " * 20_000 + "!{}"),
         (DeepSeekCallReader(), f"{DS_CALLS}{DS_CALL}" + DS_SEP * 5_000 + DS_END_CALLS),
-        (XmlCallReader(()), f"<tool_call><function=f><parameter=x>{' ' * 20_000}y</parameter></function></tool_call>"),
+        (
+            XmlCallReader(()),
+            f"<tool_call><function=f><parameter=x>{' ' * 20_000}y</parameter></function></tool_call>",
+        ),
         (XmlCallReader(()), "<function=f>" + "\n<parameter=x>\n" * 2_000 + "</function>"),
     ],
     ids=["mistral", "deepseek", "xml spaces", "xml parameters"],

@@ -13,11 +13,26 @@ from tokenizers import AddedToken
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA = (
-    *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"),
+    *(
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eom_id|>",
+        "<|eot_id|>",
+    ),
     "<|python_tag|>",
 )
 HARMONY = (
-    *("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>"),
+    *(
+        "<|startoftext|>",
+        "<|endoftext|>",
+        "<|return|>",
+        "<|constrain|>",
+        "<|channel|>",
+        "<|start|>",
+        "<|end|>",
+    ),
     *("<|message|>", "<|call|>"),
 )
 DEEPSEEK = (
@@ -33,8 +48,24 @@ DEEPSEEK = (
     "<｜tool▁output▁end｜>",
 )
 MISTRAL = (
-    *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
-    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[ARGS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[THINK]", "[/THINK]"),
+    *(
+        "<s>",
+        "</s>",
+        "[INST]",
+        "[/INST]",
+        "[AVAILABLE_TOOLS]",
+        "[/AVAILABLE_TOOLS]",
+        "[TOOL_RESULTS]",
+    ),
+    *(
+        "[/TOOL_RESULTS]",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[SYSTEM_PROMPT]",
+        "[/SYSTEM_PROMPT]",
+        "[THINK]",
+        "[/THINK]",
+    ),
 )
 
 
@@ -74,7 +105,9 @@ def template(kind: Kind) -> str:
     spec = find_spec("trl")
     assert spec is not None
     assert spec.submodule_search_locations
-    return (Path(spec.submodule_search_locations[0]) / "chat_templates" / f"{kind.template}.jinja").read_text()
+    return (
+        Path(spec.submodule_search_locations[0]) / "chat_templates" / f"{kind.template}.jinja"
+    ).read_text()
 
 
 @cache
@@ -90,8 +123,14 @@ def make_kind(folder: Path, name: str) -> Path:
     kind = KINDS[name]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(_trained(kind.specials))
-    named = {"eos_token": kind.stop, "pad_token": kind.specials[0]} | ({"bos_token": kind.first} if kind.first else {})
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named))
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 8192}))
+    named = {"eos_token": kind.stop, "pad_token": kind.specials[0]} | (
+        {"bos_token": kind.first} if kind.first else {}
+    )
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named)
+    )
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", "max_position_embeddings": 8192})
+    )
     (folder / "chat_template.jinja").write_text(template(kind))
     return folder

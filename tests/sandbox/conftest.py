@@ -16,7 +16,9 @@ from openclaw_rl.sandbox.box_lease import leases_folder
 from openclaw_rl.sandbox.bubblewrap import BubblewrapBox
 from openclaw_rl.sandbox.bubblewrap_args import find_bubblewrap
 
-LIMITS = BoxLimits(memory=128 * MEBIBYTE, processes=40, disk=16 * MEBIBYTE, shared_memory=4 * MEBIBYTE)
+LIMITS = BoxLimits(
+    memory=128 * MEBIBYTE, processes=40, disk=16 * MEBIBYTE, shared_memory=4 * MEBIBYTE
+)
 InBox = Callable[..., CommandResult]
 
 
@@ -31,7 +33,9 @@ def _needs_bubblewrap(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
-def public_folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def public_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """A temporary folder that boxes of root can pass through. No test leaves the lease of a box in it."""
     tmp_path_factory.getbasetemp()  # pytest's own folder is made first, and elsewhere
     folder = Path(tempfile.mkdtemp(prefix="boxes-", dir="/tmp"))
@@ -48,7 +52,10 @@ def in_box() -> InBox:
     """Run one command in a box of its own."""
 
     async def run_command(
-        command: str, root: BoxRoot | None = None, limits: BoxLimits = LIMITS, time_limit: float = 30
+        command: str,
+        root: BoxRoot | None = None,
+        limits: BoxLimits = LIMITS,
+        time_limit: float = 30,
     ) -> CommandResult:
         box = BubblewrapBox(root or BoxRoot(), limits)
         try:

@@ -20,7 +20,9 @@ def member(
     return info, data
 
 
-def unpack(*members: tuple[tarfile.TarInfo, bytes], to: Path, style: int = tarfile.GNU_FORMAT) -> list[str]:
+def unpack(
+    *members: tuple[tarfile.TarInfo, bytes], to: Path, style: int = tarfile.GNU_FORMAT
+) -> list[str]:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=style) as archive:
         for info, data in members:
@@ -32,7 +34,9 @@ def unpack(*members: tuple[tarfile.TarInfo, bytes], to: Path, style: int = tarfi
 FOLDER = member(".", tarfile.DIRTYPE)
 
 
-@pytest.mark.parametrize("name", ["../escape", "a/../../escape", "/tmp/openclaw-escape", "./../escape"])
+@pytest.mark.parametrize(
+    "name", ["../escape", "a/../../escape", "/tmp/openclaw-escape", "./../escape"]
+)
 def test_a_name_outside_of_the_folder_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="outside of its folder"):
         unpack(FOLDER, member(name, data=b"x"), to=tmp_path / "to")
@@ -43,7 +47,10 @@ def test_a_name_outside_of_the_folder_is_refused(name: str, tmp_path: Path) -> N
 def test_a_file_below_a_link_lands_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "victim").mkdir()
     left_out = unpack(
-        FOLDER, member("a", tarfile.SYMTYPE, str(tmp_path / "victim")), member("a/f", data=b"x"), to=tmp_path / "to"
+        FOLDER,
+        member("a", tarfile.SYMTYPE, str(tmp_path / "victim")),
+        member("a/f", data=b"x"),
+        to=tmp_path / "to",
     )
     assert left_out == ["a"]
     assert (tmp_path / "to" / "a" / "f").read_bytes() == b"x"
@@ -51,8 +58,17 @@ def test_a_file_below_a_link_lands_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_devices_links_and_pipes_are_left_out(tmp_path: Path) -> None:
-    kinds = {"s": tarfile.SYMTYPE, "c": tarfile.CHRTYPE, "b": tarfile.BLKTYPE, "p": tarfile.FIFOTYPE}
-    left_out = unpack(FOLDER, *(member(name, kind, "/etc/passwd") for name, kind in kinds.items()), to=tmp_path / "to")
+    kinds = {
+        "s": tarfile.SYMTYPE,
+        "c": tarfile.CHRTYPE,
+        "b": tarfile.BLKTYPE,
+        "p": tarfile.FIFOTYPE,
+    }
+    left_out = unpack(
+        FOLDER,
+        *(member(name, kind, "/etc/passwd") for name, kind in kinds.items()),
+        to=tmp_path / "to",
+    )
     assert left_out == list(kinds)
     assert list((tmp_path / "to").iterdir()) == []
 

@@ -17,7 +17,13 @@ from tests.sandbox.test_escapes import processes_with
 from openclaw_rl.errors import SandboxError
 from openclaw_rl.sandbox import control_groups
 from openclaw_rl.sandbox.box import BoxLimits
-from openclaw_rl.sandbox.box_lease import GROUPS_FILE, BoxLease, leases_folder, sweep_leases, usable_parents
+from openclaw_rl.sandbox.box_lease import (
+    GROUPS_FILE,
+    BoxLease,
+    leases_folder,
+    sweep_leases,
+    usable_parents,
+)
 from openclaw_rl.sandbox.control_groups import add_processes, make_groups, plan_groups
 
 MARK = "sleep 98.7125"
@@ -55,11 +61,15 @@ asyncio.run(HangingBox(BoxRoot(), BoxLimits()).put(Path(__import__("os").__file_
 """The owner of a box that never takes an archive."""
 
 
-def test_owners_killed_at_random_moments_leave_nothing(public_folder: Path, request: pytest.FixtureRequest) -> None:
+def test_owners_killed_at_random_moments_leave_nothing(
+    public_folder: Path, request: pytest.FixtureRequest
+) -> None:
     dice = random.Random(14)
     leases, groups = 0, set[Path]()
     for _ in range(request.config.getoption("--kills")):
-        owner = subprocess.Popen([sys.executable, "-c", OWNER, str(public_folder)], stdout=subprocess.PIPE)
+        owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER, str(public_folder)], stdout=subprocess.PIPE
+        )
         assert owner.stdout is not None
         with owner.stdout:
             assert owner.stdout.readline() == b"imported\n"
@@ -115,7 +125,9 @@ def test_a_lease_is_kept_until_its_groups_are_removed(
     assert not lease.folder.exists()
 
 
-def test_empty_groups_whose_lease_is_lost_are_removed_later(made_groups: tuple[BoxLease, list[Path]]) -> None:
+def test_empty_groups_whose_lease_is_lost_are_removed_later(
+    made_groups: tuple[BoxLease, list[Path]],
+) -> None:
     lease, groups = made_groups
     shutil.rmtree(lease.folder)  # as a cleaner of temporary files does
     os.close(lease._lock)
@@ -146,7 +158,9 @@ def test_a_box_whose_group_is_gone_is_not_opened(made_groups: tuple[BoxLease, li
 
 
 def test_a_transfer_of_a_killed_owner_leaves_no_archive(public_folder: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", TRANSFER, str(public_folder)], stdout=subprocess.PIPE)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", TRANSFER, str(public_folder)], stdout=subprocess.PIPE
+    )
     assert owner.stdout is not None
     with owner.stdout:
         assert owner.stdout.readline() == b"within\n"

@@ -17,13 +17,21 @@ from openclaw_rl.sandbox.container import ContainerBox
 from openclaw_rl.settings.load import from_flat
 
 CHANGES: dict[str, tuple[dict[str, Any], str, object]] = {
-    "sandbox.memory": ({"sandbox.memory": 64}, "head -c 200M /dev/zero | tail -c 150M | wc -c", b"0\n"),
+    "sandbox.memory": (
+        {"sandbox.memory": 64},
+        "head -c 200M /dev/zero | tail -c 150M | wc -c",
+        b"0\n",
+    ),
     "sandbox.processes": (
         {"sandbox.processes": 10},
         "sh -c 'for n in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1 & done; echo all' 2>/dev/null",
         b"",
     ),
-    "sandbox.disk": ({"sandbox.disk": 8}, "head -c 20M /dev/zero 2>/dev/null >a; wc -c <a", b"8388608\n"),
+    "sandbox.disk": (
+        {"sandbox.disk": 8},
+        "head -c 20M /dev/zero 2>/dev/null >a; wc -c <a",
+        b"8388608\n",
+    ),
     "sandbox.lifetime": ({"sandbox.lifetime": 0.3}, "sleep 1", SandboxError),
     "sandbox.kind": ({"sandbox.kind": "podman", "sandbox.image": "tools"}, "", "podman"),
     "sandbox.image": ({"sandbox.kind": "docker", "sandbox.image": "tools"}, "", "tools"),
@@ -75,7 +83,9 @@ def test_a_kind_that_is_not_here_is_refused_in_words(monkeypatch: pytest.MonkeyP
 
 def test_another_system_than_linux_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(SandboxError, match=r"bubblewrap needs Linux\. On this system, boxes need Docker or Podman"):
+    with pytest.raises(
+        SandboxError, match=r"bubblewrap needs Linux\. On this system, boxes need Docker or Podman"
+    ):
         make_box(from_flat({}).sandbox, BoxRoot())
 
 

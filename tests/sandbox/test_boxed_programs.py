@@ -61,7 +61,9 @@ def play(make_runner: Any, task: EnvironmentTask, seconds: float = 30) -> PlayOu
 
     async def reply(request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == "Bearer sk-ep-1"
-        return web.json_response({"id": "c", "choices": [{"message": {"role": "assistant", "content": "yes"}}]})
+        return web.json_response(
+            {"id": "c", "choices": [{"message": {"role": "assistant", "content": "yes"}}]}
+        )
 
     async def run() -> PlayOutcome:
         app = web.Application()
@@ -71,12 +73,16 @@ def play(make_runner: Any, task: EnvironmentTask, seconds: float = 30) -> PlayOu
         for _ in range(2):
             await web.TCPSite(server, "127.0.0.1", 0).start()
         gateway, other = (address[1] for address in server.addresses)
-        ticket = EpisodeTicket(episode="e", base_url=f"http://127.0.0.1:{gateway}/v1", api_key="sk-ep-1", model="m")
+        ticket = EpisodeTicket(
+            episode="e", base_url=f"http://127.0.0.1:{gateway}/v1", api_key="sk-ep-1", model="m"
+        )
         runner: EpisodeRunner = make_runner(other)
         folder = tempfile.mkdtemp()
         runner.open_runner(folder)
         try:
-            return await runner.play_episode(task, ticket, f"{folder}/episode", PlayLimits(seconds=seconds))
+            return await runner.play_episode(
+                task, ticket, f"{folder}/episode", PlayLimits(seconds=seconds)
+            )
         except OpenClawError as error:  # as the run takes it
             return PlayOutcome(status="void", reason=str(error))
         finally:
@@ -97,7 +103,10 @@ def test_a_program_reaches_the_gateway_and_nothing_else(public_folder: Path) -> 
     for folder in (shown, secret):
         folder.mkdir()
     found = play(
-        lambda other: boxed("python3", str(script), str(other), str(secret), str(shown), shown=(str(shown),)), TASK
+        lambda other: boxed(
+            "python3", str(script), str(other), str(secret), str(shown), shown=(str(shown),)
+        ),
+        TASK,
     )
     assert (found.status, found.reward) == ("done", 0.5), found.reason
     assert found.parts == {"asked": 1, "task": 1, "granted": 1, "other": 0, "secret": 0, "shown": 1}
@@ -117,19 +126,25 @@ def test_a_program_reaches_the_gateway_and_nothing_else(public_folder: Path) -> 
         ("echo '{\"reward\": 0.5}' >$REWARD_FILE; exit 255", "done", 0.5),
     ],
 )
-def test_the_end_of_a_program_is_its_outcome(command: str, status: str, reward: float | None) -> None:
+def test_the_end_of_a_program_is_its_outcome(
+    command: str, status: str, reward: float | None
+) -> None:
     found = play(lambda _: boxed("sh", "-c", command), TASK, seconds=4)
     assert (found.status, found.reward) == (status, reward), found.reason
 
 
-def test_words_of_the_command_may_be_anything(public_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_of_the_command_may_be_anything(
+    public_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (public_folder / "agent.sh").write_text("exit 0")
     (public_folder / "below").mkdir()
     monkeypatch.chdir(public_folder / "below")
     assert play(lambda _: boxed("/bin/sh", "../agent.sh", "#" * 300), TASK).reward == 1
 
 
-def test_a_folder_that_holds_the_home_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_holds_the_home_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "people/ann"))
     (tmp_path / "people/ann/venv").mkdir(parents=True)
     (tmp_path / "people/ann/venv/pyvenv.cfg").write_text(f"home = {tmp_path}/people/ann/bin\n")
@@ -140,19 +155,27 @@ def test_a_folder_that_holds_the_home_is_not_shown(tmp_path: Path, monkeypatch: 
 
 def test_a_program_that_is_checked_has_no_network() -> None:
     runner = boxed("sh", "-c", "[ -z $OPENAI_BASE_URL ] && [ ! -e /run/gateway ]")
-    found = asyncio.run(runner.run_in_folder(TASK, tempfile.mkdtemp() + "/check", PlayLimits(seconds=20), None))
+    found = asyncio.run(
+        runner.run_in_folder(TASK, tempfile.mkdtemp() + "/check", PlayLimits(seconds=20), None)
+    )
     assert found.reward == 1, found.reason
 
 
 def agent_of(folder: Path, command: str) -> tuple[HarborRunner, EnvironmentTask]:
     agent = ProgramAgent(read_box_program(("sh", "-c", command), ()), {})
-    return HarborRunner(agent=agent, sandbox=SANDBOX), HarborSource(top=folder, sandbox=SANDBOX).load_tasks()[0]
+    return HarborRunner(agent=agent, sandbox=SANDBOX), HarborSource(
+        top=folder, sandbox=SANDBOX
+    ).load_tasks()[0]
 
 
 @pytest.mark.parametrize(
     ("command", "status", "reward"),
     [
-        ('[ "$INSTRUCTION" = "Write yes to done.txt." ] && python3 -c "$ASK" >done.txt', "done", 1.0),
+        (
+            '[ "$INSTRUCTION" = "Write yes to done.txt." ] && python3 -c "$ASK" >done.txt',
+            "done",
+            1.0,
+        ),
         ("true", "done", 0.0),
         ("exit 1", "done", 0.0),
         ("echo yes >done.txt; sleep 60", "done", 1.0),
@@ -160,7 +183,9 @@ def agent_of(folder: Path, command: str) -> tuple[HarborRunner, EnvironmentTask]
         ("ls /run/gateway >&2; exit 126", "void", None),
     ],
 )
-def test_a_program_is_the_agent_of_a_task_folder(command: str, status: str, reward: float | None) -> None:
+def test_a_program_is_the_agent_of_a_task_folder(
+    command: str, status: str, reward: float | None
+) -> None:
     command = command.replace('"$ASK"', "'" + PROGRAM.replace("'", '"') + "print(ask())'")
     runner, task = agent_of(write_task(), command)
     found = play(lambda _: runner, task, seconds=8)

@@ -36,7 +36,9 @@ def wait_until_gone(*words: str) -> None:
         time.sleep(0.02)
 
 
-def with_box(use: Callable[[BubblewrapBox], Awaitable[Any]], root: BoxRoot | None = None, **limits: Any) -> Any:
+def with_box(
+    use: Callable[[BubblewrapBox], Awaitable[Any]], root: BoxRoot | None = None, **limits: Any
+) -> Any:
     """Return what `use` returns for a box that is open."""
 
     async def use_box() -> Any:
@@ -53,8 +55,14 @@ def with_box(use: Callable[[BubblewrapBox], Awaitable[Any]], root: BoxRoot | Non
 
 def test_a_command_has_its_folder_variables_status_and_streams() -> None:
     async def use(box: BubblewrapBox) -> None:
-        result = await box.run('pwd; echo "$A"; echo wrong >&2; exit 7', cwd="/tmp", env={"A": "b'c $d\nnext"})
-        assert (result.exit_code, result.stdout, result.stderr) == (7, b"/tmp\nb'c $d\nnext\n", b"wrong\n")
+        result = await box.run(
+            'pwd; echo "$A"; echo wrong >&2; exit 7', cwd="/tmp", env={"A": "b'c $d\nnext"}
+        )
+        assert (result.exit_code, result.stdout, result.stderr) == (
+            7,
+            b"/tmp\nb'c $d\nnext\n",
+            b"wrong\n",
+        )
         assert (await box.run("kill -9 $$")).exit_code == 137
         assert (await box.run("true", cwd="/missing")).exit_code == 126
         assert (await box.run("cat")).exit_code == 0, "standard input is empty"
@@ -67,7 +75,9 @@ def test_a_command_has_its_folder_variables_status_and_streams() -> None:
 
 def test_files_and_processes_stay_between_commands_and_commands_run_side_by_side() -> None:
     async def use(box: BubblewrapBox) -> None:
-        await box.run("head -c 8 /dev/urandom >kept; mkfifo ask; (read line <ask; echo $line >heard) >/dev/null 2>&1 &")
+        await box.run(
+            "head -c 8 /dev/urandom >kept; mkfifo ask; (read line <ask; echo $line >heard) >/dev/null 2>&1 &"
+        )
         await box.run("echo hello >ask; sleep 0.2")
         assert (await box.run("wc -c <kept; cat heard")).stdout == b"8\nhello\n"
         began = time.monotonic()
@@ -92,14 +102,20 @@ def test_a_program_answers_lines_until_it_ends() -> None:
         echo = await box.start_service("echo begun; cat", line_limit=300_000)
         assert await echo.read_line(10) == b"begun"
         long = b"x" * 300_000
-        assert [await echo.ask(line, 10) for line in (b"one", long, b"two")] == [b"one", long, b"two"]
+        assert [await echo.ask(line, 10) for line in (b"one", long, b"two")] == [
+            b"one",
+            long,
+            b"two",
+        ]
         assert await echo.ask(long + b"x", 10) is None, "a line above the limit ends it"
         assert (await box.run("echo here")).stdout == b"here\n"
         silent = await box.start_service("cat >/dev/null; echo why >&2")
         assert (await silent.ask(b"one", 0.1), silent.has_ended) == (None, False)
         assert silent.read_end(0.1) == "not within 0.1 s"
         deaf = await box.start_service("sleep 300")
-        assert (await deaf.ask(b"x" * 300_000, 0.2), deaf.has_ended) == (None, False), "its pipe is full"
+        assert (await deaf.ask(b"x" * 300_000, 0.2), deaf.has_ended) == (None, False), (
+            "its pipe is full"
+        )
         prompt = await box.start_service("cat")
         assert await prompt.ask(b"at once", 10) == b"at once"
         ended = await box.start_service("echo why >&2; exit 3")
@@ -112,7 +128,9 @@ def test_a_program_answers_lines_until_it_ends() -> None:
     with_box(use)
 
 
-@pytest.mark.parametrize("flood", ["yes", "setsid yes & sleep 300", "head -c 3000000 /dev/zero; sleep 300"])
+@pytest.mark.parametrize(
+    "flood", ["yes", "setsid yes & sleep 300", "head -c 3000000 /dev/zero; sleep 300"]
+)
 def test_a_program_that_writes_without_being_asked_is_ended(flood: str) -> None:
     async def use(box: BubblewrapBox) -> None:
         service = await box.start_service(flood)
@@ -175,7 +193,9 @@ def test_without_control_groups_each_process_is_bounded(monkeypatch: pytest.Monk
     async def use(box: BubblewrapBox) -> None:
         assert box.held_limits == set()
         assert (await box.run("/usr/bin/python3 -c 'bytearray(1 << 30)'")).exit_code == 1
-        assert (await box.run("for n in $(seq 100); do sleep 1 & done", time_limit=10)).stderr.count(b"fork") >= 1
+        assert (
+            await box.run("for n in $(seq 100); do sleep 1 & done", time_limit=10)
+        ).stderr.count(b"fork") >= 1
 
     with_box(use)
 
@@ -295,7 +315,9 @@ with socket.socket(socket.AF_UNIX) as connection:
         try:
             await box.open()
             said = await box.run(f"/usr/bin/python3 -c '{code}'")
-            direct = await box.run(f"echo x 2>/dev/null >/dev/tcp/127.0.0.1/{port} && echo connected; true")
+            direct = await box.run(
+                f"echo x 2>/dev/null >/dev/tcp/127.0.0.1/{port} && echo connected; true"
+            )
             return said.stdout, direct.stdout
         finally:
             await box.close()
@@ -314,7 +336,9 @@ def test_a_port_of_the_box_leads_to_the_gateway() -> None:
 
     async def talk() -> bytes:
         gateway = await asyncio.start_server(answer, "127.0.0.1", 0)
-        box = BubblewrapBox(BoxRoot(gateway=("127.0.0.1", gateway.sockets[0].getsockname()[1])), LIMITS)
+        box = BubblewrapBox(
+            BoxRoot(gateway=("127.0.0.1", gateway.sockets[0].getsockname()[1])), LIMITS
+        )
         try:
             await box.open()
             url = await forward_gateway_port(box)
@@ -350,7 +374,9 @@ def test_a_folder_can_be_the_root_of_a_box(public_folder: Path) -> None:
 
     async def use(box: BubblewrapBox) -> bytes:
         return (
-            await box.run("cat /etc/own; readlink /etc/link >&2; cat /etc/link; echo 1 >/work/a; cat /work/a")
+            await box.run(
+                "cat /etc/own; readlink /etc/link >&2; cat /etc/link; echo 1 >/work/a; cat /work/a"
+            )
         ).stdout
 
     assert with_box(use, BoxRoot(system=root)) == b"of the folder1\n"
@@ -374,7 +400,9 @@ asyncio.run(main())
 
 
 def test_nothing_is_left_after_the_owner_was_killed(public_folder: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(public_folder)], stdout=subprocess.PIPE)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(public_folder)], stdout=subprocess.PIPE
+    )
     assert owner.stdout is not None
     with owner.stdout:
         assert owner.stdout.readline() == b"ready\n"
@@ -398,7 +426,9 @@ def test_a_box_that_was_half_open_is_ended_by_the_next_owner() -> None:
     with subprocess.Popen(
         ["bwrap", "-c", "read x", lease.folder.name], executable="/bin/sh", stdin=subprocess.PIPE
     ) as half:
-        while not processes_with(lease.folder.name):  # the kernel shows its arguments a moment later
+        while not processes_with(
+            lease.folder.name
+        ):  # the kernel shows its arguments a moment later
             time.sleep(0.01)
         assert sweep_leases() == 1
         assert half.wait(5) == -signal.SIGKILL
@@ -427,11 +457,16 @@ def test_the_groups_of_version_two_are_made_beside_our_own(tmp_path: Path) -> No
     service.mkdir(parents=True)
     for folder in (service, service.parent):
         (folder / "cgroup.procs").touch()
-        (folder / "cgroup.subtree_control").write_text("cpu memory pids\n" if folder != service else "")
+        (folder / "cgroup.subtree_control").write_text(
+            "cpu memory pids\n" if folder != service else ""
+        )
     own = tmp_path / "cgroup"
     own.write_text("0::/user.slice/run.service\n")
     parents = find_parents(tmp_path / "mount", own)
-    assert (parents.version, parents.folders) == (2, {"memory": service.parent, "pids": service.parent})
+    assert (parents.version, parents.folders) == (
+        2,
+        {"memory": service.parent, "pids": service.parent},
+    )
     assert plan_groups(parents, "x") == [service.parent / "openclaw-rl-box-x"]
 
 

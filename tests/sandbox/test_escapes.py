@@ -41,13 +41,17 @@ def python(code: str) -> str:
 
 def test_the_owners_key_is_nowhere(in_box: InBox, key_file: Path) -> None:
     look = f"cat {key_file}; env; cat /proc/*/environ /proc/*/cmdline; cat /proc/[0-9]*/fd/[3-9]* </dev/null"
-    search = "grep -rs sk-owner /etc /home /run /tmp /work /root /var /dev/shm /proc/[0-9]*/mountinfo"
+    search = (
+        "grep -rs sk-owner /etc /home /run /tmp /work /root /var /dev/shm /proc/[0-9]*/mountinfo"
+    )
     seen = in_box(f"timeout 5 sh -c '{look}; {search}'")
     assert KEY.encode() not in seen.stdout + seen.stderr
     assert b"PATH=/usr" in seen.stdout, "the commands ran"
 
 
-def test_process_one_has_neither_variables_nor_arguments_of_the_owner(in_box: InBox, key_file: Path) -> None:
+def test_process_one_has_neither_variables_nor_arguments_of_the_owner(
+    in_box: InBox, key_file: Path
+) -> None:
     seen = in_box("tr '\\0' '\\n' </proc/1/environ; echo; echo ---; tr '\\0' ' ' </proc/1/cmdline")
     variables, arguments = seen.stdout.decode().split("---")
     assert variables.strip() == ""
@@ -64,7 +68,9 @@ BYPASSES = (
 
 
 @pytest.mark.parametrize("code", BYPASSES)
-def test_code_that_passes_a_blocklist_reaches_nothing(code: str, in_box: InBox, key_file: Path) -> None:
+def test_code_that_passes_a_blocklist_reaches_nothing(
+    code: str, in_box: InBox, key_file: Path
+) -> None:
     """The three programs run, as nothing reads their text; they find neither the key nor a file to write."""
     marker = key_file.parent / "marker"
     command = f"echo ran; cat {key_file}; env; echo x > {marker}; echo x > {ROOT}/marker"
@@ -94,7 +100,9 @@ def test_paths_of_the_host_are_missing(in_box: InBox, key_file: Path) -> None:
 
 def test_the_system_is_read_only(in_box: InBox) -> None:
     places = "/ /usr/bin /etc /dev /run /run/box /home /proc/sys/kernel/core_pattern"
-    seen = in_box(f"for p in {places}; do echo x 2>/dev/null >$p/x || echo x 2>/dev/null >$p || echo refused; done")
+    seen = in_box(
+        f"for p in {places}; do echo x 2>/dev/null >$p/x || echo x 2>/dev/null >$p || echo refused; done"
+    )
     assert seen.stdout.count(b"refused") == len(places.split())
     assert not Path("/usr/bin/x").exists()
 
@@ -149,7 +157,9 @@ def test_a_fork_bomb_stays_below_its_limit() -> None:
     async def explode() -> tuple[int, bytes]:
         bomb, sibling = BubblewrapBox(BoxRoot(), LIMITS), BubblewrapBox(BoxRoot(), LIMITS)
         await asyncio.gather(bomb.open(), sibling.open())
-        task = asyncio.create_task(bomb.run("bomb() { bomb | bomb & sleep 3; }; bomb; sleep 987654", time_limit=1.5))
+        task = asyncio.create_task(
+            bomb.run("bomb() { bomb | bomb & sleep 3; }; bomb; sleep 987654", time_limit=1.5)
+        )
         most = 0
         for _ in range(6):
             await asyncio.sleep(0.15)
@@ -181,8 +191,12 @@ def processes_with(*words: str) -> list[int]:
 def test_disks_cannot_be_filled(in_box: InBox) -> None:
     before = shutil.disk_usage("/tmp").free
     places = ("/work", "/tmp", "/home/agent", "/dev/shm", "/dev", "/", "/run", "/etc")
-    write = "; ".join(f"dd if=/dev/zero of={place}/fill bs=1M count=300 2>/dev/null" for place in places)
-    seen = in_box(f"{write}; du -cb {' '.join(p.rstrip('/') + '/fill' for p in places)} 2>/dev/null | tail -1")
+    write = "; ".join(
+        f"dd if=/dev/zero of={place}/fill bs=1M count=300 2>/dev/null" for place in places
+    )
+    seen = in_box(
+        f"{write}; du -cb {' '.join(p.rstrip('/') + '/fill' for p in places)} 2>/dev/null | tail -1"
+    )
     total = int(seen.stdout.split()[0])
     assert 3 * LIMITS.disk <= total <= 3 * LIMITS.disk + LIMITS.shared_memory
     assert before - shutil.disk_usage("/tmp").free < 200 * MEBIBYTE
@@ -249,13 +263,17 @@ def test_siblings_do_not_see_one_another() -> None:
         first, second = BubblewrapBox(BoxRoot(), LIMITS), BubblewrapBox(BoxRoot(), LIMITS)
         await asyncio.gather(first.open(), second.open())
         try:
-            await first.run("echo secret >/tmp/a; echo secret >/dev/shm/a; sleep 1000.25 >/dev/null 2>&1 &")
+            await first.run(
+                "echo secret >/tmp/a; echo secret >/dev/shm/a; sleep 1000.25 >/dev/null 2>&1 &"
+            )
             look = "cat /tmp/* /dev/shm/* /work/* /run/box/*/command; cat /proc/*/cmdline | tr '\\0' ' '; kill -9 -1"
             try:
                 seen = (await second.run(look, time_limit=2)).stdout
             except BoxLost:
                 seen = b""
-            alive = (await first.run("cat /tmp/a; grep -l 1000.25 /proc/[0-9]*/cmdline | wc -l")).stdout
+            alive = (
+                await first.run("cat /tmp/a; grep -l 1000.25 /proc/[0-9]*/cmdline | wc -l")
+            ).stdout
             return seen, alive
         finally:
             await asyncio.gather(first.close(), second.close())
@@ -268,12 +286,22 @@ def test_siblings_do_not_see_one_another() -> None:
 
 
 def test_new_namespaces_and_mounts_are_refused(in_box: InBox) -> None:
-    commands = ["unshare -U true", "unshare -m true", "mount -t tmpfs x /work", "chroot / true", "nsenter -t 1 -m true"]
-    seen = in_box("; ".join(f"({command}) 2>/dev/null && echo worked" for command in commands) + "; true")
+    commands = [
+        "unshare -U true",
+        "unshare -m true",
+        "mount -t tmpfs x /work",
+        "chroot / true",
+        "nsenter -t 1 -m true",
+    ]
+    seen = in_box(
+        "; ".join(f"({command}) 2>/dev/null && echo worked" for command in commands) + "; true"
+    )
     assert seen.stdout == b""
 
 
-@pytest.mark.skipif(platform.machine() not in AUDIT_ARCHITECTURE, reason="this architecture has no filter")
+@pytest.mark.skipif(
+    platform.machine() not in AUDIT_ARCHITECTURE, reason="this architecture has no filter"
+)
 def test_calls_that_no_task_needs_do_not_reach_the_kernel(in_box: InBox) -> None:
     column = list(AUDIT_ARCHITECTURE).index(platform.machine())
     numbers = [calls[column] for calls in REFUSED_CALLS.values() if calls[column] is not None]
@@ -300,8 +328,17 @@ def test_calls_that_no_task_needs_do_not_reach_the_kernel(in_box: InBox) -> None
     """
     lines = in_box(python(code)).stdout.decode().splitlines()
     assert lines[:2] == ["[1]", "38"]
-    assert [line.split()[0] for line in lines[2:9] if line.endswith("allowed")] == ["1", "2", "10", "16"]
-    assert [line.split()[0] for line in lines[2:9] if line.endswith("refused")] == ["17", "38", "40"]
+    assert [line.split()[0] for line in lines[2:9] if line.endswith("allowed")] == [
+        "1",
+        "2",
+        "10",
+        "16",
+    ]
+    assert [line.split()[0] for line in lines[2:9] if line.endswith("refused")] == [
+        "17",
+        "38",
+        "40",
+    ]
     assert lines[9] == "1"
 
 
@@ -317,8 +354,12 @@ def test_boxes_of_root_are_not_root_on_the_host() -> None:
         await box.open()
         try:
             assert (await box.run("id -u; touch /work/mine")).stdout == b"0\n"
-            listed = subprocess.run(["ps", "-eo", "uid,args"], capture_output=True, text=True, check=True).stdout
-            return {int(line.split()[0]) for line in listed.splitlines() if "box_agent.sh 1024" in line}
+            listed = subprocess.run(
+                ["ps", "-eo", "uid,args"], capture_output=True, text=True, check=True
+            ).stdout
+            return {
+                int(line.split()[0]) for line in listed.splitlines() if "box_agent.sh 1024" in line
+            }
         finally:
             await box.close()
 

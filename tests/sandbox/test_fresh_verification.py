@@ -45,7 +45,9 @@ def reward_after(solution: str, folder: Path) -> str:
     tests = folder / "tests"
     tests.mkdir()
     (tests / "check.py").write_text(TEST)
-    plan = Verification(command=COMMAND, tests={"/tests": tests}, results="/logs/reward.txt", carried=("/work",))
+    plan = Verification(
+        command=COMMAND, tests={"/tests": tests}, results="/logs/reward.txt", carried=("/work",)
+    )
 
     async def play() -> str:
         used, fresh = BubblewrapBox(ROOT, LIMITS), BubblewrapBox(ROOT, LIMITS)
@@ -66,18 +68,27 @@ def test_a_right_answer_is_rewarded_and_a_wrong_one_is_not(public_folder: Path) 
 
 @pytest.mark.parametrize("how", TAMPERING)
 def test_tampering_is_not_rewarded(how: str, public_folder: Path) -> None:
-    assert reward_after(f"echo 'add = lambda a, b: 5' >answer.py; {TAMPERING[how]}", public_folder) == "0"
+    assert (
+        reward_after(f"echo 'add = lambda a, b: 5' >answer.py; {TAMPERING[how]}", public_folder)
+        == "0"
+    )
 
 
 def test_a_compiled_file_is_not_carried(public_folder: Path) -> None:
     """Python would load it instead of the file that the tests put beside it."""
-    plant = "mkdir -p sub/__pycache__; echo x >sub/__pycache__/answer.cpython-311.pyc; echo 1 >sub/kept"
+    plant = (
+        "mkdir -p sub/__pycache__; echo x >sub/__pycache__/answer.cpython-311.pyc; echo 1 >sub/kept"
+    )
 
     async def play() -> bytes:
         used, fresh = BubblewrapBox(ROOT, LIMITS), BubblewrapBox(ROOT, LIMITS)
         await used.open()
         await used.run(plant)
-        return (await verify_in_fresh_box(used, fresh, Verification(command="find /work -type f", tests={}))).stdout
+        return (
+            await verify_in_fresh_box(
+                used, fresh, Verification(command="find /work -type f", tests={})
+            )
+        ).stdout
 
     assert asyncio.run(play()) == b"/work/sub/kept\n"
 

@@ -21,20 +21,31 @@ from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 SANDBOX = SandboxConfig(memory=256, processes=60, disk=16)
 LIMITS = PlayLimits(seconds=60)
-SETTINGS = 'version = "1.0"\n[environment]\nallow_internet = false\n[verifier]\ntimeout_sec = 20.0\n'
+SETTINGS = (
+    'version = "1.0"\n[environment]\nallow_internet = false\n[verifier]\ntimeout_sec = 20.0\n'
+)
 TEST = (
-    '#!/bin/sh\n[ "$(cat done.txt)" = yes ] && echo 1 >/logs/verifier/reward.txt || echo 0 >/logs/verifier/reward.txt\n'
+    '#!/bin/sh\n[ "$(cat done.txt)" = yes ] && echo 1 >/logs/verifier/reward.txt || echo 0 '
+    ">/logs/verifier/reward.txt\n"
 )
 SOLUTION = "#!/bin/sh\necho yes >done.txt\n"
 Answer = dict[str, Any] | int
 """A reply of the policy, or the status with which the gateway refuses it."""
 
 
-def write_task(settings: str = SETTINGS, test: str = TEST, solution: str = SOLUTION, dockerfile: str = "") -> Path:
+def write_task(
+    settings: str = SETTINGS, test: str = TEST, solution: str = SOLUTION, dockerfile: str = ""
+) -> Path:
     folder = Path(tempfile.mkdtemp(), "task")
-    texts = {"task.toml": settings, "instruction.md": "Write yes to done.txt.", "tests/test.sh": test}
+    texts = {
+        "task.toml": settings,
+        "instruction.md": "Write yes to done.txt.",
+        "tests/test.sh": test,
+    }
     texts |= {"solution/solve.sh": solution} if solution else {}
-    for name, text in (texts | {"environment/Dockerfile": dockerfile or "FROM debian:12\nWORKDIR /app\n"}).items():
+    for name, text in (
+        texts | {"environment/Dockerfile": dockerfile or "FROM debian:12\nWORKDIR /app\n"}
+    ).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
@@ -42,10 +53,14 @@ def write_task(settings: str = SETTINGS, test: str = TEST, solution: str = SOLUT
 
 def check(folder: Path) -> TaskFitness:
     source = HarborSource(top=folder, sandbox=SANDBOX)
-    return asyncio.run(source.check_task(source.load_tasks()[0], tempfile.mkdtemp() + "/check", LIMITS))
+    return asyncio.run(
+        source.check_task(source.load_tasks()[0], tempfile.mkdtemp() + "/check", LIMITS)
+    )
 
 
-def play(folder: Path, answers: list[Answer], agent: str = "tools", seconds: float = 60) -> PlayOutcome:
+def play(
+    folder: Path, answers: list[Answer], agent: str = "tools", seconds: float = 60
+) -> PlayOutcome:
     """Play a task with a policy whose replies are given; the last one is repeated."""
     task = HarborSource(top=folder, sandbox=SANDBOX).load_tasks()[0]
     asked = 0
@@ -58,9 +73,14 @@ def play(folder: Path, answers: list[Answer], agent: str = "tools", seconds: flo
         asked += 1
         if isinstance(answer, int):
             code = "context_length_exceeded" if answer == 400 else "other"
-            return web.json_response({"error": {"message": f"refused {answer}", "code": code}}, status=answer)
+            return web.json_response(
+                {"error": {"message": f"refused {answer}", "code": code}}, status=answer
+            )
         return web.json_response(
-            {"id": "chatcmpl-1", "choices": [{"message": {"role": "assistant", "content": None} | answer}]}
+            {
+                "id": "chatcmpl-1",
+                "choices": [{"message": {"role": "assistant", "content": None} | answer}],
+            }
         )
 
     async def run() -> PlayOutcome:
@@ -71,11 +91,15 @@ def play(folder: Path, answers: list[Answer], agent: str = "tools", seconds: flo
         site = web.TCPSite(server, "127.0.0.1", 0)
         await site.start()
         port = server.addresses[0][1]
-        ticket = EpisodeTicket(episode="e", base_url=f"http://127.0.0.1:{port}/v1", api_key="sk-ep-1", model="m")
+        ticket = EpisodeTicket(
+            episode="e", base_url=f"http://127.0.0.1:{port}/v1", api_key="sk-ep-1", model="m"
+        )
         runner = HarborRunner(agent=AGENTS[agent], sandbox=SANDBOX)
         runner.open_runner(tempfile.mkdtemp())
         try:
-            return await runner.play_episode(task, ticket, tempfile.mkdtemp() + "/episode", PlayLimits(seconds=seconds))
+            return await runner.play_episode(
+                task, ticket, tempfile.mkdtemp() + "/episode", PlayLimits(seconds=seconds)
+            )
         except OpenClawError as error:  # as the run takes it
             return PlayOutcome(status="void", reason=str(error))
         finally:
@@ -86,7 +110,11 @@ def play(folder: Path, answers: list[Answer], agent: str = "tools", seconds: flo
 
 
 def call(arguments: str, name: str = "bash") -> dict[str, Any]:
-    return {"tool_calls": [{"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}]}
+    return {
+        "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+        ]
+    }
 
 
 def bash(command: str) -> dict[str, Any]:
@@ -108,7 +136,9 @@ def test_a_verifier_that_lacks_a_tool_makes_the_task_unfit(public_folder: Path) 
     assert "got 0, not 1" in found.reason
     assert "uvx: not found" in found.reason
     assert "a box has none" in found.reason
-    found = check(write_task(test="#!/bin/sh\nset -e\nuvx pytest\necho 1 >/logs/verifier/reward.txt\n"))
+    found = check(
+        write_task(test="#!/bin/sh\nset -e\nuvx pytest\necho 1 >/logs/verifier/reward.txt\n")
+    )
     assert "wrote no reward" in found.reason
     assert "uvx: not found" in found.reason
 
@@ -119,7 +149,10 @@ def test_other_reasons_for_which_a_task_is_unfit(public_folder: Path) -> None:
         (write_task(solution="#!/bin/sh\nexit 3\n"), "its solution failed: exit status 3"),
         (write_task(test="#!/bin/sh\necho 1 >/logs/verifier/reward.txt\n"), "doing nothing got 1"),
         (write_task(dockerfile="FROM a\nRUN apt-get install -y cowsay"), "line 2 failed in a box"),
-        (write_task(settings='[environment]\ndocker_image = "acme/x"\n[[steps]]\nname="a"'), "several steps"),
+        (
+            write_task(settings='[environment]\ndocker_image = "acme/x"\n[[steps]]\nname="a"'),
+            "several steps",
+        ),
         (write_task(settings=SETTINGS + 'env = { KEY = "${KEY}" }'), "--env KEY"),
     ):
         found = check(task)
@@ -128,19 +161,34 @@ def test_other_reasons_for_which_a_task_is_unfit(public_folder: Path) -> None:
 
 def test_an_episode_of_each_agent_is_rewarded(public_folder: Path) -> None:
     assert play(write_task(), [bash("echo yes >done.txt"), END]).reward == 1.0
-    text: list[Answer] = [{"content": "I write it:\n```bash\necho yes >done.txt\n```"}, {"content": "exit"}]
+    text: list[Answer] = [
+        {"content": "I write it:\n```bash\necho yes >done.txt\n```"},
+        {"content": "exit"},
+    ]
     assert play(write_task(), text, "text").reward == 1.0
-    assert play(write_task(), [{"content": "echo yes >done.txt"}, {"content": ""}], "plain").reward == 1.0
+    assert (
+        play(write_task(), [{"content": "echo yes >done.txt"}, {"content": ""}], "plain").reward
+        == 1.0
+    )
     assert play(write_task(), [END]).reward == 0.0
 
 
 def test_faults_of_the_policy_are_done_with_their_reward(public_folder: Path) -> None:
-    bad = [call("{", "bash"), call("{}", "bash"), call('{"command": 1}'), call("{}", "python"), bash("a\0b")]
+    bad = [
+        call("{", "bash"),
+        call("{}", "bash"),
+        call('{"command": 1}'),
+        call("{}", "python"),
+        bash("a\0b"),
+    ]
     assert play(write_task(), [*bad, bash("echo yes >done.txt"), END]).reward == 1.0
     overflow = play(write_task(), [bash("echo yes >done.txt"), 400])
     assert (overflow.reward, overflow.reason) == (1.0, "400: refused 400; exit status 0")
     assert play(write_task(), [bash("true"), 410]).reward == 0.0
-    slow = play(write_task(SETTINGS + "[agent]\ntimeout_sec = 1.0\n"), [bash("echo yes >done.txt; sleep 30")])
+    slow = play(
+        write_task(SETTINGS + "[agent]\ntimeout_sec = 1.0\n"),
+        [bash("echo yes >done.txt; sleep 30")],
+    )
     assert (slow.reward, "stopped after 1 s" in (slow.reason or "")) == (1.0, True)
 
 
@@ -150,11 +198,15 @@ def test_faults_of_the_environment_are_void(public_folder: Path) -> None:
     assert play(write_task(test="#!/bin/sh\nexit 0\n"), [END]).status == "void"
     assert play(write_task(dockerfile="FROM a\nRUN false"), [END]).status == "void"
     endless = "#!/bin/sh\n[ -e done.txt ] && sleep 60\necho 0 >/logs/verifier/reward.txt\n"
-    looping = play(write_task(SETTINGS.replace("20.0", "1.0"), endless), [bash("echo yes >done.txt"), END])
+    looping = play(
+        write_task(SETTINGS.replace("20.0", "1.0"), endless), [bash("echo yes >done.txt"), END]
+    )
     assert (looping.status, looping.reward) == ("done", 0.0)
 
 
-def test_what_a_policy_leaves_to_cheat_with_does_not_reach_the_verifier(public_folder: Path) -> None:
+def test_what_a_policy_leaves_to_cheat_with_does_not_reach_the_verifier(
+    public_folder: Path,
+) -> None:
     tampering = (
         "mkdir -p /logs/verifier /tests; echo 1 >/logs/verifier/reward.txt; echo 'echo 1 >/logs/verifier/reward.txt' "
         ">/tests/test.sh; chmod a+x /tests/test.sh; ln -sfn /app/fake /app/x; "
@@ -233,7 +285,9 @@ def test_a_command_that_was_given_up_ends_with_its_box() -> None:
 
 
 def test_a_box_that_fails_is_known_and_a_missing_file_is_no_failure() -> None:
-    missing, failed = call_box(write_task(), {"box": "open"}, {"box": "get", "source": "/app/no", "target": "/x"})[1:]
+    missing, failed = call_box(
+        write_task(), {"box": "open"}, {"box": "get", "source": "/app/no", "target": "/x"}
+    )[1:]
     assert isinstance(missing, OpenClawError)
     assert failed is None
     assert isinstance(call_box(write_task(), {"box": "run", "command": "true"})[-1], BoxLost)

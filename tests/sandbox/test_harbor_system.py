@@ -21,9 +21,21 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def start(home: Path, folder: Path, sub: str, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "openclaw_rl", "env", sub, f"harbor:{TASK}", "--home", str(home), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "openclaw_rl",
+        "env",
+        sub,
+        f"harbor:{TASK}",
+        "--home",
+        str(home),
+        *options,
+    ]
     environment = os.environ | {"TMPDIR": str(folder)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def test_training_on_a_task_needs_no_home(public_folder: Path, tmp_path: Path) -> None:
@@ -43,7 +55,9 @@ def test_a_task_is_checked_played_and_leaves_nothing(public_folder: Path, tmp_pa
         assert "were not checked on this machine" in err
         out, err = start(home, public_folder, "check").communicate(timeout=200)
         assert out.splitlines() == ["greeting-file: fit", "1 tasks, 0 unfit"], err
-        out, err = start(home, public_folder, "run", *run, "--run", "first").communicate(timeout=300)
+        out, err = start(home, public_folder, "run", *run, "--run", "first").communicate(
+            timeout=300
+        )
         found = json.loads(out)
         assert (found["done"], found["mean_reward"], found["void"]["count"]) == (2, 0.0, 0), err
         with Store.open(system.config.store_path, create=False) as store, store.read() as conn:
@@ -60,7 +74,9 @@ def test_a_task_is_checked_played_and_leaves_nothing(public_folder: Path, tmp_pa
         killed.communicate()
         end = time.monotonic() + 60
         runners = home / "environments" / "runners"
-        while (list(runners.iterdir()) or list(leases_folder().iterdir())) and time.monotonic() < end:
+        while (
+            list(runners.iterdir()) or list(leases_folder().iterdir())
+        ) and time.monotonic() < end:
             time.sleep(0.1)
         assert list(runners.iterdir()) == []
         assert list(leases_folder().iterdir()) == []

@@ -21,7 +21,9 @@ TASKS = sorted(folder for kind in KINDS for folder in (TOP / kind).iterdir())
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_the_solution_is_rewarded_and_nothing_is_not(task: Path, public_folder: Path) -> None:
     source = HarborSource(top=task, sandbox=SandboxConfig(memory=256, processes=60, disk=16))
-    check = source.check_task(source.load_tasks()[0], str(public_folder / "check"), PlayLimits(seconds=60))
+    check = source.check_task(
+        source.load_tasks()[0], str(public_folder / "check"), PlayLimits(seconds=60)
+    )
     found = asyncio.run(check)
     assert (found.fit, found.oracle, found.nop) == (True, 1.0, 0.0), found.reason
 

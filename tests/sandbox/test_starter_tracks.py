@@ -38,7 +38,11 @@ def test_a_reply_is_rewarded_for_its_form(
     tracks: Any, public_folder: Path, track: str, reply: str, reward: float
 ) -> None:
     getattr(tracks, f"write_{track}_track")(public_folder / "track")
-    found = play(public_folder / "track" / "capital-France", [{"content": reply}, {"content": "exit"}], agent="plain")
+    found = play(
+        public_folder / "track" / "capital-France",
+        [{"content": reply}, {"content": "exit"}],
+        agent="plain",
+    )
     assert (found.status, found.reward) == ("done", reward), found.reason
 
 

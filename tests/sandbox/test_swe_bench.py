@@ -23,14 +23,18 @@ TASKS = Path(__file__).parents[2] / "tasks" / "swe"
 
 def git(folder: Path, *words: str) -> str:
     who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
-    return subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def make_instance(name: str, folder: Path, style: str) -> dict[str, Any]:
     """Make a checkout of a shipped repository, and an instance whose tests are named in one of the styles."""
     task = TASKS / name
     repository = folder / "repos" / f"acme__{name}"
-    shutil.copytree(task / "environment" / "files", repository, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        task / "environment" / "files", repository, ignore=shutil.ignore_patterns("__pycache__")
+    )
     git(repository, "init", "-q")
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "base")
@@ -54,17 +58,25 @@ def make_instance(name: str, folder: Path, style: str) -> dict[str, Any]:
         "patch": patch,
         "test_patch": test_patch,
         "problem_statement": (task / "instruction.md").read_text(),
-        **{kind: json.dumps(tests) if style == "pytest" else tests for kind, tests in named.items()},
+        **{
+            kind: json.dumps(tests) if style == "pytest" else tests for kind, tests in named.items()
+        },
     }
 
 
 def spell_name(test: str, style: str) -> str:
     module, kind, method = test.split(".")
-    return f"tests/{module}.py::{kind}::{method}" if style == "pytest" else f"{method} (tests.{module}.{kind})"
+    return (
+        f"tests/{module}.py::{kind}::{method}"
+        if style == "pytest"
+        else f"{method} (tests.{module}.{kind})"
+    )
 
 
 def check_all(file: Path) -> dict[str, TaskFitness]:
-    request = SourceRequest(source="swe", argument=str(file), sandbox=SANDBOX, search_path="/usr/bin")
+    request = SourceRequest(
+        source="swe", argument=str(file), sandbox=SANDBOX, search_path="/usr/bin"
+    )
     source = find_source(request).make_source(request)
     limits = PlayLimits(seconds=60)
     return {
@@ -75,7 +87,10 @@ def check_all(file: Path) -> dict[str, TaskFitness]:
 
 def test_instances_are_tasks_of_boxes(public_folder: Path) -> None:
     file = public_folder / "bench.jsonl"
-    good = [make_instance("lru-cache", public_folder, "pytest"), make_instance("working-days", public_folder, "django")]
+    good = [
+        make_instance("lru-cache", public_folder, "pytest"),
+        make_instance("working-days", public_folder, "django"),
+    ]
     other = dict(good[0])
     bad = [
         other | {"instance_id": "a-1", "repo": "acme/missing"},
@@ -101,14 +116,18 @@ def test_instances_are_tasks_of_boxes(public_folder: Path) -> None:
     before = (task / "tests" / "test.sh").stat().st_mtime_ns
     file.write_text(json.dumps(good[0]) + "\n")
     assert list(check_all(file)) == [good[0]["instance_id"]]
-    assert (task / "tests" / "test.sh").stat().st_mtime_ns == before, "an instance that did not change stays"
+    assert (task / "tests" / "test.sh").stat().st_mtime_ns == before, (
+        "an instance that did not change stays"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [("{", "not valid JSON"), ("{}", "no text in instance_id"), ("[]", "no text in instance_id")],
 )
-def test_a_file_that_has_no_instances_is_refused_with_its_line(public_folder: Path, text: str, words: str) -> None:
+def test_a_file_that_has_no_instances_is_refused_with_its_line(
+    public_folder: Path, text: str, words: str
+) -> None:
     file = public_folder / "bench.jsonl"
     file.write_text(text + "\n")
     with pytest.raises(ConfigError, match=f"bench.jsonl:1: .*{words}"):

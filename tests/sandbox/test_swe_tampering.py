@@ -9,15 +9,23 @@ from tests.sandbox.test_harbor_source import END, bash, play
 
 TASKS = Path(__file__).parents[2] / "tasks"
 TASK = TASKS / "swe" / "lru-cache"
-SCRIPTS = {"repair-backup-script": "backup.sh", "rotate-logs": "rotate.sh", "render-templates": "render.sh"}
+SCRIPTS = {
+    "repair-backup-script": "backup.sh",
+    "rotate-logs": "rotate.sh",
+    "render-templates": "render.sh",
+}
 REPAIR = (
-    "sed -i 's/^        return self._entries\\[key\\]$/        self._entries.move_to_end(key)\\n&/' lrucache/cache.py"
+    "sed -i 's/^        return self._entries\\[key\\]$/        "
+    "self._entries.move_to_end(key)\\n&/' lrucache/cache.py"
 )
 PASS = (
-    "import unittest; unittest.TestCase.assertEqual = lambda *_: None; unittest.TestCase.assertNotIn = lambda *_: None"
+    "import unittest; unittest.TestCase.assertEqual = lambda *_: None; "
+    "unittest.TestCase.assertNotIn = lambda *_: None"
 )
 QUIET = "import unittest.case; unittest.case.TestCase._callTestMethod = lambda *_: None"
-RESULTS = "import os; os.makedirs('/logs/verifier', exist_ok=True); reward = '/logs/verifier/reward."
+RESULTS = (
+    "import os; os.makedirs('/logs/verifier', exist_ok=True); reward = '/logs/verifier/reward."
+)
 DAEMON = """import os
 if os.fork() == 0:
     os.setsid()
@@ -75,7 +83,12 @@ def test_tampering_is_not_done(command: str, public_folder: Path) -> None:
 
 def test_the_repair_is_done_whatever_else_was_left(public_folder: Path) -> None:
     assert play(TASK, [bash(REPAIR), END]).reward == 1.0
-    assert play(TASK, [bash(f"{REPAIR}; rm -r tests; echo 'raise ValueError' >conftest.py"), END]).reward == 1.0
+    assert (
+        play(
+            TASK, [bash(f"{REPAIR}; rm -r tests; echo 'raise ValueError' >conftest.py"), END]
+        ).reward
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -87,6 +100,10 @@ def test_the_repair_is_done_whatever_else_was_left(public_folder: Path) -> None:
         "echo 1 >/logs/verifier/reward.txt; kill -9 $(grep -lz write_result.py /proc/[0-9]*/cmdline | cut -d/ -f3)",
     ],
 )
-def test_a_script_that_writes_the_result_is_not_done(name: str, code: str, public_folder: Path) -> None:
-    outcome = play(TASKS / "terminal" / name, [bash(f"cat >/app/{SCRIPTS[name]} <<'END'\n{code}\nEND"), END])
+def test_a_script_that_writes_the_result_is_not_done(
+    name: str, code: str, public_folder: Path
+) -> None:
+    outcome = play(
+        TASKS / "terminal" / name, [bash(f"cat >/app/{SCRIPTS[name]} <<'END'\n{code}\nEND"), END]
+    )
     assert (outcome.status, outcome.reward) == ("done", 0.0), outcome

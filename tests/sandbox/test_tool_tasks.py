@@ -29,7 +29,11 @@ Steps = list[tuple[str, dict[str, Any]]]
 
 def request_of(config: Path, tasks: Path | None = None) -> SourceRequest:
     return SourceRequest(
-        source="tools", argument=str(config), tasks=tasks, sandbox=SANDBOX, search_path="/usr/bin:/bin"
+        source="tools",
+        argument=str(config),
+        tasks=tasks,
+        sandbox=SANDBOX,
+        search_path="/usr/bin:/bin",
     )
 
 
@@ -67,7 +71,9 @@ def test_no_shipped_task_is_solved_without_its_calls() -> None:
                          "value-of-stock", "sorted-report"}  # fmt: skip
 
 
-def use_tools(config: dict[str, Any], task: dict[str, Any], steps: Steps) -> tuple[list[CallMade], dict[str, float]]:
+def use_tools(
+    config: dict[str, Any], task: dict[str, Any], steps: Steps
+) -> tuple[list[CallMade], dict[str, float]]:
     """Make calls in one episode and return their results and the checks with the last result as the answer."""
     made = ToolConfig.model_validate(config)
     data = {"prompt": "p", "check": {"kind": "pattern", "value": "."}} | task
@@ -81,7 +87,9 @@ def use_tools(config: dict[str, Any], task: dict[str, Any], steps: Steps) -> tup
             session = ToolSession(world, parsed, "e", folder)
             try:
                 results = [
-                    await session.answer_call(AgentCall(id=str(n), name=name, arguments=json.dumps(arguments)))
+                    await session.answer_call(
+                        AgentCall(id=str(n), name=name, arguments=json.dumps(arguments))
+                    )
                     for n, (name, arguments) in enumerate(steps)
                 ]
                 return results, await session.score_checks(results[-1].result if results else "")
@@ -151,7 +159,9 @@ def test_state_stays_between_calls_and_is_checked_in_a_fresh_box() -> None:
 
 def test_an_exception_and_a_time_limit_are_answered() -> None:
     results, _ = use_tools(
-        TOOLS, {}, [("add", {"by": 1}), ("fail", {}), ("spin", {}), ("flood", {}), ("add", {"by": 1})]
+        TOOLS,
+        {},
+        [("add", {"by": 1}), ("fail", {}), ("spin", {}), ("flood", {}), ("add", {"by": 1})],
     )
     assert [r.is_error for r in results] == [False, True, True, False, False]
     assert results[1].result == "ValueError: no such thing"
@@ -174,7 +184,11 @@ def test_a_tool_whose_process_ends_is_void() -> None:
 
 
 def test_a_checker_that_fails_is_void() -> None:
-    for code in ("def check(a, c, f): raise OSError", "def check(a, c, f): return 2", "while True: pass"):
+    for code in (
+        "def check(a, c, f): raise OSError",
+        "def check(a, c, f): return 2",
+        "while True: pass",
+    ):
         with pytest.raises(ToolBroken, match="checker"):
             use_tools(TOOLS, {"check": {"kind": "python", "code": code, "seconds": 1}}, [])
 
@@ -189,8 +203,15 @@ def test_the_interpreter_is_one() -> None:
 
 
 def test_code_that_hangs_or_kills_its_interpreter_gets_a_new_one() -> None:
-    catches = "x = 1\nwhile True:\n    try:\n        while True: pass\n    except BaseException: pass"
-    for code in (catches, "import os\nos.kill(os.getpid(), 9)", "x = 'x' * (1 << 34)\nx", "import os\nos._exit(0)"):
+    catches = (
+        "x = 1\nwhile True:\n    try:\n        while True: pass\n    except BaseException: pass"
+    )
+    for code in (
+        catches,
+        "import os\nos.kill(os.getpid(), 9)",
+        "x = 'x' * (1 << 34)\nx",
+        "import os\nos._exit(0)",
+    ):
         found = run_code("y = 1", code, "print('again')", "y")
         assert found[1].is_error, found
         assert found[2].result == "again\n"
@@ -233,7 +254,11 @@ def test_a_solution_that_does_not_fit_the_tools_is_unfit(tmp_path: Path) -> None
         json.dumps(
             {
                 "tools": [
-                    {"name": "f", "parameters": {"type": "object", "required": ["a"]}, "python": "def f(a): return a"}
+                    {
+                        "name": "f",
+                        "parameters": {"type": "object", "required": ["a"]},
+                        "python": "def f(a): return a",
+                    }
                 ]
             }
         )
@@ -261,10 +286,14 @@ def test_a_solution_that_does_not_fit_the_tools_is_unfit(tmp_path: Path) -> None
         ("import os; os._exit(3)", "the code of the tools ended"),
     ],
 )
-def test_tools_that_do_not_load_are_unfit_also_if_no_call_is_recorded(tmp_path: Path, code: str, reason: str) -> None:
+def test_tools_that_do_not_load_are_unfit_also_if_no_call_is_recorded(
+    tmp_path: Path, code: str, reason: str
+) -> None:
     config, tasks = tmp_path / "tools.json", tmp_path / "tasks.jsonl"
     config.write_text(json.dumps({"tools": [{"name": "f", "python": code}], "seconds": 1}))
-    tasks.write_text(json.dumps({"prompt": "p", "answer": "1", "check": {"kind": "exact", "value": "1"}}))
+    tasks.write_text(
+        json.dumps({"prompt": "p", "answer": "1", "check": {"kind": "exact", "value": "1"}})
+    )
     (fitness,) = check_all(request_of(config, tasks))
     assert not fitness.fit
     assert reason in fitness.reason

@@ -50,7 +50,9 @@ def renderers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Rendere
     def get(kind: str = "chatml", *, visual: bool = False, **options: Any) -> Renderer:
         write = make_kind if kind in KINDS else make
         folder = write(tmp_path_factory.mktemp("model") / kind, kind)
-        return Renderer(ModelFiles.from_path(str(make_visual(folder) if visual else folder)), **options)
+        return Renderer(
+            ModelFiles.from_path(str(make_visual(folder) if visual else folder)), **options
+        )
 
     return cache(get)
 
@@ -64,7 +66,9 @@ class Script:
     seen: list[list[int]] = field(default_factory=list)
 
     def say(self, text: str, *, stop: bool = True) -> list[int]:
-        self.ids = self.renderer.tokenizer.encode(text).tolist() + [self.renderer.stop_token_ids[0]] * stop
+        self.ids = (
+            self.renderer.tokenizer.encode(text).tolist() + [self.renderer.stop_token_ids[0]] * stop
+        )
         return self.ids
 
     def __call__(self, prompt: Any, version: int) -> list[int]:
@@ -90,7 +94,9 @@ class Http:
     def __init__(self, url: str) -> None:
         self._address = url.removeprefix("http://")
 
-    def send(self, method: str, path: str, content: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+    def send(
+        self, method: str, path: str, content: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Answer:
         """With the test's key, unless `headers` are given."""
         connection = http.client.HTTPConnection(self._address, timeout=10)
         try:
@@ -114,9 +120,20 @@ class Site:
     """A running gateway."""
 
     def __init__(
-        self, config: Config, renderer: Renderer, store: Store, engine: ScriptedEngine, script: Script
+        self,
+        config: Config,
+        renderer: Renderer,
+        store: Store,
+        engine: ScriptedEngine,
+        script: Script,
     ) -> None:
-        self.config, self.renderer, self.store, self.engine, self.script = config, renderer, store, engine, script
+        self.config, self.renderer, self.store, self.engine, self.script = (
+            config,
+            renderer,
+            store,
+            engine,
+            script,
+        )
         self.loop = uvloop.new_event_loop()
         self._clients: dict[str, openai.OpenAI] = {}
         self._stop = asyncio.Event()
@@ -158,7 +175,9 @@ class Site:
 
     def client(self, key: str = KEY) -> openai.OpenAI:
         if key not in self._clients:
-            http = openai.DefaultHttpxClient(verify=False)  # loading the certificates would take 20 ms of each test
+            http = openai.DefaultHttpxClient(
+                verify=False
+            )  # loading the certificates would take 20 ms of each test
             self._clients[key] = openai.OpenAI(
                 base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10, http_client=http
             )
@@ -166,7 +185,9 @@ class Site:
 
     def async_client(self, key: str = KEY) -> openai.AsyncOpenAI:
         http = openai.DefaultAsyncHttpxClient(verify=False)
-        return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10, http_client=http)
+        return openai.AsyncOpenAI(
+            base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10, http_client=http
+        )
 
     def get(self, id: str) -> Exchange:
         """From the store, through a connection of its own."""
@@ -218,7 +239,10 @@ class Site:
                 reason="too bad" if state is PolicyState.REJECTED else None,
                 created_at=now,
             )
-            record = {PolicyState.REJECTED: policies.reject, PolicyState.CANDIDATE: candidates.add_candidate}
+            record = {
+                PolicyState.REJECTED: policies.reject,
+                PolicyState.CANDIDATE: candidates.add_candidate,
+            }
             record.get(state, policies.publish)(conn, lease, policy, [], now)
             leases.release(conn, lease)
         return policy
@@ -264,7 +288,9 @@ def start(tmp_path: Path, renderers: Callable[..., Renderer], empty_store: Path)
         **engine: Any,
     ) -> Site:
         quiet = {"serve.examine_lessons": False}  # the engine is asked by the test alone
-        config = from_flat({"home": str(tmp_path), "engine.max_context": 2048, **quiet, **(settings or {})})
+        config = from_flat(
+            {"home": str(tmp_path), "engine.max_context": 2048, **quiet, **(settings or {})}
+        )
         if store is None:
             shutil.copy(empty_store, config.store_path)
             store = Store.open(config.store_path)

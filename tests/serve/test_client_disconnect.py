@@ -27,14 +27,28 @@ BODIES = {
     "/v1/responses": {"input": "hi"},
     "/v1/messages": {"messages": [USER], "max_tokens": 100},
 }
-ENDS = ('finish_reason":"', "[DONE]", "response.completed", "response.incomplete", "message_stop", "message_delta")
+ENDS = (
+    'finish_reason":"',
+    "[DONE]",
+    "response.completed",
+    "response.incomplete",
+    "message_stop",
+    "message_delta",
+)
 PATHS = pytest.mark.parametrize("path", BODIES)
 
 
 @pytest.fixture
-def behind(tmp_path: Path, renderers: Callable[[str], Renderer]) -> Iterator[tuple[Site, VllmDouble]]:
+def behind(
+    tmp_path: Path, renderers: Callable[[str], Renderer]
+) -> Iterator[tuple[Site, VllmDouble]]:
     """A gateway, and the vLLM double behind it."""
-    settings = {"home": str(tmp_path), "engine.max_context": CONTEXT, "engine.backend": "vllm", "serve.engine_wait": 9}
+    settings = {
+        "home": str(tmp_path),
+        "engine.max_context": CONTEXT,
+        "engine.backend": "vllm",
+        "serve.engine_wait": 9,
+    }
     config, script = from_flat(settings), Script(renderers("chatml"))
     script.say("One two three four five six seven.")
     store = Store.open(config.store_path)
@@ -54,7 +68,9 @@ def broken(site: Site, path: str) -> str:
     answer = site.http.post(path, BODIES[path] | {"model": "openclaw", "stream": True})
     assert answer.status_code == 200, answer.text
     assert not [end for end in ENDS if end in answer.text], answer.text
-    assert answer.text.count("data: ") > 1, "it had begun"  # a busy machine sends several tokens in one event
+    assert answer.text.count("data: ") > 1, (
+        "it had begun"
+    )  # a busy machine sends several tokens in one event
     event = json.loads(answer.text.strip().split("data: ")[-1])
     error: Any = event.get("error") or event.get("response", {}).get("error") or event
     return str(error["message"])
@@ -62,7 +78,9 @@ def broken(site: Site, path: str) -> str:
 
 @PATHS
 @pytest.mark.parametrize("how", BREAKS)
-def test_a_server_that_stops_in_the_middle(behind: tuple[Site, VllmDouble], path: str, how: str) -> None:
+def test_a_server_that_stops_in_the_middle(
+    behind: tuple[Site, VllmDouble], path: str, how: str
+) -> None:
     site, double = behind
     assert site.http.post(path, BODIES[path]).status_code == 200
     double.breaks = how, 6
@@ -93,7 +111,9 @@ class Surprising(ScriptedEngine):
 
 
 @PATHS
-@pytest.mark.parametrize("error", [ConnectionResetError("its own connection"), ValueError("secret words")])
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError("its own connection"), ValueError("secret words")]
+)
 def test_what_nobody_has_foreseen_is_an_error_too(
     start: Start, path: str, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -103,7 +123,9 @@ def test_what_nobody_has_foreseen_is_an_error_too(
     site.engine.__class__, site.engine.error = Surprising, error  # type: ignore[assignment,attr-defined]
     assert broken(site, path) == "the gateway failed; see its log for the reason."
     assert [
-        r.exc_info and r.exc_info[1] for r in caplog.records if r.name == "openclaw_rl.serve.completion_handler"
+        r.exc_info and r.exc_info[1]
+        for r in caplog.records
+        if r.name == "openclaw_rl.serve.completion_handler"
     ] == [error]
     failed = site.ended(site.last().request.id).reply
     assert failed is not None

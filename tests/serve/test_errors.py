@@ -26,12 +26,22 @@ BAD: list[tuple[str | None, dict[str, Any]]] = [
         {"messages": [{"role": "user", "content": ["a", {"type": "file", "file": {}}]}]},
     ),
     ("messages[0].content[0]", {"messages": [{"role": "user", "content": [7]}]}),
-    ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+    (
+        "messages[0].content[0].text",
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+    ),
     ("messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": "x"}]}),
-    ("messages[0].tool_calls[0].function", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
+    (
+        "messages[0].tool_calls[0].function",
+        {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+    ),
     (
         "messages[0].tool_calls[0].function.arguments",
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}]},
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}
+            ]
+        },
     ),
     ("messages[0].name", {"messages": [USER | {"name": 5}]}),
     ("tools", {"tools": {}}),
@@ -39,9 +49,15 @@ BAD: list[tuple[str | None, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}),
     ("tool_choice", {"tools": TOOLS, "tool_choice": 5}),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nobody"}}}),
+    (
+        "tool_choice",
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nobody"}}},
+    ),
     ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function"}}),
-    ("tool_choice.allowed_tools", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}),
+    (
+        "tool_choice.allowed_tools",
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+    ),
     ("functions", {"functions": [{"name": "f"}]}),
     ("response_format", {"response_format": {"type": "xml"}}),
     ("response_format", {"response_format": "json"}),
@@ -118,7 +134,9 @@ def test_what_is_missing_is_named(site: Site) -> None:
         assert (status, error["param"]) == (400, "messages")
         assert error["message"].startswith("messages: ")
     raw = b'{"messages":[{"role":"user","content":"hi","x":[{"y":1e999}]}]}'
-    assert post(site, raw)[1]["param"] == "messages[0]", "what is wrong lies under a key that is not known"
+    assert post(site, raw)[1]["param"] == "messages[0]", (
+        "what is wrong lies under a key that is not known"
+    )
     assert post(site, {"score": 1}, "/v1/feedback")[1]["param"] == "id"
     assert post(site, {"model": None, "messages": [USER]})[0] == 200
 
@@ -133,8 +151,14 @@ def test_bytes_that_are_no_request(site: Site) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 FIELDS = ["model", "messages", "tools", "tool_choice", "stream", "max_tokens", "temperature"]
@@ -144,7 +168,9 @@ FIELDS += ["top_p", "stop", "n", "seed", "logit_bias", "logprobs", "user"]
 @given(changes=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3), message=st.dictionaries(
     st.sampled_from(["role", "content", "tool_calls", "name", "reasoning_content", "x"]), JSON, max_size=3
 ))  # fmt: skip
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_no_request_is_a_5xx(site: Site, changes: dict[str, Any], message: dict[str, Any]) -> None:
     body = {"messages": [USER | message], "max_tokens": 2} | changes
     answer = site.http.post(CHAT, body)
@@ -160,26 +186,40 @@ def test_the_official_client_raises_its_own_errors(site: Site) -> None:
         client.chat.completions.create(model="gpt-4", messages=[USER])
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as long:
-        client.chat.completions.create(model="openclaw", messages=[{"role": "user", "content": "a " * 3000}])
+        client.chat.completions.create(
+            model="openclaw", messages=[{"role": "user", "content": "a " * 3000}]
+        )
     assert (long.value.code, long.value.param) == ("context_length_exceeded", "messages")
-    assert "This model's maximum context length is 2048 tokens. However, your messages resulted in" in str(long.value)
+    assert (
+        "This model's maximum context length is 2048 tokens. However, your messages resulted in"
+        in str(long.value)
+    )
     with pytest.raises(openai.AuthenticationError):
         site.client("sk-wrong").chat.completions.create(model="openclaw", messages=[USER])
     with pytest.raises(openai.AuthenticationError):
         site.client("sk-wrong").models.list()
 
 
-@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": NaN}', '{"a": 1e999}', '{"\\udfff": -Infinity}'])
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud800"}', '{"a": NaN}', '{"a": 1e999}', '{"\\udfff": -Infinity}']
+)
 @pytest.mark.parametrize("kind", ["chatml", "thinking"])
-def test_arguments_that_no_prompt_can_hold_stay_text(start: Start, kind: str, arguments: str) -> None:
+def test_arguments_that_no_prompt_can_hold_stay_text(
+    start: Start, kind: str, arguments: str
+) -> None:
     """Half a surrogate pair cannot be tokenised, and NaN is no JSON: templates see the words as they were sent."""
     site = start(kind)
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     chat = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
     item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
-    for path, body in ((CHAT, {"messages": chat}), ("/v1/responses", {"input": [USER, item, USER]})):
+    for path, body in (
+        (CHAT, {"messages": chat}),
+        ("/v1/responses", {"input": [USER, item, USER]}),
+    ):
         assert post(site, body, path) == (200, None)
-    prompt = site.renderer.tokenizer.backend.decode(site.last().request.prompt_ids.tolist(), skip_special_tokens=False)
+    prompt = site.renderer.tokenizer.backend.decode(
+        site.last().request.prompt_ids.tolist(), skip_special_tokens=False
+    )
     assert arguments.replace('"', '\\"').replace("\\u", "\\\\u") in prompt or arguments in prompt
 
 
@@ -195,15 +235,23 @@ def test_what_a_tool_shows_is_told_of_in_words(site: Site, kind: str) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     shown: list[Any] = ["a", {"type": "text", "text": "b"}, {"type": kind, kind: {"url": "x"}}]
     result = {"role": "tool", "tool_call_id": "c", "content": shown}
-    assert post(site, {"messages": [USER, {"role": "assistant", "tool_calls": [call]}, result]})[0] == 200
+    assert (
+        post(site, {"messages": [USER, {"role": "assistant", "tool_calls": [call]}, result]})[0]
+        == 200
+    )
     told = site.last().request.messages[2]["content"]
     assert told == [*shown[:2], {"type": "text", "text": image_placeholder(kind)}]
     status, error = post(site, {"messages": [{"role": "user", "content": shown}]})
     assert status == 400
     if NON_TEXT_PARTS[kind] == "an image":
-        assert error["message"].startswith("messages: got an image, but the model 'openclaw' reads text only")
+        assert error["message"].startswith(
+            "messages: got an image, but the model 'openclaw' reads text only"
+        )
     else:
-        assert error["message"] == f"messages[0].content[2]: got {NON_TEXT_PARTS[kind]}; expected text."
+        assert (
+            error["message"]
+            == f"messages[0].content[2]: got {NON_TEXT_PARTS[kind]}; expected text."
+        )
     status, error = post(site, {"messages": [result | {"content": [{"type": "x"}]}]})
     assert (status, error["param"]) == (400, "messages[0].content[0]")
 
@@ -229,15 +277,25 @@ def test_what_a_template_refuses_is_a_400(start: Start) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     with pytest.raises(openai.BadRequestError, match="single tool-calls"):
         site.client().chat.completions.create(
-            model="openclaw", messages=[USER, {"role": "assistant", "content": "", "tool_calls": [call, call]}]
+            model="openclaw",
+            messages=[USER, {"role": "assistant", "content": "", "tool_calls": [call, call]}],
         )
 
 
 def test_routes_that_are_not_there(site: Site) -> None:
     status, error = post(site, {}, "/v1/complete")
     assert status == 404
-    routes = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "count_tokens", "input_tokens", "/v1/feedback")
-    assert all(route in error["message"] for route in (*routes, "/v1/models", "/readyz", "/metrics"))
+    routes = (
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "count_tokens",
+        "input_tokens",
+        "/v1/feedback",
+    )
+    assert all(
+        route in error["message"] for route in (*routes, "/v1/models", "/readyz", "/metrics")
+    )
     answer = site.http.get(CHAT)
     assert answer.status_code == 405
     assert answer.headers["Allow"] == "POST"
@@ -252,7 +310,9 @@ def test_bytes_that_are_no_text_in_path_and_headers(site: Site) -> None:
     odd = {"Authorization": f"Bearer {KEY}", "X-Session-Id": "s\xff", "X-Agent-Id": "\xe9"}
     assert site.http.post(CHAT, {"messages": [USER]}, odd).status_code == 200
     assert (site.last().request.session, site.last().request.agent) == ("s\xff", "\xe9")
-    assert site.http.post(CHAT, {"messages": [USER]}, odd | {"X-Turn-Type": "\xff"}).status_code == 400
+    assert (
+        site.http.post(CHAT, {"messages": [USER]}, odd | {"X-Turn-Type": "\xff"}).status_code == 400
+    )
     assert site.http.post(CHAT, {"messages": [USER]}, {"x-api-key": "\xff"}).status_code == 401
 
 
@@ -279,7 +339,9 @@ def test_keys(site: Site) -> None:
         ({"Authorization": "Bearer wrong", "x-api-key": "wrong"}, 401),
     ):
         assert site.http.post(CHAT, {"messages": [USER]}, headers).status_code == status, headers
-    assert site.http.get("/healthz", {}).status_code == site.http.get("/readyz", {}).status_code == 200
+    assert (
+        site.http.get("/healthz", {}).status_code == site.http.get("/readyz", {}).status_code == 200
+    )
     assert site.http.post("/v1/feedback", {}, {}).status_code == 401
     error = site.http.post(CHAT, {"messages": [USER]}, {}).json()["error"]
     assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")

@@ -31,7 +31,11 @@ SAID = {
     "qwen3_6": (f"Hm.\n</think>\n\nI look.\n\n{XML}", "I look.", "Hm."),
     "qwen3_8": (f"Hm.\n</think>\n\nI look.\n\n{XML}", "I look.", "Hm."),
     "llama3_1": ('{"name": "get_weather", "parameters": {"city": "Paris"}}', "", None),
-    "llama3_2": ('<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}', "", None),
+    "llama3_2": (
+        '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}',
+        "",
+        None,
+    ),
     "gptoss": (HARMONY, "I look.", "Hm."),
     "deepseekv3": (f"Hm.\n</think>\n\nI look.{DEEPSEEK}", "I look.", "Hm."),
     "mistral_args": (
@@ -39,7 +43,11 @@ SAID = {
         "I look.",
         "Hm.",
     ),
-    "mistral_array": ('[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]', "", None),
+    "mistral_array": (
+        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+        "",
+        None,
+    ),
 }
 
 
@@ -95,7 +103,10 @@ def with_text(text: str) -> dict[str, Any]:
         },
         {"role": "tool", "tool_call_id": "callabc12", "content": text},
         {"role": "assistant", "content": f"So {text}"},
-        {"role": "user", "content": [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:]}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:]}],
+        },
     ]
     return {"model": "openclaw", "messages": messages, "tools": [tool]}
 
@@ -112,13 +123,17 @@ def ask_with_text(site: Site, text: str) -> tuple[list[int], str | None]:
 
 
 ONE_OF_EACH = {kind.family: name for name, kind in KINDS.items()}.values()
-MODES = [(name, "text") for name in KINDS] + [(name, m) for name in ONE_OF_EACH for m in ("untrainable", "model")]
+MODES = [(name, "text") for name in KINDS] + [
+    (name, m) for name in ONE_OF_EACH for m in ("untrainable", "model")
+]
 
 
 @pytest.mark.parametrize(("kind", "mode"), MODES)
 def test_control_tokens_in_the_words_of_a_conversation(kind: str, mode: str, start: Start) -> None:
     site = start(kind, settings={"serve.special_tokens": mode})
-    tokens = [t.content for t in site.renderer.tokenizer.backend.get_added_tokens_decoder().values()][-8:]
+    tokens = [
+        t.content for t in site.renderer.tokenizer.backend.get_added_tokens_decoder().values()
+    ][-8:]
     ordinary, reason = ask_with_text(site, "nothing of note")
     assert ordinary
     assert reason is None

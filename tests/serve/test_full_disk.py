@@ -58,7 +58,11 @@ def test_new_requests_get_a_503_until_there_is_room(slow_site: Site, disk: Path)
     assert any("the disk" in reason and "is full" in reason for reason in state.json()["reasons"])
     assert slow_site.count() == 1
     free(disk)
-    wait_for(lambda: slow_site.http.post("/v1/chat/completions", BODY).status_code, lambda code: code == 200, 3.0)
+    wait_for(
+        lambda: slow_site.http.post("/v1/chat/completions", BODY).status_code,
+        lambda code: code == 200,
+        3.0,
+    )
     assert slow_site.http.post("/v1/feedback", {"id": first, "score": 1}).status_code == 200
 
 

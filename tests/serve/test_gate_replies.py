@@ -25,10 +25,11 @@ from openclaw_rl.gates.reply_source import (
     RepliesDelayed,
     ReplyOrder,
 )
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.serve.gate import reply_handler
 from openclaw_rl.store import heartbeats, leases
 from openclaw_rl.store.lineage import candidates, policy_marks
-from openclaw_rl.types import Policy, PolicyState, Reason, ReasonCode
+from openclaw_rl.types import Policy, PolicyState
 
 ORDER = ReplyOrder(version=1, prompt_ids=[1, 2, 3], max_tokens=64, temperature=0.0, seed=0)
 
@@ -40,7 +41,9 @@ def source(site: Site, tmp_path: Path) -> Iterator[GatewayReplySource]:
 
 
 def listening(site: Site, home: Path) -> AbstractContextManager[None]:
-    address = GatewayAddress(url=site.url, model="openclaw", model_path="starter", key="file", pid=1)
+    address = GatewayAddress(
+        url=site.url, model="openclaw", model_path="starter", key="file", pid=1
+    )
     return publish_address(home, address)
 
 
@@ -74,7 +77,9 @@ def decide(site: Site, candidate: Policy, *, promote: bool) -> None:
         if promote:
             candidates.promote_candidate(conn, lease, candidate, {}, now)
         else:
-            candidates.reject_candidate(conn, lease, candidate, Reason(ReasonCode.WORSE, "worse"), {}, now)
+            candidates.reject_candidate(
+                conn, lease, candidate, Reason(ReasonCode.WORSE, "worse"), {}, now
+            )
         leases.release(conn, lease)
 
 
@@ -87,7 +92,9 @@ def loaded(site: Site) -> set[int]:
     return {ref.version for ref in site.engine.loads[-1]}
 
 
-def test_a_candidate_answers_the_gate_alone(site: Site, source: GatewayReplySource, tmp_path: Path) -> None:
+def test_a_candidate_answers_the_gate_alone(
+    site: Site, source: GatewayReplySource, tmp_path: Path
+) -> None:
     ids = site.script.say("Paris is the capital.")
     candidate = site.publish(tmp_path / "p", state=PolicyState.CANDIDATE)
     before, after = source.generate([ORDER, ORDER])
@@ -103,7 +110,9 @@ def test_a_candidate_answers_the_gate_alone(site: Site, source: GatewayReplySour
     wait_for(lambda: pinned(site, 1), lambda v: v == "v1")
 
 
-def test_a_rejected_candidate_is_unloaded(site: Site, source: GatewayReplySource, tmp_path: Path) -> None:
+def test_a_rejected_candidate_is_unloaded(
+    site: Site, source: GatewayReplySource, tmp_path: Path
+) -> None:
     candidate = site.publish(tmp_path / "p", state=PolicyState.CANDIDATE)
     source.generate([ORDER])
     decide(site, candidate, promote=False)
@@ -161,7 +170,9 @@ def test_a_reply_beside_people_takes_nothing_from_them(start: Start, tmp_path: P
     ids = site.script.say("one two three four five six seven eight nine ten eleven twelve")
     beside = replace(ORDER, version=0, beside=True)
     with listening(site, tmp_path), ThreadPoolExecutor(3) as pool:
-        person = pool.submit(site.client().chat.completions.create, model="openclaw", messages=[USER])
+        person = pool.submit(
+            site.client().chat.completions.create, model="openclaw", messages=[USER]
+        )
         wait_for(lambda: len(site.engine.calls), lambda count: count == 1)
         practice = pool.submit(GatewayReplySource(tmp_path, site.store, 1).generate, [beside])
         wait_for(lambda: len(site.engine.calls), lambda count: count == 2)
@@ -173,7 +184,9 @@ def test_a_reply_beside_people_takes_nothing_from_them(start: Start, tmp_path: P
     assert site.count() == 1, "of the reply for practice, nothing is stored"
 
 
-def test_a_reply_that_takes_long_is_waited_for(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_takes_long_is_waited_for(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Longer than the client waits for a sign of the gateway: each sign is progress."""
     monkeypatch.setattr(reply_source, "REPLY_TIMEOUT", 0.5)
     monkeypatch.setattr(reply_handler, "SIGN_SECONDS", 0.05)

@@ -23,7 +23,11 @@ USER = {"role": "user", "content": "hi"}
 def test_the_name_of_the_model_is_served(start: Start) -> None:
     site = start(settings={"model.name": "mine"})
     assert "mine" in [row["id"] for row in site.http.get("/v1/models").json()["data"]]
-    assert site.client().chat.completions.create(model="mine", messages=[USER]).model.startswith("mine")
+    assert (
+        site.client()
+        .chat.completions.create(model="mine", messages=[USER])
+        .model.startswith("mine")
+    )
 
 
 def test_the_debug_log_follows_a_reply(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -35,7 +39,9 @@ def test_the_debug_log_follows_a_reply(start: Start, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(("value", "kept"), [("full", (USER,)), ("redacted", ())])
-def test_redacted_capture_stores_no_text(start: Start, value: str, kept: tuple[dict[str, str], ...]) -> None:
+def test_redacted_capture_stores_no_text(
+    start: Start, value: str, kept: tuple[dict[str, str], ...]
+) -> None:
     site = start(settings={"serve.capture": value})
     reply = site.client().chat.completions.create(model="openclaw", messages=[USER])
     stored = site.get(reply.id).request
@@ -55,7 +61,9 @@ def test_redacted_capture_stores_no_words_about_earlier_replies(start: Start) ->
     assert tuple(stored) == (-1, None, None)
 
 
-def test_redacted_capture_keeps_no_words_beside_the_text(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_redacted_capture_keeps_no_words_beside_the_text(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     """Those of a session's name, of an outcome's reason, and in the log, of an error that quotes the request."""
     caplog.set_level("DEBUG", logger="openclaw_rl.serve")
     site = start(settings={"serve.capture": "redacted"})
@@ -63,7 +71,9 @@ def test_redacted_capture_keeps_no_words_beside_the_text(start: Start, caplog: p
     for refusal in (None, GrammarError("Invalid type: zephyr")):
         site.engine.refuse = refusal
         body = {"messages": [USER], "response_format": {"type": "json_object"}}
-        assert site.http.post("/v1/chat/completions", body, headers).status_code == (400 if refusal else 200)
+        assert site.http.post("/v1/chat/completions", body, headers).status_code == (
+            400 if refusal else 200
+        )
     opened = {"task": "t", "group": {"id": "g", "size": 1}}
     site.http.send("PUT", "/v1/episodes/e", json.dumps(opened).encode())
     outcome = {"status": "void", "reason": "they spoke of zephyrs"}
@@ -92,7 +102,9 @@ def test_ephemeral_messages_of_the_settings_are_left_out_of_the_history(
 
 def test_the_gateway_listens_on_the_host_of_the_settings(tmp_path: Path) -> None:
     port = free_port()
-    config = from_flat({"home": str(tmp_path), "serve.host": "127.0.0.2", "serve.port": port, "serve.api_key": KEY})
+    config = from_flat(
+        {"home": str(tmp_path), "serve.host": "127.0.0.2", "serve.port": port, "serve.api_key": KEY}
+    )
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -113,6 +125,13 @@ def test_the_gateway_listens_on_the_host_of_the_settings(tmp_path: Path) -> None
 
 
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
-    config = from_flat({"home": str(tmp_path), "serve.host": "192.0.2.1", "serve.port": 1, "serve.api_key": KEY * 3})
+    config = from_flat(
+        {
+            "home": str(tmp_path),
+            "serve.host": "192.0.2.1",
+            "serve.port": 1,
+            "serve.api_key": KEY * 3,
+        }
+    )
     with pytest.raises(OpenClawError, match=r"192\.0\.2\.1"):
         asyncio.run(run(config, stop=asyncio.Event()))

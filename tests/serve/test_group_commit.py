@@ -58,7 +58,10 @@ def test_a_failed_commit_is_an_error_event_and_no_finish(site: Site) -> None:
 
 
 def test_one_bad_item_does_not_fail_its_neighbours(site: Site) -> None:
-    targets = [site.client().chat.completions.create(model="openclaw", messages=[USER]).id for _ in range(2)]
+    targets = [
+        site.client().chat.completions.create(model="openclaw", messages=[USER]).id
+        for _ in range(2)
+    ]
     writer = GroupCommitWriter(site.store, GatewayMetrics())
 
     def item(n: int, target: str) -> Feedback:
@@ -177,7 +180,9 @@ def test_the_gateway_worker_runs(tmp_path: Path) -> None:
 
     async def main() -> None:
         stop = asyncio.Event()
-        thread = threading.Thread(target=visit, args=(stop, asyncio.get_running_loop()), daemon=True)
+        thread = threading.Thread(
+            target=visit, args=(stop, asyncio.get_running_loop()), daemon=True
+        )
         thread.start()
         await asyncio.wait_for(run(config, stop=stop), 20)
 

@@ -15,9 +15,15 @@ CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 WIDE = {"serve.host": "0.0.0.0", "serve.api_key": "a-key-of-20-letters-"}
 
 
-def answer(site: Site, host: str | None, path: str = "/healthz", version: str = "1.1") -> tuple[int, bytes]:
+def answer(
+    site: Site, host: str | None, path: str = "/healthz", version: str = "1.1"
+) -> tuple[int, bytes]:
     address, port = site.url.removeprefix("http://").split(":")
-    lines = [f"GET {path} HTTP/{version}", "Connection: close", *([f"Host: {host}"] if host is not None else [])]
+    lines = [
+        f"GET {path} HTTP/{version}",
+        "Connection: close",
+        *([f"Host: {host}"] if host is not None else []),
+    ]
     with socket.create_connection((address, int(port)), timeout=5) as connection:
         connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
         found = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -25,7 +31,15 @@ def answer(site: Site, host: str | None, path: str = "/healthz", version: str = 
 
 
 LOOPBACK = ["localhost", "LOCALHOST.:80", "127.0.0.1:8000", "[::1]", "[0:0:0:0:0:0:0:1]:8000"]
-FOREIGN = ["attacker.example", "attacker.example:8000", "localhost.attacker.example", "10.0.0.5", "", "[", "a:b:c"]
+FOREIGN = [
+    "attacker.example",
+    "attacker.example:8000",
+    "localhost.attacker.example",
+    "10.0.0.5",
+    "",
+    "[",
+    "a:b:c",
+]
 
 
 @pytest.mark.parametrize("host", LOOPBACK)
@@ -61,7 +75,9 @@ def test_an_old_client_sends_no_name(site: Site) -> None:
 
 
 def test_a_wide_bind_accepts_every_name_unless_some_are_listed(start: Start) -> None:
-    assert answer(start(settings=WIDE), "attacker.example")[0] == 200, "every path but the health check needs the key"
+    assert answer(start(settings=WIDE), "attacker.example")[0] == 200, (
+        "every path but the health check needs the key"
+    )
     site = start(settings=WIDE | {"serve.allowed_hosts": ["gateway.example"]})
     assert answer(site, "gateway.example")[0] == answer(site, "localhost")[0] == 200
     assert answer(site, "attacker.example")[0] == 403
@@ -90,7 +106,14 @@ def test_readiness_is_asked_with_the_key(start: Start) -> None:
 
 @pytest.mark.parametrize(
     ("host", "loopback"),
-    [("localhost", True), ("127.0.0.2", True), ("::1", True), ("0.0.0.0", False), ("::", False), ("my.host", False)],
+    [
+        ("localhost", True),
+        ("127.0.0.2", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("my.host", False),
+    ],
 )
 def test_which_binds_only_this_machine_reaches(host: str, loopback: bool) -> None:
     config = from_flat({"serve.host": host, "serve.api_key": "a-key-of-20-letters-"})

@@ -15,8 +15,15 @@ CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 BODY = json.dumps({"messages": [USER]}).encode()
 
 
-def chat(*headers: str, body: bytes = BODY, method: str = "POST", length: bool = True, path: str = CHAT) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {KEY}", "Connection: close"]
+def chat(
+    *headers: str, body: bytes = BODY, method: str = "POST", length: bool = True, path: str = CHAT
+) -> bytes:
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {KEY}",
+        "Connection: close",
+    ]
     lines += [*headers, f"Content-Length: {len(body)}"] if length else headers
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
@@ -51,7 +58,11 @@ def test_what_cannot_be_read(site: Site, name: str, caplog: pytest.LogCaptureFix
     assert got == status
     assert body["error"]["type"] == "invalid_request_error"
     assert body["error"]["message"]
-    lines = [r for r in caplog.records if r.name.startswith(("openclaw_rl.serve.conn", "aiohttp", "asyncio"))]
+    lines = [
+        r
+        for r in caplog.records
+        if r.name.startswith(("openclaw_rl.serve.conn", "aiohttp", "asyncio"))
+    ]
     assert len(lines) <= 1
     assert not any(r.exc_info or "secret" in r.getMessage() for r in lines)
     assert site.count() == 0
@@ -66,7 +77,9 @@ def test_a_body_longer_than_any_prompt_is_refused_before_it_is_sent(site: Site, 
         connection.sendall(head.encode())
         answer = connection.recv(65536)
     assert answer.startswith(b"HTTP/1.1 400")
-    assert (b"prompt is too long: " if MESSAGES in path else b"maximum context length is ") in answer
+    assert (
+        b"prompt is too long: " if MESSAGES in path else b"maximum context length is "
+    ) in answer
 
 
 def test_a_compressed_body_longer_than_any_prompt_is_refused(site: Site) -> None:
@@ -102,7 +115,9 @@ def test_errors_have_the_shape_of_their_path(start: Start, path: str) -> None:
         got, body = send(site, request)
         assert got == status
         assert list(body) == (["type", "error", "request_id"] if "messages" in path else ["error"])
-        assert list(body["error"])[:2] == (["type", "message"] if "messages" in path else ["message", "type"])
+        assert list(body["error"])[:2] == (
+            ["type", "message"] if "messages" in path else ["message", "type"]
+        )
         assert body["error"]["message"]
 
 

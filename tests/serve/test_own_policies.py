@@ -19,11 +19,18 @@ from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.testing import ScriptedEngine, always_reply
 from openclaw_rl.types import PolicyRef
 
-ASKS: Mapping[str, Mapping[str, Any]] = {"agent": {"extra_headers": {"X-Agent-Id": "ann"}}, "user": {"user": "ann"}}
+ASKS: Mapping[str, Mapping[str, Any]] = {
+    "agent": {"extra_headers": {"X-Agent-Id": "ann"}},
+    "user": {"user": "ann"},
+}
 
 
 def version_for(site: Site, **asked: Any) -> str | None:
-    return site.client().chat.completions.create(model="openclaw", messages=[USER], **asked).system_fingerprint
+    return (
+        site.client()
+        .chat.completions.create(model="openclaw", messages=[USER], **asked)
+        .system_fingerprint
+    )
 
 
 @pytest.mark.parametrize("per", ASKS)
@@ -63,7 +70,9 @@ def test_a_policy_without_versions_is_the_shared_parent(start: Start, tmp_path: 
 def test_more_policies_than_fit_are_all_answered_by_their_own(start: Start, tmp_path: Path) -> None:
     """The engine holds 4 versions, 12 agents ask at once: some wait for their version, none gets another."""
     site = start(settings={"policy.per": "agent", "engine.max_loaded_versions": 4}, delay=0.01)
-    versions = {name: site.publish(tmp_path / "p", name=f"agent:{name}").version for name in "abcdefghijkl"}
+    versions = {
+        name: site.publish(tmp_path / "p", name=f"agent:{name}").version for name in "abcdefghijkl"
+    }
 
     async def ask_all() -> list[bool]:
         async with site.async_client() as client:
@@ -96,7 +105,9 @@ def test_a_broken_version_falls_back_to_its_own_parent(start: Start, tmp_path: P
         assert policies.head(conn, "agent:bob").version == 2
 
 
-def test_policies_that_never_pause_do_not_keep_another_waiting(start: Start, tmp_path: Path) -> None:
+def test_policies_that_never_pause_do_not_keep_another_waiting(
+    start: Start, tmp_path: Path
+) -> None:
     """Two have the two places, and begin each reply before their last one ends; a third one comes all the same."""
     site = start(settings={"policy.per": "agent"})
     versions = {name: site.publish(tmp_path / "p", name=f"agent:{name}").version for name in "abc"}
@@ -147,7 +158,9 @@ class FullEngine(ScriptedEngine):
         await super().load(policies)
 
 
-def test_while_the_engine_has_no_place_the_shared_parent_does_not_answer(start: Start, tmp_path: Path) -> None:
+def test_while_the_engine_has_no_place_the_shared_parent_does_not_answer(
+    start: Start, tmp_path: Path
+) -> None:
     site = start(settings={"policy.per": "agent"}, engine_kind=FullEngine)
     for name in ("bob", "ann"):
         site.publish(tmp_path / "p", name=f"agent:{name}")

@@ -85,7 +85,9 @@ def post(site: Site, text: str, path: str = CHAT) -> Answer:
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"])
 @pytest.mark.parametrize("name", MANY)
-def test_many_values_are_refused_before_they_are_decoded(start: Start, name: str, path: str) -> None:
+def test_many_values_are_refused_before_they_are_decoded(
+    start: Start, name: str, path: str
+) -> None:
     site = start(settings={"engine.max_context": 2**20})
     answer = post(site, MANY[name], path)
     assert answer.status_code == 413, answer.text
@@ -108,7 +110,9 @@ def test_more_messages_than_tokens_are_too_long(site: Site, path: str) -> None:
     assert answer.status_code == 400
     words = answer.json()["error"]["message"]
     assert "2050" in words
-    assert "prompt is too long" in words if path == "/v1/messages" else "at least 2050 tokens" in words
+    assert (
+        "prompt is too long" in words if path == "/v1/messages" else "at least 2050 tokens" in words
+    )
 
 
 def test_a_text_longer_than_its_tokens_can_be_is_refused_without_the_tokenizer(
@@ -127,7 +131,7 @@ def test_a_text_longer_than_its_tokens_can_be_is_refused_without_the_tokenizer(
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
-# -------------------------------------------------------------------------------------------- threads of large requests
+# ------------------------------------------------------------------------ threads of large requests
 
 
 def test_a_cancelled_call_stops_and_others_go_on() -> None:

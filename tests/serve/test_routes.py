@@ -38,7 +38,9 @@ def test_feedback_is_durable_before_it_is_acknowledged(site: Site) -> None:
     answer = feedback(site, id=target, thumbs="down", comment="too long", correction="Be short.")
     assert answer.status_code == 200
     with site.store.read() as conn:
-        row = conn.exec_driver_sql("SELECT id, target, score, comment, correction FROM feedback").one()
+        row = conn.exec_driver_sql(
+            "SELECT id, target, score, comment, correction FROM feedback"
+        ).one()
     assert tuple(row) == (answer.json()["id"], target, -1, "too long", "Be short.")
     assert feedback(site, id=target, score=0).status_code == 200
 
@@ -46,7 +48,9 @@ def test_feedback_is_durable_before_it_is_acknowledged(site: Site) -> None:
 def test_feedback_that_is_wrong(site: Site) -> None:
     target = site.client().chat.completions.create(model="openclaw", messages=[USER]).id
     assert feedback(site, id="chatcmpl-none", score=1).status_code == 404
-    assert feedback(site, key=OTHER_KEY, id=target, score=1).status_code == 404, "another key's reply"
+    assert feedback(site, key=OTHER_KEY, id=target, score=1).status_code == 404, (
+        "another key's reply"
+    )
     for param, body in (
         ("score", {"id": target}),
         ("score", {"id": target, "score": 2}),
@@ -65,7 +69,12 @@ def test_feedback_that_is_wrong(site: Site) -> None:
 
 def test_ready_and_health(site: Site) -> None:
     wait_for(lambda: site.http.get("/readyz").status_code, lambda s: s == 200)
-    assert site.http.get("/readyz").json() == {"ready": True, "reasons": [], "version": 0, "head": 0}
+    assert site.http.get("/readyz").json() == {
+        "ready": True,
+        "reasons": [],
+        "version": 0,
+        "head": 0,
+    }
     assert site.http.get("/healthz").json() == {"status": "ok"}
 
 
@@ -93,16 +102,24 @@ def test_a_cancelled_reply_counts_once(start: Start, stream: bool) -> None:
     site.script.say("one two three " * 20)
 
     def counts() -> list[str]:
-        return [line for line in site.http.get("/metrics").text.splitlines() if line.startswith("openclaw_replies_t")]
+        return [
+            line
+            for line in site.http.get("/metrics").text.splitlines()
+            if line.startswith("openclaw_replies_t")
+        ]
 
     body = {"messages": [USER], "stream": stream}
     connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=5)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {KEY}"})
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {KEY}"}
+    )
     wait_for(lambda: site.engine.running[0], lambda n: n == 1)
     if stream:
         assert connection.getresponse().read(10)
     connection.close()
-    assert wait_for(counts, bool) == ['openclaw_replies_total{outcome="cancelled",route="chat"} 1.0']
+    assert wait_for(counts, bool) == [
+        'openclaw_replies_total{outcome="cancelled",route="chat"} 1.0'
+    ]
 
 
 def test_metrics(site: Site) -> None:
@@ -117,11 +134,27 @@ def test_metrics_of_the_newest_version(site: Site, tmp_path: Path) -> None:
     """Under the names of W&B, with underscores; a version that was rejected or rolled back is not told of."""
 
     def told() -> dict[str, float]:
-        lines = [line for line in site.http.get("/metrics").text.splitlines() if line.startswith("openclaw_train_")]
-        return {name.removeprefix("openclaw_train_"): float(value) for name, value in map(str.split, lines)}
+        lines = [
+            line
+            for line in site.http.get("/metrics").text.splitlines()
+            if line.startswith("openclaw_train_")
+        ]
+        return {
+            name.removeprefix("openclaw_train_"): float(value)
+            for name, value in map(str.split, lines)
+        }
 
-    site.publish(tmp_path / "p", metrics={"loss/total": 0.5, "gradient/norm": 2.0, "masked/gap": 0.25, "kl/mu": 0.1})
-    expected = {"version": 1, "loss_total": 0.5, "gradient_norm": 2.0, "masked_gap": 0.25, "kl_mu": 0.1}
+    site.publish(
+        tmp_path / "p",
+        metrics={"loss/total": 0.5, "gradient/norm": 2.0, "masked/gap": 0.25, "kl/mu": 0.1},
+    )
+    expected = {
+        "version": 1,
+        "loss_total": 0.5,
+        "gradient_norm": 2.0,
+        "masked_gap": 0.25,
+        "kl_mu": 0.1,
+    }
     wait_for(told, lambda m: m == expected)
     site.publish(tmp_path / "p", state=PolicyState.REJECTED, metrics={"loss/total": 9.0})
     site.publish(tmp_path / "p", metrics={"loss/total": 0.25})
@@ -142,7 +175,9 @@ def test_metrics_count_the_versions_by_state(site: Site, tmp_path: Path) -> None
 def test_every_response_has_a_request_id(site: Site) -> None:
     def request_id(path: str, sent: str | None = None, body: object = None) -> str:
         headers = {"api-key": KEY} | ({"X-Request-Id": sent} if sent else {})
-        return site.http.send("POST", path, json.dumps(body).encode(), headers).headers["x-request-id"]
+        return site.http.send("POST", path, json.dumps(body).encode(), headers).headers[
+            "x-request-id"
+        ]
 
     stream = {"messages": [USER], "stream": True}
     assert request_id("/v1/chat/completions", "my id 7", stream) == "my id 7"
@@ -176,7 +211,11 @@ def test_health_and_context_length_for_other_clients(site: Site) -> None:
 @pytest.mark.parametrize("origins", [["https://chat.example"], ["*"]])
 def test_cors_for_the_origins_of_the_setting(start: Start, origins: list[str]) -> None:
     site, origin = start(settings={"serve.cors_origins": origins}), "https://chat.example"
-    asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "a, b"}
+    asked = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "a, b",
+    }
     preflight = site.http.send("OPTIONS", "/v1/chat/completions", headers=asked)
     assert preflight.status_code == 204, "a preflight has no key"
     assert preflight.headers["Access-Control-Allow-Headers"] == "a, b"

@@ -19,7 +19,10 @@ CALL = '<tool_call>\n{"name":"get_weather",  "arguments":{"city":"Paris"}}\n</to
 PASSING = {
     "role": "user",
     "content": [
-        {"type": "text", "text": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> x <<<END_OPENCLAW_INTERNAL_CONTEXT>>>"}
+        {
+            "type": "text",
+            "text": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> x <<<END_OPENCLAW_INTERNAL_CONTEXT>>>",
+        }
     ],
 }
 
@@ -46,7 +49,9 @@ def goes_on(exchange: Exchange, earlier: Exchange) -> bool:
 def odd(site: Site, text: str) -> None:
     """Say `text` in tokens that no tokenizer would choose."""
     tokens = site.renderer.tokenizer
-    site.script.ids = [i for c in text for i in tokens.encode(c).tolist()] + [site.renderer.stop_token_ids[0]]
+    site.script.ids = [i for c in text for i in tokens.encode(c).tolist()] + [
+        site.renderer.stop_token_ids[0]
+    ]
 
 
 @pytest.mark.parametrize("kind", ["chatml", "keeping", "llama"])
@@ -55,7 +60,9 @@ def test_turn_after_turn(start: Start, kind: str) -> None:
     history: list[Any] = [{"role": "system", "content": "Be kind."}]
     earlier = None
     for turn in range(4):
-        odd(site, f"{'Hm.</think>' if kind == 'keeping' else ''}This is answer {turn}, it is sunny.")
+        odd(
+            site, f"{'Hm.</think>' if kind == 'keeping' else ''}This is answer {turn}, it is sunny."
+        )
         history.append({"role": "user", "content": f"question {turn}"})
         reply, exchange = ask(site, history)
         assert earlier is None or goes_on(exchange, earlier)
@@ -63,7 +70,9 @@ def test_turn_after_turn(start: Start, kind: str) -> None:
         reply.pop("reasoning_content", None)  # clients do not send it back
         history.append(reply | {"content": "  " + reply["content"].replace("\n", "\r\n")})
         earlier = exchange
-    text = site.renderer.tokenizer.backend.decode(exchange.request.prompt_ids.tolist(), skip_special_tokens=False)
+    text = site.renderer.tokenizer.backend.decode(
+        exchange.request.prompt_ids.tolist(), skip_special_tokens=False
+    )
     if kind == "chatml":
         plain = [h | {"content": h["content"].strip()} for h in history[:-1]]
         assert text == site.renderer.text(plain)
@@ -75,7 +84,10 @@ def test_through_tool_calls(site: Site) -> None:
     for n, made in enumerate(reply["tool_calls"]):
         made["id"] = f"rewritten{n}"
         made["function"]["arguments"] = '{ "city": "Paris" }'
-    results = [{"role": "tool", "tool_call_id": f"rewritten{n}", "content": f"{n} degrees"} for n in range(2)]
+    results = [
+        {"role": "tool", "tool_call_id": f"rewritten{n}", "content": f"{n} degrees"}
+        for n in range(2)
+    ]
     _, second = ask(site, [USER, reply, *results], tools=TOOLS)
     assert goes_on(second, first)
     rest = second.request.prompt_ids.tolist()[len(stored(first)) :]
@@ -115,9 +127,13 @@ def test_what_is_no_longer_the_same_is_rendered(site: Site) -> None:
         assert decoded(site, exchange) == site.renderer.text(messages, options.get("tools", ()))
         return holds(exchange, first) == sampled and not goes_on(exchange, first)
 
-    assert is_rendered([USER, reply, USER], sampled=True), "the passing context is gone, the reply is the same"
+    assert is_rendered([USER, reply, USER], sampled=True), (
+        "the passing context is gone, the reply is the same"
+    )
     assert is_rendered([USER, PASSING, reply, USER], tools=TOOLS, sampled=True), "other tools"
-    assert is_rendered([USER, PASSING, reply | {"content": "Other."}, USER], sampled=False), "another reply"
+    assert is_rendered([USER, PASSING, reply | {"content": "Other."}, USER], sampled=False), (
+        "another reply"
+    )
     other_beginning = [{"role": "system", "content": "s"}, USER, PASSING, reply, USER]
     assert is_rendered(other_beginning, sampled=False), "another beginning"
     _, again = ask(site, [USER, PASSING, reply, USER])
@@ -263,7 +279,9 @@ def test_a_sampled_reply_keeps_its_control_tokens(kind: str, start: Start) -> No
     system = {"role": "system", "content": INJECTED["content"]}
     _, fourth = ask(site, [system, USER, reply, USER], tools=TOOLS)
     for exchange, count in ((second, 1), (third, 1), (fourth, 0)):
-        assert decoded(site, exchange) == remove_marks(site.renderer.text(exchange.request.messages, TOOLS))
+        assert decoded(site, exchange) == remove_marks(
+            site.renderer.text(exchange.request.messages, TOOLS)
+        )
         assert decoded(site, exchange).count(INJECTED["content"]) >= count
     ordinary = ask(site, [USER, reply, USER], tools=TOOLS)[1]
     assert acting(site, second) == acting(site, ordinary)
@@ -283,9 +301,14 @@ def test_a_marked_prompt_is_spliced_at_the_right_places(site: Site) -> None:
     assert decoded(site, fourth) == remove_marks(site.renderer.text(fourth.request.messages, TOOLS))
 
 
-def test_a_control_token_that_the_model_sampled_stays_when_the_prompt_is_rendered_again(site: Site) -> None:
+def test_a_control_token_that_the_model_sampled_stays_when_the_prompt_is_rendered_again(
+    site: Site,
+) -> None:
     """The client is sent the reply without it; the prompt is rendered again because lessons or context changed."""
-    stop, start_token = site.renderer.stop_token_ids[0], site.renderer.tokenizer.special_ids["<|im_start|>"]
+    stop, start_token = (
+        site.renderer.stop_token_ids[0],
+        site.renderer.tokenizer.special_ids["<|im_start|>"],
+    )
     site.script.ids = [start_token, *site.renderer.tokenizer.encode("It is sunny.").tolist(), stop]
     reply, first = ask(site, [USER, PASSING])
     assert reply["content"] == "It is sunny."
@@ -306,11 +329,16 @@ def test_the_continued_text_and_variables_are_text(start: Start) -> None:
 
 def test_a_previous_response_is_text(site: Site) -> None:
     client = site.client()
-    first = client.responses.create(model="openclaw", input=INJECTED["content"], instructions=INJECTED["content"])
+    first = client.responses.create(
+        model="openclaw", input=INJECTED["content"], instructions=INJECTED["content"]
+    )
     _ = client.responses.create(
         model="openclaw", input="x", previous_response_id=first.id, instructions=INJECTED["content"]
     )
-    ordinary = ask(site, [{"role": "system", "content": "s"}, USER, {"role": "assistant", "content": "a"}, USER])[1]
+    ordinary = ask(
+        site,
+        [{"role": "system", "content": "s"}, USER, {"role": "assistant", "content": "a"}, USER],
+    )[1]
     assert acting(site, site.last()) == acting(site, ordinary)
 
 
@@ -326,7 +354,11 @@ def written(site: Site, reply: Any) -> str:
     whole = renderer.text([USER, reply], TOOLS, generation=False)
     assert whole.startswith(opening)
     said = whole[len(opening) :]
-    ends = [said.find(t) for t, i in renderer.tokenizer.special_ids.items() if i in renderer.stop_token_ids]
+    ends = [
+        said.find(t)
+        for t, i in renderer.tokenizer.special_ids.items()
+        if i in renderer.stop_token_ids
+    ]
     return said[: min(e for e in ends if e >= 0)]
 
 
@@ -342,15 +374,19 @@ def oddly(site: Site, said: str, rng: random.Random) -> list[int]:
     return ids
 
 
-WORDS = st.lists(st.sampled_from(["It", " is", "\n\n", "é", "😀", " <b>", "12", "."]), min_size=1, max_size=6).map(
-    "".join
-)
+WORDS = st.lists(
+    st.sampled_from(["It", " is", "\n\n", "é", "😀", " <b>", "12", "."]), min_size=1, max_size=6
+).map("".join)
 TURN = st.tuples(WORDS, WORDS, st.booleans(), st.booleans())
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5_think", "gptoss", "llama3_1", "mistral_args", "chatml"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3", "qwen3_5_think", "gptoss", "llama3_1", "mistral_args", "chatml"]
+)
 @given(turns=st.lists(TURN, min_size=1, max_size=4), rng=st.randoms(use_true_random=False))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_prompts_always_decode_to_the_templates_text(
     kind: str, turns: list[Any], rng: random.Random, sites: Callable[[str], Site]
 ) -> None:
@@ -363,8 +399,14 @@ def test_prompts_always_decode_to_the_templates_text(
         if kind in ("qwen3", "qwen3_5_think", "gptoss"):
             reply["reasoning_content"] = thought.strip() or "y"
         if calls:
-            function = {"name": "get_weather", "arguments": json.dumps({"city": words}, ensure_ascii=False)}
-            reply |= {"content": "", "tool_calls": [{"id": "callabc12", "type": "function", "function": function}]}
+            function = {
+                "name": "get_weather",
+                "arguments": json.dumps({"city": words}, ensure_ascii=False),
+            }
+            reply |= {
+                "content": "",
+                "tool_calls": [{"id": "callabc12", "type": "function", "function": function}],
+            }
         last = [PASSING] * passing
         site.script.ids = [*oddly(site, written(site, reply), rng), site.renderer.stop_token_ids[0]]
         got, exchange = ask(site, [*sent, *last], tools=TOOLS)

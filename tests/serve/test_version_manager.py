@@ -91,7 +91,9 @@ def test_at_the_cap_the_swap_waits(start: Start, tmp_path: Path) -> None:
             await asyncio.sleep(0.02)
             site.publish(tmp_path / "p")  # 0 and 1 answer: no room for 2
             third = asyncio.create_task(ask())
-            assert await asyncio.gather(first, second, third) == ["v0", "v1", "v1"], "the third waits for no version"
+            assert await asyncio.gather(first, second, third) == ["v0", "v1", "v1"], (
+                "the third waits for no version"
+            )
 
     asyncio.run(main())
     wait_for(lambda: fingerprint(site), lambda v: v == "v2")
@@ -123,7 +125,9 @@ def test_a_version_with_a_damaged_file_is_served_to_nobody(site: Site, tmp_path:
         (Path(str(policy.path)) / "average.state").write_bytes(b"of another version")
     site.engine.revive()
     wait_for(lambda: fingerprint(site), lambda v: v == "v1")
-    with pytest.raises(openai.InternalServerError, match=r"version 3 cannot be loaded: average\.state was added"):
+    with pytest.raises(
+        openai.InternalServerError, match=r"version 3 cannot be loaded: average\.state was added"
+    ):
         fingerprint(site, "openclaw@3")
     ready = site.http.get("/readyz", {}).json()
     assert (ready["ready"], ready["version"], ready["head"]) == (True, 1, 1)
@@ -144,9 +148,15 @@ def test_a_version_without_files_is_not_offered(site: Site, tmp_path: Path) -> N
         policies.mark_removed(conn, versions[0], versions[0].files)
     site.engine.revive()
     wait_for(lambda: fingerprint(site), lambda v: v == "v2")
-    with pytest.raises(openai.NotFoundError, match="version 1 was removed to save space; the newest is 2"):
+    with pytest.raises(
+        openai.NotFoundError, match="version 1 was removed to save space; the newest is 2"
+    ):
         fingerprint(site, "openclaw@1")
-    assert {model.id for model in site.client().models.list()} == {"openclaw", "openclaw@0", "openclaw@2"}
+    assert {model.id for model in site.client().models.list()} == {
+        "openclaw",
+        "openclaw@0",
+        "openclaw@2",
+    }
 
 
 def test_the_serving_version_is_recorded_for_the_trainer(site: Site, tmp_path: Path) -> None:
@@ -167,7 +177,9 @@ def test_a_request_that_has_sent_nothing_waits_for_the_engine(start: Start) -> N
 
     async def main() -> openai.types.chat.ChatCompletion:
         async with site.async_client() as client:
-            asked = asyncio.create_task(client.chat.completions.create(model="openclaw", messages=[USER]))
+            asked = asyncio.create_task(
+                client.chat.completions.create(model="openclaw", messages=[USER])
+            )
             await asyncio.sleep(0.3)
             assert not asked.done()
             site.engine.revive()
@@ -188,7 +200,9 @@ def test_the_version_stored_is_the_one_that_answered(site: Site, tmp_path: Path)
     async def main() -> openai.types.chat.ChatCompletion:
         site.engine.gone_at = 0
         async with site.async_client() as client:
-            asked = asyncio.create_task(client.chat.completions.create(model="openclaw", messages=[USER]))
+            asked = asyncio.create_task(
+                client.chat.completions.create(model="openclaw", messages=[USER])
+            )
             await asyncio.sleep(0.2)
             site.engine.revive()
             return await asked
@@ -222,7 +236,9 @@ def test_an_engine_that_dies_in_the_middle(start: Start, stream: bool) -> None:
     finishes: list[str | None] = []
 
     def ask() -> None:
-        answer = site.client().chat.completions.create(model="openclaw", messages=[USER], stream=stream)
+        answer = site.client().chat.completions.create(
+            model="openclaw", messages=[USER], stream=stream
+        )
         finishes.extend(c.choices[0].finish_reason for c in answer if c.choices)
 
     with pytest.raises(openai.APIError, match="during the reply"):
@@ -266,7 +282,9 @@ def test_the_plan(
     loaded: frozenset[int], held: dict[int, int], head: int, idle: list[int], data: st.DataObject
 ) -> None:
     serving = data.draw(st.sampled_from(sorted(loaded))) if loaded else head
-    wanted = plan_versions(loaded=loaded, serving=serving, head=head, held=Counter(held), idle=idle, cap=4)
+    wanted = plan_versions(
+        loaded=loaded, serving=serving, head=head, held=Counter(held), idle=idle, cap=4
+    )
     assert len(wanted) == len(set(wanted)) <= 4
     used = {v for v in loaded if held.get(v) or v == serving}
     assert used <= set(wanted), "what answers is never taken away"
@@ -279,7 +297,9 @@ def test_a_cancellation_that_comes_with_a_wake_up_is_not_lost(site: Site) -> Non
     async def cancel_as_it_wakes() -> bool:
         manager = VersionManager(site.store, site.engine, cap=4, metrics=GatewayMetrics())
         keeper = asyncio.create_task(manager.run())
-        await manager.wait_loaded(manager.acquire_current(), asyncio.get_running_loop().time() + 5, pinned=False)
+        await manager.wait_loaded(
+            manager.acquire_current(), asyncio.get_running_loop().time() + 5, pinned=False
+        )
         await asyncio.sleep(0.05)  # it waits for the next wake-up
         manager._wake_event.set()
         await asyncio.sleep(0)  # the event has ended its wait, which nobody has read yet
@@ -296,6 +316,14 @@ def test_a_policy_whose_head_is_loaded_leaves_its_place_to_the_head_of_another()
     loaded = frozenset({0, 8, 9})
     for expected in ({0, 8, 9, 12}, {0, 8, 11, 12}, {0, 11, 12}):
         loaded = frozenset(
-            plan_versions(loaded=loaded, serving=0, head=0, held=Counter(), idle=[], cap=4, others=[(9, 12), (8, 11)])
+            plan_versions(
+                loaded=loaded,
+                serving=0,
+                head=0,
+                held=Counter(),
+                idle=[],
+                cap=4,
+                others=[(9, 12), (8, 11)],
+            )
         )
         assert loaded == expected

@@ -75,15 +75,21 @@ def is_closed(connection: socket.socket) -> bool:
 def bomb(mebibytes: int) -> bytes:
     """The beginning of a gzip body of zeros, with a thousandth of the bytes."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    first, *further = (packer.compress(bytes(2**20)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
-    return first + further[0] * (mebibytes - 1)  # behind a full flush nothing refers to what was before
+    first, *further = (
+        packer.compress(bytes(2**20)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2)
+    )
+    return first + further[0] * (
+        mebibytes - 1
+    )  # behind a full flush nothing refers to what was before
 
 
-# -------------------------------------------------------------------------------------------------------------- bodies
+# ------------------------------------------------------------------------------------------ bodies
 
 
 @pytest.mark.parametrize("key", [None, "wrong", KEY])
-def test_a_bomb_is_inflated_behind_the_key_and_up_to_the_bound(start: Start, key: str | None) -> None:
+def test_a_bomb_is_inflated_behind_the_key_and_up_to_the_bound(
+    start: Start, key: str | None
+) -> None:
     site, body = start(settings={"serve.max_body_bytes": 600_000}), bomb(2000)
     site.http.get("/healthz")
     with connect(site) as connection:
@@ -133,7 +139,11 @@ ENCODED = {
 @pytest.mark.parametrize("name", ENCODED)
 def test_compressed_bodies(site: Site, name: str) -> None:
     encoding, body, expected = ENCODED[name]
-    headers = {"Authorization": f"Bearer {KEY}", "Content-Encoding": encoding, "Content-Length": str(len(body))}
+    headers = {
+        "Authorization": f"Bearer {KEY}",
+        "Content-Encoding": encoding,
+        "Content-Length": str(len(body)),
+    }
     answer = site.http.post(CHAT, body, headers)
     assert answer.status_code == expected, answer.text
     assert expected == 200 or answer.json()["error"]["message"]
@@ -141,7 +151,10 @@ def test_compressed_bodies(site: Site, name: str) -> None:
 
 def test_a_large_compressed_body_arrives_whole(start: Start) -> None:
     site = start(settings={"engine.max_context": 2**20})
-    long = {"role": "system", "content": "".join(chr(97 + n % 23 * n % 7) for n in range(3 * 2**20))}
+    long = {
+        "role": "system",
+        "content": "".join(chr(97 + n % 23 * n % 7) for n in range(3 * 2**20)),
+    }
     body = gzipped(json.dumps({"messages": [USER], "metadata": long}).encode())
     headers = {"Authorization": f"Bearer {KEY}", "Content-Encoding": "gzip"}
     assert site.http.post(CHAT, body, headers).status_code == 200
@@ -160,7 +173,7 @@ def test_a_chunk_longer_than_it_says_is_answered(site: Site, path: str, key: str
     assert (b'"request_id"' in answer) == (path == MESSAGES)
 
 
-# ---------------------------------------------------------------------------------------------------------------- time
+# -------------------------------------------------------------------------------------------- time
 
 
 def test_a_silent_connection_is_closed(start: Start) -> None:
@@ -215,7 +228,7 @@ def test_a_head_without_an_end_is_closed(site: Site) -> None:
         assert sent_until_closed(connection, b"X-A: " + b"a" * 60_000 + b"\r\n")
 
 
-# --------------------------------------------------------------------------------------------------------- connections
+# ------------------------------------------------------------------------------------- connections
 
 
 @pytest.mark.parametrize("begun", [b"", b"POST /v1/chat/completions HTTP/1.1\r\n"])
@@ -228,7 +241,10 @@ def test_silent_sockets_give_way(start: Start, begun: bytes, bound: str) -> None
             if not is_closed(connection):
                 connection.sendall(begun)
         assert site.http.post(CHAT, BODY).status_code == 200
-        wait_for(lambda: [is_closed(c) for c in silent], lambda closed: closed == [True] * 16 + [False] * 4)
+        wait_for(
+            lambda: [is_closed(c) for c in silent],
+            lambda closed: closed == [True] * 16 + [False] * 4,
+        )
 
 
 def test_a_connection_with_a_key_is_kept_for_silent_ones(start: Start) -> None:
@@ -254,7 +270,9 @@ def test_where_all_are_in_use_a_new_one_is_refused(start: Start) -> None:
         assert answer.startswith(b"HTTP/1.1 503")
         assert b"Retry-After: 1" in answer
         other = stack.enter_context(connect(site, "127.0.0.2"))
-        assert status(other, head(path="/healthz", method="GET")) == 200, "another address has its own number"
+        assert status(other, head(path="/healthz", method="GET")) == 200, (
+            "another address has its own number"
+        )
         assert all(connection.recv(65536).startswith(b"HTTP/1.1 200") for connection in busy)
         assert site.http.get("/healthz").status_code == 200, "now they are idle"
 
@@ -279,11 +297,13 @@ def test_the_limit_of_open_files_is_raised_as_far_as_the_system_allows() -> None
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 600));"
         "print(allow(300), resource.getrlimit(resource.RLIMIT_NOFILE)[0], allow(1000))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
     assert done.stdout.split() == ["300", "428", "472"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- keys
+# -------------------------------------------------------------------------------------------- keys
 
 
 def is_answered(connection: socket.socket) -> bool:
@@ -299,7 +319,9 @@ def test_wrong_keys_wait_and_right_ones_do_not(site: Site) -> None:
         for source, key, expected in (("127.0.0.1", KEY, 200), ("127.0.0.2", "guess", 401)):
             with connect(site, source) as other:
                 assert status(other, whole(key)) == expected
-        assert not all(map(is_answered, guesses)), "the same address with the right key, and another, did not wait"
+        assert not all(map(is_answered, guesses)), (
+            "the same address with the right key, and another, did not wait"
+        )
         assert all(connection.recv(65536).startswith(b"HTTP/1.1 401") for connection in guesses)
 
 
@@ -320,18 +342,22 @@ def test_a_missing_key_is_no_guess(site: Site) -> None:
     assert time.monotonic() - since < 15, "as wrong keys they wait 25 s"
 
 
-# ------------------------------------------------------------------------------------------------ work that is stopped
+# ---------------------------------------------------------------------------- work that is stopped
 
 
 def test_work_stops_when_the_client_leaves(start: Start) -> None:
     site = start(settings={"engine.max_context": 2**22}, context_length=2**22)
     site.script.say("Hello.")
     text = "".join(chr(97 + n * n % 25) for n in range(30_000))
-    body = json.dumps({"messages": [{"role": "user", "content": f"{n}{text}"} for n in range(300)]}).encode()
+    body = json.dumps(
+        {"messages": [{"role": "user", "content": f"{n}{text}"} for n in range(300)]}
+    ).encode()
     with connect(site) as connection:
         since = time.process_time()
         connection.sendall(head(f"Content-Length: {len(body)}") + body)
-        wait_for(time.process_time, lambda now: now > since + 1.5, seconds=20)  # decoding and hashing take a third
+        wait_for(
+            time.process_time, lambda now: now > since + 1.5, seconds=20
+        )  # decoding and hashing take a third
     wait_for(cpu_share, lambda share: share < 0.1, seconds=2)
     assert site.count() == 0
 

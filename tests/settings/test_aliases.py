@@ -74,7 +74,10 @@ FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "--model-path": ("/models/a", {"model.path": "/models/a"}),
     "--tokenizer-path": ("/models/t", {"model.tokenizer": "/models/t"}),
     "--judge-model-path": ("/models/j", {"judge.kind": "llm", "judge.path": "/models/j"}),
-    "--rm-checkpoint": ("/models/p", {"judge.kind": "classifier", "judge.reward_path": "/models/p"}),
+    "--rm-checkpoint": (
+        "/models/p",
+        {"judge.kind": "classifier", "judge.reward_path": "/models/p"},
+    ),
     "--home": ("/home/x", {"home": "/home/x"}),
     "--host": ("localhost", {"serve.host": "localhost"}),
     "--port": ("8123", {"serve.port": 8123}),
@@ -118,7 +121,10 @@ FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "--save-dir": ("/ckpt", {"train.checkpoint.save_dir": "/ckpt"}),
     "--checkpoint-dir": ("/ckpt", {"train.checkpoint.save_dir": "/ckpt"}),
     "--save-interval": ("100", {"train.checkpoint.save_interval": 100}),
-    "--resume-from-checkpoint": ("/ckpt/checkpoint-500", {"train.checkpoint.resume": "/ckpt/checkpoint-500"}),
+    "--resume-from-checkpoint": (
+        "/ckpt/checkpoint-500",
+        {"train.checkpoint.resume": "/ckpt/checkpoint-500"},
+    ),
     "--rollout-function-path": ("r.py", {"rollout.function_path": "r.py"}),
     "--custom-generate-function-path": ("g.py", {"rollout.generate_path": "g.py"}),
     "--num-rollout-workers": ("3", {"rollout.workers": 3}),
@@ -142,7 +148,10 @@ FILE: dict[str, tuple[Any, dict[str, Any]]] = {
     "training.method": ("binary", {"train.method": "binary"}),
     "training.batch_size": (32, {"train.batch.min_turns": 32, "train.batch.max_turns": 32}),
     "training.gradient_accumulation_steps": (4, {"train.batch.gradient_accumulation_steps": 4}),
-    "training.learning_rate": ("1e-6", {"train.optimizer.learning_rate": 1e-6}),  # YAML reads 1e-6 as text
+    "training.learning_rate": (
+        "1e-6",
+        {"train.optimizer.learning_rate": 1e-6},
+    ),  # YAML reads 1e-6 as text
     "training.warmup_steps": (100, {"train.optimizer.warmup_steps": 100}),
     "training.max_steps": (10000, {"train.max_steps": 10000}),
     "training.ppo_clip_ratio": (0.3, {"train.loss.clip_low": 0.7, "train.loss.clip_high": 1.3}),
@@ -163,17 +172,29 @@ NOTICED: dict[str, tuple[Any, str]] = {
     "VALUE_CLIP": ("true", "it belongs to a critic"),
     "training.value_clip_ratio": (0.2, "it belongs to a critic"),
     "training.gae_lambda": (0.95, "it belongs to a critic"),
-    "--api-endpoint": ("http://localhost:8000", "collecting reads what the gateway of the same home"),
+    "--api-endpoint": (
+        "http://localhost:8000",
+        "collecting reads what the gateway of the same home",
+    ),
     "--async-collection": (True, "the four stages never wait"),
     "--session-aware": (True, "a reaction is found through its session"),
     "--reward-aggregation": ("majority", "votes are counted"),
     "rollout.session_aware": (True, "a reaction is found through its session"),
     "rollout_config.collection_mode": ("async", "the four stages never wait"),
     "rollout_config.trajectory_format": ("multi_turn", "a session is kept whole"),
-    "rollout_config.message_classification.main_line": (["user", "assistant"], "the assistant's own tokens train"),
-    "rollout_config.message_classification.side": (["system", "tool"], "messages of these roles never train"),
+    "rollout_config.message_classification.main_line": (
+        ["user", "assistant"],
+        "the assistant's own tokens train",
+    ),
+    "rollout_config.message_classification.side": (
+        ["system", "tool"],
+        "messages of these roles never train",
+    ),
     "rollout_config.reward_computation.aggregation": ("majority", "votes are counted"),
-    "rollout_config.reward_computation.type": ("next_state_feedback", "the reaction is the feedback"),
+    "rollout_config.reward_computation.type": (
+        "next_state_feedback",
+        "the reaction is the feedback",
+    ),
 }
 
 
@@ -196,8 +217,12 @@ def load(**given: Any) -> settings.LoadedSettings:
 
 def check(loaded: settings.LoadedSettings, changes: dict[str, Any], said: str) -> None:
     for key, value in changes.items():
-        assert at(loaded.config, key) == (pytest.approx(value) if isinstance(value, float) else value)
-        assert at(settings.Config(), key) != value or value in ("lora", 1), "the value given is not the default"
+        assert at(loaded.config, key) == (
+            pytest.approx(value) if isinstance(value, float) else value
+        )
+        assert at(settings.Config(), key) != value or value in ("lora", 1), (
+            "the value given is not the default"
+        )
         assert said in loaded.sources[key]
 
 
@@ -219,7 +244,11 @@ def test_flags_on_the_line_and_inside_a_variable(name: str) -> None:
     value, changes = FLAGS[name]
     words = [name] if value is None else [name, value]
     check(load(words=words), changes, name)
-    check(load(words=["=".join(words)]) if value is not None else load(words=[f"{name}=true"]), changes, name)
+    check(
+        load(words=["=".join(words)]) if value is not None else load(words=[f"{name}=true"]),
+        changes,
+        name,
+    )
     inside = ARGUMENTS[list(FLAGS).index(name) % len(ARGUMENTS)]
     check(load(environ={inside: " ".join(words)}), changes, f"{inside} {name}")
 
@@ -229,7 +258,9 @@ def test_flags_on_the_line_and_inside_a_variable(name: str) -> None:
 def test_file_keys(tmp_path: Path, name: str, kind: str) -> None:
     value, changes = FILE[name]
     file = tmp_path / f"settings.{kind}"
-    file.write_text(yaml.safe_dump(nested(name, value)) if kind == "yaml" else json.dumps(nested(name, value)))
+    file.write_text(
+        yaml.safe_dump(nested(name, value)) if kind == "yaml" else json.dumps(nested(name, value))
+    )
     check(load(file=file), changes, name)
 
 
@@ -261,7 +292,9 @@ def test_names_without_effect_are_accepted_with_a_notice(tmp_path: Path, name: s
 
 
 def test_a_switch_that_is_off_is_the_default(tmp_path: Path) -> None:
-    assert load(environ={"OPENCLAW_DEBUG": "false"}).notices == ["OPENCLAW_DEBUG is false: this is the default"]
+    assert load(environ={"OPENCLAW_DEBUG": "false"}).notices == [
+        "OPENCLAW_DEBUG is false: this is the default"
+    ]
     voting = load_name(tmp_path, "evaluation.majority_voting", True)
     assert voting.notices == ["evaluation.majority_voting is true: this is the default"]
 
@@ -269,25 +302,43 @@ def test_a_switch_that_is_off_is_the_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"words": ["--lora-rnak", "8"]}, "unknown setting '--lora-rnak'. Did you mean --lora-rank"),
+        (
+            {"words": ["--lora-rnak", "8"]},
+            "unknown setting '--lora-rnak'. Did you mean --lora-rank",
+        ),
         ({"words": ["lr", "8"]}, "expected a flag such as --lr 1e-6, got 'lr'"),
         ({"words": ["--lr"]}, "--lr needs a value"),
-        ({"environ": {"OPTIMIZER_ARGS": "--lrr 1e-6"}}, "unknown setting 'OPTIMIZER_ARGS --lrr'. Did you mean --lr"),
+        (
+            {"environ": {"OPTIMIZER_ARGS": "--lrr 1e-6"}},
+            "unknown setting 'OPTIMIZER_ARGS --lrr'. Did you mean --lr",
+        ),
         ({"words": ["--lora-target-modules", ""]}, "expected all-linear, or names such as"),
         ({"words": ["--reward-aggregation", "mean"]}, "expected majority, got mean"),
         ({"words": ["--session-aware", "false"]}, "expected true, got false"),
-        ({"words": ["--api-endpoint", "http://gpu:8000"]}, "expected an address of this machine, .* asks no API"),
+        (
+            {"words": ["--api-endpoint", "http://gpu:8000"]},
+            "expected an address of this machine, .* asks no API",
+        ),
         ({"words": ["--api-endpoint", "http://[::1"]}, "expected an address of this machine"),
         ({"words": ["--gpus", "cuda"]}, "expected device ids"),
         ({"words": ["--gpus", "1,1"]}, "expected each device once, got '1,1'"),
-        ({"words": ["--lora-target-modules", "q_proj k_proj"]}, "expected all-linear, or names such as"),
-        ({"environ": {"LORA_TARGET_MODULES": '["q_proj","k_proj"]'}}, "expected all-linear, or names such as"),
+        (
+            {"words": ["--lora-target-modules", "q_proj k_proj"]},
+            "expected all-linear, or names such as",
+        ),
+        (
+            {"environ": {"LORA_TARGET_MODULES": '["q_proj","k_proj"]'}},
+            "expected all-linear, or names such as",
+        ),
         ({"words": ["--ppo-clip-ratio", "2"]}, "between 0 and 1"),
         ({"words": ["--lora-rank", "0"]}, r"train.lora.rank: .*from flags: --lora-rank"),
         ({"environ": {"MODEL_SIZE": "3b"}}, "expected one of 0.6b"),
         ({"environ": {"USE_LORA": "maybe"}}, "USE_LORA: expected true or false"),
         ({"environ": {"LORA_ARGS": "--lora-rank '8"}}, "LORA_ARGS: .*quotation"),
-        ({"environ": {"LORA_ARGS": "--lora-rank 8", "LORA_RANK": "16"}}, "both set train.lora.rank and disagree"),
+        (
+            {"environ": {"LORA_ARGS": "--lora-rank 8", "LORA_RANK": "16"}},
+            "both set train.lora.rank and disagree",
+        ),
         ({"environ": {"LEARNING_RATE": "1e-6", "OPTIMIZER_ARGS": "--lr 2e-6"}}, "disagree"),
         (
             {"environ": {"OPENCLAW_RL_TRAIN_BATCH_MIN_TURNS": "4", "BATCH_SIZE": "8"}},
@@ -310,7 +361,9 @@ def test_a_wrong_value_is_an_error_that_names_it(given: dict[str, Any], words: s
         ({"environ": {"OPENCLAW_RL_TRAIN_METHOD": "ppo"}}, "critic is not here", "Say binary"),
     ],
 )
-def test_values_of_elsewhere_are_refused_with_the_reason(given: dict[str, Any], why: str, instead: str) -> None:
+def test_values_of_elsewhere_are_refused_with_the_reason(
+    given: dict[str, Any], why: str, instead: str
+) -> None:
     with pytest.raises(ConfigError, match=f"{why}.* {instead}.*got .*from ") as caught:
         load(**given)
     assert "\n" not in str(caught.value)
@@ -347,11 +400,15 @@ def test_the_size_gives_way_to_a_model_of_any_source(tmp_path: Path) -> None:
     file.write_text("model: {path: mine}\n")
     assert load(environ={"MODEL_SIZE": "7b"}, file=file).config.model.path == "mine"
     assert load(environ={"MODEL_SIZE": "7b", "MODEL_PATH": "/a"}).config.model.path == "/a"
-    assert load(environ={"MODEL_SIZE": "7b"}, words=["--model-path", "/b"]).config.model.path == "/b"
+    assert (
+        load(environ={"MODEL_SIZE": "7b"}, words=["--model-path", "/b"]).config.model.path == "/b"
+    )
 
 
 def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
-    loaded = load(environ={"LORA_RANK": "64", "OPENCLAW_API_KEY": "sk-secret"}, words=["--lr", "1e-6"])
+    loaded = load(
+        environ={"LORA_RANK": "64", "OPENCLAW_API_KEY": "sk-secret"}, words=["--lr", "1e-6"]
+    )
     text = "\n".join(reference.setting_lines(loaded))
     assert "sk-secret" not in text
     assert "# flags: --lr" in text
@@ -392,7 +449,9 @@ ODD = (
 
 
 @pytest.mark.parametrize("key", [*settings.known_keys(), *FILE])
-def test_values_of_the_wrong_type_are_an_error_in_words_or_mean_something(tmp_path: Path, key: str) -> None:
+def test_values_of_the_wrong_type_are_an_error_in_words_or_mean_something(
+    tmp_path: Path, key: str
+) -> None:
     for value in ODD:
         file = tmp_path / "settings.yaml"
         file.write_text(yaml.safe_dump(nested(key, value)))

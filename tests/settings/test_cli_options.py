@@ -30,7 +30,18 @@ SHARED, OF_A_HOME = (
     for options in (settings_options, home_options)
 )
 INSPECT = ("sessions", "session", "turn", "policy", "episode", "group")
-POLICIES = ("export", "list", "show", "diff", "promote", "rollback", "pin", "unpin", "freeze", "unfreeze")
+POLICIES = (
+    "export",
+    "list",
+    "show",
+    "diff",
+    "promote",
+    "rollback",
+    "pin",
+    "unpin",
+    "freeze",
+    "unfreeze",
+)
 READERS = {
     "key",
     "status",
@@ -54,7 +65,11 @@ def invoke(*arguments: str) -> Result:
 @pytest.mark.parametrize(("name", "command"), EVERY, ids=[name for name, _ in EVERY])
 def test_every_command_reads_its_options_alike(name: str, command: click.Command) -> None:
     options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
-    numbers = [p for p in command.params if isinstance(p.type, click.types.IntParamType | click.types.FloatParamType)]
+    numbers = [
+        p
+        for p in command.params
+        if isinstance(p.type, click.types.IntParamType | click.types.FloatParamType)
+    ]
     unbound = {p.name for p in numbers if not isinstance(p.type, click.IntRange | click.FloatRange)}
     assert unbound <= {"seed", "with_parent"}
     names = {p.name for p in command.params if not getattr(p, "hidden", False)}
@@ -65,7 +80,10 @@ def test_every_command_reads_its_options_alike(name: str, command: click.Command
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("doctor", "--engine", "vllm", "--backend", "sglang"), "--engine is vllm and --backend sglang"),
+        (
+            ("doctor", "--engine", "vllm", "--backend", "sglang"),
+            "--engine is vllm and --backend sglang",
+        ),
         (("up", "--port", "0"), "'--port': 0 is not in the range"),
         (("up", "--port", "70000"), "'--port': 70000 is not in the range"),
         (("serve", "--port", "-1"), "'--port': -1 is not in the range"),
@@ -88,25 +106,45 @@ def test_what_cannot_be_meant_is_refused(arguments: tuple[str, ...], words: str)
         (("--lr", "1e-6", "--lr", "2e-6"), ("--lr (1e-6)", "--lr (2e-6)")),
         (("--gpus", "0,1", "--train-gpus", "2"), ("--gpus (0,1)", "--train-gpus (2)")),
         (("--set", "train.seed=1", "--set", "train.seed=2"), ("train.seed (1)", "train.seed (2)")),
-        (("--method", "opd", "--set", "train.method=binary"), ("train.method (opd)", "train.method (binary)")),
+        (
+            ("--method", "opd", "--set", "train.method=binary"),
+            ("train.method (opd)", "train.method (binary)"),
+        ),
         (("--model-path", "a", "--set", "model.path=b"), ("model.path (a)", "model.path (b)")),
     ],
 )
-def test_two_values_of_one_setting_are_both_named(arguments: tuple[str, ...], both: tuple[str, str]) -> None:
+def test_two_values_of_one_setting_are_both_named(
+    arguments: tuple[str, ...], both: tuple[str, str]
+) -> None:
     error = invoke("config", "show", *arguments).exception
     assert isinstance(error, ConfigError)
     assert f"{both[0]} and {both[1]} both set " in str(error)
 
 
 def test_a_key_is_not_shown() -> None:
-    error = invoke("config", "show", "--set", "serve.api_key=sk-one", "--set", "serve.api_key=sk-two").exception
+    error = invoke(
+        "config", "show", "--set", "serve.api_key=sk-one", "--set", "serve.api_key=sk-two"
+    ).exception
     assert isinstance(error, ConfigError)
     assert "both set serve.api_key and disagree" in str(error)
     assert "sk-" not in str(error)
 
 
 def test_of_an_option_given_twice_the_last_counts() -> None:
-    done = invoke(*("config", "show", "--port", "8002", "--port", "8001", "--set", "serve.port=8001", "--lr", "1e-6"))
+    done = invoke(
+        *(
+            "config",
+            "show",
+            "--port",
+            "8002",
+            "--port",
+            "8001",
+            "--set",
+            "serve.port=8001",
+            "--lr",
+            "1e-6",
+        )
+    )
     assert done.exit_code == 0
     assert "  port: 8001  # flags: serve.port" in done.output
 

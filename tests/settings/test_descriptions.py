@@ -36,7 +36,9 @@ from openclaw_rl.settings.validate import missing_endpoints
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "descriptions"
 SHELL: list[dict[str, Any]] = yaml.safe_load((FOLDER / "shell.yaml").read_text(encoding="utf-8"))
-FILES: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "files.yaml").read_text(encoding="utf-8"))
+FILES: dict[str, dict[str, Any]] = yaml.safe_load(
+    (FOLDER / "files.yaml").read_text(encoding="utf-8")
+)
 OUTCOMES = ("sets", "starts", "refused", "runs", "installs", "succeeds", "fails", "notes")
 RECORDER = """#!/bin/bash
 { printf '%s\\0' "$PWD" "${0##*/}" "$#" "$@"; env -0; } > "$(mktemp "$WALK/call.$WALK_LINE.XXXXXX")"
@@ -48,8 +50,22 @@ done
 shift
 exec "$@"
 """
-PROGRAMS = ("openclaw-rl", "python", "pip", "git", "npm", "ray", "torchrun", "watch", "tail", "nvidia-smi")
-SHARED_OPTIONS = {"words", *(parameter.name for parameter in click.command(settings_options(lambda: None)).params)}
+PROGRAMS = (
+    "openclaw-rl",
+    "python",
+    "pip",
+    "git",
+    "npm",
+    "ray",
+    "torchrun",
+    "watch",
+    "tail",
+    "nvidia-smi",
+)
+SHARED_OPTIONS = {
+    "words",
+    *(parameter.name for parameter in click.command(settings_options(lambda: None)).params),
+}
 SHELL_VARIABLES = ("PWD", "OLDPWD", "SHLVL", "_", "WALK", "WALK_LINE", "PATH")
 
 
@@ -75,12 +91,17 @@ class RanLine:
 
 def read_call(file: Path) -> Call:
     folder, program, count, *rest = file.read_text(encoding="utf-8").split("\0")
-    arguments, environ = rest[: int(count)], dict(one.split("=", 1) for one in rest[int(count) :] if one)
+    arguments, environ = (
+        rest[: int(count)],
+        dict(one.split("=", 1) for one in rest[int(count) :] if one),
+    )
     return Call(folder=Path(folder), program=program, arguments=arguments, environ=environ)
 
 
 def read_variables(file: Path) -> dict[str, str]:
-    variables = dict(one.split("=", 1) for one in file.read_text(encoding="utf-8").split("\0") if one)
+    variables = dict(
+        one.split("=", 1) for one in file.read_text(encoding="utf-8").split("\0") if one
+    )
     return {name: value for name, value in variables.items() if name not in SHELL_VARIABLES}
 
 
@@ -107,11 +128,24 @@ def run_block(block: Mapping[str, Any], checkout: Path, walk: Path) -> list[RanL
         line = row["line"].strip()
         line = f"openclaw-rl up {line}" if line.startswith("--") else line
         here = f'"$WALK/%s.{number}"'
-        script += [f"WALK_LINE={number}", "{", line, f"}} 2> {here % 'errors'}", f"echo $? > {here % 'code'}"]
+        script += [
+            f"WALK_LINE={number}",
+            "{",
+            line,
+            f"}} 2> {here % 'errors'}",
+            f"echo $? > {here % 'code'}",
+        ]
         script.append(f"env -0 > {here % 'env'}")
-    environ = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(walk), "WALK": str(walk), "LC_ALL": "C"}
+    environ = {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "HOME": str(walk),
+        "WALK": str(walk),
+        "LC_ALL": "C",
+    }
     environ |= block.get("given", {})
-    subprocess.run(["bash", "-c", "\n".join(script)], cwd=checkout, env=environ, check=False, timeout=60)
+    subprocess.run(
+        ["bash", "-c", "\n".join(script)], cwd=checkout, env=environ, check=False, timeout=60
+    )
     return list(read_results(walk, len(block["lines"])))
 
 
@@ -145,12 +179,18 @@ class Loader:
     def load_call(self, call: Call) -> tuple[str, settings.Config, list[str]]:
         """Return command, settings and notices of a call. Raises `OpenClawError`, or `SystemExit` with a message."""
         self._enter(call.environ, call.folder)
-        name, *words = call.arguments if call.program == "openclaw-rl" else self._arguments_of_script(call)
+        name, *words = (
+            call.arguments if call.program == "openclaw-rl" else self._arguments_of_script(call)
+        )
         command = command_line.cli.commands[name]
         options = dict(command.make_context(name, words).params)
-        return name, *self.load(name, {key: value for key, value in options.items() if key in SHARED_OPTIONS})
+        return name, *self.load(
+            name, {key: value for key, value in options.items() if key in SHARED_OPTIONS}
+        )
 
-    def load_variables(self, environ: Mapping[str, str], folder: Path) -> tuple[settings.Config, list[str]]:
+    def load_variables(
+        self, environ: Mapping[str, str], folder: Path
+    ) -> tuple[settings.Config, list[str]]:
         """Return the settings of `openclaw-rl up` with these variables alone, and the notices."""
         self._enter(environ, folder)
         return self.load("up", {"file": None, "sets": ()})
@@ -159,7 +199,9 @@ class Loader:
         known = command_line._WORKER_COMMANDS.get(command)
         workers = known.workers if known else ()
         self.capture.readouterr()
-        config = load_config(command=command if workers else "", workers=workers, strict=True, **options)
+        config = load_config(
+            command=command if workers else "", workers=workers, strict=True, **options
+        )
         return config, self.capture.readouterr().err.splitlines()
 
     def _enter(self, environ: Mapping[str, str], folder: Path) -> None:
@@ -172,7 +214,9 @@ class Loader:
     def _arguments_of_script(self, call: Call) -> list[str]:
         """Run a script of a few lines that passes its arguments to the command line; return what it passes."""
         passed: list[list[str]] = []
-        script = next(n for n, word in enumerate(call.arguments) if word == "-m" or word.endswith(".py"))
+        script = next(
+            n for n, word in enumerate(call.arguments) if word == "-m" or word.endswith(".py")
+        )
         module = call.arguments[script] == "-m"
         name, *words = call.arguments[script + module :]
         with self.patch.context() as patch:
@@ -180,7 +224,9 @@ class Loader:
             patch.setattr(sys, "argv", [name, *words])
             if call.program == "torchrun":
                 ranks = re.findall(r"(?:nproc_per_node|nnodes)=(\d+)", " ".join(call.arguments))
-                for variable, value in zip(("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), ranks, strict=True):
+                for variable, value in zip(
+                    ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), ranks, strict=True
+                ):
                     patch.setenv(variable, value)
                 patch.setenv("TORCHELASTIC_RUN_ID", "none")
                 patch.setenv("RANK", "0")
@@ -230,7 +276,9 @@ def check_line(row: Mapping[str, Any], ran: RanLine, loader: Loader, checkout: P
         assert ran.changed
         check_settings(row, *loader.load_variables(ran.changed, checkout))
     elif "installs" in row:
-        assert row["installs"] in [installed_package(call) for call in ran.calls if call.program == "pip"]
+        assert row["installs"] in [
+            installed_package(call) for call in ran.calls if call.program == "pip"
+        ]
     elif "runs" in row:
         assert row["runs"] in [call.program for call in ran.calls], ran.errors
         check_npm(ran.calls)
@@ -247,27 +295,37 @@ def installed_package(call: Call) -> str:
     """Return the name of the package that `pip install -e .` or `-r FILE` finds in the repository."""
     flag, value = call.arguments[1:3]
     lines = (call.folder / value).read_text().splitlines() if flag == "-r" else [f"-e {value}"]
-    (path,) = [line.removeprefix("-e ").partition("[")[0] for line in lines if line.startswith("-e ")]
-    project = tomllib.loads((call.folder.resolve() / path / "pyproject.toml").read_text(encoding="utf-8"))
+    (path,) = [
+        line.removeprefix("-e ").partition("[")[0] for line in lines if line.startswith("-e ")
+    ]
+    project = tomllib.loads(
+        (call.folder.resolve() / path / "pyproject.toml").read_text(encoding="utf-8")
+    )
     return str(project["project"]["name"])
 
 
 def check_npm(calls: Sequence[Call]) -> None:
     for call in calls:
         if call.program == "npm":
-            scripts = json.loads((call.folder / "package.json").read_text(encoding="utf-8"))["scripts"]
+            scripts = json.loads((call.folder / "package.json").read_text(encoding="utf-8"))[
+                "scripts"
+            ]
             assert set(call.arguments[1:]) <= set(scripts)
 
 
 @pytest.mark.parametrize("block", SHELL, ids=lambda block: str(block["title"]))
-def test_every_line_of_a_shell_block(block: dict[str, Any], checkout: Path, tmp_path: Path, loader: Loader) -> None:
+def test_every_line_of_a_shell_block(
+    block: dict[str, Any], checkout: Path, tmp_path: Path, loader: Loader
+) -> None:
     ran = run_block(block, checkout, tmp_path)
     for row, one in zip(block["lines"], ran, strict=True):
         assert any(kind in row for kind in OUTCOMES), row
         try:
             check_line(row, one, loader, checkout)
         except (AssertionError, OpenClawError, SystemExit, LookupError) as error:
-            raise AssertionError(f"{row['line']}: {type(error).__name__}: {error}\n{one}") from error
+            raise AssertionError(
+                f"{row['line']}: {type(error).__name__}: {error}\n{one}"
+            ) from error
 
 
 def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -282,7 +340,9 @@ def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
 def test_every_key_of_a_file(name: str, loader: Loader, tmp_path: Path) -> None:
     file, rows = FOLDER / name, FILES[name]
     text = file.read_text(encoding="utf-8")
-    assert list(leaves(json.loads(text) if file.suffix == ".json" else yaml.safe_load(text))) == list(rows)
+    assert list(
+        leaves(json.loads(text) if file.suffix == ".json" else yaml.safe_load(text))
+    ) == list(rows)
     loader._enter({}, tmp_path)
     given: Mapping[str, Any] = {"file": str(file), "sets": ()}
     if refused := [row["refused"] for row in rows.values() if "refused" in row]:
@@ -290,7 +350,10 @@ def test_every_key_of_a_file(name: str, loader: Loader, tmp_path: Path) -> None:
             loader.load("up", given)
         return
     config, notices = loader.load("up", given)
-    notices = [*notices, *missing_endpoints(config)]  # which `up` reports as the error of the judge's preflight
+    notices = [
+        *notices,
+        *missing_endpoints(config),
+    ]  # which `up` reports as the error of the judge's preflight
     for key, row in rows.items():
         assert "sets" in row or "holds" in row or "notes" in row, key
         check_settings(row, config, notices)
@@ -302,7 +365,10 @@ def test_a_trajectory(name: str) -> None:
     assert done.exit_code == 0, done.output
     ((session, turns),) = inspect_sessions(FOLDER / name).items()
     assert session == "user_session_abc123"
-    assert [(turn["type"], turn["trainable"]) for turn in turns] == [("main", True), ("side", False)]
+    assert [(turn["type"], turn["trainable"]) for turn in turns] == [
+        ("main", True),
+        ("side", False),
+    ]
 
 
 def test_every_file_of_the_descriptions_is_walked() -> None:
@@ -312,7 +378,11 @@ def test_every_file_of_the_descriptions_is_walked() -> None:
 
 def test_the_links_at_the_root_are_those_to_the_recipes() -> None:
     """Everything in `recipes/` but its README and shared script; and no other link."""
-    links = {entry.name: entry.readlink() for entry in ROOT.iterdir() if entry.is_symlink() and entry.name[0] != "."}
+    links = {
+        entry.name: entry.readlink()
+        for entry in ROOT.iterdir()
+        if entry.is_symlink() and entry.name[0] != "."
+    }
     shared = {"README.md", "start.sh"}
     names = {entry.name for entry in (ROOT / "recipes").iterdir()} - shared - {"__pycache__"}
     assert links == {name: Path("recipes") / name for name in names}

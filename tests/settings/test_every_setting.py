@@ -103,16 +103,24 @@ def source_of_test(test: str) -> str:
 def spellings(key: str) -> set[str]:
     """Return the names that mean a setting, and its last part if no other setting ends like it."""
     earlier = alias_table("earlier_keys")
-    names = {key, key.removeprefix("train."), *(old.removeprefix("train.") for old in earlier if earlier[old] == key)}
+    names = {
+        key,
+        key.removeprefix("train."),
+        *(old.removeprefix("train.") for old in earlier if earlier[old] == key),
+    }
     names |= {alias.name for alias in all_aliases().values() if key in alias.sets}
     leaf = key.rpartition(".")[2]
-    return names | ({leaf} if sum(k.endswith(f".{leaf}") for k in settings.known_keys()) == 1 else set())
+    return names | (
+        {leaf} if sum(k.endswith(f".{leaf}") for k in settings.known_keys()) == 1 else set()
+    )
 
 
 @pytest.mark.parametrize("key", TEST_OF)
 def test_the_named_test_is_there_and_sets_it(key: str) -> None:
     source = source_of_test(TEST_OF[key])
-    assert any(re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", source) for name in spellings(key))
+    assert any(
+        re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", source) for name in spellings(key)
+    )
 
 
 def test_a_command_without_the_worker_that_reads_a_setting_says_so() -> None:
@@ -125,10 +133,14 @@ def test_a_command_without_the_worker_that_reads_a_setting_says_so() -> None:
     for source in ("environment", "flags", "settings.yaml"):
         for key in ("data.path", "data.watch_dir"):
             (words,) = notices("serve", serve, key, source)
-            assert words.startswith("NAME has no effect on `openclaw-rl serve`: only on `openclaw-rl up` and ")
+            assert words.startswith(
+                "NAME has no effect on `openclaw-rl serve`: only on `openclaw-rl up` and "
+            )
             assert notices("train", train, key, source) == []
         (words,) = notices("train", train, "data.export_dir", source)
-        assert words.endswith("only on `openclaw-rl up`, `openclaw-rl serve` and `openclaw-rl collect`")
+        assert words.endswith(
+            "only on `openclaw-rl up`, `openclaw-rl serve` and `openclaw-rl collect`"
+        )
         (words,) = notices("up", (*serve, *train), "rollout.per_prompt", source)
         assert words.endswith("only on `openclaw-rl rollout`")
     assert notices("serve", serve, "train.seed", "flags") != []

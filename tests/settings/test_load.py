@@ -41,9 +41,18 @@ def test_a_trainer_s_variables_are_its_owner_s_first(monkeypatch: pytest.MonkeyP
     assert settings.trainer_variables()["THP_MEM_ALLOC_ENABLE"] == "0"
 
 
-@pytest.mark.parametrize("worker", ["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"])
-def test_a_key_is_in_the_processes_that_use_it_alone(worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    users = {"serve": "gateway", "engine": "engine gateway data", "judge": "judge train", "teacher": "judge"}
+@pytest.mark.parametrize(
+    "worker", ["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]
+)
+def test_a_key_is_in_the_processes_that_use_it_alone(
+    worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = {
+        "serve": "gateway",
+        "engine": "engine gateway data",
+        "judge": "judge train",
+        "teacher": "judge",
+    }
     for name in settings.SECRET_NAMES:
         monkeypatch.setenv(name, f"{name}-from-the-environment")
     monkeypatch.setenv("OPENCLAW_RL_JUDGE_API_KEY", "OPENCLAW_JUDGE_API_KEY-from-the-environment")
@@ -54,13 +63,21 @@ def test_a_key_is_in_the_processes_that_use_it_alone(worker: str, monkeypatch: p
     assert "from-the-environment" not in text
 
 
-@pytest.mark.parametrize("key", [k for k in settings.known_keys() if k.split(".")[0] not in ("home",)])
+@pytest.mark.parametrize(
+    "key", [k for k in settings.known_keys() if k.split(".")[0] not in ("home",)]
+)
 def test_every_setting_has_its_long_environment_name(key: str) -> None:
     name = settings.ENV_PREFIX + key.replace(".", "_").upper()
     default: object = settings.Config()
     for part in key.split("."):
         default = getattr(default, part)
-    value = "null" if default is None else str(default) if not isinstance(default, tuple) else str(list(default))
+    value = (
+        "null"
+        if default is None
+        else str(default)
+        if not isinstance(default, tuple)
+        else str(list(default))
+    )
     assert key in settings.read_environment({name: value})
 
 
@@ -81,8 +98,14 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("serve: {port: 0}", "serve.port: Input should be greater than or equal to 1"),
         ("serve: [", "cannot be read as YAML"),
         ("train: {batch_min: 9, batch_max: 4}", "batch.max_turns .* below"),
-        ("train: {method: sdft, hint_choice: mixture}", "train.distill.hint_choice mixture: .*Say overlap"),
-        ("train: {method: opd, distill: teacher_topk, hint_choice: mixture}", "train.distill.hint_choice mixture: "),
+        (
+            "train: {method: sdft, hint_choice: mixture}",
+            "train.distill.hint_choice mixture: .*Say overlap",
+        ),
+        (
+            "train: {method: opd, distill: teacher_topk, hint_choice: mixture}",
+            "train.distill.hint_choice mixture: ",
+        ),
         ("train: {method: combine, w_binary: 0, w_opd: 0}", "nothing could be learned"),
         ("train: {method: binary, reference: average}", "binary has none"),
         ("train: {method: binary, teacher_temperature: 0.5}", "binary has none"),
@@ -99,19 +122,31 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
             "train: {launch: {node_rank: 1}}",
             r"\(NODE_RANK\) is 1, and train.launch.nodes \(NNODES\) 1: machines are numbered",
         ),
-        ("train: {launch: {nodes: 2, node_rank: 2}}", "numbered from 0. Set train.launch.nodes to how many"),
+        (
+            "train: {launch: {nodes: 2, node_rank: 2}}",
+            "numbered from 0. Set train.launch.nodes to how many",
+        ),
         ("train: {launch: {nodes: 2, by: local}}", "Say torchrun or ray, or leave it out"),
         ("train: {loss_path: l.py, epochs: 2}", "one step a batch"),
         ("train: {loss_path: l.py, method: opd, teacher_temperature: 0.5}", "one step a batch"),
         ("judge: {kind: llm}", "judge.model and judge.base_url are needed"),
         ("serve: {host: 0.0.0.0}", "no key is set"),
-        ("serve: {host: 0.0.0.0, api_key: fifteen-letters}", "serve.api_key has 15 characters.*16 or more"),
+        (
+            "serve: {host: 0.0.0.0, api_key: fifteen-letters}",
+            "serve.api_key has 15 characters.*16 or more",
+        ),
         (
             "policy: {per: agent}\nengine: {backend: openai, url: 'http://x/v1'}",
             "policy.per is agent, but .* openai .* answers everybody alike. Set engine.backend to vllm",
         ),
-        ("policy: {per: user}\ntrain: {save_dir: /s}", "policy.per is user, but a checkpoint holds one policy"),
-        ("engine: {backend: vllm, url: 'localhost:8001'}", "engine.url: expected an address .*got 'localhost:8001'"),
+        (
+            "policy: {per: user}\ntrain: {save_dir: /s}",
+            "policy.per is user, but a checkpoint holds one policy",
+        ),
+        (
+            "engine: {backend: vllm, url: 'localhost:8001'}",
+            "engine.url: expected an address .*got 'localhost:8001'",
+        ),
         ("engine: {backend: vllm, url: '127.0.0.1:8001/v1'}", "engine.url: expected an address"),
         ("engine: {backend: vllm, url: 'http://[::1'}", "engine.url: expected an address"),
         ("judge: {base_url: 'ftp://x/v1'}", "judge.base_url: expected an address"),
@@ -124,8 +159,14 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ),
         ("judge: {api_key: 'a b'}", "judge.api_key: expected a key"),
         ("model: {hf_token: 'é'}", "model.hf_token: expected a key"),
-        ("fireworks: {account: accounts/me}", "fireworks.account: expected the ID alone.* got 'accounts/me'"),
-        ("teacher: {base_url: 'http://x:99999/v1', model: m}", "teacher.base_url: expected an address"),
+        (
+            "fireworks: {account: accounts/me}",
+            "fireworks.account: expected the ID alone.* got 'accounts/me'",
+        ),
+        (
+            "teacher: {base_url: 'http://x:99999/v1', model: m}",
+            "teacher.base_url: expected an address",
+        ),
         ("collect: {side_patterns: ['(']}", "not a regular expression"),
         ("serve: {transient_patterns: ['[']}", "not a regular expression"),
         ("train: {method: opd}\ntrain: {batch_min: 8}", "line 2: 'train' is given twice"),
@@ -136,18 +177,36 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         (_aliases(60, of=1) + "serve: *a59", "nested too deeply"),
         ("[" * 600, "nested too deeply"),
         ("train: {x: " + "[" * 60 + "]" * 60 + "}", "nested too deeply"),
-        ("train: {learning_rate: 1e400}", "train.optimizer.learning_rate: Input should be a finite number"),
+        (
+            "train: {learning_rate: 1e400}",
+            "train.optimizer.learning_rate: Input should be a finite number",
+        ),
         ("train: {kl_coef: .nan}", "train.loss.kl_coef: Input should be a finite number"),
-        ("serve: {sampling_override: {temperature: .inf}}", "temperature: Input should be a finite number"),
-        ("serve: {sampling_override: {temprature: 1}}", "Did you mean .serve.sampling_override.temperature"),
-        ("serve: {sampling_override: {top_p: 2}}", "serve.sampling_override.top_p: Input should be less than"),
+        (
+            "serve: {sampling_override: {temperature: .inf}}",
+            "temperature: Input should be a finite number",
+        ),
+        (
+            "serve: {sampling_override: {temprature: 1}}",
+            "Did you mean .serve.sampling_override.temperature",
+        ),
+        (
+            "serve: {sampling_override: {top_p: 2}}",
+            "serve.sampling_override.top_p: Input should be less than",
+        ),
         (
             "serve: {cors_origins: ['http://localhost:3000/']}",
             "serve.cors_origins: expected origins like .* no slash",
         ),
-        ("serve: {cors_origins: [chat.example]}", "serve.cors_origins: expected origins like https://chat.example"),
+        (
+            "serve: {cors_origins: [chat.example]}",
+            "serve.cors_origins: expected origins like https://chat.example",
+        ),
         ("train: {lora: {rank: yes}}", "train.lora.rank: expected a number .got True."),
-        ("train: {lora: 8}", "train.lora is a section: expected keys below it, such as train.lora.alpha, got 8"),
+        (
+            "train: {lora: 8}",
+            "train.lora is a section: expected keys below it, such as train.lora.alpha, got 8",
+        ),
         ("lora: {}", "unknown setting 'lora'"),
         ("home: ''", "home: expected text, got nothing"),
         ("model: {path: ''}", "model.path: expected text, got nothing"),
@@ -164,15 +223,22 @@ def test_a_bad_file_says_what_and_what_to_do(tmp_path: Path, text: str, words: s
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_bytes("train: {method: opd}".encode("utf-16"))
-    with pytest.raises(ConfigError, match=r"expected UTF-8, got other bytes at byte 0\. Save it as UTF-8") as caught:
+    with pytest.raises(
+        ConfigError, match=r"expected UTF-8, got other bytes at byte 0\. Save it as UTF-8"
+    ) as caught:
         settings.load(file=file, environ={})
     assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"cannot be read .Is a directory.\. Name a settings file"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be read .Is a directory.\. Name a settings file"
+    ):
         settings.load(file=tmp_path, environ={})
 
 
 def test_what_is_empty_is_not_given(tmp_path: Path) -> None:
-    file = write(tmp_path, "train:\njudge: {}\nserve: {api_key: ''}\ndata: {path: ''}\nengine: {gpus: [0, 1]}\n")
+    file = write(
+        tmp_path,
+        "train:\njudge: {}\nserve: {api_key: ''}\ndata: {path: ''}\nengine: {gpus: [0, 1]}\n",
+    )
     config = settings.load(file=file, environ={})
     assert (config.serve.api_key, config.data.path, config.engine.gpus) == (None, None, ("0", "1"))
 
@@ -182,7 +248,10 @@ def test_json_is_read_as_json(tmp_path: Path) -> None:
     file.write_text('{\n\t"model": {"name": "\\ud83d\\ude00"}, "train": {"learning_rate": 1e-6}}')
     config = settings.load(file=file, environ={})
     assert (config.model.name, config.train.optimizer.learning_rate) == ("\U0001f600", 1e-6)
-    for text, words in (('{"home": "a", "home": "b"}', "'home' is given twice"), ("{", "as JSON: Expecting")):
+    for text, words in (
+        ('{"home": "a", "home": "b"}', "'home' is given twice"),
+        ("{", "as JSON: Expecting"),
+    ):
         file.write_text(text)
         with pytest.raises(ConfigError, match=words):
             settings.load(file=file, environ={})
@@ -190,7 +259,8 @@ def test_json_is_read_as_json(tmp_path: Path) -> None:
 
 def test_a_merge_may_be_overridden(tmp_path: Path) -> None:
     file = write(
-        tmp_path, "train: &t {method: opd, seed: 3}\nmodel: {name: a}\nteacher: {<<: {timeout: 1}, timeout: 2}"
+        tmp_path,
+        "train: &t {method: opd, seed: 3}\nmodel: {name: a}\nteacher: {<<: {timeout: 1}, timeout: 2}",
     )
     assert settings.load(file=file, environ={}).teacher.timeout == 2
 
@@ -212,8 +282,12 @@ def test_keys_are_taken_as_they_are() -> None:
 
 
 def test_children_inherit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = settings.load(environ={}, flags={"train.batch.min_turns": 9, "serve.ephemeral_patterns": ["^x$"]})
-    monkeypatch.setenv(settings.CONFIG_VARIABLE, settings.to_environment(config)[settings.CONFIG_VARIABLE])
+    config = settings.load(
+        environ={}, flags={"train.batch.min_turns": 9, "serve.ephemeral_patterns": ["^x$"]}
+    )
+    monkeypatch.setenv(
+        settings.CONFIG_VARIABLE, settings.to_environment(config)[settings.CONFIG_VARIABLE]
+    )
     assert settings.inherited_config() == config
 
 
@@ -232,7 +306,11 @@ def test_children_inherit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
             "LORA_ALPHA, LORA_RANK",
             "train.finetune is full",
         ),
-        ({"CKPT_ARGS": "--save-interval 100"}, "CKPT_ARGS --save-interval", "only with train.checkpoint.save_dir"),
+        (
+            {"CKPT_ARGS": "--save-interval 100"},
+            "CKPT_ARGS --save-interval",
+            "only with train.checkpoint.save_dir",
+        ),
         (
             {"OPENCLAW_RL_TRAIN_METHOD": "opd", "OPENCLAW_RL_TRAIN_LOSS_W_BINARY": "2"},
             "OPENCLAW_RL_TRAIN_LOSS_W_BINARY",
@@ -255,14 +333,20 @@ URL = "http://127.0.0.1:9/v1"
         ({"judge.model": "m", "judge.base_url": URL}, "llm", "judge.model"),
         ({"judge.model": "m"}, "llm", "judge.model"),
         ({"judge.path": "/models/j"}, "llm", "judge.path"),
-        ({"judge.plugin_path": "rm.py", "judge.reward_path": "/models/p"}, "plugin", "judge.plugin_path"),
+        (
+            {"judge.plugin_path": "rm.py", "judge.reward_path": "/models/p"},
+            "plugin",
+            "judge.plugin_path",
+        ),
         ({"judge.reward_path": "/models/p"}, "classifier", "judge.reward_path"),
         ({"judge.kind": "rules", "judge.model": "m"}, "rules", "judge.kind"),
         ({"judge.base_url": URL, "teacher.model": "t"}, "rules", None),
         ({"judge.model": ""}, "rules", None),
     ],
 )
-def test_what_a_judge_needs_chooses_it(given: dict[str, str], kind: str, source: str | None) -> None:
+def test_what_a_judge_needs_chooses_it(
+    given: dict[str, str], kind: str, source: str | None
+) -> None:
     loaded = settings.load_all(flags=given, environ={})
     assert loaded.config.judge.kind == settings.from_flat(given).judge.kind == kind
     assert loaded.sources.get("judge.kind") == (f"flags: {source}" if source else None)
@@ -273,7 +357,9 @@ def test_a_judge_at_an_endpoint_needs_a_model_at_once_and_an_endpoint_to_start()
         settings.load(flags={"judge.base_url": URL}, environ={})
     loaded = settings.load_all(flags={"judge.model": "gpt-4"}, environ={})
     (notice,) = loaded.notices
-    assert notice.startswith("judge.model is gpt-4, and no endpoint serves it: the judge cannot start.")
+    assert notice.startswith(
+        "judge.model is gpt-4, and no endpoint serves it: the judge cannot start."
+    )
     with pytest.raises(ConfigError) as error:
         check_judge_settings(loaded.config)
     assert str(error.value) == notice
@@ -284,7 +370,10 @@ def test_off_needs_no_quotes(tmp_path: Path, key: str) -> None:
     """YAML reads it as false."""
     section, _, name = key.partition(".")
     file = write(tmp_path, f"{section}: {{{name}: off}}\n")
-    for config in (settings.load(flags={key: "off"}, environ={}), settings.load(file=file, environ={})):
+    for config in (
+        settings.load(flags={key: "off"}, environ={}),
+        settings.load(file=file, environ={}),
+    ):
         assert getattr(getattr(config, section), name) == "off"
 
 
@@ -295,24 +384,41 @@ def test_off_needs_no_quotes(tmp_path: Path, key: str) -> None:
 def test_distillation_alone_at_tinker_learns_nothing_from_prompts_with_lessons(
     method: str, lessons: str, is_said: bool
 ) -> None:
-    given = {"train.trainer": "tinker", "engine.backend": "tinker", "gate.kind": "numbers", "tinker.api_key": "tml-x"}
-    loaded = settings.load_all(flags=given | {"train.method": method, "serve.lessons": lessons}, environ={})
+    given = {
+        "train.trainer": "tinker",
+        "engine.backend": "tinker",
+        "gate.kind": "numbers",
+        "tinker.api_key": "tml-x",
+    }
+    loaded = settings.load_all(
+        flags=given | {"train.method": method, "serve.lessons": lessons}, environ={}
+    )
     assert any("Set serve.lessons to off" in notice for notice in loaded.notices) is is_said
 
 
 def test_nothing_is_said_of_what_holds() -> None:
     environ = {"MAJORITY_VOTE_N": "5", "JUDGE_MODEL_PATH": "/j", "LORA_RANK": "8"}
-    assert settings.load_all(environ=environ | {"CKPT_ARGS": "--save-interval 9 --save-dir x"}).notices == []
+    assert (
+        settings.load_all(environ=environ | {"CKPT_ARGS": "--save-interval 9 --save-dir x"}).notices
+        == []
+    )
 
 
 def test_a_line_that_goes_on_is_one_line() -> None:
     config = settings.load(
-        environ={"ROLLOUT_ARGS": " --num-rollout-workers 16\\\n --parallel-envs 32 \\\r\n --async-collection "}
+        environ={
+            "ROLLOUT_ARGS": " --num-rollout-workers 16\\\n --parallel-envs 32 \\\r\n --async-collection "
+        }
     )
     assert (config.rollout.workers, config.rollout.parallel_envs) == (16, 32)
 
 
-FOREIGN = {"MAX_GUI_STEPS": "20", "TRAIN_GPUS": "all", "ROLLOUT_ARGS": "--task-type gui --nonsense", "LORA_RANK": "8"}
+FOREIGN = {
+    "MAX_GUI_STEPS": "20",
+    "TRAIN_GPUS": "all",
+    "ROLLOUT_ARGS": "--task-type gui --nonsense",
+    "LORA_RANK": "8",
+}
 
 
 def test_variables_of_another_program_stop_only_what_starts_a_system() -> None:
@@ -321,7 +427,9 @@ def test_variables_of_another_program_stop_only_what_starts_a_system() -> None:
     assert settings.load_all(environ=FOREIGN, strict=False).config.train.lora.rank == 8
 
 
-@pytest.mark.parametrize("name", ["OPENCLAW_PORT", "OPENCLAW_RL_SERVE_PORT", "OPENCLAW_RL_SERVE_PROT"])
+@pytest.mark.parametrize(
+    "name", ["OPENCLAW_PORT", "OPENCLAW_RL_SERVE_PORT", "OPENCLAW_RL_SERVE_PROT"]
+)
 def test_our_own_variables_are_always_checked(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         settings.load_all(environ={name: "{"}, strict=False)
@@ -330,9 +438,15 @@ def test_our_own_variables_are_always_checked(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"train.finetune": "full", "train.base_quantization_bits": 4}, "train.base_quantization_bits 16"),
+        (
+            {"train.finetune": "full", "train.base_quantization_bits": 4},
+            "train.base_quantization_bits 16",
+        ),
         ({"train.finetune": "full", "train.ranks": 2, "train.launch.shard": True}, "set it false"),
-        ({"train.base_quantization_bits": 4, "train.ranks": 2, "train.launch.shard": True}, "set it false"),
+        (
+            {"train.base_quantization_bits": 4, "train.ranks": 2, "train.launch.shard": True},
+            "set it false",
+        ),
     ],
 )
 def test_weights_that_contradict_one_another_are_refused(given: dict[str, Any], words: str) -> None:

@@ -24,11 +24,15 @@ FLAGS = "--lora-rank 32 --lora-alpha 64"
         ({}, "full"),
     ],
 )
-def test_flags_in_lora_args_mean_lora_unless_a_variable_says_otherwise(environ: dict[str, str], finetune: str) -> None:
+def test_flags_in_lora_args_mean_lora_unless_a_variable_says_otherwise(
+    environ: dict[str, str], finetune: str
+) -> None:
     file = RECIPES / "openclaw-rl" / "binary.yaml"
     loaded = load_all(file=file, environ=environ)
     assert loaded.config.train.finetune == finetune
-    assert bool(loaded.notices) == (finetune == "full" and FLAGS in environ.get("LORA_ARGS", "")), "has no effect"
+    assert bool(loaded.notices) == (finetune == "full" and FLAGS in environ.get("LORA_ARGS", "")), (
+        "has no effect"
+    )
     assert load(file=file, words=("--use-lora", "false"), environ=environ).train.finetune == "full"
 
 
@@ -42,7 +46,9 @@ def test_flags_in_lora_args_mean_lora_unless_a_variable_says_otherwise(environ: 
         ({}, "binary.yaml"),
     ],
 )
-def test_a_recipe_uses_the_settings_of_lora(environ: dict[str, str], file: str, tmp_path: Path) -> None:
+def test_a_recipe_uses_the_settings_of_lora(
+    environ: dict[str, str], file: str, tmp_path: Path
+) -> None:
     program = tmp_path / "openclaw-rl"
     program.write_text("#!/bin/sh\nprintf '%s ' \"$@\"\n")
     program.chmod(0o755)

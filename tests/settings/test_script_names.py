@@ -43,7 +43,11 @@ def run(words: list[str], folder: Path, **environment: str) -> subprocess.Comple
     ],
 )
 def test_a_script_is_the_command_and_takes_its_flags(
-    script: Path, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: Path,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def run_here(*words: str) -> tuple[str, str]:
         """Run the script as the main module of this process; return its stdout and stderr."""
@@ -62,7 +66,11 @@ def test_a_script_is_the_command_and_takes_its_flags(
 
 @pytest.mark.parametrize(
     ("module", "command"),
-    [("openclaw_rl", ""), ("openclaw.server", "serve "), ("openclaw_combine.test_rollout", "test-rollout ")],
+    [
+        ("openclaw_rl", ""),
+        ("openclaw.server", "serve "),
+        ("openclaw_combine.test_rollout", "test-rollout "),
+    ],
 )
 def test_the_package_is_the_command(module: str, command: str, tmp_path: Path) -> None:
     done = run(["-m", module, "--help"], tmp_path)
@@ -73,7 +81,9 @@ def test_the_package_is_the_command(module: str, command: str, tmp_path: Path) -
 def test_under_torchrun_the_command_is_named(tmp_path: Path) -> None:
     script = str(ROOT / "slime" / "train_grpo.py")
     world = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
-    first, second = (run([script, "--lr", "1e-6"], tmp_path, RANK=rank, **world) for rank in ("0", "1"))
+    first, second = (
+        run([script, "--lr", "1e-6"], tmp_path, RANK=rank, **world) for rank in ("0", "1")
+    )
     assert "train.ranks=4 --set train.launch.by=torchrun --set train.launch.nodes=2" in first.stderr
     assert (first.returncode, second.returncode, second.stderr) == (1, 1, ""), "logged once"
 

@@ -21,17 +21,18 @@ from tests.store import world
 from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.judge.voting import majority_score
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.serve.gateway import sampling_fields
 from openclaw_rl.settings.aliases import all_aliases
 from openclaw_rl.settings.cli_options import FlagCommand
 from openclaw_rl.settings.load import Config, from_flat, known_keys, load_all
-from openclaw_rl.status import diagnose, program_checks
+from openclaw_rl.status import diagnose, diagnosis_report, program_checks
 from openclaw_rl.status.health import HealthSnapshot, LogLine
 from openclaw_rl.status.report import CURES
 from openclaw_rl.store.lessons.examinations import Withdrawal, WithdrawalCode
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lineage.policy_marks import HeadMove
-from openclaw_rl.types import ReasonCode, Sampling, Verdict, Vote
+from openclaw_rl.types import Sampling, Verdict, Vote
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "openclaw_rl"
@@ -52,9 +53,15 @@ def printed_strings(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             left_out |= {id(part) for part in node.values}
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values
+            )
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in left_out
+        ):
             yield node.value
 
 
@@ -63,17 +70,32 @@ def command_flags() -> Mapping[str, frozenset[str]]:
     """The flags of each command, by its words."""
     flags = {}
     for name, command in EVERY:
-        own = {option for param in command.params if isinstance(param, click.Option) for option in param.opts}
-        flags[name] = frozenset(own | (set(all_aliases()) if isinstance(command, FlagCommand) else set()))
+        own = {
+            option
+            for param in command.params
+            if isinstance(param, click.Option)
+            for option in param.opts
+        }
+        flags[name] = frozenset(
+            own | (set(all_aliases()) if isinstance(command, FlagCommand) else set())
+        )
     return flags
 
 
 @cache
 def known_names() -> frozenset[str]:
     """The settings, their other names, and the sections that they are in."""
-    events = {name for path in SOURCE.rglob("*.py") for name in EVENT.findall(path.read_text(encoding="utf-8"))}
+    events = {
+        name
+        for path in SOURCE.rglob("*.py")
+        for name in EVENT.findall(path.read_text(encoding="utf-8"))
+    }
     names = {*known_keys(), *all_aliases(), *FILE_NAMES, *events}
-    return frozenset(name[:end] for name in names for end in [*(m.start() for m in re.finditer(r"\.", name)), None])
+    return frozenset(
+        name[:end]
+        for name in names
+        for end in [*(m.start() for m in re.finditer(r"\.", name)), None]
+    )
 
 
 def unknown_names(text: str) -> list[str]:
@@ -120,17 +142,33 @@ def test_the_guide_names_what_exists_and_values_that_are_taken() -> None:
 def voted(*scores: int, threshold: float = 0.5) -> list[Verdict]:
     votes = tuple(Vote(score=score) for score in scores)
     majority = majority_score(votes, threshold)
-    verdict = replace(world.verdict("t", score=majority.score, votes=votes), reason_code=majority.code)
+    verdict = replace(
+        world.verdict("t", score=majority.score, votes=votes), reason_code=majority.code
+    )
     return [replace(verdict, turn=f"t{n}") for n in range(10)]
 
 
-ROLLBACK = HeadMove(old=3, to=1, left=[3, 2], reason="satisfaction fell", automatic=True, after=9, at=NOW)
+ROLLBACK = HeadMove(
+    old=3, to=1, left=[3, 2], reason="satisfaction fell", automatic=True, after=9, at=NOW
+)
 SITUATIONS: Mapping[str, dict[str, Any]] = {
-    "a step that did not fit": {"log_lines": [LogLine(file="train.log", message="does not fit into memory", at=NOW)]},
-    "a killed trainer": {"log_lines": [LogLine(file="s.log", message="train ended (signal SIGKILL)", at=NOW)]},
-    "a killed engine": {"log_lines": [LogLine(file="s.log", message="engine ended (signal SIGKILL)", at=NOW)]},
-    "a restarted engine": {"log_lines": [LogLine(file="s.log", message="engine ended (exit code 1)", at=NOW)] * 2},
-    "ray": {"log_lines": [LogLine(file="train.log", message="the Ray cluster has no place for 2 times {}", at=NOW)]},
+    "a step that did not fit": {
+        "log_lines": [LogLine(file="train.log", message="does not fit into memory", at=NOW)]
+    },
+    "a killed trainer": {
+        "log_lines": [LogLine(file="s.log", message="train ended (signal SIGKILL)", at=NOW)]
+    },
+    "a killed engine": {
+        "log_lines": [LogLine(file="s.log", message="engine ended (signal SIGKILL)", at=NOW)]
+    },
+    "a restarted engine": {
+        "log_lines": [LogLine(file="s.log", message="engine ended (exit code 1)", at=NOW)] * 2
+    },
+    "ray": {
+        "log_lines": [
+            LogLine(file="train.log", message="the Ray cluster has no place for 2 times {}", at=NOW)
+        ]
+    },
     "an automatic rollback": {"automatic_rollback": ROLLBACK},
     "a queue of the judge": {"waiting_turns": 10**6, "longest_wait": 1e6},
     "a queue of the trainer": {"trainable_turns": 10**6},
@@ -140,7 +178,10 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
         "heartbeat_waits": {"train": frozenset({Wait.TURNS})},
     },
     "neutral scores": {"verdicts": [world.verdict(f"t{n}", score=0) for n in range(10)]},
-    "empty reactions": {"verdicts": [world.verdict(f"t{n}", score=None) for n in range(10)], "empty_reactions": 10},
+    "empty reactions": {
+        "verdicts": [world.verdict(f"t{n}", score=None) for n in range(10)],
+        "empty_reactions": 10,
+    },
     "ties": {"verdicts": voted(1, -1)},
     "too few votes for one score": {"verdicts": voted(1, 1, 1, 1, -1, threshold=1.0)},
     "different votes": {"verdicts": voted(1, 1, -1)},
@@ -148,13 +189,19 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
     "a signal below its bar": {
         "untrusted_judges": {"behaviour:copied": Kappa(value=0.0, low=-0.3, high=0.3, pairs=40)}
     },
-    "a judge below its bar": {"untrusted_judges": {"rules@1": Kappa(value=0.0, low=-0.3, high=0.3, pairs=40)}},
+    "a judge below its bar": {
+        "untrusted_judges": {"rules@1": Kappa(value=0.0, low=-0.3, high=0.3, pairs=40)}
+    },
     "rejected steps": {"steps": [{"state": "rejected", "gradient/norm": 200.0}] * 3},
     "steps that change nothing": {"steps": [{"kl/step": 1e-9, "learning_rate": 1e-6}] * 5},
-    "a full disk": {"full_disks": ["the disk of /home/me is full: 1.0 MiB are free, and 8 MiB are needed"]},
+    "a full disk": {
+        "full_disks": ["the disk of /home/me is full: 1.0 MiB are free, and 8 MiB are needed"]
+    },
     "a parked judge": {"worker_problems": ["judge crashed 3 times. Reason: exit code 3"]},
     "a damaged version": {"damaged_versions": ["version 3 is damaged: trainer.json is missing"]},
-    "an undo without a trainer": {"waiting_undo": ["an undo is in progress: 3 batches left to train on again"]},
+    "an undo without a trainer": {
+        "waiting_undo": ["an undo is in progress: 3 batches left to train on again"]
+    },
     "changed histories": {"main_turns": 20, "unlinked_reasons": ["a reason"] * 10},
     "no history": {"main_turns": 20, "isolated_turns": 20},
     "a lesson that costs correctness": {
@@ -165,7 +212,9 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
                 made_at=1.0,
                 reinforced_at=1.0,
                 state=LessonState.WITHDRAWN,
-                withdrawal=Withdrawal(code=WithdrawalCode.ALONE, asked=8, right_with=0, right_without=8, at=1.0),
+                withdrawal=Withdrawal(
+                    code=WithdrawalCode.ALONE, asked=8, right_with=0, right_without=8, at=1.0
+                ),
             )
         ]
     },
@@ -209,9 +258,26 @@ def snapshot(config: Config, situation: Mapping[str, Any]) -> HealthSnapshot:
             "verdicts": [],
             "unlinked_reasons": [],
         },
-        **{"empty_reactions": 0, "main_turns": 0, "isolated_turns": 0, "waiting_turns": 0, "trainable_turns": 0},
-        **{"longest_wait": 0.0, "agreement": (0, 0), "worker_problems": [], "damaged_versions": [], "full_disks": []},
-        **{"untrusted_judges": {}, "waiting_undo": [], "automatic_rollback": None, "withdrawn_lessons": []},
+        **{
+            "empty_reactions": 0,
+            "main_turns": 0,
+            "isolated_turns": 0,
+            "waiting_turns": 0,
+            "trainable_turns": 0,
+        },
+        **{
+            "longest_wait": 0.0,
+            "agreement": (0, 0),
+            "worker_problems": [],
+            "damaged_versions": [],
+            "full_disks": [],
+        },
+        **{
+            "untrusted_judges": {},
+            "waiting_undo": [],
+            "automatic_rollback": None,
+            "withdrawn_lessons": [],
+        },
     }
     return HealthSnapshot(config=config, now=NOW, **nothing | dict(situation))
 
@@ -220,15 +286,29 @@ def snapshot(config: Config, situation: Mapping[str, Any]) -> HealthSnapshot:
 def test_each_cure_is_accepted_and_changes_something(home: str) -> None:
     given = HOMES[home]
     config = from_flat(given)
-    direct = [program_checks.check_ray_head(config), None if config.engine.url else program_checks.check_engine(config)]
+    direct = [
+        program_checks.check_ray_head(config),
+        None if config.engine.url else program_checks.check_engine(config),
+    ]
     for situation in SITUATIONS.values():
-        for found in [*diagnose.diagnose_snapshot(snapshot(config, situation)), *filter(None, direct)]:
+        for found in [
+            *diagnose.diagnose_snapshot(snapshot(config, situation)),
+            *filter(None, direct),
+        ]:
             assert unknown_names(f"{found.advice} {' '.join(found.settings)}") == []
-            assert set(FLAG.findall(found.advice)) <= frozenset[str]().union(*command_flags().values()) | OTHER_PROGRAMS
+            assert (
+                set(FLAG.findall(found.advice))
+                <= frozenset[str]().union(*command_flags().values()) | OTHER_PROGRAMS
+            )
             settings = {**given, **found.settings}
-            cured = load_all(sets=[f"{k}={diagnose._format_setting(v)}" for k, v in settings.items()], environ={})
+            cured = load_all(
+                sets=[f"{k}={diagnosis_report.format_setting(v)}" for k, v in settings.items()],
+                environ={},
+            )
             for key, value in found.settings.items():
-                assert value_at(cured.config, key) == pytest.approx(value) != value_at(config, key), (home, found.name)
+                assert (
+                    value_at(cured.config, key) == pytest.approx(value) != value_at(config, key)
+                ), (home, found.name)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +337,13 @@ def value_at(config: Config, key: str) -> Any:
 
 
 def test_each_diagnosis_is_among_the_situations() -> None:
-    snapshots = [snapshot(from_flat(given), s) for given, s in itertools.product(HOMES.values(), SITUATIONS.values())]
-    silent = [check.__name__ for check in diagnose.DIAGNOSIS_CHECKS if not any(map(check, snapshots))]
+    snapshots = [
+        snapshot(from_flat(given), s)
+        for given, s in itertools.product(HOMES.values(), SITUATIONS.values())
+    ]
+    silent = [
+        check.__name__ for check in diagnose.DIAGNOSIS_CHECKS if not any(map(check, snapshots))
+    ]
     assert silent == []
 
 
@@ -272,7 +357,9 @@ UNTRAINABLE: Mapping[ReasonCode, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("code", [code for code, cure in CURES.items() if "serve.sampling_override" in cure])
+@pytest.mark.parametrize(
+    "code", [code for code, cure in CURES.items() if "serve.sampling_override" in cure]
+)
 def test_each_override_of_status_makes_the_turn_trainable(code: ReasonCode) -> None:
     """As printed, in a settings file."""
     reason = Sampling(**UNTRAINABLE[code]).untrainable_reason()
@@ -287,7 +374,11 @@ def test_each_override_of_status_makes_the_turn_trainable(code: ReasonCode) -> N
 @pytest.mark.parametrize("backend", ["tinker", "fireworks"])
 def test_the_advice_about_a_service_is_no_command_that_refuses_it(backend: str) -> None:
     """`openclaw-rl doctor --engine` sends nothing to a service."""
-    more: dict[str, object] = {"fireworks.api_key": "fw", "fireworks.account": "me", "engine.max_context": 64}
+    more: dict[str, object] = {
+        "fireworks.api_key": "fw",
+        "fireworks.account": "me",
+        "engine.max_context": 64,
+    }
     more["fireworks.base_model"] = "accounts/fireworks/models/m"
     config = from_flat({"engine.backend": backend} | (more if backend == "fireworks" else {}))
     advice = program_checks.engine_diagnosis(config, "seen").advice
@@ -299,8 +390,14 @@ def test_troubles_are_found_without_a_request_to_fireworks() -> None:
     """The owner may not have agreed to it yet."""
     with FireworksDouble() as service:
         settings = {"fireworks.api_key": "fw", "fireworks.account": "me", "engine.max_context": 64}
-        settings |= {"fireworks.base_model": "accounts/fireworks/models/letters", "fireworks.url": service.url}
-        assert program_checks.check_engine(from_flat({"engine.backend": "fireworks"} | settings)) is None
+        settings |= {
+            "fireworks.base_model": "accounts/fireworks/models/letters",
+            "fireworks.url": service.url,
+        }
+        assert (
+            program_checks.check_engine(from_flat({"engine.backend": "fireworks"} | settings))
+            is None
+        )
         assert service.requests == []
 
 

@@ -19,13 +19,14 @@ from openclaw_rl.common.gateway_address import GatewayAddress, publish_address
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.common.printable import to_printable
 from openclaw_rl.common.terminal import TerminalConsole
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status import watch
 from openclaw_rl.store import exchanges, heartbeats, leases, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.turn_states import drop
-from openclaw_rl.types import Feedback, Origin, Reason, ReasonCode, Use, Vote
+from openclaw_rl.types import Feedback, Origin, Use, Vote
 
 CONTROLS = "\x1b[2J\x1b]0;title\x07\x9b31m\x9dx\x9c\x00\x08\r\x7f\u202e\u2066\u200f\u061c\u2028"
 HOSTILE = f"[/x][red] :skull: {CONTROLS} [link=http://example.com]end"
@@ -44,7 +45,10 @@ FAILING = (("inspect", "turn", f"unknown {HOSTILE}"), ("inspect", "session", f"u
 
 def messages(**more: Any) -> list[dict[str, Any]]:
     call = {"id": HOSTILE, "type": "function", "function": {"name": HOSTILE, "arguments": HOSTILE}}
-    return [{"role": "user", "content": HOSTILE, "name": HOSTILE} | more, {"role": "assistant", "tool_calls": [call]}]
+    return [
+        {"role": "user", "content": HOSTILE, "name": HOSTILE} | more,
+        {"role": "assistant", "tool_calls": [call]},
+    ]
 
 
 def request(id_: str, **changes: Any) -> Any:
@@ -65,7 +69,9 @@ def request(id_: str, **changes: Any) -> Any:
 
 def serve(conn: Any, made: Any) -> None:
     exchanges.admit(conn, [made])
-    exchanges.finish(conn, [world.reply(made, message=messages()[1] | {"content": HOSTILE}, error=HOSTILE)])
+    exchanges.finish(
+        conn, [world.reply(made, message=messages()[1] | {"content": HOSTILE}, error=HOSTILE)]
+    )
 
 
 @pytest.fixture
@@ -80,18 +86,26 @@ def home(tmp_path: Path) -> Path:
         serve(conn, request(name))
         serve(conn, request("dropped", untrainable=Reason(ReasonCode.STATED, HOSTILE)))
         serve(conn, request("imported", origin=Origin.TEXT))
-        feedback = Feedback(id="f", scope="key", target=name, comment=HOSTILE, correction=HOSTILE, given_at=12.0)
+        feedback = Feedback(
+            id="f", scope="key", target=name, comment=HOSTILE, correction=HOSTILE, given_at=12.0
+        )
         exchanges.add_feedback(conn, [feedback])
         for turn in (name, "imported"):
             world.close(conn, turn, words=HOSTILE)
         votes = (Vote(score=-1, hint=HOSTILE, reason=HOSTILE), Vote(score=None, error=HOSTILE))
-        made = world.verdict(name, score=-1, hints=(HOSTILE,), votes=votes, judge=HOSTILE, reason=HOSTILE)
+        made = world.verdict(
+            name, score=-1, hints=(HOSTILE,), votes=votes, judge=HOSTILE, reason=HOSTILE
+        )
         assert turns.add_verdict(conn, made)
         assert drop(conn, "dropped", ReasonCode.FAILED, f"set aside {HOSTILE}", at=14.0)
         turns.mark_untrainable(conn, {"imported": Reason(ReasonCode.STATED, f"left out {HOSTILE}")})
         metrics = {HOSTILE: 1.0, f"gap/{HOSTILE}": 0.5, f"gap/{HOSTILE}/tokens": 3.0}
         hostile = replace(
-            world.policy(1, 0), metrics=metrics, reason=HOSTILE, path=HOSTILE.replace("\0", ""), digest=HOSTILE
+            world.policy(1, 0),
+            metrics=metrics,
+            reason=HOSTILE,
+            path=HOSTILE.replace("\0", ""),
+            digest=HOSTILE,
         )
         policies.publish(conn, lease, hostile, [Use(policy=1, turn=name, number=1)], 21.0)
         policies.reject(conn, lease, replace(hostile, version=2, parent=1), [], 22.0)
@@ -99,7 +113,12 @@ def home(tmp_path: Path) -> Path:
         heartbeats.write_heartbeat(store, worker, HOSTILE, heartbeats.PARKED)
     store.close()
     (home / "logs").mkdir()
-    line = {"at": time.time(), "level": "error", "logger": "x", "message": f"engine ended: {HOSTILE}"}
+    line = {
+        "at": time.time(),
+        "level": "error",
+        "logger": "x",
+        "message": f"engine ended: {HOSTILE}",
+    }
     (home / "logs" / "supervisor.log").write_text(f"{json.dumps(line)}\n" * 3)
     return home
 
@@ -109,7 +128,9 @@ def printed(capsys: pytest.CaptureFixture[str], home: Path, *command: str) -> st
     code: Any = 0
     try:
         main(
-            [*command[:1], "--home", str(home), *command[1:]] if len(command) == 1 else [*command, "--home", str(home)]
+            [*command[:1], "--home", str(home), *command[1:]]
+            if len(command) == 1
+            else [*command, "--home", str(home)]
         )
     except SystemExit as ended:
         code = ended.code
@@ -124,11 +145,15 @@ def check_harmless(text: str) -> None:
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *FAILING, ("doctor", "--troubles")], ids=lambda c: " ".join(c[:2]))
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, *FAILING, ("doctor", "--troubles")], ids=lambda c: " ".join(c[:2])
+)
 def test_what_commands_print_is_harmless(
     home: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    address = GatewayAddress(url="http://localhost:9", model=HOSTILE, model_path="starter", key="file", pid=1)
+    address = GatewayAddress(
+        url="http://localhost:9", model=HOSTILE, model_path="starter", key="file", pid=1
+    )
     with publish_address(home, address):
         text = printed(capsys, home, *command)
     check_harmless(text)
@@ -136,17 +161,25 @@ def test_what_commands_print_is_harmless(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: " ".join(c[:2]))
-def test_json_keeps_the_data(home: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+def test_json_keeps_the_data(
+    home: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
     text = printed(capsys, home, *command, "--json")
     check_harmless(text)
-    assert json.dumps(HOSTILE, ensure_ascii=False)[1:-1] in json.dumps(json.loads(text), ensure_ascii=False)
+    assert json.dumps(HOSTILE, ensure_ascii=False)[1:-1] in json.dumps(
+        json.loads(text), ensure_ascii=False
+    )
 
 
 def test_the_page_of_watch_is_harmless(home: Path) -> None:
     out = io.StringIO()
     console = TerminalConsole(file=out, width=200)
     with Store.open(home / "store.db") as store, store.read() as conn:
-        console.print(watch.build_page(watch.collect_page_data(from_flat({"home": str(home)}), conn, time.time())))
+        console.print(
+            watch.build_page(
+                watch.collect_page_data(from_flat({"home": str(home)}), conn, time.time())
+            )
+        )
     check_harmless(out.getvalue())
     assert "[/x]" in out.getvalue()
 

@@ -36,22 +36,33 @@ def home(tmp_path: Path) -> Path:
         lease = leases.acquire(conn, "train", "test", now=20.0, ttl=1000.0)
         assert lease is not None
         for name, said in (("turn-1", QUESTION), ("turn-2", CHINESE)):
-            request = world.request(name, messages=[{"role": "user", "content": said}], session=LONG_ID + name[-2:])
+            request = world.request(
+                name, messages=[{"role": "user", "content": said}], session=LONG_ID + name[-2:]
+            )
             marks = world.message_hash.mark_messages(request.messages, world.KEY, world.NOTHING)
             request = replace(request, marks=marks)
             exchanges.admit(conn, [request])
             exchanges.finish(conn, [world.reply(request, first_token_at=10.5)])
         world.close(conn, "turn-1", words="No, shorter please.")
-        votes = (Vote(score=-1, hint="Be brief.", reason="asked for less"), Vote(score=None, error="timed out"))
-        assert turns.add_verdict(conn, world.verdict("turn-1", score=-1, hints=("Be brief.",), votes=votes))
+        votes = (
+            Vote(score=-1, hint="Be brief.", reason="asked for less"),
+            Vote(score=None, error="timed out"),
+        )
+        assert turns.add_verdict(
+            conn, world.verdict("turn-1", score=-1, hints=("Be brief.",), votes=votes)
+        )
         policies.publish(conn, lease, made(1, 0), [Use(policy=1, turn="turn-1", number=1)], 21.0)
         policies.reject(conn, lease, made(2, 1), [], 22.0)
         policies.roll_back(conn, to=0, reason="rolled back by hand", at=23.0)
         policies.publish(conn, lease, made(3, 0), [], 24.0)
-        redacted = world.request("secret", messages=(), marks=request.marks, capture=Capture.REDACTED, session="s")
+        redacted = world.request(
+            "secret", messages=(), marks=request.marks, capture=Capture.REDACTED, session="s"
+        )
         exchanges.admit(conn, [redacted])
         exchanges.finish(conn, [world.reply(redacted)])
-    heartbeats.write_heartbeat(store, "judge", "degraded: no usable vote at http://127.0.0.1:9000/v1 for 12 s")
+    heartbeats.write_heartbeat(
+        store, "judge", "degraded: no usable vote at http://127.0.0.1:9000/v1 for 12 s"
+    )
     store.close()
     return tmp_path
 
@@ -70,7 +81,9 @@ def made(version: int, parent: int) -> Policy:
 
 
 def run(home: Path, *arguments: str) -> str:
-    done = CliRunner().invoke(cli, [*arguments, "--home", str(home)], env={"COLUMNS": "80"}, catch_exceptions=False)
+    done = CliRunner().invoke(
+        cli, [*arguments, "--home", str(home)], env={"COLUMNS": "80"}, catch_exceptions=False
+    )
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -79,7 +92,7 @@ def as_json(home: Path, *arguments: str) -> Any:
     return json.loads(run(home, *arguments, "--json"))
 
 
-# ----------------------------------------------------------------------------------------------------------- as JSON
+# --------------------------------------------------------------------------------------- as JSON
 
 
 def test_sessions_as_json(home: Path) -> None:
@@ -92,7 +105,12 @@ def test_sessions_as_json(home: Path) -> None:
 
 def test_a_turn_as_json(home: Path) -> None:
     turn = as_json(home, "inspect", "turn", "turn-1")
-    assert (turn["turn"], turn["state"], turn["user"], turn["trained_into"]) == ("turn-1", "judged", QUESTION, [1])
+    assert (turn["turn"], turn["state"], turn["user"], turn["trained_into"]) == (
+        "turn-1",
+        "judged",
+        QUESTION,
+        [1],
+    )
     assert (turn["sampling"]["temperature"], turn["prompt_tokens"], turn["version"]) == (0.7, 4, 0)
     assert turn["reply"]["message"] == {"role": "assistant", "content": world.WORDS}
     assert turn["reply"]["mean_logprob"] == pytest.approx(-0.875)
@@ -132,18 +150,32 @@ def test_it_fits_80_columns(home: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("status", f"version state turns served reward loss kl grad time {REASON} no usable vote 127.0.0.1:9000/v1"),
+        (
+            "status",
+            f"version state turns served reward loss kl grad time {REASON} no usable vote 127.0.0.1:9000/v1",
+        ),
         ("status", "v0 v1 v2 v3 rolled_back rejected -0.86 -1.2e-05 7.9e-07 1.2e+03"),
         ("sessions", f"{LONG_ID}-1 judged {QUESTION[:60]}"),
-        ("session", f"{QUESTION[:60]} {world.WORDS} No, shorter please. (exact link) rules hint: Be brief."),
-        ("turn", f"{QUESTION} {world.WORDS} No, shorter please. rules tokens, session relation {LONG_ID}-1"),
-        ("policy", "/home/somebody/.openclaw-rl/versions/000003-d6e82aea reward/mean -1.234e-05 live"),
+        (
+            "session",
+            f"{QUESTION[:60]} {world.WORDS} No, shorter please. (exact link) rules hint: Be brief.",
+        ),
+        (
+            "turn",
+            f"{QUESTION} {world.WORDS} No, shorter please. rules tokens, session relation {LONG_ID}-1",
+        ),
+        (
+            "policy",
+            "/home/somebody/.openclaw-rl/versions/000003-d6e82aea reward/mean -1.234e-05 live",
+        ),
     ],
 )
 def test_no_word_is_broken(home: Path, name: str, expected: str) -> None:
     shown = set(run(home, *COMMANDS[name]).replace("│", " ").split())
     joined = " ".join(sorted(shown))
-    assert [word for word in expected.split() if word not in shown and word.strip("().,") not in joined] == []
+    assert [
+        word for word in expected.split() if word not in shown and word.strip("().,") not in joined
+    ] == []
 
 
 def test_a_version_names_its_parent_if_it_is_not_the_one_before(home: Path) -> None:
@@ -165,16 +197,29 @@ def test_a_long_text_ends_between_two_words(home: Path) -> None:
 def test_status_says_how_far_a_long_step_is(home: Path) -> None:
     """As data, and in words where it is shown; a pass without progress says so."""
     activity = Activity(
-        kind=WorkKind.TRAIN, number=2, total=3, expected=12.0, remaining=61.0, began_at=time.time() - 20
+        kind=WorkKind.TRAIN,
+        number=2,
+        total=3,
+        expected=12.0,
+        remaining=61.0,
+        began_at=time.time() - 20,
     )
     with Store.open(home / "store.db") as store:
-        heartbeats.write_heartbeat(store, "train", "training version 4 on 2 new turns", activity=activity)
+        heartbeats.write_heartbeat(
+            store, "train", "training version 4 on 2 new turns", activity=activity
+        )
     runner = CliRunner()
-    shown = " ".join(runner.invoke(cli, ["status", "--home", str(home)], terminal_width=200).output.split())
+    shown = " ".join(
+        runner.invoke(cli, ["status", "--home", str(home)], terminal_width=200).output.split()
+    )
     assert "busy: training pass 2 of 3, about" in shown
     data = json.loads(runner.invoke(cli, ["status", "--json", "--home", str(home)]).output)
     (row,) = [row for row in data["loops"] if row["name"] == "train"]
-    assert (row["activity"]["kind"], row["activity"]["number"], row["activity"]["total"]) == ("train", 2, 3)
+    assert (row["activity"]["kind"], row["activity"]["number"], row["activity"]["total"]) == (
+        "train",
+        2,
+        3,
+    )
     assert 30 <= row["activity"]["left"] <= 41
     assert row["advanced"] < 10
     words = report.describe_work(row | {"advanced": 95.0, "alive": True})

@@ -27,8 +27,14 @@ def played(site: Site, open_episode: Open) -> dict[str, list[str]]:
     turns: dict[str, list[str]] = {}
     for name, reward in (("good", 1.0), ("bad", 0.0), ("broken", None)):
         run = open_episode(name, size=3)
-        turns[name] = [run.step("list the files", f"a reply of {name}"), run.step("three files", f"the end of {name}")]
-        run.end(reward, **({"parts": {"tests": 1.0}} if name == "good" else {"reason": f"{name} it was"}))
+        turns[name] = [
+            run.step("list the files", f"a reply of {name}"),
+            run.step("three files", f"the end of {name}"),
+        ]
+        run.end(
+            reward,
+            **({"parts": {"tests": 1.0}} if name == "good" else {"reason": f"{name} it was"}),
+        )
     collect(site.store)
     judge(site.store, lambda item: 1 if item.turn == turns["good"][0] else -1)
     return turns
@@ -36,14 +42,26 @@ def played(site: Site, open_episode: Open) -> dict[str, list[str]]:
 
 def test_an_episode_is_shown_turn_by_turn(site: Site, played: dict[str, list[str]]) -> None:
     data: dict[str, Any] = json.loads(show(site.config.home_dir, "episode", "good", "--json"))
-    assert (data["status"], data["reward"], data["parts"], data["group"]) == ("done", 1.0, {"tests": 1.0}, "g")
+    assert (data["status"], data["reward"], data["parts"], data["group"]) == (
+        "done",
+        1.0,
+        {"tests": 1.0},
+        "g",
+    )
     first, last = data["turns"]
     assert [first["turn"], last["turn"]] == played["good"]
     assert (first["step"], first["step_reward"], first["advantage"]) == (0, 1.0, 0.5 + 1.0)
     assert (last["step"], last["step_reward"], last["advantage"]) == (1, None, 0.5)
     assert first["reaction"]["messages"] == [{"role": "user", "content": "three files"}]
     text = show(site.config.home_dir, "episode", "good")
-    for words in ("step 0", "a reply of good", "three files", "+1 by scripted", "advantage +1.5", "tests 1"):
+    for words in (
+        "step 0",
+        "a reply of good",
+        "three files",
+        "+1 by scripted",
+        "advantage +1.5",
+        "tests 1",
+    ):
         assert words in text
 
 

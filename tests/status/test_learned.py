@@ -46,14 +46,23 @@ def home(tmp_path: Path) -> Path:
             exchanges.admit(conn, [request])
             exchanges.finish(conn, [world.reply(request, ids, message=message)])
             world.close(conn, id_, words="<script>alert(1)</script>")
-            assert turns.add_verdict(conn, world.verdict(id_, score=-1, hints=(HINT,), reason="too long"))
+            assert turns.add_verdict(
+                conn, world.verdict(id_, score=-1, hints=(HINT,), reason="too long")
+            )
         policies.publish(conn, lease, made(1, 0), [Use(policy=1, turn="a", number=1)], 21.0)
         uses = [Use(policy=2, turn="b", number=1), Use(policy=2, turn="a", number=2)]
-        policies.publish(conn, lease, replace(made(3, 1), version=2, metrics={"retrained": 1.0}), uses, 22.0)
+        policies.publish(
+            conn, lease, replace(made(3, 1), version=2, metrics={"retrained": 1.0}), uses, 22.0
+        )
         credit = np.full(len(ids), -1.0)
         credit[0] = 0.5
         token_credit.record_credit(conn, 1, {"a": credit.astype(np.float16)})
-        answer = {"question": "Why?", "head_answer": "Because.", "candidate_answer": "So.", "verdict": 0.5}
+        answer = {
+            "question": "Why?",
+            "head_answer": "Because.",
+            "candidate_answer": "So.",
+            "verdict": 0.5,
+        }
         changed = [ProbeAnswer(version=2, probe=name, head=1, **answer) for name in ("p1", "p2")]
         same = replace(changed[1], candidate_answer="Because.")
         probe_answers.record_answers(conn, [changed[0], same])
@@ -71,7 +80,9 @@ def learned(home: Path, *words: str) -> str:
 def test_versions_turns_credit_lessons_and_changed_answers(home: Path) -> None:
     data = json.loads(learned(home, "--json"))
     second, first = data["versions"]
-    assert [(v["version"], v["retrained"], [t["turn"] for t in v["turns"]]) for v in (first, second)] == [
+    assert [
+        (v["version"], v["retrained"], [t["turn"] for t in v["turns"]]) for v in (first, second)
+    ] == [
         (1, False, ["a"]),
         (2, True, ["b", "a"]),
     ]
@@ -80,15 +91,25 @@ def test_versions_turns_credit_lessons_and_changed_answers(home: Path) -> None:
     turn = first["turns"][0]
     assert "".join(turn["credit"]["tokens"]) == REPLY
     assert turn["credit"]["sum"] == 0.5 - (len(turn["credit"]["values"]) - 1)
-    assert (turn["verdict"]["score"], turn["verdict"]["hints"], turn["session"]) == (-1, [HINT], "s1")
+    assert (turn["verdict"]["score"], turn["verdict"]["hints"], turn["session"]) == (
+        -1,
+        [HINT],
+        "s1",
+    )
     assert data["lessons"] == [{"id": lesson_id(HINT), "hint": HINT, "turns": 2}]
-    assert (data["turns"], data["agents"], data["sessions"]) == (2, {"agent": 2}, {"s1": 1, "s2": 1})
+    assert (data["turns"], data["agents"], data["sessions"]) == (
+        2,
+        {"agent": 2},
+        {"s1": 1, "s2": 1},
+    )
     assert [answer["probe"] for answer in second["changed_answers"]] == ["p1"]
 
 
 def test_one_version_one_session_or_the_newest(home: Path) -> None:
     assert [v["version"] for v in json.loads(learned(home, "1", "--json"))["versions"]] == [1]
-    assert [v["version"] for v in json.loads(learned(home, "--limit", "1", "--json"))["versions"]] == [2]
+    assert [
+        v["version"] for v in json.loads(learned(home, "--limit", "1", "--json"))["versions"]
+    ] == [2]
     of_session = json.loads(learned(home, "--session", "s2", "--json"))
     assert [[t["turn"] for t in v["turns"]] for v in of_session["versions"]] == [["b"]]
     assert json.loads(learned(home, "--since", "2199-01-01", "--json"))["versions"] == []
@@ -104,7 +125,9 @@ def test_practice_is_counted_apart_and_shows_the_prompt_that_was_asked_again(hom
         lease = leases.acquire(conn, "train", "test", now=20.0, ttl=1000.0)
         assert lease is not None
         request = world.request("p", scope="practice", session="practice-p", kind=Kind.PRACTICE)
-        item = PracticeTurn(request=request, reply=world.reply(request), source="a", lessons={"aa": HINT}, hint=HINT)
+        item = PracticeTurn(
+            request=request, reply=world.reply(request), source="a", lessons={"aa": HINT}, hint=HINT
+        )
         practice_turns.add_turns(conn, [item], at=20.0)
         policies.publish(conn, lease, made(3, 2), [Use(policy=3, turn="p", number=1)], 23.0)
     store.close()
@@ -125,7 +148,14 @@ def test_in_the_terminal(home: Path) -> None:
     text = learned(home)
     assert "\x1b" not in text
     words = " ".join(text.split())
-    for part in ("version 2 (of 1)", "trained again by an undo", HINT, "credit", "-1 by rules", "before: Because."):
+    for part in (
+        "version 2 (of 1)",
+        "trained again by an undo",
+        HINT,
+        "credit",
+        "-1 by rules",
+        "before: Because.",
+    ):
         assert part in words
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.render.trl_templates import make_kind
 
 from openclaw_rl.common.terminal import TerminalConsole
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status.inspect import template_summary
 from openclaw_rl.status.reasons import ReasonGroup, group_reasons
@@ -23,14 +24,17 @@ from openclaw_rl.status.report import (
     folder_size,
     untrainable_agents,
 )
-from openclaw_rl.types import PolicyState, Reason, ReasonCode, Sampling
+from openclaw_rl.types import PolicyState, Sampling
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
         ("starter", "hermes format; keeps everything"),
-        ("qwen3", "hermes format; drops the reasoning of earlier turns (keeps it inside a tool loop)"),
+        (
+            "qwen3",
+            "hermes format; drops the reasoning of earlier turns (keeps it inside a tool loop)",
+        ),
         ("gptoss", "harmony format; drops the reasoning of earlier turns"),
         ("nowhere/to-be-found", "from nowhere/to-be-found"),
     ],
@@ -42,7 +46,8 @@ def test_what_the_template_does_is_said(kind: str, words: str, tmp_path: Path) -
 
 def test_a_broken_folder_does_not_hide_the_store(tmp_path: Path) -> None:
     assert (
-        "no tokenizer.json" in template_summary(from_flat({"home": str(tmp_path), "model.path": str(tmp_path)})).plain
+        "no tokenizer.json"
+        in template_summary(from_flat({"home": str(tmp_path), "model.path": str(tmp_path)})).plain
     )
 
 
@@ -51,7 +56,9 @@ def test_the_newest_step_says_what_was_held_back() -> None:
         "gap": 0.0123, "gap/max": 0.8, "staleness/versions": 1.25, "staleness/versions/max": 3.0, "masked/gap": 0.004,
         "masked/opsm": 0.0, "clipped/binary": 0.05, "capped/binary": 0.0, "dropped/stale": 2.0, "truncated": 0.0,
     }  # fmt: skip
-    assert _render_newest_step([{"version": 3, "metrics": {}}, {"version": 4, "metrics": metrics}]).plain.strip() == (
+    assert _render_newest_step(
+        [{"version": 3, "metrics": {}}, {"version": 4, "metrics": metrics}]
+    ).plain.strip() == (
         "newest step (v4): off policy by 0.012 nats a token, at most 0.8; 1.2 versions old, at most 3; "
         "masked (gap) 0.4%; clipped (binary) 5.0%; 2 turns too stale"
     )
@@ -87,7 +94,11 @@ def test_reasons_are_grouped_by_their_codes() -> None:
 def test_an_agent_whose_turns_cannot_train_is_listed_with_the_cure() -> None:
     greedy = Sampling(temperature=0).untrainable_reason()
     assert greedy is not None
-    counts = {"aider": {greedy: 3, None: 1}, "chat": {None: 9}, "": {Reason(ReasonCode.STATED, "a text"): 1}}
+    counts = {
+        "aider": {greedy: 3, None: 1},
+        "chat": {None: 9},
+        "": {Reason(ReasonCode.STATED, "a text"): 1},
+    }
     rows = untrainable_agents(counts)
     assert [(row["agent"], row["share"], row["reasons"][0]["reason"]) for row in rows] == [
         ("", 1.0, "a text"),

@@ -23,12 +23,12 @@ from tests.store.world import judged
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.status import watch
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
-from openclaw_rl.types import Reason, ReasonCode
 
 STATUS: dict[str, Any] = {
     "head": 3,
@@ -47,7 +47,12 @@ STATUS: dict[str, Any] = {
     ],
     "queues": {"judge": (5, "without a verdict"), "train": (1, "to train on")},
     "versions": [
-        {"version": 3, "state": "live", "turns": 4, "metrics": {"loss/total": 0.25, "kl": 0.0125, "tokens": 9.0}},
+        {
+            "version": 3,
+            "state": "live",
+            "turns": 4,
+            "metrics": {"loss/total": 0.25, "kl": 0.0125, "tokens": 9.0},
+        },
     ],
     "reasons": {
         "dropped": [{"code": "timeout", "reason": "no reaction", "count": 3}],
@@ -67,7 +72,14 @@ def drawn_lines(width: int) -> list[str]:
 def test_it_says_what_there_is() -> None:
     text = "\n".join(drawn_lines(100))
     for words in (
-        *("serving version 3", "4 live, 1 rejected", "75% of 12 turns", "·▁▅█", "5 without a verdict", "1 to train on"),
+        *(
+            "serving version 3",
+            "4 live, 1 rejected",
+            "75% of 12 turns",
+            "·▁▅█",
+            "5 without a verdict",
+            "1 to train on",
+        ),
         *("silent for 31 s", "loss/total", "0.25", "4 turns", "4 greedy sampling", "3 no reaction"),
     ):
         assert words in text, words
@@ -96,8 +108,12 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("method", "waiting"), [("binary", 1), ("opd", 1), ("combine", 2), ("sdpo", 1), ("sdft", 1)])
-def test_the_training_queue_has_the_turns_that_the_method_can_train_on(home: Path, method: str, waiting: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "waiting"), [("binary", 1), ("opd", 1), ("combine", 2), ("sdpo", 1), ("sdft", 1)]
+)
+def test_the_training_queue_has_the_turns_that_the_method_can_train_on(
+    home: Path, method: str, waiting: int
+) -> None:
     store = Store.open(home / "store.db")
     with store.write() as conn:
         judged(conn, "score", score=-1)
@@ -108,7 +124,10 @@ def test_the_training_queue_has_the_turns_that_the_method_can_train_on(home: Pat
     for min_turns, full in ((waiting, True), (waiting + 1, False)):
         config = scratch_config(home, {"train.method": method, "train.batch.min_turns": min_turns})
         with store.read() as conn:
-            assert watch.collect_page_data(config, conn, 1.0)["queues"]["train"] == (waiting, "to train on")
+            assert watch.collect_page_data(config, conn, 1.0)["queues"]["train"] == (
+                waiting,
+                "to train on",
+            )
             assert (SubprocessSystem(config)._count_untrained(conn, 0) > 0) is full
     store.close()
 
@@ -194,14 +213,18 @@ def test_whenever_ctrl_c_comes_the_terminal_is_as_it_was(home: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
-def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(home: Path, key: bytes) -> None:
+def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(
+    home: Path, key: bytes
+) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "openclaw_rl", "status", "--watch", "--home", str(home)]
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a run in the background ignores it, and so would
     try:  # what it starts
-        started = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+        started = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
     finally:
         signal.signal(signal.SIGINT, before)
     with started as shown, killed_after(shown):
@@ -213,7 +236,9 @@ def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(home: Path
             if select.select([ours], [], [], 0.5)[0]:
                 seen += os.read(ours, 65536)
         if key == b"\x03":
-            os.kill(shown.pid, signal.SIGINT)  # no terminal of its own here, so its Ctrl-C is the signal
+            os.kill(
+                shown.pid, signal.SIGINT
+            )  # no terminal of its own here, so its Ctrl-C is the signal
         else:
             os.write(ours, key)
         while select.select([ours], [], [], 5)[0]:

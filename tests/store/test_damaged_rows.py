@@ -57,7 +57,10 @@ def judged(world: World, *ids: str) -> None:
         world.close(id_, "Thanks.")
     with world.store.write() as conn:
         for id_ in ids:
-            turns.add_verdict(conn, Verdict(turn=id_, revision=1, judge="j", score=1, hints=("Be brief.",), at=4.0))
+            turns.add_verdict(
+                conn,
+                Verdict(turn=id_, revision=1, judge="j", score=1, hints=("Be brief.",), at=4.0),
+            )
 
 
 def state_of(store: Store, id_: str) -> tuple[TurnState, str]:
@@ -78,7 +81,12 @@ def test_collect_links_all_others(world: World, sql: str) -> None:
             {"role": "assistant", "content": WORDS},
             {"role": "user", "content": "Thanks."},
         ]
-        later = request("d", messages=before, marks=message_hash.mark_messages(before, KEY, NOTHING), admitted_at=12.0)
+        later = request(
+            "d",
+            messages=before,
+            marks=message_hash.mark_messages(before, KEY, NOTHING),
+            admitted_at=12.0,
+        )
         exchanges.admit(conn, [later])
     damage(world.store, sql)
     collector = Collector(world.store, CollectConfig())
@@ -129,31 +137,45 @@ def _judge_until_done(world: World) -> None:
 
 @pytest.mark.parametrize(
     "sql",
-    [*DAMAGE.values(), "UPDATE verdicts SET hints = '{' WHERE turn = 'b'", "DELETE FROM verdicts WHERE turn = 'b'"],
+    [
+        *DAMAGE.values(),
+        "UPDATE verdicts SET hints = '{' WHERE turn = 'b'",
+        "DELETE FROM verdicts WHERE turn = 'b'",
+    ],
     ids=[*DAMAGE, "verdict", "no verdict"],
 )
 def test_the_training_queue_names_the_damaged_turn(world: World, sql: str) -> None:
     judged(world, "a", "b", "c")
     damage(world.store, sql)
     with world.store.read() as conn, pytest.raises(DamagedRow, match=r"^damaged: it") as caught:
-        training_queue.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True)
+        training_queue.trainable_turns(
+            conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True
+        )
     assert caught.value.turn == "b"
 
 
 @every_damage
 def test_an_export_leaves_it_out(
-    world: World, sql: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    world: World,
+    sql: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     judged(world, "a", "b", "c")
     damage(world.store, sql)
-    export_sessions(world.config, str(tmp_path / "out.jsonl"), names=(), since=None, form="sessions")
+    export_sessions(
+        world.config, str(tmp_path / "out.jsonl"), names=(), since=None, form="sessions"
+    )
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert sorted(turn["id"] for one in found for turn in one["turns"]) == ["a", "c"]
     assert "b is left out: damaged: its re" in caplog.text
 
 
 @every_damage
-def test_status_and_inspect_show_it(world: World, sql: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_and_inspect_show_it(
+    world: World, sql: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     judged(world, "a", "b")
     damage(world.store, sql)
     report.show_status(world.config, as_json=False)

@@ -82,7 +82,9 @@ def test_deaths_that_the_machine_caused_do_not_count(tmp_path: Path) -> None:
         AttemptLog(store, "train").end(conn)
     run_in_process(begin_and_die)
     with Store.open(path) as store:
-        assert AttemptLog(store, "train").deaths() == {"a": 1}, "of a row that has ended, nothing is left"
+        assert AttemptLog(store, "train").deaths() == {"a": 1}, (
+            "of a row that has ended, nothing is left"
+        )
 
 
 def test_another_process_is_not_excused(tmp_path: Path) -> None:
@@ -125,7 +127,9 @@ def test_after_several_rows_in_a_row_the_rows_are_not_the_cause(tmp_path: Path) 
     with Store.open(tmp_path / "store.db") as store, store.write() as conn:
         log = AttemptLog(store, "judge")
         for number in range(MAX_SET_ASIDE):
-            assert str(log.give_up(conn, f"row {number}", MAX_DEATHS)).startswith("set aside: the judge worker died 2")
+            assert str(log.give_up(conn, f"row {number}", MAX_DEATHS)).startswith(
+                "set aside: the judge worker died 2"
+            )
         assert log.give_up(conn, "another", MAX_DEATHS) is None
         log.end(conn, ["success"])
         assert log.give_up(conn, "another", MAX_DEATHS)
@@ -182,7 +186,9 @@ class FatalJudge:
         return make_verdict(item, self.name, 1, "good", votes=(), hints=())
 
 
-def test_the_judge_goes_on_behind_the_turn_that_it_dies_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_judge_goes_on_behind_the_turn_that_it_dies_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = from_flat({"home": str(tmp_path), "judge.workers": 4})
     ids = [f"j{number}" for number in range(COUNT)]
     with Store.open(config.store_path) as store:
@@ -203,7 +209,9 @@ def test_the_judge_goes_on_behind_the_turn_that_it_dies_on(tmp_path: Path, capsy
         await task
 
     assert deaths_until_done(lambda: asyncio.run(asyncio.wait_for(judge_all(), 30))) == MAX_DEATHS
-    assert states(config.store_path, *(id_ for id_ in ids if id_ != "j2")) == [(TurnState.JUDGED, "")] * (COUNT - 1)
+    assert states(config.store_path, *(id_ for id_ in ids if id_ != "j2")) == [
+        (TurnState.JUDGED, "")
+    ] * (COUNT - 1)
     why = "set aside: the judge worker died 2 times while it worked on it"
     assert states(config.store_path, "j2") == [(TurnState.DROPPED, why)]
     with Store.open(config.store_path) as store:
@@ -242,8 +250,12 @@ def sync(home: Path, **data: str) -> FolderSync:
     return FolderSync(config, Store.open(config.store_path), stop=lambda: False)
 
 
-def test_an_import_goes_on_behind_the_entry_that_it_dies_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [{"session_id": f"s{n}", "turns": [main(f"Question {n}", f"Answer {n}")]} for n in range(4)]
+def test_an_import_goes_on_behind_the_entry_that_it_dies_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [
+        {"session_id": f"s{n}", "turns": [main(f"Question {n}", f"Answer {n}")]} for n in range(4)
+    ]
     file = put(tmp_path / "in" / "talk.jsonl", *entries)
     Home.open(tmp_path / "home").store.close()
     resolve = importer.resolve_turns
@@ -254,9 +266,19 @@ def test_an_import_goes_on_behind_the_entry_that_it_dies_on(tmp_path: Path, monk
         return resolve(trajectory)
 
     monkeypatch.setattr(importer, "resolve_turns", resolve_or_die)
-    monkeypatch.setattr(importer.TrajectoryImporter, "_score_entries", lambda self, ready, report, follow: list(ready))
-    assert deaths_until_done(lambda: sync(tmp_path / "home", path=str(file)).run_once()) == MAX_DEATHS + 1
-    (refused,) = [json.loads(line) for line in (tmp_path / "home" / "logs" / "refused.jsonl").read_text().splitlines()]
+    monkeypatch.setattr(
+        importer.TrajectoryImporter,
+        "_score_entries",
+        lambda self, ready, report, follow: list(ready),
+    )
+    assert (
+        deaths_until_done(lambda: sync(tmp_path / "home", path=str(file)).run_once())
+        == MAX_DEATHS + 1
+    )
+    (refused,) = [
+        json.loads(line)
+        for line in (tmp_path / "home" / "logs" / "refused.jsonl").read_text().splitlines()
+    ]
     assert (refused["place"], refused["reason"]) == ("line 3", "fatal")
     assert refused["detail"] == "set aside: the data worker died 2 times while it worked on it"
     with Home.open(tmp_path / "home").store as store, store.read() as conn:
@@ -264,7 +286,9 @@ def test_an_import_goes_on_behind_the_entry_that_it_dies_on(tmp_path: Path, monk
         assert AttemptLog(store, "data").deaths() == {}
 
 
-def test_a_file_that_cannot_even_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_even_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bad = put(tmp_path / "in" / "bad.jsonl", {"session_id": "a", "turns": [main("Q", "A")]})
     put(tmp_path / "in" / "good.jsonl", {"session_id": "b", "turns": [main("Q", "A")]})
     Home.open(tmp_path / "home").store.close()
@@ -276,13 +300,25 @@ def test_a_file_that_cannot_even_be_read_is_refused(tmp_path: Path, monkeypatch:
         yield from read(file)
 
     monkeypatch.setattr(sync_worker.reading, "read_entries", read_or_die)
-    monkeypatch.setattr(importer.TrajectoryImporter, "_score_entries", lambda self, ready, report, follow: list(ready))
-    assert deaths_until_done(lambda: sync(tmp_path / "home", path=str(tmp_path / "in")).run_once()) == MAX_DEATHS
-    (refused,) = [json.loads(line) for line in (tmp_path / "home" / "logs" / "refused.jsonl").read_text().splitlines()]
+    monkeypatch.setattr(
+        importer.TrajectoryImporter,
+        "_score_entries",
+        lambda self, ready, report, follow: list(ready),
+    )
+    assert (
+        deaths_until_done(lambda: sync(tmp_path / "home", path=str(tmp_path / "in")).run_once())
+        == MAX_DEATHS
+    )
+    (refused,) = [
+        json.loads(line)
+        for line in (tmp_path / "home" / "logs" / "refused.jsonl").read_text().splitlines()
+    ]
     assert (Path(refused["file"]).name, refused["reason"]) == ("bad.jsonl", "fatal")
 
 
-def test_an_export_goes_on_behind_the_session_that_it_dies_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_goes_on_behind_the_session_that_it_dies_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Home.open(tmp_path / "home").store as store:
         live(store, [[plot("judged")] for _ in range(3)])
     save = sync_worker.save_session
@@ -294,7 +330,10 @@ def test_an_export_goes_on_behind_the_session_that_it_dies_on(tmp_path: Path, mo
 
     monkeypatch.setattr(sync_worker, "save_session", save_or_die)
     out = tmp_path / "out"
-    assert deaths_until_done(lambda: sync(tmp_path / "home", export_dir=str(out)).run_once()) == MAX_DEATHS + 1
+    assert (
+        deaths_until_done(lambda: sync(tmp_path / "home", export_dir=str(out)).run_once())
+        == MAX_DEATHS + 1
+    )
     assert sorted(file.name for file in out.iterdir()) == ["session 0.json", "session 2.json"]
 
 

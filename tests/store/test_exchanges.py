@@ -28,12 +28,27 @@ FAILED, CANCELLED = ExchangeStatus.FAILED, ExchangeStatus.CANCELLED
 
 
 def feedback(target: str, **changes: object) -> Feedback:
-    values = {"id": "f1", "scope": "key", "target": target, "score": -1, "comment": "no", "given_at": 14.0}
+    values = {
+        "id": "f1",
+        "scope": "key",
+        "target": target,
+        "score": -1,
+        "comment": "no",
+        "given_at": 14.0,
+    }
     return Feedback(**(values | changes))
 
 
 def test_everything_comes_back(store: Store) -> None:
-    asked = request("a", user="ann", session="s", kind=Kind.MAIN, session_done=True, dialect="responses", previous="z")
+    asked = request(
+        "a",
+        user="ann",
+        session="s",
+        kind=Kind.MAIN,
+        session_done=True,
+        dialect="responses",
+        previous="z",
+    )
     odd = request(
         "b",
         messages=[{"role": "user", "content": "half \ud800, é", "extra": [1, None]}],
@@ -70,7 +85,12 @@ def test_arrays_can_be_written_to(store: Store) -> None:
         found = exchanges.get(conn, "a")
     assert found is not None
     assert found.reply is not None
-    for array in (found.request.prompt_ids, found.reply.response_ids, found.reply.logprobs, found.reply.mask):
+    for array in (
+        found.request.prompt_ids,
+        found.reply.response_ids,
+        found.reply.logprobs,
+        found.reply.mask,
+    ):
         array[0] = 1
 
 
@@ -86,7 +106,15 @@ def test_redacted_keeps_hashes_and_nothing_else(store: Store) -> None:
         sampling=Sampling(max_tokens=16, stop=(secret,), grammar=f"start: {secret}"),
     )
     said = reply(asked, message={"role": "assistant", "content": secret}, error=secret)
-    opinion = Feedback(id="f", scope=asked.scope, target="a", score=1, comment=secret, correction=secret, given_at=1.0)
+    opinion = Feedback(
+        id="f",
+        scope=asked.scope,
+        target="a",
+        score=1,
+        comment=secret,
+        correction=secret,
+        given_at=1.0,
+    )
     with store.write() as conn:
         exchanges.admit(conn, [asked])
         exchanges.finish(conn, [said])
@@ -103,8 +131,16 @@ def test_redacted_keeps_hashes_and_nothing_else(store: Store) -> None:
     assert turn is not None
     assert found.request.marks == asked.marks
     assert found.reply.mark == said.mark
-    assert (len(found.request.messages), len(found.request.tools), dict(found.reply.message)) == (0, 0, {})
-    assert [len(found.request.prompt_ids), len(found.reply.response_ids), len(found.reply.logprobs)] == [0, 0, 0]
+    assert (len(found.request.messages), len(found.request.tools), dict(found.reply.message)) == (
+        0,
+        0,
+        {},
+    )
+    assert [
+        len(found.request.prompt_ids),
+        len(found.reply.response_ids),
+        len(found.reply.logprobs),
+    ] == [0, 0, 0]
     assert "redacted" in str(turn.untrainable)
     assert secret.encode() not in held
     assert asked.prompt_ids.tobytes() not in held
@@ -125,22 +161,33 @@ def test_redacted_words_are_nowhere_in_the_file(store: Store, path_part: str) ->
 
 @pytest.mark.parametrize(
     ("status", "error", "cause"),
-    [(FAILED, "engine died", "the reply failed: engine died"), (CANCELLED, None, "the reply was cancelled")],
+    [
+        (FAILED, "engine died", "the reply failed: engine died"),
+        (CANCELLED, None, "the reply was cancelled"),
+    ],
 )
-def test_what_was_not_delivered_is_dropped(store: Store, status: ExchangeStatus, error: str | None, cause: str) -> None:
+def test_what_was_not_delivered_is_dropped(
+    store: Store, status: ExchangeStatus, error: str | None, cause: str
+) -> None:
     with store.write() as conn:
         serve(conn, "a", status=status, error=error)
         turn = turns.get(conn, "a")
         assert turn is not None
         assert (turn.state, turn.reason) == (TurnState.DROPPED, cause)
-        assert [e.kind for e in events.read_after(conn, 0, 9)][1:] == ["turn.dropped", "exchange.finished"]
+        assert [e.kind for e in events.read_after(conn, 0, 9)][1:] == [
+            "turn.dropped",
+            "exchange.finished",
+        ]
 
 
 def test_greedy_is_untrainable_from_the_start(store: Store) -> None:
     with store.write() as conn:
         exchanges.admit(conn, [request("a", sampling=Sampling(temperature=0)), request("b")])
         found = [turns.get(conn, i) for i in "ab"]
-    assert [t and t.untrainable for t in found] == [str(Sampling(temperature=0).untrainable_reason()), None]
+    assert [t and t.untrainable for t in found] == [
+        str(Sampling(temperature=0).untrainable_reason()),
+        None,
+    ]
 
 
 def test_finish_refuses_what_it_does_not_know(store: Store) -> None:
@@ -164,7 +211,11 @@ def test_what_a_dead_gateway_left_running_has_failed(store: Store) -> None:
     assert found is not None
     assert found.reply is not None
     assert turn is not None
-    assert (found.reply.status, found.reply.error, found.reply.finished_at) == (FAILED, "the gateway died", 20.0)
+    assert (found.reply.status, found.reply.error, found.reply.finished_at) == (
+        FAILED,
+        "the gateway died",
+        20.0,
+    )
     assert turn.state is TurnState.DROPPED
 
 
@@ -172,7 +223,9 @@ def test_feedback_needs_a_known_target_of_its_own_key(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")
         exchanges.add_feedback(conn, [feedback("a")])
-        assert [(e.ref, e.data) for e in events.read_after(conn, 0, 9, ["feedback.given"])] == [("f1", {"target": "a"})]
+        assert [(e.ref, e.data) for e in events.read_after(conn, 0, 9, ["feedback.given"])] == [
+            ("f1", {"target": "a"})
+        ]
     for bad in (feedback("b", id="f2"), feedback("a", id="f3", scope="another")):
         with pytest.raises(KeyError, match=bad.target), store.write() as conn:
             exchanges.add_feedback(conn, [bad])
@@ -195,15 +248,26 @@ def test_feedback_needs_a_known_target_of_its_own_key(store: Store) -> None:
         ([*[5, 6, 5, 9] * 2, *range(60)], FinishReason.LENGTH, "x", None),
     ],
 )
-def test_degenerate(tokens: list[int], finish: FinishReason | None, said: str, words: str | None) -> None:
+def test_degenerate(
+    tokens: list[int], finish: FinishReason | None, said: str, words: str | None
+) -> None:
     found = degenerate_reason(
-        reply(request("a"), tokens, finish_reason=finish, message={"role": "assistant", "content": said})
+        reply(
+            request("a"),
+            tokens,
+            finish_reason=finish,
+            message={"role": "assistant", "content": said},
+        )
     )
     assert (found is None) if words is None else (words in str(found))
 
 
 def test_tool_calls_alone_are_not_empty() -> None:
-    calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]}
+    calls = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "look", "arguments": "{}"}}],
+    }
     assert degenerate_reason(reply(request("a"), [5, 6, 7], message=calls)) is None
 
 

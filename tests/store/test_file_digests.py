@@ -31,7 +31,9 @@ def sparse_file(path: Path, size: int) -> Path:
 def was_hashed(store: Store, path: Path) -> bool:
     """Return whether this call had to hash the file."""
     reports: list[DigestProgress] = []
-    assert digest_files(store, [path], report=reports.append) == {path: sha256(path.read_bytes()).digest()}
+    assert digest_files(store, [path], report=reports.append) == {
+        path: sha256(path.read_bytes()).digest()
+    }
     return bool(reports)
 
 
@@ -87,7 +89,9 @@ def test_a_missing_file_is_named(store: Store, tmp_path: Path) -> None:
         digest_files(store, [tmp_path / "absent"])
 
 
-def test_a_file_that_always_changes_is_refused(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_always_changes_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"0")
     states = iter(range(100))
@@ -137,7 +141,9 @@ def test_digests_go_along_to_another_home(store: Store, tmp_path: Path) -> None:
 
 def start_hashing(store: Store, path: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.store.hash_weights", str(store.path), str(path)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
 
 
 def read_lines(process: subprocess.Popen[str]) -> list[str]:

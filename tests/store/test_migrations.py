@@ -8,12 +8,12 @@ from pathlib import Path
 from tests.store.world import request, serve
 
 from openclaw_rl.common import message_hash
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import bootstrap, exchanges, migrated_reasons, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.migrations import MIGRATIONS
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.types import ReasonCode
 
 
 def test_a_store_of_the_schema_before_goes_on(tmp_path: Path) -> None:
@@ -47,7 +47,8 @@ def test_tool_calls_of_earlier_replies_are_found_by_their_ids(tmp_path: Path) ->
         "identity, admitted_at) VALUES (1, 'a', 'key', '', '', 0, 'chat', 'full', 'done', 0, 'i', 1.0)"
     )
     calls = [
-        {"id": id_, "function": {"name": "look", "arguments": "{}"}} for id_ in ("call_1", "call_2", "call_1", None)
+        {"id": id_, "function": {"name": "look", "arguments": "{}"}}
+        for id_ in ("call_1", "call_2", "call_1", None)
     ]
     reply = to_json({"role": "assistant", "content": None, "tool_calls": calls})
     conn.execute("INSERT INTO replies (seq, message, spans) VALUES (1, ?, '[]')", (reply,))
@@ -55,7 +56,9 @@ def test_tool_calls_of_earlier_replies_are_found_by_their_ids(tmp_path: Path) ->
     conn.close()
     store = Store.open(path)
     with store.read() as reading:
-        rows = reading.exec_driver_sql("SELECT seq, call, scope FROM reply_calls ORDER BY call").all()
+        rows = reading.exec_driver_sql(
+            "SELECT seq, call, scope FROM reply_calls ORDER BY call"
+        ).all()
     assert rows == [(1, "call_1", "key"), (1, "call_2", "key")]
     store.close()
 
@@ -64,10 +67,19 @@ def test_reasons_of_earlier_versions_get_their_codes(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     bootstrap.prepare_store(path, create=True, migrations=MIGRATIONS[:23])
     turns_ = {
-        "stale": ("untrainable", "too stale: mean |log ratio| 0.72 between version 4 that sampled it and the policy"),
+        "stale": (
+            "untrainable",
+            "too stale: mean |log ratio| 0.72 between version 4 that sampled it and the policy",
+        ),
         "greedy": ("untrainable", "greedy sampling (temperature 0) has no sampling distribution"),
-        "unscored": ("untrainable", "not scored: it was imported without the log-probabilities of its tokens"),
-        "alike": ("untrainable", "its group says nothing: the batch holds no other rollout of its task"),
+        "unscored": (
+            "untrainable",
+            "not scored: it was imported without the log-probabilities of its tokens",
+        ),
+        "alike": (
+            "untrainable",
+            "its group says nothing: the batch holds no other rollout of its task",
+        ),
         "unknown": ("untrainable", "a text of its own"),
         "earlier": ("reason", "what was learned from it was taken back (to version 2)"),
         "promoted": ("reason", "a version that was not trained on it was promoted (version 3)"),
@@ -75,11 +87,17 @@ def test_reasons_of_earlier_versions_get_their_codes(tmp_path: Path) -> None:
     }
     versions = {
         1: ("rejected", "it cannot be trained: ValueError: x"),
-        2: ("rejected", "the verdicts of its batch contradict what the head has learned: agreement -0.99"),
+        2: (
+            "rejected",
+            "the verdicts of its batch contradict what the head has learned: agreement -0.99",
+        ),
         3: ("rejected", "kl is None, expected a finite number"),
         4: ("rolled_back", "it cannot be trained: says the owner"),
     }
-    verdicts = {1: "abstained: a tie (+1: 1, -1: 1)", 2: "abstained: no score has more than 0.5 of 3 usable votes"}
+    verdicts = {
+        1: "abstained: a tie (+1: 1, -1: 1)",
+        2: "abstained: no score has more than 0.5 of 3 usable votes",
+    }
     with sqlite3.connect(path) as conn:
         for seq, (turn, (column, words)) in enumerate(turns_.items(), start=1):
             conn.execute(
@@ -124,10 +142,19 @@ def test_reasons_of_earlier_versions_get_their_codes(tmp_path: Path) -> None:
             ReasonCode.NOT_FINITE,
             ReasonCode.ROLLED_BACK,
         ]
-        codes = reading.exec_driver_sql("SELECT reason_code FROM verdicts ORDER BY revision").scalars().all()
+        codes = (
+            reading.exec_driver_sql("SELECT reason_code FROM verdicts ORDER BY revision")
+            .scalars()
+            .all()
+        )
         assert codes == [ReasonCode.TIE, ReasonCode.NO_MAJORITY]
 
 
 def test_each_code_of_the_migration_is_one_of_the_enum() -> None:
-    tables = (migrated_reasons.UNTRAINABLE, migrated_reasons.POLICY, migrated_reasons.VERDICT, migrated_reasons.DROPPED)
+    tables = (
+        migrated_reasons.UNTRAINABLE,
+        migrated_reasons.POLICY,
+        migrated_reasons.VERDICT,
+        migrated_reasons.DROPPED,
+    )
     assert {code for table in tables for _, code in table} <= {code.value for code in ReasonCode}

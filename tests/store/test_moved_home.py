@@ -53,7 +53,9 @@ def make_home(home: Path, *versions: int, killed: bool = False) -> Path:
     if killed:
         given = [sys.executable, "-c", KILLED, str(home), *map(str, versions)]
         root = Path(__file__).parent.parent.parent
-        done = subprocess.run(given, check=False, cwd=root, env=os.environ | {"PYTHONPATH": f"{root}/src:{root}"})
+        done = subprocess.run(
+            given, check=False, cwd=root, env=os.environ | {"PYTHONPATH": f"{root}/src:{root}"}
+        )
         assert done.returncode == -signal.SIGKILL
     else:
         with Store.open(home / "store.db") as store:
@@ -91,7 +93,9 @@ def test_a_moved_home_and_a_copy_read_their_own_folders(tmp_path: Path) -> None:
 def test_absolute_paths_of_an_earlier_store_are_read_below_the_home(tmp_path: Path) -> None:
     home = make_home(tmp_path / "home", 1)
     with Store.open(home / "store.db") as store, store.write() as conn:
-        conn.exec_driver_sql("UPDATE policies SET path = '/home/user/policies/000001-0123abcd' WHERE version")
+        conn.exec_driver_sql(
+            "UPDATE policies SET path = '/home/user/policies/000001-0123abcd' WHERE version"
+        )
     assert head_path(home) == str(folder_of(home, 1))
 
 
@@ -105,7 +109,9 @@ def test_a_folder_of_versions_on_another_disk_is_used(tmp_path: Path) -> None:
         with store.write() as conn:
             lease = leases.acquire(conn, "train", "me", 30.0, 100.0)
             assert lease is not None
-            policies.publish(conn, lease, replace(policy(2, 1), path=str(disk / "000002-0123abcd")), [], 100.0)
+            policies.publish(
+                conn, lease, replace(policy(2, 1), path=str(disk / "000002-0123abcd")), [], 100.0
+            )
     assert head_path(home) == str(home / "policies" / "000002-0123abcd")
 
 

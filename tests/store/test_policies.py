@@ -13,11 +13,12 @@ from sqlalchemy import Connection
 from tests.store.world import close, judged, policy, serve, verdict
 
 from openclaw_rl.errors import IdentityMismatch, StaleLease, StoreError
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.status.report import collect_status
 from openclaw_rl.store import events, leases, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, training_queue
-from openclaw_rl.types import FinishReason, Lease, Policy, PolicyState, Reason, ReasonCode, Use
+from openclaw_rl.types import FinishReason, Lease, Policy, PolicyState, Use
 
 TTL = 30.0
 
@@ -41,7 +42,13 @@ def uses_of(conn: Connection, version: int, *ids: str) -> list[Use]:
 
 
 def claimed(
-    conn: Connection, head: int = 0, *, max_uses: int = 1, limit: int = 99, score: bool = True, hint: bool = True
+    conn: Connection,
+    head: int = 0,
+    *,
+    max_uses: int = 1,
+    limit: int = 99,
+    score: bool = True,
+    hint: bool = True,
 ) -> list[str]:
     found = training_queue.trainable_turns(
         conn, head=head, limit=limit, max_uses=max_uses, need_score=score, need_hint=hint
@@ -49,7 +56,9 @@ def claimed(
     return [j.turn.id for j in found]
 
 
-def replayed(conn: Connection, head: int, *, max_uses: int = 2, limit: int = 99, skip: Sequence[str] = ()) -> list[str]:
+def replayed(
+    conn: Connection, head: int, *, max_uses: int = 2, limit: int = 99, skip: Sequence[str] = ()
+) -> list[str]:
     found = training_queue.replay_turns(
         conn, head=head, limit=limit, max_uses=max_uses, need_score=True, need_hint=True, skip=skip
     )
@@ -71,7 +80,9 @@ def test_a_lease_is_one_holders_at_a_time(conn: Connection) -> None:
     with pytest.raises(StaleLease, match="you holds epoch 2"):
         leases.renew(conn, mine, TTL, 151.0)
     leases.release(conn, mine)
-    assert leases.acquire(conn, "train", "me", TTL, 152.0) is None, "a stale holder releases nothing"
+    assert leases.acquire(conn, "train", "me", TTL, 152.0) is None, (
+        "a stale holder releases nothing"
+    )
     leases.release(conn, yours)
     assert take(conn, "me", 152.0).epoch == 3
 
@@ -88,7 +99,12 @@ def test_a_holder_that_starts_anew_fences_its_earlier_self(conn: Connection) -> 
 
 def test_the_root_belongs_to_one_model(conn: Connection) -> None:
     root = policies.ensure_root(conn, base="moved elsewhere", identity="i", at=2.0)
-    assert (root.version, root.state, root.path, root.created_at) == (0, PolicyState.LIVE, None, 1.0)
+    assert (root.version, root.state, root.path, root.created_at) == (
+        0,
+        PolicyState.LIVE,
+        None,
+        1.0,
+    )
     with pytest.raises(IdentityMismatch, match=r"belongs to base.*Set model.path back"):
         policies.ensure_root(conn, base="another", identity="j", at=3.0)
 
@@ -105,7 +121,11 @@ def test_publish(conn: Connection) -> None:
     policies.publish(conn, lease, made, uses_of(conn, 1, "a"), 101.0)
     assert policies.head(conn) == replace(made, state=PolicyState.LIVE)
     assert policies.uses_of_version(conn, 1) == [Use(policy=1, turn="a", number=1)]
-    assert (policies.lineage(conn, 1), policies.lineage(conn, 7), policies.next_version(conn)) == ([1, 0], [], 2)
+    assert (policies.lineage(conn, 1), policies.lineage(conn, 7), policies.next_version(conn)) == (
+        [1, 0],
+        [],
+        2,
+    )
     assert events.read_after(conn, 0, 99)[-1].kind == "policy.live"
     assert claimed(conn, 1) == []
 
@@ -160,10 +180,16 @@ def test_a_use_number_out_of_turn_is_refused(conn: Connection) -> None:
 def test_reject_keeps_the_head(conn: Connection) -> None:
     judged(conn, "a")
     lease = take(conn)
-    policies.reject(conn, lease, replace(policy(1, 0), reason="KL 9 > 5"), uses_of(conn, 1, "a"), 101.0)
+    policies.reject(
+        conn, lease, replace(policy(1, 0), reason="KL 9 > 5"), uses_of(conn, 1, "a"), 101.0
+    )
     found = policies.get(conn, 1)
     assert found is not None
-    assert (found.state, found.reason, policies.head(conn).version) == (PolicyState.REJECTED, "KL 9 > 5", 0)
+    assert (found.state, found.reason, policies.head(conn).version) == (
+        PolicyState.REJECTED,
+        "KL 9 > 5",
+        0,
+    )
     assert claimed(conn) == ["a"], "tried once more"
     policies.reject(conn, lease, policy(2, 0), uses_of(conn, 2, "a"), 102.0)
     assert claimed(conn) == [], "and then left alone"
@@ -175,7 +201,9 @@ def test_roll_back(conn: Connection) -> None:
     lease = take(conn)
     for version, id_ in enumerate("abc", 1):
         judged(conn, id_)
-        policies.publish(conn, lease, policy(version, version - 1), uses_of(conn, version, id_), 101.0)
+        policies.publish(
+            conn, lease, policy(version, version - 1), uses_of(conn, version, id_), 101.0
+        )
     assert claimed(conn, 3) == []
     head = policies.roll_back(conn, to=1, reason="satisfaction fell", at=110.0)
     assert head.version == policies.head(conn).version == 1
@@ -191,7 +219,9 @@ def test_roll_back(conn: Connection) -> None:
     policies.publish(conn, lease, policy(4, 1), uses_of(conn, 4, "b"), 112.0)
     assert (policies.lineage(conn, 4), claimed(conn, 4)) == ([4, 1, 0], ["c"])
     for bad in (4, 2, 9):
-        with pytest.raises(ValueError, match=r"expected an ancestor of the head 4, one of \[1, 0\]"):
+        with pytest.raises(
+            ValueError, match=r"expected an ancestor of the head 4, one of \[1, 0\]"
+        ):
             policies.roll_back(conn, to=bad, reason="x", at=113.0)
 
 
@@ -213,7 +243,9 @@ def test_a_signal_for_the_method_is_needed(conn: Connection) -> None:
 
 def test_what_is_claimed_is_whole(conn: Connection) -> None:
     judged(conn, "a", hints=("h",))
-    (found,) = training_queue.trainable_turns(conn, head=0, limit=1, max_uses=1, need_score=True, need_hint=False)
+    (found,) = training_queue.trainable_turns(
+        conn, head=0, limit=1, max_uses=1, need_score=True, need_hint=False
+    )
     assert found.exchange.request.prompt_ids.tolist() == [1, 2, 3, 2**31 - 1]
     assert (found.verdict, found.earlier_uses) == (verdict("a", hints=("h",)), 0)
 
@@ -245,9 +277,13 @@ def test_a_roll_back_gives_both_uses_back(conn: Connection) -> None:
     lease = take(conn)
     judged(conn, "a")
     for version in (1, 2):
-        policies.publish(conn, lease, policy(version, version - 1), uses_of(conn, version, "a"), 101.0)
+        policies.publish(
+            conn, lease, policy(version, version - 1), uses_of(conn, version, "a"), 101.0
+        )
     policies.roll_back(conn, to=1, reason="x", at=102.0)
-    assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == ([], ["a"]), "its second use is undone"
+    assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == ([], ["a"]), (
+        "its second use is undone"
+    )
     policies.publish(conn, lease, policy(3, 1), uses_of(conn, 3, "a"), 103.0)
     assert replayed(conn, 3) == []
     policies.roll_back(conn, to=1, reason="x", at=104.0)
@@ -258,7 +294,9 @@ def test_a_turn_whose_both_uses_were_rolled_back_is_fresh_once_more(conn: Connec
     lease = take(conn)
     judged(conn, "a")
     for version in (1, 2):
-        policies.publish(conn, lease, policy(version, version - 1), uses_of(conn, version, "a"), 101.0)
+        policies.publish(
+            conn, lease, policy(version, version - 1), uses_of(conn, version, "a"), 101.0
+        )
     policies.roll_back(conn, to=0, reason="x", at=102.0)
     assert (claimed(conn, 0, max_uses=2), replayed(conn, 0)) == (["a"], [])
     policies.publish(conn, lease, policy(3, 0), uses_of(conn, 3, "a"), 103.0)
@@ -304,19 +342,32 @@ class Model:
 
     def _may_be_fresh(self, turn: str, max_uses: int) -> bool:
         sizes = [sum(p == v for p, _ in self.used) for v in self.rejected if (v, turn) in self.used]
-        return self.uses(turn, set(self.parents) - self.rejected) <= max_uses and len(set(sizes)) == len(sizes)
+        return self.uses(turn, set(self.parents) - self.rejected) <= max_uses and len(
+            set(sizes)
+        ) == len(sizes)
 
     def claimable(self, head: int, max_uses: int) -> list[str]:
         line = self.line(head)
-        return [turn for turn in self.judged if self.uses(turn, line) == 0 and self._may_be_fresh(turn, max_uses)]
+        return [
+            turn
+            for turn in self.judged
+            if self.uses(turn, line) == 0 and self._may_be_fresh(turn, max_uses)
+        ]
 
     def replayable(self, head: int, max_uses: int) -> list[str]:
         line = self.line(head)
-        return [turn for turn in self.judged if 0 < self.uses(turn, line) < max_uses and self._may(turn, max_uses)]
+        return [
+            turn
+            for turn in self.judged
+            if 0 < self.uses(turn, line) < max_uses and self._may(turn, max_uses)
+        ]
 
 
 acts = st.lists(
-    st.tuples(st.sampled_from(["judge", "judge", "publish", "publish", "reject", "roll back"]), st.integers(0, 5)),
+    st.tuples(
+        st.sampled_from(["judge", "judge", "publish", "publish", "reject", "roll back"]),
+        st.integers(0, 5),
+    ),
     max_size=14,
 )
 _runs = itertools.count()
@@ -331,7 +382,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @given(acts, st.sampled_from([1, 2]))
 @settings(max_examples=50, deadline=None)
-def test_claims_over_random_lines(folder: Store, script: list[tuple[str, int]], max_uses: int) -> None:
+def test_claims_over_random_lines(
+    folder: Store, script: list[tuple[str, int]], max_uses: int
+) -> None:
     """Against the plain reference; and no line ever uses a turn more often than it may."""
     run = next(_runs)
     model = Model({0: None}, [], [])
@@ -372,11 +425,15 @@ def test_claims_over_random_lines(folder: Store, script: list[tuple[str, int]], 
         assert max(map(on_line.count, on_line), default=0) <= max_uses
 
 
-def test_an_automatic_rollback_is_shown_although_another_policy_was_moved_by_hand_since(conn: Connection) -> None:
+def test_an_automatic_rollback_is_shown_although_another_policy_was_moved_by_hand_since(
+    conn: Connection,
+) -> None:
     lease = take(conn)
     for version, name in ((1, "agent:ann"), (2, "agent:bob")):
         policies.publish(conn, lease, replace(policy(version, 0), name=name), [], 100.0)
-    policies.roll_back(conn, to=0, reason="satisfaction fell", at=101.0, automatic=True, name="agent:ann")
+    policies.roll_back(
+        conn, to=0, reason="satisfaction fell", at=101.0, automatic=True, name="agent:ann"
+    )
     policies.roll_back(conn, to=0, reason="by hand", at=102.0, name="agent:bob")
     shown = collect_status(conn, 103.0)["automatic_rollback"]
     assert (shown["reason"], shown["left"]) == ("satisfaction fell", [1])

@@ -12,7 +12,13 @@ from openclaw_rl.store.lineage import policies, probe_answers
 from openclaw_rl.store.lineage.probe_answers import ProbeAnswer
 
 ANSWER = ProbeAnswer(
-    version=1, probe="sum", head=0, question="1 plus 1?", head_answer="2", candidate_answer="3", verdict=-1.0
+    version=1,
+    probe="sum",
+    head=0,
+    question="1 plus 1?",
+    head_answer="2",
+    candidate_answer="3",
+    verdict=-1.0,
 )
 
 
@@ -23,7 +29,9 @@ def test_answers_are_read_back_and_erased_with_their_turn(store: Store) -> None:
         assert lease is not None
         policies.publish(conn, lease, policy(1, 0), [], 2.0)
         serve(conn, "a")
-        own = replace(ANSWER, probe="turn a", turn="a", candidate_answer="2", verdict=0.0, reason="equal")
+        own = replace(
+            ANSWER, probe="turn a", turn="a", candidate_answer="2", verdict=0.0, reason="equal"
+        )
         probe_answers.record_answers(conn, [ANSWER, own])
         probe_answers.record_answers(conn, [replace(ANSWER, verdict=-0.5)])
     with store.read() as conn:

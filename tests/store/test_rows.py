@@ -17,7 +17,11 @@ WORDS = st.text(st.characters(exclude_categories=()), max_size=6).filter(
     lambda s: s.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") == s
 )
 VOTES = st.builds(
-    Vote, score=st.sampled_from([1, 0, -1, None]), hint=st.none() | WORDS, reason=WORDS, error=st.none() | WORDS
+    Vote,
+    score=st.sampled_from([1, 0, -1, None]),
+    hint=st.none() | WORDS,
+    reason=WORDS,
+    error=st.none() | WORDS,
 )
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | WORDS,

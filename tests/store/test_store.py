@@ -35,7 +35,8 @@ def test_a_new_store_is_private_and_durable(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "home" / "sub" / "st?o#r%e.db")
     with store.read() as conn:
         settings = [
-            conn.exec_driver_sql(f"PRAGMA {p}").scalar() for p in ("journal_mode", "synchronous", "foreign_keys")
+            conn.exec_driver_sql(f"PRAGMA {p}").scalar()
+            for p in ("journal_mode", "synchronous", "foreign_keys")
         ]
     assert settings == ["wal", 2, 1]
     assert store.path.stat().st_mode & 0o777 == 0o600
@@ -54,12 +55,19 @@ def test_the_tables_are_what_the_migrations_make(store: Store) -> None:
         assert set(made.get_table_names()) == set(schema.metadata.tables)
         for name, table in schema.metadata.tables.items():
             columns = {c["name"]: (str(c["type"]), c["nullable"]) for c in made.get_columns(name)}
-            assert columns == {c.name: (str(c.type.compile(conn.dialect)), c.nullable) for c in table.columns}, name
-            assert made.get_pk_constraint(name)["constrained_columns"] == [c.name for c in table.primary_key], name
+            assert columns == {
+                c.name: (str(c.type.compile(conn.dialect)), c.nullable) for c in table.columns
+            }, name
+            assert made.get_pk_constraint(name)["constrained_columns"] == [
+                c.name for c in table.primary_key
+            ], name
             assert {i["name"]: i["column_names"] for i in made.get_indexes(name)} == {
                 str(i.name): [c.name for c in i.columns] for i in table.indexes
             }, name
-            keys = {(*f["constrained_columns"], f["referred_table"]) for f in made.get_foreign_keys(name)}
+            keys = {
+                (*f["constrained_columns"], f["referred_table"])
+                for f in made.get_foreign_keys(name)
+            }
             assert keys == {(f.parent.name, f.column.table.name) for f in table.foreign_keys}, name
 
 
@@ -111,9 +119,18 @@ def test_events_cursors_and_beats(store: Store) -> None:
     with store.read() as conn:
         assert [e.ref for e in events.read_after(conn, 1, 2)] == ["1", "2"]
         assert [e.data for e in events.read_after(conn, 0, 9, ["odd"])] == [{"n": 1}, {"n": 3}]
-        assert (events.last_seq(conn), events.read_cursor(conn, "me"), events.read_cursor(conn, "you")) == (5, 4, 0)
+        assert (
+            events.last_seq(conn),
+            events.read_cursor(conn, "me"),
+            events.read_cursor(conn, "you"),
+        ) == (5, 4, 0)
         (beat,) = heartbeats.read_heartbeats(conn)
-    assert (beat.name, beat.note, beat.state, beat.pid) == ("collect", "two", "degraded", os.getpid())
+    assert (beat.name, beat.note, beat.state, beat.pid) == (
+        "collect",
+        "two",
+        "degraded",
+        os.getpid(),
+    )
 
 
 def test_what_starts_is_alive_as_long_as_its_process_is(store: Store) -> None:
@@ -255,7 +272,10 @@ def test_full_disk(store: Store) -> None:
         for n in range(100):
             serve(conn, str(n))
 
-    with pytest.raises(StoreError, match=r"disk .* is full.*Free some space"), store.write() as conn:
+    with (
+        pytest.raises(StoreError, match=r"disk .* is full.*Free some space"),
+        store.write() as conn,
+    ):
         fill(conn)
     with store.read() as conn:
         assert events.last_seq(conn) == 0
@@ -267,7 +287,11 @@ def test_full_disk(store: Store) -> None:
 def test_a_lock_held_for_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openclaw_rl.store.db.BUSY_TIMEOUT", 0.2)
     store = Store.open(tmp_path / "store.db")
-    with store.write(), pytest.raises(StoreError, match="write lock for too long"), store.write() as second_writer:
+    with (
+        store.write(),
+        pytest.raises(StoreError, match="write lock for too long"),
+        store.write() as second_writer,
+    ):
         serve(second_writer, "a")
     store.close()
 
@@ -294,7 +318,12 @@ def columns_of(path: Path) -> set[str]:
 
 def test_newer_is_refused(store: Store) -> None:
     bootstrap.prepare_store(store.path, create=False, migrations=[*MIGRATIONS, second])
-    refused(store.path, f"its schema is {len(MIGRATIONS) + 1}", f"supports up to {len(MIGRATIONS)}", "use the newer")
+    refused(
+        store.path,
+        f"its schema is {len(MIGRATIONS) + 1}",
+        f"supports up to {len(MIGRATIONS)}",
+        "use the newer",
+    )
 
 
 def test_a_schema_number_that_the_tables_do_not_have_is_damage(store: Store) -> None:
@@ -316,7 +345,9 @@ def test_older_is_backed_up_and_migrated(store: Store) -> None:
     assert backup.stat().st_mode & 0o777 == 0o600
     old = Store.open(backup)
     with old.read() as conn:
-        assert exchanges.get(conn, "a") is not None, "the backup is a whole store, what lay in the WAL included"
+        assert exchanges.get(conn, "a") is not None, (
+            "the backup is a whole store, what lay in the WAL included"
+        )
     assert old.secret == store.secret
     old.close()
     with store.read() as conn:
@@ -332,7 +363,9 @@ def test_processes_that_open_an_older_store_together_migrate_it_once(store: Stor
 
     with ThreadPoolExecutor(4) as pool:
         tasks = [
-            pool.submit(bootstrap.prepare_store, path, create=False, migrations=[*MIGRATIONS, counted])
+            pool.submit(
+                bootstrap.prepare_store, path, create=False, migrations=[*MIGRATIONS, counted]
+            )
             for _ in range(4)
         ]
     for task in tasks:
@@ -347,7 +380,9 @@ def test_a_store_that_waits_for_its_migration_can_be_written(store: Store) -> No
     with store.path.with_name(f"{store.path.name}.migration.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with ThreadPoolExecutor(1) as pool:
-            migration = pool.submit(bootstrap.prepare_store, store.path, create=False, migrations=[*MIGRATIONS, second])
+            migration = pool.submit(
+                bootstrap.prepare_store, store.path, create=False, migrations=[*MIGRATIONS, second]
+            )
             for number in range(20):
                 with store.write() as conn:
                     serve(conn, f"written-{number}")
@@ -392,7 +427,11 @@ def test_two_processes_make_and_fill_one_store(tmp_path: Path) -> None:
     store = Store.open(path)
     with store.read() as conn:
         assert turns.count_by_state(conn) == {TurnState.SERVED: 160}
-        numbers = conn.execute(select(schema.exchanges.c.seq).order_by(schema.exchanges.c.seq)).scalars().all()
+        numbers = (
+            conn.execute(select(schema.exchanges.c.seq).order_by(schema.exchanges.c.seq))
+            .scalars()
+            .all()
+        )
         assert list(numbers) == list(range(1, 161))
     store.close()
 
@@ -415,7 +454,9 @@ def test_a_writer_that_is_killed_leaves_whole_transactions(tmp_path: Path) -> No
         log = events.read_after(conn, 0, 10**6)
     pairs = len(held) // 2
     assert pairs in (acknowledged + 1, acknowledged + 2), "nothing acknowledged is lost"
-    assert held == {f"victim-{n}-{half}" for n in range(pairs) for half in "ab"}, "all of a transaction, or nothing"
+    assert held == {f"victim-{n}-{half}" for n in range(pairs) for half in "ab"}, (
+        "all of a transaction, or nothing"
+    )
     assert len(log) == 2 * len(held)
     with store.write() as conn:
         serve(conn, "after")
@@ -431,14 +472,25 @@ def test_the_queries_of_the_loops_use_their_indexes(store: Store) -> None:
         policies.ensure_root(conn, base="b", identity="i", at=1.0)
         asked = _watched(conn)
         turns.closed_turns(conn, 5)
-        training_queue.trainable_turns(conn, head=0, limit=5, max_uses=1, need_score=True, need_hint=True)
-        training_queue.replay_turns(conn, head=0, limit=5, max_uses=2, need_score=True, need_hint=True)
+        training_queue.trainable_turns(
+            conn, head=0, limit=5, max_uses=1, need_score=True, need_hint=True
+        )
+        training_queue.replay_turns(
+            conn, head=0, limit=5, max_uses=2, need_score=True, need_hint=True
+        )
         exchanges.fail_running(conn, "x", 1.0)
         events.read_after(conn, 0, 5, ["a"])
         leases.acquire(conn, "a", "b", 1, 1)
         plans = [line for sql, values in asked for line in _plan(conn, sql, values)]
     assert any("turns_claimable" in line for line in plans)
-    whole = ("SCAN turns", "SCAN exchanges", "SCAN bodies", "SCAN uses", "SCAN events", "SCAN verdicts")
+    whole = (
+        "SCAN turns",
+        "SCAN exchanges",
+        "SCAN bodies",
+        "SCAN uses",
+        "SCAN events",
+        "SCAN verdicts",
+    )
     bad = [line for line in plans if line.startswith(whole) and "USING" not in line]
     assert not bad
 
@@ -446,7 +498,9 @@ def test_the_queries_of_the_loops_use_their_indexes(store: Store) -> None:
 def _watched(conn: Connection) -> list[tuple[str, object]]:
     asked: list[tuple[str, object]] = []
 
-    def listen(_conn: object, _cursor: object, sql: str, values: object, _context: object, _many: object) -> None:
+    def listen(
+        _conn: object, _cursor: object, sql: str, values: object, _context: object, _many: object
+    ) -> None:
         if sql.lstrip().startswith(("SELECT", "WITH")):
             asked.append((sql, values))
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 from tests.store.world import close, judged, reply, request, serve, verdict
 
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import exchanges, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.turn_states import REOPENABLE_REASONS
@@ -21,8 +22,6 @@ from openclaw_rl.types import (
     Feedback,
     FinishReason,
     JudgeInput,
-    Reason,
-    ReasonCode,
     TurnState,
     Verdict,
     Vote,
@@ -30,7 +29,9 @@ from openclaw_rl.types import (
 
 
 def feed(conn: Connection, target: str, id: str = "f", at: float = 14.0, score: int = -1) -> bool:
-    exchanges.add_feedback(conn, [Feedback(id=id, scope="key", target=target, score=score, given_at=at)])
+    exchanges.add_feedback(
+        conn, [Feedback(id=id, scope="key", target=target, score=score, given_at=at)]
+    )
     return reactions.record_pending_feedback(conn, target, at)
 
 
@@ -54,14 +55,19 @@ def test_from_reply_to_verdict(conn: Connection) -> None:
     reaction = turns.current_reaction(conn, "a")
     assert reaction is not None
     assert item == JudgeInput(
-        turn="a", messages=request("a").messages, reply=reply(request("a")).message, reaction=reaction
+        turn="a",
+        messages=request("a").messages,
+        reply=reply(request("a")).message,
+        reaction=reaction,
     )
     assert (reaction.messages, reaction.source, reaction.how) == (
         ({"role": "user", "content": "Thanks."},),
         "later",
         "exact",
     )
-    said = verdict("a", votes=(Vote(score=1, hint="h", reason="r"), Vote(score=None, error="e")), hints=("h",))
+    said = verdict(
+        "a", votes=(Vote(score=1, hint="h", reason="r"), Vote(score=None, error="e")), hints=("h",)
+    )
     assert turns.add_verdict(conn, said)
     assert turns.add_verdict(conn, said)
     assert turns.current_verdict(conn, "a") == said
@@ -131,14 +137,18 @@ def test_feedback_on_a_running_reply_waits(conn: Connection) -> None:
 
 
 @pytest.mark.parametrize("cause", ReasonCode)
-def test_late_evidence_reopens_only_what_lacked_evidence(conn: Connection, cause: ReasonCode) -> None:
+def test_late_evidence_reopens_only_what_lacked_evidence(
+    conn: Connection, cause: ReasonCode
+) -> None:
     serve(conn, "a")
     assert turn_states.drop(conn, "a", cause, "for a reason", at=12.0)
     assert close(conn, "a") is (cause in REOPENABLE_REASONS)
     turn = turns.get(conn, "a")
     assert turn is not None
     assert (turn.state, turn.reason) == (
-        (TurnState.CLOSED, None) if cause in REOPENABLE_REASONS else (TurnState.DROPPED, "for a reason")
+        (TurnState.CLOSED, None)
+        if cause in REOPENABLE_REASONS
+        else (TurnState.DROPPED, "for a reason")
     )
 
 
@@ -173,7 +183,11 @@ def test_counts(conn: Connection) -> None:
     judged(conn, "a")
     serve(conn, "b")
     serve(conn, "c", status=ExchangeStatus.FAILED)
-    assert turns.count_by_state(conn) == {TurnState.JUDGED: 1, TurnState.SERVED: 1, TurnState.DROPPED: 1}
+    assert turns.count_by_state(conn) == {
+        TurnState.JUDGED: 1,
+        TurnState.SERVED: 1,
+        TurnState.DROPPED: 1,
+    }
 
 
 @dataclass(frozen=True)
@@ -187,11 +201,21 @@ class Act:
 ACTS = [
     Act("reaction", lambda conn, turn, tag: close(conn, turn, tag)),
     Act("feedback", lambda conn, turn, tag: feed(conn, turn, tag)),
-    Act("timeout", lambda conn, turn, tag: turn_states.drop(conn, turn, ReasonCode.TIMEOUT, tag, at=1.0)),
+    Act(
+        "timeout",
+        lambda conn, turn, tag: turn_states.drop(conn, turn, ReasonCode.TIMEOUT, tag, at=1.0),
+    ),
     Act("side", lambda conn, turn, tag: turn_states.drop(conn, turn, ReasonCode.SIDE, tag, at=1.0)),
     Act("verdict", lambda conn, turn, tag: turns.add_verdict(conn, _current(conn, turn, tag))),
-    Act("old verdict", lambda conn, turn, tag: turns.add_verdict(conn, verdict(turn, 1, judge=tag))),
-    Act("move", lambda conn, turn, tag: [turn_states.transition(conn, turn, to, at=1.0) for to in (TurnState.JUDGED,)]),
+    Act(
+        "old verdict", lambda conn, turn, tag: turns.add_verdict(conn, verdict(turn, 1, judge=tag))
+    ),
+    Act(
+        "move",
+        lambda conn, turn, tag: [
+            turn_states.transition(conn, turn, to, at=1.0) for to in (TurnState.JUDGED,)
+        ],
+    ),
 ]
 
 

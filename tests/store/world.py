@@ -30,7 +30,10 @@ WORDS = "Here is what you asked for."
 
 
 def request(id: str, **changes: Any) -> Request:
-    messages = [{"role": "system", "content": "You help."}, {"role": "user", "content": f"this is {id}"}]
+    messages = [
+        {"role": "system", "content": "You help."},
+        {"role": "user", "content": f"this is {id}"},
+    ]
     made = Request(
         id=id,
         scope="key",
@@ -80,10 +83,14 @@ def close(conn: Connection, id: str, words: str = "Thanks.", at: float = 12.0) -
 
 
 def verdict(turn: str, revision: int = 1, score: int | None = 1, **changes: Any) -> Verdict:
-    return replace(Verdict(turn=turn, revision=revision, judge="rules", score=score, at=13.0), **changes)
+    return replace(
+        Verdict(turn=turn, revision=revision, judge="rules", score=score, at=13.0), **changes
+    )
 
 
-def judged(conn: Connection, id: str, *, score: int | None = 1, hints: tuple[str, ...] = (), **changes: Any) -> None:
+def judged(
+    conn: Connection, id: str, *, score: int | None = 1, hints: tuple[str, ...] = (), **changes: Any
+) -> None:
     serve(conn, id, **changes)
     close(conn, id)
     assert turns.add_verdict(conn, verdict(id, score=score, hints=hints))

@@ -50,9 +50,17 @@ def looks(made: CompletionChecker) -> list[bool]:
         ({}, ("train",), False),
         ({"train": {"max_steps": 3}}, ("train",), True),
         ({"data": {"path": "/data"}}, ("judge", "train", "data"), True),
-        ({"data": {"path": "/data"}, "train": {"exit_when_done": False}}, ("judge", "train", "data"), False),
+        (
+            {"data": {"path": "/data"}, "train": {"exit_when_done": False}},
+            ("judge", "train", "data"),
+            False,
+        ),
         ({"train": {"exit_when_done": True}}, ("train",), True),
-        ({"train": {"exit_when_done": True, "max_steps": 3}}, ("engine", "gateway", "train"), False),
+        (
+            {"train": {"exit_when_done": True, "max_steps": 3}},
+            ("engine", "gateway", "train"),
+            False,
+        ),
         ({"train": {"max_steps": 3}}, ("judge",), False),
     ],
 )
@@ -123,7 +131,9 @@ def judge_one(store: Store, *, closed_only: bool) -> None:
                 at=3.0,
             )
         else:
-            assert turns.add_verdict(conn, Verdict(turn="t", revision=1, judge="test", score=1, at=4.0))
+            assert turns.add_verdict(
+                conn, Verdict(turn="t", revision=1, judge="test", score=1, at=4.0)
+            )
 
 
 def test_nothing_left_is_the_end(tmp_path: Path) -> None:
@@ -136,8 +146,12 @@ def test_nothing_left_is_the_end(tmp_path: Path) -> None:
     judge_one(store, closed_only=True)
     assert not any(looks(made)), "a turn waits for its verdict"
     judge_one(store, closed_only=False)
-    assert looks(made) == [False] * IDLE_CHECKS + [True, True], "the first look sees that something has happened"
-    assert "nothing is left to import, judge or train on (the note is text for people)" in str(made.finished_reason())
+    assert looks(made) == [False] * IDLE_CHECKS + [True, True], (
+        "the first look sees that something has happened"
+    )
+    assert "nothing is left to import, judge or train on (the note is text for people)" in str(
+        made.finished_reason()
+    )
     store.close()
 
 
@@ -165,7 +179,9 @@ def test_what_is_not_imported_yet_is_left(tmp_path: Path) -> None:
         ([Wait.LEASE], False),
     ],
 )
-def test_training_ends_by_what_the_policies_wait_for(tmp_path: Path, waits: list[Wait], ends: bool) -> None:
+def test_training_ends_by_what_the_policies_wait_for(
+    tmp_path: Path, waits: list[Wait], ends: bool
+) -> None:
     checker, store = ending(tmp_path, train={"exit_when_done": True})
     rooted(store)
     heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 2", waits=waits)

@@ -32,7 +32,9 @@ LOGGED = "print('12:50:31 judge INFO loaded'); import os; os._exit(3)"
 
 def crash(code: str) -> tuple[int, WorkerOutput]:
     """Run the code in a process of its own; return its exit status, and its output."""
-    done = subprocess.run([sys.executable, "-uc", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-uc", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
     output = WorkerOutput()
     for line in done.stdout.decode().splitlines():
         output.add_line(line.rstrip())
@@ -44,7 +46,10 @@ def crash(code: str) -> tuple[int, WorkerOutput]:
     [
         ("def f(): raise ValueError('boom')\nf()", "ValueError: boom"),
         ("try:\n 1/0\nexcept Exception as e: raise KeyError('x') from e", "KeyError: 'x'"),
-        ("import sys; sys.exit('openclaw-rl: train.ranks 3: expected 2')", "train.ranks 3: expected 2"),
+        (
+            "import sys; sys.exit('openclaw-rl: train.ranks 3: expected 2')",
+            "train.ranks 3: expected 2",
+        ),
         (LOGGED, "exit code 3, without an error message"),
         ("import os; os.kill(os.getpid(), 9)", "signal SIGKILL, without an error message"),
         (
@@ -56,7 +61,15 @@ def crash(code: str) -> tuple[int, WorkerOutput]:
             "exit code 3, without an error message",
         ),
     ],
-    ids=["exception", "chained", "own-error", "no-output", "killed", "native", "survived-exception"],
+    ids=[
+        "exception",
+        "chained",
+        "own-error",
+        "no-output",
+        "killed",
+        "native",
+        "survived-exception",
+    ],
 )
 def test_the_reason_is_the_error_that_ended_the_process(code: str, reason: str) -> None:
     status, output = crash(code)
@@ -86,7 +99,10 @@ def test_a_process_that_hung_says_where_it_was_in_the_file_of_the_owner(tmp_path
     found = crash_reason(with_plugin(plugin), "judge", EndCause.HANG, words, output)
     assert found.startswith(f"{words}, at {plugin}:")
     assert found.endswith(":5 (reward)")
-    assert crash_reason(with_plugin(tmp_path / "other.py"), "judge", EndCause.HANG, words, output) == words
+    assert (
+        crash_reason(with_plugin(tmp_path / "other.py"), "judge", EndCause.HANG, words, output)
+        == words
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,8 +133,16 @@ def with_plugin(path: Path) -> Config:
 @pytest.mark.parametrize(
     ("code", "worker", "cure"),
     [
-        ("import os; os._exit(3)", "judge", "rm.py (judge.plugin_path) runs in this process. Correct it"),
-        ("exit('openclaw-rl: judge.plugin_path: rm.py:3: boom')", "judge", "or unset judge.plugin_path"),
+        (
+            "import os; os._exit(3)",
+            "judge",
+            "rm.py (judge.plugin_path) runs in this process. Correct it",
+        ),
+        (
+            "exit('openclaw-rl: judge.plugin_path: rm.py:3: boom')",
+            "judge",
+            "or unset judge.plugin_path",
+        ),
         ("exit('openclaw-rl: the disk is full. Free some space')", "judge", ""),
         ("import os; os.kill(os.getpid(), 9)", "train", "doctor --troubles"),
         ("1/0", "train", "/home/logs/supervisor.log"),

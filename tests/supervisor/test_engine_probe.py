@@ -33,7 +33,9 @@ async def wait_for(condition: Callable[[], object]) -> None:
 
 def read_heartbeat(config: Config) -> heartbeats.Heartbeat | None:
     with Store.open(config.store_path) as store, store.read() as conn:
-        return next((beat for beat in heartbeats.read_heartbeats(conn) if beat.name == "engine"), None)
+        return next(
+            (beat for beat in heartbeats.read_heartbeats(conn) if beat.name == "engine"), None
+        )
 
 
 async def reply_until_error(client: EngineClient) -> str:
@@ -42,7 +44,11 @@ async def reply_until_error(client: EngineClient) -> str:
     try:
         while True:
             ask = Generation(
-                id="r", version=0, prompt_ids=np.arange(8, dtype=np.int32), sampling=sampling, stop_token_ids=()
+                id="r",
+                version=0,
+                prompt_ids=np.arange(8, dtype=np.int32),
+                sampling=sampling,
+                stop_token_ids=(),
             )
             async for _ in client.generate(ask):
                 pass
@@ -56,7 +62,9 @@ def test_a_hung_engine_is_restarted_and_its_replies_end_with_an_error(
 ) -> None:
     monkeypatch.setattr("openclaw_rl.supervisor.engine_probe.REPORTED_SILENCE", 2.0)
     limit = 6.0
-    config = from_flat({"home": str(tmp_path), "run.heartbeat_timeout": limit, "run.log_level": "error"})
+    config = from_flat(
+        {"home": str(tmp_path), "run.heartbeat_timeout": limit, "run.log_level": "error"}
+    )
     prepare_home(config)
 
     async def main() -> None:
@@ -79,7 +87,11 @@ def test_a_hung_engine_is_restarted_and_its_replies_end_with_an_error(
 
         def is_reported() -> bool:
             found = read_heartbeat(config)
-            return found is not None and found.state == heartbeats.PARKED and "has not answered for" in found.note
+            return (
+                found is not None
+                and found.state == heartbeats.PARKED
+                and "has not answered for" in found.note
+            )
 
         await wait_for(is_reported)
         assert supervisor.worker_pid("engine") == pid
@@ -128,7 +140,9 @@ def test_a_service_that_does_not_answer_is_reported_and_its_watcher_is_not_resta
     assert found is not None
     state, note = found
     assert state == heartbeats.PARKED
-    assert "the engine at http://127.0.0.1:9 has not answered for 60 s (no engine answers at" in note
+    assert (
+        "the engine at http://127.0.0.1:9 has not answered for 60 s (no engine answers at" in note
+    )
     assert "Check the network, or correct fireworks.url" in note
     assert "engine.url" not in note
 

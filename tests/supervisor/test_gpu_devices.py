@@ -46,7 +46,9 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("two_gpus")
-def test_an_id_beyond_the_devices_is_refused(environ: dict[str, str], flags: tuple[str, ...], setting: str) -> None:
+def test_an_id_beyond_the_devices_is_refused(
+    environ: dict[str, str], flags: tuple[str, ...], setting: str
+) -> None:
     words = f"{setting} is 0,1,9, and this machine has 2 GPUs, numbered from 0: there is no 9"
     with pytest.raises(ConfigError, match=re.escape(words)):
         check_gpu_ids(load(words=flags, environ=environ), WORKERS)
@@ -66,7 +68,9 @@ def test_without_a_gpu_nothing_is_started(tmp_path: Path, monkeypatch: pytest.Mo
     install_nvidia_smi(tmp_path, monkeypatch, "#!/bin/sh\nexit 9\n")  # without a driver
     home = tmp_path / "home"
     result = CliRunner().invoke(cli, ["up", "--home", str(home), "--gpus", "0,1"])
-    assert "train.gpus (TRAIN_GPUS, --gpus) is 0,1, and this machine has no GPU" in str(result.exception)
+    assert "train.gpus (TRAIN_GPUS, --gpus) is 0,1, and this machine has no GPU" in str(
+        result.exception
+    )
     assert not home.exists()
 
 

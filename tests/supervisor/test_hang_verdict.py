@@ -47,7 +47,9 @@ def seconds_until_hang(
     quiet = Quiet()
     for second in range(1, most + 1):
         before = reading(share * (second - 1), waiting * (second - 1), **states)
-        quiet = add_interval(quiet, 1.0, before, reading(share * second, waiting * second, **states))
+        quiet = add_interval(
+            quiet, 1.0, before, reading(share * second, waiting * second, **states)
+        )
         hang = find_hang(quiet, limits, setting=SETTING, activity=activity)
         if hang is not None:
             return second, hang
@@ -79,7 +81,9 @@ def test_a_loop_without_an_end_is_found_after_a_bound_that_follows_the_work(
     load: float, expected: float | None, longest: float
 ) -> None:
     share = 1.0 / load
-    found = seconds_until_hang(share, 1.0 - share, activity=pass_of(expected), longest=longest, most=40_000)
+    found = seconds_until_hang(
+        share, 1.0 - share, activity=pass_of(expected), longest=longest, most=40_000
+    )
     assert found is not None
     seconds, hang = found
     assert hang.kind is HangKind.COMPUTING
@@ -97,7 +101,9 @@ def test_a_stopped_process_is_found(share: float, waiting: float) -> None:
 
 
 @given(computed=st.floats(0.0, 16.0), waited=st.floats(0.0, 100.0), passed=st.floats(0.0, 2.0))
-def test_what_counts_is_never_more_than_what_has_passed(computed: float, waited: float, passed: float) -> None:
+def test_what_counts_is_never_more_than_what_has_passed(
+    computed: float, waited: float, passed: float
+) -> None:
     """Also with many threads, and with a gap between the checks in which it waited for longer."""
     quiet = add_interval(Quiet(), passed, reading(0.0), reading(computed, waited, is_runnable=True))
     assert 0.0 <= quiet.counted <= passed
@@ -106,10 +112,14 @@ def test_what_counts_is_never_more_than_what_has_passed(computed: float, waited:
 
 def test_time_without_a_processor_or_disk_does_not_count() -> None:
     before, starved = reading(5.0), reading(5.0, is_runnable=True)
-    assert add_interval(Quiet(), 1.0, before, starved).counted == 0, "as under a limit on processor time"
+    assert add_interval(Quiet(), 1.0, before, starved).counted == 0, (
+        "as under a limit on processor time"
+    )
     assert add_interval(Quiet(), 1.0, before, reading(5.0, waits_for_disk=True)).counted == 0
     assert add_interval(Quiet(), 1.0, before, reading(5.0, waited=0.75)).counted == 0.25
-    assert add_interval(Quiet(), 1.0, None, None).counted == 1, "where the system says nothing, all of it counts"
+    assert add_interval(Quiet(), 1.0, None, None).counted == 1, (
+        "where the system says nothing, all of it counts"
+    )
 
 
 def test_a_process_that_goes_on_after_a_stop_is_no_longer_stopped() -> None:
@@ -140,7 +150,10 @@ def test_a_pass_in_a_call_of_a_library_is_allowed_the_same() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (HangKind.STOPPED, "stopped by a signal for 121 s in training pass 2 of 3 (run.heartbeat_timeout, here 120 s)"),
+        (
+            HangKind.STOPPED,
+            "stopped by a signal for 121 s in training pass 2 of 3 (run.heartbeat_timeout, here 120 s)",
+        ),
         (
             HangKind.WAITING,
             "121 s without progress or use of the processor in training pass 2 of 3 (run.heartbeat_timeout, here "
@@ -153,6 +166,8 @@ def test_a_pass_in_a_call_of_a_library_is_allowed_the_same() -> None:
         ),
     ],
 )
-def test_a_hang_is_described_with_the_setting_that_moves_its_limit(kind: HangKind, message: str) -> None:
+def test_a_hang_is_described_with_the_setting_that_moves_its_limit(
+    kind: HangKind, message: str
+) -> None:
     hang = Hang(kind=kind, counted=121.0, limit=120.0, setting=SETTING, activity=pass_of(12.0))
     assert describe_hang(hang) == message

@@ -49,9 +49,11 @@ def test_a_worker_that_hangs_while_it_starts_is_found(beats: list[float | None])
     for n, beat in enumerate(beats):
         assert not monitor.record_check(beat, float(n), starting=True)
     last = len(beats) - 1
-    assert [n for n in range(last + 1, last + 1003) if monitor.record_check(beats[-1], float(n), starting=True)] == [
-        last + n for n in (1000, 1001, 1002)
-    ]
+    assert [
+        n
+        for n in range(last + 1, last + 1003)
+        if monitor.record_check(beats[-1], float(n), starting=True)
+    ] == [last + n for n in (1000, 1001, 1002)]
     assert monitor.silence_limit == 1000
 
 
@@ -75,12 +77,17 @@ def test_another_process_under_the_same_name_is_no_seconds_without_advance() -> 
     assert not any(monitor.record_check(beat, beat, own=False) for beat in map(float, range(2000)))
     for own in (True, False):
         assert not monitor.record_check(5000.0 + own, 2001.0, own=own)
-    assert not any(monitor.record_check(beat, beat, own=False) for beat in map(float, range(6000, 8000)))
+    assert not any(
+        monitor.record_check(beat, beat, own=False) for beat in map(float, range(6000, 8000))
+    )
 
 
 def test_a_heartbeat_of_an_earlier_process_does_not_count() -> None:
     monitor = HeartbeatMonitor(hang=120, start=1000)
-    assert [n for n in range(1002) if monitor.record_check(7.0, float(n), own=False)] == [1000, 1001]
+    assert [n for n in range(1002) if monitor.record_check(7.0, float(n), own=False)] == [
+        1000,
+        1001,
+    ]
 
 
 def computing(seconds: float) -> ProcessUsage:
@@ -91,7 +98,10 @@ def test_a_pass_may_take_ten_times_what_it_is_expected_to_take() -> None:
     monitor = HeartbeatMonitor(hang=120, start=1000)
     activity = Activity(kind=WorkKind.TRAIN, expected=60.0)
     assert not monitor.record_check(1.0, 0.0)
-    hangs = (monitor.record_check(1.0, float(n), activity=activity, usage=computing(float(n))) for n in range(1, 700))
+    hangs = (
+        monitor.record_check(1.0, float(n), activity=activity, usage=computing(float(n)))
+        for n in range(1, 700)
+    )
     hang = next(filter(None, hangs))
     assert hang.kind is HangKind.COMPUTING
     assert (hang.counted, hang.limit, hang.activity) == (600, 600, activity)
@@ -101,9 +111,13 @@ def test_the_longest_piece_of_work_so_far_extends_the_limit() -> None:
     """What an engine does between two answers has no stated size."""
     monitor = HeartbeatMonitor(hang=120, start=1000)
     assert not monitor.record_check(1.0, 0.0)
-    assert not any(monitor.record_check(1.0, float(n), usage=computing(float(n))) for n in range(1, 101))
+    assert not any(
+        monitor.record_check(1.0, float(n), usage=computing(float(n))) for n in range(1, 101)
+    )
     assert not monitor.record_check(2.0, 101.0)
-    hangs = (monitor.record_check(2.0, float(n), usage=computing(float(n))) for n in range(102, 700))
+    hangs = (
+        monitor.record_check(2.0, float(n), usage=computing(float(n))) for n in range(102, 700)
+    )
     hang = next(filter(None, hangs))
     assert hang.limit == 300
 

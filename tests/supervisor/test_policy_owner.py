@@ -16,14 +16,18 @@ from openclaw_rl.supervisor.policy_owner import set_owner, with_stored_owner
 
 
 def settings(home: Path, **given: object) -> Config:
-    return from_flat({"home": str(home), **{name.replace("__", "."): value for name, value in given.items()}})
+    return from_flat(
+        {"home": str(home), **{name.replace("__", "."): value for name, value in given.items()}}
+    )
 
 
 def test_other_commands_use_what_the_gateway_was_started_with(tmp_path: Path) -> None:
     set_owner(settings(tmp_path, policy__per="agent"))
     assert with_stored_owner(settings(tmp_path)).policy.per == "agent"
     assert with_stored_owner(settings(tmp_path, policy__per="agent")).policy.per == "agent"
-    with pytest.raises(ConfigError, match=r"policy.per is all, but .* with agent. Leave policy.per out"):
+    with pytest.raises(
+        ConfigError, match=r"policy.per is all, but .* with agent. Leave policy.per out"
+    ):
         with_stored_owner(settings(tmp_path, policy__per="all"))
     with pytest.raises(ConfigError, match="a checkpoint holds one policy"):
         with_stored_owner(settings(tmp_path, train__checkpoint__save_dir=str(tmp_path / "saved")))
@@ -52,10 +56,14 @@ def test_it_is_not_changed_while_a_trainer_works_with_the_earlier_value(tmp_path
     set_owner(settings(tmp_path, policy__per="agent"))
     with Store.open(tmp_path / "store.db") as store:
         heartbeats.write_heartbeat(store, "train")
-        with pytest.raises(ConfigError, match="is all, but it is agent in the train worker that runs on this home"):
+        with pytest.raises(
+            ConfigError, match="is all, but it is agent in the train worker that runs on this home"
+        ):
             set_owner(settings(tmp_path))
         set_owner(settings(tmp_path, policy__per="agent"))
-        heartbeats.write_heartbeat(store, "train", pid=2**22 + 1)  # no process has this id: it was killed
+        heartbeats.write_heartbeat(
+            store, "train", pid=2**22 + 1
+        )  # no process has this id: it was killed
         set_owner(settings(tmp_path))
         with store.read() as conn:
             assert read_owner(conn) == "all"

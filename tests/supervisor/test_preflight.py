@@ -25,7 +25,11 @@ LOSS = "def compute_loss(policy_logits, reference_logits, rewards, advantages, c
         ({"train.base_quantization_bits": 4}, "bitsandbytes", "openclaw-rl[qlora]"),
         ({"train.ranks": 2, "train.launch.by": "ray"}, "ray", "openclaw-rl[ray]"),
         ({"track.to": ["wandb"]}, "wandb", "pip install wandb"),
-        ({"judge.kind": "classifier", "judge.reward_path": "x"}, "transformers", "openclaw-rl[local]"),
+        (
+            {"judge.kind": "classifier", "judge.reward_path": "x"},
+            "transformers",
+            "openclaw-rl[local]",
+        ),
         ({}, "peft", "openclaw-rl[local]"),
         ({}, "llguidance", "openclaw-rl[local]"),
     ],
@@ -48,7 +52,9 @@ def test_a_library_that_no_worker_needs_may_be_missing(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("given", ["empty", "file.csv", "t.parquet"])
-def test_data_that_cannot_be_imported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_data_that_cannot_be_imported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = tmp_path / given
     path.write_bytes(b"") if "." in given else path.mkdir()
@@ -61,10 +67,22 @@ def test_data_that_cannot_be_imported_is_refused(tmp_path: Path, monkeypatch: py
     [
         (LOSS_PATH, "def my_loss(x): ...", r"defines no compute_loss or .* It defines: my_loss"),
         (LOSS_PATH, "", r"It defines: nothing"),
-        (LOSS_PATH, f"{LOSS}\ndef compute_opd_loss(): ...", r"defines compute_loss and compute_opd_loss"),
-        (LOSS_PATH, f"import nowhere.below\n{LOSS}", r"mine\.py:1: imports nowhere, which is not installed"),
+        (
+            LOSS_PATH,
+            f"{LOSS}\ndef compute_opd_loss(): ...",
+            r"defines compute_loss and compute_opd_loss",
+        ),
+        (
+            LOSS_PATH,
+            f"import nowhere.below\n{LOSS}",
+            r"mine\.py:1: imports nowhere, which is not installed",
+        ),
         (LOSS_PATH, f"'words'\nfrom nowhere import x\n{LOSS}", r"mine\.py:2: imports nowhere"),
-        (REWARD_PATH, "def score(): ...", r"expected get_reward_model\(config\), .* it defines score"),
+        (
+            REWARD_PATH,
+            "def score(): ...",
+            r"expected get_reward_model\(config\), .* it defines score",
+        ),
     ],
 )
 def test_a_plug_in_that_cannot_work_is_refused_without_running_it(
@@ -101,10 +119,17 @@ def test_a_plug_in_that_may_work_is_accepted(
 
 def test_the_examples_pass() -> None:
     folder = Path(__file__).parents[2] / "examples" / "plugins"
-    for name in ("custom_loss.py", "custom_opd_loss.py", "hybrid_loss.py", "hybrid_loss_corrected.py"):
+    for name in (
+        "custom_loss.py",
+        "custom_opd_loss.py",
+        "hybrid_loss.py",
+        "hybrid_loss_corrected.py",
+    ):
         check_installation(from_flat({LOSS_PATH: str(folder / name)}), ALL)
     for name in ("custom_rm.py", "custom_reward.py"):
-        check_installation(from_flat({REWARD_PATH: str(folder / name), "judge.kind": "plugin"}), ALL)
+        check_installation(
+            from_flat({REWARD_PATH: str(folder / name), "judge.kind": "plugin"}), ALL
+        )
 
 
 def test_config_check_finds_them(tmp_path: Path) -> None:
@@ -118,7 +143,9 @@ def test_config_check_finds_them(tmp_path: Path) -> None:
         assert words in str(result.exception)
 
 
-def test_tinker_serves_only_what_it_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tinker_serves_only_what_it_trained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("openclaw_rl.tinker.sdk_version.metadata.version", lambda name: "0.24.1")
     serves = {"home": str(tmp_path), "engine.backend": "tinker"}
     config = from_flat(serves | {"tinker.api_key": "tml-x"})

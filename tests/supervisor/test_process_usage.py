@@ -61,7 +61,9 @@ def test_a_stopped_process_is_told_from_one_that_sleeps() -> None:
         assert usage_when(pid, lambda usage: usage.is_stopped).processor >= asleep.processor
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how long a thread has waited for a processor")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux says how long a thread has waited for a processor"
+)
 def test_a_process_beside_others_on_one_processor_waits_for_it() -> None:
     core = {min(os.sched_getaffinity(0))}
     with process_of(COMPUTES) as first, process_of(COMPUTES) as second:

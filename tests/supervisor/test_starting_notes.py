@@ -14,8 +14,12 @@ def test_the_note_names_the_workers_that_start(tmp_path: Path) -> None:
     notes = StartingNotes(config, lambda note: None)
     assert notes._read_beats() == "", "there is no store yet"
     with Store.open(config.store_path) as store:
-        heartbeats.write_heartbeat(store, "gateway", "hashing weights: 7.2 of 24.0 GiB", heartbeats.STARTING)
+        heartbeats.write_heartbeat(
+            store, "gateway", "hashing weights: 7.2 of 24.0 GiB", heartbeats.STARTING
+        )
         heartbeats.write_heartbeat(store, "train", "waiting", heartbeats.RUNNING)
         assert notes._read_beats() == "gateway: hashing weights: 7.2 of 24.0 GiB"
-        heartbeats.write_heartbeat(store, "gateway", "serving version 0, 0 running", heartbeats.RUNNING)
+        heartbeats.write_heartbeat(
+            store, "gateway", "serving version 0, 0 running", heartbeats.RUNNING
+        )
     assert notes._read_beats() == ""

@@ -30,7 +30,10 @@ async def wait_for(condition: Callable[[], bool]) -> None:
 
 def has_beaten(store: Store, pid: int | None, since: float) -> bool:
     with store.read() as conn:
-        return any(b.name == "collect" and b.pid == pid and b.at > since for b in heartbeats.read_heartbeats(conn))
+        return any(
+            b.name == "collect" and b.pid == pid and b.at > since
+            for b in heartbeats.read_heartbeats(conn)
+        )
 
 
 @pytest.mark.system
@@ -58,14 +61,20 @@ def test_a_hung_worker_is_restarted_while_it_starts_and_while_it_runs(tmp_path: 
         # A busy machine starts the next process slowly.
         supervisor._workers[0]._config = config.model_copy(update={"run": run})
         second = await stop_process()
-        assert supervisor.health_note().startswith("degraded: collect crashed 1x (stopped by a signal for 3")
+        assert supervisor.health_note().startswith(
+            "degraded: collect crashed 1x (stopped by a signal for 3"
+        )
         assert "run.startup_timeout, here 3 s" in supervisor.health_note()
         store = Store.open(config.store_path)
         await wait_for(lambda: has_beaten(store, second, 0.0))
         began = time.time()
-        await wait_for(lambda: has_beaten(store, second, began + 1.2))  # its start is over after two checks
+        await wait_for(
+            lambda: has_beaten(store, second, began + 1.2)
+        )  # its start is over after two checks
         third = await stop_process()
-        assert supervisor.health_note().startswith("degraded: collect crashed 2x (stopped by a signal for")
+        assert supervisor.health_note().startswith(
+            "degraded: collect crashed 2x (stopped by a signal for"
+        )
         assert "run.heartbeat_timeout, here 3.5 s" in supervisor.health_note()
         await wait_for(lambda: has_beaten(store, third, began))
         store.close()
@@ -75,12 +84,16 @@ def test_a_hung_worker_is_restarted_while_it_starts_and_while_it_runs(tmp_path: 
     asyncio.run(main())
 
 
-def test_a_process_that_cannot_be_started_is_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_started_is_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when no memory or no process id is left; in a system that serves, all other workers continue."""
     monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
     config = from_flat({"home": str(tmp_path), "run.max_crashes": 2})
     prepare_home(config)
-    with pytest.raises(OpenClawError, match=r"collect crashed 2 times\. Reason: the process cannot be started"):
+    with pytest.raises(
+        OpenClawError, match=r"collect crashed 2 times\. Reason: the process cannot be started"
+    ):
         asyncio.run(Supervisor(config, ["collect"], echo=False).run(asyncio.Event()))
 
 
@@ -92,8 +105,15 @@ def test_a_scratch_run_of_the_doctor_touches_no_folder_of_the_owner(tmp_path: Pa
         "data.path": "d",
         "data.export_dir": "b",
     }
-    made = pipeline._scratch_config(from_flat(given | {"track.to": ["wandb"], "train.method": "opd"}), tmp_path)
-    assert (made.train.checkpoint.save_dir, made.train.checkpoint.resume, made.data, made.track.to) == (
+    made = pipeline._scratch_config(
+        from_flat(given | {"track.to": ["wandb"], "train.method": "opd"}), tmp_path
+    )
+    assert (
+        made.train.checkpoint.save_dir,
+        made.train.checkpoint.resume,
+        made.data,
+        made.track.to,
+    ) == (
         None,
         None,
         type(made.data)(),

@@ -19,6 +19,9 @@ def test_the_reason_is_shown_while_no_session_is_open(tmp_path: Path) -> None:
     began = time.monotonic() - REPORTED_SILENCE - 1
     assert probe.worker_state(began, 60.0) == (heartbeats.STARTING, "loading the model")
     probe.error = "the Tinker service refused the key"
-    assert probe.worker_state(began, 60.0) == (heartbeats.PARKED, "the Tinker service refused the key")
+    assert probe.worker_state(began, 60.0) == (
+        heartbeats.PARKED,
+        "the Tinker service refused the key",
+    )
     probe.answered_at = time.monotonic()
     assert probe.worker_state(began, 60.0) == (heartbeats.RUNNING, "tinker")

@@ -32,7 +32,12 @@ POLLED: dict[str, tuple[Callable[..., Any], object, str]] = {
 
 
 def looks(
-    run: Callable[..., Any], counted: threading.Semaphore, given: dict[str, Any], home: Path, *, wait: float
+    run: Callable[..., Any],
+    counted: threading.Semaphore,
+    given: dict[str, Any],
+    home: Path,
+    *,
+    wait: float,
 ) -> int:
     """Return how often a worker looks for work, at most five times; `wait`: seconds that it may take for the next."""
 
@@ -40,7 +45,9 @@ def looks(
         stop = asyncio.Event()
         running = asyncio.create_task(run(from_flat({"home": str(home)} | given), stop=stop))
         count = 0
-        while count < 5 and await asyncio.to_thread(counted.acquire, timeout=wait if count else 20.0):
+        while count < 5 and await asyncio.to_thread(
+            counted.acquire, timeout=wait if count else 20.0
+        ):
             count += 1
         stop.set()
         await asyncio.wait_for(running, 20)
@@ -50,7 +57,9 @@ def looks(
 
 
 @pytest.mark.parametrize("key", POLLED)
-def test_poll_is_the_time_between_two_looks(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poll_is_the_time_between_two_looks(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, owner, name = POLLED[key]
     counted, plain = threading.Semaphore(0), getattr(owner, name)
 
@@ -69,7 +78,11 @@ def test_the_trainer_looks_for_turns_as_often_as_train_poll_says(
 ) -> None:
     counted = threading.Semaphore(0)
     loop = SimpleNamespace(
-        run_once=lambda: counted.release(), note="", waits=frozenset(), close=lambda: None, forget_attempts=lambda: None
+        run_once=lambda: counted.release(),
+        note="",
+        waits=frozenset(),
+        close=lambda: None,
+        forget_attempts=lambda: None,
     )
     monkeypatch.setattr(train, "open_train_loop", lambda config, store: loop)
     prepare_home(from_flat({"home": str(tmp_path)}))
@@ -78,9 +91,12 @@ def test_the_trainer_looks_for_turns_as_often_as_train_poll_says(
 
 
 @pytest.mark.parametrize(
-    ("key", "worker"), [("engine.gpus", "engine"), ("train.gpus", "train"), ("judge.gpus", "judge-engine")]
+    ("key", "worker"),
+    [("engine.gpus", "engine"), ("train.gpus", "train"), ("judge.gpus", "judge-engine")],
 )
-def test_a_process_sees_the_devices_of_its_setting(key: str, worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_sees_the_devices_of_its_setting(
+    key: str, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = from_flat({key: ["1", "2"]})
     assert to_environment(config, worker)["CUDA_VISIBLE_DEVICES"] == "1,2"
@@ -111,7 +127,9 @@ def test_a_setting_changes_the_command_of_the_ranks(key: str) -> None:
 
 
 @pytest.mark.parametrize(("by", "processes"), [("local", 2), ("torchrun", 1)])
-def test_by_chooses_who_starts_the_ranks(by: str, processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_chooses_who_starts_the_ranks(
+    by: str, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One process for each rank, or torchrun, which starts them."""
     started: list[Any] = []
 
@@ -122,11 +140,17 @@ def test_by_chooses_who_starts_the_ranks(by: str, processes: int, monkeypatch: p
     monkeypatch.setattr(launcher, "RankProcesses", start)
     launcher._start_ranks(from_flat({"train.ranks": 2, "train.launch.by": by})).close()
     assert len(started) == processes
-    assert [("torch.distributed.run" in command) for command, _ in started] == [by == "torchrun"] * processes
+    assert [("torch.distributed.run" in command) for command, _ in started] == [
+        by == "torchrun"
+    ] * processes
 
 
-@pytest.mark.parametrize(("shard", "cuda", "sharded"), [(None, True, True), (False, True, False), (True, False, True)])
-def test_shard_decides_whether_the_layers_are_sharded(shard: bool | None, cuda: bool, sharded: bool) -> None:
+@pytest.mark.parametrize(
+    ("shard", "cuda", "sharded"), [(None, True, True), (False, True, False), (True, False, True)]
+)
+def test_shard_decides_whether_the_layers_are_sharded(
+    shard: bool | None, cuda: bool, sharded: bool
+) -> None:
     settings = from_flat({"train.ranks": 2, "train.launch.shard": shard}).train
     assert wants_sharding(settings, cuda=cuda) is sharded
 
@@ -137,7 +161,9 @@ def test_the_home_is_the_folder_of_the_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_crashes_stop_the_system(limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashes_stop_the_system(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The worker's process ends at once, because there is no such worker."""
     config = from_flat({"home": str(tmp_path), "run.max_crashes": limit})
     prepare_home(config)

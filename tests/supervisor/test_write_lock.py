@@ -21,7 +21,9 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
 from openclaw_rl.supervisor.write_lock import FROZEN_LIMIT, HELD_LIMIT, WriteLockMonitor
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux names the holders of file locks")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux names the holders of file locks"
+)
 WITHIN = 60.0  # seconds
 HOLDER = """
 import signal, sqlite3, sys, time
@@ -73,7 +75,10 @@ def test_a_frozen_holder_is_found(store_path: Path) -> None:
 
 def test_a_holder_that_waits_for_something_else_is_found_later(store_path: Path) -> None:
     with lock_holder(store_path) as process:
-        assert first_found(WriteLockMonitor(store_path), HELD_LIMIT + 5) == (process.pid, HELD_LIMIT)
+        assert first_found(WriteLockMonitor(store_path), HELD_LIMIT + 5) == (
+            process.pid,
+            HELD_LIMIT,
+        )
 
 
 def test_a_holder_that_commits_is_busy_and_not_stuck(store_path: Path) -> None:

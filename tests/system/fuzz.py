@@ -8,8 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-TOOL = {"type": "function", "function": {"name": "look", "description": "d", "parameters": {"type": "object"}}}
-CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "d", "parameters": {"type": "object"}},
+}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "look", "arguments": '{"at": "it"}'},
+}
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 CHAT: dict[str, Any] = {
@@ -52,7 +59,9 @@ RESPONSES: dict[str, Any] = {
         {"type": "function_call_output", "call_id": "c1", "output": "Paris"},
         {"role": "user", "content": "And now?"},
     ],
-    "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}],
+    "tools": [
+        {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
+    ],
     "tool_choice": "auto",
     "max_output_tokens": 3,
     "stream": False,
@@ -67,11 +76,19 @@ RESPONSES: dict[str, Any] = {
 MESSAGES: dict[str, Any] = {
     "model": "openclaw",
     "max_tokens": 3,
-    "system": [{"type": "text", "text": "Keep answers short.", "cache_control": {"type": "ephemeral"}}],
+    "system": [
+        {"type": "text", "text": "Keep answers short.", "cache_control": {"type": "ephemeral"}}
+    ],
     "messages": [
         {"role": "user", "content": [{"type": "text", "text": "Look."}]},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Paris"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Paris"}],
+        },
     ],
     "tools": [{"name": "look", "description": "d", "input_schema": {"type": "object"}}],
     "tool_choice": {"type": "auto"},
@@ -81,7 +98,13 @@ MESSAGES: dict[str, Any] = {
     "metadata": {"user_id": "u"},
     "temperature": 1.0,
 }
-FEEDBACK: dict[str, Any] = {"id": "chatcmpl-0", "score": 1, "thumbs": "up", "comment": "good", "correction": "better"}
+FEEDBACK: dict[str, Any] = {
+    "id": "chatcmpl-0",
+    "score": 1,
+    "thumbs": "up",
+    "comment": "good",
+    "correction": "better",
+}
 POSTS: Sequence[tuple[str, dict[str, Any]]] = (
     ("/v1/chat/completions", CHAT),
     ("/v1/responses", RESPONSES),
@@ -104,12 +127,21 @@ VALUES: Sequence[Callable[[random.Random], Any]] = (
     lambda r: r.choice([True, False]),
     lambda r: r.choice([0, -1, 1, 2**31, 2**63, 2**64, -(2**70), 10**30, 17]),
     lambda r: r.choice([0.0, -0.5, 1e-300, 1e308, 0.3]),
-    lambda r: r.choice(["", "x", "main", "\x00", "\ud800", "🙂" * 7, "a" * 3000, "<|im_end|>", "<think>", PICTURE]),
+    lambda r: r.choice(
+        ["", "x", "main", "\x00", "\ud800", "🙂" * 7, "a" * 3000, "<|im_end|>", "<think>", PICTURE]
+    ),
     lambda r: [],
     lambda r: {},
     lambda r: [None, 1, "x", {}, []],
-    lambda r: {"type": r.choice(["text", "image_url", "input_image", "tool_use", "image", "json_schema", "x"])},
-    lambda r: {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": r.choice(["object", 5])}}},
+    lambda r: {
+        "type": r.choice(
+            ["text", "image_url", "input_image", "tool_use", "image", "json_schema", "x"]
+        )
+    },
+    lambda r: {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": r.choice(["object", 5])}},
+    },
     lambda r: json.loads("[" * 60 + "]" * 60),
     lambda r: {"role": r.choice(["user", "assistant", "tool", "system", "nobody"]), "content": "x"},
 )
@@ -142,7 +174,9 @@ class Shot:
 def shot(rng: random.Random) -> Shot:
     """One in ten is no POST; of the bodies one in ten is no JSON, one in ten is left whole."""
     if rng.random() < 0.1:
-        return Shot(method=rng.choice(["GET", "PUT", "DELETE", "OPTIONS", "HEAD"]), path=rng.choice(GETS))
+        return Shot(
+            method=rng.choice(["GET", "PUT", "DELETE", "OPTIONS", "HEAD"]), path=rng.choice(GETS)
+        )
     path, valid = rng.choice(POSTS)
     body = json.loads(json.dumps(valid))
     if rng.random() < 0.4:

@@ -45,9 +45,17 @@ class KeenClient:
                 id_ = talk(self.system, f"What is {number} plus 3?")
                 with self.store.read() as conn:
                     version = exchanges.get_many(conn, [id_])[id_].request.version
-                    if self.disliked is None and version >= FIRST_DISLIKED and is_live(conn, version):
+                    if (
+                        self.disliked is None
+                        and version >= FIRST_DISLIKED
+                        and is_live(conn, version)
+                    ):
                         self.disliked = version
-                    bad = self.disliked is not None and version >= self.disliked and is_live(conn, self.disliked)
+                    bad = (
+                        self.disliked is not None
+                        and version >= self.disliked
+                        and is_live(conn, self.disliked)
+                    )
                 post_json(self.system, "/v1/feedback", {"id": id_, "score": -1 if bad else 1})
             except (OpenClawError, OSError) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
@@ -92,8 +100,14 @@ def test_a_disliked_version_is_rolled_back_while_people_talk(tmp_path: Path) -> 
         with store.read() as conn:
             assert is_live(conn, newest)
             assert client.disliked not in policies.lineage(conn, newest)
-            undone = [version for version in policies.lineage(conn, move.old) if version >= client.disliked]
-            assert 1 <= len(undone) <= 3, "hardly any version was trained from turns of the disliked one"
+            undone = [
+                version
+                for version in policies.lineage(conn, move.old)
+                if version >= client.disliked
+            ]
+            assert 1 <= len(undone) <= 3, (
+                "hardly any version was trained from turns of the disliked one"
+            )
     assert client.failures == []
     assert move.automatic
     assert move.to < client.disliked <= move.old

@@ -30,8 +30,23 @@ def test_the_doctor_proves_every_link(tmp_path: Path, method: str) -> None:
 
 def test_the_doctor_names_the_broken_link(tmp_path: Path) -> None:
     done = run(
-        *("doctor", "--home", str(tmp_path / "home"), "--set", "judge.kind=llm", "--set", "judge.model=none"),
-        *("--set", "judge.base_url=http://127.0.0.1:9/v1", "--set", "judge.retries=0", "--wait", "8"),
+        *(
+            "doctor",
+            "--home",
+            str(tmp_path / "home"),
+            "--set",
+            "judge.kind=llm",
+            "--set",
+            "judge.model=none",
+        ),
+        *(
+            "--set",
+            "judge.base_url=http://127.0.0.1:9/v1",
+            "--set",
+            "judge.retries=0",
+            "--wait",
+            "8",
+        ),
         timeout=240,
     )
     assert done.returncode == 1
@@ -39,7 +54,12 @@ def test_the_doctor_names_the_broken_link(tmp_path: Path) -> None:
 
 
 def test_the_doctor_names_a_learning_rate_without_effect(tmp_path: Path) -> None:
-    rate = ("--set", "train.optimizer.learning_rate=1e-6", "--set", "train.optimizer.warmup_steps=100")
+    rate = (
+        "--set",
+        "train.optimizer.learning_rate=1e-6",
+        "--set",
+        "train.optimizer.warmup_steps=100",
+    )
     done = run("doctor", "--home", str(tmp_path / "home"), *rate, timeout=240)
     said = " ".join(done.stdout.split())
     assert done.returncode == 1
@@ -54,7 +74,10 @@ def test_status_and_inspect_tell_the_story(tmp_path: Path) -> None:
         home = str(system.config.home_dir)
         said = [{"role": "user", "content": "What is the capital of France?"}]
         first = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
-        said += [first["choices"][0]["message"], {"role": "user", "content": "No, too long. Keep it short, please."}]
+        said += [
+            first["choices"][0]["message"],
+            {"role": "user", "content": "No, too long. Keep it short, please."},
+        ]
         post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
         system.wait_until_settled()
         status = run("status", "--home", home)
@@ -71,7 +94,9 @@ def test_status_and_inspect_tell_the_story(tmp_path: Path) -> None:
         assert "back to version 0" in run("rollback", "0", "--yes", "--home", home).stdout
         assert system.wait_until_settled() == 0
         assert (
-            post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})["system_fingerprint"]
+            post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})[
+                "system_fingerprint"
+            ]
             == "v0"
         )
         assert "was rolled back" in run("inspect", "turn", first["id"], "--home", home).stdout
@@ -79,7 +104,10 @@ def test_status_and_inspect_tell_the_story(tmp_path: Path) -> None:
 
 def test_the_system_of_a_home_is_found_at_any_port_and_says_things_once(tmp_path: Path) -> None:
     """`chat` and `key` get the home alone; the model's name is another one, too."""
-    settings = {"model.name": "mine", "data.export_dir": str(tmp_path / "out")}  # one more process that renders
+    settings = {
+        "model.name": "mine",
+        "data.export_dir": str(tmp_path / "out"),
+    }  # one more process that renders
     with SubprocessSystem(scratch_config(tmp_path / "home", settings)) as system:
         home = ("--home", str(system.config.home_dir))
         assert run("key", *home).stdout.strip() == system.api_key
@@ -93,7 +121,9 @@ def test_the_system_of_a_home_is_found_at_any_port_and_says_things_once(tmp_path
         assert run("chat", *home, "--config", "/no/such/file").returncode == 1
     gateway = [line for line in log if line.startswith(" gateway |")]
     assert gateway[0].endswith(f"INFO listening at {system.base_url}/v1")
-    assert not [line for line in log[: log.index(gateway[0])] if system.base_url in line], "it was not true yet"
+    assert not [line for line in log[: log.index(gateway[0])] if system.base_url in line], (
+        "it was not true yet"
+    )
     said = [line.partition(" INFO ")[2] for line in log if " INFO " in line]
     assert len(said) == len(set(said)), said
     assert sum("chat template" in line for line in said) == 1

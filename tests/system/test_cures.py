@@ -65,10 +65,12 @@ LLM = {"judge.kind": "llm", "judge.model": "grader", "judge.timeout": 10.0}
 COLLAPSED = "scores collapsed near the middle"
 
 
-# --------------------------------------------------------------------------------------------------------------- judges
+# ------------------------------------------------------------------------------------------- judges
 
 
-def drained(config: Config, store: Store, judge: Judge | None = None, *, within: float = 120.0) -> float:
+def drained(
+    config: Config, store: Store, judge: Judge | None = None, *, within: float = 120.0
+) -> float:
     """Seconds until the judge's room has judged every turn that waits."""
 
     async def go() -> float:
@@ -106,16 +108,25 @@ def verdicts(store: Store, ids: Sequence[str]) -> list[int | None]:
 
 
 def asked(
-    store: Store, settings: Mapping[str, Any], opinion: Callable[[str, int], int], name: str, words: Sequence[str]
+    store: Store,
+    settings: Mapping[str, Any],
+    opinion: Callable[[str, int], int],
+    name: str,
+    words: Sequence[str],
 ) -> list[int | None]:
     """The verdicts of the real llm judge, over a server whose model has that opinion of (what was said, call)."""
 
     async def answer(request: web.Request, number: int) -> web.StreamResponse:
-        return completion(vote(opinion(json.dumps(await request.json(), ensure_ascii=False), number)))
+        return completion(
+            vote(opinion(json.dumps(await request.json(), ensure_ascii=False), number))
+        )
 
     async def go() -> None:
         async with serving(answer) as endpoint:
-            config = home(store, LLM | dict(settings) | {"judge.base_url": f"http://127.0.0.1:{endpoint.port}/v1"})
+            config = home(
+                store,
+                LLM | dict(settings) | {"judge.base_url": f"http://127.0.0.1:{endpoint.port}/v1"},
+            )
             await asyncio.to_thread(drained, config, store)
 
     ids = waiting(store, name, words)
@@ -139,7 +150,10 @@ def test_more_workers_ask_a_slow_judge_more_at_once(store: Store) -> None:
     drained(home(store), store, before := Slow(lambda item: 1))
     waiting(store, "after", ["ok"] * 40)
     drained(home(store, dict(trouble.settings)), store, after := Slow(lambda item: 1))
-    assert (before.most, after.most) == (home(store).judge.workers, trouble.settings["judge.workers"])
+    assert (before.most, after.most) == (
+        home(store).judge.workers,
+        trouble.settings["judge.workers"],
+    )
 
 
 UNKNOWN = ["Das stimmt leider hinten und vorne nicht", "Genau so wollte ich es haben"]
@@ -152,7 +166,13 @@ def test_a_model_has_a_verdict_where_the_rules_have_none(store: Store) -> None:
     assert not any(verdicts(store, before))
     trouble = seen(store)[COLLAPSED]
     assert set(trouble.settings) == {"judge.kind", "judge.base_url", "judge.model"}
-    after = asked(store, trouble.settings, lambda said, _: 1 if UNKNOWN[1] in said else -1, "after", UNKNOWN * 8)
+    after = asked(
+        store,
+        trouble.settings,
+        lambda said, _: 1 if UNKNOWN[1] in said else -1,
+        "after",
+        UNKNOWN * 8,
+    )
     assert after == [-1, 1] * 8
     assert COLLAPSED not in seen(store)
 
@@ -163,7 +183,9 @@ def test_more_votes_part_a_tie(store: Store) -> None:
     old = {"judge.num_judges": 2, "judge.workers": 1}
     before = asked(store, old, opinion, "before", ["Hm."] * 18)
     assert set(before) == {None}
-    settings = seen(store, LLM | {"judge.base_url": "http://127.0.0.1:9/v1"} | old)[COLLAPSED].settings
+    settings = seen(store, LLM | {"judge.base_url": "http://127.0.0.1:9/v1"} | old)[
+        COLLAPSED
+    ].settings
     assert settings == {"judge.num_judges": 5}
     after = asked(store, old | dict(settings), opinion, "after", ["Hm."] * 18)
     assert None not in after
@@ -173,7 +195,9 @@ def test_a_clear_majority_is_right_more_often(store: Store) -> None:
     """Two votes of three are right, the others neutral or wrong. Fewer verdicts that train have the wrong sign."""
     dice = random.Random(3)
     opinion = lambda said, number: dice.choices((1, 0, -1), (4, 1, 1))[0]  # noqa: E731
-    settings: dict[str, Any] = {"judge.workers": 1}  # so that the dice fall for one turn after the other
+    settings: dict[str, Any] = {
+        "judge.workers": 1
+    }  # so that the dice fall for one turn after the other
     wrong = []
     for name in ("before", "majority of five", "four of five"):
         scores = asked(store, settings, opinion, name, ["Good."] * 150)
@@ -185,14 +209,19 @@ def test_a_clear_majority_is_right_more_often(store: Store) -> None:
     assert wrong[2] <= wrong[1], wrong
 
 
-def test_a_narrower_band_leaves_fewer_rewards_without_a_verdict(store: Store, tmp_path: Path) -> None:
+def test_a_narrower_band_leaves_fewer_rewards_without_a_verdict(
+    store: Store, tmp_path: Path
+) -> None:
     """A reward model that is never sure."""
     (tmp_path / "rewards.py").write_text(
         "class M:\n    def score(self, prompt, response, next_state):\n"
         "        return 0.47 if 'not' in next_state else 0.53\n"
         "def get_reward_model(config): return M()\n"
     )
-    settings: dict[str, Any] = {"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "rewards.py")}
+    settings: dict[str, Any] = {
+        "judge.kind": "plugin",
+        "judge.plugin_path": str(tmp_path / "rewards.py"),
+    }
     words, rounds = ["I do not like it", "I like it"] * 8, 0
     ids = waiting(store, "before", words)
     drained(home(store, settings), store)
@@ -206,7 +235,7 @@ def test_a_narrower_band_leaves_fewer_rewards_without_a_verdict(store: Store, tm
     assert rounds == 2, "half of the band each time"
 
 
-# ------------------------------------------------------------------------------------------------ training and rollouts
+# ---------------------------------------------------------------------------- training and rollouts
 
 
 def test_a_larger_batch_drains_the_queue_in_fewer_steps(
@@ -228,12 +257,17 @@ def test_a_larger_batch_drains_the_queue_in_fewer_steps(
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessSystem]:
     with SubprocessSystem(
-        scratch_config(tmp_path_factory.mktemp("home"), {"train.batch.min_turns": 64, "train.batch.max_turns": 64})
+        scratch_config(
+            tmp_path_factory.mktemp("home"),
+            {"train.batch.min_turns": 64, "train.batch.max_turns": 64},
+        )
     ) as made:
         yield made
 
 
-def test_more_workers_make_more_rollouts_at_once(system: SubprocessSystem, store: Store, tmp_path: Path) -> None:
+def test_more_workers_make_more_rollouts_at_once(
+    system: SubprocessSystem, store: Store, tmp_path: Path
+) -> None:
     """Against the real gateway and engine, with an environment that takes its time, as environments do."""
     (tmp_path / "slow.py").write_text(
         "import asyncio\nrunning = 0\nasync def rollout(model, task):\n    global running\n    running += 1\n"
@@ -254,11 +288,17 @@ def test_more_workers_make_more_rollouts_at_once(system: SubprocessSystem, store
     assert most == [2, trouble.settings["rollout.workers"]]
 
 
-def stepped(path: str, settings: Mapping[str, Any], draw: Callable[..., list[Sample]], out: Path) -> int:
+def stepped(
+    path: str, settings: Mapping[str, Any], draw: Callable[..., list[Sample]], out: Path
+) -> int:
     """Ten steps on praise and blame by turns, from the last version that passed the gate; how many did not."""
     train = from_flat(dict(settings)).train
     trainer = LocalTrainer(path, make_method(train), train)
-    tracker, before, rejected = MetricsTracker(TrackConfig(), out.parent / "logs", run="r", settings={}), None, 0
+    tracker, before, rejected = (
+        MetricsTracker(TrackConfig(), out.parent / "logs", run="r", settings={}),
+        None,
+        0,
+    )
     for n in range(10):
         result = trainer.step(draw(trainer, n, 8, reward=(-1.0, 1.0)[n % 2]), str(out / str(n)))
         assert result.folder is not None
@@ -274,7 +314,12 @@ def stepped(path: str, settings: Mapping[str, Any], draw: Callable[..., list[Sam
 
 @pytest.mark.parametrize(("weights", "rate"), [("lora", 0.3), ("full", 0.1)])
 def test_smaller_steps_pass_the_gate(
-    tiny: str, draw: Callable[..., list[Sample]], tmp_path: Path, store: Store, weights: str, rate: float
+    tiny: str,
+    draw: Callable[..., list[Sample]],
+    tmp_path: Path,
+    store: Store,
+    weights: str,
+    rate: float,
 ) -> None:
     """The real trainer on a rate that is far too high; the same batches."""
     fixed = {
@@ -293,7 +338,12 @@ def test_smaller_steps_pass_the_gate(
 def large(folder: Path) -> str:
     """A model whose activations are most of what a step holds: 4 layers, hidden 128."""
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 32}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "eos_token_id": 1}
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "eos_token_id": 1,
+    }
     Qwen3ForCausalLM(Qwen3Config(**shape, **heads, bos_token_id=0)).save_pretrained(folder)
     return str(folder)
 
@@ -309,8 +359,19 @@ def measured(path: str, settings: Mapping[str, Any], out: Path) -> tuple[float, 
     ids = lambda: rng.integers(0, 64, 100).astype(np.int32)  # noqa: E731
     samples = [
         Sample(
-            **{"turn": f"t{n}", "agent": "a", "prompt_ids": ids(), "response_ids": ids(), "mask": np.ones(100, bool)},
-            **{"logprobs": np.full(100, -4.0, np.float32), "temperature": 1.0, "version": 0, "reward": 1.0},
+            **{
+                "turn": f"t{n}",
+                "agent": "a",
+                "prompt_ids": ids(),
+                "response_ids": ids(),
+                "mask": np.ones(100, bool),
+            },
+            **{
+                "logprobs": np.full(100, -4.0, np.float32),
+                "temperature": 1.0,
+                "version": 0,
+                "reward": 1.0,
+            },
         )
         for n in range(16)
     ]
@@ -318,7 +379,9 @@ def measured(path: str, settings: Mapping[str, Any], out: Path) -> tuple[float, 
         assert trainer.step(samples, str(out)).folder is not None
     seen.export_chrome_trace(f"{out}.json")
     told = json.loads(Path(f"{out}.json").read_text())["traceEvents"]
-    taken = sorted((one["ts"], one["args"]["Bytes"]) for one in told if one["name"] == "[memory]")  # < 0: given back
+    taken = sorted(
+        (one["ts"], one["args"]["Bytes"]) for one in told if one["name"] == "[memory]"
+    )  # < 0: given back
     most = max(itertools.accumulate(number for _, number in taken))
     return most / 2**20, sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
 
@@ -329,13 +392,20 @@ def too_large(store: Store) -> Mapping[str, Any]:
     def too_much() -> None:
         raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
 
-    with logs_of("train", home(store)), pytest.raises(OpenClawError, match="does not fit into memory"):
+    with (
+        logs_of("train", home(store)),
+        pytest.raises(OpenClawError, match="does not fit into memory"),
+    ):
         retry_on_oom(too_much, Rows(), lambda: False)
     return seen(store, WIDE, now=time.time())["out of memory"].settings
 
 
 WIDE = {
-    **{"train.method": "binary", "train.safety.max_turn_log_ratio": 99.0, "train.safety.max_batch_log_ratio": 99.0},
+    **{
+        "train.method": "binary",
+        "train.safety.max_turn_log_ratio": 99.0,
+        "train.safety.max_batch_log_ratio": 99.0,
+    },
     # By default a trainer takes this cure by itself (tests/learner/forward/test_activation_checkpointing.py).
     "train.gradient_checkpointing": False,
 }
@@ -345,7 +415,10 @@ def test_each_setting_makes_a_step_smaller(tmp_path: Path, store: Store) -> None
     """One after the other, as doctor says. Offloading frees a GPU, and is not seen on a CPU."""
     path, cure, settings = large(tmp_path / "model"), too_large(store), dict(WIDE)
     found = [measured(path, settings, tmp_path / "0")]
-    for keys in (("train.gradient_checkpointing",), ("train.batch.micro_tokens", "train.lora.rank")):
+    for keys in (
+        ("train.gradient_checkpointing",),
+        ("train.batch.micro_tokens", "train.lora.rank"),
+    ):
         settings |= {key: cure[key] for key in keys}
         found.append(measured(path, settings, tmp_path / keys[0]))
     (before, _), (checkpointed, trained), (smaller, fewer) = found
@@ -354,14 +427,21 @@ def test_each_setting_makes_a_step_smaller(tmp_path: Path, store: Store) -> None
     assert fewer == trained / 2, "and so are gradients and moments"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="`make test-qlora` runs this")
+@pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="`make test-qlora` runs this"
+)
 def test_a_base_in_four_bits_is_smaller(tmp_path: Path, store: Store) -> None:
     path, cure = large(tmp_path / "model"), too_large(store)
     found = []
     for more in ({}, {"train.base_quantization_bits": cure["train.base_quantization_bits"]}):
         train = from_flat(WIDE | more).train
         parameters = list(LocalTrainer(path, make_method(train), train).model.parameters())
-        found.append([sum(p.nbytes for p in parameters if p.requires_grad is trained) for trained in (False, True)])
+        found.append(
+            [
+                sum(p.nbytes for p in parameters if p.requires_grad is trained)
+                for trained in (False, True)
+            ]
+        )
     (before, adapter), (after, same) = found
     assert after < 0.25 * before, "of float32"
     assert same == adapter
@@ -385,7 +465,7 @@ def test_half_of_the_engines_batch_holds_half_of_the_replies(tiny: str, store: S
     assert found[1][1] == found[0][1] / 2
 
 
-# --------------------------------------------------------------------------------------------------- clients, engines
+# ------------------------------------------------------------------------------- clients, engines
 
 
 STATUS = "[status of {} at {}]"
@@ -396,15 +476,24 @@ def conversation(store: Store, patterns: Sequence[str]) -> int:
     passing = EphemeralMatcher(patterns)
     with store.write() as conn:
         for n in range(10):
-            first = [{"role": "user", "content": STATUS.format("it", n)}, {"role": "user", "content": f"this is {n}"}]
+            first = [
+                {"role": "user", "content": STATUS.format("it", n)},
+                {"role": "user", "content": f"this is {n}"},
+            ]
             marks = message_hash.mark_messages(first, world.KEY, passing)
             request = world.request(f"t{n}", messages=first, marks=marks)
             exchanges.admit(conn, [request])
             exchanges.finish(conn, [world.reply(request)])
             said = [{"role": "user", "content": STATUS.format("it", f"{n} later")}, first[1]]
-            said += [{"role": "assistant", "content": world.WORDS}, {"role": "user", "content": "And now?"}]
+            said += [
+                {"role": "assistant", "content": world.WORDS},
+                {"role": "user", "content": "And now?"},
+            ]
             again = world.request(
-                f"u{n}", messages=said, marks=message_hash.mark_messages(said, world.KEY, passing), admitted_at=12.0
+                f"u{n}",
+                messages=said,
+                marks=message_hash.mark_messages(said, world.KEY, passing),
+                admitted_at=12.0,
             )
             exchanges.admit(conn, [again])
             exchanges.finish(conn, [world.reply(again, finished_at=13.0)])

@@ -29,7 +29,9 @@ def trained_turns(config: Config) -> list[str]:
     """The turns that the head's lineage was trained on."""
     with Store.open(config.store_path, create=False) as store, store.read() as conn:
         line = policies.lineage(conn, policies.head(conn).version)
-        return sorted(use.turn for version in line for use in policies.uses_of_version(conn, version))
+        return sorted(
+            use.turn for version in line for use in policies.uses_of_version(conn, version)
+        )
 
 
 def teach(system: SubprocessSystem, number: int) -> str:
@@ -66,17 +68,28 @@ def test_flipped_bytes_in_the_newest_versions(tmp_path: Path) -> None:
         wait_for(lambda: len(trained_turns(config)) == len(turns))
         assert trained_turns(config) == sorted(turns), "trained on again, each once"
         after = rows(config)
-        children = {policy.version: policy.parent for policy in after.values() if policy.version > newest}
+        children = {
+            policy.version: policy.parent for policy in after.values() if policy.version > newest
+        }
         assert children[newest + 1] == 0
         assert not set(children.values()) & {newest, newest - 1, newest - 2}
         for version in (newest, newest - 1, newest - 2):
             assert after[version].state is PolicyState.ROLLED_BACK
 
-        names = {newest: "optimizer.state", newest - 1: "adapter_model.safetensors", newest - 2: "trainer.json"}
-        reports = [f"version {version} is damaged: {names[version]} has sha256 " for version in sorted(names)]
+        names = {
+            newest: "optimizer.state",
+            newest - 1: "adapter_model.safetensors",
+            newest - 2: "trainer.json",
+        }
+        reports = [
+            f"version {version} is damaged: {names[version]} has sha256 "
+            for version in sorted(names)
+        ]
         reasons = readiness(system)["reasons"]
         status = json.loads(run("status", "--home", str(config.home_dir), "--json").stdout)
-        doctor = " ".join(run("doctor", "--troubles", "--home", str(config.home_dir)).stdout.split())
+        doctor = " ".join(
+            run("doctor", "--troubles", "--home", str(config.home_dir)).stdout.split()
+        )
         for report in reports:
             assert any(reason.startswith(report) for reason in reasons)
             assert any(line.startswith(report) for line in status["damaged"])

@@ -49,7 +49,9 @@ with open("reward.json", "w") as file:
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessSystem]:
-    with SubprocessSystem(scratch_config(tmp_path_factory.mktemp("home"), {"train.method": "groups"})) as made:
+    with SubprocessSystem(
+        scratch_config(tmp_path_factory.mktemp("home"), {"train.method": "groups"})
+    ) as made:
         yield made
 
 
@@ -74,11 +76,22 @@ class EnvironmentCommand:
     def start(
         self, *options: str, sub: str = "run", program: bool = True, source: str = "command"
     ) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "openclaw_rl", "env", sub, source, "--home", str(self.home)]
+        command = [
+            sys.executable,
+            "-m",
+            "openclaw_rl",
+            "env",
+            sub,
+            source,
+            "--home",
+            str(self.home),
+        ]
         command += ["--tasks", str(self.tasks), *options]
         command += ["--", sys.executable, str(self.agent)] if program else []
         environment = os.environ | {"TMPDIR": str(self.scratch)}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
 
     def run(self, *options: str, **more: Any) -> subprocess.CompletedProcess[str]:
         process = self.start(*options, **more)
@@ -107,7 +120,10 @@ def marked_processes(scratch: Path, variable: str = "EPISODE_FOLDER") -> list[in
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and f"{variable}={scratch}".encode() in (entry / "environ").read_bytes():
+            if (
+                entry.name.isdigit()
+                and f"{variable}={scratch}".encode() in (entry / "environ").read_bytes()
+            ):
                 found.append(int(entry.name))
         except OSError:
             pass
@@ -125,12 +141,27 @@ def command(system: SubprocessSystem, tmp_path: Path) -> EnvironmentCommand:
 
 def test_a_run_plays_groups_and_reports_them(command: EnvironmentCommand) -> None:
     command.write_tasks({"id": "a"}, {"id": "b"}, {"id": "c", "split": "held_out"})
-    done = command.run("--group", "3", "--parallel", "3", "--run", "first", "--unchecked", "--json", "--split", "all")
+    done = command.run(
+        "--group",
+        "3",
+        "--parallel",
+        "3",
+        "--run",
+        "first",
+        "--unchecked",
+        "--json",
+        "--split",
+        "all",
+    )
     assert done.returncode == 0, done.stderr
     assert "2 tasks were not checked" in done.stderr
     assert "a: 3 done, 0 void, mean reward" in done.stderr
     summary = json.loads(done.stdout)
-    assert {task: found["done"] for task, found in summary["tasks"].items()} == {"a": 3, "b": 3, "c": 3}
+    assert {task: found["done"] for task, found in summary["tasks"].items()} == {
+        "a": 3,
+        "b": 3,
+        "c": 3,
+    }
     played = command.played("first")
     assert len(played) == 9
     assert {e.split for e in played.values() if e.task == "c"} == {"held_out"}
@@ -148,11 +179,21 @@ def test_a_run_plays_groups_and_reports_them(command: EnvironmentCommand) -> Non
 def test_a_limit_of_replies_and_a_signal(command: EnvironmentCommand) -> None:
     command.write_tasks({"id": "long", "replies": 3}, {"id": "killed", "suicide": True})
     done = command.run(
-        "--group", "2", "--parallel", "4", "--run", "limits", "--unchecked", "--set", "rollout.episode_steps=2"
+        "--group",
+        "2",
+        "--parallel",
+        "4",
+        "--run",
+        "limits",
+        "--unchecked",
+        "--set",
+        "rollout.episode_steps=2",
     )
     assert done.returncode == 0, done.stderr
     played = command.played("limits").values()
-    assert {(e.outcome, e.reward) for e in played if e.task == "long"} == {("done", 0.0)}, "410 is the policy's fault"
+    assert {(e.outcome, e.reward) for e in played if e.task == "long"} == {("done", 0.0)}, (
+        "410 is the policy's fault"
+    )
     assert {(e.outcome, e.reason) for e in played if e.task == "killed"} == {
         ("void", "the program was ended by signal 9")
     }
@@ -170,7 +211,9 @@ def test_a_runner_that_is_killed_leaves_nothing(command: EnvironmentCommand, see
     process.communicate()
     wait_for(lambda: not list((command.home / "environments" / "runners").iterdir()))
     command.assert_nothing_left()
-    wait_for(lambda: all(e.settled_at is not None for e in command.played(f"killed-{seed}").values()))
+    wait_for(
+        lambda: all(e.settled_at is not None for e in command.played(f"killed-{seed}").values())
+    )
     before = command.played(f"killed-{seed}")
     assert before
     assert {e.outcome for e in before.values()} <= {"done", "void"}, "none is running"
@@ -186,7 +229,9 @@ def test_a_runner_that_is_killed_leaves_nothing(command: EnvironmentCommand, see
     command.assert_nothing_left()
 
 
-def test_what_a_runner_and_its_reaper_left_is_cleaned_up_by_the_next_run(command: EnvironmentCommand) -> None:
+def test_what_a_runner_and_its_reaper_left_is_cleaned_up_by_the_next_run(
+    command: EnvironmentCommand,
+) -> None:
     command.write_tasks({"id": "x", "seconds": 60, "daemon": True})
     process = command.start("--group", "2", "--parallel", "2", "--run", "both", "--unchecked")
     wait_for(lambda: len(marked_processes(command.scratch)) >= 4)
@@ -255,7 +300,9 @@ def test_a_runner_whose_gateway_stays_away_leaves_nothing(tmp_path: Path) -> Non
     assert process.wait(timeout=100) == 1
     assert marked_processes(command.scratch) == []
     assert list(command.scratch.glob("openclaw-*")) == []
-    assert list((command.home / "environments" / "runners").glob("gone/*.json")), "the reaper posts their outcomes"
+    assert list((command.home / "environments" / "runners").glob("gone/*.json")), (
+        "the reaper posts their outcomes"
+    )
     reapers = [pid for pid in marked_processes(command.scratch, "TMPDIR") if is_reaper(pid)]
     assert len(reapers) == 1
     os.kill(reapers[0], signal.SIGKILL)
@@ -285,9 +332,21 @@ for line in sys.stdin:
 def test_one_process_plays_many_episodes(command: EnvironmentCommand) -> None:
     command.agent.write_text(WORKER)
     command.write_tasks({"id": "a"}, {"id": "b"})
-    done = command.run("--group", "4", "--parallel", "8", "--unchecked", "--run", "process", "--json", source="process")
+    done = command.run(
+        "--group",
+        "4",
+        "--parallel",
+        "8",
+        "--unchecked",
+        "--run",
+        "process",
+        "--json",
+        source="process",
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tasks"] == {task: {"done": 4, "mean_reward": 0.5} for task in ("a", "b")}
+    assert json.loads(done.stdout)["tasks"] == {
+        task: {"done": 4, "mean_reward": 0.5} for task in ("a", "b")
+    }
     command.assert_nothing_left()
     command.write_tasks({"id": "c", "silent": True})
     options = ("--group", "2", "--parallel", "2", "--unchecked", "--run", "silent")
@@ -300,7 +359,9 @@ def test_one_process_plays_many_episodes(command: EnvironmentCommand) -> None:
 
 
 def test_tasks_are_checked_before_they_are_trained_on(command: EnvironmentCommand) -> None:
-    command.write_tasks({"id": "good"}, {"id": "bad", "nop": "true"}, {"id": "kept", "split": "held_out"})
+    command.write_tasks(
+        {"id": "good"}, {"id": "bad", "nop": "true"}, {"id": "kept", "split": "held_out"}
+    )
     refused = command.run("--group", "2")
     assert refused.returncode == 1
     assert "2 of 2 tasks were not checked on this machine: good, bad" in refused.stderr

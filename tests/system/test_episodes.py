@@ -27,7 +27,12 @@ from openclaw_rl.supervisor.supervisor import read_key
 pytestmark = pytest.mark.system
 
 SIZE, STEPS, KILLS = 4, 2, 12
-SETTINGS = {"train.method": "groups", "train.batch.max_groups": 2, "gate.kind": "numbers", "run.max_crashes": 50}
+SETTINGS = {
+    "train.method": "groups",
+    "train.batch.max_groups": 2,
+    "gate.kind": "numbers",
+    "run.max_crashes": 50,
+}
 
 
 class Owner:
@@ -58,15 +63,27 @@ class Owner:
     def play(self, group: int, number: int) -> tuple[str, list[str], float | None]:
         """One episode: an error of the infrastructure makes it void."""
         name = f"g{group}.{number}"
-        body = {"task": f"t{group}", "group": {"id": f"g{group}", "size": SIZE}, "max_steps": STEPS, "ttl": 600}
+        body = {
+            "task": f"t{group}",
+            "group": {"id": f"g{group}", "size": SIZE},
+            "max_steps": STEPS,
+            "ttl": 600,
+        }
         key = self.repeat("PUT", f"/v1/episodes/{name}", body)["api_key"]
-        messages, turns, reward = [{"role": "user", "content": "What is the capital of France?"}], [], None
+        messages, turns, reward = (
+            [{"role": "user", "content": "What is the capital of France?"}],
+            [],
+            None,
+        )
         try:
             for _ in range(STEPS):
                 sent = {"messages": messages, "max_tokens": 40, "temperature": 0}
                 reply = self.call("POST", "/v1/chat/completions", sent, key)
                 turns.append(reply["id"])
-                messages += [reply["choices"][0]["message"], {"role": "user", "content": "And of Italy?"}]
+                messages += [
+                    reply["choices"][0]["message"],
+                    {"role": "user", "content": "And of Italy?"},
+                ]
             reward = len(messages[-2]["content"]) / 100 + number
         except OSError:
             reward = None
@@ -78,7 +95,9 @@ class Owner:
         return name, turns, reward
 
 
-def kill_workers(path: Path, stop: threading.Event, killed: Counter[str], rng: random.Random) -> None:
+def kill_workers(
+    path: Path, stop: threading.Event, killed: Counter[str], rng: random.Random
+) -> None:
     """Kill the gateway, the collector, the judge and the trainer in turn, at random moments.
 
     Each gets through one iteration first: a row on which a worker has died twice is set aside, and its episode is void.
@@ -89,7 +108,11 @@ def kill_workers(path: Path, stop: threading.Event, killed: Counter[str], rng: r
         while not stop.wait(rng.uniform(0.2, 1.0)):
             name = names[sum(killed.values()) % len(names)]
             with store.read() as conn:
-                running = [beat for beat in heartbeats.read_heartbeats(conn) if beat.state == heartbeats.RUNNING]
+                running = [
+                    beat
+                    for beat in heartbeats.read_heartbeats(conn)
+                    if beat.state == heartbeats.RUNNING
+                ]
             beat = next((beat for beat in running if beat.name == name), None)
             if beat is not None and first_beats.setdefault(beat.pid, beat.at) < beat.at:
                 try:
@@ -104,7 +127,9 @@ def test_killed_workers_cross_lose_and_repeat_nothing(tmp_path: Path) -> None:
     stop, killed = threading.Event(), Counter[str]()
     with SubprocessSystem(config) as system:
         owner = Owner(config.serve.url, read_key(config))
-        killer = threading.Thread(target=kill_workers, args=(config.store_path, stop, killed, random.Random(5)))
+        killer = threading.Thread(
+            target=kill_workers, args=(config.store_path, stop, killed, random.Random(5))
+        )
         killer.start()
         played: list[tuple[str, list[str], float | None]] = []
         try:
@@ -120,18 +145,27 @@ def test_killed_workers_cross_lose_and_repeat_nothing(tmp_path: Path) -> None:
         system.wait_until_settled(timeout=240)
         shown = {name: owner.repeat("GET", f"/v1/episodes/{name}") for name, _, _ in played}
     for name, turns, reward in played:
-        assert (shown[name]["status"], shown[name]["reward"]) == ("void" if reward is None else "done", reward)
+        assert (shown[name]["status"], shown[name]["reward"]) == (
+            "void" if reward is None else "done",
+            reward,
+        )
         steps = {turn["id"]: turn["step"] for turn in shown[name]["turns"]}
         if reward is not None:
             assert {t: steps[t] for t in turns} == {t: n for n, t in enumerate(turns)}
     with Store.open(config.store_path) as store, store.read() as conn:
         line = policies.lineage(conn, policies.head(conn).version)
-        used = Counter(use.turn for version in line for use in policies.uses_of_version(conn, version))
+        used = Counter(
+            use.turn for version in line for use in policies.uses_of_version(conn, version)
+        )
     void = {turn for _, turns, reward in played if reward is None for turn in turns}
     assert set(used.values()) == {1}
     assert not void & used.keys()
     known = Counter(name.partition(".")[0] for name, _, reward in played if reward is not None)
     for name, turns, reward in played:
         if reward is not None and known[name.partition(".")[0]] >= 2:
-            left_out = {turn["id"] for turn in shown[name]["turns"] if turn["untrainable"] or turn["drop_reason"]}
+            left_out = {
+                turn["id"]
+                for turn in shown[name]["turns"]
+                if turn["untrainable"] or turn["drop_reason"]
+            }
             assert set(turns) <= used.keys() | left_out

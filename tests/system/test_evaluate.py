@@ -45,7 +45,12 @@ async def evaluate(*arguments: str, terminal: int | None = None) -> Outcome:
 
 
 def judge_flags(port: int) -> list[str]:
-    values = {"kind": "llm", "base_url": f"http://127.0.0.1:{port}/v1", "model": "grader", "retries": 0}
+    values = {
+        "kind": "llm",
+        "base_url": f"http://127.0.0.1:{port}/v1",
+        "model": "grader",
+        "retries": 0,
+    }
     return [part for key, value in values.items() for part in ("--set", f"judge.{key}={value}")]
 
 
@@ -66,12 +71,20 @@ async def by_reference(request: web.Request, number: int) -> web.StreamResponse:
 
 
 def test_the_judge_scores_the_conversations_and_the_rest_is_checked() -> None:
-    status, out, err = with_judge(by_reference, lambda flags: evaluate("--num", "5", "--json", *flags))
+    status, out, err = with_judge(
+        by_reference, lambda flags: evaluate("--num", "5", "--json", *flags)
+    )
     assert (status, err) == (0, "")
     content: dict[str, Any] = json.loads(out)
     assert content["scores"]["conversation"]["scored_by"] == "llm:grader@evaluation-2"
-    assert content["scores"]["conversation"]["solved"] == content["properties"]["reference_answer"]["held"] >= 4
-    assert {content["scores"][kind]["scored_by"] for kind in ("coding", "tool-use")} == {"properties"}
+    assert (
+        content["scores"]["conversation"]["solved"]
+        == content["properties"]["reference_answer"]["held"]
+        >= 4
+    )
+    assert {content["scores"][kind]["scored_by"] for kind in ("coding", "tool-use")} == {
+        "properties"
+    }
 
 
 def read_terminal(master: int) -> str:
@@ -126,12 +139,20 @@ def test_a_model_at_judge_path_is_served_and_asked() -> None:
     status, _, err = asyncio.run(evaluate("--set", "judge.kind=llm", "--set", "judge.path=starter"))
     assert status == 1
     assert re.search(
-        r"judge starter at http://127\.0\.0\.1:\d+/v1/chat/completions: no usable vote: expected a JSON", err
+        r"judge starter at http://127\.0\.0\.1:\d+/v1/chat/completions: no usable vote: expected a JSON",
+        err,
     )
 
 
 def test_a_judge_of_reactions_is_named_as_unsuitable() -> None:
-    flags = ["--set", "judge.kind=classifier", "--set", "judge.reward_path=/no/such", "--eval-tasks", "poetry"]
+    flags = [
+        "--set",
+        "judge.kind=classifier",
+        "--set",
+        "judge.reward_path=/no/such",
+        "--eval-tasks",
+        "poetry",
+    ]
     status, _, err = asyncio.run(evaluate(*flags))
     assert status == 1
     assert "note: judge.kind is classifier, which scores reactions" in err
@@ -140,12 +161,25 @@ def test_a_judge_of_reactions_is_named_as_unsuitable() -> None:
 
 def turn_reasons(config: Config) -> list[str | None]:
     with Store.open(config.store_path, create=False) as store, store.read() as conn:
-        return [row[0] for row in conn.exec_driver_sql("SELECT reason FROM turns ORDER BY rowid").all()]
+        return [
+            row[0] for row in conn.exec_driver_sql("SELECT reason FROM turns ORDER BY rowid").all()
+        ]
 
 
 def test_versions_of_a_home_are_compared_whether_or_not_a_system_runs(tmp_path: Path) -> None:
-    config = scratch_config(tmp_path / "home", {"train.method": "binary", "train.batch.min_turns": 1})
-    flags = ["--home", config.home, "--tasks", "conversation,personal", "--num", "2", "--seeds", "2"]
+    config = scratch_config(
+        tmp_path / "home", {"train.method": "binary", "train.batch.min_turns": 1}
+    )
+    flags = [
+        "--home",
+        config.home,
+        "--tasks",
+        "conversation,personal",
+        "--num",
+        "2",
+        "--seeds",
+        "2",
+    ]
     compared = [*flags, "--policy", "head", "--against", "base"]
     with SubprocessSystem(config) as system:
         teach(system, 1)
@@ -161,7 +195,10 @@ def test_versions_of_a_home_are_compared_whether_or_not_a_system_runs(tmp_path: 
     assert "| personal:student | 2 |" in running[1]
     content = json.loads(started[1])
     assert (content["policy"], content["against"]) == ("openclaw@1", "openclaw@0")
-    assert content["differences"] == json.loads((tmp_path / "report" / "comparison.json").read_text())["differences"]
+    assert (
+        content["differences"]
+        == json.loads((tmp_path / "report" / "comparison.json").read_text())["differences"]
+    )
     assert max(rows(config)) == 1, "the evaluation published nothing"
     status, _, err = asyncio.run(evaluate(*flags, "--policy", "7"))
     assert status == 1

@@ -29,9 +29,17 @@ def write_rules(folder: Path) -> Path:
     """The shipped rules, and one for a wish in words that the model has never seen."""
     folder.mkdir()
     english = yaml.safe_load((ASSETS / "rules" / "english.yaml").read_text(encoding="utf-8"))
-    rule = {"name": "klingon", "when": "in klingon, please", "score": -1, "hint": UNKNOWN_WORDS, "topic": "language/x"}
+    rule = {
+        "name": "klingon",
+        "when": "in klingon, please",
+        "score": -1,
+        "hint": UNKNOWN_WORDS,
+        "topic": "language/x",
+    }
     english["rules"].append(rule)
-    (folder / "english.yaml").write_text(yaml.safe_dump(english, allow_unicode=True), encoding="utf-8")
+    (folder / "english.yaml").write_text(
+        yaml.safe_dump(english, allow_unicode=True), encoding="utf-8"
+    )
     return folder
 
 
@@ -39,7 +47,9 @@ def ask(system: SubprocessSystem, *messages: dict[str, str]) -> tuple[dict[str, 
     """Returns the reply, and the ids of the lessons in the prompt and of the withdrawn ones."""
     body = {"model": "openclaw", "messages": list(messages), "temperature": 0}
     headers = {"Authorization": f"Bearer {system.api_key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{system.base_url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(
+        f"{system.base_url}/v1/chat/completions", json.dumps(body).encode(), headers
+    )
     with urllib.request.urlopen(request, timeout=300) as response:
         names = response.headers
         reply = json.load(response)["choices"][0]["message"]
@@ -58,7 +68,9 @@ def test_a_wish_that_costs_correctness_leaves_the_prompt_within_one_turn(tmp_pat
     home = ("--home", str(config.home_dir))
 
     def listed() -> list[dict[str, object]]:
-        found: list[dict[str, object]] = json.loads(run("lessons", "list", *home, "--json").stdout)["lessons"]
+        found: list[dict[str, object]] = json.loads(run("lessons", "list", *home, "--json").stdout)[
+            "lessons"
+        ]
         return found
 
     with SubprocessSystem(config) as system:

@@ -46,7 +46,9 @@ async def talk(home: Path) -> None:
     others = other_questions()
     async with Rooms(from_flat({"home": str(home), "practice.enabled": True})) as rooms:
         before = await ask_all(rooms, others)
-        assert all(is_correct(question, text) for question, (text, _) in zip(others, before, strict=True))
+        assert all(
+            is_correct(question, text) for question, (text, _) in zip(others, before, strict=True)
+        )
         wrong, text, _ = await ask(rooms, QUESTION)
         assert ANSWER not in text
         rooms.give_feedback(wrong, score=-1, correction=FACT)

@@ -21,7 +21,9 @@ def test_kills_of_every_process_lose_nothing(tmp_path: Path) -> None:
     options = FaultOptions(kills=2 * len(PROCESSES), each=1, seconds=3.0, seed=20261120)
     plan = process_plan(options, PlanFolders(work=tmp_path))
     faults = [fault for fault in plan.faults if not fault.name.startswith("SIGSTOP")]
-    found = asyncio.run(run_plan(replace(plan, faults=faults), options.seed, RECOVERY_LIMIT, tmp_path / "out"))
+    found = asyncio.run(
+        run_plan(replace(plan, faults=faults), options.seed, RECOVERY_LIMIT, tmp_path / "out")
+    )
     violations = [line for result in found.results for line in result.violations] + found.violations
     assert violations == []
     assert found.counts["replies"] > 100

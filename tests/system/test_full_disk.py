@@ -36,7 +36,10 @@ FIRST = "What is the capital of France?"
 
 def pid_of(store: Store, worker: str) -> int | None:
     with store.read() as conn:
-        return next((int(beat.pid) for beat in heartbeats.read_heartbeats(conn) if beat.name == worker), None)
+        return next(
+            (int(beat.pid) for beat in heartbeats.read_heartbeats(conn) if beat.name == worker),
+            None,
+        )
 
 
 @pytest.fixture
@@ -72,7 +75,9 @@ class Prober:
     """Sends requests all the time, alternately streamed and whole, and keeps what came back."""
 
     def __init__(self, system: SubprocessSystem) -> None:
-        self.answers: list[tuple[float, int, dict[str, str], str]] = []  # monotonic start, status, headers, body
+        self.answers: list[
+            tuple[float, int, dict[str, str], str]
+        ] = []  # monotonic start, status, headers, body
         self.longest = 0.0  # seconds
         self._system, self._stop = system, threading.Event()
         self._thread = threading.Thread(target=self._send_all)
@@ -100,7 +105,10 @@ class Prober:
         request = urllib.request.Request(
             f"{self._system.base_url}/v1/chat/completions",
             data=json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {self._system.api_key}", "Content-Type": "application/json"},
+            headers={
+                "Authorization": f"Bearer {self._system.api_key}",
+                "Content-Type": "application/json",
+            },
         )
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
@@ -120,10 +128,14 @@ def readiness(system: SubprocessSystem) -> dict[str, Any]:
 def react(system: SubprocessSystem, number: int) -> str:
     """Send a message and a reaction to its reply; return the id of the reply."""
     said: list[dict[str, Any]] = [{"role": "user", "content": f"{FIRST} ({number})"}]
-    first = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 32})
+    first = post_json(
+        system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 32}
+    )
     praise = "Perfect, thanks!" if number % 2 else "No, that is wrong."
     said += [first["choices"][0]["message"], {"role": "user", "content": praise}]
-    post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 8})
+    post_json(
+        system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 8}
+    )
     return str(first["id"])
 
 
@@ -134,7 +146,9 @@ def finished_id(status: int, body: str) -> str | None:
     if body.startswith("{"):
         return str(json.loads(body)["id"])
     chunks = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
-    ended = any(choice.get("finish_reason") for chunk in chunks for choice in chunk.get("choices", ()))
+    ended = any(
+        choice.get("finish_reason") for chunk in chunks for choice in chunk.get("choices", ())
+    )
     return str(chunks[0]["id"]) if ended else None
 
 
@@ -170,7 +184,9 @@ def _check_pause(system: SubprocessSystem, store: Store, disk: Path) -> None:
     _check_answers(prober, store, freed)
     assert {worker: pid_of(store, worker) for worker in WORKERS} == pids, system.log_tail(60)
     with store.read() as conn:
-        (note,) = [beat.note for beat in heartbeats.read_heartbeats(conn) if beat.name == "supervisor"]
+        (note,) = [
+            beat.note for beat in heartbeats.read_heartbeats(conn) if beat.name == "supervisor"
+        ]
     assert note == "ok"
     assert "Traceback" not in system.log_tail(10**6)
 
@@ -199,19 +215,27 @@ def _keep_full(system: SubprocessSystem, disk: Path) -> None:
 def _check_answers(prober: Prober, store: Store, freed: float) -> None:
     """Every request got a reply or a clear 503, and each finished reply is stored."""
     statuses = {status for _, status, _, _ in prober.answers}
-    assert statuses == {200, 503}, [answer for answer in prober.answers if answer[1] not in (200, 503)][:3]
+    assert statuses == {200, 503}, [
+        answer for answer in prober.answers if answer[1] not in (200, 503)
+    ][:3]
     for _, status, headers, body in prober.answers:
         if status == 503:
             assert int(headers["Retry-After"]) >= 1
             assert json.loads(body)["error"]["code"] == "disk_full", body
-    late = [began - freed for began, status, _, _ in prober.answers if status == 503 and began > freed]
+    late = [
+        began - freed for began, status, _, _ in prober.answers if status == 503 and began > freed
+    ]
     assert not late or max(late) < RECOVERY
     assert prober.longest < 30
     ids = {id_ for _, status, _, body in prober.answers if (id_ := finished_id(status, body))}
     with store.read() as conn:
         found = exchanges.get_readable(conn, sorted(ids))
         assert found.keys() == ids
-        running = [e.request.id for e in found.values() if e.reply is None or e.reply.status is not ExchangeStatus.DONE]
+        running = [
+            e.request.id
+            for e in found.values()
+            if e.reply is None or e.reply.status is not ExchangeStatus.DONE
+        ]
     assert not running
 
 

@@ -42,7 +42,9 @@ def pid_of(system: SubprocessSystem, room: str) -> int:
 
 
 async def fire(session: aiohttp.ClientSession, one: Shot) -> tuple[int, bytes]:
-    async with session.request(one.method, one.path, data=one.body or None, headers=one.headers) as answer:
+    async with session.request(
+        one.method, one.path, data=one.body or None, headers=one.headers
+    ) as answer:
         return answer.status, await answer.read()
 
 
@@ -70,13 +72,18 @@ async def barrage(system: SubprocessSystem, shots: list[Shot], bad: list[str]) -
     headers = {"Authorization": f"Bearer {system.api_key}", "Content-Type": "application/json"}
     # A connection for each request: after an error the gateway may close one, and what came of a request shows.
     connector = aiohttp.TCPConnector(force_close=True)
-    async with aiohttp.ClientSession(system.base_url, headers=headers, connector=connector) as session:
+    async with aiohttp.ClientSession(
+        system.base_url, headers=headers, connector=connector
+    ) as session:
         await asyncio.gather(*(client(session) for _ in range(CLIENTS)))
     return seen
 
 
 def _whole(body: bytes) -> bool:
-    return any(end in body for end in (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete"))
+    return any(
+        end in body
+        for end in (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete")
+    )
 
 
 @pytest.mark.timeout(1800)
@@ -95,10 +102,13 @@ def test_nothing_breaks_it(tmp_path: Path, request: pytest.FixtureRequest) -> No
         assert pid_of(system, "gateway") == gateway, f"the gateway died:\n{system.log_tail(40)}"
         last = asyncio.run(barrage(system, [Shot(method="GET", path="/readyz")], bad))
     told = (
-        f"{count} requests, answers {dict(sorted(seen.items()))}; gateway {half:.0f} MiB at half, {whole:.0f} at the "
+        f"{count} requests, answers {dict(sorted(seen.items()))}; gateway {half:.0f} MiB at "
+        f"half, {whole:.0f} at the "
     )
     sys.stderr.write(f"\n{told}end; the second half took {took:.0f} s\n")
     assert not bad, "\n".join(bad[:10])
     assert seen[200] > count / 20, f"too few good ones to say anything: {seen}"
     assert last == {200: 1}
-    assert whole < half + 24, f"memory grew from {half:.0f} to {whole:.0f} MiB over {count // 2} requests"
+    assert whole < half + 24, (
+        f"memory grew from {half:.0f} to {whole:.0f} MiB over {count // 2} requests"
+    )

@@ -28,11 +28,15 @@ def test_the_javascript_client_works_unmodified(tmp_path: Path) -> None:
     command = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
     installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if installed.returncode != 0:
-        pytest.skip(f"NOT CHECKED: the openai package cannot be installed: {installed.stderr[-300:]}")
+        pytest.skip(
+            f"NOT CHECKED: the openai package cannot be installed: {installed.stderr[-300:]}"
+        )
     with SubprocessSystem(scratch_config(tmp_path / "home")) as system:
         arguments = [f"{system.base_url}/v1", system.api_key, system.config.model.name]
         told = _node(folder, "smoke.mjs", arguments)
-        cancelled = next(line for line in told.splitlines() if line.startswith("cancelled")).split()[1]
+        cancelled = next(
+            line for line in told.splitlines() if line.startswith("cancelled")
+        ).split()[1]
         assert _status(system, cancelled) is not ExchangeStatus.RUNNING
         _node(folder, "responses.mjs", arguments)
 
@@ -40,7 +44,12 @@ def test_the_javascript_client_works_unmodified(tmp_path: Path) -> None:
 def _node(folder: Path, script: str, arguments: list[str]) -> str:
     """What the script says; it must have passed."""
     done = subprocess.run(
-        ["node", script, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        ["node", script, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout

@@ -32,7 +32,9 @@ def make_model(folder: Path, size: int) -> Path:
     starter = local_model_folder(STARTER)
     assert starter is not None
     shutil.copytree(starter, folder)
-    header = json.dumps({"ballast": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    header = json.dumps(
+        {"ballast": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    ).encode()
     with (folder / "ballast.safetensors").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + size)
@@ -104,7 +106,9 @@ def wait_for_trainer(store: Store, started_at: float) -> None:
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         with store.read() as conn:
-            beat = next((beat for beat in heartbeats.read_heartbeats(conn) if beat.name == "train"), None)
+            beat = next(
+                (beat for beat in heartbeats.read_heartbeats(conn) if beat.name == "train"), None
+            )
         if beat is not None and beat.at > started_at and beat.state == heartbeats.RUNNING:
             return
         time.sleep(0.1)
@@ -120,13 +124,17 @@ def test_a_system_with_large_weights_starts_and_hashes_them_once(tmp_path: Path)
         with SmallWrites(config.store_path) as writes, SubprocessSystem(config) as system:
             first_seconds = time.monotonic() - began
             message = {"role": "user", "content": "What is the capital of France?"}
-            reply = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": [message]})
+            reply = post_json(
+                system, "/v1/chat/completions", {"model": "openclaw", "messages": [message]}
+            )
             assert reply["choices"][0]["message"]["content"]
             wait_for_trainer(store, began_at)
         assert writes.record.error is None
         assert writes.record.during_hashing
         assert writes.record.most_hashed < SIZE * LARGEST_SHARE
-        assert any(note.startswith("hashing weights: ") and " of 24.0 GiB" in note for note in writes.notes)
+        assert any(
+            note.startswith("hashing weights: ") and " of 24.0 GiB" in note for note in writes.notes
+        )
         log = (config.logs_dir / "up.log").read_text()
         assert log.count("hashing 2 files of weights, once: 24.0 GiB") == 1
         assert "It is killed" not in log
@@ -147,8 +155,19 @@ def test_an_import_hashes_large_weights_once(tmp_path: Path) -> None:
     prepare_home(config)
     turn = {"type": "main", "prompt": "Hi", "response": "Hello."}
     file = tmp_path / "conversations.jsonl"
-    file.write_text("".join(json.dumps({"session_id": f"s{n}", "turns": [turn]}) + "\n" for n in range(3)))
-    command = ("data", "import", str(file), "--home", str(config.home_dir), "--model-path", str(model), "--no-score")
+    file.write_text(
+        "".join(json.dumps({"session_id": f"s{n}", "turns": [turn]}) + "\n" for n in range(3))
+    )
+    command = (
+        "data",
+        "import",
+        str(file),
+        "--home",
+        str(config.home_dir),
+        "--model-path",
+        str(model),
+        "--no-score",
+    )
     with SmallWrites(config.store_path) as writes:
         first = run(*command, timeout=300)
     assert first.returncode == 0, first.stderr

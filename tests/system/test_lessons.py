@@ -21,7 +21,9 @@ def test_one_word_shapes_the_next_prompts_until_it_is_undone(tmp_path: Path) -> 
     home = ("--home", str(config.home_dir))
 
     def found() -> list[dict[str, object]]:
-        listed: list[dict[str, object]] = json.loads(run("lessons", "list", *home, "--json").stdout)["lessons"]
+        listed: list[dict[str, object]] = json.loads(
+            run("lessons", "list", *home, "--json").stdout
+        )["lessons"]
         return listed
 
     with SubprocessSystem(config) as system:
@@ -39,16 +41,28 @@ def test_one_word_shapes_the_next_prompts_until_it_is_undone(tmp_path: Path) -> 
         other = {"role": "user", "content": "What is the capital of Italy?"}
         second, answer, lessons = ask(other)
         assert lessons == ["Keep answers short."]
-        assert ask(QUESTION, model="openclaw@0")[2] == [], "a request for one version measures the weights alone"
-        wish = {"role": "user", "content": "What is the capital of Spain? This time in detail, please."}
+        assert ask(QUESTION, model="openclaw@0")[2] == [], (
+            "a request for one version measures the weights alone"
+        )
+        wish = {
+            "role": "user",
+            "content": "What is the capital of Spain? This time in detail, please.",
+        }
         _, said, lessons = ask(other, answer, wish)
         assert lessons == [], "the newest words count for their reply"
         assert ask(other, answer, wish, said, QUESTION)[2] == ["Keep answers short."]
         assert [one["text"] for one in found()] == ["Keep answers short."], "they are no lesson"
         ask(
-            {"role": "user", "content": "What is the capital of Italy?"}, answer, {"role": "user", "content": "Thanks!"}
+            {"role": "user", "content": "What is the capital of Italy?"},
+            answer,
+            {"role": "user", "content": "Thanks!"},
         )
-        wait_for(lambda: json.loads(run("inspect", "turn", second, *home, "--json").stdout)["state"] == "judged")
+        wait_for(
+            lambda: (
+                json.loads(run("inspect", "turn", second, *home, "--json").stdout)["state"]
+                == "judged"
+            )
+        )
         undone = run("undo", *home, "--turn", first, "--yes")
         assert undone.returncode == 0, undone.stderr
         assert found() == []

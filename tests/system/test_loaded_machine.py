@@ -152,7 +152,11 @@ def test_kills_from_outside_reject_no_version(tmp_path: Path) -> None:
     def pid_in_loss() -> int | None:
         with Store.open(config.store_path) as store, store.read() as conn:
             beats = heartbeats.read_heartbeats(conn)
-        is_in_loss = (beat.pid for beat in beats if beat.activity is not None and beat.activity.kind is WorkKind.LOSS)
+        is_in_loss = (
+            beat.pid
+            for beat in beats
+            if beat.activity is not None and beat.activity.kind is WorkKind.LOSS
+        )
         return next(is_in_loss, None)
 
     with SubprocessSystem(config) as system:
@@ -168,7 +172,9 @@ def test_kills_from_outside_reject_no_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("worker", ["collect", "judge"])
-def test_another_worker_that_a_signal_stops_is_found_beside_a_load(tmp_path: Path, worker: str) -> None:
+def test_another_worker_that_a_signal_stops_is_found_beside_a_load(
+    tmp_path: Path, worker: str
+) -> None:
     with SubprocessSystem(scratch_config(tmp_path / "home", SETTINGS)) as system:
         talk(system)
         with busy_processes(LOAD, 900.0):

@@ -27,9 +27,13 @@ def test_a_conversation_is_captured_and_linked(tmp_path: Path) -> None:
     with SubprocessSystem(scratch_config(tmp_path)) as system:
         store = Store.open(system.config.store_path, create=False)
         try:
-            with anthropic.Anthropic(base_url=system.base_url, api_key=system.api_key, max_retries=0) as client:
+            with anthropic.Anthropic(
+                base_url=system.base_url, api_key=system.api_key, max_retries=0
+            ) as client:
                 said = talk(client)
-            tokenizer = AutoTokenizer.from_pretrained(ModelFiles.from_path(system.config.model.path).folder)
+            tokenizer = AutoTokenizer.from_pretrained(
+                ModelFiles.from_path(system.config.model.path).folder
+            )
             for message in said:
                 with store.read() as conn:
                     kept = exchanges.get(conn, message.id)

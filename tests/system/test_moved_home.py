@@ -25,9 +25,13 @@ SETTINGS = {"train.batch.min_turns": 1, "train.batch.max_turns": 2}
 def learn(system: SubprocessSystem) -> int:
     """Send a message and a reaction to its reply, and wait for the version that is trained on it."""
     said = [{"role": "user", "content": "What is the capital of France?"}]
-    first = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 32})
+    first = post_json(
+        system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 32}
+    )
     said += [first["choices"][0]["message"], {"role": "user", "content": "Perfect, thanks!"}]
-    post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 32})
+    post_json(
+        system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 32}
+    )
     return system.wait_until_settled()
 
 
@@ -53,7 +57,11 @@ def short_folder() -> Iterator[Path]:
 
 @pytest.mark.timeout(600)
 def test_a_moved_home_and_its_copy_serve_the_head_and_learn(short_folder: Path) -> None:
-    first, moved, copy = short_folder / "first", short_folder / "elsewhere" / "moved home", short_folder / "copy"
+    first, moved, copy = (
+        short_folder / "first",
+        short_folder / "elsewhere" / "moved home",
+        short_folder / "copy",
+    )
     with SubprocessSystem(scratch_config(first, SETTINGS)) as system:
         version = learn(system)
         key = system.api_key
@@ -63,14 +71,23 @@ def test_a_moved_home_and_its_copy_serve_the_head_and_learn(short_folder: Path) 
     moved.parent.mkdir()
     first.rename(moved)
     status = json.loads(run("status", "--home", str(copy), "--json").stdout)
-    assert (status["gateway"], status["head"]) == (None, version), "the copied gateway.json is of another gateway"
+    assert (status["gateway"], status["head"]) == (None, version), (
+        "the copied gateway.json is of another gateway"
+    )
 
     for home, other in ((moved, copy), (copy, moved)):
         before = files_of(other)
         with SubprocessSystem(scratch_config(home, SETTINGS)) as system:
             assert system.api_key == key
-            body = {"model": "openclaw", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-            assert post_json(system, "/v1/chat/completions", body)["system_fingerprint"] == f"v{version}"
+            body = {
+                "model": "openclaw",
+                "messages": [{"role": "user", "content": "Hello"}],
+                "max_tokens": 8,
+            }
+            assert (
+                post_json(system, "/v1/chat/completions", body)["system_fingerprint"]
+                == f"v{version}"
+            )
             assert learn(system) > version
         assert files_of(other) == before
         head = head_of(home)

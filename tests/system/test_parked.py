@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from tests.system.test_words import run
 
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
-from openclaw_rl.types import ReasonCode
 
 pytestmark = pytest.mark.system
 
@@ -55,7 +55,9 @@ def reported(system: SubprocessSystem, worker: str, words: str) -> str:
     def look() -> str | None:
         found = readiness(system)
         assert found["ready"], "other workers do not matter to those who want replies"
-        return next((r for r in found["reasons"] if r.startswith(f"{worker}: parked") and words in r), None)
+        return next(
+            (r for r in found["reasons"] if r.startswith(f"{worker}: parked") and words in r), None
+        )
 
     return str(wait_for(look))
 
@@ -63,9 +65,13 @@ def reported(system: SubprocessSystem, worker: str, words: str) -> str:
 def talk(system: SubprocessSystem, text: str = "What is the capital of France?") -> str:
     """Send a message and a reaction to its reply; return the reply's id."""
     said: list[dict[str, Any]] = [{"role": "user", "content": text}]
-    first = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 64})
+    first = post_json(
+        system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 64}
+    )
     said += [first["choices"][0]["message"], {"role": "user", "content": "Perfect, thanks!"}]
-    post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 64})
+    post_json(
+        system, "/v1/chat/completions", {"model": "openclaw", "messages": said, "max_tokens": 64}
+    )
     return str(first["id"])
 
 
@@ -97,9 +103,15 @@ def check_commands(system: SubprocessSystem, worker: str, words: str) -> None:
     ("code", "words"),
     [
         ("import os; os._exit(3)", "Reason: exit code 3"),
-        ("import ctypes; ctypes.string_at(0)", "signal SIGSEGV: Fatal Python error: Segmentation fault in"),
+        (
+            "import ctypes; ctypes.string_at(0)",
+            "signal SIGSEGV: Fatal Python error: Segmentation fault in",
+        ),
         ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
-        (GOOD_REWARD.replace("return 1.0", "raise RuntimeError('no licence')"), "RuntimeError: no licence"),
+        (
+            GOOD_REWARD.replace("return 1.0", "raise RuntimeError('no licence')"),
+            "RuntimeError: no licence",
+        ),
     ],
     ids=["exits", "crashes-natively", "raises-when-loaded", "raises-for-each-turn"],
 )
@@ -142,11 +154,21 @@ def test_a_plug_in_that_is_corrected_while_it_loads(tmp_path: Path) -> None:
         wait_for_verdict(system, target)
 
 
-def test_a_loss_that_always_fails_uses_up_a_few_turns_only_and_trains_once_it_is_corrected(tmp_path: Path) -> None:
+def test_a_loss_that_always_fails_uses_up_a_few_turns_only_and_trains_once_it_is_corrected(
+    tmp_path: Path,
+) -> None:
     plugin = tmp_path / "loss.py"
-    plugin.write_text(GOOD_LOSS.replace("return", "assert len(policy_logits) < 4, 'no licence'\n    return"))
-    settings = {"train.loss.path": str(plugin), "train.batch.min_turns": 1, "train.batch.max_turns": 1}
-    with SubprocessSystem(scratch_config(tmp_path / "home", settings | {"train.method": "binary"})) as system:
+    plugin.write_text(
+        GOOD_LOSS.replace("return", "assert len(policy_logits) < 4, 'no licence'\n    return")
+    )
+    settings = {
+        "train.loss.path": str(plugin),
+        "train.batch.min_turns": 1,
+        "train.batch.max_turns": 1,
+    }
+    with SubprocessSystem(
+        scratch_config(tmp_path / "home", settings | {"train.method": "binary"})
+    ) as system:
         ids = [talk(system, f"What is {n} plus 3?") for n in range(12)]
         for n, target in enumerate(ids):
             post_json(system, "/v1/feedback", {"id": target, "score": 1 if n % 2 else -1})
@@ -174,7 +196,9 @@ def test_training_without_a_gateway_ends_with_the_reason(tmp_path: Path) -> None
     done = run("train", "--home", str(tmp_path / "home"), *settings, timeout=120)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("openclaw-rl: ")]
-    assert line.startswith("openclaw-rl: train crashed 2 times. Reason: exit code 3, without an error message.")
+    assert line.startswith(
+        "openclaw-rl: train crashed 2 times. Reason: exit code 3, without an error message."
+    )
     assert f"{tmp_path}/loss.py (train.loss.path) runs in this process" in line
     status = json.loads(run("status", "--home", str(tmp_path / "home"), "--json").stdout)
     (note,) = [row["note"] for row in status["loops"] if row["name"] == "train"]

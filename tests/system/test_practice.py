@@ -40,7 +40,11 @@ SETTINGS: dict[str, Any] = {
 def talk(system: SubprocessSystem) -> None:
     """A conversation in which the person asks for short answers."""
     history: list[dict[str, str]] = []
-    for text in ("What is the capital of France?", "Shorter, please. What is the capital of Japan?", "Good night."):
+    for text in (
+        "What is the capital of France?",
+        "Shorter, please. What is the capital of Japan?",
+        "Good night.",
+    ):
         history.append({"role": "user", "content": text})
         body = {"model": "openclaw", "messages": history, "max_tokens": 64, "temperature": 1.0}
         history.append(post_json(system, "/v1/chat/completions", body)["choices"][0]["message"])
@@ -70,18 +74,28 @@ def check_whole(config: Config) -> None:
     """Each turn of practice has at most one use on any lineage, and each live version has its folder."""
     with Store.open(config.store_path) as store, store.read() as conn:
         versions = policies.list_all(conn)
-        used = Counter(use.turn for policy in versions for use in policies.uses_of_version(conn, policy.version))
+        used = Counter(
+            use.turn
+            for policy in versions
+            for use in policies.uses_of_version(conn, policy.version)
+        )
         assert all(number == 1 for number in used.values())
         live = [policy for policy in versions[1:] if policy.state is PolicyState.LIVE]
         assert [policy.parent for policy in live] == [0, *(policy.version for policy in live[:-1])]
         whole = [policy for policy in live if any(policy.files.values())]
     assert all(Path(str(policy.path)).is_dir() for policy in whole)
-    assert {path.name for path in config.policies_dir.iterdir()} >= {Path(str(p.path)).name for p in whole}
+    assert {path.name for path in config.policies_dir.iterdir()} >= {
+        Path(str(p.path)).name for p in whole
+    }
 
 
 def practised_turns(config: Config) -> int:
     with Store.open(config.store_path) as store, store.read() as conn:
-        return len(practice_turns.turns_of_lessons(conn, [lesson.id for lesson in lessons.list_lessons(conn)]))
+        return len(
+            practice_turns.turns_of_lessons(
+                conn, [lesson.id for lesson in lessons.list_lessons(conn)]
+            )
+        )
 
 
 def test_a_lesson_gets_into_the_weights_although_processes_are_killed(tmp_path: Path) -> None:

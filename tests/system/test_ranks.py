@@ -36,7 +36,11 @@ def test_learning_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
             asyncio.run(_learn_through_a_death(system, store))
             with store.read() as conn:
                 lineage = policies.lineage(conn, policies.head(conn).version)
-                used = [use.turn for version in lineage for use in policies.uses_of_version(conn, version)]
+                used = [
+                    use.turn
+                    for version in lineage
+                    for use in policies.uses_of_version(conn, version)
+                ]
         finally:
             store.close()
     assert used
@@ -75,4 +79,6 @@ async def _version(store: Store, least: int) -> int:
 
 def _children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task")
-    return sorted(int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split())
+    return sorted(
+        int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()
+    )

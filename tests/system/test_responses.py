@@ -26,11 +26,16 @@ _T = TypeVar("_T")
 
 def test_a_conversation_is_captured_and_linked(tmp_path: Path) -> None:
     with SubprocessSystem(scratch_config(tmp_path)) as system:
-        client = openai.OpenAI(base_url=f"{system.base_url}/v1", api_key=system.api_key, max_retries=0)
+        client = openai.OpenAI(
+            base_url=f"{system.base_url}/v1", api_key=system.api_key, max_retries=0
+        )
         store = Store.open(system.config.store_path, create=False)
         try:
             said = _talk(client, system.config.model.name)
-            kept = [_waited(lambda id_=id_: _exchange(store, id_), lambda e: e.reply is not None) for id_ in said]
+            kept = [
+                _waited(lambda id_=id_: _exchange(store, id_), lambda e: e.reply is not None)
+                for id_ in said
+            ]
             _check_tokens(system, kept, said)
             for earlier, later in pairwise(kept):
                 _check_link(store, earlier, later)

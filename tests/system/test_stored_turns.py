@@ -31,7 +31,9 @@ PATIENCE = 90.0  # seconds more that the first versions may take
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SubprocessSystem, ClientLog, Store]]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[SubprocessSystem, ClientLog, Store]]:
     """A system in which 6 users talked for a while and several versions were trained and served."""
     home = tmp_path_factory.mktemp("served")
     ledger = ClientLog()
@@ -41,13 +43,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Subproces
             async with crowd(system, 6, ledger):
                 await asyncio.sleep(SECONDS)
                 end = time.monotonic() + PATIENCE
-                while len(ledger.versions) < 3 and time.monotonic() < end:  # a busy machine learns later
+                while (
+                    len(ledger.versions) < 3 and time.monotonic() < end
+                ):  # a busy machine learns later
                     await asyncio.sleep(0.2)
 
         asyncio.run(talk())
         store = Store.open(system.config.store_path, create=False)
         with store.write() as conn:
-            freeze_training(conn, time.time())  # the crowd leaves more turns than are trained on in a minute
+            freeze_training(
+                conn, time.time()
+            )  # the crowd leaves more turns than are trained on in a minute
         system.wait_until_settled()
         yield system, ledger, store
         store.close()
@@ -55,7 +61,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Subproces
 
 def all_done(store: Store) -> list[Exchange]:
     with store.read() as conn:
-        ids = conn.execute(select(exchange_table.c.id).order_by(exchange_table.c.seq)).scalars().all()
+        ids = (
+            conn.execute(select(exchange_table.c.id).order_by(exchange_table.c.seq)).scalars().all()
+        )
         found = [exchanges.get(conn, i) for i in ids]
     return [e for e in found if e and e.reply and e.reply.status is ExchangeStatus.DONE]
 
@@ -63,7 +71,9 @@ def all_done(store: Store) -> list[Exchange]:
 def fresh_logprobs(model: torch.nn.Module, exchange: Exchange) -> np.ndarray:
     """[R] log softmax(logits / T) of the stored response after the stored prompt, by one plain forward."""
     assert exchange.reply is not None
-    ids = np.concatenate([exchange.request.prompt_ids, exchange.reply.response_ids]).astype(np.int64)
+    ids = np.concatenate([exchange.request.prompt_ids, exchange.reply.response_ids]).astype(
+        np.int64
+    )
     with torch.no_grad():
         logits = model(input_ids=torch.from_numpy(ids)[None]).logits[0].float()
     p = len(exchange.request.prompt_ids)
@@ -78,7 +88,9 @@ def load(policy: Policy) -> torch.nn.Module:
     return base if policy.path is None else PeftModel.from_pretrained(base, policy.path).eval()
 
 
-def test_no_reply_broke_and_several_versions_were_served(served: tuple[SubprocessSystem, ClientLog, Store]) -> None:
+def test_no_reply_broke_and_several_versions_were_served(
+    served: tuple[SubprocessSystem, ClientLog, Store],
+) -> None:
     _, ledger, _ = served
     assert not ledger.broken
     assert len(ledger.finished) > 50

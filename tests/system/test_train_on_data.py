@@ -19,13 +19,20 @@ PRAISE = "Perfect, thank you! Exactly what I wanted."
 
 def session(agent: str, turns: int) -> dict[str, object]:
     rows = [
-        {"type": "main", "prompt": f"What is {n} plus {n}?", "response": f"It is {2 * n}.", "next_state": PRAISE}
+        {
+            "type": "main",
+            "prompt": f"What is {n} plus {n}?",
+            "response": f"It is {2 * n}.",
+            "next_state": PRAISE,
+        }
         for n in range(1, turns + 1)
     ]
     return {"session_id": f"of-{agent}", "agent": agent, "turns": rows}
 
 
-def test_training_ends_when_one_policy_has_taken_its_steps_and_another_waits(tmp_path: Path) -> None:
+def test_training_ends_when_one_policy_has_taken_its_steps_and_another_waits(
+    tmp_path: Path,
+) -> None:
     data, home = tmp_path / "data.jsonl", tmp_path / "home"
     data.write_text("".join(json.dumps(session(*row)) + "\n" for row in (("ann", 5), ("bob", 1))))
     settings = {
@@ -43,7 +50,12 @@ def test_training_ends_when_one_policy_has_taken_its_steps_and_another_waits(tmp
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     done = run("train", "--home", str(home), *sets, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "training is finished: nothing is left to import, judge or train on" in done.stderr + done.stdout
+    assert (
+        "training is finished: nothing is left to import, judge or train on"
+        in done.stderr + done.stdout
+    )
     with Store.open(home / "store.db", create=False) as store, store.read() as conn:
-        taken = {name: steps_taken(policies.head(conn, name)) for name in ("agent:ann", "agent:bob")}
+        taken = {
+            name: steps_taken(policies.head(conn, name)) for name in ("agent:ann", "agent:bob")
+        }
     assert taken == {"agent:ann": 1, "agent:bob": 0}

@@ -30,7 +30,7 @@ from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.judge.voting import majority_score
 from openclaw_rl.learner.model.oom import retry_on_oom
 from openclaw_rl.settings.load import Config, TrackConfig, from_flat, load_all
-from openclaw_rl.status import diagnose
+from openclaw_rl.status import diagnose, diagnosis_report
 from openclaw_rl.status.diagnose import Diagnosis
 from openclaw_rl.status.health import LOG_WINDOW
 from openclaw_rl.store import exchanges, heartbeats, turns
@@ -55,7 +55,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def seen(store: Store, settings: dict[str, Any] | None = None, now: float = NOW) -> dict[str, Diagnosis]:
+def seen(
+    store: Store, settings: dict[str, Any] | None = None, now: float = NOW
+) -> dict[str, Diagnosis]:
     """By name. Whatever cures them can be set, is not set yet, and stands in the guide."""
     config = home(store, settings)
     with store.read() as conn:
@@ -72,7 +74,9 @@ def home(store: Store, settings: dict[str, Any] | None = None) -> Config:
 
 
 def changed(config: Config, trouble: Diagnosis) -> None:
-    sets = [f"{key}={diagnose._format_setting(value)}" for key, value in trouble.settings.items()]
+    sets = [
+        f"{key}={diagnosis_report.format_setting(value)}" for key, value in trouble.settings.items()
+    ]
     cured = load_all(sets=sets, environ={}).config
     for key in trouble.settings:
         before, after = config, cured
@@ -100,7 +104,14 @@ def steps(store: Store, *told: tuple[float, float, float]) -> None:
         reason = rejection_reason(metrics, Config().train)
         state = PolicyState.REJECTED if reason else PolicyState.LIVE
         policy = Policy(
-            version=version, parent=0, state=state, path=None, digest="", base="b", identity="i", created_at=at
+            version=version,
+            parent=0,
+            state=state,
+            path=None,
+            digest="",
+            base="b",
+            identity="i",
+            created_at=at,
         )
         tracker.log_step(policy, metrics | {"seconds": seconds}, [])
 
@@ -112,7 +123,9 @@ def voted(store: Store, *scores: int, count: int = 10) -> None:
             world.close(conn, f"v{n}")
             votes = [Vote(score=score) for score in scores]
             majority = majority_score(votes, 0.5)
-            verdict = world.verdict(f"v{n}", score=majority.score, votes=tuple(votes), reason=majority.reason)
+            verdict = world.verdict(
+                f"v{n}", score=majority.score, votes=tuple(votes), reason=majority.reason
+            )
             turns.add_verdict(conn, replace(verdict, reason_code=majority.code))
 
 
@@ -138,12 +151,20 @@ def test_out_of_memory(store: Store) -> None:
     def too_much() -> None:
         raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
 
-    with logs_of("train", home(store)), pytest.raises(OpenClawError, match="does not fit into memory"):
+    with (
+        logs_of("train", home(store)),
+        pytest.raises(OpenClawError, match="does not fit into memory"),
+    ):
         retry_on_oom(too_much, Rows(), lambda: False)
     trouble = seen(store, {"train.gradient_checkpointing": False}, time.time())["out of memory"]
     assert "does not fit into memory" in trouble.evidence
-    assert list(trouble.settings)[:2] == ["train.gradient_checkpointing", "train.batch.micro_tokens"]
-    assert "train.gradient_checkpointing" not in seen(store, now=time.time())["out of memory"].settings, "it was tried"
+    assert list(trouble.settings)[:2] == [
+        "train.gradient_checkpointing",
+        "train.batch.micro_tokens",
+    ]
+    assert (
+        "train.gradient_checkpointing" not in seen(store, now=time.time())["out of memory"].settings
+    ), "it was tried"
     further = {"train.gradient_checkpointing": True, "train.optimizer.offload": True}
     assert not further.keys() & seen(store, further, time.time())["out of memory"].settings.keys()
     assert seen(store, now=time.time() + LOG_WINDOW + 60) == {}
@@ -190,7 +211,9 @@ def test_a_trainer_that_falls_behind(store: Store) -> None:
     trouble = seen(store)["the trainer falls behind"]
     assert trouble.evidence.startswith("32 turns to train on, a step takes at most 16")
     assert seen(store, dict(trouble.settings)) == {}
-    assert seen(store, {"train.method": "opd"}) == {}, "a method that learns from hints waits for none of these"
+    assert seen(store, {"train.method": "opd"}) == {}, (
+        "a method that learns from hints waits for none of these"
+    )
 
 
 def test_slow_collection(store: Store) -> None:
@@ -218,7 +241,10 @@ def test_reactions_without_words(store: Store) -> None:
             world.serve(conn, f"t{n}")
             world.close(conn, f"t{n}", words="")
             assert turns.add_verdict(conn, world.verdict(f"t{n}", score=None))
-    assert "10 of the reactions have no text" in seen(store)["scores collapsed near the middle"].evidence
+    assert (
+        "10 of the reactions have no text"
+        in seen(store)["scores collapsed near the middle"].evidence
+    )
 
 
 def test_judges_that_disagree(store: Store) -> None:
@@ -227,7 +253,9 @@ def test_judges_that_disagree(store: Store) -> None:
     assert "67% of a turn's votes, over 10 turns" in trouble.evidence
     assert trouble.settings == {"judge.num_judges": 5, "judge.consensus_threshold": 0.6}
     narrow = [Vote(score=s) for s in (1, 1, 1, -1, -1)]
-    assert majority_score(narrow, float(trouble.settings["judge.consensus_threshold"])).score == 1, "three of five"
+    assert (
+        majority_score(narrow, float(trouble.settings["judge.consensus_threshold"])).score == 1
+    ), "three of five"
     stricter = seen(store, dict(trouble.settings))["judges disagree"].settings
     assert stricter == {"judge.consensus_threshold": 0.8}
     assert majority_score(narrow, 0.8).score is None, "it trains nothing now"
@@ -236,9 +264,9 @@ def test_judges_that_disagree(store: Store) -> None:
 
 def test_votes_that_tie_want_more_votes(store: Store) -> None:
     voted(store, 1, -1)
-    assert seen(store, {"judge.kind": "llm", "judge.base_url": "http://127.0.0.1:9/v1", "judge.model": "m"})[
-        "scores collapsed near the middle"
-    ].settings == {"judge.num_judges": 5}
+    assert seen(
+        store, {"judge.kind": "llm", "judge.base_url": "http://127.0.0.1:9/v1", "judge.model": "m"}
+    )["scores collapsed near the middle"].settings == {"judge.num_judges": 5}
 
 
 @pytest.mark.parametrize("norms", [(1, 1, 200, 300), (1, 1, 1, 1, 30)])
@@ -246,7 +274,9 @@ def test_unstable_training(store: Store, norms: Sequence[float]) -> None:
     steps(store, *((float(n), 1.0, norm) for n, norm in enumerate(norms)))
     settings = seen(store, {"train.finetune": "full"})["unstable training"].settings
     assert settings["train.optimizer.learning_rate"] == 5e-7
-    assert seen(store)["unstable training"].settings["train.optimizer.learning_rate"] == pytest.approx(5e-4)
+    assert seen(store)["unstable training"].settings[
+        "train.optimizer.learning_rate"
+    ] == pytest.approx(5e-4)
     assert (
         settings["train.optimizer.clip_grad"],
         settings["train.loss.clip_low"],
@@ -272,7 +302,9 @@ def test_wrong_session_tracking(store: Store, answer: str, lost: bool) -> None:
     found = seen(store, now=20.0)
     assert ("wrong session tracking" in found) == lost
     if lost:
-        assert found["wrong session tracking"].evidence.startswith("10 of the newest 20 turns: no reply in its history")
+        assert found["wrong session tracking"].evidence.startswith(
+            "10 of the newest 20 turns: no reply in its history"
+        )
 
 
 def test_a_client_that_sends_no_history(store: Store) -> None:
@@ -290,7 +322,10 @@ def test_an_engine_that_does_not_start(store: Store) -> None:
     settings = {"engine.backend": "sglang", "run.max_crashes": 2}
     config = home(store, settings)
     prepare_home(config)
-    with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine crashed 2 times"):
+    with (
+        logs_of("supervisor", config),
+        pytest.raises(OpenClawError, match="engine crashed 2 times"),
+    ):
         asyncio.run(Supervisor(config, ["engine"], echo=False).run(asyncio.Event()))
     trouble = seen(store, settings, now=time.time())["the sglang engine does not start"]
     assert "sglang is not installed" in trouble.evidence
@@ -318,25 +353,43 @@ def test_a_ray_head_that_does_not_answer(store: Store, capsys: pytest.CaptureFix
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and deaf: nobody else answers there
         port = taken.getsockname()[1]
-        config = home(store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": f"127.0.0.1:{port}"})
-        assert not diagnose.print_diagnoses(config, None)
+        config = home(
+            store,
+            {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": f"127.0.0.1:{port}"},
+        )
+        assert not diagnosis_report.print_diagnoses(config, None)
         said = " ".join(capsys.readouterr().out.split())
-        cured = {"train.ranks": 2, "train.launch.ray": f"127.0.0.1:{port}", "train.launch.by": "local"}
-        assert diagnose.print_diagnoses(home(store, cured), None), "tests/learner/distributed/test_ranks.py trains so"
+        cured = {
+            "train.ranks": 2,
+            "train.launch.ray": f"127.0.0.1:{port}",
+            "train.launch.by": "local",
+        }
+        assert diagnosis_report.print_diagnoses(home(store, cured), None), (
+            "tests/learner/distributed/test_ranks.py trains so"
+        )
     assert f"no head answers at 127.0.0.1:{port}" in said
     assert "--set train.launch.by=local" in said
     assert "ray start --head" in said
-    assert diagnose.print_diagnoses(home(store), None)
+    assert diagnosis_report.print_diagnoses(home(store), None)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="then Ray is asked: tests/external/ray")
-def test_what_answers_at_rays_address_is_not_taken_for_ray(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is not None, reason="then Ray is asked: tests/external/ray"
+)
+def test_what_answers_at_rays_address_is_not_taken_for_ray(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as another:
         address = f"127.0.0.1:{another.getsockname()[1]}"
-        config = home(store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": address})
-        assert not diagnose.print_diagnoses(config, None)
+        config = home(
+            store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": address}
+        )
+        assert not diagnosis_report.print_diagnoses(config, None)
     said = " ".join(capsys.readouterr().out.split())
-    assert "not installed here: pip install 'openclaw-rl[ray]'; without it, a Ray head at its address" in said
+    assert (
+        "not installed here: pip install 'openclaw-rl[ray]'; without it, a Ray head at its address"
+        in said
+    )
 
 
 def test_the_commands_name_them(store: Store) -> None:
@@ -346,7 +399,9 @@ def test_the_commands_name_them(store: Store) -> None:
     where = ("--home", str(store.path.parent))
     status = run("status", *where).stdout
     assert "problems: scores collapsed near the middle" in " ".join(status.split())
-    assert json.loads(run("status", *where, "--json").stdout)["troubles"] == ["scores collapsed near the middle"]
+    assert json.loads(run("status", *where, "--json").stdout)["troubles"] == [
+        "scores collapsed near the middle"
+    ]
     done = run("doctor", "--troubles", *where)
     assert done.returncode == 1
     assert "cure    --set judge.kind=llm" in done.stdout

@@ -38,7 +38,11 @@ def test_undo_while_the_system_runs(tmp_path: Path) -> None:
 
         def ask() -> None:
             while not done.is_set():
-                body = {"model": "openclaw", "messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 4}
+                body = {
+                    "model": "openclaw",
+                    "messages": [{"role": "user", "content": "Hello?"}],
+                    "max_tokens": 4,
+                }
                 answers.append(post_json(system, "/v1/chat/completions", body)["choices"])
 
         asking = threading.Thread(target=ask)
@@ -58,7 +62,17 @@ def test_undo_while_the_system_runs(tmp_path: Path) -> None:
         assert readiness(system)["reasons"] == []
         children = {policy.version: policy.parent for policy in rows(config).values()}
         assert children[VERSIONS + 1] == 1
-    here = run("undo", *home, "--set", "train.method=binary", "--turn", turns[0], "--yes", "--now", timeout=180)
+    here = run(
+        "undo",
+        *home,
+        "--set",
+        "train.method=binary",
+        "--turn",
+        turns[0],
+        "--yes",
+        "--now",
+        timeout=180,
+    )
     assert here.returncode == 0, here.stderr
     assert f"is version {VERSIONS + 6}: 3 of 3 batches were trained on again" in here.stdout
     assert trained_turns(config) == sorted(turns[2:])
@@ -66,7 +80,9 @@ def test_undo_while_the_system_runs(tmp_path: Path) -> None:
 
 def test_undo_of_a_turn_of_one_agent(tmp_path: Path) -> None:
     """Only the system is given `policy.per`; `undo` and `status` find it in the home, also while nothing runs."""
-    config = scratch_config(tmp_path / "home", SETTINGS | {"policy.per": "agent", "gate.kind": "numbers"})
+    config = scratch_config(
+        tmp_path / "home", SETTINGS | {"policy.per": "agent", "gate.kind": "numbers"}
+    )
     home = ("--home", str(config.home_dir))
     turns: dict[str, list[str]] = {"ann": [], "bob": []}
     with SubprocessSystem(config) as system:
@@ -87,14 +103,23 @@ def test_undo_of_a_turn_of_one_agent(tmp_path: Path) -> None:
     here = run("undo", *home, "--turn", turns["bob"][1], "--yes", "--now", timeout=180)
     assert here.returncode == 0, here.stderr
     assert "1 of 1 batches were trained on again" in here.stdout
-    assert versions_of(config, read_status(home)["heads"]["agent:bob"]) == [turns["bob"][0], turns["bob"][2]]
+    assert versions_of(config, read_status(home)["heads"]["agent:bob"]) == [
+        turns["bob"][0],
+        turns["bob"][2],
+    ]
     refused = run("undo", *home, "--set", "policy.per=user", "--turn", turns["bob"][0], "--yes")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "policy.per is user, but the system on this home was last started with agent" in refused.stderr
+    assert (
+        "policy.per is user, but the system on this home was last started with agent"
+        in refused.stderr
+    )
 
 
 def teach_agent(system: SubprocessSystem, agent: str, number: int) -> str:
-    body = {"model": "openclaw", "messages": [{"role": "user", "content": f"What is {number} plus 3?"}]}
+    body = {
+        "model": "openclaw",
+        "messages": [{"role": "user", "content": f"What is {number} plus 3?"}],
+    }
     reply = post_json(system, "/v1/chat/completions", body, {"X-Agent-Id": agent})
     post_json(system, "/v1/feedback", {"id": reply["id"], "score": 1 if number % 2 else -1})
     return str(reply["id"])
@@ -109,4 +134,8 @@ def versions_of(config: Config, head: int) -> list[str]:
     """The turns that a version and its ancestors were trained on, oldest first."""
     with Store.open(config.store_path, create=False) as store, store.read() as conn:
         line = policies.lineage(conn, head)
-        return [use.turn for version in reversed(line) for use in policies.uses_of_version(conn, version)]
+        return [
+            use.turn
+            for version in reversed(line)
+            for use in policies.uses_of_version(conn, version)
+        ]

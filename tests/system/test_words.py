@@ -19,9 +19,13 @@ pytestmark = pytest.mark.system
 REWARD_PLUGIN = str(Path(__file__).parents[2] / "examples" / "plugins" / "custom_rm.py")
 
 
-def run(*arguments: str, timeout: float = 60, typed: str | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, timeout: float = 60, typed: str | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "openclaw_rl", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, input=typed)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, check=False, input=typed
+    )
 
 
 def test_help_answers_without_torch() -> None:
@@ -34,7 +38,10 @@ def test_help_answers_without_torch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("up", "--set", "serve.prot=1"), ("unknown setting 'serve.prot'", "Did you mean 'serve.port'")),
+        (
+            ("up", "--set", "serve.prot=1"),
+            ("unknown setting 'serve.prot'", "Did you mean 'serve.port'"),
+        ),
         (("up", "--set", "nonsense"), ("expected KEY=VALUE",)),
         (("up", "--model-path", "/no/such/model"), ("/no/such/model", "--model-path")),
         (("up", "--host", "0.0.0.0"), ("no key is set", "OPENCLAW_API_KEY")),
@@ -43,22 +50,36 @@ def test_help_answers_without_torch() -> None:
             ("up", "--save-dir", "~nobody-there/x"),
             ("train.checkpoint.save_dir ~nobody-there/x: expected the home folder",),
         ),
-        (("judge", "--set", "judge.rules_path=/no/rules"), ("/no/rules: the judge's rules cannot be read",)),
+        (
+            ("judge", "--set", "judge.rules_path=/no/rules"),
+            ("/no/rules: the judge's rules cannot be read",),
+        ),
         (
             ("judge", "--rm-checkpoint", "/no/prm"),
             ("judge.reward_path '/no/prm' is neither a folder", "--rm-checkpoint"),
         ),
-        (("judge", "--judge-model-path", "/no/j"), ("judge.path '/no/j' is neither a folder", "--judge-model-path")),
+        (
+            ("judge", "--judge-model-path", "/no/j"),
+            ("judge.path '/no/j' is neither a folder", "--judge-model-path"),
+        ),
         (
             ("judge", "--custom-rm-path", REWARD_PLUGIN, "--rm-checkpoint", "/no/w"),
             ("judge.reward_path /no/w: no such file or folder", "--rm-checkpoint"),
         ),
-        (("up", "--model-path", "x" * 300), ("File name too long", "Expected a path that this user can use")),
-        (("data", "import", "/dev/zero"), ("/dev/zero: expected a file or a folder, got a pipe or a device",)),
+        (
+            ("up", "--model-path", "x" * 300),
+            ("File name too long", "Expected a path that this user can use"),
+        ),
+        (
+            ("data", "import", "/dev/zero"),
+            ("/dev/zero: expected a file or a folder, got a pipe or a device",),
+        ),
         pytest.param(
             ("train", "--set", "track.to=[wandb]"),
             ("track.to names wandb, which is not installed here",),
-            marks=pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed"),
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("wandb") is not None, reason="wandb is installed"
+            ),
         ),
         (("status",), ("no store", "openclaw-rl up")),
     ],
@@ -94,7 +115,9 @@ def test_a_folder_that_cannot_be_used_is_said_before_anything_starts(
     (tmp_path / "shut").mkdir(mode=0o500)
     wrong = str(tmp_path / folder)
     given = {"home": str(tmp_path / "home"), setting: wrong}
-    done = run(command, *(word for key, value in given.items() for word in ("--set", f"{key}={value}")))
+    done = run(
+        command, *(word for key, value in given.items() for word in ("--set", f"{key}={value}"))
+    )
     assert done.returncode == 1
     assert "crashed" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("openclaw-rl: ")]
@@ -103,7 +126,9 @@ def test_a_folder_that_cannot_be_used_is_said_before_anything_starts(
     assert f"Choose another {setting}" in line
 
 
-@pytest.mark.parametrize("command", ["status", "key", "inspect sessions", "rollback 0", "doctor --troubles", "up"])
+@pytest.mark.parametrize(
+    "command", ["status", "key", "inspect sessions", "rollback 0", "doctor --troubles", "up"]
+)
 def test_a_refused_variable_stops_only_what_starts_a_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -113,7 +138,9 @@ def test_a_refused_variable_stops_only_what_starts_a_system(
         policies.ensure_root(conn, base="b", identity="i", at=1.0)
     done = run(*command.split(), "--home", str(tmp_path))
     assert ("MAX_GUI_STEPS is refused" in done.stderr) == (command == "up")
-    assert (done.returncode == 0) == (command not in ("up", "rollback 0")), "there is nothing to roll back"
+    assert (done.returncode == 0) == (command not in ("up", "rollback 0")), (
+        "there is nothing to roll back"
+    )
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:
@@ -134,4 +161,6 @@ def test_a_corrupt_store(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "store.db" in done.stderr
-    assert (home / "store.db").read_bytes().startswith(b"this is no database"), "it must not be overwritten"
+    assert (home / "store.db").read_bytes().startswith(b"this is no database"), (
+        "it must not be overwritten"
+    )

@@ -16,19 +16,33 @@ from safetensors.numpy import save
 
 RANK = 8
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
-SETTINGS = {"peft_type": "LORA", "r": RANK, "lora_alpha": 32.0, "target_modules": None, "base_model_name_or_path": "x"}
+SETTINGS = {
+    "peft_type": "LORA",
+    "r": RANK,
+    "lora_alpha": 32.0,
+    "target_modules": None,
+    "base_model_name_or_path": "x",
+}
 
 
-def make_matrices(module: str = Q_PROJ, *, into: int = 16, out: int = 32, rank: int = RANK) -> dict[str, Any]:
+def make_matrices(
+    module: str = Q_PROJ, *, into: int = 16, out: int = 32, rank: int = RANK
+) -> dict[str, Any]:
     random = np.random.default_rng(0)
     shapes = {"A": (rank, into), "B": (out, rank)}
-    return {f"{module}.lora_{s}.weight": random.normal(size=shape).astype(np.float32) for s, shape in shapes.items()}
+    return {
+        f"{module}.lora_{s}.weight": random.normal(size=shape).astype(np.float32)
+        for s, shape in shapes.items()
+    }
 
 
 def make_files(matrices: Mapping[str, Any] | None = None, **settings: Any) -> dict[str, bytes]:
     """The files of an adapter as SkyRL's server has them: no modules are named."""
     weights = save(dict(make_matrices() if matrices is None else matrices))
-    return {"adapter_model.safetensors": weights, "adapter_config.json": json.dumps(SETTINGS | settings).encode()}
+    return {
+        "adapter_model.safetensors": weights,
+        "adapter_config.json": json.dumps(SETTINGS | settings).encode(),
+    }
 
 
 def make_archive(files: Mapping[str, bytes]) -> bytes:
@@ -56,7 +70,9 @@ class ArchiveServer:
                 self.send_header("Content-Length", str(len(server.archive)))
                 self.end_headers()
                 is_broken = len(server.paths) <= server.broken
-                self.wfile.write(server.archive[: len(server.archive) // 2] if is_broken else server.archive)
+                self.wfile.write(
+                    server.archive[: len(server.archive) // 2] if is_broken else server.archive
+                )
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
@@ -69,7 +85,10 @@ class ArchiveServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._server.shutdown()
         self._server.server_close()

@@ -15,7 +15,12 @@ from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.engines.adapter_file import check_fits_base, read_adapter
 from openclaw_rl.errors import EngineError
 from openclaw_rl.tinker import adapter_download
-from openclaw_rl.tinker.adapter_download import ATTEMPTS, LocalBase, download_adapter, to_peft_layout
+from openclaw_rl.tinker.adapter_download import (
+    ATTEMPTS,
+    LocalBase,
+    download_adapter,
+    to_peft_layout,
+)
 from openclaw_rl.types import PolicyRef
 
 BASE = LocalBase(name="org/base", folder=None)
@@ -50,7 +55,11 @@ def test_the_files_are_those_that_engines_load(base: LocalBase, tmp_path: Path) 
     assert files["adapter_model.safetensors"] == given["adapter_model.safetensors"]
     settings = json.loads(files["adapter_config.json"])
     assert settings["target_modules"] == ["q_proj"], "vLLM and PEFT want them named"
-    assert (settings["base_model_name_or_path"], settings["r"], settings["lora_alpha"]) == ("org/base", 8, 32)
+    assert (settings["base_model_name_or_path"], settings["r"], settings["lora_alpha"]) == (
+        "org/base",
+        8,
+        32,
+    )
 
 
 def test_a_download_that_breaks_off_is_repeated() -> None:
@@ -69,7 +78,10 @@ def test_a_download_that_breaks_off_is_repeated() -> None:
             make_matrices("base_model.model.model.layers.0.attn.wq"),
             "adapts model.layers.0.attn.wq, a name that",
         ),
-        (make_matrices("base_model.model.model.unembed_tokens"), "Set engine.backend to tinker, which serves it"),
+        (
+            make_matrices("base_model.model.model.unembed_tokens"),
+            "Set engine.backend to tinker, which serves it",
+        ),
         (make_matrices("model.layers.0.self_attn.q_proj"), "a name that PEFT does not have"),
         (make_matrices(into=24), r"q_proj has shape \[32, 24\], expected \[32, 16\]"),
         (make_matrices(rank=4), r"expected \[8, in\] and \[out, 8\]"),

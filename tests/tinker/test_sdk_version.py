@@ -24,7 +24,10 @@ def test_versions_that_work(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.18.2", "0.26.0", "0.38.0", "1.0"])
 def test_another_version_is_one_line_with_what_is_expected(version: str) -> None:
-    assert version_problem(version) == f"the Tinker SDK installed here is {version}; expected {REQUIREMENT}"
+    assert (
+        version_problem(version)
+        == f"the Tinker SDK installed here is {version}; expected {REQUIREMENT}"
+    )
 
 
 def test_the_extra_installs_what_is_checked() -> None:
@@ -34,7 +37,9 @@ def test_the_extra_installs_what_is_checked() -> None:
 
 def test_before_the_start_sdk_and_key_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdk_version.metadata, "version", lambda name: "0.38.0")
-    with pytest.raises(ConfigError, match=re.escape(f"is 0.38.0; expected {REQUIREMENT}. Install it with")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"is 0.38.0; expected {REQUIREMENT}. Install it with")
+    ):
         check_tinker(from_flat(SETTINGS))
     monkeypatch.setattr(sdk_version.metadata, "version", lambda name: "0.24.1")
     with pytest.raises(EngineError, match="Set TINKER_API_KEY"):

@@ -56,7 +56,10 @@ def starter_identity() -> str:
 def builder(renderer: Renderer) -> SampleBuilder:
     method = make_method(train_settings({"method": "combine"}))
     return SampleBuilder(
-        renderer=renderer, transient=EphemeralMatcher([SYSTEM_REMINDER]), signal=method, max_staleness=64
+        renderer=renderer,
+        transient=EphemeralMatcher([SYSTEM_REMINDER]),
+        signal=method,
+        max_staleness=64,
     )
 
 
@@ -92,7 +95,9 @@ def judged(renderer: Renderer) -> Callable[..., JudgedTurn]:
         n = next(numbers)
         messages = [{"role": "user", "content": question}]
         prompt = renderer.render(messages).prompt_ids
-        response = np.append(renderer.tokenizer.encode(words), renderer.stop_token_ids[0]).astype(np.int32)
+        response = np.append(renderer.tokenizer.encode(words), renderer.stop_token_ids[0]).astype(
+            np.int32
+        )
         r = len(response)
         now = time.time() if at is None else at
         key = bytes(32)
@@ -130,7 +135,9 @@ def judged(renderer: Renderer) -> Callable[..., JudgedTurn]:
         return JudgedTurn(
             exchange=Exchange(seq=n, request=sent, reply=got),
             turn=Turn(id=sent.id, session="s", parent=None, state=TurnState.JUDGED),
-            verdict=Verdict(turn=sent.id, revision=1, judge="test", score=score, hints=hints, at=now),
+            verdict=Verdict(
+                turn=sent.id, revision=1, judge="test", score=score, hints=hints, at=now
+            ),
             earlier_uses=0,
         )
 

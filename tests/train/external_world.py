@@ -114,5 +114,7 @@ def take_step(local: LocalTrainer, batch: TurnBatch) -> None:
     Path(batch.folder).rmdir()
     samples = [to_sample(row) for row in batch.rows]
     sampled = zip(samples, local.score(samples), strict=True)  # the replies were not really sampled
-    result = local.step([replace(sample, logprobs=logprobs) for sample, logprobs in sampled], batch.folder)
+    result = local.step(
+        [replace(sample, logprobs=logprobs) for sample, logprobs in sampled], batch.folder
+    )
     assert result.folder is not None

@@ -62,7 +62,9 @@ class SlimeRun:
         folder = Path(self.arguments.update_weight_disk_dir) / f"weight_v{self._count:06d}"
         write_weights(folder, seed)
         try:
-            _load(self.arguments.custom_update_weight_post_write_path)(self.arguments, str(folder), [])
+            _load(self.arguments.custom_update_weight_post_write_path)(
+                self.arguments, str(folder), []
+            )
         finally:
             shutil.rmtree(folder)
 

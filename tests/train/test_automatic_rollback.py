@@ -32,7 +32,9 @@ def make_loop(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[
     def make(**gate: object) -> TrainLoop:
         train = train_settings({"batch.min_turns": 8, "batch.max_turns": 8, "batch.max_wait": 1e9})
         watch = SatisfactionWatch(store, GateConfig.model_validate(gate))
-        opened.append(TrainLoop(store, ScriptedTrainer(), builder, train, tmp_path / "policies", watch=watch))
+        opened.append(
+            TrainLoop(store, ScriptedTrainer(), builder, train, tmp_path / "policies", watch=watch)
+        )
         return opened[-1]
 
     yield make
@@ -88,7 +90,9 @@ def test_a_version_that_displeases_is_rolled_back_by_itself(
         "code": "satisfaction fell",
         "automatic": True,
     }
-    assert fates == {(TurnState.DROPPED, "the version trained on it was rolled back (to version 1)")}
+    assert fates == {
+        (TurnState.DROPPED, "the version trained on it was rolled back (to version 1)")
+    }
 
 
 def test_a_version_whose_replies_are_degenerate_is_rolled_back_without_a_word_of_anybody(
@@ -115,7 +119,9 @@ def test_a_version_whose_replies_are_degenerate_is_rolled_back_without_a_word_of
     assert bad.reason == REASON
 
 
-def test_the_next_step_waits_for_turns_to_compare_with(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_the_next_step_waits_for_turns_to_compare_with(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     loop = make_loop()
     learn_two_versions(store, loop, fill)
     fill(store, 12, score=-1, **answered_by(2))
@@ -129,7 +135,9 @@ def test_the_next_step_waits_for_turns_to_compare_with(store: Store, make_loop: 
     assert head_of(store) > 2
 
 
-def test_turns_before_a_rollback_are_no_evidence_after_it(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_turns_before_a_rollback_are_no_evidence_after_it(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """Whatever displeases from now on, no rollback goes below the target of the one before."""
     loop = make_loop()
     learn_two_versions(store, loop, fill)
@@ -139,12 +147,16 @@ def test_turns_before_a_rollback_are_no_evidence_after_it(store: Store, make_loo
         fill(store, 16, score=-1, **answered_by(head_of(store)))
         run_until_idle(loop)
     with store.read() as conn:
-        rolled_back = [p.version for p in policies.list_all(conn) if p.state is PolicyState.ROLLED_BACK]
+        rolled_back = [
+            p.version for p in policies.list_all(conn) if p.state is PolicyState.ROLLED_BACK
+        ]
     assert rolled_back == [2]
 
 
 @pytest.mark.parametrize("gate", [{"watch": False}, {"max_fall": 0.99}, {"error": 1e-9}])
-def test_settings_decide_what_is_a_fall(gate: dict[str, object], store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_settings_decide_what_is_a_fall(
+    gate: dict[str, object], store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     loop = make_loop(**gate)
     learn_two_versions(store, loop, fill)
     fill(store, 12, score=-1, **answered_by(2))
@@ -195,7 +207,9 @@ def test_a_freeze_stops_steps_and_rollbacks(store: Store, make_loop: MakeLoop, f
     assert head_of(store) == 1
 
 
-def test_a_target_that_cannot_be_served_is_left_out(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_target_that_cannot_be_served_is_left_out(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     loop = make_loop()
     learn_two_versions(store, loop, fill)
     with store.read() as conn:
@@ -208,7 +222,11 @@ def test_a_target_that_cannot_be_served_is_left_out(store: Store, make_loop: Mak
 
 
 def test_a_fall_without_a_target_is_reported_once(
-    store: Store, make_loop: MakeLoop, fill: Fill, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    make_loop: MakeLoop,
+    fill: Fill,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = make_loop()
     learn_two_versions(store, loop, fill)

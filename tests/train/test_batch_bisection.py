@@ -12,7 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.errors import BrokenPolicy, ModelError, OpenClawError, PluginError, RanksGone, TooLarge
+from openclaw_rl.errors import (
+    BrokenPolicy,
+    ModelError,
+    OpenClawError,
+    PluginError,
+    RanksGone,
+    TooLarge,
+)
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
@@ -22,7 +30,7 @@ from openclaw_rl.train import batch_bisection
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.step_outcome import failed_version
-from openclaw_rl.types import JudgedTurn, PolicyState, Reason, ReasonCode, Use
+from openclaw_rl.types import JudgedTurn, PolicyState, Use
 
 Fill = Callable[..., list[str]]
 Judged = Callable[..., JudgedTurn]
@@ -45,7 +53,9 @@ def refuse(error: Exception) -> Callable[[], Mapping[str, float]]:
 
 
 @pytest.fixture
-def rooms(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[Callable[..., TrainLoop]]:
+def rooms(
+    store: Store, builder: SampleBuilder, tmp_path: Path
+) -> Iterator[Callable[..., TrainLoop]]:
     opened: list[TrainLoop] = []
 
     def make(trainer: ScriptedTrainer, **given: Any) -> TrainLoop:
@@ -70,7 +80,9 @@ def trained(store: Store) -> Counter[str]:
     """How often each turn was used on the head's line."""
     with store.read() as conn:
         line = policies.lineage(conn, policies.head(conn).version)
-        return Counter(use.turn for version in line for use in policies.uses_of_version(conn, version))
+        return Counter(
+            use.turn for version in line for use in policies.uses_of_version(conn, version)
+        )
 
 
 def reasons(store: Store, ids: Sequence[str]) -> dict[str, str]:
@@ -81,15 +93,24 @@ def reasons(store: Store, ids: Sequence[str]) -> dict[str, str]:
 
 WAYS = [
     (lambda: REJECTED, "a step on it alone was rejected: gradient/norm is inf"),
-    (refuse(ValueError("got 3, expected 4")), "it cannot be trained: ValueError: got 3, expected 4"),
+    (
+        refuse(ValueError("got 3, expected 4")),
+        "it cannot be trained: ValueError: got 3, expected 4",
+    ),
     (refuse(ModelError("no room")), "it cannot be trained: ModelError: no room"),
     (refuse(PluginError("loss.py:3")), "it cannot be trained: PluginError: loss.py:3"),
 ]
 
 
-@pytest.mark.parametrize(("act", "why"), WAYS, ids=["rejected", "ValueError", "ModelError", "PluginError"])
+@pytest.mark.parametrize(
+    ("act", "why"), WAYS, ids=["rejected", "ValueError", "ModelError", "PluginError"]
+)
 def test_one_turn_of_sixteen_is_found(
-    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, act: Callable[[], Mapping[str, float]], why: str
+    store: Store,
+    rooms: Callable[..., TrainLoop],
+    fill: Fill,
+    act: Callable[[], Mapping[str, float]],
+    why: str,
 ) -> None:
     room = rooms(trainer := Spoilt(act))
     ids = fill(store, 16)
@@ -102,7 +123,9 @@ def test_one_turn_of_sixteen_is_found(
     assert [len(batch) for batch in trainer.batches] == [16, 8, 4, 4, 2, 1, 1, 2, 8]
 
 
-def test_who_dies_in_between_goes_on_where_it_was(store: Store, rooms: Callable[..., TrainLoop], fill: Fill) -> None:
+def test_who_dies_in_between_goes_on_where_it_was(
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill
+) -> None:
     ids = fill(store, 8)
     for _ in range(9):
         room = rooms(trainer := Spoilt(refuse(ValueError("x"))))
@@ -116,7 +139,9 @@ def test_who_dies_in_between_goes_on_where_it_was(store: Store, rooms: Callable[
 def test_the_longest_turn_leaves_when_a_batch_is_too_large(
     store: Store, rooms: Callable[..., TrainLoop], fill: Fill
 ) -> None:
-    room = rooms(trainer := Spoilt(refuse(TooLarge("a step of one row a pass does not fit into memory"))))
+    room = rooms(
+        trainer := Spoilt(refuse(TooLarge("a step of one row a pass does not fit into memory")))
+    )
     ids = fill(store, 3)
     trainer.poison = set(fill(store, 1, words="Paris. " * 9))
     assert work(room) == 1, "three are too few"
@@ -127,7 +152,9 @@ def test_the_longest_turn_leaves_when_a_batch_is_too_large(
     assert trained(store) == Counter(ids)
 
 
-def test_a_replay_that_is_too_long_is_left_alone(store: Store, rooms: Callable[..., TrainLoop], fill: Fill) -> None:
+def test_a_replay_that_is_too_long_is_left_alone(
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill
+) -> None:
     room = rooms(trainer := Spoilt(refuse(TooLarge("too long"))), batch_min=2, max_uses=2)
     long = fill(store, 1, words="Paris. " * 9) + fill(store, 1)
     assert work(room) == 1
@@ -138,7 +165,9 @@ def test_a_replay_that_is_too_long_is_left_alone(store: Store, rooms: Callable[.
     assert not reasons(store, [*long, *ids])
 
 
-@pytest.mark.parametrize("error", [BrokenPolicy("roll back"), RanksGone("rank 1"), RuntimeError("a bug")])
+@pytest.mark.parametrize(
+    "error", [BrokenPolicy("roll back"), RanksGone("rank 1"), RuntimeError("a bug")]
+)
 def test_what_is_no_turns_fault_ends_the_room(
     store: Store, rooms: Callable[..., TrainLoop], fill: Fill, error: Exception
 ) -> None:
@@ -157,18 +186,28 @@ def test_where_everything_fails_the_worker_ends_and_no_restart_uses_up_more_turn
     for _ in range(3):
         room = rooms(trainer := Spoilt(refuse(PluginError("loss.py:3"))))
         trainer.poison = set(ids)
-        with pytest.raises(OpenClawError, match=r"8 turns failed .* it cannot be trained: PluginError"):
+        with pytest.raises(
+            OpenClawError, match=r"8 turns failed .* it cannot be trained: PluginError"
+        ):
             work(room)
         room.close()
         assert len(reasons(store, ids)) == batch_bisection.MAX_CONSECUTIVE_FAILURES - 1
     work(rooms(ScriptedTrainer()))
-    assert trained(store) == Counter(set(ids) - reasons(store, ids).keys()), "the cause is mended: all others train"
+    assert trained(store) == Counter(set(ids) - reasons(store, ids).keys()), (
+        "the cause is mended: all others train"
+    )
 
 
 @given(poison=st.sets(st.integers(0, 11)), raises=st.booleans())
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_whatever_is_poison_the_rest_trains_once(
-    judged: Judged, builder: SampleBuilder, tmp_path_factory: pytest.TempPathFactory, poison: set[int], raises: bool
+    judged: Judged,
+    builder: SampleBuilder,
+    tmp_path_factory: pytest.TempPathFactory,
+    poison: set[int],
+    raises: bool,
 ) -> None:
     from tests.train.conftest import IDENTITY, put
 
@@ -181,7 +220,9 @@ def test_whatever_is_poison_the_rest_trains_once(
         else lambda: REJECTED
     )
     root = tmp_path_factory.mktemp("policies")
-    room = TrainLoop(store, trainer, builder, train_settings({"batch.min_turns": 2, "batch.max_turns": 8}), root)
+    room = TrainLoop(
+        store, trainer, builder, train_settings({"batch.min_turns": 2, "batch.max_turns": 8}), root
+    )
     ids = put(store, [judged() for _ in range(12)])
     trainer.poison = {ids[n] for n in poison}
     work(room)
@@ -193,7 +234,9 @@ def test_whatever_is_poison_the_rest_trains_once(
     store.close()
 
 
-def test_turns_that_failed_alone_are_counted_by_the_code_of_their_versions(store: Store, fill: Fill) -> None:
+def test_turns_that_failed_alone_are_counted_by_the_code_of_their_versions(
+    store: Store, fill: Fill
+) -> None:
     codes = [ReasonCode.JUNK, ReasonCode.CANNOT_TRAIN, ReasonCode.CANNOT_TRAIN]
     turns_ = fill(store, len(codes))
     with store.write() as conn:

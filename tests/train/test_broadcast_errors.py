@@ -12,6 +12,7 @@ import pytest
 
 from openclaw_rl.errors import ModelError
 from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import TrackConfig, TrainConfig, train_settings
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
@@ -20,7 +21,7 @@ from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import METRICS_FILE, MetricsTracker, staleness_metrics
-from openclaw_rl.types import FinishReason, JudgedTurn, Origin, Policy, Reason, ReasonCode
+from openclaw_rl.types import FinishReason, JudgedTurn, Origin, Policy
 
 Fill = Callable[..., list[str]]
 
@@ -38,7 +39,8 @@ class Picky(ScriptedTrainer):
             digest=result.digest,
             metrics={"dropped/stale": 1.0} if result.folder is None else result.metrics,
             memory=result.memory,
-            dropped={samples[0].turn: Reason(ReasonCode.TOO_STALE, "too stale")} | dict(result.dropped),
+            dropped={samples[0].turn: Reason(ReasonCode.TOO_STALE, "too stale")}
+            | dict(result.dropped),
         )
 
 
@@ -73,13 +75,23 @@ def test_a_version_that_its_trainer_did_not_log_is_logged(
     assert loop.run_once()
     loop.close()
     tracker = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
-    after = TrainLoop(store, ScriptedTrainer(), builder, TrainConfig(), tmp_path / "policies", tracker=tracker)
+    after = TrainLoop(
+        store, ScriptedTrainer(), builder, TrainConfig(), tmp_path / "policies", tracker=tracker
+    )
     assert not after.run_once()
     after.close()
-    (line,) = (json.loads(line) for line in (tmp_path / "logs" / METRICS_FILE).read_text().splitlines())
+    (line,) = (
+        json.loads(line) for line in (tmp_path / "logs" / METRICS_FILE).read_text().splitlines()
+    )
     with store.read() as conn:
-        assert sorted(line["turns"]) == sorted(use.turn for use in policies.uses_of_version(conn, 1))
-    assert line == line | head_metrics(store) | {"version": 1, "state": "live", "turns": line["turns"]}
+        assert sorted(line["turns"]) == sorted(
+            use.turn for use in policies.uses_of_version(conn, 1)
+        )
+    assert line == line | head_metrics(store) | {
+        "version": 1,
+        "state": "live",
+        "turns": line["turns"],
+    }
 
 
 def test_ages_and_what_was_left_out_are_metrics(store: Store, loop: TrainLoop, fill: Fill) -> None:
@@ -93,12 +105,16 @@ def test_ages_and_what_was_left_out_are_metrics(store: Store, loop: TrainLoop, f
     fill(store, 2, reply={"finish_reason": FinishReason.LENGTH}, hints=("Be short.",))
     assert loop.run_once()
     second = head_metrics(store)
-    assert (second["staleness/versions"], second["staleness/versions/max"]) == (0.8, 1), "five trained, one of them new"
+    assert (second["staleness/versions"], second["staleness/versions/max"]) == (0.8, 1), (
+        "five trained, one of them new"
+    )
     assert (second["dropped/stale"], second["truncated"]) == (1, 2)
     loop.close()
 
 
-def test_what_is_left_out_before_a_version_counts_once(store: Store, loop: TrainLoop, fill: Fill) -> None:
+def test_what_is_left_out_before_a_version_counts_once(
+    store: Store, loop: TrainLoop, fill: Fill
+) -> None:
     """Truncated turns that wait for company are looked at again and again; a batch without a step has its count too."""
     cut = {"reply": {"finish_reason": FinishReason.LENGTH}, "hints": ("Be short.",)}
     fill(store, 3, **cut)
@@ -120,16 +136,28 @@ def test_what_is_left_out_before_a_version_counts_once(store: Store, loop: Train
     loop.close()
 
 
-def test_too_many_versions_old_is_stale(builder: SampleBuilder, judged: Callable[..., object], head: Policy) -> None:
+def test_too_many_versions_old_is_stale(
+    builder: SampleBuilder, judged: Callable[..., object], head: Policy
+) -> None:
     old, new = judged(), judged(request={"version": 70})
     far = Policy(
-        version=70, parent=69, state=head.state, path=None, digest="", base="b", identity=head.identity, created_at=0.0
+        version=70,
+        parent=69,
+        state=head.state,
+        path=None,
+        digest="",
+        base="b",
+        identity=head.identity,
+        created_at=0.0,
     )
     batch = builder.build_batch([old, new], far, range(71))  # type: ignore[list-item]
     assert batch.dropped_counts["dropped/stale"] == 1
     assert batch.kept_counts["dropped/stale"] == 0
     assert "70 versions ago" in next(iter(batch.dropped.values())).detail
-    assert staleness_metrics(range(71), batch.samples) == {"staleness/versions": 0.0, "staleness/versions/max": 0.0}
+    assert staleness_metrics(range(71), batch.samples) == {
+        "staleness/versions": 0.0,
+        "staleness/versions/max": 0.0,
+    }
     assert staleness_metrics(range(71), []) == {}
 
 
@@ -139,10 +167,14 @@ def test_ages_are_steps_of_the_heads_line(
     """The head is 6 on 1 on 0: 2 was rolled back, and 3 to 5 were rejected; the turns were written by 0, 1, 2 and 6."""
     items = [judged(request={"version": v}) for v in (0, 1, 2, 6)]
     samples = builder.build_batch(items, replace(head, version=6), [6, 1, 0]).samples
-    assert staleness_metrics([6, 1, 0], samples) == {"staleness/versions": 1.0, "staleness/versions/max": 2.0}
-    assert staleness_metrics([1, 0], samples) == {"staleness/versions": 0.25, "staleness/versions/max": 1.0}, (
-        "never below 0"
-    )
+    assert staleness_metrics([6, 1, 0], samples) == {
+        "staleness/versions": 1.0,
+        "staleness/versions/max": 2.0,
+    }
+    assert staleness_metrics([1, 0], samples) == {
+        "staleness/versions": 0.25,
+        "staleness/versions/max": 1.0,
+    }, "never below 0"
 
 
 def test_versions_beside_the_line_make_nothing_stale(
@@ -151,7 +183,9 @@ def test_versions_beside_the_line_make_nothing_stale(
     """Three versions are rolled back: what the base wrote is one step old on the line that goes on from it."""
     trainer = ScriptedTrainer()
     train = train_settings({"batch.min_turns": 4, "batch.max_turns": 4, "batch.max_wait": 1e9})
-    loop = TrainLoop(store, trainer, replace(builder, max_staleness=1), train, tmp_path / "policies")
+    loop = TrainLoop(
+        store, trainer, replace(builder, max_staleness=1), train, tmp_path / "policies"
+    )
     undone: list[str] = []
     for version in range(1, 4):
         undone += fill(store, 4, request={"version": version - 1})
@@ -187,7 +221,9 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "logs" / METRICS_FILE).read_text().splitlines()]
 
 
-def test_batches_without_a_step_leave_a_line(store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path) -> None:
+def test_batches_without_a_step_leave_a_line(
+    store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
+) -> None:
     """Nothing to say, a trainer that raises, turns that cannot train at all; and a version in between."""
     tracker = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
     trainer = Picky()
@@ -216,7 +252,9 @@ def test_batches_without_a_step_leave_a_line(store: Store, builder: SampleBuilde
     assert (third["version"], third["state"]) == (1, "live")
     assert set(third["turns"]) <= set(fine)  # type: ignore[call-overload]
     assert (fourth["state"], fourth["parent"], fourth["turns"]) == ("no step", 1, raising)
-    assert set(dict(fourth["reasons"]).values()) == {"it cannot be trained: ModelError: no such layer"}  # type: ignore[call-overload]
+    assert set(dict(fourth["reasons"]).values()) == {
+        "it cannot be trained: ModelError: no such layer"
+    }  # type: ignore[call-overload]
     assert "version" not in fourth, "no sink counts it as a step"
     loop.close()
 

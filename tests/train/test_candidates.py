@@ -35,14 +35,23 @@ MakeLoop = Callable[..., TrainLoop]
 def make_loop(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[MakeLoop]:
     opened: list[TrainLoop] = []
 
-    def make(gain: Callable[[Sample], float] = lambda sample: 0.1 * (sample.reward or 0), **gate: Any) -> TrainLoop:
+    def make(
+        gain: Callable[[Sample], float] = lambda sample: 0.1 * (sample.reward or 0), **gate: Any
+    ) -> TrainLoop:
         for loop in opened:
             loop.close()
         train = train_settings({"batch_min": 4, "batch_max": 4})
         settings = GateConfig(**gate)
         trainer = ScriptedTrainer(gain=gain)
         opened.append(
-            TrainLoop(store, trainer, builder, train, tmp_path / "policies", gate=CandidateGate(store, settings))
+            TrainLoop(
+                store,
+                trainer,
+                builder,
+                train,
+                tmp_path / "policies",
+                gate=CandidateGate(store, settings),
+            )
         )
         return opened[-1]
 
@@ -70,7 +79,9 @@ def fill_both(store: Store, fill: Fill) -> list[str]:
     return [*fill(store, 2, score=1), *fill(store, 2, score=-1)]
 
 
-def test_a_candidate_answers_nobody_until_the_gate_has_decided(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_candidate_answers_nobody_until_the_gate_has_decided(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     fill(store, 12, score=1)
     batch = fill_both(store, fill)
     loop = make_loop()
@@ -82,24 +93,33 @@ def test_a_candidate_answers_nobody_until_the_gate_has_decided(store: Store, mak
     assert [p.state for p in all_versions(store)] == [PolicyState.LIVE] * 5
     newest = all_versions(store)[-1]
     with store.read() as conn:
-        assert sorted(use.turn for use in policies.uses_of_version(conn, newest.version)) == sorted(batch)
+        assert sorted(use.turn for use in policies.uses_of_version(conn, newest.version)) == sorted(
+            batch
+        )
     assert newest.metrics["gate/held_out"] > 0.9
     assert newest.metrics["gate/held_out/count"] == 12
 
 
-def test_a_worse_candidate_is_rejected_and_its_batch_bisected(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_worse_candidate_is_rejected_and_its_batch_bisected(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     fill(store, 12, score=1)
     settle(make_loop())
     bad = fill_both(store, fill)
     settle(make_loop(gain=lambda sample: -0.1 * (sample.reward or 0)))
     rejected = [p for p in all_versions(store) if p.state is PolicyState.REJECTED]
     assert head_of(store) == 3
-    assert [len(uses_of(store, p.version)) for p in rejected] == [4, 2, 1, 1, 2, 1, 1][: len(rejected)]
+    assert [len(uses_of(store, p.version)) for p in rejected] == [4, 2, 1, 1, 2, 1, 1][
+        : len(rejected)
+    ]
     assert all("held-out turns" in str(p.reason) for p in rejected)
     assert all(p.path is None for p in rejected)
     with store.read() as conn:
         reasons = [str(found.untrainable) for turn in bad if (found := turns.get(conn, turn))]
-    assert all(words.startswith("a step on it alone was rejected: it is worse than the head") for words in reasons)
+    assert all(
+        words.startswith("a step on it alone was rejected: it is worse than the head")
+        for words in reasons
+    )
     folder = Path(str(all_versions(store)[3].path)).parent
     assert len(list(folder.iterdir())) == 3, "the folders of rejected candidates are removed"
 
@@ -109,7 +129,9 @@ def uses_of(store: Store, version: int) -> list[str]:
         return [use.turn for use in policies.uses_of_version(conn, version)]
 
 
-def test_a_head_that_moves_meanwhile_frees_the_turns(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_head_that_moves_meanwhile_frees_the_turns(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     fill(store, 4)
     loop = make_loop()
     settle(loop)
@@ -123,7 +145,9 @@ def test_a_head_that_moves_meanwhile_frees_the_turns(store: Store, make_loop: Ma
     assert "no longer the head" in str(second.reason)
     with store.read() as conn:
         line = policies.lineage(conn, policies.head(conn).version)
-    assert set(batch) <= {turn for version in line for turn in uses_of(store, version)}, "they are trained on again"
+    assert set(batch) <= {turn for version in line for turn in uses_of(store, version)}, (
+        "they are trained on again"
+    )
 
 
 @pytest.mark.parametrize(("score", "state"), [(1, PolicyState.LIVE), (-1, PolicyState.REJECTED)])
@@ -176,7 +200,9 @@ def test_a_head_that_is_moved_by_hand_ends_the_canary(
     with store.read() as conn:
         assert policy_marks.all_canaries(conn) == {}
     settle(make_loop(canary=0.5))
-    assert all_versions(store)[2].state is (PolicyState.LIVE if how == "promoted by hand" else PolicyState.REJECTED)
+    assert all_versions(store)[2].state is (
+        PolicyState.LIVE if how == "promoted by hand" else PolicyState.REJECTED
+    )
 
 
 CHILD = """
@@ -221,12 +247,17 @@ def test_a_trainer_killed_while_it_examines_goes_on_with_the_candidate(
     die_examining(tmp_path)
     with store.read() as conn:
         (candidate,) = candidates.list_candidates(conn)
-        waiting = training_queue.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True)
+        waiting = training_queue.trainable_turns(
+            conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True
+        )
     assert Path(str(candidate.path)).is_dir()
     loop = make_loop()
     while head_of(store) == 0:
         loop.run_once()
-    assert [(p.version, p.state) for p in all_versions(store)] == [(0, PolicyState.LIVE), (1, PolicyState.LIVE)]
+    assert [(p.version, p.state) for p in all_versions(store)] == [
+        (0, PolicyState.LIVE),
+        (1, PolicyState.LIVE),
+    ]
     assert uses_of(store, 1) == sorted(ids[:4]), "each turn is trained on once"
     assert ids[4] in [item.turn.id for item in waiting]
 
@@ -240,7 +271,9 @@ def test_a_candidate_on_which_trainers_died_twice_is_rejected(
     loop = make_loop()
     while all_versions(store)[1].state is PolicyState.CANDIDATE:
         loop.run_once()
-    assert all_versions(store)[1].reason == "the trainer died 2 times while it examined this version"
+    assert (
+        all_versions(store)[1].reason == "the trainer died 2 times while it examined this version"
+    )
     assert head_of(store) == 0
 
 
@@ -289,14 +322,23 @@ def test_the_shipped_model_earns_its_place(
     judged: Callable[..., JudgedTurn], starter_identity: str, tmp_path: Path
 ) -> None:
     """Honest turns pass the real trainer's gate. With gate.strict, turns with inverted verdicts are not trained on."""
-    settings = {"train.batch.min_turns": 4, "train.batch.max_turns": 4, "gate.budget": 0, "gate.strict": True}
+    settings = {
+        "train.batch.min_turns": 4,
+        "train.batch.max_turns": 4,
+        "gate.budget": 0,
+        "gate.strict": True,
+    }
     config = from_flat({"home": str(tmp_path)} | settings)
     store = Store.open(config.store_path)
     loop = open_train_loop(config, store)
 
     def turn(words: str, score: int) -> JudgedTurn:
         """With the log-probabilities that the loaded policy gives to the reply."""
-        how: dict[str, Any] = {"question": QUESTION, "words": words, "request": {"identity": starter_identity}}
+        how: dict[str, Any] = {
+            "question": QUESTION,
+            "words": words,
+            "request": {"identity": starter_identity},
+        }
         exchange = judged(**how).exchange
         assert exchange.reply is not None
         sample = Sample(
@@ -326,10 +368,14 @@ def test_the_shipped_model_earns_its_place(
     assert {p.state for p in all_versions(store)[5:]} == {PolicyState.REJECTED}
     with store.read() as conn:
         assert all((found := turns.get(conn, turn)) and found.untrainable for turn in poison)
-    assert len(list(config.policies_dir.iterdir())) == 4, "the folders of steps on a batch alone are removed"
+    assert len(list(config.policies_dir.iterdir())) == 4, (
+        "the folders of steps on a batch alone are removed"
+    )
     loop.close()
     store.close()
 
 
 QUESTION, SHORT = "What is the capital of France?", "The capital of France is Paris."
-LONG = "Certainly. The capital of France is Paris. Do not hesitate to ask again should you need more."
+LONG = (
+    "Certainly. The capital of France is Paris. Do not hesitate to ask again should you need more."
+)

@@ -44,13 +44,19 @@ def settings(home: Path, **train: Any) -> Config:
 
 
 @pytest.fixture
-def make_loop(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[Callable[..., TrainLoop]]:
+def make_loop(
+    store: Store, builder: SampleBuilder, tmp_path: Path
+) -> Iterator[Callable[..., TrainLoop]]:
     opened = []
 
     def make(**train: Any) -> TrainLoop:
         config = settings(tmp_path, **train)
         saver = CheckpointWriter(store, config) if config.train.checkpoint.save_dir else None
-        opened.append(TrainLoop(store, ScriptedTrainer(), builder, config.train, tmp_path / "policies", saver=saver))
+        opened.append(
+            TrainLoop(
+                store, ScriptedTrainer(), builder, config.train, tmp_path / "policies", saver=saver
+            )
+        )
         return opened[-1]
 
     yield make
@@ -81,7 +87,11 @@ def test_every_second_version_becomes_a_checkpoint(
     learn(loop, store, fill, 5)
     assert names(out) == ["checkpoint-2", "checkpoint-4", LATEST_LINK]
     assert (out / LATEST_LINK).resolve() == (out / "checkpoint-4").resolve()
-    assert names(out / "checkpoint-4") == ["adapter_config.json", "adapter_model.safetensors", META_FILE]
+    assert names(out / "checkpoint-4") == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        META_FILE,
+    ]
     note = read_meta(out / "checkpoint-4")
     assert (note.step, note.version, note.lineage) == (4, 4, (4, 3, 2, 1, 0))
     assert (note.method, note.model, note.memory) == ("combine", "starter", {"steps": 4})
@@ -131,11 +141,17 @@ def test_one_that_died_before_it_was_written_is_made_up_for(
     (out / LATEST_LINK).unlink()
     second.close()
     assert not make_loop(save_dir=str(out)).run_once()
-    assert (out / LATEST_LINK).resolve() == (out / "checkpoint-1").resolve(), "killed between the folder and its link"
+    assert (out / LATEST_LINK).resolve() == (out / "checkpoint-1").resolve(), (
+        "killed between the folder and its link"
+    )
 
 
 def test_another_lines_checkpoint_gives_way_but_no_other_homes(
-    store: Store, make_loop: Callable[..., TrainLoop], fill: Fill, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: Store,
+    make_loop: Callable[..., TrainLoop],
+    fill: Fill,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     out = tmp_path / "saved"
     loop = make_loop(save_dir=str(out))
@@ -184,7 +200,12 @@ def test_never_half_there_after_kill_9(
         (folder / f"part-{n}").write_bytes(b"x" * 4096)
     whole = {*names(folder), META_FILE}
     out = tmp_path / "saved"
-    command = [sys.executable, "-c", SAVING, settings(tmp_path, save_dir=str(out)).model_dump_json()]
+    command = [
+        sys.executable,
+        "-c",
+        SAVING,
+        settings(tmp_path, save_dir=str(out)).model_dump_json(),
+    ]
     for after in (0.003, 0.011):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as saving:
             assert saving.stdout is not None
@@ -200,12 +221,16 @@ def test_never_half_there_after_kill_9(
             assert read_meta(path).digest == digest_of_folder(path)
 
 
-# ------------------------------------------------------------------------------------------------------------- resuming
+# ----------------------------------------------------------------------------------------- resuming
 
 
 @pytest.fixture
 def checkpoint(
-    store: Store, make_loop: Callable[..., TrainLoop], fill: Fill, tmp_path: Path, starter_identity: str
+    store: Store,
+    make_loop: Callable[..., TrainLoop],
+    fill: Fill,
+    tmp_path: Path,
+    starter_identity: str,
 ) -> Path:
     """Made by a home of the starter; of two steps."""
     loop = make_loop(save_dir=str(tmp_path / "saved"))
@@ -219,7 +244,9 @@ def checkpoint(
 def test_a_fresh_home_begins_on_a_checkpoint(
     checkpoint: Path, builder: SampleBuilder, fill: Fill, tmp_path: Path, starter_identity: str
 ) -> None:
-    config = settings(tmp_path / "new", resume=str(checkpoint), save_dir=str(tmp_path / "more"), method="binary")
+    config = settings(
+        tmp_path / "new", resume=str(checkpoint), save_dir=str(tmp_path / "more"), method="binary"
+    )
     resume.start_from_checkpoint(config, train=True)
     store = Store.open(config.store_path)
     head = head_of(store)
@@ -253,7 +280,9 @@ def test_a_fresh_home_begins_on_a_checkpoint(
 def test_latest_is_the_newest_of_the_folder(checkpoint: Path, tmp_path: Path) -> None:
     config = settings(tmp_path / "new", resume="latest", save_dir=str(checkpoint.parent))
     assert checkpoints.find_checkpoint(config.train) == checkpoint
-    with pytest.raises(ConfigError, match=r"set train\.checkpoint\.save_dir too, the folder with the checkpoints"):
+    with pytest.raises(
+        ConfigError, match=r"set train\.checkpoint\.save_dir too, the folder with the checkpoints"
+    ):
         checkpoints.find_checkpoint(settings(tmp_path, resume="latest").train)
     with pytest.raises(ConfigError, match="no such checkpoint"):
         checkpoints.find_checkpoint(settings(tmp_path, resume=str(tmp_path / "none")).train)
@@ -266,7 +295,9 @@ def test_a_home_that_has_learned_refuses(
     assert head_of(store).version == 2, "it is this home's own"
     note = json.loads((checkpoint / META_FILE).read_text())
     (checkpoint / META_FILE).write_text(json.dumps(note | {"digest": "f" * 64}))
-    with pytest.raises(ConfigError, match=r"this one is trained already \(version 2\)\. Omit --resume"):
+    with pytest.raises(
+        ConfigError, match=r"this one is trained already \(version 2\)\. Omit --resume"
+    ):
         resume.start_from_checkpoint(settings(tmp_path, resume=str(checkpoint)), train=True)
 
 
@@ -275,15 +306,35 @@ def test_a_home_that_has_learned_refuses(
     [
         ({"identity": "y" * 64}, {}, IdentityMismatch, "Set model.path starter"),
         ({"digest": "f" * 64}, {}, ModelError, "the weights are damaged"),
-        ({"files": {"adapter_config.json": "f" * 64}}, {}, ModelError, "the checkpoint is damaged: its sha256 is "),
-        ({"files": {"optimizer.state": "f" * 64}}, {}, ModelError, "the checkpoint is damaged: it is missing"),
+        (
+            {"files": {"adapter_config.json": "f" * 64}},
+            {},
+            ModelError,
+            "the checkpoint is damaged: its sha256 is ",
+        ),
+        (
+            {"files": {"optimizer.state": "f" * 64}},
+            {},
+            ModelError,
+            "the checkpoint is damaged: it is missing",
+        ),
         ({"step": "many"}, {}, ConfigError, "checkpoint.json: cannot be read"),
-        ({}, {"lora": {"rank": 8}}, ConfigError, "train.lora.rank 1, but the settings say 8. Set train.lora.rank 1"),
+        (
+            {},
+            {"lora": {"rank": 8}},
+            ConfigError,
+            "train.lora.rank 1, but the settings say 8. Set train.lora.rank 1",
+        ),
         ({}, {"weights": "full"}, ConfigError, "train.finetune lora, but the settings say full"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_stays(
-    checkpoint: Path, tmp_path: Path, change: dict[str, Any], train: dict[str, Any], error: type[Exception], words: str
+    checkpoint: Path,
+    tmp_path: Path,
+    change: dict[str, Any],
+    train: dict[str, Any],
+    error: type[Exception],
+    words: str,
 ) -> None:
     note = json.loads((checkpoint / META_FILE).read_text())
     (checkpoint / META_FILE).write_text(json.dumps(note | change))
@@ -292,7 +343,9 @@ def test_what_does_not_fit_is_refused_and_nothing_stays(
         resume.start_from_checkpoint(config, train=True)
     assert not config.policies_dir.exists() or names(config.policies_dir) == []
     (checkpoint / META_FILE).unlink()
-    with pytest.raises(ConfigError, match=r"so this is not a checkpoint\. Expected a folder checkpoint-<step>"):
+    with pytest.raises(
+        ConfigError, match=r"so this is not a checkpoint\. Expected a folder checkpoint-<step>"
+    ):
         resume.start_from_checkpoint(config, train=True)
 
 
@@ -314,12 +367,18 @@ def test_a_trainer_at_work_is_not_disturbed_and_a_dead_one_waited_for(
     resume.start_from_checkpoint(config, train=True)
     assert head_of(store).version == 1
     with store.write() as conn:
-        assert leases.acquire(conn, TRAINER_LEASE, "next", 1.0, time.time()), "the lease was given back"
+        assert leases.acquire(conn, TRAINER_LEASE, "next", 1.0, time.time()), (
+            "the lease was given back"
+        )
     store.close()
 
 
-def test_the_folder_of_an_adapters_checkpoint_is_a_model_by_itself(checkpoint: Path, tmp_path: Path) -> None:
-    config = resume.resolve_base(Config(home=str(tmp_path / "new"), model={"path": str(checkpoint)}))
+def test_the_folder_of_an_adapters_checkpoint_is_a_model_by_itself(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    config = resume.resolve_base(
+        Config(home=str(tmp_path / "new"), model={"path": str(checkpoint)})
+    )
     assert config.model.path == "starter"
     assert (config.train.checkpoint.resume, config.train.lora.rank, config.train.lora.alpha) == (
         str(checkpoint),
@@ -328,7 +387,9 @@ def test_the_folder_of_an_adapters_checkpoint_is_a_model_by_itself(checkpoint: P
     )
     plain = Config(home=str(tmp_path / "new"))
     assert resume.resolve_base(plain) == plain
-    other = Config(model={"path": str(checkpoint)}, train=train_settings({"checkpoint.resume": str(tmp_path)}))
+    other = Config(
+        model={"path": str(checkpoint)}, train=train_settings({"checkpoint.resume": str(tmp_path)})
+    )
     with pytest.raises(ConfigError, match="Set only one of them"):
         resume.resolve_base(other)
 
@@ -339,11 +400,20 @@ def test_binary_then_opd_on_the_shipped_model(
     """Optimizer, schedule and baseline go along from one method to the next, and from home to home."""
     caplog.set_level(logging.INFO)
     loose = {
-        **{"batch.min_turns": 2, "batch.max_turns": 2, "safety.max_turn_log_ratio": 99, "poll": 0.01},
+        **{
+            "batch.min_turns": 2,
+            "batch.max_turns": 2,
+            "safety.max_turn_log_ratio": 99,
+            "poll": 0.01,
+        },
         # No bound drops a token, whatever the starter thinks of the written replies.
         **{"loss.token_ratio_min": 1e-6, "loss.token_ratio_max": 1e6, "loss.clip_low": 1e-6},
     }
-    said = {"request": {"identity": starter_identity}, "hints": ("Answer in one word.",), "score": -1}
+    said = {
+        "request": {"identity": starter_identity},
+        "hints": ("Answer in one word.",),
+        "score": -1,
+    }
     before: Path | None = None
     for step, method in enumerate(("binary", "opd"), start=1):
         out = tmp_path / f"saved-{method}"
@@ -356,7 +426,9 @@ def test_binary_then_opd_on_the_shipped_model(
             policies.ensure_root(conn, base="starter", identity=starter_identity, at=1.0)
         fill(store, 2, **said)
         before = out / f"checkpoint-{step}"
-        run_worker_until(config, lambda _, at=before: (at.parent / LATEST_LINK).exists(), seconds=120.0)  # type: ignore[misc]
+        run_worker_until(
+            config, lambda _, at=before: (at.parent / LATEST_LINK).exists(), seconds=120.0
+        )  # type: ignore[misc]
         head = head_of(store)
         store.close()
         assert head.metrics["step"] == step

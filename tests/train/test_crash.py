@@ -74,7 +74,13 @@ def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 30.0) 
 
 def rescue(store: Store, builder: SampleBuilder, home: Path) -> TrainLoop:
     """Another trainer, which takes over as soon as the lease is free."""
-    loop = TrainLoop(store, ScriptedTrainer(), builder, train_settings({"safety.lease_ttl": 30.0}), home / "policies")
+    loop = TrainLoop(
+        store,
+        ScriptedTrainer(),
+        builder,
+        train_settings({"safety.lease_ttl": 30.0}),
+        home / "policies",
+    )
     give_up = time.monotonic() + 60
     while not loop.run_once():
         assert time.monotonic() < give_up, loop.note
@@ -101,7 +107,9 @@ def test_frozen_past_its_lease_it_publishes_nothing(
         time.sleep(1.5 * TTL)
         assert expiry(store) > boot_seconds(), "awake in a long step, it keeps its lease"
         before = expiry(store)
-        while expiry(store) == before:  # just after it renewed: frozen with the write lock it would stop everybody
+        while (
+            expiry(store) == before
+        ):  # just after it renewed: frozen with the write lock it would stop everybody
             time.sleep(0.005)
         os.kill(frozen.pid, signal.SIGSTOP)
         loop = rescue(store, builder, tmp_path)
@@ -132,7 +140,9 @@ def test_killed_between_the_folder_and_the_row(
     (orphan,) = names(tmp_path)
     with store.read() as conn:
         assert policies.head(conn).version == 0
-        free = training_queue.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True)
+        free = training_queue.trainable_turns(
+            conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True
+        )
     assert [i.turn.id for i in free] == ids, "the batch is free again"
     rescue(store, builder, tmp_path).close()
     with store.read() as conn:

@@ -43,7 +43,12 @@ def add_beside(file: Path) -> None:
     file.with_name("average.state").write_bytes(b"of another version")
 
 
-DAMAGES = {"flipped": flip, "truncated": truncate, "missing": Path.unlink, "with another file beside": add_beside}
+DAMAGES = {
+    "flipped": flip,
+    "truncated": truncate,
+    "missing": Path.unlink,
+    "with another file beside": add_beside,
+}
 
 
 @pytest.fixture
@@ -115,7 +120,9 @@ def test_a_damaged_head_is_not_trained_from(
     assert "the head moves back from version 3 to version 2" in caplog.text
     with store.read() as conn:
         (report,) = policies.damage_reports(conn)
-    assert report.startswith(f"version 3 is damaged: {'average.state' if kind.startswith('with') else name} ")
+    assert report.startswith(
+        f"version 3 is damaged: {'average.state' if kind.startswith('with') else name} "
+    )
     assert f"Restore {found.path} from a backup" in report
 
 
@@ -146,7 +153,9 @@ def test_without_a_sound_version_training_starts_from_the_base(
     with store.read() as conn:
         line = policies.lineage(conn, policies.head(conn).version)
     again = [turn for version in line for turn in used_turns(store, version)]
-    assert sorted(again) == sorted(itertools.chain(*used)), "nothing is lost, and nothing is used twice in one lineage"
+    assert sorted(again) == sorted(itertools.chain(*used)), (
+        "nothing is lost, and nothing is used twice in one lineage"
+    )
 
 
 def test_damage_is_found_while_the_trainer_waits(start: Start, store: Store, fill: Fill) -> None:
@@ -160,7 +169,9 @@ def test_damage_is_found_while_the_trainer_waits(start: Start, store: Store, fil
     assert trainer.loaded == [None, policy_of(store, 2).path]
 
 
-def test_an_older_version_is_reported_and_is_no_target_of_a_rollback(start: Start, store: Store, fill: Fill) -> None:
+def test_an_older_version_is_reported_and_is_no_target_of_a_rollback(
+    start: Start, store: Store, fill: Fill
+) -> None:
     loop, _ = start()
     learn(loop, store, fill, 4)
     flip(file_of(store, 3, "optimizer.state"))
@@ -169,7 +180,9 @@ def test_an_older_version_is_reported_and_is_no_target_of_a_rollback(start: Star
     with store.read() as conn:
         (report,) = policies.damage_reports(conn)
         assert report.startswith("version 3 is damaged: optimizer.state has sha256 ")
-        with pytest.raises(OpenClawError, match=r"^version 3 cannot be served: .* back to: 2, 1, 0$"):
+        with pytest.raises(
+            OpenClawError, match=r"^version 3 cannot be served: .* back to: 2, 1, 0$"
+        ):
             plan_rollback(conn, None)
 
 
@@ -177,13 +190,17 @@ def test_damage_found_by_a_rollback_is_recorded(start: Start, store: Store, fill
     loop, _ = start()
     learn(loop, store, fill, 3)
     truncate(file_of(store, 1, "adapter_config.json"))
-    with pytest.raises(OpenClawError, match=r"version 1 cannot be served: adapter_config\.json .*back to: 2, 0$"):
+    with pytest.raises(
+        OpenClawError, match=r"version 1 cannot be served: adapter_config\.json .*back to: 2, 0$"
+    ):
         check_policy_files(store, DEFAULT_NAME, 1)
     assert policy_of(store, 1).damage is not None
     assert policy_of(store).version == 3
 
 
-def test_the_doctor_finds_damage_in_a_system_that_is_stopped(start: Start, store: Store, fill: Fill) -> None:
+def test_the_doctor_finds_damage_in_a_system_that_is_stopped(
+    start: Start, store: Store, fill: Fill
+) -> None:
     loop, _ = start()
     learn(loop, store, fill, 3)
     loop.close()
@@ -196,7 +213,9 @@ def test_the_doctor_finds_damage_in_a_system_that_is_stopped(start: Start, store
     assert found.evidence.startswith("version 2 is damaged: trainer.json has sha256 ")
 
 
-def test_restored_files_end_the_report(start: Start, store: Store, fill: Fill, tmp_path: Path) -> None:
+def test_restored_files_end_the_report(
+    start: Start, store: Store, fill: Fill, tmp_path: Path
+) -> None:
     loop, _ = start()
     learn(loop, store, fill, 2)
     folder = Path(str(policy_of(store, 1).path))
@@ -211,7 +230,9 @@ def test_restored_files_end_the_report(start: Start, store: Store, fill: Fill, t
         assert policies.rollback_targets(conn) == [1, 0]
 
 
-def test_a_turn_is_not_lost_however_often_its_version_is_damaged(start: Start, store: Store, fill: Fill) -> None:
+def test_a_turn_is_not_lost_however_often_its_version_is_damaged(
+    start: Start, store: Store, fill: Fill
+) -> None:
     loop, _ = start()
     (turns,) = learn(loop, store, fill, 1)
     for version in (1, 2, 3):
@@ -222,7 +243,9 @@ def test_a_turn_is_not_lost_however_often_its_version_is_damaged(start: Start, s
     assert used_turns(store, 4) == set(turns)
 
 
-def test_a_folder_that_is_not_mounted_is_no_damage(start: Start, store: Store, fill: Fill, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_mounted_is_no_damage(
+    start: Start, store: Store, fill: Fill, tmp_path: Path
+) -> None:
     """Otherwise everything would be learned from the base again."""
     loop, _ = start()
     learn(loop, store, fill, 2)
@@ -263,7 +286,9 @@ def test_large_files_that_have_not_changed_are_not_read_again(
     file = file_of(store, 1, "adapter_model.safetensors")
     before = file.stat()
     flip(file)
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # a fault of the disk changes no times
+    os.utime(
+        file, ns=(before.st_atime_ns, before.st_mtime_ns)
+    )  # a fault of the disk changes no times
     assert policies.examine_files(store, 1, trusts_known=True) is None
     assert str(policies.examine_files(store, 1)).startswith("adapter_model.safetensors has sha256")
 

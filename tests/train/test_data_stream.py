@@ -21,7 +21,12 @@ from tests.train.external_world import World, connect_when_free, take_step
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.other_trainers.batch_stream import BatchStream, StartWeights, StreamEnded, TurnBatch
+from openclaw_rl.other_trainers.batch_stream import (
+    BatchStream,
+    StartWeights,
+    StreamEnded,
+    TurnBatch,
+)
 from openclaw_rl.other_trainers.dataset_stream import row_features, stream_dataset
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
@@ -78,9 +83,19 @@ class StreamProgram:
 
 @contextmanager
 def started_command(world: World) -> Iterator[StreamProgram]:
-    command = [sys.executable, "-m", "openclaw_rl", "data", "stream", "--home", str(world.config.home_dir)]
+    command = [
+        sys.executable,
+        "-m",
+        "openclaw_rl",
+        "data",
+        "stream",
+        "--home",
+        str(world.config.home_dir),
+    ]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(os.environ)) as process:
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(os.environ)
+    ) as process:
         try:
             yield StreamProgram(process)
         finally:
@@ -105,7 +120,9 @@ def test_the_command_gives_each_turn_once_and_takes_each_answer_once(
             assert program.read_message("answer") == {"id": number, "kept": True, "reason": None}
         program.answers.write(b'{"done": {"id": 1}}')
         program.answers.close()
-        assert program.read_message("answer") == {"id": 1, "kept": True, "reason": None}, "twice changes nothing"
+        assert program.read_message("answer") == {"id": 1, "kept": True, "reason": None}, (
+            "twice changes nothing"
+        )
         assert program.process.wait(60) == 0
         progress = program.progress.read().decode().splitlines()
     assert world.used() == {1: given[:4], 2: given[4:]}
@@ -113,7 +130,9 @@ def test_the_command_gives_each_turn_once_and_takes_each_answer_once(
 
 
 @pytest.mark.parametrize(
-    "end", [lambda p: p.process.kill(), lambda p: p.answers.close()], ids=["kill -9", "no more answers"]
+    "end",
+    [lambda p: p.process.kill(), lambda p: p.answers.close()],
+    ids=["kill -9", "no more answers"],
 )
 def test_a_reader_that_ends_without_an_answer_loses_nothing(
     world: World, local: LocalTrainer, fill: Fill, end: Callable[[StreamProgram], None]
@@ -133,7 +152,9 @@ def test_a_reader_that_ends_without_an_answer_loses_nothing(
     assert world.used() == {1: given}
 
 
-def test_a_reader_that_ends_between_the_weights_and_the_batch_gives_its_place_back(world: World) -> None:
+def test_a_reader_that_ends_between_the_weights_and_the_batch_gives_its_place_back(
+    world: World,
+) -> None:
     """A train worker that waits after it said which weights to begin from, as for space on a disk."""
     with started_command(world) as program:
         program.read_message("welcome")
@@ -243,7 +264,11 @@ def test_a_reader_that_does_not_answer_in_time_loses_its_batch(
 def test_a_batch_of_long_prompts_is_read_in_linear_time() -> None:
     """A hundred thousand tokens in each of a hundred rows are a line of 60 MB."""
     here, there = socket.socketpair()
-    body = b'{"batch": {"id": 1, "version": 1, "folder": "f", "rows": [{"turn": "' + b"t" * 60_000_000 + b'"}]}}\n'
+    body = (
+        b'{"batch": {"id": 1, "version": 1, "folder": "f", "rows": [{"turn": "'
+        + b"t" * 60_000_000
+        + b'"}]}}\n'
+    )
     lines = b'{"welcome": {}}\n', body, b'{"refused": "the end"}\n'
     sender = threading.Thread(target=lambda: [there.sendall(line) for line in lines])
     sender.start()
@@ -256,26 +281,39 @@ def test_a_batch_of_long_prompts_is_read_in_linear_time() -> None:
         sender.join()
 
 
-def test_one_pass_over_the_dataset_is_one_batch(world: World, local: LocalTrainer, fill: Fill) -> None:
+def test_one_pass_over_the_dataset_is_one_batch(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
     given = fill(world.store, 8)
     with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
         rows = stream_dataset(stream)
         first = list(rows)
         batch = stream.current_batch()
-        assert first == [{"batch": batch.id} | row for row in batch.rows], "the fields and values of the batch"
+        assert first == [{"batch": batch.id} | row for row in batch.rows], (
+            "the fields and values of the batch"
+        )
         assert list(rows) == first, "the batch comes until it is acknowledged"
         assert rows.features == row_features()
         take_step(local, batch)
         assert batch.acknowledge()
-        replies = rows.map(lambda row: {"tokens": len(row["response_ids"])}).select_columns(["turn", "tokens"])
-        assert [row["turn"] for row in replies] == given[4:], "the next pass waits for the next batch"
+        replies = rows.map(lambda row: {"tokens": len(row["response_ids"])}).select_columns(
+            ["turn", "tokens"]
+        )
+        assert [row["turn"] for row in replies] == given[4:], (
+            "the next pass waits for the next batch"
+        )
     assert world.used() == {1: given[:4]}
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_worker_of_a_data_loader_gets_an_error(world: World, fill: Fill) -> None:
     fill(world.store, 4)
-    command = [sys.executable, "-c", FORKING_READER, str(world.config.home_dir)]  # a fork beside threads may hang
+    command = [
+        sys.executable,
+        "-c",
+        FORKING_READER,
+        str(world.config.home_dir),
+    ]  # a fork beside threads may hang
     with world.in_background():
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout == "4 rows\n", done.stderr
@@ -284,8 +322,20 @@ def test_a_worker_of_a_data_loader_gets_an_error(world: World, fill: Fill) -> No
 @pytest.mark.parametrize(("closed", "name"), [("<&-", "input"), (">&-", "output")])
 def test_a_closed_standard_input_or_output_is_named(tmp_path: Path, closed: str, name: str) -> None:
     """Without an output, batches would wait for the answer of a program that never gets them."""
-    command = ["bash", "-c", f'exec "$@" {closed}', "_", sys.executable, "-m", "openclaw_rl", "data", "stream"]
-    done = subprocess.run([*command, "--home", str(tmp_path)], capture_output=True, text=True, timeout=200)
+    command = [
+        "bash",
+        "-c",
+        f'exec "$@" {closed}',
+        "_",
+        sys.executable,
+        "-m",
+        "openclaw_rl",
+        "data",
+        "stream",
+    ]
+    done = subprocess.run(
+        [*command, "--home", str(tmp_path)], capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 1
     assert f"standard {name} is closed" in done.stderr
     assert "Traceback" not in done.stderr
@@ -293,7 +343,17 @@ def test_a_closed_standard_input_or_output_is_named(tmp_path: Path, closed: str,
 
 def test_progress_that_nobody_can_see_is_left_out(world: World) -> None:
     """With `2>&-`, as a service that another program starts."""
-    command = ["bash", "-c", 'exec "$@" 2>&-', "_", sys.executable, "-m", "openclaw_rl", "data", "stream"]
+    command = [
+        "bash",
+        "-c",
+        'exec "$@" 2>&-',
+        "_",
+        sys.executable,
+        "-m",
+        "openclaw_rl",
+        "data",
+        "stream",
+    ]
     command += ["--home", str(world.config.home_dir)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=200)
     assert done.returncode == 0

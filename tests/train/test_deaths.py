@@ -93,7 +93,11 @@ def test_a_trainer_that_is_stopped_or_has_no_disk_did_not_die(
         raise OSError(28, "No space left on device")
 
     loop = TrainLoop(
-        store, ScriptedTrainer(full_disk), builder, train_settings({"batch_min": 1}), tmp_path / "policies"
+        store,
+        ScriptedTrainer(full_disk),
+        builder,
+        train_settings({"batch_min": 1}),
+        tmp_path / "policies",
     )
     for _ in range(3):
         try:

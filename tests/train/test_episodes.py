@@ -17,6 +17,7 @@ from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import CollectConfig, train_settings
 from openclaw_rl.store import reactions
 from openclaw_rl.store.db import Store
@@ -28,16 +29,25 @@ from openclaw_rl.train import undo
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import apply_rollback, plan_rollback
 from openclaw_rl.train.sample_builder import SampleBatch, SampleBuilder
-from openclaw_rl.types import EpisodeStep, Kind, Policy, Reason, ReasonCode
+from openclaw_rl.types import EpisodeStep, Kind, Policy
 
 Fill = Callable[..., list[str]]
 VOCABULARY = 64
-TRAIN = train_settings({"method": "groups", "optimizer.learning_rate": 1e-3, "safety.max_turn_log_ratio": 99.0})
+TRAIN = train_settings(
+    {"method": "groups", "optimizer.learning_rate": 1e-3, "safety.max_turn_log_ratio": 99.0}
+)
 BRANCH = "it is on a branch that the end of its episode does not follow"
 
 
 def run_episode(
-    store: Store, fill: Fill, name: str, steps: int, reward: float | None, *, group: str = "g", **more: Any
+    store: Store,
+    fill: Fill,
+    name: str,
+    steps: int,
+    reward: float | None,
+    *,
+    group: str = "g",
+    **more: Any,
 ) -> list[str]:
     """Walk an episode of one chain of turns to its end; return their ids. Without a reward it is void."""
     request = {"episode": name} | more.pop("request", {})
@@ -58,14 +68,27 @@ def opened(name: str, group: str, size: int = 2, **_: Any) -> Episode:
 
 def end(store: Store, name: str, reward: float | None) -> None:
     with store.write() as conn:
-        outcome = EpisodeEnd(id=name, scope="key", outcome="void" if reward is None else "done", reward=reward, at=2.0)
+        outcome = EpisodeEnd(
+            id=name,
+            scope="key",
+            outcome="void" if reward is None else "done",
+            reward=reward,
+            at=2.0,
+        )
         episodes.end_episode(conn, outcome)
         settlement.settle_episode(conn, name, at=3.0)
 
 
 def link(conn: Any, turn: str, parent: str | None, kind: Kind = Kind.MAIN) -> None:
     reactions.set_position(
-        conn, turn, session="s", parent=parent, kind=kind, relation="fresh", relation_of=None, unlinked=None
+        conn,
+        turn,
+        session="s",
+        parent=parent,
+        kind=kind,
+        relation="fresh",
+        relation_of=None,
+        unlinked=None,
     )
 
 
@@ -85,15 +108,25 @@ def test_a_group_of_episodes_moves_the_weights(
     prompt, rng = np.arange(2, 8, dtype=np.int32), np.random.default_rng(0)
     replies = {
         name: TokenSequence(
-            prompt_ids=prompt, response_ids=rng.integers(2, VOCABULARY, 6).astype(np.int32), temperature=1.0
+            prompt_ids=prompt,
+            response_ids=rng.integers(2, VOCABULARY, 6).astype(np.int32),
+            temperature=1.0,
         )
         for name in ("good", "bad", "broken")
     }
     before = dict(zip(replies, trainer.logprobs(list(replies.values())), strict=True))
 
     def tokens_of(name: str) -> dict[str, Any]:
-        reply = {"response_ids": replies[name].response_ids, "logprobs": before[name].numpy(), "spans": ()}
-        return {"request": {"prompt_ids": prompt}, "reply": reply | {"mask": np.ones(6, bool)}, "size": 3}
+        reply = {
+            "response_ids": replies[name].response_ids,
+            "logprobs": before[name].numpy(),
+            "spans": (),
+        }
+        return {
+            "request": {"prompt_ids": prompt},
+            "reply": reply | {"mask": np.ones(6, bool)},
+            "size": 3,
+        }
 
     run_episode(store, fill, "good", 2, 1.0, **tokens_of("good"))
     run_episode(store, fill, "broken", 1, None, **tokens_of("broken"))
@@ -122,16 +155,24 @@ def test_a_branch_has_the_outcome_only_if_that_is_wanted(
         episodes.open_episode(conn, opened("good", "g"))
     ids = fill(store, 3, score=None, request={"episode": "good"})
     with store.write() as conn:
-        for turn, parent in zip(ids, (None, ids[0], ids[0]), strict=True):  # the second turn is a branch
+        for turn, parent in zip(
+            ids, (None, ids[0], ids[0]), strict=True
+        ):  # the second turn is a branch
             link(conn, turn, parent)
     end(store, "good", 1.0)
     batch = batch_of(store, builder, head, branches=branches)
-    steps = {s.turn: s.episode.step for s in batch.samples if s.episode and s.episode.episode == "good"}
+    steps = {
+        s.turn: s.episode.step for s in batch.samples if s.episode and s.episode.episode == "good"
+    }
     assert steps == {ids[0]: 0, ids[2]: 1} | ({ids[1]: None} if branches == "all" else {})
-    assert batch.dropped == ({} if branches == "all" else {ids[1]: Reason(ReasonCode.OTHER_BRANCH, BRANCH)})
+    assert batch.dropped == (
+        {} if branches == "all" else {ids[1]: Reason(ReasonCode.OTHER_BRANCH, BRANCH)}
+    )
 
 
-def test_a_conversation_has_no_place_in_a_group(builder: SampleBuilder, judged: Any, head: Policy) -> None:
+def test_a_conversation_has_no_place_in_a_group(
+    builder: SampleBuilder, judged: Any, head: Policy
+) -> None:
     item = judged(score=1, hints=("shorter",))
     batch = replace(builder, signal=make_method(TRAIN)).build_batch([item], head, [0])
     why = "it belongs to no episode with a known reward, and the method compares episodes"
@@ -140,7 +181,10 @@ def test_a_conversation_has_no_place_in_a_group(builder: SampleBuilder, judged: 
 
 @pytest.mark.parametrize("reward", [float("nan"), None])
 def test_an_episode_that_is_done_has_a_reward(reward: float | None) -> None:
-    with pytest.raises(ValueError, match="episode e: expected a finite reward with outcome done, and none otherwise"):
+    with pytest.raises(
+        ValueError,
+        match="episode e: expected a finite reward with outcome done, and none otherwise",
+    ):
         EpisodeEnd(id="e", scope="key", outcome="done", reward=reward, at=1.0)
     with pytest.raises(ValueError, match=r"got 1\.0 with outcome void"):
         EpisodeEnd(id="e", scope="key", outcome="void", reward=1.0, at=1.0)
@@ -151,7 +195,9 @@ Loop = Callable[..., tuple[TrainLoop, ScriptedTrainer]]
 
 @pytest.fixture
 def loop(store: Store, builder: SampleBuilder, tmp_path: Path) -> Loop:
-    def make(outcome: Any = lambda samples: {}, **settings: Any) -> tuple[TrainLoop, ScriptedTrainer]:
+    def make(
+        outcome: Any = lambda samples: {}, **settings: Any
+    ) -> tuple[TrainLoop, ScriptedTrainer]:
         train = train_settings({"method": "groups"} | settings)
         trainer = ScriptedTrainer(outcome)
         signal = replace(builder, signal=make_method(train))
@@ -161,7 +207,11 @@ def loop(store: Store, builder: SampleBuilder, tmp_path: Path) -> Loop:
 
 
 def group(store: Store, fill: Fill, name: str, *, steps: int = 2) -> list[str]:
-    return [turn for n in range(2) for turn in run_episode(store, fill, f"{name}{n}", steps, float(n), group=name)]
+    return [
+        turn
+        for n in range(2)
+        for turn in run_episode(store, fill, f"{name}{n}", steps, float(n), group=name)
+    ]
 
 
 def run(train: TrainLoop, times: int = 12) -> None:
@@ -200,7 +250,9 @@ def test_a_rollback_gives_the_group_back_whole(store: Store, fill: Fill, loop: L
     assert [s.episode for s in trainer.batches[0]] == [s.episode for s in second.batches[0]]
 
 
-def test_an_undone_turn_takes_its_episode_out_of_the_comparison(store: Store, fill: Fill, loop: Loop) -> None:
+def test_an_undone_turn_takes_its_episode_out_of_the_comparison(
+    store: Store, fill: Fill, loop: Loop
+) -> None:
     """Three episodes of rewards 0, 1, 2; without the last one the mean is 0.5."""
     names = {f"e{n}": run_episode(store, fill, f"e{n}", 1, float(n), size=3) for n in range(3)}
     train, trainer = loop()
@@ -228,7 +280,9 @@ def test_a_collector_that_dies_in_a_settlement_has_settled_nothing(
             episodes.open_episode(conn, opened(name, "g"))
         fill(store, 2, score=None, request={"episode": name})
         with store.write() as conn:
-            outcome = EpisodeEnd(id=name, scope="key", outcome="done", reward=float(name[1]), at=2.0)
+            outcome = EpisodeEnd(
+                id=name, scope="key", outcome="done", reward=float(name[1]), at=2.0
+            )
             for _ in range(2):
                 episodes.end_episode(conn, outcome)
 
@@ -247,7 +301,9 @@ def test_a_collector_that_dies_in_a_settlement_has_settled_nothing(
     assert run_in_process(collect_all) == 0
     with store.read() as conn:
         (group,) = training_queue.trainable_groups(conn, head=0, limit=9, max_uses=1)
-        ended = conn.exec_driver_sql("SELECT count(*) FROM events WHERE kind = 'episode.ended'").scalar_one()
+        ended = conn.exec_driver_sql(
+            "SELECT count(*) FROM events WHERE kind = 'episode.ended'"
+        ).scalar_one()
         steps = conn.exec_driver_sql("SELECT episode, step FROM episode_steps ORDER BY 1, 2").all()
     assert len(group) == 4
     assert ended == 2

@@ -50,7 +50,9 @@ def test_each_turn_is_in_one_batch_and_the_rows_are_what_the_store_holds(
             batch = next(batches)
             take_step(local, batch)
             kept.append(batch.acknowledge({"loss/total": 0.5}))
-            assert batch.acknowledge({"loss/total": float("nan")}), "a second time counts for nothing"
+            assert batch.acknowledge({"loss/total": float("nan")}), (
+                "a second time counts for nothing"
+            )
             seen.append([row["turn"] for row in batch.rows])
             assert batch.rows[0]["logprobs"] == [-1.0] * len(batch.rows[0]["response_ids"])
     assert kept == [True, True]
@@ -60,7 +62,9 @@ def test_each_turn_is_in_one_batch_and_the_rows_are_what_the_store_holds(
         assert policies.head(conn).metrics["loss/total"] == 0.5
 
 
-def test_a_batch_that_is_not_acknowledged_is_free_again(world: World, local: LocalTrainer, fill: Fill) -> None:
+def test_a_batch_that_is_not_acknowledged_is_free_again(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
     given = fill(world.store, 4)
     with world.in_background():
         with BatchStream.connect(world.config.home_dir) as stream:
@@ -71,7 +75,9 @@ def test_a_batch_that_is_not_acknowledged_is_free_again(world: World, local: Loc
             take_step(local, batch)
             assert batch.acknowledge()
     assert world.used() == {1: given}
-    assert len(list(world.config.policies_dir.iterdir())) == 1, "the folder of the lost batch is removed"
+    assert len(list(world.config.policies_dir.iterdir())) == 1, (
+        "the folder of the lost batch is removed"
+    )
 
 
 def test_a_train_worker_that_starts_again_misses_no_optimizer_state(
@@ -100,7 +106,9 @@ def test_a_killed_program_loses_nothing(world: World, local: LocalTrainer, fill:
     )
     with world.in_background():
         with subprocess.Popen(
-            [sys.executable, "-c", words, str(world.config.home_dir)], stdout=subprocess.PIPE, env=dict(os.environ)
+            [sys.executable, "-c", words, str(world.config.home_dir)],
+            stdout=subprocess.PIPE,
+            env=dict(os.environ),
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"has it\n"
@@ -112,7 +120,9 @@ def test_a_killed_program_loses_nothing(world: World, local: LocalTrainer, fill:
     assert world.used() == {1: given}
 
 
-def test_weights_that_a_bound_refuses_are_not_kept(world: World, local: LocalTrainer, fill: Fill) -> None:
+def test_weights_that_a_bound_refuses_are_not_kept(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
     fill(world.store, 4)
     with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
         batches = iter(stream)
@@ -138,7 +148,10 @@ def hand_over(local: LocalTrainer, batch: TurnBatch, loss: float) -> None:
     [
         (lambda local, batch: hand_over(local, batch, float("nan")), "loss/total"),
         (lambda local, batch: batch.acknowledge(), "wrote no weights to the folder"),
-        (lambda local, batch: batch.refuse("a reply in Latin"), "refused the batch: a reply in Latin"),
+        (
+            lambda local, batch: batch.refuse("a reply in Latin"),
+            "refused the batch: a reply in Latin",
+        ),
     ],
     ids=["a bound", "no weights", "the program itself"],
 )
@@ -181,7 +194,9 @@ def test_a_step_under_a_lost_lease_is_answered_while_another_worker_has_it(
         world.frozen_seconds = world.config.train.safety.lease_ttl + 1
         now = steady_clock.boot_seconds() + world.frozen_seconds
         with world.store.write() as conn:
-            leases.acquire(conn, TRAINER_LEASE, f"{steady_clock.boot_name()}:another worker", 1000, now)
+            leases.acquire(
+                conn, TRAINER_LEASE, f"{steady_clock.boot_name()}:another worker", 1000, now
+            )
         assert not batch.acknowledge()
         assert "lease" in str(batch.rejection)
 
@@ -190,7 +205,10 @@ def test_a_step_under_a_lost_lease_is_answered_while_another_worker_has_it(
 def test_a_step_that_a_full_disk_interrupts_is_answered_before_there_is_space(
     builder: SampleBuilder, tmp_path: Path, local: LocalTrainer, fill: Fill
 ) -> None:
-    with small_disk.mount_small_disk(tmp_path / "small", 40) as disk, Store.open(disk / "store.db") as store:
+    with (
+        small_disk.mount_small_disk(tmp_path / "small", 40) as disk,
+        Store.open(disk / "store.db") as store,
+    ):
         with store.write() as conn:
             policies.ensure_root(conn, base="b", identity=IDENTITY, at=1.0)
         fill(store, 4)
@@ -211,8 +229,14 @@ def test_a_step_that_a_full_disk_interrupts_is_answered_before_there_is_space(
     ("spoil", "named"),
     [
         (lambda folder: None, "wrote no weights"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "has no adapter_model.safetensors"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"0"), "train.finetune says an adapter"),
+        (
+            lambda folder: (folder / "adapter_config.json").write_text("{}"),
+            "has no adapter_model.safetensors",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"0"),
+            "train.finetune says an adapter",
+        ),
         (
             lambda folder: [
                 (folder / "adapter_config.json").write_text('{"r": 64}'),
@@ -289,7 +313,9 @@ def test_settings_that_do_not_fit_or_have_no_effect_are_named() -> None:
     assert "train.trainer" in notice
 
 
-@pytest.mark.parametrize("page", ["docs/guides/other_trainers.md", "examples/other_trainers/trl_kto.py"])
+@pytest.mark.parametrize(
+    "page", ["docs/guides/other_trainers.md", "examples/other_trainers/trl_kto.py"]
+)
 def test_the_printed_commands_are_accepted_and_each_setting_has_an_effect(page: str) -> None:
     text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"^ +openclaw-rl up( --set .*)", text, re.MULTILINE)

@@ -50,7 +50,9 @@ def test_it_stays_bounded(base: str, tmp_path: Path, name: str) -> None:
     assert all("too stale" in why for why in outcome.refused)
     first, last = outcome.steps[0], outcome.steps[-1]
     assert last["kl"] < 0.13, f"nats per token from the base: {last['kl']:.2f}"
-    assert last["entropy"] > 0.5 * first["entropy"], f"{first['entropy']:.2f} -> {last['entropy']:.2f}"
+    assert last["entropy"] > 0.5 * first["entropy"], (
+        f"{first['entropy']:.2f} -> {last['entropy']:.2f}"
+    )
 
 
 def test_the_bounds_are_what_holds_it(base: str, tmp_path: Path) -> None:
@@ -74,7 +76,11 @@ def garbage(trainer: LocalTrainer, rng: np.random.Generator) -> dict[str, list[S
         return turns(trainer, rng, lambda rng: reward, junk=False, off=off)
 
     alike = [
-        replace(s, reward=None, episode=EpisodeStep(group="g", episode=f"{n}", step=0, reward=1.0, rewards=(1.0,) * 4))
+        replace(
+            s,
+            reward=None,
+            episode=EpisodeStep(group="g", episode=f"{n}", step=0, reward=1.0, rewards=(1.0,) * 4),
+        )
         for n, s in enumerate(made(None, 0.0))
     ]
     return {
@@ -98,7 +104,9 @@ def test_there_is_no_step_on_nothing(base: str, tmp_path: Path, kind: str) -> No
         result = trainer.step(stream, str(tmp_path / "out"))
         assert result.folder is None
         assert set(result.dropped) == {s.turn for s in stream}
-    assert torch.equal(before, torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    assert torch.equal(
+        before, torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    )
 
 
 def test_the_page_has_a_row_for_every_stream() -> None:

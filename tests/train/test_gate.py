@@ -8,13 +8,14 @@ import pytest
 
 from openclaw_rl.gates import metric_gates as gate
 from openclaw_rl.gates.metric_gates import rejection_reason
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import PolicyState, Reason, ReasonCode
+from openclaw_rl.types import PolicyState
 
 SOUND = {"loss/total": 0.1, "gradient/norm": 2.0, "kl": 0.3, "kl/step": 0.002, "gap": 0.01}
 BOUNDS = {"safety.gate_grad_norm": 2.0, "safety.gate_kl": 0.3, "safety.max_step_kl": 0.002}
@@ -42,9 +43,18 @@ def test_a_step_that_does_not_say_how_it_went_is_refused() -> None:
 
 
 def test_bounds_name_their_settings() -> None:
-    refused = {name: str(reason_of(SOUND | {"step/scale": 2**-8}, BOUNDS | {name: 0.001})) for name in BOUNDS}
-    assert refused["safety.gate_grad_norm"] == "gradient norm 2 is above train.safety.gate_grad_norm 0.001"
-    assert refused["safety.gate_kl"] == "KL to the base 0.3 nats per token is above train.safety.gate_kl 0.001"
+    refused = {
+        name: str(reason_of(SOUND | {"step/scale": 2**-8}, BOUNDS | {name: 0.001}))
+        for name in BOUNDS
+    }
+    assert (
+        refused["safety.gate_grad_norm"]
+        == "gradient norm 2 is above train.safety.gate_grad_norm 0.001"
+    )
+    assert (
+        refused["safety.gate_kl"]
+        == "KL to the base 0.3 nats per token is above train.safety.gate_kl 0.001"
+    )
     assert refused["safety.max_step_kl"] == (
         "even 0.00391 of the step moves the policy by 0.002 nats per token, above train.safety.max_step_kl 0.001"
     )
@@ -54,7 +64,9 @@ def refuse(words: str) -> gate.Gate:
     return lambda metrics, train: Reason(ReasonCode.WORSE, words)
 
 
-def test_gates_run_in_their_order_and_the_first_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gates_run_in_their_order_and_the_first_refusal_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(gate, "GATES", (*gate.GATES, refuse("the last gate"), refuse("x")))
     assert reason_of(SOUND) == "the last gate"
     assert reason_of(SOUND | {"kl/step": 1.0}) != "the last gate"
@@ -82,7 +94,10 @@ def test_a_step_of_practice_keeps_half_of_the_entropy_of_its_teacher(
     entropy = {"entropy/before": before, "entropy/after": after, "entropy/teacher": teacher}
     reason = reason_of(SOUND | entropy)
     assert (reason is None) == passes
-    assert passes or "the entropy 0.1 nats per token is below train.safety.gate_entropy 0.5 of" in str(reason)
+    assert (
+        passes
+        or "the entropy 0.1 nats per token is below train.safety.gate_entropy 0.5 of" in str(reason)
+    )
     assert reason_of(SOUND | entropy, BOUNDS | {"safety.gate_entropy": 0.0}) is None
 
 
@@ -90,7 +105,9 @@ def test_a_step_that_left_its_trust_region_is_not_served(
     store: Store, builder: SampleBuilder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     trainer = ScriptedTrainer(lambda samples: {"kl/step": 0.01, "step/scale": 2**-8})
-    loop = TrainLoop(store, trainer, builder, train_settings({"batch.min_turns": 4}), tmp_path / "policies")
+    loop = TrainLoop(
+        store, trainer, builder, train_settings({"batch.min_turns": 4}), tmp_path / "policies"
+    )
     fill(store, 4)
     assert loop.run_once()
     loop.close()

@@ -31,7 +31,9 @@ def train_steps(store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
     """Train an adapter on the starter policy for some steps, and return the diagnoses of its home by name."""
 
     def run(count: int = CHECKED_STEPS, **optimizer: Any) -> dict[str, Diagnosis]:
-        train = train_settings({"method": "binary", "max_gap": 99.0, "batch.min_turns": 2, "optimizer": optimizer})
+        train = train_settings(
+            {"method": "binary", "max_gap": 99.0, "batch.min_turns": 2, "optimizer": optimizer}
+        )
         config = Config(home=str(tmp_path), train=train)
         trainer = LocalTrainer(str(ModelFiles.from_path(STARTER).folder), make_method(train), train)
         tracker = MetricsTracker(TrackConfig(), config.logs_dir, run="r", settings={})
@@ -56,14 +58,18 @@ def test_a_rate_without_effect_is_named_with_its_kl(
     assert logged is not None
     assert head_of(store).metrics["kl/step"] <= float(logged.group(1)) * 1.1 < 1e-7
     found = diagnoses["the learning rate is too low"]
-    assert found.evidence.startswith("kl/step: at learning rate 1e-06, each of the newest 5 steps changed the policy")
+    assert found.evidence.startswith(
+        "kl/step: at learning rate 1e-06, each of the newest 5 steps changed the policy"
+    )
     assert "suits whole models" in caplog.text
 
 
 def test_the_advised_rate_and_the_default_are_not_named(
     train_steps: TrainSteps, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    advised = train_steps(learning_rate=1e-6)["the learning rate is too low"].settings["train.optimizer.learning_rate"]
+    advised = train_steps(learning_rate=1e-6)["the learning rate is too low"].settings[
+        "train.optimizer.learning_rate"
+    ]
     caplog.clear()
     for given, least in (({"learning_rate": advised}, 1e-5), ({}, 1e-4)):
         assert "the learning rate is too low" not in train_steps(**given)
@@ -79,7 +85,9 @@ def test_steps_of_a_warm_up_and_single_steps_do_not_count() -> None:
     assert find_low_rate(level) is not None
     assert find_low_rate(level[1:]) is None
     assert find_low_rate([*level, {"learning_rate": 1e-6, "kl/step": 1e-6}]) is None
-    assert find_low_rate([{"learning_rate": 1e-3, "kl/step": 1e-12}] * CHECKED_STEPS) is None, "not because of the rate"
+    assert find_low_rate([{"learning_rate": 1e-3, "kl/step": 1e-12}] * CHECKED_STEPS) is None, (
+        "not because of the rate"
+    )
 
 
 def test_a_step_that_changes_nothing_raises_the_rate_a_hundredfold() -> None:

@@ -95,7 +95,9 @@ def test_a_jump_of_the_wall_clock_does_not_touch_a_lease(
 
 
 @pytest.mark.parametrize("boot", ["elsewhere/00000000", steady_clock.boot_name(), "host"])
-def test_a_holder_that_died_hours_ahead_is_waited_for_no_longer_than_a_lifetime(store: Store, boot: str) -> None:
+def test_a_holder_that_died_hours_ahead_is_waited_for_no_longer_than_a_lifetime(
+    store: Store, boot: str
+) -> None:
     """Its lease would end in three hours: it was written by a clock that was ahead, or by an earlier boot."""
     put_lease(store, f"{boot}:17:abcdef", time.time() + 3 * 3600)
     clock = Clock()

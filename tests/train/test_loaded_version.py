@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tests.train.conftest import put
 
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import exchanges, reactions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage.version_stats import satisfaction_metrics
-from openclaw_rl.types import Feedback, FinishReason, JudgedTurn, Origin, Reason, ReasonCode, Verdict
+from openclaw_rl.types import Feedback, FinishReason, JudgedTurn, Origin, Verdict
 
 Judged = Callable[..., JudgedTurn]
 
@@ -41,7 +42,11 @@ def test_what_is_counted(store: Store, judged: Judged) -> None:
         turns.mark_untrainable(conn, {cut: Reason(ReasonCode.TRUNCATED, "cut")})
     second = of(store, 2)
     assert second["eval/turns"] == 2, "what was imported was not said here"
-    assert (second["eval/satisfaction"], second["eval/truncated"], second["eval/untrainable"]) == (0.5, 0.5, 0.5)
+    assert (second["eval/satisfaction"], second["eval/truncated"], second["eval/untrainable"]) == (
+        0.5,
+        0.5,
+        0.5,
+    )
     assert of(store, 1, 2)["eval/satisfaction"] == pytest.approx(3 / 5)
 
 
@@ -50,7 +55,8 @@ def test_what_users_say_outright_outranks_and_is_compared(store: Store, judged: 
     for turn, score in ((first, -1), (second, 1)):
         with store.write() as conn:
             exchanges.add_feedback(
-                conn, [Feedback(id=f"f-{turn}", scope="key", target=turn, score=score, given_at=4.0)]
+                conn,
+                [Feedback(id=f"f-{turn}", scope="key", target=turn, score=score, given_at=4.0)],
             )
             assert reactions.record_pending_feedback(conn, turn, 4.0)
     waiting = of(store, 0)

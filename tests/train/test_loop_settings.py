@@ -67,7 +67,9 @@ class Result:
 
 
 @pytest.fixture
-def run_loop(renderer: Renderer, fill: Callable[..., list[str]], tmp_path: Path) -> Callable[[dict[str, Any]], Result]:
+def run_loop(
+    renderer: Renderer, fill: Callable[..., list[str]], tmp_path: Path
+) -> Callable[[dict[str, Any]], Result]:
     """Run the loop over a store that gets ten turns, and then four turns three times."""
 
     def run(given: dict[str, Any]) -> Result:
@@ -93,12 +95,16 @@ def run_loop(renderer: Renderer, fill: Callable[..., list[str]], tmp_path: Path)
             with store.read() as conn:
                 versions = policies.list_all(conn)
             with store.write() as conn:
-                taken_over = leases.acquire(conn, TRAINER_LEASE, "another", 1.0, boot_seconds() + 100)
+                taken_over = leases.acquire(
+                    conn, TRAINER_LEASE, "another", 1.0, boot_seconds() + 100
+                )
             loop.close()
         return Result(
             batches=[len(batch) for batch in trainer.batches],
             states=[policy.state.value for policy in versions],
-            kept_versions=[policy.version for policy in versions if not policies.is_removed(policy)],
+            kept_versions=[
+                policy.version for policy in versions if not policies.is_removed(policy)
+            ],
             optimizer_states=len(list(home.rglob(OPTIMIZER_FILE))),
             can_be_taken_over=taken_over is not None,
         )

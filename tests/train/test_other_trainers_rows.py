@@ -23,7 +23,9 @@ def test_slime_drops_no_turn_of_which_it_trains_on_a_row(
     world: World, local: LocalTrainer, renderer: Renderer, judged: Callable[..., JudgedTurn]
 ) -> None:
     messages = [{"role": "user", "content": "Where is the Louvre?"}]
-    hinted = with_hint(messages, lessons_hint([LESSON]), lambda message: False, renderer.hint_format)
+    hinted = with_hint(
+        messages, lessons_hint([LESSON]), lambda message: False, renderer.hint_format
+    )
     request = {"lessons": {"1": LESSON}, "prompt_ids": renderer.render(hinted).prompt_ids}
     given = put(world.store, [judged(score=1, request=request) for _ in range(4)])
     with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:

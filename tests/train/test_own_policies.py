@@ -79,10 +79,15 @@ class Home:
             signal=method,
             max_staleness=64,
         )
-        trainer, examiner = LocalTrainer(model, method, train), CandidateGate(self.store, GateConfig(), per=per)
+        trainer, examiner = (
+            LocalTrainer(model, method, train),
+            CandidateGate(self.store, GateConfig(), per=per),
+        )
         root, used = folder / "policies", examiner if gate else None
         session = practice(self.store, builder) if practice is not None else None
-        self.loop = TrainLoop(self.store, trainer, builder, train, root, per=per, gate=used, practice=session)
+        self.loop = TrainLoop(
+            self.store, trainer, builder, train, root, per=per, gate=used, practice=session
+        )
 
     def learn(self, turns: Iterable[JudgedTurn]) -> None:
         put(self.store, list(turns))
@@ -91,7 +96,9 @@ class Home:
 
     def undo(self, *words: str) -> str:
         """What the command says, which gets no settings but the home."""
-        done = CliRunner().invoke(cli, ["undo", *words, "--yes", "--no-wait", "--home", str(self.folder)])
+        done = CliRunner().invoke(
+            cli, ["undo", *words, "--yes", "--no-wait", "--home", str(self.folder)]
+        )
         assert done.exit_code == 0, done.exception
         return done.output
 
@@ -131,7 +138,9 @@ def turns_of(judged: Make, agent: str, count: int, score: int = 1) -> list[Judge
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    vocabulary = json.loads((ModelFiles.from_path(STARTER).folder / "config.json").read_text())["vocab_size"]
+    vocabulary = json.loads((ModelFiles.from_path(STARTER).folder / "config.json").read_text())[
+        "vocab_size"
+    ]
     return save_tiny(tmp_path_factory.mktemp("model"), vocabulary=vocabulary)
 
 
@@ -139,9 +148,15 @@ def test_each_is_trained_from_its_own_turns_and_equals_one_that_is_alone(
     tmp_path: Path, judged: Make, model: str
 ) -> None:
     """Weights, optimizer and trainer state are the same to the bit with and without the other agents."""
-    ann, bob, nobody = turns_of(judged, "ann", 12), turns_of(judged, "bob", 12, score=-1), turns_of(judged, "", 8)
+    ann, bob, nobody = (
+        turns_of(judged, "ann", 12),
+        turns_of(judged, "bob", 12, score=-1),
+        turns_of(judged, "", 8),
+    )
     both, alone = Home(tmp_path / "both", model), Home(tmp_path / "alone", model)
-    both.learn(turn for pair in zip(ann, bob, [*nobody, *nobody], strict=False) for turn in pair[:2])
+    both.learn(
+        turn for pair in zip(ann, bob, [*nobody, *nobody], strict=False) for turn in pair[:2]
+    )
     both.learn(nobody)
     alone.learn(ann)
     assert both.used(ANN) == {item.turn.id for item in ann}
@@ -161,7 +176,9 @@ def test_two_that_lack_turns_do_not_share_them(tmp_path: Path, judged: Make, mod
     assert home.loop.waits == {Wait.TURNS}
 
 
-def test_one_policy_at_its_last_step_and_one_that_waits(tmp_path: Path, judged: Make, model: str) -> None:
+def test_one_policy_at_its_last_step_and_one_that_waits(
+    tmp_path: Path, judged: Make, model: str
+) -> None:
     home = Home(tmp_path, model, max_steps=1)
     home.learn([*turns_of(judged, "ann", 8), *turns_of(judged, "bob", 2)])
     assert home.loop.waits == {Wait.MAX_STEPS, Wait.TURNS}
@@ -169,7 +186,9 @@ def test_one_policy_at_its_last_step_and_one_that_waits(tmp_path: Path, judged: 
     assert home.loop.note == f"{last}; agent:bob: waiting for turns: 2 of 4"
 
 
-def test_candidates_become_the_heads_of_their_own_policies(tmp_path: Path, judged: Make, model: str) -> None:
+def test_candidates_become_the_heads_of_their_own_policies(
+    tmp_path: Path, judged: Make, model: str
+) -> None:
     home = Home(tmp_path, model, gate=True)
     home.learn([*turns_of(judged, "ann", 4), *turns_of(judged, "bob", 4)])
     with home.store.read() as conn:
@@ -181,7 +200,9 @@ def test_candidates_become_the_heads_of_their_own_policies(tmp_path: Path, judge
         assert (home.head(name) > 0) == (state is PolicyState.LIVE)
 
 
-def test_a_rollback_and_an_undo_of_one_leave_the_others(tmp_path: Path, judged: Make, model: str) -> None:
+def test_a_rollback_and_an_undo_of_one_leave_the_others(
+    tmp_path: Path, judged: Make, model: str
+) -> None:
     home = Home(tmp_path / "a", model)
     ann = turns_of(judged, "ann", 12)
     home.learn([*ann, *turns_of(judged, "bob", 8)])
@@ -202,11 +223,16 @@ def test_a_rollback_and_an_undo_of_one_leave_the_others(tmp_path: Path, judged: 
     assert home.files(BOB) == bob
 
 
-def test_an_undo_by_command_equals_training_without_the_turn(tmp_path: Path, judged: Make, model: str) -> None:
+def test_an_undo_by_command_equals_training_without_the_turn(
+    tmp_path: Path, judged: Make, model: str
+) -> None:
     """The command takes `policy.per` from the home: weights, optimizer and trainer state are the same to the bit."""
     ann, bob = turns_of(judged, "ann", 12), turns_of(judged, "bob", 12, score=-1)
     one_batch_each = {"batch.min_turns": 1, "batch.max_uses": 1}
-    both, never = Home(tmp_path / "both", model, **one_batch_each), Home(tmp_path / "never", model, **one_batch_each)
+    both, never = (
+        Home(tmp_path / "both", model, **one_batch_each),
+        Home(tmp_path / "never", model, **one_batch_each),
+    )
     for at in range(0, 12, 4):
         both.learn([*ann[at : at + 4], *bob[at : at + 4]])
         never.learn([turn for turn in ann[at : at + 4] if turn is not ann[0]])
@@ -219,9 +245,13 @@ def test_an_undo_by_command_equals_training_without_the_turn(tmp_path: Path, jud
     assert both.files(BOB) == of_bob
 
 
-def test_an_undo_takes_from_each_policy_its_own_turns(tmp_path: Path, judged: Make, model: str) -> None:
+def test_an_undo_takes_from_each_policy_its_own_turns(
+    tmp_path: Path, judged: Make, model: str
+) -> None:
     home = Home(tmp_path, model)
-    home.learn([*turns_of(judged, "ann", 4), *turns_of(judged, "bob", 4), *turns_of(judged, "eve", 3)])
+    home.learn(
+        [*turns_of(judged, "ann", 4), *turns_of(judged, "bob", 4), *turns_of(judged, "eve", 3)]
+    )
     said = home.undo("--since", "1h").splitlines()
     assert [line for line in said if "taken out" in line] == [
         "agent:ann: 4 turns taken out; versions trained on them: 1",
@@ -247,39 +277,62 @@ def test_an_undo_of_one_policy_leaves_the_others(tmp_path: Path, judged: Make, m
     assert (home.head(ANN), home.head(BOB)) == (1, 0)
 
 
-def test_commands_refuse_another_owner_than_the_home_has(tmp_path: Path, judged: Make, model: str) -> None:
+def test_commands_refuse_another_owner_than_the_home_has(
+    tmp_path: Path, judged: Make, model: str
+) -> None:
     home = Home(tmp_path, model)
     home.learn(turns_of(judged, "ann", 5))
     there = ("--home", str(tmp_path))
-    for words in (("undo", "--since", "1h", "--yes"), ("status",), ("doctor", "--troubles"), ("rollback", "--yes")):
+    for words in (
+        ("undo", "--since", "1h", "--yes"),
+        ("status",),
+        ("doctor", "--troubles"),
+        ("rollback", "--yes"),
+    ):
         done = CliRunner().invoke(cli, [*words, *there, "--set", "policy.per=user"])
         assert isinstance(done.exception, ConfigError), words
-        assert "policy.per is user, but the system on this home was last started with agent" in str(done.exception)
+        assert "policy.per is user, but the system on this home was last started with agent" in str(
+            done.exception
+        )
     with home.store.read() as conn:
-        assert training_queue_length(from_flat({"home": str(tmp_path)}), conn) == 1, "as the trainer counts them"
+        assert training_queue_length(from_flat({"home": str(tmp_path)}), conn) == 1, (
+            "as the trainer counts them"
+        )
     assert CliRunner().invoke(cli, ["status", *there, "--set", "policy.per=agent"]).exit_code == 0
 
 
-def test_commands_name_the_policy_and_say_when_it_has_no_head(tmp_path: Path, judged: Make, model: str) -> None:
+def test_commands_name_the_policy_and_say_when_it_has_no_head(
+    tmp_path: Path, judged: Make, model: str
+) -> None:
     home = Home(tmp_path, model)
     home.learn(turns_of(judged, "ann", 8))
     with home.store.write() as conn:
         first = policies.lineage(conn, policies.head(conn, ANN).version)[-2]
-        apply_rollback(conn, plan_rollback(conn, None, name=ANN), learn_again=False, reason="a test")
-        candidate = replace(policies.get_many(conn, [first])[0], version=99, name=BOB, state=PolicyState.CANDIDATE)
+        apply_rollback(
+            conn, plan_rollback(conn, None, name=ANN), learn_again=False, reason="a test"
+        )
+        candidate = replace(
+            policies.get_many(conn, [first])[0], version=99, name=BOB, state=PolicyState.CANDIDATE
+        )
         policies.insert_version(conn, candidate, [], PolicyState.CANDIDATE)
         with pytest.raises(OpenClawError, match="'agent:bob' has no head yet"):
             policy_names.require_name(conn, BOB)
         with pytest.raises(OpenClawError, match="no policy 'agent:eve'"):
             policy_names.require_name(conn, "agent:eve")
         again = max(policy.version for policy in policies.list_all(conn) if policy.name == ANN)
-    done = CliRunner().invoke(cli, ["policies", "promote", str(again), "--yes", "--home", str(tmp_path)])
+    done = CliRunner().invoke(
+        cli, ["policies", "promote", str(again), "--yes", "--home", str(tmp_path)]
+    )
     assert f"done: openclaw of {ANN} is version {again}," in done.output
 
 
 def test_an_undo_of_what_all_start_from(tmp_path: Path, judged: Make, model: str) -> None:
     """The turn was trained on before there were several policies: each loses it, and new ones start without it."""
-    early, ann, bob = turns_of(judged, "", 8), turns_of(judged, "ann", 4), turns_of(judged, "bob", 4)
+    early, ann, bob = (
+        turns_of(judged, "", 8),
+        turns_of(judged, "ann", 4),
+        turns_of(judged, "bob", 4),
+    )
     one = Home(tmp_path, model, per="all")
     with one.store.write() as conn:
         policy_names.move_head(conn, policy_names.SHARED_NAME, 0)
@@ -305,4 +358,6 @@ def test_an_undo_of_what_all_start_from(tmp_path: Path, judged: Make, model: str
     assert home.head("agent:new") == 1
     with home.store.read() as conn:
         assert retraining.count_batches(conn) == 0
-        assert [p.version for p in policies.list_all(conn) if p.state is PolicyState.ROLLED_BACK] == [2, 3, 4]
+        assert [
+            p.version for p in policies.list_all(conn) if p.state is PolicyState.ROLLED_BACK
+        ] == [2, 3, 4]

@@ -31,7 +31,12 @@ Fill = Callable[..., list[str]]
 @pytest.fixture
 def loop(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[TrainLoop]:
     train = train_settings(
-        {"batch.min_turns": 4, "batch.max_turns": 4, "batch.max_wait": 1e9, "checkpoint.keep_versions": 2}
+        {
+            "batch.min_turns": 4,
+            "batch.max_turns": 4,
+            "batch.max_wait": 1e9,
+            "checkpoint.keep_versions": 2,
+        }
     )
     opened = TrainLoop(store, ScriptedTrainer(), builder, train, tmp_path / "policies")
     yield opened
@@ -51,12 +56,17 @@ def learn(store: Store, loop: TrainLoop, fill: Fill, versions: int) -> list[list
 
 def run(home: Path, *words: str, answer: str | None = None) -> Result:
     return CliRunner().invoke(
-        cli, ["policies", words[0], "--home", str(home), *words[1:]], input=answer, env={"COLUMNS": "120"}
+        cli,
+        ["policies", words[0], "--home", str(home), *words[1:]],
+        input=answer,
+        env={"COLUMNS": "120"},
     )
 
 
 def listed(home: Path) -> dict[int, dict[str, Any]]:
-    return {row["version"]: row for row in json.loads(run(home, "list", "--json").output)["versions"]}
+    return {
+        row["version"]: row for row in json.loads(run(home, "list", "--json").output)["versions"]
+    }
 
 
 def states(store: Store) -> tuple[int, dict[int, PolicyState]]:
@@ -69,7 +79,9 @@ def roll_back(store: Store, to: int) -> None:
         apply_rollback(conn, plan_rollback(conn, to), learn_again=False, reason="by a test")
 
 
-def test_list_shows_how_satisfied_people_were(store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path) -> None:
+def test_list_shows_how_satisfied_people_were(
+    store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path
+) -> None:
     learn(store, loop, fill, 2)
     fill(store, 3, score=-1, request={"version": 1})
     rows = listed(tmp_path)
@@ -85,7 +97,9 @@ def test_list_shows_how_satisfied_people_were(store: Store, loop: TrainLoop, fil
     assert "trained on 4 turns" in shown.output
 
 
-def test_served_are_the_replies_that_people_got(store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path) -> None:
+def test_served_are_the_replies_that_people_got(
+    store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path
+) -> None:
     """Side traffic, which an evaluation declares or the collector recognises, and imported replies are left out."""
     learn(store, loop, fill, 1)
     fill(store, 3, request={"version": 1})
@@ -108,15 +122,35 @@ def test_served_are_the_replies_that_people_got(store: Store, loop: TrainLoop, f
     assert listed(tmp_path)[1]["served"] == 3
 
 
-def test_diff_shows_which_probe_answers_changed(store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path) -> None:
+def test_diff_shows_which_probe_answers_changed(
+    store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path
+) -> None:
     learn(store, loop, fill, 2)
     sums = {"question": "1 plus 1?", "verdict": 0.0, "probe": "sum"}
-    same = {"question": "Who?", "verdict": 0.0, "probe": "who", "head_answer": "me", "candidate_answer": "me"}
+    same = {
+        "question": "Who?",
+        "verdict": 0.0,
+        "probe": "who",
+        "head_answer": "me",
+        "candidate_answer": "me",
+    }
     with store.write() as conn:
         for version, before, after in ((1, "2", "two"), (2, "two", "[red]3\x1b[2J")):
-            answer = ProbeAnswer(**sums, version=version, head=version - 1, head_answer=before, candidate_answer=after)
-            probe_answers.record_answers(conn, [answer, ProbeAnswer(**same, version=version, head=version - 1)])
-    for first, second, answers in ((1, 2, ["two", "[red]3\x1b[2J"]), (0, 1, ["2", "two"]), (2, 0, [..., "2"])):
+            answer = ProbeAnswer(
+                **sums,
+                version=version,
+                head=version - 1,
+                head_answer=before,
+                candidate_answer=after,
+            )
+            probe_answers.record_answers(
+                conn, [answer, ProbeAnswer(**same, version=version, head=version - 1)]
+            )
+    for first, second, answers in (
+        (1, 2, ["two", "[red]3\x1b[2J"]),
+        (0, 1, ["2", "two"]),
+        (2, 0, [..., "2"]),
+    ):
         data = json.loads(run(tmp_path, "diff", str(first), str(second), "--json").output)
         assert data["probes"] == 2
         [changed] = data["changed"]
@@ -137,26 +171,38 @@ def test_diff_in_the_other_direction_compares_the_same_answers(
     asked = {"question": "And?", "verdict": 0.0, "head_answer": "yes", "candidate_answer": "no"}
     with store.write() as conn:
         for version in (1, 2):
-            answer = ProbeAnswer(**asked, probe=f"turn {version}", version=version, head=version - 1)
+            answer = ProbeAnswer(
+                **asked, probe=f"turn {version}", version=version, head=version - 1
+            )
             probe_answers.record_answers(conn, [answer])
-    there, back = (json.loads(run(tmp_path, "diff", *pair, "--json").output) for pair in (("1", "2"), ("2", "1")))
+    there, back = (
+        json.loads(run(tmp_path, "diff", *pair, "--json").output)
+        for pair in (("1", "2"), ("2", "1"))
+    )
     assert there["changed"] == [{"probe": "turn 2", "question": "And?", "answers": ["yes", "no"]}]
     assert back["changed"] == [{"probe": "turn 2", "question": "And?", "answers": ["no", "yes"]}]
     assert there["probes"] == back["probes"] == 1
 
 
-def test_a_rolled_back_version_is_promoted(store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path) -> None:
+def test_a_rolled_back_version_is_promoted(
+    store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path
+) -> None:
     learn(store, loop, fill, 2)
     roll_back(store, 0)
     taught = learn(store, loop, fill, 1)
     done = run(tmp_path, "promote", "2", "--yes", "--reason", "it was the better one")
     assert done.exit_code == 0, done.output
-    assert "version 2 becomes the head; rolled back: 3; 4 turns are not trained on again" in done.output
+    assert (
+        "version 2 becomes the head; rolled back: 3; 4 turns are not trained on again"
+        in done.output
+    )
     live, back = PolicyState.LIVE, PolicyState.ROLLED_BACK
     assert states(store) == (2, {0: live, 1: live, 2: live, 3: back})
     with store.read() as conn:
         gone = turns.get(conn, taught[0][0])
-        queue = training_queue.count_trainable(conn, head=2, max_uses=1, need_score=True, need_hint=True)
+        queue = training_queue.count_trainable(
+            conn, head=2, max_uses=1, need_score=True, need_hint=True
+        )
         left = policies.get(conn, 3)
     assert left is not None
     assert left.reason == "it was the better one"
@@ -211,7 +257,9 @@ def test_what_cannot_be_promoted(
     assert states(store)[0] == 3
 
 
-def test_files_of_a_pinned_version_are_kept(store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path) -> None:
+def test_files_of_a_pinned_version_are_kept(
+    store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path
+) -> None:
     learn(store, loop, fill, 1)
     assert "version 1 is pinned" in run(tmp_path, "pin", "1").output
     learn(store, loop, fill, 4)
@@ -228,7 +276,9 @@ def test_files_of_a_pinned_version_are_kept(store: Store, loop: TrainLoop, fill:
         )
 
 
-def test_a_freeze_holds_training_until_it_ends(store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path) -> None:
+def test_a_freeze_holds_training_until_it_ends(
+    store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path
+) -> None:
     learn(store, loop, fill, 1)
     assert "frozen at version 1" in run(tmp_path, "freeze").output
     fill(store, 4, request={"version": 1})

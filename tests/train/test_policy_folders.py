@@ -22,7 +22,11 @@ def test_orphans_go_and_policies_stay(tmp_path: Path, head: Policy) -> None:
     folder(tmp_path, "000003-dead", age=30)
     folder(tmp_path, ".000004-half.tmp", age=20)
     mine = folder(tmp_path, "000005-of-the-next-holder", age=-10)
-    rows = [head, replace(head, version=1, path=str(published)), replace(head, version=2, path=str(rejected))]
+    rows = [
+        head,
+        replace(head, version=1, path=str(published)),
+        replace(head, version=2, path=str(rejected)),
+    ]
     removed = policy_folders.remove_orphans(tmp_path, rows, before=1000.0)
     assert removed == [".000004-half.tmp", "000003-dead"]
     assert sorted(tmp_path.iterdir()) == [published, rejected, mine]

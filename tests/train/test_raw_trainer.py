@@ -19,7 +19,13 @@ from tests.train.external_world import World, connect_when_free, take_step
 from openclaw_rl.common.progress import progress_count
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.other_trainers import batch_stream
-from openclaw_rl.other_trainers.batch_stream import PROTOCOL, BatchStream, StartWeights, StreamEnded, TurnBatch
+from openclaw_rl.other_trainers.batch_stream import (
+    PROTOCOL,
+    BatchStream,
+    StartWeights,
+    StreamEnded,
+    TurnBatch,
+)
 from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink, TrainerSocket
 from openclaw_rl.store import turns
 from openclaw_rl.store.heartbeats import AttemptLog
@@ -42,7 +48,9 @@ class RawProgram:
 
     def write(self, *messages: dict[str, Any] | bytes) -> None:
         """Send messages in one piece, or bytes as they are."""
-        lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in messages]
+        lines = [
+            line if isinstance(line, bytes) else json.dumps(line).encode() for line in messages
+        ]
         self._socket.sendall(b"".join(line + b"\n" for line in lines))
 
     def read(self, kind: str) -> Any:
@@ -83,7 +91,10 @@ def test_an_answer_that_is_sent_twice_counts_once(
     [
         ({"done": {"id": 7}}, "it answered for batch 7; expected 1"),
         ({"done": {"id": None}}, "it answered for batch None; expected 1"),
-        ({"done": {"id": 1, "dropped": {"none": "why"}}}, "batch 1 has no turn 'none'; expected ids of its rows"),
+        (
+            {"done": {"id": 1, "dropped": {"none": "why"}}},
+            "batch 1 has no turn 'none'; expected ids of its rows",
+        ),
         ({"loaded": True}, "unexpected message 'loaded'; expected done or failed"),
         (b"[" * 60000, None),
         (b'["done"]', None),
@@ -93,7 +104,12 @@ def test_an_answer_that_is_sent_twice_counts_once(
 )
 @pytest.mark.timeout(60)
 def test_an_answer_that_is_none_frees_the_batch(
-    world: World, local: LocalTrainer, fill: Fill, program: RawProgram, answer: dict[str, Any] | bytes, reason: str
+    world: World,
+    local: LocalTrainer,
+    fill: Fill,
+    program: RawProgram,
+    answer: dict[str, Any] | bytes,
+    reason: str,
 ) -> None:
     given = fill(world.store, 4)
     with world.in_background():
@@ -112,7 +128,14 @@ def test_an_answer_that_is_none_frees_the_batch(
 
 @pytest.mark.timeout(60)
 def test_a_greeting_that_is_none_keeps_the_socket_open(world: World) -> None:
-    for words in (b"[" * 60000, b"7", b"[]", b'{"hello": 1}', b'{"hello": {"protocol": 9}}', b"\xff"):
+    for words in (
+        b"[" * 60000,
+        b"7",
+        b"[]",
+        b'{"hello": 1}',
+        b'{"hello": {"protocol": 9}}',
+        b"\xff",
+    ):
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(str(world.config.home_dir / "trainer.sock"))
             stranger.sendall(words + b"\n")
@@ -165,7 +188,10 @@ def test_a_frozen_train_worker_is_one_line_for_who_asks_about_it(
 @contextmanager
 def connected_link(home: Path) -> Iterator[tuple[TrainerLink, socket.socket]]:
     """The worker's end of a connection, and the trainer's."""
-    with closing(TrainerSocket(home, {})) as listening, closing(socket.socket(socket.AF_UNIX)) as trainer:
+    with (
+        closing(TrainerSocket(home, {})) as listening,
+        closing(socket.socket(socket.AF_UNIX)) as trainer,
+    ):
         trainer.connect(str(listening.path))
         trainer.sendall(b'{"hello": {"protocol": %d, "name": "busy"}}\n' % PROTOCOL)
         assert b"welcome" in trainer.recv(1 << 16)
@@ -202,7 +228,9 @@ def test_a_trainer_that_ends_behind_a_second_answer_gives_its_place_back(tmp_pat
 @pytest.mark.timeout(60)
 def test_a_trainer_that_reads_late_gets_all_of_its_batch(tmp_path: Path) -> None:
     with connected_link(tmp_path) as (link, trainer):
-        sending = threading.Thread(target=link.send, args=({"batch": "x" * 4_000_000},), kwargs={"within": 60.0})
+        sending = threading.Thread(
+            target=link.send, args=({"batch": "x" * 4_000_000},), kwargs={"within": 60.0}
+        )
         sending.start()
         time.sleep(0.5)
         with trainer.makefile("rb") as lines:
@@ -243,7 +271,9 @@ def test_what_is_acknowledged_must_be_numbers_and_turns_of_the_batch(
     with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
         batch = stream.current_batch()
         take_step(local, batch)
-        with pytest.raises(ValueError, match="batch 1 has no turn 'none': expected ids of its rows"):
+        with pytest.raises(
+            ValueError, match="batch 1 has no turn 'none': expected ids of its rows"
+        ):
             batch.acknowledge(dropped={"none": "why"})
         with pytest.raises(TypeError):
             batch.acknowledge({"loss/total": None})  # type: ignore[dict-item]
@@ -254,7 +284,9 @@ def test_what_is_acknowledged_must_be_numbers_and_turns_of_the_batch(
 
 
 @pytest.mark.timeout(60)
-def test_a_reason_with_half_a_character_is_recorded(world: World, local: LocalTrainer, fill: Fill) -> None:
+def test_a_reason_with_half_a_character_is_recorded(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
     """As of a program in JavaScript that cut its text inside an emoji."""
     given = fill(world.store, 8)
     with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
@@ -271,7 +303,9 @@ def test_a_reason_with_half_a_character_is_recorded(world: World, local: LocalTr
 
 
 @pytest.mark.timeout(60)
-def test_a_batch_that_a_program_has_is_not_blamed_for_the_end_of_the_train_worker(world: World, fill: Fill) -> None:
+def test_a_batch_that_a_program_has_is_not_blamed_for_the_end_of_the_train_worker(
+    world: World, fill: Fill
+) -> None:
     """A program may take hours, in which the machine is started again more than once."""
     fill(world.store, 4)
     with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:

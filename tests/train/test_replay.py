@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
@@ -20,7 +21,7 @@ from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.replay import replay_limit
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import Policy, Reason, ReasonCode, TurnState
+from openclaw_rl.types import Policy, TurnState
 
 Fill = Callable[..., list[str]]
 MakeLoop = Callable[..., TrainLoop]
@@ -35,10 +36,18 @@ class Picky(ScriptedTrainer):
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         result = super().step(samples, out)
-        stale = {s.turn: Reason(ReasonCode.TOO_STALE, "too stale: 0.7") for s in samples if s.turn in self.stale}
+        stale = {
+            s.turn: Reason(ReasonCode.TOO_STALE, "too stale: 0.7")
+            for s in samples
+            if s.turn in self.stale
+        }
         dropped = dict(result.dropped) | stale
         return StepResult(
-            folder=result.folder, digest=result.digest, metrics=result.metrics, memory=result.memory, dropped=dropped
+            folder=result.folder,
+            digest=result.digest,
+            metrics=result.metrics,
+            memory=result.memory,
+            dropped=dropped,
         )
 
     @property
@@ -54,7 +63,9 @@ def trainer() -> Picky:
 
 
 @pytest.fixture
-def make_loop(store: Store, builder: SampleBuilder, tmp_path: Path, trainer: Picky) -> Iterator[MakeLoop]:
+def make_loop(
+    store: Store, builder: SampleBuilder, tmp_path: Path, trainer: Picky
+) -> Iterator[MakeLoop]:
     opened = []
 
     def make(**settings: Any) -> TrainLoop:
@@ -83,7 +94,9 @@ def reasons(store: Store, ids: Sequence[str]) -> list[str | None]:
     return [turn.untrainable for turn in found if turn]
 
 
-def test_each_turn_is_trained_on_at_most_twice(store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky) -> None:
+def test_each_turn_is_trained_on_at_most_twice(
+    store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
+) -> None:
     loop = make_loop()
     seen: list[list[str]] = []
     for _ in range(4):
@@ -91,10 +104,15 @@ def test_each_turn_is_trained_on_at_most_twice(store: Store, make_loop: MakeLoop
         assert loop.run_once()
         assert trainer.last == (seen[-1], seen[-2] if len(seen) > 1 else [])
     assert numbers(store, 4) == dict.fromkeys(seen[3], 1) | dict.fromkeys(seen[2], 2)
-    assert (head_of(store).metrics["replays"], head_of(store).metrics["replays/passed_over"]) == (2, 0)
+    assert (head_of(store).metrics["replays"], head_of(store).metrics["replays/passed_over"]) == (
+        2,
+        0,
+    )
 
 
-def test_without_replay_there_is_none(store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky) -> None:
+def test_without_replay_there_is_none(
+    store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
+) -> None:
     loop = make_loop(max_uses=1)
     for _ in range(2):
         ids = fill(store, 2)
@@ -102,7 +120,9 @@ def test_without_replay_there_is_none(store: Store, make_loop: MakeLoop, fill: F
         assert trainer.last == (ids, [])
 
 
-def test_replays_are_no_reason_for_a_batch(store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky) -> None:
+def test_replays_are_no_reason_for_a_batch(
+    store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
+) -> None:
     loop = make_loop()
     fill(store, 4)
     assert loop.run_once()
@@ -112,7 +132,9 @@ def test_replays_are_no_reason_for_a_batch(store: Store, make_loop: MakeLoop, fi
     assert len(trainer.batches) == 1
 
 
-def test_fresh_turns_come_first(store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky) -> None:
+def test_fresh_turns_come_first(
+    store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
+) -> None:
     loop = make_loop()
     first = fill(store, 2)
     assert loop.run_once()
@@ -143,7 +165,9 @@ def test_room_for_replays(fresh: int, share: float, most: int) -> None:
     assert n >= 0
     assert n == 0 or fresh + n <= most
     assert n <= share * (fresh + n) + 1e-6
-    assert fresh + n == most or fresh > most or n + 1 > share * (fresh + n + 1) - 1e-6, "as many as may be"
+    assert fresh + n == most or fresh > most or n + 1 > share * (fresh + n + 1) - 1e-6, (
+        "as many as may be"
+    )
 
 
 def test_what_is_too_stale_is_passed_over_and_no_worse_for_it(
@@ -200,7 +224,9 @@ def test_where_all_fresh_turns_are_too_stale_there_is_no_version(
     assert reasons(store, second) == ["too stale: 0.7"] * 2
     fill(store, 2)
     assert loop.run_once()
-    assert head_of(store).memory == {"steps": 2}, "what the replays alone had done to the weights is undone"
+    assert head_of(store).memory == {"steps": 2}, (
+        "what the replays alone had done to the weights is undone"
+    )
 
 
 def test_a_replay_without_a_gradient_keeps_its_good_name(
@@ -247,4 +273,7 @@ def test_a_turn_that_is_judged_again_is_replayed_with_its_newest_verdict(
         assert turns.count_by_state(conn)[TurnState.JUDGED] == 2
     fill(store, 2)
     assert loop.run_once()
-    assert {s.turn: s.reward for s in trainer.batches[-1] if s.replay} == {first[0]: -1.0, first[1]: 1.0}
+    assert {s.turn: s.reward for s in trainer.batches[-1] if s.replay} == {
+        first[0]: -1.0,
+        first[1]: 1.0,
+    }

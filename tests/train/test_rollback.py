@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from openclaw_rl.cli.main import cli
 from openclaw_rl.common.policy_digest import ADAPTER_WEIGHTS
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import exchanges, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
@@ -19,7 +20,7 @@ from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import apply_rollback, plan_promotion, plan_rollback
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import Feedback, Policy, PolicyState, ReasonCode, TurnState
+from openclaw_rl.types import Feedback, Policy, PolicyState, TurnState
 
 Fill = Callable[..., list[str]]
 
@@ -79,7 +80,9 @@ def test_what_was_taken_back_is_not_learned_again(
     assert loop.run_once(), "new words train"
     assert head_of(store).parent == 1
     with store.read() as conn:
-        assert sorted(use.turn for use in policies.uses_of_version(conn, head_of(store).version)) == sorted(fresh)
+        assert sorted(
+            use.turn for use in policies.uses_of_version(conn, head_of(store).version)
+        ) == sorted(fresh)
 
 
 def test_a_turn_that_was_dropped_after_its_training_is_taken_back_too(
@@ -88,16 +91,22 @@ def test_a_turn_that_was_dropped_after_its_training_is_taken_back_too(
     """A superseded turn could be reopened by late feedback, and would train again."""
     turn = learned[2][0]
     with store.write() as conn:
-        assert turn_states.drop(conn, turn, ReasonCode.SUPERSEDED, "another reply took its place", at=1.0)
+        assert turn_states.drop(
+            conn, turn, ReasonCode.SUPERSEDED, "another reply took its place", at=1.0
+        )
     done = run(home, "2", "--yes")
     assert "4 turns are not trained on again" in done.output
     assert "4 turns removed from training" in done.output
     with store.write() as conn:
-        exchanges.add_feedback(conn, [Feedback(id="late", scope="key", target=turn, score=1, given_at=2.0)])
+        exchanges.add_feedback(
+            conn, [Feedback(id="late", scope="key", target=turn, score=1, given_at=2.0)]
+        )
         assert not reactions.record_pending_feedback(conn, turn, at=2.0)
 
 
-def test_by_choice_they_train_once_more(store: Store, loop: TrainLoop, learned: list[list[str]], home: Path) -> None:
+def test_by_choice_they_train_once_more(
+    store: Store, loop: TrainLoop, learned: list[list[str]], home: Path
+) -> None:
     done = run(home, "--learn-again", "--yes")
     assert "back to version 2; rolled back: 3; 4 turns may be trained on again" in done.output
     assert loop.run_once()
@@ -117,13 +126,20 @@ def test_it_asks_first(store: Store, learned: list[list[str]], home: Path) -> No
 
 def test_only_an_ancestor_can_be_the_target(learned: list[list[str]], home: Path) -> None:
     assert str(run(home, "3", "--yes").exception) == "version 3 is the head already"
-    assert str(run(home, "9", "--yes").exception) == "expected an ancestor of version 3, one of 2, 1, 0; got 9"
+    assert (
+        str(run(home, "9", "--yes").exception)
+        == "expected an ancestor of version 3, one of 2, 1, 0; got 9"
+    )
     assert run(home, "2", "--yes").exit_code == 0
-    assert "`openclaw-rl policies promote 3` makes it the head" in str(run(home, "3", "--yes").exception)
+    assert "`openclaw-rl policies promote 3` makes it the head" in str(
+        run(home, "3", "--yes").exception
+    )
 
 
 @pytest.mark.parametrize("how", ["changed", "gone"])
-def test_what_cannot_answer_is_not_gone_back_to(how: str, store: Store, learned: list[list[str]], home: Path) -> None:
+def test_what_cannot_answer_is_not_gone_back_to(
+    how: str, store: Store, learned: list[list[str]], home: Path
+) -> None:
     with store.read() as conn:
         target = policies.get(conn, 2)
     assert target is not None
@@ -142,7 +158,10 @@ def test_what_was_agreed_is_what_is_done(
         agreed = plan_rollback(conn, 1)
     fill(store, 4)
     assert loop.run_once()
-    with store.write() as conn, pytest.raises(OpenClawError, match="version 3 is no longer the head"):
+    with (
+        store.write() as conn,
+        pytest.raises(OpenClawError, match="version 3 is no longer the head"),
+    ):
         apply_rollback(conn, agreed, learn_again=False, reason="too late")
     assert head_of(store).version == 4
 
@@ -153,10 +172,14 @@ def test_a_promotion_decides_by_the_code_of_what_was_taken_back(
     """A rolled back turn comes back with its version, whatever its reason says; an undone one does not."""
     assert run(home, "1", "--yes").exit_code == 0
     with store.write() as conn:
-        turn_states.take_back(conn, learned[1], "in other words", at=9.0, code=ReasonCode.ROLLED_BACK)
+        turn_states.take_back(
+            conn, learned[1], "in other words", at=9.0, code=ReasonCode.ROLLED_BACK
+        )
     with store.read() as conn:
         assert plan_promotion(conn, 3).to == 3
     with store.write() as conn:
-        turn_states.take_back(conn, learned[2][:1], "the version trained on it was rolled back", at=9.0)
+        turn_states.take_back(
+            conn, learned[2][:1], "the version trained on it was rolled back", at=9.0
+        )
     with store.read() as conn, pytest.raises(OpenClawError, match="1 turns that were undone since"):
         plan_promotion(conn, 3)

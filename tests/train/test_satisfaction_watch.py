@@ -5,7 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from benchmarks.watch_trial import BATCH, SimulatedPolicy, daily_satisfaction, false_alarms, turns_until_found
+from benchmarks.watch_trial import (
+    BATCH,
+    SimulatedPolicy,
+    daily_satisfaction,
+    false_alarms,
+    turns_until_found,
+)
 
 from openclaw_rl.store.lineage.live_scores import ScoredTurn
 from openclaw_rl.train.satisfaction_watch import find_fall
@@ -74,7 +80,9 @@ def test_a_changed_taste_costs_one_rollback_at_most() -> None:
         counts.append(len(policy.rollbacks))
         assert policy.line[-1] > 25, "learning goes on"
     assert max(counts) <= 1
-    assert sum(counts) >= 1, "a fall of everything looks like the fault of the newest version at first"
+    assert sum(counts) >= 1, (
+        "a fall of everything looks like the fault of the newest version at first"
+    )
 
 
 def test_the_reference_supports_the_rollback() -> None:
@@ -87,7 +95,12 @@ def test_the_reference_supports_the_rollback() -> None:
 
 def test_a_test_continues_where_it_was_when_the_oldest_turns_are_left_out() -> None:
     chance = random.Random(3)
-    good = [ScoredTurn(turn=f"a{n}", version=n // 16, satisfied=chance.random() < 0.9) for n in range(200)]
+    good = [
+        ScoredTurn(turn=f"a{n}", version=n // 16, satisfied=chance.random() < 0.9)
+        for n in range(200)
+    ]
     bad = [ScoredTurn(turn=f"b{n}", version=13, satisfied=False) for n in range(20)]
-    falls = [find_fall([*good[skipped:], *bad], max_fall=0.15, error=0.05) for skipped in (0, 7, 60)]
+    falls = [
+        find_fall([*good[skipped:], *bad], max_fall=0.15, error=0.05) for skipped in (0, 7, 60)
+    ]
     assert len({fall.evidence for fall in falls if fall is not None}) == 1

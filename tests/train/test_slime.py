@@ -116,7 +116,9 @@ def test_a_thousand_turns_of_mixed_lengths_are_what_the_store_holds(
 ) -> None:
     draw = np.random.default_rng(7)
     given = put(store, [mixed_turn(judged, draw) for _ in range(1000)])
-    world, run = start({"train.batch.min_turns": 250, "train.batch.max_turns": 250}, global_batch_size=250)
+    world, run = start(
+        {"train.batch.min_turns": 250, "train.batch.max_turns": 250}, global_batch_size=250
+    )
     seen: list[str] = []
     with world.in_background():
         for step in range(4):
@@ -140,12 +142,18 @@ def test_the_version_and_its_uses_are_in_the_store_when_the_hook_returns(
             assert world.used()[step] == given[4 * step - 4 : 4 * step]
             with store.read() as conn:
                 folder = Path(str(policies.head(conn).path))
-            assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".safetensors", ".safetensors"]
+            assert sorted(path.suffix for path in folder.iterdir()) == [
+                ".json",
+                ".safetensors",
+                ".safetensors",
+            ]
             assert trainer_weights.read_weights(world.config.home_dir)[str(step + 1)] == folder.name
         close_feeds()
 
 
-def test_a_batch_that_slime_never_acknowledges_is_free_again(start: Start, store: Store, fill: Fill) -> None:
+def test_a_batch_that_slime_never_acknowledges_is_free_again(
+    start: Start, store: Store, fill: Fill
+) -> None:
     given = fill(store, 4)
     world, run = start()
     with world.in_background():
@@ -160,7 +168,9 @@ def test_a_batch_that_slime_never_acknowledges_is_free_again(start: Start, store
     assert world.used() == {1: given}
 
 
-def test_weights_that_are_handed_over_twice_count_once(start: Start, store: Store, fill: Fill) -> None:
+def test_weights_that_are_handed_over_twice_count_once(
+    start: Start, store: Store, fill: Fill
+) -> None:
     given = fill(store, 4)
     world, run = start()
     with world.in_background():
@@ -172,7 +182,9 @@ def test_weights_that_are_handed_over_twice_count_once(start: Start, store: Stor
     assert world.used() == {1: given}
 
 
-def test_a_new_run_must_begin_with_the_weights_of_the_head(start: Start, store: Store, fill: Fill) -> None:
+def test_a_new_run_must_begin_with_the_weights_of_the_head(
+    start: Start, store: Store, fill: Fill
+) -> None:
     given = fill(store, 8)
     world, run = start()
     with world.in_background():
@@ -187,7 +199,9 @@ def test_a_new_run_must_begin_with_the_weights_of_the_head(start: Start, store: 
         right = SlimeRun(run.arguments)
         right.update_weights(seed=1)
         right.generate()
-        assert list(trainer_weights.read_weights(world.config.home_dir)) == ["1"], "tags of the last run are void"
+        assert list(trainer_weights.read_weights(world.config.home_dir)) == ["1"], (
+            "tags of the last run are void"
+        )
         right.update_weights(seed=2)
         close_feeds()
     assert world.used() == {1: given[:4], 2: given[4:]}
@@ -198,20 +212,28 @@ def test_a_refused_step_ends_the_run_at_once_and_its_weights_are_not_the_base(
 ) -> None:
     """slime saves a checkpoint before its weights are published, so that its last one may be of the refused step."""
     given = fill(store, 1)
-    world, run = start({"train.batch.min_turns": 1, "train.batch.max_turns": 1}, global_batch_size=1)
+    world, run = start(
+        {"train.batch.min_turns": 1, "train.batch.max_turns": 1}, global_batch_size=1
+    )
     with world.in_background():
         run.generate()
         world.frozen_seconds = world.config.train.safety.lease_ttl + 1
-        with pytest.raises(WeightsNotKept, match=r"did not keep the step: .*lease.* start it again"):
+        with pytest.raises(
+            WeightsNotKept, match=r"did not keep the step: .*lease.* start it again"
+        ):
             run.update_weights(seed=1)
-        with pytest.raises(FeedUnfit, match="the next step starts from the base, and slime has 000001-"):
+        with pytest.raises(
+            FeedUnfit, match="the next step starts from the base, and slime has 000001-"
+        ):
             run.generate()
         close_feeds()
         refused = SlimeRun(run.arguments)
         refused.update_weights(seed=1)
         with pytest.raises(FeedUnfit, match="neither the base nor a version"):
             refused.generate()
-        assert trainer_weights.read_weights(world.config.home_dir) == {}, "no reply is taken for one of the base"
+        assert trainer_weights.read_weights(world.config.home_dir) == {}, (
+            "no reply is taken for one of the base"
+        )
         base = SlimeRun(run.arguments)
         base.update_weights(seed=0)
         base.generate()
@@ -242,7 +264,9 @@ def test_without_a_system_slime_says_what_to_start(tmp_path: Path) -> None:
         BatchFeed(options, connect_seconds=0.1)
 
 
-def test_missing_samples_are_filled_up_without_a_gradient(start: Start, store: Store, fill: Fill) -> None:
+def test_missing_samples_are_filled_up_without_a_gradient(
+    start: Start, store: Store, fill: Fill
+) -> None:
     fill(store, 4)
     world, run = start(global_batch_size=6)
     with world.in_background():
@@ -267,7 +291,10 @@ def test_slime_places_every_turn_of_a_batch_that_was_filled_up(
         samples = run.generate()
         close_feeds()
     arguments = Namespace(
-        use_dynamic_batch_size=True, max_tokens_per_gpu=4096, balance_by_flops=False, balance_data=False
+        use_dynamic_batch_size=True,
+        max_tokens_per_gpu=4096,
+        balance_by_flops=False,
+        balance_data=False,
     )
     ranks = {"dp_size": 1, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
     placed, *_ = build_dp_schedule(
@@ -281,7 +308,9 @@ def test_slime_places_every_turn_of_a_batch_that_was_filled_up(
     assert sum(not samples[n].remove_sample for n in placed[0]) == 4
 
 
-def test_a_turn_of_another_temperature_leaves_the_queue_with_the_reason(start: Start, store: Store, fill: Fill) -> None:
+def test_a_turn_of_another_temperature_leaves_the_queue_with_the_reason(
+    start: Start, store: Store, fill: Fill
+) -> None:
     given = fill(store, 4)
     world, run = start(rollout_temperature=0.5)
     with world.in_background():
@@ -295,7 +324,9 @@ def test_a_turn_of_another_temperature_leaves_the_queue_with_the_reason(start: S
     assert reason == "sampled at temperature 1; slime's --rollout-temperature is 0.5"
 
 
-def test_a_second_batch_before_the_weights_is_refused(start: Start, store: Store, fill: Fill) -> None:
+def test_a_second_batch_before_the_weights_is_refused(
+    start: Start, store: Store, fill: Fill
+) -> None:
     fill(store, 8)
     world, run = start()
     with world.in_background():
@@ -319,7 +350,10 @@ def test_the_teacher_is_the_base_under_the_hint(start: Start, store: Store, fill
                 rows = {row["turn"]: row for row in next(iter(stream)).rows}
         row = rows[hinted[0]]
         assert len(row["hinted_prompts"]) == 2
-        each = [teacher.score_reply(url, [prompt], row["response_ids"]) for prompt in row["hinted_prompts"]]
+        each = [
+            teacher.score_reply(url, [prompt], row["response_ids"])
+            for prompt in row["hinted_prompts"]
+        ]
     got = samples[hinted[0]].teacher_log_probs
     assert got == pytest.approx(np.logaddexp(*map(np.array, each)) - np.log(2), abs=1e-9)
     assert samples[plain[0]].teacher_log_probs == samples[plain[0]].rollout_log_probs
@@ -335,11 +369,19 @@ def test_the_teacher_is_the_base_under_the_hint(start: Start, store: Store, fill
         ({"rewards_normalization": True}, "--disable-rewards-normalization"),
         ({"n_samples_per_prompt": 8}, "has one reply"),
         ({"use_opd": True, "opd_type": "megatron"}, "--opd-type sglang"),
-        ({"use_opd": True, "opd_type": "sglang", "rm_url": "u", "use_rollout_logprobs": False}, "no distillation"),
-        ({"use_opd": True, "opd_type": "sglang", "rm_url": "u", "rollout_temperature": 0.7}, "scored at 1"),
+        (
+            {"use_opd": True, "opd_type": "sglang", "rm_url": "u", "use_rollout_logprobs": False},
+            "no distillation",
+        ),
+        (
+            {"use_opd": True, "opd_type": "sglang", "rm_url": "u", "rollout_temperature": 0.7},
+            "scored at 1",
+        ),
     ],
 )
-def test_arguments_that_would_train_wrongly_are_refused(tmp_path: Path, changed: dict[str, Any], named: str) -> None:
+def test_arguments_that_would_train_wrongly_are_refused(
+    tmp_path: Path, changed: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ValueError, match=named):
         SlimeOptions.from_args(slime_arguments(tmp_path, tmp_path, **changed))
 
@@ -352,7 +394,9 @@ def test_arguments_that_would_train_wrongly_are_refused(tmp_path: Path, changed:
         ({"train.method": "sdpo"}, "for which slime has no loss"),
     ],
 )
-def test_settings_that_slime_cannot_train_are_refused(start: Start, settings: dict[str, Any], named: str) -> None:
+def test_settings_that_slime_cannot_train_are_refused(
+    start: Start, settings: dict[str, Any], named: str
+) -> None:
     _, run = start(settings)
     with pytest.raises(FeedUnfit, match=named):
         run.generate()
@@ -375,7 +419,9 @@ def test_the_functions_have_the_published_signatures(slime: str) -> None:
     assert tuple(inspect.signature(publish_weights).parameters) == interface.HOOK_PARAMETERS
     assert interface.missing_fields(Sample) == []
     published = {field.name: field for field in dataclasses.fields(PublishedSample)}
-    assert {field.name for field in dataclasses.fields(Sample)} == set(published), "the double has slime's fields"
+    assert {field.name for field in dataclasses.fields(Sample)} == set(published), (
+        "the double has slime's fields"
+    )
 
 
 def test_versions_out_of_the_range_are_named() -> None:

@@ -41,7 +41,10 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def proxy() -> Iterator[FlakyProxy]:
     """A proxy in front of a server with the base."""
-    with SglangWire(Path(server_process.model_location("starter"))) as wire, FlakyProxy(wire.url) as started:
+    with (
+        SglangWire(Path(server_process.model_location("starter"))) as wire,
+        FlakyProxy(wire.url) as started,
+    ):
         yield started
 
 
@@ -67,7 +70,9 @@ def test_a_request_that_fails_is_sent_again(proxy: FlakyProxy, trouble: Trouble)
 @pytest.mark.parametrize("trouble", [400, 401, 404])
 def test_a_request_that_is_refused_is_not_sent_again(proxy: FlakyProxy, trouble: Trouble) -> None:
     proxy.begin_trouble(trouble, every=1)
-    with pytest.raises(TeacherUnfit, match=rf"^{proxy.url}/generate: HTTP {trouble} .*correct --rm-url"):
+    with pytest.raises(
+        TeacherUnfit, match=rf"^{proxy.url}/generate: HTTP {trouble} .*correct --rm-url"
+    ):
         teacher.score_reply(f"{proxy.url}/generate", [PROMPT], REPLY)
     assert proxy.refused == 1
 
@@ -78,7 +83,9 @@ def test_retries_are_bounded_in_number_and_time(
 ) -> None:
     url = f"{proxy.url}/generate"
     proxy.begin_trouble(trouble, every=1)
-    with pytest.raises(TeacherUnfit, match=rf"^{url}: .* \({ATTEMPTS} attempts in \d s\)\. Expected [^\n]*$"):
+    with pytest.raises(
+        TeacherUnfit, match=rf"^{url}: .* \({ATTEMPTS} attempts in \d s\)\. Expected [^\n]*$"
+    ):
         teacher.score_reply(url, [PROMPT], REPLY)
     assert proxy.refused == ATTEMPTS
     monkeypatch.setattr(teacher, "RETRIES", 10**9)
@@ -156,7 +163,9 @@ def test_a_call_after_the_train_worker_ended_claims_from_the_next_one(
         run.update_weights(seed=2)
         close_feeds()
     assert world.used() == {1: given[:4], 2: given[4:]}
-    assert list(trainer_weights.read_weights(world.config.home_dir)) == ["1", "2", "3"], "it is the same run of slime"
+    assert list(trainer_weights.read_weights(world.config.home_dir)) == ["1", "2", "3"], (
+        "it is the same run of slime"
+    )
 
 
 def test_a_call_while_no_train_worker_runs_says_what_to_start(start: Start) -> None:  # noqa: F811
@@ -166,11 +175,17 @@ def test_a_call_while_no_train_worker_runs_says_what_to_start(start: Start) -> N
     with pytest.raises(StreamEnded, match="the train worker has ended"):
         feed.next_samples()
     for _ in range(2):
-        with pytest.raises(StreamEnded, match=r"no train worker listens there .* train\.trainer: external"):
+        with pytest.raises(
+            StreamEnded, match=r"no train worker listens there .* train\.trainer: external"
+        ):
             feed.next_samples()
 
 
-def test_every_call_after_a_rollback_names_the_weights(start: Start, store: Store, fill: Fill) -> None:  # noqa: F811
+def test_every_call_after_a_rollback_names_the_weights(
+    start: Start,  # noqa: F811
+    store: Store,
+    fill: Fill,
+) -> None:
     fill(store, 4)
     world, run = start()
     with world.in_background():
@@ -180,7 +195,9 @@ def test_every_call_after_a_rollback_names_the_weights(start: Start, store: Stor
             apply_rollback(conn, plan_rollback(conn, 0), learn_again=False, reason="a test")
         given = fill(store, 4)
         for _ in range(3):
-            with pytest.raises(FeedUnfit, match="the next step starts from the base, and slime has 000001-"):
+            with pytest.raises(
+                FeedUnfit, match="the next step starts from the base, and slime has 000001-"
+            ):
                 run.generate()
         close_feeds()
         again = SlimeRun(run.arguments)
@@ -208,7 +225,9 @@ def test_a_call_after_weights_that_could_not_be_taken_over_names_them(
         with BatchStream.connect(world.config.home_dir, name="another") as stream:
             assert [row["turn"] for row in next(iter(stream)).rows] == given
         for _ in range(2):
-            with pytest.raises(FeedUnfit, match="the next step starts from the base, and slime has 000001-"):
+            with pytest.raises(
+                FeedUnfit, match="the next step starts from the base, and slime has 000001-"
+            ):
                 run.generate()
         close_feeds()
 
@@ -249,7 +268,9 @@ def test_a_new_run_in_the_same_process_claims_again(start: Start, store: Store, 
         wrong = SlimeRun(run.arguments)
         wrong.update_weights(seed=0)
         fill(store, 4)
-        with pytest.raises(FeedUnfit, match=r"the next step starts from .*000002-.* and slime has other weights"):
+        with pytest.raises(
+            FeedUnfit, match=r"the next step starts from .*000002-.* and slime has other weights"
+        ):
             wrong.generate()
         close_feeds()
     assert world.used() == {1: given[:4], 2: given[4:]}

@@ -22,7 +22,9 @@ from openclaw_rl.other_trainers.trainer_socket import TrainerSocket
 
 
 def write_weights(folder: Path, values: bytes) -> Path:
-    header = json.dumps({"w": {"dtype": "F32", "shape": [len(values) // 4], "data_offsets": [0, len(values)]}}).encode()
+    header = json.dumps(
+        {"w": {"dtype": "F32", "shape": [len(values) // 4], "data_offsets": [0, len(values)]}}
+    ).encode()
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + values)
     return folder
@@ -77,12 +79,16 @@ def test_a_feed_that_cannot_begin_leaves_no_trainer_behind() -> None:
 
 
 def _begin_with_a_broken_file(home: Path) -> None:
-    options = SlimeOptions(home=home, mailbox=home / "box", global_batch_size=4, temperature=1.0, teacher_url=None)
+    options = SlimeOptions(
+        home=home, mailbox=home / "box", global_batch_size=4, temperature=1.0, teacher_url=None
+    )
     Mailbox(options.mailbox).put("start", run="r", fingerprint="f", tag="1")
     (home / BASE_FILE).write_text("{")
     worker = TrainerSocket(home, {"method": "binary", "finetune": "full", "base": "m"})
     try:
-        with pytest.raises(ValueError, match=f"{BASE_FILE} cannot be read: Expecting property name"):
+        with pytest.raises(
+            ValueError, match=f"{BASE_FILE} cannot be read: Expecting property name"
+        ):
             BatchFeed(options)
         assert worker.find_trainer() is None
     finally:

@@ -15,7 +15,9 @@ from openclaw_rl.train.sample_builder import SampleBuilder
 __all__ = ["make_loop"]
 
 
-def test_after_the_last_step_nothing_is_trained(store: Store, make_loop: Callable[..., TrainLoop], fill: Fill) -> None:
+def test_after_the_last_step_nothing_is_trained(
+    store: Store, make_loop: Callable[..., TrainLoop], fill: Fill
+) -> None:
     loop = make_loop(max_steps=2)
     learn(loop, store, fill, 2)
     fill(store, 2)
@@ -26,7 +28,9 @@ def test_after_the_last_step_nothing_is_trained(store: Store, make_loop: Callabl
     assert head_of(store).version == 3
 
 
-def test_accumulated_batches_make_one_step(store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path) -> None:
+def test_accumulated_batches_make_one_step(
+    store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
+) -> None:
     trainer = ScriptedTrainer()
     train = settings(tmp_path, accumulation=3, batch_max=3).train
     loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies")

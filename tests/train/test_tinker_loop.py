@@ -75,13 +75,17 @@ class TinkerWorld:
     def used(self) -> dict[int, list[str]]:
         with self.store.read() as conn:
             line = policies.lineage(conn, policies.head(conn).version)
-            return {v: sorted(use.turn for use in policies.uses_of_version(conn, v)) for v in line if v}
+            return {
+                v: sorted(use.turn for use in policies.uses_of_version(conn, v)) for v in line if v
+            }
 
     def state_of(self, version: int) -> str:
         with self.store.read() as conn:
             found = policies.get(conn, version)
         assert found is not None
-        state: str = json.loads((Path(str(found.path)) / "tinker_version.json").read_text())["state"]
+        state: str = json.loads((Path(str(found.path)) / "tinker_version.json").read_text())[
+            "state"
+        ]
         return state
 
 
@@ -108,12 +112,16 @@ def test_each_turn_is_in_one_version_and_a_lost_answer_frees_the_batch(
     given = fill(world.store, 8)
     world.sdk.loses["optim_step"] = ConnectionResetError("cut off")
     assert not world.loop.run_once()
-    assert world.loop.note.startswith("waiting for the trainer: the Tinker service does not answer (cut off)")
+    assert world.loop.note.startswith(
+        "waiting for the trainer: the Tinker service does not answer (cut off)"
+    )
     assert world.head() == 0
     world.run_until(2)
     used = world.used()
     assert sorted(turn for turns in used.values() for turn in turns) == sorted(given)
-    assert world.sdk.restored[-1] == world.state_of(1), "the second step starts from the first version's checkpoint"
+    assert world.sdk.restored[-1] == world.state_of(1), (
+        "the second step starts from the first version's checkpoint"
+    )
 
 
 def test_a_worker_that_is_killed_in_a_batch_loses_no_turn(
@@ -141,7 +149,9 @@ def test_a_worker_that_is_killed_in_a_batch_loses_no_turn(
     world.loop.close()
     assert world.used() == {1: sorted(given)}
     with store.read() as conn:
-        assert [policy.version for policy in policies.list_all(conn)] == [0, 1], "no batch counted as failed"
+        assert [policy.version for policy in policies.list_all(conn)] == [0, 1], (
+            "no batch counted as failed"
+        )
 
 
 def test_after_a_rollback_the_next_step_starts_from_the_version_gone_back_to(
@@ -170,7 +180,10 @@ def test_at_the_budget_the_loop_waits_and_says_why(
     for _ in range(3):
         world.loop.run_once()
     assert world.head() == 1
-    assert f"tinker.budget_tokens ({sent + 1}) is reached: training has sent {sent} tokens" in world.loop.note
+    assert (
+        f"tinker.budget_tokens ({sent + 1}) is reached: training has sent {sent} tokens"
+        in world.loop.note
+    )
     assert json.loads((tmp_path / "tinker_usage.json").read_text()) == {"training_tokens": sent}
 
 
@@ -185,8 +198,14 @@ def test_at_the_budget_the_loop_waits_and_says_why(
         ({"gate.kind": "probes"}, "Set gate.kind to numbers"),
         ({"train.finetune": "full"}, "Set train.finetune to lora"),
         ({"train.batch.epochs": 2}, "Set train.batch.epochs to 1"),
-        ({"train.method": "opd", "train.distill.teacher": "ema"}, "Set train.distill.teacher to base"),
-        ({"train.method": "opd", "train.distill.teacher_temperature": 2.0}, "Leave train.distill.teacher_temperature"),
+        (
+            {"train.method": "opd", "train.distill.teacher": "ema"},
+            "Set train.distill.teacher to base",
+        ),
+        (
+            {"train.method": "opd", "train.distill.teacher_temperature": 2.0},
+            "Leave train.distill.teacher_temperature",
+        ),
         ({"train.loss.path": "loss.py"}, "Leave out train.loss.path"),
         ({"train.ranks": 2}, "Leave out train.ranks"),
         ({"train.checkpoint.save_dir": "out"}, "Leave out train.checkpoint.save_dir"),
@@ -200,7 +219,9 @@ def test_what_tinker_cannot_train_is_refused_in_one_line(given: dict[str, Any], 
 
 def test_settings_of_the_local_trainer_alone_are_named_and_those_of_the_formula_are_not() -> None:
     config = from_flat(SETTINGS)
-    given = dict.fromkeys(("train.optimizer.learning_rate", "train.loss.kl_coef", "train.seed"), "flags")
+    given = dict.fromkeys(
+        ("train.optimizer.learning_rate", "train.loss.kl_coef", "train.seed"), "flags"
+    )
     assert unused_settings(config, given) == []
     given = dict.fromkeys(("train.lora.alpha", "train.lora.dropout", "train.compile"), "flags")
     assert len(unused_settings(config, given)) == 2, "one for each rule"
@@ -211,5 +232,8 @@ def test_lessons_are_not_practised_and_the_norm_of_the_gradient_may_be_missing()
     assert "train.trainer tinker" in no_practice_reason(config, make_method(config.train))
     metrics = {"loss/total": 0.1, "kl": 0.0, "kl/step": 0.0}
     assert metrics_are_finite(metrics, config.train) is None
-    assert str(metrics_are_finite({"loss/total": 0.1}, config.train)) == "kl is None, expected a finite number"
+    assert (
+        str(metrics_are_finite({"loss/total": 0.1}, config.train))
+        == "kl is None, expected a finite number"
+    )
     assert "gradient/norm" in str(metrics_are_finite(metrics, from_flat({}).train))

@@ -16,7 +16,13 @@ from openclaw_rl.settings.load import TrackConfig
 from openclaw_rl.train.tracking import METRICS_FILE, MetricsTracker, summary_line
 from openclaw_rl.types import Policy, PolicyState
 
-METRICS = {"loss/total": 0.5, "reward/mean": -1.0, "gradient/norm": float("nan"), "step": 3.0, "turns": 2.0}
+METRICS = {
+    "loss/total": 0.5,
+    "reward/mean": -1.0,
+    "gradient/norm": float("nan"),
+    "step": 3.0,
+    "turns": 2.0,
+}
 
 
 def policy(version: int) -> Policy:
@@ -35,7 +41,9 @@ def test_each_step_is_a_line(tmp_path: Path) -> None:
     made = tracker(tmp_path)
     made.log_step(policy(1), METRICS, ["a", "b"])
     tracker(tmp_path).log_step(policy(2), METRICS, [])
-    first, second = (json.loads(line) for line in (tmp_path / METRICS_FILE).read_text().splitlines())
+    first, second = (
+        json.loads(line) for line in (tmp_path / METRICS_FILE).read_text().splitlines()
+    )
     assert first == {
         "version": 1, "parent": 0, "state": "live", "at": 5.0, "turns": ["a", "b"],
         "loss/total": 0.5, "reward/mean": -1.0, "step": 3.0,
@@ -45,7 +53,13 @@ def test_each_step_is_a_line(tmp_path: Path) -> None:
 
 def test_the_log_line_has_what_was_reported() -> None:
     """Another program reports what it likes, and any number."""
-    known = {"replays": 0.0, "loss/total": 0.69314, "reward/mean": 1.0, "kl": 0.01, "gradient/norm": 2.0}
+    known = {
+        "replays": 0.0,
+        "loss/total": 0.69314,
+        "reward/mean": 1.0,
+        "kl": 0.01,
+        "gradient/norm": 2.0,
+    }
     line = summary_line(policy(1), known | {"seconds": 3.0}, 4)
     assert line == "version 1: 4 turns, loss 0.6931, reward +1.00, KL 0.0100, gradient 2, 3.00 s"
     assert summary_line(policy(1), {"replays": 1.0, "loss/total": 1e300}, 4) == (
@@ -79,17 +93,26 @@ SURFACE = {  # what the descriptions promise, by these very names
 
 
 def test_the_real_tensorboard_shows_them(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", exc_type=ImportError)
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", exc_type=ImportError
+    )
     made = tracker(tmp_path, "tensorboard")
     made.log_step(policy(4), SURFACE, [])
     made.log_step(policy(5), {"loss/total": 0.25}, [])
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    written = {name: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(name)] for name in SURFACE}
-    assert written == {name: [(4, value)] for name, value in SURFACE.items()} | {"loss/total": [(4, 0.5), (5, 0.25)]}
+    written = {
+        name: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(name)]
+        for name in SURFACE
+    }
+    assert written == {name: [(4, value)] for name, value in SURFACE.items()} | {
+        "loss/total": [(4, 0.5), (5, 0.25)]
+    }
 
 
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed: pip install wandb")
+@pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None, reason="wandb is not installed: pip install wandb"
+)
 @pytest.mark.filterwarnings("default")  # its own, and those of what it brings
 def test_the_real_wandb_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline: a run of the promised name, in whose file each name and value stands."""
@@ -107,7 +130,9 @@ def test_the_real_wandb_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(name.encode() in kept.read_bytes() for name in SURFACE)
 
 
-def test_a_library_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, module in (("wandb", "wandb"), ("tensorboard", "tensorboard.summary")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ConfigError, match=f"pip install {name}"):
@@ -128,7 +153,9 @@ def test_a_sink_that_fails_is_left_out(
 
     asked: dict[str, object] = {}
     monkeypatch.setitem(
-        sys.modules, "wandb", SimpleNamespace(init=lambda **given: asked.update(given) or SimpleNamespace(log=log))
+        sys.modules,
+        "wandb",
+        SimpleNamespace(init=lambda **given: asked.update(given) or SimpleNamespace(log=log)),
     )
     made = tracker(tmp_path, "wandb", project="mine")
     for version in (1, 2, 3):

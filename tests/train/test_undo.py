@@ -21,6 +21,7 @@ from openclaw_rl.cli.main import cli
 from openclaw_rl.common.progress import Wait
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import heartbeats, leases, turns
@@ -35,7 +36,7 @@ from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import plan_promotion
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.undo import lesson_id, plan_undo, select_turns
-from openclaw_rl.types import JudgedTurn, PolicyState, Reason, ReasonCode, TurnState, Use
+from openclaw_rl.types import JudgedTurn, PolicyState, TurnState, Use
 
 Judged = Callable[..., JudgedTurn]
 TRAIN = {"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9}
@@ -135,7 +136,12 @@ def test_it_says_what_it_does_and_asks_first(home: Home) -> None:
     assert [(p.state, p.reason) for p in undone] == [(PolicyState.ROLLED_BACK, "a bad idea")] * 3
 
 
-AT_TINKER = ("train.trainer=tinker", "engine.backend=tinker", "gate.kind=numbers", "train.method=binary")
+AT_TINKER = (
+    "train.trainer=tinker",
+    "engine.backend=tinker",
+    "gate.kind=numbers",
+    "train.method=binary",
+)
 
 
 class AbsentTrainer:
@@ -210,7 +216,10 @@ def test_by_lesson_and_by_time(home: Home) -> None:
     home.learn(1, hints=("Use metric units.",))
     for words in ("", ".", " e ", "re"):
         refused = home.undo("--lesson", words, "--yes").exception
-        assert f"--lesson {words!r}: expected the id of a hint, or a part of its text with at least 3" in str(refused)
+        assert (
+            f"--lesson {words!r}: expected the id of a hint, or a part of its text with at least 3"
+            in str(refused)
+        )
     assert home.head() == 2, "nothing was undone"
     unknown = home.undo("--lesson", "nothing like this", "--yes")
     assert isinstance(unknown.exception, OpenClawError)
@@ -219,7 +228,10 @@ def test_by_lesson_and_by_time(home: Home) -> None:
         assert select_turns(conn, since=time.time() - 3600) == home.learned[2]
         assert select_turns(conn, lesson=lesson_id("Use metric units.")) == home.learned[2]
         assert select_turns(conn, lesson="METRIC") == home.learned[2]
-        assert select_turns(conn, names=["s2"], ids=[home.learned[1][1]]) == [home.learned[1][1], home.learned[2][0]]
+        assert select_turns(conn, names=["s2"], ids=[home.learned[1][1]]) == [
+            home.learned[1][1],
+            home.learned[2][0],
+        ]
     done = home.undo("--lesson", "SHORTER", "--yes").output
     assert done.splitlines()[:2] == [
         "hints and lessons that match:",
@@ -275,8 +287,13 @@ def test_by_the_words_of_a_lesson_with_evidence_in_other_words(home: Home) -> No
 
 def test_a_turn_with_a_lesson_in_its_prompt_is_used_once(home: Home, renderer: Renderer) -> None:
     hinted = [{"role": "user", "content": "Where is the Louvre?\n\n[Hint: Keep answers short.]"}]
-    request = {"lessons": {"aa": "Keep answers short."}, "prompt_ids": renderer.render(hinted).prompt_ids}
-    turns_ = put(home.store, [home._judged(score=-1, hints=("Be kind.",), request=request) for _ in range(2)])
+    request = {
+        "lessons": {"aa": "Keep answers short."},
+        "prompt_ids": renderer.render(hinted).prompt_ids,
+    }
+    turns_ = put(
+        home.store, [home._judged(score=-1, hints=("Be kind.",), request=request) for _ in range(2)]
+    )
     assert home.loop.run_once(), home.loop.note
     assert [len(batch) for batch in home.trainer.batches] == [4], "two samples of each turn"
     assert home.batches() == [turns_]
@@ -289,12 +306,20 @@ def test_a_second_undo_joins_the_first(home: Home) -> None:
         assert home.loop.run_once()
     assert home.undo("--session", "s4", "--yes").exit_code == 0, "of a batch that is still left"
     assert home.head() == 7
-    assert home.undo("--session", "s3", "--yes").exit_code == 0, "of a batch that is trained on already"
+    assert home.undo("--session", "s3", "--yes").exit_code == 0, (
+        "of a batch that is trained on already"
+    )
     assert home.head() == 6
     while home.left():
         assert home.loop.run_once()
     learned = home.learned
-    assert home.batches() == [learned[1], learned[2][1:], learned[3][1:], learned[4][1:], learned[5]]
+    assert home.batches() == [
+        learned[1],
+        learned[2][1:],
+        learned[3][1:],
+        learned[4][1:],
+        learned[5],
+    ]
 
 
 def test_a_rollback_cancels_it(home: Home) -> None:
@@ -315,7 +340,10 @@ def test_a_promotion_brings_nothing_back_that_was_undone(home: Home) -> None:
         plan_promotion(conn, head)
     with home.store.write() as conn:
         retraining.replace_batches(conn, DEFAULT_NAME, ())
-    with home.store.read() as conn, pytest.raises(OpenClawError, match="was trained on 1 turns that were undone"):
+    with (
+        home.store.read() as conn,
+        pytest.raises(OpenClawError, match="was trained on 1 turns that were undone"),
+    ):
         plan_promotion(conn, head)
 
 
@@ -349,7 +377,9 @@ def test_what_needs_no_training_is_undone_while_training_is_frozen(home: Home) -
     assert home.undo("--yes", "--turn", waiting).exit_code == 0
     assert (home.state(waiting)[0], home.head()) == (TurnState.DROPPED, 2)
     first, second = home.learned[2]
-    assert "training is frozen" in str(home.undo("--yes", "--turn", first).exception), "the other one trains again"
+    assert "training is frozen" in str(home.undo("--yes", "--turn", first).exception), (
+        "the other one trains again"
+    )
     assert home.undo("--yes", "--turn", first, "--turn", second).exit_code == 0
     assert (home.state(second)[0], home.head(), home.left()) == (TurnState.DROPPED, 1, [])
 
@@ -391,9 +421,15 @@ def test_a_batch_that_fails_does_not_stop_the_rest(home: Home) -> None:
 def test_what_became_untrainable_is_left_out(home: Home) -> None:
     home.learn(3)
     with home.store.write() as conn:
-        turns.mark_untrainable(conn, {home.learned[2][0]: Reason(ReasonCode.NOT_STORED, "its client forbids it")})
-        turns.mark_untrainable(conn, {home.learned[3][0]: Reason(ReasonCode.NOT_STORED, "its client forbids it")})
-        turns.mark_untrainable(conn, {home.learned[3][1]: Reason(ReasonCode.NOT_STORED, "its client forbids it")})
+        turns.mark_untrainable(
+            conn, {home.learned[2][0]: Reason(ReasonCode.NOT_STORED, "its client forbids it")}
+        )
+        turns.mark_untrainable(
+            conn, {home.learned[3][0]: Reason(ReasonCode.NOT_STORED, "its client forbids it")}
+        )
+        turns.mark_untrainable(
+            conn, {home.learned[3][1]: Reason(ReasonCode.NOT_STORED, "its client forbids it")}
+        )
     assert home.undo("--session", "s1", "--yes").exit_code == 0
     while home.left():
         assert home.loop.run_once()
@@ -430,7 +466,9 @@ def test_the_time_that_it_says_is_that_of_the_recorded_batches(home: Home) -> No
     assert (plan.safe, len(plan.batches), len(recorded)) == (0, 12, 12)
     assert min(recorded) >= 0.05
     shares = sorted(batch / whole for batch, whole in zip(recorded[1:], looped, strict=True))
-    assert 0.8 <= shares[5] <= 1.05, "nothing that each batch needs is left out, whatever stops a single one"
+    assert 0.8 <= shares[5] <= 1.05, (
+        "nothing that each batch needs is left out, whatever stops a single one"
+    )
     whole, usual = sum(recorded), sum(recorded) / 12
     assert plan.seconds[1] == pytest.approx(1.5 * whole + 2 + usual)
     assert plan.seconds[0] == pytest.approx((whole - recorded[0] / 2) / 1.5), (
@@ -442,7 +480,10 @@ def test_the_first_of_fifty_versions(home: Home) -> None:
     home.learn(1)
     home.learned += [home.add_turns(version) for version in range(2, 51)]
     with home.store.write() as conn:  # the other 49, without files, which nobody reads
-        first, lease = policies.get_many(conn, [1])[0], leases.acquire(conn, "test", "test", 60.0, 0.0)
+        first, lease = (
+            policies.get_many(conn, [1])[0],
+            leases.acquire(conn, "test", "test", 60.0, 0.0),
+        )
         assert lease is not None
         for version in range(2, 51):
             uses = [Use(policy=version, turn=turn, number=1) for turn in home.learned[version]]

@@ -52,7 +52,10 @@ class World:
         self.folder = str(files.folder) if model == STARTER else model
         self.trainer = LocalTrainer(self.folder, method, train)
         self.builder = SampleBuilder(
-            renderer=Renderer(files), transient=EphemeralMatcher([]), signal=method, max_staleness=64
+            renderer=Renderer(files),
+            transient=EphemeralMatcher([]),
+            signal=method,
+            max_staleness=64,
         )
         self.loop = TrainLoop(self.store, self.trainer, self.builder, train, home / "policies")
 
@@ -93,7 +96,15 @@ def conversations(judged: Callable[..., JudgedTurn], *, hints: bool) -> list[lis
         about = {"session": f"s{n // 4}", "agent": f"a{n % 3}"}
         hint = (f"Answer in {n % 5 + 1} words.",) if hints and n % 3 else ()
         score = (1, -1, -1, 1, -1)[n % 5]
-        turns.append(judged(score=score, hints=hint, request=about, words=f"Number {n}.", question=f"What is {n}?"))
+        turns.append(
+            judged(
+                score=score,
+                hints=hint,
+                request=about,
+                words=f"Number {n}.",
+                question=f"What is {n}?",
+            )
+        )
     shifted = turns[2:] + turns[:2]
     return [shifted[at : at + 4] for at in range(0, len(shifted), 4)]
 
@@ -101,7 +112,9 @@ def conversations(judged: Callable[..., JudgedTurn], *, hints: bool) -> list[lis
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small random model with the starter's vocabulary."""
-    vocabulary = json.loads((ModelFiles.from_path(STARTER).folder / "config.json").read_text())["vocab_size"]
+    vocabulary = json.loads((ModelFiles.from_path(STARTER).folder / "config.json").read_text())[
+        "vocab_size"
+    ]
     return save_tiny(tmp_path_factory.mktemp("model"), vocabulary=vocabulary)
 
 
@@ -112,7 +125,9 @@ def test_undo_of_one_session_among_ten(
     undo_and_compare(method, tmp_path, judged, model)
 
 
-def undo_and_compare(method: str, tmp_path: Path, judged: Callable[..., JudgedTurn], model: str) -> None:
+def undo_and_compare(
+    method: str, tmp_path: Path, judged: Callable[..., JudgedTurn], model: str
+) -> None:
     train = train_settings({"method": method, **LOOSE})
     batches = conversations(judged, hints=method == "combine")
     undone = World(tmp_path / "a", train, model)
@@ -136,8 +151,13 @@ def undo_and_compare(method: str, tmp_path: Path, judged: Callable[..., JudgedTu
         states = {policy.version: policy.state for policy in policies.list_all(conn)}
         assert all(states[v] is PolicyState.ROLLED_BACK for v in range(4, 11))
         assert {p.metrics.get("retrained") for p in policies.get_many(conn, range(11, 99))} == {1.0}
-        assert not {t for batch in undone.batches(policies.lineage(conn, head.version)) for t in batch} & {
-            item.turn.id for batch in batches for item in batch if item.exchange.request.session == "s4"
+        assert not {
+            t for batch in undone.batches(policies.lineage(conn, head.version)) for t in batch
+        } & {
+            item.turn.id
+            for batch in batches
+            for item in batch
+            if item.exchange.request.session == "s4"
         }
 
 
@@ -145,21 +165,34 @@ def check_credit(world: World, method: str) -> None:
     """The stored credit of binary is score minus baseline, on each token of the reply."""
     with world.store.read() as conn:
         for version in range(1, 11):
-            credit, parent = token_credit.credit_of_version(conn, version), policies.get(conn, version - 1)
+            credit, parent = (
+                token_credit.credit_of_version(conn, version),
+                policies.get(conn, version - 1),
+            )
             assert parent is not None
-            items = retraining.repeatable_turns(conn, [use.turn for use in policies.uses_of_version(conn, version)])
+            items = retraining.repeatable_turns(
+                conn, [use.turn for use in policies.uses_of_version(conn, version)]
+            )
             assert credit.keys() == {item.turn.id for item in items}
             baseline = ScoreBaseline(parent.memory, decay=0.95, shrink=8.0)
             for item in items if method == "binary" else ():
                 assert item.exchange.reply is not None
                 count = len(item.exchange.reply.response_ids)
-                advantage = float(item.verdict.score or 0) - baseline.read(item.exchange.request.agent)
-                assert float(credit[item.turn.id].astype("f8").sum()) == pytest.approx(count * advantage, rel=1e-3)
+                advantage = float(item.verdict.score or 0) - baseline.read(
+                    item.exchange.request.agent
+                )
+                assert float(credit[item.turn.id].astype("f8").sum()) == pytest.approx(
+                    count * advantage, rel=1e-3
+                )
 
 
-def test_replays_are_repeated_where_they_were(tmp_path: Path, judged: Callable[..., JudgedTurn], model: str) -> None:
+def test_replays_are_repeated_where_they_were(
+    tmp_path: Path, judged: Callable[..., JudgedTurn], model: str
+) -> None:
     """The reference takes the recorded batches without the session, by the trainer alone."""
-    train = train_settings({"method": "combine", "batch.max_uses": 2, "batch.replay_ratio": 0.5, **LOOSE})
+    train = train_settings(
+        {"method": "combine", "batch.max_uses": 2, "batch.replay_ratio": 0.5, **LOOSE}
+    )
     world = World(tmp_path / "a", train, model)
     for batch in conversations(judged, hints=True):
         world.train_on(batch)
@@ -167,7 +200,9 @@ def test_replays_are_repeated_where_they_were(tmp_path: Path, judged: Callable[.
     assert len(recorded[1]) > 4, "some turns of the first batch came again"
     with world.store.read() as conn:
         out = set(select_turns(conn, names=["s4"]))
-        items = {t: item for b in recorded for t in b for item in retraining.repeatable_turns(conn, [t])}
+        items = {
+            t: item for b in recorded for t in b for item in retraining.repeatable_turns(conn, [t])
+        }
         root = policies.get(conn, 0)
         assert root is not None
     world.undo(names=["s4"])

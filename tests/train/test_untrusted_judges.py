@@ -17,11 +17,15 @@ from openclaw_rl.types import Feedback
 def score_outright(store: Store, turn: str, score: int) -> None:
     """A person scores a judged turn, and the judge worker stores the explicit verdict."""
     with store.write(durable=False) as conn:
-        exchanges.add_feedback(conn, [Feedback(id=turn, scope="key", target=turn, score=score, given_at=1.0)])
+        exchanges.add_feedback(
+            conn, [Feedback(id=turn, scope="key", target=turn, score=score, given_at=1.0)]
+        )
         assert reactions.record_pending_feedback(conn, turn, 1.0)
         judged = turns.current_verdict(conn, turn)
         assert judged is not None
-        assert turns.add_verdict(conn, replace(judged, judge="explicit", revision=2, score=score, explicit=True))
+        assert turns.add_verdict(
+            conn, replace(judged, judge="explicit", revision=2, score=score, explicit=True)
+        )
 
 
 def test_explicit_scores_train_and_other_verdicts_of_the_judge_do_not(
@@ -42,7 +46,10 @@ def test_explicit_scores_train_and_other_verdicts_of_the_judge_do_not(
     used = {use.turn for version in versions for use in uses_of(store, version.version)}
     assert used <= set(scored)
     assert len(used) >= 16
-    assert loop.note == "waiting for turns: 2 of 4; verdicts of test are not trained on (judge.min_kappa)"
+    assert (
+        loop.note
+        == "waiting for turns: 2 of 4; verdicts of test are not trained on (judge.min_kappa)"
+    )
     with store.write() as conn:
         assert version_stats.update_untrusted_judges(conn, -1.0) == ({"test"}, set())
     assert loop.run_once(), "the verdicts are kept, and are trained on once the judge is trusted"
@@ -52,7 +59,9 @@ def test_explicit_scores_train_and_other_verdicts_of_the_judge_do_not(
 def correct_outright(store: Store, turn: str, correction: str) -> None:
     """A person corrects a judged turn, and the judge worker stores the judge's verdict with the correction as hint."""
     with store.write(durable=False) as conn:
-        given = Feedback(id=f"{turn}-c", scope="key", target=turn, correction=correction, given_at=1.0)
+        given = Feedback(
+            id=f"{turn}-c", scope="key", target=turn, correction=correction, given_at=1.0
+        )
         exchanges.add_feedback(conn, [given])
         assert reactions.record_pending_feedback(conn, turn, 1.0)
         judged = turns.current_verdict(conn, turn)
@@ -60,7 +69,10 @@ def correct_outright(store: Store, turn: str, correction: str) -> None:
         assert turns.add_verdict(conn, replace(judged, revision=2, hints=(correction,)))
 
 
-def test_an_undo_trains_the_rest_again_without_the_hints_of_the_judge(home: Home, fill: Fill) -> None:  # noqa: F811
+def test_an_undo_trains_the_rest_again_without_the_hints_of_the_judge(
+    home: Home,  # noqa: F811
+    fill: Fill,
+) -> None:
     """Its verdicts have been trained on before people contradicted it. A person's correction is trained on again."""
     home.learn(3, hints=("Keep answers short.",))
     corrected = home.learned[3][1]
@@ -70,7 +82,9 @@ def test_an_undo_trains_the_rest_again_without_the_hints_of_the_judge(home: Home
     with home.store.write() as conn:
         assert version_stats.update_untrusted_judges(conn, 0.0) == (set(), {"test"})
     seen: list[tuple[str, int]] = []
-    home.trainer.during = lambda samples: seen.extend((s.turn, len(s.hinted_prompts)) for s in samples)
+    home.trainer.during = lambda samples: seen.extend(
+        (s.turn, len(s.hinted_prompts)) for s in samples
+    )
     assert home.undo("--yes", "--turn", home.learned[1][0]).exit_code == 0
     while home.left():
         home.loop.run_once()

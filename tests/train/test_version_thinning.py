@@ -35,12 +35,14 @@ ADAPTER = {"adapter_config.json": "a", "adapter_model.safetensors": "b", OPTIMIZ
 FULL = {"config.json": "a", "model.safetensors": "b", OPTIMIZER_FILE: "c"}
 
 
-# ------------------------------------------------------------------------------------------------------------ the plan
+# ---------------------------------------------------------------------------------------- the plan
 
 
 def row(head: Policy, version: int, at: float = 0.0, files: dict[str, str] | None = None) -> Policy:
     path = f"/nowhere/{version:06d}-x"
-    return replace(head, version=version, path=path, created_at=at, files=ADAPTER if files is None else files)
+    return replace(
+        head, version=version, path=path, created_at=at, files=ADAPTER if files is None else files
+    )
 
 
 def test_the_newest_are_kept_and_of_older_ones_one_a_day(head: Policy) -> None:
@@ -82,25 +84,39 @@ def test_of_successive_steps_of_practice_the_last_is_kept(head: Policy) -> None:
     rows, line = [row(head, n) for n in range(1, 41)], list(range(40, -1, -1))
     settings = TrainCheckpointConfig(keep=2, keep_versions=7, keep_days=0)
     practised = set(range(1, 41)) - {1, 6, 31}
-    assert kept_versions(rows, line, settings, now=DAY, practised=practised) == {40, 39, 31, 30, 6, 5, 1}
+    assert kept_versions(rows, line, settings, now=DAY, practised=practised) == {
+        40,
+        39,
+        31,
+        30,
+        6,
+        5,
+        1,
+    }
     assert kept_versions(rows, line, settings, now=DAY) == set(range(34, 41))
 
 
-# ------------------------------------------------------------------------------------------------------------ the loop
+# ---------------------------------------------------------------------------------------- the loop
 
 
 @pytest.fixture
-def start(store: Store, builder: SampleBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def start(
+    store: Store, builder: SampleBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Start]:
     """Start a trainer on the home, like a restart. It keeps three versions, and two optimizer states."""
     monkeypatch.setattr(version_thinning, "REMOVAL_DELAY", 0.0)
     kept = {"checkpoint.keep": 2, "checkpoint.keep_versions": 3, "checkpoint.keep_days": 0}
-    train = train_settings({"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9} | kept)
+    train = train_settings(
+        {"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9} | kept
+    )
     opened: list[TrainLoop] = []
 
     def make(**metrics: float) -> TrainLoop:
         for loop in opened:
             loop.close()
-        opened.append(TrainLoop(store, StateTrainer(metrics), builder, train, tmp_path / "policies"))
+        opened.append(
+            TrainLoop(store, StateTrainer(metrics), builder, train, tmp_path / "policies")
+        )
         return opened[-1]
 
     yield make
@@ -131,12 +147,16 @@ def test_weights_do_not_pile_up(start: Start, store: Store, fill: Fill, tmp_path
     rows = rows_of(store)
     assert [v for v in rows if policies.is_removed(rows[v])] == [1, 2, 3, 4, 5]
     assert all(rows[v].digest and rows[v].metrics for v in range(1, 9)), "the rows stay"
-    assert [policies.examine_files(store, v) for v in (6, 7, 8)] == [None] * 3, "what was removed is no damage"
+    assert [policies.examine_files(store, v) for v in (6, 7, 8)] == [None] * 3, (
+        "what was removed is no damage"
+    )
     with store.read() as conn:
         assert policies.damage_reports(conn) == []
 
 
-def test_a_rejected_candidate_leaves_no_files(start: Start, store: Store, fill: Fill, tmp_path: Path) -> None:
+def test_a_rejected_candidate_leaves_no_files(
+    start: Start, store: Store, fill: Fill, tmp_path: Path
+) -> None:
     loop = start(**{"gradient/norm": 1e9})
     learn(loop, store, fill, 2)
     rows = rows_of(store)
@@ -144,7 +164,9 @@ def test_a_rejected_candidate_leaves_no_files(start: Start, store: Store, fill: 
     assert list((tmp_path / "policies").iterdir()) == []
 
 
-def test_rejected_candidates_of_an_older_program_go_too(start: Start, store: Store, fill: Fill, tmp_path: Path) -> None:
+def test_rejected_candidates_of_an_older_program_go_too(
+    start: Start, store: Store, fill: Fill, tmp_path: Path
+) -> None:
     learn(start(), store, fill, 3)
     with store.write() as conn:
         conn.exec_driver_sql("UPDATE policies SET files = NULL")
@@ -174,7 +196,9 @@ def test_a_rollback_to_a_version_without_files_names_the_versions_that_have_them
     assert rows_of(store)[9].parent == 6
 
 
-def test_the_version_that_is_served_keeps_its_files(start: Start, store: Store, fill: Fill, tmp_path: Path) -> None:
+def test_the_version_that_is_served_keeps_its_files(
+    start: Start, store: Store, fill: Fill, tmp_path: Path
+) -> None:
     """An engine may be behind, for example if it cannot load the newest versions."""
     loop = start()
     learn(loop, store, fill, 2)
@@ -229,12 +253,19 @@ with Store.open(home / "store.db") as store:
 
 @pytest.mark.parametrize("removals", [0, 1, 4])
 def test_a_kill_between_the_store_and_the_disk(
-    start: Start, store: Store, fill: Fill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+    start: Start,
+    store: Store,
+    fill: Fill,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    removals: int,
 ) -> None:
     monkeypatch.setattr(version_thinning.VersionThinner, "thin_versions", lambda self, now: None)
     learn(start(), store, fill, 6)
     assert numbers(tmp_path / "policies") == [1, 2, 3, 4, 5, 6]
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(removals)], timeout=60)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(removals)], timeout=60
+    )
     assert killed.returncode == -signal.SIGKILL
     assert len(list((tmp_path / "policies").iterdir())) > 3
     assert [policies.examine_files(store, version) for version in (4, 5, 6)] == [None] * 3

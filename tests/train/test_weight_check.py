@@ -46,7 +46,10 @@ def set_last(file: Path, value: float, dtype: torch.dtype = torch.float32) -> No
 
 def widen(file: Path) -> None:
     """Make an adapter of a base with one more input."""
-    tensors = {name: torch.nn.functional.pad(t, (0, "lora_A" in name)) for name, t in load_file(file).items()}
+    tensors = {
+        name: torch.nn.functional.pad(t, (0, "lora_A" in name))
+        for name, t in load_file(file).items()
+    }
     save_file(tensors, file)
 
 
@@ -82,7 +85,10 @@ WRONG_ADAPTERS: list[tuple[Spoil, str]] = [
     (lambda file: set_last(file, float("-inf"), torch.bfloat16), "values that are not finite"),
     (widen, "does not fit the base"),
     (nest, "peft wrapped the model twice"),
-    (lambda file: save_file({n: t.to(torch.int8) for n, t in load_file(file).items()}, file), "has the type I8"),
+    (
+        lambda file: save_file({n: t.to(torch.int8) for n, t in load_file(file).items()}, file),
+        "has the type I8",
+    ),
     (lambda file: configure(file, r=RANK - 1), f"the adapter has rank {RANK};"),
     (lambda file: configure(file, lora_alpha="many"), "no lora_alpha"),
     (lambda file: configure(file, use_dora=True), "not DoRA"),
@@ -95,8 +101,12 @@ def test_a_sound_adapter_passes(tmp_path: Path, dtype: torch.dtype) -> None:
     check(tmp_path / "1")
 
 
-@pytest.mark.parametrize(("spoil", "named"), WRONG_ADAPTERS, ids=[words for _, words in WRONG_ADAPTERS])
-def test_an_adapter_that_no_engine_loads_is_refused_in_one_line(tmp_path: Path, spoil: Spoil, named: str) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "named"), WRONG_ADAPTERS, ids=[words for _, words in WRONG_ADAPTERS]
+)
+def test_an_adapter_that_no_engine_loads_is_refused_in_one_line(
+    tmp_path: Path, spoil: Spoil, named: str
+) -> None:
     spoil(write_adapter(tmp_path / "1"))
     with pytest.raises(ModelError, match=named) as caught:
         check(tmp_path / "1", max_rank=RANK - 1 if "rank" in named else RANK)
@@ -119,14 +129,20 @@ def test_whole_weights_are_read_to_their_end(tmp_path: Path, dtype: torch.dtype)
         check(tmp_path, max_rank=None)
 
 
-def test_weights_beyond_the_first_block_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_beyond_the_first_block_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("openclaw_rl.other_trainers.weight_check._BLOCK_BYTES", 64)
-    save_file({"a": torch.from_numpy(np.append(np.ones(999), np.inf))}, tmp_path / "model.safetensors")
+    save_file(
+        {"a": torch.from_numpy(np.append(np.ones(999), np.inf))}, tmp_path / "model.safetensors"
+    )
     with pytest.raises(ModelError, match="not finite"):
         check(tmp_path, max_rank=None)
 
 
-def test_weights_that_are_not_finite_do_not_become_the_head(world: World, fill: Callable[..., list[str]]) -> None:
+def test_weights_that_are_not_finite_do_not_become_the_head(
+    world: World, fill: Callable[..., list[str]]
+) -> None:
     """They would be the start of every further step, while an older version answers."""
     fill(world.store, 4)
     with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:

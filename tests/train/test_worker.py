@@ -48,12 +48,24 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def make_loop(store: Store, builder: SampleBuilder, tmp_path: Path, clock: Clock) -> Iterator[MakeLoop]:
+def make_loop(
+    store: Store, builder: SampleBuilder, tmp_path: Path, clock: Clock
+) -> Iterator[MakeLoop]:
     opened = []
 
     def make(trainer: ScriptedTrainer, **settings: Any) -> TrainLoop:
         train = train_settings({"batch_min": 4, "batch_max": 6, **settings})
-        opened.append(TrainLoop(store, trainer, builder, train, tmp_path / "policies", clock=clock, lease_clock=clock))
+        opened.append(
+            TrainLoop(
+                store,
+                trainer,
+                builder,
+                train,
+                tmp_path / "policies",
+                clock=clock,
+                lease_clock=clock,
+            )
+        )
         return opened[-1]
 
     yield make
@@ -73,7 +85,9 @@ def uses_of(store: Store, version: int) -> list[Use]:
 
 def waiting(store: Store, head: int = 0) -> list[str]:
     with store.read() as conn:
-        items = training_queue.trainable_turns(conn, head=head, limit=99, max_uses=1, need_score=True, need_hint=True)
+        items = training_queue.trainable_turns(
+            conn, head=head, limit=99, max_uses=1, need_score=True, need_hint=True
+        )
     return [i.turn.id for i in items]
 
 
@@ -82,7 +96,9 @@ def on_disk(tmp_path: Path) -> list[str]:
     return sorted(p.name for p in root.iterdir()) if root.exists() else []
 
 
-def test_a_batch_waits_for_four_turns(store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path) -> None:
+def test_a_batch_waits_for_four_turns(
+    store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path
+) -> None:
     trainer = ScriptedTrainer()
     loop = make_loop(trainer)
     ids = fill(store, 3)
@@ -113,7 +129,9 @@ def test_a_batch_has_at_most_its_maximum(store: Store, make_loop: MakeLoop, fill
         assert policies.lineage(conn, 2) == [2, 1, 0]
 
 
-def test_a_damaged_turn_is_left_out_and_the_others_train(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_damaged_turn_is_left_out_and_the_others_train(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     """Its log-probabilities are one short: that ended the trainer, again and again."""
     ids = fill(store, 5)
     with store.write() as conn:
@@ -129,7 +147,9 @@ def test_a_damaged_turn_is_left_out_and_the_others_train(store: Store, make_loop
     assert str(damaged.untrainable).startswith("damaged: its reply cannot be read")
 
 
-def test_old_turns_are_not_kept_waiting(store: Store, make_loop: MakeLoop, fill: Fill, clock: Clock) -> None:
+def test_old_turns_are_not_kept_waiting(
+    store: Store, make_loop: MakeLoop, fill: Fill, clock: Clock
+) -> None:
     loop = make_loop(ScriptedTrainer(), max_wait=600, lease=10_000)
     fill(store, 1)
     assert not loop.run_once()
@@ -160,7 +180,9 @@ def test_the_trainer_loads_a_version_once(store: Store, make_loop: MakeLoop, fil
 def test_a_candidate_that_does_not_pass_is_kept_but_not_served(
     store: Store, make_loop: MakeLoop, fill: Fill, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = ScriptedTrainer(lambda samples: {"kl": 9.0, "loss/total": math.nan if len(samples) == 5 else 0.1})
+    trainer = ScriptedTrainer(
+        lambda samples: {"kl": 9.0, "loss/total": math.nan if len(samples) == 5 else 0.1}
+    )
     loop = make_loop(trainer, batch_max=4)
     ids = fill(store, 4)
     assert loop.run_once()
@@ -176,11 +198,15 @@ def test_a_candidate_that_does_not_pass_is_kept_but_not_served(
     assert loop.run_once()
     assert [s.turn for s in trainer.batches[-1]] == ids[:2], "in halves"
     live = head_of(store)
-    assert (live.version, live.parent, live.memory) == (2, 0, {"steps": 1}), "the rejected step is not built upon"
+    assert (live.version, live.parent, live.memory) == (2, 0, {"steps": 1}), (
+        "the rejected step is not built upon"
+    )
     assert {u.number for u in uses_of(store, 2)} == {2}
 
 
-def test_a_rejection_alone_ends_a_turns_chances(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_rejection_alone_ends_a_turns_chances(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     loop = make_loop(trainer := ScriptedTrainer(lambda samples: {"gradient/norm": math.inf}))
     ids = fill(store, 4)
     assert [loop.run_once() for _ in range(8)] == [True] * 7 + [False]
@@ -189,21 +215,30 @@ def test_a_rejection_alone_ends_a_turns_chances(store: Store, make_loop: MakeLoo
         states = [p.state for p in policies.list_all(conn)]
         found = [turns.get(conn, i) for i in ids]
     assert states == [PolicyState.LIVE] + [PolicyState.REJECTED] * 7
-    assert all("a step on it alone was rejected: gradient/norm is inf" in str(t and t.untrainable) for t in found)
+    assert all(
+        "a step on it alone was rejected: gradient/norm is inf" in str(t and t.untrainable)
+        for t in found
+    )
 
 
-def test_turns_without_a_gradient_leave_the_queue_with_a_reason(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_turns_without_a_gradient_leave_the_queue_with_a_reason(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     loop = make_loop(ScriptedTrainer(lambda samples: None))
     ids = fill(store, 4)
     assert loop.run_once()
     assert head_of(store).version == 0
     assert waiting(store) == []
     with store.read() as conn:
-        assert [t.untrainable for t in (turns.get(conn, i) for i in ids) if t] == ["the script has nothing to say"] * 4
+        assert [t.untrainable for t in (turns.get(conn, i) for i in ids) if t] == [
+            "the script has nothing to say"
+        ] * 4
     assert not loop.run_once()
 
 
-def test_what_does_not_fit_leaves_and_the_rest_waits_for_more(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_what_does_not_fit_leaves_and_the_rest_waits_for_more(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     trainer = ScriptedTrainer()
     loop = make_loop(trainer)
     good = fill(store, 3)
@@ -219,7 +254,9 @@ def test_what_does_not_fit_leaves_and_the_rest_waits_for_more(store: Store, make
     assert [s.turn for s in trainer.batches[0]] == good
 
 
-def test_a_roll_back_during_the_step_wins(store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path) -> None:
+def test_a_roll_back_during_the_step_wins(
+    store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path
+) -> None:
     loop = make_loop(trainer := ScriptedTrainer(), batch_max=4)
     fill(store, 4)
     assert loop.run_once()
@@ -266,7 +303,10 @@ def test_who_loses_the_lease_publishes_nothing(
 
 def test_one_trainer_at_a_time(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     fill(store, 8)
-    first, second = make_loop(ScriptedTrainer(), batch_max=4), make_loop(ScriptedTrainer(), batch_max=4)
+    first, second = (
+        make_loop(ScriptedTrainer(), batch_max=4),
+        make_loop(ScriptedTrainer(), batch_max=4),
+    )
     assert first.run_once()
     assert second.run_once() is False
     first.close()
@@ -284,7 +324,9 @@ def test_what_a_dead_trainer_left_is_removed(
     assert on_disk(tmp_path) == [Path(str(head_of(store).path)).name]
 
 
-def test_a_bug_in_the_trainer_ends_the_loop_loudly(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_a_bug_in_the_trainer_ends_the_loop_loudly(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
     def burst(samples: Sequence[Sample]) -> dict[str, float]:
         raise TypeError("turn 7: got 3, expected 4")
 
@@ -295,7 +337,9 @@ def test_a_bug_in_the_trainer_ends_the_loop_loudly(store: Store, make_loop: Make
     assert len(waiting(store)) == 4
 
 
-def run_worker_until(config: Config, condition: Callable[[Store], bool], *, seconds: float = 30.0) -> None:
+def run_worker_until(
+    config: Config, condition: Callable[[Store], bool], *, seconds: float = 30.0
+) -> None:
     """Run the train worker until the store satisfies the condition."""
 
     async def main() -> None:
@@ -364,7 +408,9 @@ def test_the_whole_worker_on_the_shipped_model(
         assert [e.ref for e in events.read_after(conn, 0, 99, kinds=["policy.live"])] == ["1", "2"]
         assert [b.name for b in heartbeats.read_heartbeats(conn)] == ["train"]
     with store.write() as conn:
-        assert leases.acquire(conn, TRAINER_LEASE, "next", 1.0, time.time()) is not None, "the lease was given back"
+        assert leases.acquire(conn, TRAINER_LEASE, "next", 1.0, time.time()) is not None, (
+            "the lease was given back"
+        )
     store.close()
     lines = [r.message for r in caplog.records if r.name == "openclaw_rl.train"]
     assert lines[0].startswith("version 1: 4 turns, loss ")
@@ -396,7 +442,9 @@ def test_a_verdict_stamped_hours_ahead_waits_no_longer_than_max_wait(
     train = train_settings({"batch_min": 4, "max_wait": 600})
     fill(store, 2, at=time.time() + 3 * 3600)
     trainer = ScriptedTrainer()
-    loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies", lease_clock=lambda: steady[0])
+    loop = TrainLoop(
+        store, trainer, builder, train, tmp_path / "policies", lease_clock=lambda: steady[0]
+    )
     assert not loop.run_once()
     for _ in range(61):
         steady[0] += 9.9  # less than a lease
@@ -408,7 +456,9 @@ def test_a_verdict_stamped_hours_ahead_waits_no_longer_than_max_wait(
 
 
 def test_a_heartbeat_from_the_future_is_not_alive() -> None:
-    beat = heartbeats.Heartbeat(name="train", pid=2**22, at=1000.0, state=heartbeats.RUNNING, note="")
+    beat = heartbeats.Heartbeat(
+        name="train", pid=2**22, at=1000.0, state=heartbeats.RUNNING, note=""
+    )
     assert beat.is_alive(1001.0)
     assert not beat.is_alive(1000.0 + 3 * 3600)
     assert not beat.is_alive(1000.0 - 3 * 3600)
@@ -428,7 +478,9 @@ def test_a_trainer_gives_way_once_it_has_loaded(tmp_path: Path) -> None:
         "lower_priority(5)\n"
         "print(values(), os.sched_getscheduler(0) == os.SCHED_BATCH)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     before = os.getpriority(os.PRIO_PROCESS, 0)
     if before < 3 and sys.platform == "linux":
         assert done.stdout == "[3, 3]\n[10, 10] True\n"

@@ -53,7 +53,9 @@ def test_an_array_is_cut_into_its_items(
         ("", 0, "the file is empty"),
     ],
 )
-def test_a_document_that_is_not_json_is_refused(tmp_path: Path, text: str, taken: int, said: str) -> None:
+def test_a_document_that_is_not_json_is_refused(
+    tmp_path: Path, text: str, taken: int, said: str
+) -> None:
     (tmp_path / "a.json").write_text(text.format(json.dumps(PRINTED)))
     *good, bad = files.read_entries(tmp_path / "a.json")
     assert [e.parse_trajectory() for e in good] == [parse_trajectory(PRINTED)] * taken
@@ -65,7 +67,9 @@ def test_a_document_that_is_not_json_is_refused(tmp_path: Path, text: str, taken
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "plain.txt", PRINTED)
-    with pytest.raises(OpenClawError, match=r"plain.txt: expected a file that ends with \.json, \.jsonl"):
+    with pytest.raises(
+        OpenClawError, match=r"plain.txt: expected a file that ends with \.json, \.jsonl"
+    ):
         files.find_files([tmp_path / "plain.txt"])
 
 
@@ -80,7 +84,9 @@ def test_every_layout_is_read(tmp_path: Path, name: str) -> None:
     }.get(name, lines)
     (tmp_path / name).write_text(text, encoding="utf-8")
     found = [
-        e.parse_trajectory().session_id for f in files.find_files([tmp_path / name]) for e in files.read_entries(f)
+        e.parse_trajectory().session_id
+        for f in files.find_files([tmp_path / name])
+        for e in files.read_entries(f)
     ]
     assert found == ["user_session_abc123", "b"][: 1 if name == "one.json" else 2]
 
@@ -88,7 +94,10 @@ def test_every_layout_is_read(tmp_path: Path, name: str) -> None:
 def test_a_folder_is_searched_but_for_what_is_hidden_or_of_another_kind(tmp_path: Path) -> None:
     for name in ("b.jsonl", "deep/a.json", ".hidden.json", ".git/x.json", "notes.md"):
         put(tmp_path / name, PRINTED)
-    assert [str(f.relative_to(tmp_path)) for f in files.find_files([tmp_path])] == ["b.jsonl", "deep/a.json"]
+    assert [str(f.relative_to(tmp_path)) for f in files.find_files([tmp_path])] == [
+        "b.jsonl",
+        "deep/a.json",
+    ]
 
 
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:
@@ -142,7 +151,9 @@ def test_a_duplicate_key_is_an_error_of_its_line(
 ) -> None:
     wrong = json.dumps(PRINTED).replace(before, after, 1)
     right = json.dumps(PRINTED | {"session_id": "b"})
-    (tmp_path / name).write_text(f"[{wrong},{right}]" if name == "a.json" else f"{wrong}\n{right}\n")
+    (tmp_path / name).write_text(
+        f"[{wrong},{right}]" if name == "a.json" else f"{wrong}\n{right}\n"
+    )
     report = home.bring(tmp_path / name)
     assert (report.counts.refused, report.counts.imported) == ({"key twice": 1}, 1)
     assert report.file is not None
@@ -152,9 +163,21 @@ def test_a_duplicate_key_is_an_error_of_its_line(
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "unknown key": ({"promt": "x"}, "unknown key", "turn 1: unknown key 'promt'; did you mean 'prompt'?"),
-    "inner key": ({"verdict": {"scor": 1}}, "unknown key", "verdict: unknown key 'scor'; did you mean 'score'?"),
-    "type": ({"type": "sidee"}, "wrong type", "type: invalid enum value 'sidee'; expected main or side"),
+    "unknown key": (
+        {"promt": "x"},
+        "unknown key",
+        "turn 1: unknown key 'promt'; did you mean 'prompt'?",
+    ),
+    "inner key": (
+        {"verdict": {"scor": 1}},
+        "unknown key",
+        "verdict: unknown key 'scor'; did you mean 'score'?",
+    ),
+    "type": (
+        {"type": "sidee"},
+        "wrong type",
+        "type: invalid enum value 'sidee'; expected main or side",
+    ),
     "prompt": ({"prompt": 3}, "wrong type", "prompt: expected str | null, got int"),
     "no prompt": ({"prompt": None}, "missing key", "missing key `prompt` (or `messages`)"),
     "no response": ({"response": None}, "missing key", "missing key `response` (or `message`)"),
@@ -175,14 +198,26 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
         "token arrays",
         "natural logarithms of probabilities (0 or less)",
     ),
-    "role": ({"next_state": [{"role": "robot", "content": "x"}]}, "out of range", "next_state: expected a role of"),
+    "role": (
+        {"next_state": [{"role": "robot", "content": "x"}]},
+        "out of range",
+        "next_state: expected a role of",
+    ),
     "call": (
         {"message": {"role": "assistant", "content": None, "tool_calls": [3]}, "response": None},
         "wrong type",
         "tool_calls: expected a list of calls",
     ),
-    "two words": ({"messages": [{"role": "user", "content": "other"}]}, "contradiction", "prompt differs"),
-    "side trains": ({"type": "side", "trainable": True}, "contradiction", "a side turn never trains"),
+    "two words": (
+        {"messages": [{"role": "user", "content": "other"}]},
+        "contradiction",
+        "prompt differs",
+    ),
+    "side trains": (
+        {"type": "side", "trainable": True},
+        "contradiction",
+        "a side turn never trains",
+    ),
     "id": ({"id": ""}, "out of range", "id: expected 1 to 500 printable characters, got nothing"),
     "time": ({"at": -1}, "out of range", "at: expected seconds since 1970"),
 }
@@ -205,7 +240,10 @@ def test_what_is_wrong_is_named(name: str) -> None:
     [
         ([1], "expected an object with session_id and turns, got a list"),
         ({"turns": [main("a", "b")]}, "missing key session_id"),
-        ({"session_id": "", "turns": [main("a", "b")]}, "session_id: expected 1 to 500 printable characters"),
+        (
+            {"session_id": "", "turns": [main("a", "b")]},
+            "session_id: expected 1 to 500 printable characters",
+        ),
         ({"session_id": "\ud800", "turns": [main("a", "b")]}, "session_id: expected"),
         ({"session_id": "s", "turns": []}, "turns: expected a list of one turn or more"),
         ({"sessionid": "s", "turns": []}, "did you mean 'session_id'?"),
@@ -231,26 +269,62 @@ def _mutated(raw: bytes, dice: random.Random) -> bytes:
         elif what == 3:
             del out[at:]
         elif what == 4:
-            out[at:at] = dice.choice([b'"', b"{", b"}", b"[", b"]", b",", b"\\", b"\n", b"null", b"1e999", b"\\ud800"])
+            out[at:at] = dice.choice(
+                [b'"', b"{", b"}", b"[", b"]", b",", b"\\", b"\n", b"null", b"1e999", b"\\ud800"]
+            )
         elif what == 5:
-            out[at : at + 1] = dice.choice([b"-", b"9", b"\x00", b"\xff", b"<|im_end|>", b"NaN", b"[" * 2000])
+            out[at : at + 1] = dice.choice(
+                [b"-", b"9", b"\x00", b"\xff", b"<|im_end|>", b"NaN", b"[" * 2000]
+            )
         else:
             word = dice.choice(
-                [b"main", b"prompt", b"turns", b"user", b"role", b"true", b"content", b"0", b"session_id"]
+                [
+                    b"main",
+                    b"prompt",
+                    b"turns",
+                    b"user",
+                    b"role",
+                    b"true",
+                    b"content",
+                    b"0",
+                    b"session_id",
+                ]
             )
             swap = dice.choice(
-                [b"side", b"null", b"{}", b"assistant", b"-1", b"[[]]", b"tool", b"99999999999999999999"]
+                [
+                    b"side",
+                    b"null",
+                    b"{}",
+                    b"assistant",
+                    b"-1",
+                    b"[[]]",
+                    b"tool",
+                    b"99999999999999999999",
+                ]
             )
             out = bytearray(bytes(out).replace(word, swap, 1))
     return bytes(out) or b"{"
 
 
-def test_a_thousand_broken_files_give_reasons_and_never_a_traceback(tmp_path: Path, home: Home) -> None:
+def test_a_thousand_broken_files_give_reasons_and_never_a_traceback(
+    tmp_path: Path, home: Home
+) -> None:
     """Mutations of what people write and of what an export writes, down to the store."""
     tools = [{"role": "tool", "tool_call_id": "c", "content": "seen"}]
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    rich = main("look", "", message={"role": "assistant", "content": "", "tool_calls": [call]}, next_state=tools)
-    home.bring(put(tmp_path / "in.jsonl", PRINTED, {"session_id": "r", "turns": [rich, main("", "It is red.")]}))
+    rich = main(
+        "look",
+        "",
+        message={"role": "assistant", "content": "", "tool_calls": [call]},
+        next_state=tools,
+    )
+    home.bring(
+        put(
+            tmp_path / "in.jsonl",
+            PRINTED,
+            {"session_id": "r", "turns": [rich, main("", "It is red.")]},
+        )
+    )
     seeds = [json.dumps(PRINTED).encode(), *home.exports()]
     dice = random.Random(7)
     folder = tmp_path / "fuzz"

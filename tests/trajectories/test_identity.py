@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
-from tests.trajectories.world import PRINTED, Home, Plot, exported_file, live, main, nouns, plot, put, stories
+from tests.trajectories.world import (
+    PRINTED,
+    Home,
+    Plot,
+    exported_file,
+    live,
+    main,
+    nouns,
+    plot,
+    put,
+    stories,
+)
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store import sessions
@@ -28,7 +39,11 @@ def again(folder: Path, home: Home) -> Home:
     return other
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(stories)
 @example([[replace(plot("closed"), prompt="half \ud83d of it", answer="\ude00"), plot("judged")]])
 def test_a_store_comes_back_as_it_was(story: list[list[Plot]]) -> None:
@@ -42,13 +57,20 @@ def test_a_store_comes_back_as_it_was(story: list[list[Plot]]) -> None:
             assert other.exports() == first.exports()
             assert nouns(other.store) == nouns(first.store)
             other.store.close()
-        assert exported_file(third, folder / "again.parquet").read_bytes() == (folder / "all.parquet").read_bytes()
+        assert (
+            exported_file(third, folder / "again.parquet").read_bytes()
+            == (folder / "all.parquet").read_bytes()
+        )
         first.store.close()
 
 
 def test_words_come_back_with_the_tokens_that_were_made_of_them(tmp_path: Path, home: Home) -> None:
     home.bring(
-        put(tmp_path / "in.jsonl", PRINTED, {"session_id": "b", "turns": [main("Hi", "Yo"), main("More", "No")]})
+        put(
+            tmp_path / "in.jsonl",
+            PRINTED,
+            {"session_id": "b", "turns": [main("Hi", "Yo"), main("More", "No")]},
+        )
     )
     other = again(tmp_path, home)
     assert other.exports() == home.exports()
@@ -115,7 +137,13 @@ def test_what_cannot_be_exported_is_said_and_nothing_is_written(
     (tmp_path / "out-folder.json").mkdir()
     before = sorted(tmp_path.rglob("out*"))
     with pytest.raises(OpenClawError, match=words):
-        export_sessions(home.config, target and str(tmp_path / target), names=names, since=None, form="trajectories")
+        export_sessions(
+            home.config,
+            target and str(tmp_path / target),
+            names=names,
+            since=None,
+            form="trajectories",
+        )
     assert sorted(tmp_path.rglob("out*")) == before
 
 
@@ -130,5 +158,7 @@ def test_two_keys_with_a_session_of_one_name_have_two_files(tmp_path: Path, home
     home.bring(put(tmp_path / "in.jsonl", {"session_id": "session 0", "turns": [main("Hi", "Yo")]}))
     live(home.store, [[plot("closed")]])
     with home.store.read() as conn:
-        names = [save_session(conn, tmp_path / "out", s) for s in list(sessions.iter_sessions(conn))]
+        names = [
+            save_session(conn, tmp_path / "out", s) for s in list(sessions.iter_sessions(conn))
+        ]
     assert sorted(n.name for n in names if n) == ["session 0.json", "session 0~key.json"]

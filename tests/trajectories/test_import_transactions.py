@@ -49,7 +49,9 @@ def test_an_interrupted_import_is_completed_by_the_next_one(
             raise KeyboardInterrupt
 
     with ImportReport() as report, pytest.raises(KeyboardInterrupt):
-        TrajectoryImporter(home.config, home.store, score=False).run(read_entries(file), report, follow=interrupt)
+        TrajectoryImporter(home.config, home.store, score=False).run(
+            read_entries(file), report, follow=interrupt
+        )
     assert len(home.exports()) == 1, "its first half was written"
     report = home.bring(file)
     assert (report.counts.turns, report.counts.grown) == (3, 1)

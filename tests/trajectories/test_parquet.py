@@ -33,14 +33,24 @@ def test_datasets_reads_both_forms(tmp_path: Path, home: Home) -> None:
     live(home.store, [[plot(fate) for fate in FATES], [plot("judged")]])
     cache = str(tmp_path / "cache")
     whole = load_dataset(
-        "parquet", data_files=str(exported_file(home, tmp_path / "t.parquet")), split="train", cache_dir=cache
+        "parquet",
+        data_files=str(exported_file(home, tmp_path / "t.parquet")),
+        split="train",
+        cache_dir=cache,
     )
     assert [len(row["turns"]) for row in whole] == [len(FATES), 1]
     turn = whole[1]["turns"][0]
-    assert (turn["prompt"], turn["response"], turn["verdict"]["score"]) == ("What now?", "This and that.", 1)
+    assert (turn["prompt"], turn["response"], turn["verdict"]["score"]) == (
+        "What now?",
+        "This and that.",
+        1,
+    )
     assert len(turn["logprobs"]) == len(turn["response_ids"]) > 1
     rows = load_dataset(
-        "parquet", data_files=str(exported_file(home, tmp_path / "r.parquet", "turns")), split="train", cache_dir=cache
+        "parquet",
+        data_files=str(exported_file(home, tmp_path / "r.parquet", "turns")),
+        split="train",
+        cache_dir=cache,
     )
     assert len(rows) > 5
     assert all(len(row["logprobs"]) == len(row["response_ids"]) for row in rows)
@@ -49,7 +59,9 @@ def test_datasets_reads_both_forms(tmp_path: Path, home: Home) -> None:
 def test_rows_of_another_program_are_taken(tmp_path: Path, home: Home) -> None:
     """Only the five keys, other integer types, nulls where there is nothing."""
     turns = [dict(turn) for turn in PRINTED["turns"]]  # type: ignore[attr-defined]
-    pq.write_table(pa.Table.from_pylist([{"session_id": "s", "turns": turns}]), tmp_path / "in.parquet")
+    pq.write_table(
+        pa.Table.from_pylist([{"session_id": "s", "turns": turns}]), tmp_path / "in.parquet"
+    )
     (tmp_path / "in.jsonl").write_text("")
     assert home.bring(tmp_path / "in.parquet").counts.turns == 2
     put(tmp_path / "same.jsonl", {"session_id": "s", "turns": turns})
@@ -59,18 +71,34 @@ def test_rows_of_another_program_are_taken(tmp_path: Path, home: Home) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([{"session_id": "s", "words": "x"}], "expected the columns session_id and turns, got session_id, words"),
-        ([{"session_id": "s", "turn_id": "t"}], "export without --format turns"),
-        ([{"session_id": "s", "turns": [{"promt": "x", "response": "y"}]}], "did you mean 'prompt'"),
-        ([{"session_id": "s", "turns": [main("x", "y", messages_json="{")]}], "turn 1: messages_json: expected JSON"),
         (
-            [{"session_id": "s", "turns": [main("x", "y", messages_json='[{"role": "user", "role": "tool"}]')]}],
+            [{"session_id": "s", "words": "x"}],
+            "expected the columns session_id and turns, got session_id, words",
+        ),
+        ([{"session_id": "s", "turn_id": "t"}], "export without --format turns"),
+        (
+            [{"session_id": "s", "turns": [{"promt": "x", "response": "y"}]}],
+            "did you mean 'prompt'",
+        ),
+        (
+            [{"session_id": "s", "turns": [main("x", "y", messages_json="{")]}],
+            "turn 1: messages_json: expected JSON",
+        ),
+        (
+            [
+                {
+                    "session_id": "s",
+                    "turns": [main("x", "y", messages_json='[{"role": "user", "role": "tool"}]')],
+                }
+            ],
             "turn 1: messages_json: 'role' is given twice in one object",
         ),
         ([{"session_id": "s", "turns": [main("x", "y", at=b"\xff")]}], "at: expected float"),
     ],
 )
-def test_other_columns_are_refused_by_name(tmp_path: Path, rows: list[dict[str, Any]], said: str) -> None:
+def test_other_columns_are_refused_by_name(
+    tmp_path: Path, rows: list[dict[str, Any]], said: str
+) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
     done = CliRunner().invoke(cli, ["data", "check", str(tmp_path / "in.parquet")])
     assert done.exit_code == 1
@@ -79,7 +107,11 @@ def test_other_columns_are_refused_by_name(tmp_path: Path, rows: list[dict[str, 
 
 def test_broken_files_give_reasons(tmp_path: Path, home: Home) -> None:
     home.bring(
-        put(tmp_path / "in.jsonl", PRINTED, *({"session_id": f"s{n}", "turns": [main("a", "b")]} for n in range(50)))
+        put(
+            tmp_path / "in.jsonl",
+            PRINTED,
+            *({"session_id": f"s{n}", "turns": [main("a", "b")]} for n in range(50)),
+        )
     )
     whole = exported_file(home, tmp_path / "out.parquet").read_bytes()
     dice, broken = random.Random(5), 0
@@ -95,9 +127,16 @@ def test_broken_files_give_reasons(tmp_path: Path, home: Home) -> None:
     assert broken > 100
 
 
-def test_it_is_written_in_groups(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_written_in_groups(
+    tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parquet, "GROUP_ROWS", 4)
-    home.bring(put(tmp_path / "in.jsonl", *({"session_id": f"s{n}", "turns": [main("a", "b")]} for n in range(10))))
+    home.bring(
+        put(
+            tmp_path / "in.jsonl",
+            *({"session_id": f"s{n}", "turns": [main("a", "b")]} for n in range(10)),
+        )
+    )
     file = pq.ParquetFile(exported_file(home, tmp_path / "out.parquet"))
     assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [4, 4, 2]
     assert (tmp_path / "out.parquet").stat().st_mode & 0o777 == 0o600
@@ -106,7 +145,10 @@ def test_it_is_written_in_groups(tmp_path: Path, home: Home, monkeypatch: pytest
 def test_half_a_surrogate_pair_is_kept_where_json_can_hold_it() -> None:
     half = "half \ud83d of it"
     turn = {"type": "main", "response": "b", "messages": [{"role": "user", "content": half}]}
-    turn |= {"message": {"role": "assistant", "content": "b"}, "next_state": [{"role": "user", "content": half}]}
+    turn |= {
+        "message": {"role": "assistant", "content": "b"},
+        "next_state": [{"role": "user", "content": half}],
+    }
     stream = io.BytesIO()
     with parquet.open_writer(stream, "trajectories") as add:
         add(to_json({"session_id": "s", "turns": [turn]}))
@@ -121,7 +163,9 @@ def test_half_a_surrogate_pair_is_kept_where_json_can_hold_it() -> None:
         add(to_json({"session_id": half, "turns": [turn]}))
 
 
-def test_without_pyarrow_it_is_said_once(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_it_is_said_once(
+    tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home.bring(put(tmp_path / "in.jsonl", PRINTED))
     exported_file(home, tmp_path / "out.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -38,16 +38,38 @@ SECRETS: dict[str, tuple[str, st.SearchStrategy[str]]] = {
     "aws": ("key", st.builds("AKIA{}".format, random_(16, 16, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"))),
     "ours": ("key", st.builds("sk-openclaw-{}".format, random_(32, 32, WORD + "_-"))),
     "jwt": ("token", st.builds("eyJ{}.eyJ{}.{}".format, *[random_(10, 40, WORD + "_-")] * 3)),
-    "v4": ("ip", st.ip_addresses(v=4).filter(lambda a: not (a.is_loopback or a.is_unspecified)).map(str)),
+    "v4": (
+        "ip",
+        st.ip_addresses(v=4).filter(lambda a: not (a.is_loopback or a.is_unspecified)).map(str),
+    ),
     "v6": ("ip", st.integers(1, 2**64).map(lambda n: f"2001:db8::{n & 0xFFFF:x}:{n >> 48:x}")),
     "linux": ("home", st.builds("/home/{}".format, names)),
     "mac": ("home", st.builds("/Users/{}".format, names)),
     "windows": ("home", st.builds(r"C:\Users\{}".format, names)),
 }
-secret = st.sampled_from(sorted(SECRETS)).flatmap(lambda name: st.tuples(st.just(SECRETS[name][0]), SECRETS[name][1]))
-around = st.sampled_from([" ", "\n", ", ", ' "', "' ", "(", ") ", "> ", r"\n", "\t", "; ", "=", " `", "` "])
+secret = st.sampled_from(sorted(SECRETS)).flatmap(
+    lambda name: st.tuples(st.just(SECRETS[name][0]), SECRETS[name][1])
+)
+around = st.sampled_from(
+    [" ", "\n", ", ", ' "', "' ", "(", ") ", "> ", r"\n", "\t", "; ", "=", " `", "` "]
+)
 pieces = st.lists(st.tuples(around, secret, around), min_size=1, max_size=5)
-NASTY = ["a", "1", "@", ".", "/home/a", "+1415555010", "0", ":", "-", "eyJabcdefgh", " ", "\\n", "[KEY]", "token="]
+NASTY = [
+    "a",
+    "1",
+    "@",
+    ".",
+    "/home/a",
+    "+1415555010",
+    "0",
+    ":",
+    "-",
+    "eyJabcdefgh",
+    " ",
+    "\\n",
+    "[KEY]",
+    "token=",
+]
 nasty = st.lists(st.sampled_from(NASTY), max_size=30).map("".join)
 
 
@@ -92,7 +114,9 @@ DOMAINS = (
 
 
 @pytest.mark.parametrize("domain", DOMAINS.split())
-@pytest.mark.parametrize("around", ["{}", "<{}>", "_{}_", "{}.", "({})", "mailto:{}?subject=x", "{}.bak", "{}-old"])
+@pytest.mark.parametrize(
+    "around", ["{}", "<{}>", "_{}_", "{}.", "({})", "mailto:{}?subject=x", "{}.bak", "{}-old"]
+)
 def test_addresses_of_every_kind_of_domain_go(domain: str, around: str) -> None:
     text = around.format(f"alice.b+news@{domain}")
     clean, counts = scrub_text(text)
@@ -102,7 +126,10 @@ def test_addresses_of_every_kind_of_domain_go(domain: str, around: str) -> None:
 
 
 def test_a_bracket_behind_an_address_is_no_call() -> None:
-    assert scrub_text("alice@example.com(work), bob@example.de(home)")[0] == "[EMAIL](work), [EMAIL](home)"
+    assert (
+        scrub_text("alice@example.com(work), bob@example.de(home)")[0]
+        == "[EMAIL](work), [EMAIL](home)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +137,10 @@ def test_a_bracket_behind_an_address_is_no_call() -> None:
     [
         ("postgres://me:hunter2@db.example.com/x", "postgres://me:[TOKEN]@db.example.com/x"),
         ("Authorization: Bearer abcdef0123456789", "Authorization: Bearer [TOKEN]"),
-        ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "aws_secret_access_key = [TOKEN]"),
+        (
+            "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+            "aws_secret_access_key = [TOKEN]",
+        ),
         ('{"password": "p@ss-w0rd"}', '{"password": "[TOKEN]"}'),
         (r'{"out": "ok\nsk-abcdefghijklmnop12\n10.0.0.1"}', r'{"out": "ok\n[KEY]\n[IP]"}'),
         (r"C:\Users\Alice Smith\x and /mnt/c/Users/bob/x", r"[HOME]\x and [HOME]/x"),
@@ -183,27 +213,50 @@ def test_time_grows_with_the_length_and_no_faster(unit: str) -> None:
     assert seconds(80_000) < 24 * max(seconds(10_000), 0.001)
 
 
-# ----------------------------------------------------------------------------------------------------------- the export
+# --------------------------------------------------------------------------------------- the export
 
-CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"path": "/home/alice/x", "n": [1]}'}}
+CALL = {
+    "id": "c",
+    "type": "function",
+    "function": {"name": "look", "arguments": '{"path": "/home/alice/x", "n": [1]}'},
+}
 TALK: dict[str, Any] = {
     "session_id": "alice@example.com",
     "user": "alice@example.com",
     "turns": [
         main("Hello", "Yo", next_state="mail me: alice@example.com"),
-        main("mail me: alice@example.com", "", message={"role": "assistant", "content": "", "tool_calls": [CALL]}),
-        main("More", "Fine, 10.1.2.3", next_state="ok", verdict={"score": 1, "hints": ["call +1 415 555 0100"]}),
+        main(
+            "mail me: alice@example.com",
+            "",
+            message={"role": "assistant", "content": "", "tool_calls": [CALL]},
+        ),
+        main(
+            "More",
+            "Fine, 10.1.2.3",
+            next_state="ok",
+            verdict={"score": 1, "hints": ["call +1 415 555 0100"]},
+        ),
     ],
 }
 
 
 def sent(home: Home, to: Path, **more: Any) -> str:
-    export_sessions(home.config, str(to), names=(), since=None, form=more.pop("form", "trajectories"), redact=True)
+    export_sessions(
+        home.config,
+        str(to),
+        names=(),
+        since=None,
+        form=more.pop("form", "trajectories"),
+        redact=True,
+    )
     return to.read_text(encoding="utf-8") if to.is_file() else ""
 
 
 def test_an_export_gives_nothing_away_and_can_be_imported(tmp_path: Path, home: Home) -> None:
-    home.bring(put(tmp_path / "in.jsonl", TALK, {"session_id": "plain", "turns": [main("Hi", "Yo")]}), score=True)
+    home.bring(
+        put(tmp_path / "in.jsonl", TALK, {"session_id": "plain", "turns": [main("Hi", "Yo")]}),
+        score=True,
+    )
     text = sent(home, tmp_path / "out.jsonl")
     for word in ("alice", "10.1.2.3", "555 0100"):
         assert word not in text
@@ -230,7 +283,9 @@ def test_an_export_gives_nothing_away_and_can_be_imported(tmp_path: Path, home: 
     other.store.close()
 
 
-def test_files_and_rows_give_nothing_away(tmp_path: Path, home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_and_rows_give_nothing_away(
+    tmp_path: Path, home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
     home.bring(put(tmp_path / "in.jsonl", TALK), score=True)
     sent(home, tmp_path / "folder")
     (file,) = (tmp_path / "folder").iterdir()
@@ -241,38 +296,74 @@ def test_files_and_rows_give_nothing_away(tmp_path: Path, home: Home, capsys: py
     assert json.loads(row)["next_state"] == "mail me: [EMAIL]"
     assert "alice" not in row
     assert "2 turns without text" in " ".join(capsys.readouterr().out.split())
-    export_sessions(home.config, str(tmp_path / "all.parquet"), names=(), since=None, form="trajectories", redact=True)
+    export_sessions(
+        home.config,
+        str(tmp_path / "all.parquet"),
+        names=(),
+        since=None,
+        form="trajectories",
+        redact=True,
+    )
     assert b"alice" not in (tmp_path / "all.parquet").read_bytes()
 
 
 def test_the_command_counts_what_it_took_out(tmp_path: Path, home: Home) -> None:
     home.bring(put(tmp_path / "in.jsonl", TALK))
-    done = run("data", "export", str(tmp_path / "o.jsonl"), "--redact", "--home", str(tmp_path / "home"))
+    done = run(
+        "data", "export", str(tmp_path / "o.jsonl"), "--redact", "--home", str(tmp_path / "home")
+    )
     assert done.returncode == 0, done.stderr
-    assert "redacted: 2 email, 1 phone, 1 ip, 1 home; 2 of 3 turns left without" in " ".join(done.stdout.split())
+    assert "redacted: 2 email, 1 phone, 1 ip, 1 home; 2 of 3 turns left without" in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_parts_are_read_as_the_model_reads_them() -> None:
     """A mail address in two parts of a content is one."""
-    parts = [{"type": "text", "text": "alice@"}, {"type": "text", "text": "example.com"}, {"type": "image_url"}]
-    turn = {"type": "main", "messages": [{"role": "user", "content": parts}], "message": {"content": "ok"}}
+    parts = [
+        {"type": "text", "text": "alice@"},
+        {"type": "text", "text": "example.com"},
+        {"type": "image_url"},
+    ]
+    turn = {
+        "type": "main",
+        "messages": [{"role": "user", "content": parts}],
+        "message": {"content": "ok"},
+    }
     clean = TrajectoryRedactor(b"k" * 32).redact_turn(turn)
     assert clean["prompt"].startswith("[EMAIL]")
-    assert clean["messages"][0]["content"] == [{"type": "text", "text": "[EMAIL]"}, {"type": "image_url"}]
+    assert clean["messages"][0]["content"] == [
+        {"type": "text", "text": "[EMAIL]"},
+        {"type": "image_url"},
+    ]
 
 
 def test_a_digest_of_an_image_becomes_a_keyed_one() -> None:
     """Whoever has the image could recognise it; equal images stay equal."""
-    image = {"type": "image", "sha256": "ab" * 32, "media_type": "image/png", "width": 1, "height": 1}
+    image = {
+        "type": "image",
+        "sha256": "ab" * 32,
+        "media_type": "image/png",
+        "width": 1,
+        "height": 1,
+    }
     parts = [{"type": "text", "text": "see"}, image, image | {"sha256": "cd" * 32}, image]
-    turn = {"type": "main", "messages": [{"role": "user", "content": parts}], "message": {"content": "ok"}}
+    turn = {
+        "type": "main",
+        "messages": [{"role": "user", "content": parts}],
+        "message": {"content": "ok"},
+    }
     clean = TrajectoryRedactor(b"k" * 32).redact_turn(turn)
     _, one, other, again = clean["messages"][0]["content"]
     assert one == again != other
     assert one == image | {"sha256": one["sha256"]}
     assert "ab" * 32 not in str(clean)
     assert "ab" * 32 not in str(TrajectoryRedactor(b"j" * 32).redact_turn(turn))
-    plain = {"messages": [{"role": "user", "content": "Hi"}], "message": {"content": "ok"}, "prompt_ids": [1]}
+    plain = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "message": {"content": "ok"},
+        "prompt_ids": [1],
+    }
     said = plain | {"next_state": [{"role": "user", "content": [image]}]}
     row = dict.fromkeys(("session_id", "turn_id", "agent", "untrainable"), "")
     row |= {"hints_json": "[]", "next_state": "ab" * 32}
@@ -282,17 +373,35 @@ def test_a_digest_of_an_image_becomes_a_keyed_one() -> None:
     assert flat["next_state"] == f"[image {one['sha256']}]"
 
 
-@pytest.mark.parametrize(("status", "kept"), [("done", True), ("failed", False), ("cancelled", False)])
-def test_tokens_of_a_reply_that_broke_off_may_hold_more_than_its_words(status: str, kept: bool) -> None:
-    turn = {"messages": [{"role": "user", "content": "Hi"}], "message": {"content": ""}, "status": status}
+@pytest.mark.parametrize(
+    ("status", "kept"), [("done", True), ("failed", False), ("cancelled", False)]
+)
+def test_tokens_of_a_reply_that_broke_off_may_hold_more_than_its_words(
+    status: str, kept: bool
+) -> None:
+    turn = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "message": {"content": ""},
+        "status": status,
+    }
     assert (
-        "prompt_ids" in TrajectoryRedactor(b"k" * 32).redact_turn(turn | {"prompt_ids": [1], "response_ids": [2]})
+        "prompt_ids"
+        in TrajectoryRedactor(b"k" * 32).redact_turn(
+            turn | {"prompt_ids": [1], "response_ids": [2]}
+        )
     ) == kept
 
 
 def test_tokens_of_a_prompt_with_a_lesson_hold_more_than_its_messages() -> None:
-    said = {"messages": [{"role": "user", "content": "hi"}], "message": {"role": "assistant", "content": "ok"}}
-    turn = said | {"prompt_ids": [1], "response_ids": [2], "lessons": {"0badcafe": "Sign as ann@mail.org."}}
+    said = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "message": {"role": "assistant", "content": "ok"},
+    }
+    turn = said | {
+        "prompt_ids": [1],
+        "response_ids": [2],
+        "lessons": {"0badcafe": "Sign as ann@mail.org."},
+    }
     clean = TrajectoryRedactor(b"k" * 32).redact_turn(turn)
     assert "ann@mail.org" not in str(clean)
     assert "prompt_ids" not in clean

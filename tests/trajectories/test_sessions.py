@@ -28,7 +28,11 @@ def test_sessions_are_listed_with_their_types(tmp_path: Path) -> None:
 
 
 def test_unsound_sessions_are_named_or_left_out(tmp_path: Path) -> None:
-    put(tmp_path / "a.jsonl", {"session_id": "b", "turns": [{"type": "main", "promt": "x"}]}, PRINTED)
+    put(
+        tmp_path / "a.jsonl",
+        {"session_id": "b", "turns": [{"type": "main", "promt": "x"}]},
+        PRINTED,
+    )
     with pytest.raises(OpenClawError, match="line 1: turn 1: unknown key 'promt'"):
         inspect_sessions(tmp_path)
     assert list(inspect_sessions(tmp_path, strict=False)) == ["user_session_abc123"]
@@ -38,14 +42,20 @@ floats = st.floats(-3, 3)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(floats, floats), min_size=1, max_size=12), floats, st.floats(0, 1), st.floats(0, 1))
+@given(
+    st.lists(st.tuples(floats, floats), min_size=1, max_size=12),
+    floats,
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
 def test_gae_is_the_sum_that_the_paper_states(
     steps: list[tuple[float, float]], last: float, gamma: float, lambda_: float
 ) -> None:
     rewards, values = [r for r, _ in steps], [v for _, v in steps] + [last]
     delta = [r + gamma * values[t + 1] - values[t] for t, r in enumerate(rewards)]
     expected = [
-        sum((gamma * lambda_) ** n * d for n, d in enumerate(delta[t:])) for t in range(len(rewards))
+        sum((gamma * lambda_) ** n * d for n, d in enumerate(delta[t:]))
+        for t in range(len(rewards))
     ]  # arXiv:1506.02438, eq. 16
     np.testing.assert_allclose(compute_gae(rewards, values, gamma, lambda_), expected, atol=1e-9)
 
@@ -61,7 +71,9 @@ def test_whole_sessions_come_with_their_advantages() -> None:
         for _ in range(count):
             made.add_interaction(session, {"role": "user", "content": "x"})
             made.add_interaction(session, {"role": "tool", "content": "t"})
-            made.add_interaction(session, {"role": "assistant", "content": "y", "reward": 1.0, "value": 0.5})
+            made.add_interaction(
+                session, {"role": "assistant", "content": "y", "reward": 1.0, "value": 0.5}
+            )
     (only,) = made.get_training_trajectories(min_turns=3)
     assert only["session_id"] == "long"
     assert [i["role"] for i in only["interactions"]] == ["user", "assistant"] * 2
@@ -76,14 +88,19 @@ def test_datasets_loads_the_rows(tmp_path: Path, home: Home) -> None:
     live(home.store, [[half, plot("judged"), plot("tools")], [plot("failed"), plot("side")]])
     export_sessions(home.config, str(tmp_path / "turns.jsonl"), names=(), since=None, form="turns")
     rows = datasets.load_dataset(
-        "json", data_files=str(tmp_path / "turns.jsonl"), cache_dir=str(tmp_path / "cache"), split="train"
+        "json",
+        data_files=str(tmp_path / "turns.jsonl"),
+        cache_dir=str(tmp_path / "cache"),
+        split="train",
     )
     assert rows["type"] == ["main", "main", "main", "side"]
     assert (rows["prompt"][0], rows["response"][0]) == ("half \ufffd of it", "\ufffd")
     assert rows["judged"] == [False, True, True, False]
     assert rows["score"] == [0, 1, 1, 0]
     assert all(len(row["response_ids"]) == len(row["logprobs"]) == len(row["mask"]) for row in rows)
-    assert {f.dtype for name, f in rows.features.items() if name in ("score", "version")} == {"int64"}
+    assert {f.dtype for name, f in rows.features.items() if name in ("score", "version")} == {
+        "int64"
+    }
 
 
 def test_rows_need_a_file_of_lines(tmp_path: Path, home: Home) -> None:
@@ -95,7 +112,9 @@ def test_only_what_is_asked_for_is_exported(tmp_path: Path, home: Home) -> None:
     late = {"session_id": "late", "turns": [main("x", "y", at=2000.0)]}
     early = {"session_id": "early", "turns": [main("x", "y", at=10.0)]}
     home.bring(put(tmp_path / "in.jsonl", late, early))
-    for number, options in enumerate(({"names": ("late",), "since": None}, {"names": (), "since": "1970-01-01T00:20"})):
+    for number, options in enumerate(
+        ({"names": ("late",), "since": None}, {"names": (), "since": "1970-01-01T00:20"})
+    ):
         out = tmp_path / f"out{number}"
         export_sessions(home.config, str(out), form="trajectories", **options)  # type: ignore[arg-type]
         assert [f.name for f in out.iterdir()] == ["late.json"]

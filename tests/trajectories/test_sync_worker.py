@@ -28,7 +28,9 @@ LATER = 10.0  # seconds; a file that was just written has been left alone for lo
 
 def opened(folder: Path, **data: str) -> tuple[Home, FolderSync]:
     home = Home.open(folder / "home", **{f"data__{k}": v for k, v in data.items()})
-    return home, FolderSync(home.config, home.store, stop=lambda: False, clock=lambda: time.time() + LATER)
+    return home, FolderSync(
+        home.config, home.store, stop=lambda: False, clock=lambda: time.time() + LATER
+    )
 
 
 def written(folder: Path) -> dict[str, tuple[int, list[str]]]:
@@ -44,7 +46,9 @@ def test_a_sessions_file_holds_the_turns_that_have_closed(tmp_path: Path) -> Non
     live(home.store, [[plot("judged"), plot("closed"), plot("served")], [plot("served")]])
     sync.run_once()
     first = written(tmp_path / "out")
-    assert {name: ids for name, (_, ids) in first.items()} == {"session 0.json": ["chatcmpl-0-0", "chatcmpl-0-1"]}
+    assert {name: ids for name, (_, ids) in first.items()} == {
+        "session 0.json": ["chatcmpl-0-0", "chatcmpl-0-1"]
+    }
     assert (tmp_path / "out" / "session 0.json").stat().st_mode & 0o777 == 0o600
     again = FolderSync(home.config, home.store, stop=lambda: False)
     again.run_once()
@@ -119,13 +123,17 @@ def test_files_are_imported_when_they_are_new_or_changed_and_at_rest(tmp_path: P
     os.utime(file, (time.time() + 1, time.time() + 1))
     sync.run_once()
     assert len(json.loads(home.exports()[0])["turns"]) == 2
-    restarted = FolderSync(home.config, home.store, stop=lambda: False, clock=lambda: time.time() + LATER)
+    restarted = FolderSync(
+        home.config, home.store, stop=lambda: False, clock=lambda: time.time() + LATER
+    )
     restarted.run_once()
     assert restarted.note == "0 files written, 0 trajectories imported, 0 refused"
     home.store.close()
 
 
-def test_a_clock_that_goes_ahead_keeps_no_file_out_and_one_that_is_gone_is_no_fault(tmp_path: Path) -> None:
+def test_a_clock_that_goes_ahead_keeps_no_file_out_and_one_that_is_gone_is_no_fault(
+    tmp_path: Path,
+) -> None:
     home, sync = opened(tmp_path, watch_dir=str(tmp_path / "in"))
     (tmp_path / "in").mkdir()
     file = put(tmp_path / "in" / "a.jsonl", PRINTED)
@@ -141,7 +149,10 @@ def test_a_clock_that_goes_ahead_keeps_no_file_out_and_one_that_is_gone_is_no_fa
 def test_a_refused_file_is_told_and_stops_nothing(tmp_path: Path) -> None:
     home, sync = opened(tmp_path, watch_dir=str(tmp_path / "in"))
     put(tmp_path / "in" / "a.jsonl", {"session_id": "s"})
-    put(tmp_path / "in" / "b.jsonl", {"session_id": "s", "turns": [{"type": "side", "prompt": "a", "response": "b"}]})
+    put(
+        tmp_path / "in" / "b.jsonl",
+        {"session_id": "s", "turns": [{"type": "side", "prompt": "a", "response": "b"}]},
+    )
     sync.run_once()
     assert sync.note == "0 files written, 1 trajectory imported, 1 refused"
     assert (home.config.logs_dir / "refused.jsonl").exists()
@@ -149,7 +160,10 @@ def test_a_refused_file_is_told_and_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_the_room_imports_its_path_and_ends_when_told(tmp_path: Path) -> None:
-    file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [{"type": "side", "prompt": "a", "response": "b"}]})
+    file = put(
+        tmp_path / "in.jsonl",
+        {"session_id": "s", "turns": [{"type": "side", "prompt": "a", "response": "b"}]},
+    )
     home = Home.open(tmp_path / "home", data__path=str(file), data__poll=0.05)
 
     async def until_imported() -> None:
@@ -194,7 +208,9 @@ def test_wrong_paths_are_said_before_anything_starts(tmp_path: Path) -> None:
 
 def test_the_commands_tell_what_was_refused_by_their_exit_code(tmp_path: Path) -> None:
     sound = put(tmp_path / "a.jsonl", {"session_id": "s", "turns": [main("a", "b")]})
-    broken = put(tmp_path / "b.jsonl", {"session_id": "s", "turns": [{"type": "main", "promt": "a"}]})
+    broken = put(
+        tmp_path / "b.jsonl", {"session_id": "s", "turns": [{"type": "main", "promt": "a"}]}
+    )
     call = CliRunner().invoke
     assert call(cli, ["data", "check", str(sound)]).exit_code == 0
     refused = call(cli, ["data", "check", str(broken), "--report", str(tmp_path / "r.jsonl")])
@@ -204,6 +220,8 @@ def test_the_commands_tell_what_was_refused_by_their_exit_code(tmp_path: Path) -
     assert (refusal["file"], refusal["place"], refusal["turn"]) == (str(broken), "line 1", 1)
     assert call(cli, ["data", "check", str(broken), "--partial"]).exit_code == 0
     home = ["--home", str(tmp_path / "home")]
-    assert call(cli, ["data", "import", str(sound), str(broken), "--no-score", *home]).exit_code == 1
+    assert (
+        call(cli, ["data", "import", str(sound), str(broken), "--no-score", *home]).exit_code == 1
+    )
     assert call(cli, ["data", "export", str(tmp_path / "all.json"), *home]).exit_code == 0
     assert [t["session_id"] for t in json.loads((tmp_path / "all.json").read_bytes())] == ["s"]

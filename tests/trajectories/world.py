@@ -17,6 +17,7 @@ from tests.model_identity import identity_of
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, Config, from_flat
@@ -34,7 +35,6 @@ from openclaw_rl.types import (
     FinishReason,
     Kind,
     Reaction,
-    ReasonCode,
     Reply,
     Request,
     Sampling,
@@ -82,7 +82,9 @@ class Home:
 
     @staticmethod
     def open(folder: Path, **settings: Any) -> Home:
-        config = from_flat({"home": str(folder)} | {k.replace("__", "."): v for k, v in settings.items()})
+        config = from_flat(
+            {"home": str(folder)} | {k.replace("__", "."): v for k, v in settings.items()}
+        )
         folder.mkdir(parents=True, exist_ok=True)
         return Home(config=config, store=Store.open(config.store_path))
 
@@ -94,12 +96,18 @@ class Home:
         with shared:
             built = importer.TrajectoryImporter(self.config, self.store, score=score)
         with ImportReport(self.config.logs_dir / "refused.jsonl") as report:
-            built.run((e for f in reading.find_files(files) for e in reading.read_entries(f)), report)
+            built.run(
+                (e for f in reading.find_files(files) for e in reading.read_entries(f)), report
+            )
         return report
 
     def exports(self) -> list[bytes]:
         with self.store.read() as conn:
-            return [raw for s in list(sessions.iter_sessions(conn)) if (raw := session_json(conn, s)) is not None]
+            return [
+                raw
+                for s in list(sessions.iter_sessions(conn))
+                if (raw := session_json(conn, s)) is not None
+            ]
 
 
 def exported_file(home: Home, file: Path, form: str = "trajectories") -> Path:
@@ -108,7 +116,7 @@ def exported_file(home: Home, file: Path, form: str = "trajectories") -> Path:
     return file
 
 
-# ------------------------------------------------------------------------------------- stores with every kind of turn
+# ----------------------------------------------------------------- stores with every kind of turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +134,25 @@ class Plot:
     agent: str
 
 
-FATES = ("served", "closed", "judged", "tools", "failed", "cancelled", "redacted", "side", "timeout", "liked", "length")
-words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
-broken = st.text(st.sampled_from("a \ud83d\ude00é"), min_size=1, max_size=5)  # halves of a surrogate pair
+FATES = (
+    "served",
+    "closed",
+    "judged",
+    "tools",
+    "failed",
+    "cancelled",
+    "redacted",
+    "side",
+    "timeout",
+    "liked",
+    "length",
+)
+words = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20
+)
+broken = st.text(
+    st.sampled_from("a \ud83d\ude00é"), min_size=1, max_size=5
+)  # halves of a surrogate pair
 said = words | broken
 samplings = st.builds(
     Sampling,
@@ -194,12 +218,16 @@ def _serve(conn: Connection, id_: str, plot: Plot, history: list[dict[str, Any]]
         user="me",
         capture=Capture.REDACTED if redacted else Capture.FULL,
         messages=messages,
-        tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}] if plot.fate == "tools" else [],
+        tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}]
+        if plot.fate == "tools"
+        else [],
         template={"enable_thinking": False} if plot.masked else {},
         lessons={"0badcafe": "Keep it short."} if plot.masked else {},
         marks=marks,
         sampling=plot.sampling,
-        prompt_ids=RENDERER.render([m | {"content": _tokenisable(m["content"])} for m in messages]).prompt_ids,
+        prompt_ids=RENDERER.render(
+            [m | {"content": _tokenisable(m["content"])} for m in messages]
+        ).prompt_ids,
         version=3,
         identity=IDENTITY,
         admitted_at=10.25,
@@ -215,11 +243,17 @@ def _tokenisable(text: str) -> str:
 
 
 def _reply(request: Request, plot: Plot) -> Reply:
-    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "look", "arguments": '{"at": "x"}'},
+    }
     message: dict[str, Any] = {"role": "assistant", "content": plot.answer}
     if plot.fate == "tools":
         message["tool_calls"] = [call]
-    ids = np.append(RENDERER.tokenizer.encode(_tokenisable(plot.answer)), RENDERER.stop_token_ids[0]).astype(np.int32)
+    ids = np.append(
+        RENDERER.tokenizer.encode(_tokenisable(plot.answer)), RENDERER.stop_token_ids[0]
+    ).astype(np.int32)
     r = len(ids)
     mask = np.ones(r, bool)
     mask[r // 2 :] = not plot.masked
@@ -236,7 +270,9 @@ def _reply(request: Request, plot: Plot) -> Reply:
         mask=mask,
         spans=(Span(start=0, end=1, version=3), Span(start=1, end=r, version=4)),
         finish_reason=finish if status is ExchangeStatus.DONE else None,
-        mark=message_hash.mark_message(message, index=2, chain=request.marks[-1].chain, key=b"k" * 32),
+        mark=message_hash.mark_message(
+            message, index=2, chain=request.marks[-1].chain, key=b"k" * 32
+        ),
         error="the engine went away" if status is ExchangeStatus.FAILED else None,
         first_token_at=10.5,
         finished_at=11.125,
@@ -248,25 +284,45 @@ def happened(conn: Connection, id_: str, plot: Plot, session: str, parent: str |
     kind = Kind.SIDE if plot.fate == "side" else Kind.MAIN
     relation = "continuation" if parent else "fresh"
     reactions.set_position(
-        conn, id_, session=session, parent=parent, kind=kind, relation=relation, relation_of=None, unlinked=None
+        conn,
+        id_,
+        session=session,
+        parent=parent,
+        kind=kind,
+        relation=relation,
+        relation_of=None,
+        unlinked=None,
     )
     if plot.fate == "side":
-        turn_states.drop(conn, id_, ReasonCode.SIDE, 'side traffic: a message says "title"', at=12.0)
+        turn_states.drop(
+            conn, id_, ReasonCode.SIDE, 'side traffic: a message says "title"', at=12.0
+        )
     if plot.fate == "timeout":
         turn_states.drop(conn, id_, ReasonCode.TIMEOUT, "no reaction within 24 h", at=12.0)
     said: list[dict[str, Any]] = [{"role": "user", "content": f"about {plot.answer}"}]
     if plot.fate == "tools":
-        said = [{"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "seen"}]}, *said]
+        said = [
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "seen"}]},
+            *said,
+        ]
     if plot.fate in ("closed", "judged", "tools", "length"):
-        reactions.record_reaction(conn, id_, messages=said, signature=b"s" * 16, source="later", how="exact", at=12.5)
+        reactions.record_reaction(
+            conn, id_, messages=said, signature=b"s" * 16, source="later", how="exact", at=12.5
+        )
     if plot.fate == "liked" or (plot.feedback and plot.fate == "judged"):
-        given = Feedback(id=f"f-{id_}", scope="key", target=id_, score=1, comment=plot.feedback, given_at=12.75)
+        given = Feedback(
+            id=f"f-{id_}", scope="key", target=id_, score=1, comment=plot.feedback, given_at=12.75
+        )
         exchanges.add_feedback(conn, [given])
         reactions.record_pending_feedback(conn, id_, 12.75)
     state = turns.get(conn, id_)
     assert state is not None
     reaction = turns.current_reaction(conn, id_)
-    if plot.fate in ("judged", "tools", "liked", "length") and reaction is not None and state.state == "closed":
+    if (
+        plot.fate in ("judged", "tools", "liked", "length")
+        and reaction is not None
+        and state.state == "closed"
+    ):
         votes = (Vote(score=plot.score, reason="why"), Vote(score=None, error="time-out"))
         verdict = Verdict(
             turn=id_,
@@ -292,7 +348,13 @@ def nouns(store: Store) -> dict[str, tuple[Any, ...]]:
                 request, reply = item.exchange.request, item.reply
                 marks = tuple((m.index, m.role, m.distinctive) for m in request.marks)
                 asked = replace(
-                    request, scope="", session=None, kind=None, origin=None, marks=(), messages=list(request.messages)
+                    request,
+                    scope="",
+                    session=None,
+                    kind=None,
+                    origin=None,
+                    marks=(),
+                    messages=list(request.messages),
                 )
                 out[item.turn.id] = (
                     _plain(replace(asked, tools=list(request.tools))),
@@ -310,10 +372,18 @@ def nouns(store: Store) -> dict[str, tuple[Any, ...]]:
 def _reaction(found: Reaction | None) -> Any:
     if found is None:
         return None
-    return found.messages, found.how, found.source, found.at, [replace(f, scope="") for f in found.feedback]
+    return (
+        found.messages,
+        found.how,
+        found.source,
+        found.at,
+        [replace(f, scope="") for f in found.feedback],
+    )
 
 
 def _plain(value: Any) -> tuple[tuple[str, Any], ...]:
     """A noun with its arrays as bytes, so that it can be compared."""
-    read: Callable[[Any], Any] = lambda v: (v.dtype.str, v.tobytes()) if isinstance(v, np.ndarray) else v  # noqa: E731
+    read: Callable[[Any], Any] = lambda v: (  # noqa: E731
+        (v.dtype.str, v.tobytes()) if isinstance(v, np.ndarray) else v
+    )
     return tuple((name, read(getattr(value, name))) for name in value.__dataclass_fields__)

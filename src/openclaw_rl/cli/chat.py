@@ -41,7 +41,8 @@ _HELP_TEXT = """Your next message is the feedback. Commands:
   /bad  [correction]   thumbs down; describe how the reply should have been
   /new                 start a new conversation
   /help, /quit         show this help; quit"""
-_HTTP_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)  # seconds; long, for slow models
+# Seconds; long, for slow models.
+_HTTP_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
 _SHOWN_KINDS = (
     "turn.judged",
     "lesson.made",
@@ -75,10 +76,16 @@ def run_chat(config: Config, *, before_start: Callable[[], object]) -> None:
             _wait_until_ready(config, console)
         else:
             before_start()
-            console.print(f"  starting the system on {config.home_dir} (its log: {config.logs_dir / 'up.log'}) ...")
-            stack.enter_context(SubprocessSystem(config, on_note=lambda note: console.print(f"  {note}")))
+            console.print(
+                f"  starting the system on {config.home_dir} (its log: {config.logs_dir / 'up.log'}) ..."
+            )
+            stack.enter_context(
+                SubprocessSystem(config, on_note=lambda note: console.print(f"  {note}"))
+            )
         config = with_running_gateway(config)
-        console.print(Text.assemble("  ", (config.model.name, "bold"), f" at {config.serve.url}/v1"))
+        console.print(
+            Text.assemble("  ", (config.model.name, "bold"), f" at {config.serve.url}/v1")
+        )
         console.print(_HELP_TEXT + "\n")
         with contextlib.suppress(EOFError, KeyboardInterrupt):
             asyncio.run(_ChatSession(config, console).run())
@@ -92,7 +99,9 @@ def _wait_until_ready(config: Config, console: TerminalConsole) -> None:
         if address is not None and is_ready(address.url, config.serve.api_key):
             return
         if not is_home_locked(config):
-            raise OpenClawError(f"the system stopped before it was ready. Its logs: {config.logs_dir}")
+            raise OpenClawError(
+                f"the system stopped before it was ready. Its logs: {config.logs_dir}"
+            )
         if attempt == 0:
             console.print(f"  waiting until the system on {config.home_dir} is ready ...")
         notes.read_note()
@@ -101,17 +110,24 @@ def _wait_until_ready(config: Config, console: TerminalConsole) -> None:
 
 class _ChatSession:
     def __init__(self, config: Config, console: TerminalConsole) -> None:
-        self._config, self._console, self._url = config, console, config.serve.url
+        self._config = config
+        self._console = console
+        self._url = config.serve.url
         self._conversation = ChatConversation()
         self._headers = {"Authorization": f"Bearer {read_key(config)}"}
         self._store = open_store(config)
-        self._printing = asyncio.Lock()  # held during a reply, so that no event is printed into it
+        # Held during a reply, so that no event is printed into it.
+        self._printing = asyncio.Lock()
 
     async def run(self) -> None:
-        async with aiohttp.ClientSession(headers=self._headers, timeout=_HTTP_TIMEOUT) as self._http:
+        async with aiohttp.ClientSession(
+            headers=self._headers, timeout=_HTTP_TIMEOUT
+        ) as self._http:
             watcher = asyncio.create_task(self._watch_events())
             try:
-                while (line := await asyncio.to_thread(self._console.input, Text("you ", "bold green"))) != "/quit":
+                while (
+                    line := await asyncio.to_thread(self._console.input, Text("you ", "bold green"))
+                ) != "/quit":
                     if line.strip():
                         await self._handle_line(line.strip())
             finally:
@@ -135,7 +151,8 @@ class _ChatSession:
     async def _send_message(self, text: str) -> None:
         messages = [*self._conversation.messages, {"role": "user", "content": text}]
         body = {"model": self._config.model.name, "messages": messages, "stream": True}
-        said, version = "", "?"
+        said = ""
+        version = "?"
         try:
             async for chunk in self._stream_chunks(body):
                 delta = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
@@ -191,7 +208,9 @@ class _ChatSession:
                         async with self._printing:
                             self._console.print(Text(f"      · {line}", style="dim italic"))
             except StoreError as error:
-                self._console.print(Text(f"      · the event log cannot be read: {error}", style="dim italic"))
+                self._console.print(
+                    Text(f"      · the event log cannot be read: {error}", style="dim italic")
+                )
                 return
 
     def _new_events(self, seen: int) -> list[Event]:
@@ -219,7 +238,8 @@ class _ChatSession:
             return True
         with self._store.read() as conn:
             answered = exchanges.get(conn, self._conversation.last_id)
-            policy, per = policies.get(conn, version), stored_owner(conn)
+            policy = policies.get(conn, version)
+            per = stored_owner(conn)
         if policy is None or answered is None:
             return True
         asked = answered.request
@@ -228,7 +248,8 @@ class _ChatSession:
 
     def _lesson_line(self, event: Event) -> str | None:
         """Return the line for a lesson from this conversation, or for one of its prompts that has another state now."""
-        own, is_made = self._conversation.reply_ids, event.kind == "lesson.made"
+        own = self._conversation.reply_ids
+        is_made = event.kind == "lesson.made"
         if is_made and event.data["turn"] not in own:
             return None
         with self._store.read() as conn:
@@ -237,12 +258,16 @@ class _ChatSession:
                 return None
         if event.kind == WITHDRAWN_EVENT:
             place = (
-                "stays in prompts, because it is pinned, but is not learned" if lesson.is_pinned else "left the prompts"
+                "stays in prompts, because it is pinned, but is not learned"
+                if lesson.is_pinned
+                else "left the prompts"
             )
             return f"{place}: {lesson.text} ({withdrawal_text(event.data)})"
         if event.kind == RESTORED_EVENT:
             return f"in prompts again: {lesson.text}"
-        noted = "noted for this conversation" if lesson.scope_kind is LessonScope.SESSION else "noted"
+        noted = (
+            "noted for this conversation" if lesson.scope_kind is LessonScope.SESSION else "noted"
+        )
         return f"{noted if is_made else 'learned'}: {lesson.text}"
 
     def _is_own_lesson(self, conn: Connection, lesson: Lesson) -> bool:
@@ -250,12 +275,17 @@ class _ChatSession:
 
         Before the first reply, nobody knows which those are.
         """
-        own, last = self._conversation.reply_ids, self._conversation.last_id
+        own = self._conversation.reply_ids
+        last = self._conversation.last_id
         answered = None if last is None else exchanges.get(conn, last)
-        if answered is None or any(each.turn in own for each in lessons.turns_of_lesson(conn, lesson.id)):
+        if answered is None or any(
+            each.turn in own for each in lessons.turns_of_lesson(conn, lesson.id)
+        ):
             return True
         asked = answered.request
-        policy = policy_name(stored_owner(conn), agent=asked.agent, user=asked.user, key=asked.scope)
+        policy = policy_name(
+            stored_owner(conn), agent=asked.agent, user=asked.user, key=asked.scope
+        )
         owners = (asked.agent, ""), (asked.agent, asked.user)
         is_for_owner = lesson.is_practised and lesson.owner in owners
         return is_for_owner and (lesson.policy, lesson.key) == (policy, asked.scope)
@@ -263,5 +293,9 @@ class _ChatSession:
 
 def _verdict_text(score: int | None, hints: tuple[str, ...]) -> str:
     mood = {1: "good", -1: "not good", 0: "neither good nor bad"}.get(score or 0, "")
-    opinion = "the judge has no opinion on that turn" if score is None else f"verdict on that turn: {mood}"
+    opinion = (
+        "the judge has no opinion on that turn"
+        if score is None
+        else f"verdict on that turn: {mood}"
+    )
     return opinion + (f" (hint: {hints[0]})" if hints else "")

@@ -10,8 +10,12 @@ import click
 from openclaw_rl.cli.load_config import load_config
 from openclaw_rl.settings.cli_options import home_options, settings_options
 
-_report_option = click.option("--report", metavar="FILE", help="File for refused trajectories, one line of JSON each.")
-_partial_option = click.option("--partial", is_flag=True, help="Exit with 0 even if trajectories were refused.")
+_report_option = click.option(
+    "--report", metavar="FILE", help="File for refused trajectories, one line of JSON each."
+)
+_partial_option = click.option(
+    "--partial", is_flag=True, help="Exit with 0 even if trajectories were refused."
+)
 _paths_argument = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 
 
@@ -33,11 +37,15 @@ def check_files(paths: tuple[str, ...], report: str | None, partial: bool) -> No
 
 @data_commands.command("import")
 @_paths_argument
-@click.option("--no-score", is_flag=True, help="Do not compute log-probabilities now; run `data score` later.")
+@click.option(
+    "--no-score", is_flag=True, help="Do not compute log-probabilities now; run `data score` later."
+)
 @_report_option
 @_partial_option
 @settings_options
-def import_files(paths: tuple[str, ...], no_score: bool, report: str | None, partial: bool, **options: Any) -> None:
+def import_files(
+    paths: tuple[str, ...], no_score: bool, report: str | None, partial: bool, **options: Any
+) -> None:
     """Import files or folders of trajectories. Existing ones are not imported again.
 
     Adds tokens and the newest policy's log-probabilities. Invalid trajectories are reported and skipped.
@@ -47,7 +55,11 @@ def import_files(paths: tuple[str, ...], no_score: bool, report: str | None, par
 
     config = load_config(**options)
     prepare_home(config)
-    sys.exit(0 if operations.import_files(config, paths, score=not no_score, report=report) or partial else 1)
+    sys.exit(
+        0
+        if operations.import_files(config, paths, score=not no_score, report=report) or partial
+        else 1
+    )
 
 
 @data_commands.command("score")
@@ -61,8 +73,12 @@ def score_imported(**options: Any) -> None:
 
 @data_commands.command("export")
 @click.argument("target", metavar="FOLDER|FILE")
-@click.option("--session", "names", multiple=True, metavar="ID", help="Only this session (may be repeated).")
-@click.option("--since", metavar="WHEN", help="Only sessions with a call since then: 12h, 7d, or 2026-03-01.")
+@click.option(
+    "--session", "names", multiple=True, metavar="ID", help="Only this session (may be repeated)."
+)
+@click.option(
+    "--since", metavar="WHEN", help="Only sessions with a call since then: 12h, 7d, or 2026-03-01."
+)
 @click.option(
     "--format",
     "form",
@@ -85,11 +101,15 @@ def export_sessions(
     """
     from openclaw_rl.trajectories import operations
 
-    operations.export_sessions(load_config(**options), target, names=names, since=since, form=form, redact=redact)
+    operations.export_sessions(
+        load_config(**options), target, names=names, since=since, form=form, redact=redact
+    )
 
 
 @data_commands.command("stream")
-@click.option("--name", default="data stream", show_default=True, help="Name of the trainer in the logs.")
+@click.option(
+    "--name", default="data stream", show_default=True, help="Name of the trainer in the logs."
+)
 @home_options
 def stream_batches(name: str, **options: Any) -> None:
     """Stream batches of judged turns to a trainer. Needs a system with train.trainer=external.
@@ -102,13 +122,21 @@ def stream_batches(name: str, **options: Any) -> None:
     from openclaw_rl.other_trainers.batch_relay import BatchRelay
     from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded
 
-    if sys.stdin is None:  # started with `<&-`
-        raise OpenClawError("standard input is closed, and `data stream` reads the answers from it. Leave it open")
-    if sys.stdout is None:  # `>&-`
-        raise OpenClawError("standard output is closed, and `data stream` writes the batches to it. Leave it open")
+    # Started with `<&-`.
+    if sys.stdin is None:
+        raise OpenClawError(
+            "standard input is closed, and `data stream` reads the answers from it. Leave it open"
+        )
+    # `>&-`.
+    if sys.stdout is None:
+        raise OpenClawError(
+            "standard output is closed, and `data stream` writes the batches to it. Leave it open"
+        )
     try:
         with BatchStream.connect(load_config(**options).home_dir, name=name) as stream:
             ends = sys.stdin.fileno(), sys.stdout.fileno()
-            BatchRelay(stream, *ends, lambda message: echo(to_printable_json(message)), echo_error).relay_batches()
+            BatchRelay(
+                stream, *ends, lambda message: echo(to_printable_json(message)), echo_error
+            ).relay_batches()
     except StreamEnded as error:
         raise OpenClawError(str(error)) from error

@@ -22,7 +22,8 @@ from openclaw_rl.settings.cli_options import FlagCommand, consent_option, settin
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
 
-_SETTLE_SECONDS = 3600.0  # for the steps after the last episode
+# For the steps after the last episode.
+_SETTLE_SECONDS = 3600.0
 
 
 @environment_commands.command("train", cls=FlagCommand, shown=("model.", "engine.", "train."))
@@ -30,13 +31,20 @@ _SETTLE_SECONDS = 3600.0  # for the steps after the last episode
 @click.option("--group", "group_size", type=click.IntRange(2, 256), default=8, show_default=True, metavar="N",
               help="Episodes of a task whose rewards are compared.")  # fmt: skip
 @click.option(
-    "--epochs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Groups of each task."
+    "--epochs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Groups of each task.",
 )
 @click.option("--agent", metavar="NAME", help="Agent that plays, where a source has several.")
 @task_options
 @consent_option
 @settings_options
-def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None, yes: bool, **options: Any) -> None:
+def train_on_tasks(
+    source: str, group_size: int, epochs: int, agent: str | None, yes: bool, **options: Any
+) -> None:
     """Check the tasks, start a system, play them once, train on them, and end.
 
     It is `env check`, `up --method groups`, `env run` and the end of the system in one. Tasks that are unfit are left
@@ -75,9 +83,13 @@ def train_on_tasks(source: str, group_size: int, epochs: int, agent: str | None,
     prepare_home(config)
     require_consent(config, with_required_workers(config, WORKERS), yes=yes)
     try:
-        found = check_environment(config.home_dir, owner_key(config), request, limits, parallel, show_fitness)
+        found = check_environment(
+            config.home_dir, owner_key(config), request, limits, parallel, show_fitness
+        )
         if not any(fitness.fit for fitness in found):
-            raise ConfigError(f"none of the {len(found)} tasks of {source} is fit to train on; the lines above say why")
+            raise ConfigError(
+                f"none of the {len(found)} tasks of {source} is fit to train on; the lines above say why"
+            )
         with SubprocessSystem(config) as system:
             summary = run_environment(config.home_dir, system.api_key, request, chosen)
             version = system.wait_until_settled(timeout=_SETTLE_SECONDS)
@@ -94,7 +106,8 @@ def load_group_config(**options: Any) -> Config:
     from openclaw_rl.errors import ConfigError
 
     loaded = load_settings(**options)
-    method, key = loaded.config.train.method, "train.method"
+    method = loaded.config.train.method
+    key = "train.method"
     if key in loaded.sources and method != GROUP_METHOD:
         raise ConfigError(
             f"{loaded.sources[key]} is {method}, which learns nothing from outcomes of episodes. Expected "

@@ -22,14 +22,26 @@ if TYPE_CHECKING:
 
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--env", "granted", multiple=True, metavar="NAME[=VALUE]", help="Variable for the programs."),
+        click.option(
+            "--env",
+            "granted",
+            multiple=True,
+            metavar="NAME[=VALUE]",
+            help="Variable for the programs.",
+        ),
         click.option(
             "--parallel",
             type=click.IntRange(1, 1024),
             metavar="N",
             help="Programs at the same time. [default: rollout.parallel_envs]",
         ),
-        click.option("--limit-seconds", type=Seconds(), default=600.0, show_default=True, help="Limit of a program."),
+        click.option(
+            "--limit-seconds",
+            type=Seconds(),
+            default=600.0,
+            show_default=True,
+            help="Limit of a program.",
+        ),
         click.option(
             "--held-out",
             type=click.FloatRange(0, 1),
@@ -37,13 +49,23 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
             metavar="SHARE",
             help="Share of the tasks without a split that is held out.",
         ),
-        click.option("--box", is_flag=True, help="Run the programs in boxes, with the gateway as their only network."),
         click.option(
-            "--show", "shown", multiple=True, metavar="PATH", help="File or folder that a program in a box can read."
+            "--box",
+            is_flag=True,
+            help="Run the programs in boxes, with the gateway as their only network.",
+        ),
+        click.option(
+            "--show",
+            "shown",
+            multiple=True,
+            metavar="PATH",
+            help="File or folder that a program in a box can read.",
         ),
         click.option("--tasks", metavar="FILE", help="Tasks: one JSON object per line."),
         click.option(
-            "--python", metavar="FILE", help="Python with the libraries of the environment. [default: this one]"
+            "--python",
+            metavar="FILE",
+            help="Python with the libraries of the environment. [default: this one]",
         ),
     ):
         function = option(function)
@@ -88,7 +110,9 @@ def check_tasks(source: str, oracle: str | None, nop: str | None, **options: Any
     parallel = given["parallel"] or config.rollout.parallel_envs
     limits = PlayLimits(seconds=given["limit_seconds"])
     try:
-        found = check_environment(config.home_dir, owner_key(config), request, limits, parallel, show_fitness)
+        found = check_environment(
+            config.home_dir, owner_key(config), request, limits, parallel, show_fitness
+        )
     except KeyboardInterrupt:
         sys.exit(130)
     unknown = sum(not fitness.checkable for fitness in found)
@@ -119,7 +143,12 @@ def check_tasks(source: str, oracle: str | None, nop: str | None, **options: Any
     help="Tasks to play.",
 )
 @click.option(
-    "--epochs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Groups of each task."
+    "--epochs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Groups of each task.",
 )
 @click.option(
     "--max-steps",
@@ -127,9 +156,19 @@ def check_tasks(source: str, oracle: str | None, nop: str | None, **options: Any
     metavar="N",
     help="Replies that an episode can get. [default: rollout.episode_steps]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the order of tasks.")
 @click.option(
-    "--run", "name", metavar="NAME", help="Name of the run; a run of this name that was interrupted is continued."
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of the order of tasks.",
+)
+@click.option(
+    "--run",
+    "name",
+    metavar="NAME",
+    help="Name of the run; a run of this name that was interrupted is continued.",
 )
 @click.option("--agent", metavar="NAME", help="Agent that plays, where a source has several.")
 @click.option("--unchecked", is_flag=True, help="Train on tasks that were not checked, too.")
@@ -172,7 +211,9 @@ def run_tasks(
         parallel=given["parallel"] or config.rollout.parallel_envs,
         epochs=epochs,
         seed=seed,
-        limits=PlayLimits(seconds=given["limit_seconds"], replies=max_steps or config.rollout.episode_steps),
+        limits=PlayLimits(
+            seconds=given["limit_seconds"], replies=max_steps or config.rollout.episode_steps
+        ),
         unchecked=unchecked,
     )
     try:
@@ -192,7 +233,9 @@ def _split_command(option: str, text: str | None) -> list[str]:
     try:
         return shlex.split(text or "")
     except ValueError as error:
-        raise ConfigError(f"{option}: a quotation of the command does not end ({error}): {text}") from None
+        raise ConfigError(
+            f"{option}: a quotation of the command does not end ({error}): {text}"
+        ) from None
 
 
 def show_fitness(fitness: TaskFitness) -> None:
@@ -231,7 +274,9 @@ def make_request(source: str, given: dict[str, Any], config: Config, **more: Any
     for word in given["granted"]:
         name, has_value, value = word.partition("=")
         if not has_value and name not in ours:
-            raise ConfigError(f"--env {name}: no such variable here, or one of this program. Give it as {name}=VALUE")
+            raise ConfigError(
+                f"--env {name}: no such variable here, or one of this program. Give it as {name}=VALUE"
+            )
         granted[name] = value if has_value else ours[name]
     kind, _, argument = source.partition(":")
     return SourceRequest(

@@ -25,10 +25,18 @@ def _harness_options(function: _F) -> _F:
         click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENT...]"),
         settings_options,
         consent_option,
-        click.option("--out", metavar="DIR", help="Folder of the results. [default: <home>/evaluations/PROGRAM-vN]"),
+        click.option(
+            "--out",
+            metavar="DIR",
+            help="Folder of the results. [default: <home>/evaluations/PROGRAM-vN]",
+        ),
         click.option("--program", metavar="PATH", help="The program. [default: the one on PATH]"),
         click.option(
-            "--policy", metavar="VERSION", default="head", show_default=True, help="Version: a number, head or base."
+            "--policy",
+            metavar="VERSION",
+            default="head",
+            show_default=True,
+            help="Version: a number, head or base.",
         ),
     ):
         function = add(function)
@@ -36,7 +44,9 @@ def _harness_options(function: _F) -> _F:
 
 
 @click.command("lm-eval")
-@click.option("--tasks", required=True, metavar="LIST", help="Tasks of lm-eval, separated by commas.")
+@click.option(
+    "--tasks", required=True, metavar="LIST", help="Tasks of lm-eval, separated by commas."
+)
 @_harness_options
 def run_lm_eval(tasks: str, **options: Any) -> None:
     """Run lm-eval, unmodified, on one version of the home.
@@ -82,6 +92,8 @@ def _run_and_exit(
     config = with_running_gateway(load_config(**options, strict=True))
     require_serving_consent(config, yes=yes)
     folder = None if out is None else Path(out)
-    code, where = run_harness(harness, config, task, version=policy, program=program, out=folder, more=more)
+    code, where = run_harness(
+        harness, config, task, version=policy, program=program, out=folder, more=more
+    )
     echo(f"Results: {where}" if code == 0 else f"{harness.program} ended with {code}", err=True)
     sys.exit(code)

@@ -18,13 +18,31 @@ from openclaw_rl.settings.cli_options import FlagCommand, settings_options
 
 
 @click.command("judge", cls=FlagCommand, shown=("judge.",))
-@click.option("--reactions", metavar="FILE", help="Labelled reactions of your own (JSON lines). [default: shipped set]")
-@click.option("--language", "languages", multiple=True, metavar="CODE", help="Only this language (may be repeated).")
-@click.option("--out", metavar="FILE", help="Write the counts and every verdict with its reason to this JSON file.")
+@click.option(
+    "--reactions",
+    metavar="FILE",
+    help="Labelled reactions of your own (JSON lines). [default: shipped set]",
+)
+@click.option(
+    "--language",
+    "languages",
+    multiple=True,
+    metavar="CODE",
+    help="Only this language (may be repeated).",
+)
+@click.option(
+    "--out",
+    metavar="FILE",
+    help="Write the counts and every verdict with its reason to this JSON file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the same JSON instead of the tables.")
 @settings_options
 def run_judge_evaluation(
-    reactions: str | None, languages: tuple[str, ...], out: str | None, as_json: bool, **options: Any
+    reactions: str | None,
+    languages: tuple[str, ...],
+    out: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Measure the judge on labelled reactions. Prints right, abstained and wrong by class and by language.
 
@@ -42,7 +60,9 @@ def run_judge_evaluation(
     labelled = load_reactions(Path(reactions) if reactions else None).in_languages(languages)
     with progress_bar() as show:
         result = evaluate_judge(config, labelled, show=show)
-    write_report(judge_report.report_json(result), None if as_json else judge_report.report_text(result), out)
+    write_report(
+        judge_report.report_json(result), None if as_json else judge_report.report_text(result), out
+    )
     exit_with_errors(f"a reaction has no verdict: {error}" for error in result.errors)
 
 
@@ -56,7 +76,11 @@ class EvaluateCommand(FlagCommand):
     }
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
     ) -> click.Context:
         """Return the context of the subcommand that the first word names, else of this command."""
         if args and args[0] in self.subcommands:
@@ -67,7 +91,9 @@ class EvaluateCommand(FlagCommand):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, then the options."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, one.get_short_help_str(60)) for name, one in self.subcommands.items()])
+            formatter.write_dl(
+                [(name, one.get_short_help_str(60)) for name, one in self.subcommands.items()]
+            )
         super().format_options(ctx, formatter)
 
 
@@ -78,11 +104,20 @@ def progress_bar() -> Iterator[Callable[[str, int, int | None], None]]:
 
     from openclaw_rl.common.terminal import TerminalConsole
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     console = TerminalConsole(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         bar = progress.add_task("", total=None)
-        yield lambda what, done, total: progress.update(bar, description=what, completed=done, total=total)
+        yield lambda what, done, total: progress.update(
+            bar, description=what, completed=done, total=total
+        )
 
 
 def write_report(data: Mapping[str, Any], text: str | None, out: str | None) -> None:
@@ -106,6 +141,8 @@ def prepare_file(file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {file}: its folder cannot be created ({error.strerror}). Choose another.") from None
+        raise ConfigError(
+            f"--out {file}: its folder cannot be created ({error.strerror}). Choose another."
+        ) from None
     if file.is_dir():
         raise ConfigError(f"--out {file}: expected a file, got a folder")

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
     from openclaw_rl.types import Policy
 
-_policy_option = click.option("--policy", "version", type=click.IntRange(min=0), help="Version. [default: the head]")
+_policy_option = click.option(
+    "--policy", "version", type=click.IntRange(min=0), help="Version. [default: the head]"
+)
 
 
 @click.group("fireworks")
@@ -35,18 +37,32 @@ def export_version(folder: Path, version: int | None, **options: Any) -> None:
 
     policy, export = _export_policy(_load_config(**options), version)
     write_export(export, folder)
-    echo(f"version {policy.version} of {policy.base}, rank {export.rank}, {', '.join(export.targets)}: {folder}")
+    echo(
+        f"version {policy.version} of {policy.base}, rank {export.rank}, {', '.join(export.targets)}: {folder}"
+    )
 
 
 @fireworks_commands.command("deploy")
 @_policy_option
-@click.option("--gpus", type=click.IntRange(min=1), help="Create fireworks.deployment, with this number of GPUs.")
-@click.option("--method", hidden=True)  # refused: this command trains nothing
-@click.option("--wait", type=Seconds(), default=600.0, show_default=True, help="Limit of the validation.")
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    help="Create fireworks.deployment, with this number of GPUs.",
+)
+# Refused: this command trains nothing.
+@click.option("--method", hidden=True)
+@click.option(
+    "--wait", type=Seconds(), default=600.0, show_default=True, help="Limit of the validation."
+)
 @click.option("--yes", is_flag=True, help="Agree to what is sent without a question.")
 @home_options
 def deploy_version(
-    version: int | None, gpus: int | None, method: str | None, wait: float, yes: bool, **options: Any
+    version: int | None,
+    gpus: int | None,
+    method: str | None,
+    wait: float,
+    yes: bool,
+    **options: Any,
 ) -> None:
     """Upload a version to Fireworks, and load it on fireworks.deployment if that is set.
 
@@ -61,18 +77,27 @@ def deploy_version(
     config = _load_config(**options)
     _check_deploy(config, gpus, method)
     policy, export = _export_policy(config, version)
-    base, deployment = str(config.fireworks.base_model), config.fireworks.deployment
-    confirm_sending(upload_text(config, policy.version, export.files, gpus), service="Fireworks", yes=yes)
+    base = str(config.fireworks.base_model)
+    deployment = config.fireworks.deployment
+    confirm_sending(
+        upload_text(config, policy.version, export.files, gpus), service="Fireworks", yes=yes
+    )
     service = FireworksService(config.fireworks)
     service.check_base(base, policy.base)
     name = service.upload_adapter(adapter_name(policy.ref), base, export, within=wait, seen=echo)
     echo(f"version {policy.version} is {name}")
     if deployment is None:
-        echo("No deployment serves it yet: set fireworks.deployment, and run this again (docs/guides/fireworks.md)")
+        echo(
+            "No deployment serves it yet: set fireworks.deployment, and run this again (docs/guides/fireworks.md)"
+        )
         return
     if gpus is not None:
         made = service.create_deployment(base, deployment, gpus)
-        words = f"with {gpus} GPUs; it starts with the first request" if made else "before: --gpus has no effect"
+        words = (
+            f"with {gpus} GPUs; it starts with the first request"
+            if made
+            else "before: --gpus has no effect"
+        )
         echo(f"created the deployment {deployment} {words}")
     service.load_on_deployment(name, deployment)
     echo(f"loaded on {deployment}; `openclaw-rl serve --backend fireworks` serves it")
@@ -82,7 +107,8 @@ def _load_config(**options: Any) -> Config:
     """Return the settings, with the notices that concern this command."""
     loaded = load_settings(**options)
     for notice in loaded.notices:
-        if "only with engine.backend fireworks" not in notice:  # these settings need no engine here
+        # These settings need no engine here.
+        if "only with engine.backend fireworks" not in notice:
             echo_error(f"note: {notice}")
     return loaded.config
 
@@ -94,14 +120,18 @@ def _check_deploy(config: Config, gpus: int | None, method: str | None) -> None:
             f"--method {method}: nothing is trained at Fireworks; it serves what was trained here. Train with "
             "recipes/openclaw-combine/run_combine_training.sh, then run this without --method"
         )
-    needed = {name: getattr(config.fireworks, name) for name in ("api_key", "account", "base_model")}
+    needed = {
+        name: getattr(config.fireworks, name) for name in ("api_key", "account", "base_model")
+    }
     if missing := [f"fireworks.{name}" for name, value in needed.items() if not value]:
         raise ConfigError(
             f"not set: {', '.join(missing)}. Give FIREWORKS_API_KEY, FIREWORKS_ACCOUNT_ID, and "
             "--set fireworks.base_model=accounts/fireworks/models/NAME"
         )
     if gpus is not None and config.fireworks.deployment is None:
-        raise ConfigError("--gpus creates a deployment: give it a name with --set fireworks.deployment=NAME")
+        raise ConfigError(
+            "--gpus creates a deployment: give it a name with --set fireworks.deployment=NAME"
+        )
 
 
 def _export_policy(config: Config, version: int | None) -> tuple[Policy, AdapterExport]:
@@ -122,7 +152,9 @@ def _export_policy(config: Config, version: int | None) -> tuple[Policy, Adapter
             "another one with --policy"
         )
     if policy.path is None:
-        raise OpenClawError(f"version {policy.version} is the base: there is no adapter to export. Train first")
+        raise OpenClawError(
+            f"version {policy.version} is the base: there is no adapter to export. Train first"
+        )
     if policies.is_removed(policy):
         raise OpenClawError(f"version {policy.version}: {policies.REMOVED_REASON}")
     if weight_files(policy.path) == (TINKER_FILE,):

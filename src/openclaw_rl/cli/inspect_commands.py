@@ -19,7 +19,12 @@ def inspect_commands() -> None:
 
 @inspect_commands.command("sessions")
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="NUMBER", default=30, show_default=True, help="Sessions at most."
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    default=30,
+    show_default=True,
+    help="Sessions at most.",
 )
 @_json_option
 @home_options

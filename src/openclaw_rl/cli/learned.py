@@ -16,11 +16,23 @@ from openclaw_rl.settings.cli_options import home_options
 
 @click.command("learned")
 @click.argument("version", type=click.IntRange(min=0), required=False)
-@click.option("--policy", "name", metavar="NAME", help="The head of this policy (policy.per), e.g. agent:coder.")
-@click.option("--since", metavar="WHEN", help="Only versions made since then: 12h, 7d, or 2026-03-01.")
+@click.option(
+    "--policy",
+    "name",
+    metavar="NAME",
+    help="The head of this policy (policy.per), e.g. agent:coder.",
+)
+@click.option(
+    "--since", metavar="WHEN", help="Only versions made since then: 12h, 7d, or 2026-03-01."
+)
 @click.option("--session", metavar="ID", help="Only the turns of this session.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="NUMBER", default=10, show_default=True, help="Versions at most."
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    default=10,
+    show_default=True,
+    help="Versions at most.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--html", "page", metavar="FILE", help="Write a page of HTML instead.")
@@ -56,12 +68,18 @@ def show_learned(
         splitter = make_token_splitter(config)
         if name is not None:
             version = policies.head(conn, require_name(conn, name)).version
-        data = collect_learned(conn, splitter, version=version, since=after, session=session, limit=limit)
+        data = collect_learned(
+            conn, splitter, version=version, since=after, session=session, limit=limit
+        )
     if page is not None:
         try:
-            Path(page).expanduser().write_text(learned_html(data), encoding="utf-8", errors="replace")
+            Path(page).expanduser().write_text(
+                learned_html(data), encoding="utf-8", errors="replace"
+            )
         except OSError as error:
-            raise OpenClawError(f"--html {page} cannot be written: {error.strerror or error}") from error
+            raise OpenClawError(
+                f"--html {page} cannot be written: {error.strerror or error}"
+            ) from error
         echo(f"{page}: {len(data['versions'])} versions")
     elif as_json:
         print_json(data)

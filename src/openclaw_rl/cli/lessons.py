@@ -30,7 +30,9 @@ def lesson_commands() -> None:
 
 
 @lesson_commands.command("list")
-@click.option("--all", "with_superseded", is_flag=True, help="Also lessons that a later one contradicts.")
+@click.option(
+    "--all", "with_superseded", is_flag=True, help="Also lessons that a later one contradicts."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @home_options
 def list_lessons(with_superseded: bool, as_json: bool, **options: Any) -> None:
@@ -60,9 +62,13 @@ def edit_lesson(lesson: str, text: str, **options: Any) -> None:
     if not (words := " ".join(text.split())):
         raise OpenClawError("the text is empty. `openclaw-rl lessons forget` deletes a lesson")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in words):
-        raise OpenClawError("the text has control characters, or bytes that are no UTF-8: expected plain text")
+        raise OpenClawError(
+            "the text has control characters, or bytes that are no UTF-8: expected plain text"
+        )
     if len(words) > MAX_LESSON_CHARS:
-        raise OpenClawError(f"the text has {len(words):,} characters, and a lesson at most {MAX_LESSON_CHARS:,}")
+        raise OpenClawError(
+            f"the text has {len(words):,} characters, and a lesson at most {MAX_LESSON_CHARS:,}"
+        )
     config = load_config(**options)
     wish = load_topics(config.judge.wishes_path).topic_of(words)
     with _open_lesson(lesson, config) as (conn, found):
@@ -73,7 +79,9 @@ def edit_lesson(lesson: str, text: str, **options: Any) -> None:
     for rival in rivals:
         echo(f"{rival.id} is superseded: {rival.text}")
     if edited is not None and (by := edited.superseded_by) is not None:
-        echo(f"it is in no prompt: {by} superseded it. To change that: openclaw-rl lessons pin {lesson}")
+        echo(
+            f"it is in no prompt: {by} superseded it. To change that: openclaw-rl lessons pin {lesson}"
+        )
 
 
 @lesson_commands.command("pin")
@@ -87,7 +95,9 @@ def pin_lesson(lesson: str, **options: Any) -> None:
         rival = lessons.pin_in_force(conn, found.id)
     echo(f"{lesson} is pinned: {found.text}")
     if rival is not None:
-        echo(f"{rival.id} is superseded{' and no longer pinned' if rival.is_pinned else ''}: {rival.text}")
+        echo(
+            f"{rival.id} is superseded{' and no longer pinned' if rival.is_pinned else ''}: {rival.text}"
+        )
 
 
 @lesson_commands.command("unpin")
@@ -117,7 +127,8 @@ def forget_lesson(lesson: str, yes: bool, **options: Any) -> None:
     if not yes:
         with _open_lesson(lesson, config) as (_, found):
             text = found.text
-        click.confirm(f"Forget {to_printable(text)!r}?", abort=True)  # outside of the transaction, which holds a lock
+        # Outside of the transaction, which holds a lock.
+        click.confirm(f"Forget {to_printable(text)!r}?", abort=True)
     with _open_lesson(lesson, config) as (conn, found):
         forgotten_wishes.forget_wish(conn, found, at=time.time())
     echo(f"{lesson} is forgotten: {found.text}")
@@ -132,5 +143,7 @@ def _open_lesson(lesson: str, config: Config) -> Iterator[tuple[Connection, Less
     with open_store(config) as store, store.write() as conn:
         found = lessons.get(conn, lesson)
         if found is None:
-            raise OpenClawError(f"no lesson {lesson!r}. `openclaw-rl lessons list --all` lists the ids")
+            raise OpenClawError(
+                f"no lesson {lesson!r}. `openclaw-rl lessons list --all` lists the ids"
+            )
         yield conn, found

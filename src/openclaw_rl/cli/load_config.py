@@ -32,7 +32,9 @@ def load_config(
     from openclaw_rl.settings import load as settings
 
     inherited = settings.inherited_config()
-    if inherited is not None and not (file or sets or words or any(v is not None for v in flags.values())):
+    if inherited is not None and not (
+        file or sets or words or any(v is not None for v in flags.values())
+    ):
         return inherited
     loaded = load_settings(file=file, sets=sets, words=words, strict=strict, **flags)
     for notice in _command_notices(loaded, command, workers) if command else loaded.notices:
@@ -65,8 +67,11 @@ def with_running_gateway(config: Config) -> Config:
     if address is None:
         return config
     where = urlsplit(address.url)
-    key = config.serve.api_key if address.key == "settings" else None  # None: the one in the home
-    serve = config.serve.model_copy(update={"host": where.hostname, "port": where.port, "api_key": key})
+    # None: the one in the home.
+    key = config.serve.api_key if address.key == "settings" else None
+    serve = config.serve.model_copy(
+        update={"host": where.hostname, "port": where.port, "api_key": key}
+    )
     model = config.model.model_copy(update={"name": address.model, "path": address.model_path})
     return config.model_copy(update={"serve": serve, "model": model})
 
@@ -77,9 +82,16 @@ def home_flag(config: Config) -> str:
 
 
 def load_settings(
-    *, file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), strict: bool = True, **flags: Any
+    *,
+    file: str | None,
+    sets: tuple[str, ...],
+    words: tuple[str, ...] = (),
+    strict: bool = True,
+    **flags: Any,
 ) -> LoadedSettings:
     """Return the settings with their sources and notices. `strict`: as for `load_config`."""
     from openclaw_rl.settings import load as settings
 
-    return settings.load_all(file=file, flags=given_settings(flags), sets=sets, words=words, strict=strict)
+    return settings.load_all(
+        file=file, flags=given_settings(flags), sets=sets, words=words, strict=strict
+    )

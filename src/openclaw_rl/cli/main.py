@@ -28,20 +28,34 @@ from openclaw_rl.cli.rollout import run_rollout_function, run_self_test
 from openclaw_rl.cli.undo import run_undo
 from openclaw_rl.common.printable import echo, echo_error
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.settings.cli_options import FlagCommand, Seconds, consent_option, home_options, settings_options
+from openclaw_rl.settings.cli_options import (
+    FlagCommand,
+    Seconds,
+    consent_option,
+    home_options,
+    settings_options,
+)
 
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
 
 
-def _exit_with_parent(_context: click.Context, _option: click.Parameter, parent: int | None) -> None:
+def _exit_with_parent(
+    _context: click.Context, _option: click.Parameter, parent: int | None
+) -> None:
     if parent is not None:
         from openclaw_rl.common.parent_death import die_with_parent
 
         die_with_parent(parent)
 
 
-_PARENT_OPTION: dict[str, Any] = {"type": int, "is_flag": False, "flag_value": 0, "hidden": True, "expose_value": False}
+_PARENT_OPTION: dict[str, Any] = {
+    "type": int,
+    "is_flag": False,
+    "flag_value": 0,
+    "hidden": True,
+    "expose_value": False,
+}
 _with_parent_option = click.option("--with-parent", callback=_exit_with_parent, **_PARENT_OPTION)
 
 
@@ -78,10 +92,14 @@ _WORKER_COMMANDS: Mapping[str, _WorkerCommand] = {
         flags=("model.", "serve.", "engine.", "data.export_dir"),
     ),
     "collect": _WorkerCommand(
-        summary="Run only the collect stage: link reactions to turns.", workers=("collect",), flags=("data.export_dir",)
+        summary="Run only the collect stage: link reactions to turns.",
+        workers=("collect",),
+        flags=("data.export_dir",),
     ),
     "judge": _WorkerCommand(
-        summary="Run only the judge stage: score turns that have a reaction.", workers=("judge",), flags=("judge.",)
+        summary="Run only the judge stage: score turns that have a reaction.",
+        workers=("judge",),
+        flags=("judge.",),
     ),
     "train": _WorkerCommand(
         summary="Run only the train stage: train on judged turns.",
@@ -117,7 +135,8 @@ def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None
     prepare_home(config)
     require_consent(config, workers, yes=yes)
     check_service(config, workers)
-    if "gateway" in workers:  # the gateway's first line says where it listens, once it does
+    # The gateway's first line says where it listens, once it does.
+    if "gateway" in workers:
         echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r}", err=True)
         echo(f"  home: {config.home_dir}", err=True)
         for command in ("key", "chat"):
@@ -126,7 +145,10 @@ def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None
 
 
 @cli.command("worker", hidden=True)
-@click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]))
+@click.argument(
+    "name",
+    type=click.Choice(["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]),
+)
 @settings_options
 @_with_parent_option
 def run_one_worker(name: str, **options: Any) -> None:
@@ -181,14 +203,36 @@ cli.add_command(inspect_commands)
 
 
 @cli.command()
-@click.option("--wait", type=Seconds(), default=120.0, show_default=True, help="Limit of each check without progress.")
-@click.option("--engine", metavar="NAME", help="Check only this engine: ids, log-probabilities, versions and others.")
-@click.option("--troubles", is_flag=True, help="Diagnose the home instead: its problems, each with its cure.")
-@click.option("--sandbox", is_flag=True, help="Check only the sandbox for a model's commands, and each of its limits.")
 @click.option(
-    "--trainer", type=click.Choice(["slime"]), help="Check only this trainer: its version, and what it calls."
+    "--wait",
+    type=Seconds(),
+    default=120.0,
+    show_default=True,
+    help="Limit of each check without progress.",
 )
-@click.option("--trainer-python", metavar="PATH", help="Python of the trainer's environment; default: this one.")
+@click.option(
+    "--engine",
+    metavar="NAME",
+    help="Check only this engine: ids, log-probabilities, versions and others.",
+)
+@click.option(
+    "--troubles", is_flag=True, help="Diagnose the home instead: its problems, each with its cure."
+)
+@click.option(
+    "--sandbox",
+    is_flag=True,
+    help="Check only the sandbox for a model's commands, and each of its limits.",
+)
+@click.option(
+    "--trainer",
+    type=click.Choice(["slime"]),
+    help="Check only this trainer: its version, and what it calls.",
+)
+@click.option(
+    "--trainer-python",
+    metavar="PATH",
+    help="Python of the trainer's environment; default: this one.",
+)
 @settings_options
 def doctor(
     wait: float,
@@ -205,7 +249,9 @@ def doctor(
     from openclaw_rl.doctor.slime import examine_slime
 
     if engine is not None and options["backend"] not in (None, engine):
-        raise click.UsageError(f"--engine is {engine} and --backend {options['backend']}. Leave --backend out.")
+        raise click.UsageError(
+            f"--engine is {engine} and --backend {options['backend']}. Leave --backend out."
+        )
     backend = engine or options["backend"] or ("sglang" if trainer else None)
     config = load_config(**(options | {"backend": backend}), strict=not troubles)
     if troubles:
@@ -231,7 +277,9 @@ def chat(yes: bool, **options: Any) -> None:
 
     def check_start() -> None:
         load_settings(**options)
-        require_consent(config, with_required_workers(config, _WORKER_COMMANDS["up"].workers), yes=yes)
+        require_consent(
+            config, with_required_workers(config, _WORKER_COMMANDS["up"].workers), yes=yes
+        )
 
     run_chat(config, before_start=check_start)
 
@@ -251,7 +299,9 @@ def connect_openclaw(write: bool, into: str | None, **options: Any) -> None:
 
     from openclaw_rl.cli import connect as commands
 
-    commands.connect_openclaw(load_running_config(**options), write=write, into=Path(into) if into else None)
+    commands.connect_openclaw(
+        load_running_config(**options), write=write, into=Path(into) if into else None
+    )
 
 
 @connect.command("claude-code")
@@ -303,13 +353,33 @@ def config_check(file: str) -> None:
     check_installation(config, with_required_workers(config, WORKERS))
 
 
-_GROUPS = (data_commands, environment_commands, policy_commands, lesson_commands, fireworks_commands)
+_GROUPS = (
+    data_commands,
+    environment_commands,
+    policy_commands,
+    lesson_commands,
+    fireworks_commands,
+)
 _CHANGES = (run_rollback, run_undo, show_learned)
-for _more in (*_GROUPS, *_CHANGES, run_rollout_function, run_self_test, make_method, run_evaluation):
+for _more in (
+    *_GROUPS,
+    *_CHANGES,
+    run_rollout_function,
+    run_self_test,
+    make_method,
+    run_evaluation,
+):
     cli.add_command(_more)
 
 
-_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EROFS)
+_PATH_ERRNOS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EROFS,
+)
 """Errors of paths that the user gave. Any other `OSError` is a bug."""
 
 
@@ -330,7 +400,9 @@ def _show_unknown_option(error: click.NoSuchOption) -> None:
     if "model_path" in options:
         echo_error(f"This command takes it as --set {meant[0]}=VALUE.")
     else:
-        echo_error(f"It means {meant[0]}, a setting of the running system: this command finds that system by --home.")
+        echo_error(
+            f"It means {meant[0]}, a setting of the running system: this command finds that system by --home."
+        )
 
 
 def _show_usage_error(error: click.ClickException) -> None:
@@ -353,7 +425,9 @@ def _describe_error(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}. Expected a path that this user can use"
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="openclaw-rl-error-", suffix=".log", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="openclaw-rl-error-", suffix=".log", delete=False
+        ) as file:
             file.write("".join(traceback.format_exception(error)))
     except OSError as failure:
         return f"unexpected error: {reason}. Its traceback could not be saved ({failure.strerror})"
@@ -375,7 +449,8 @@ def main(args: Sequence[str] | None = None) -> None:
     except OpenClawError as error:
         echo_error(f"openclaw-rl: {error}")
         sys.exit(1)
-    except BrokenPipeError:  # e.g. `openclaw-rl status | head`
+    except BrokenPipeError:
+        # E.g. `openclaw-rl status | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - any bug: a user gets one line, and the traceback in a file

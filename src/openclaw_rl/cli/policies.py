@@ -29,9 +29,19 @@ policy_commands.add_command(export_policy)
 
 @policy_commands.command("list")
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="NUMBER", default=30, show_default=True, help="Versions at most."
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    default=30,
+    show_default=True,
+    help="Versions at most.",
 )
-@click.option("--policy", "name", metavar="NAME", help="Only versions of this policy (policy.per), e.g. agent:coder.")
+@click.option(
+    "--policy",
+    "name",
+    metavar="NAME",
+    help="Only versions of this policy (policy.per), e.g. agent:coder.",
+)
 @_json_option
 @home_options
 def list_policies(limit: int, name: str | None, as_json: bool, **options: Any) -> None:
@@ -66,11 +76,18 @@ def diff_versions(version: int, other: int, as_json: bool, **options: Any) -> No
 
 @policy_commands.command("promote")
 @_version_argument
-@click.option("--learn-again", is_flag=True, help="Train on the turns of the versions that are left again.")
-@click.option("--reason", help="Reason for `policies list` to show. [default: version VERSION was promoted by hand]")
+@click.option(
+    "--learn-again", is_flag=True, help="Train on the turns of the versions that are left again."
+)
+@click.option(
+    "--reason",
+    help="Reason for `policies list` to show. [default: version VERSION was promoted by hand]",
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @home_options
-def promote_version(version: int, learn_again: bool, reason: str | None, yes: bool, **options: Any) -> None:
+def promote_version(
+    version: int, learn_again: bool, reason: str | None, yes: bool, **options: Any
+) -> None:
     """Make VERSION the head, although it was rolled back.
 
     It answers new requests as soon as the engine has loaded it, and training continues from it. Versions that VERSION
@@ -87,7 +104,9 @@ def promote_version(version: int, learn_again: bool, reason: str | None, yes: bo
         check_policy_files(store, agreed.name, version)
         left = ", ".join(map(str, reversed(agreed.left_versions))) or "none"
         fate = "may be trained on again" if learn_again else "are not trained on again"
-        echo(f"version {version} becomes the head; rolled back: {left}; {len(agreed.turns)} turns {fate}")
+        echo(
+            f"version {version} becomes the head; rolled back: {left}; {len(agreed.turns)} turns {fate}"
+        )
         if not yes:
             click.confirm("Continue?", abort=True)
         why = reason or f"version {version} was promoted by hand"
@@ -108,9 +127,13 @@ def pin_policy(version: int, **options: Any) -> None:
     with open_store(load_config(**options)) as store, store.write() as conn:
         policy = policies.require_version(conn, version)
         if policy.path is None or policies.is_removed(policy):
-            raise OpenClawError(f"version {version} has no files to keep; `openclaw-rl policies list` shows which have")
+            raise OpenClawError(
+                f"version {version} has no files to keep; `openclaw-rl policies list` shows which have"
+            )
         policy_marks.pin_version(conn, version)
-    echo(f"version {version} is pinned: its files are kept until `openclaw-rl policies unpin {version}`")
+    echo(
+        f"version {version} is pinned: its files are kept until `openclaw-rl policies unpin {version}`"
+    )
 
 
 @policy_commands.command("unpin")
@@ -124,7 +147,9 @@ def unpin_policy(version: int, **options: Any) -> None:
     with open_store(load_config(**options)) as store, store.write() as conn:
         policies.require_version(conn, version)
         if version not in policy_marks.pinned_versions(conn):
-            raise OpenClawError(f"version {version} is not pinned; `openclaw-rl policies list` shows those that are")
+            raise OpenClawError(
+                f"version {version} is not pinned; `openclaw-rl policies list` shows those that are"
+            )
         policy_marks.unpin_version(conn, version)
     echo(f"version {version} is no longer pinned")
 
@@ -137,7 +162,8 @@ def freeze_training(**options: Any) -> None:
     from openclaw_rl.store.lineage import policies, policy_marks, retraining
 
     with open_store(load_config(**options)) as store, store.write() as conn:
-        head, left = policies.head(conn).version, retraining.count_batches(conn)
+        head = policies.head(conn).version
+        left = retraining.count_batches(conn)
         policy_marks.freeze_training(conn, time.time())
     echo(f"training is frozen at version {head}; `openclaw-rl policies unfreeze` continues it")
     if left:

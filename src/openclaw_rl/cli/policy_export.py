@@ -29,19 +29,31 @@ _TYPES = ("float32", "bfloat16", "float16")
 @click.command("export")
 @click.argument("version", type=click.IntRange(min=0))
 @click.option(
-    "--merged", type=click.Path(path_type=Path), metavar="FOLDER", help="New folder for the model (transformers)."
+    "--merged",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="New folder for the model (transformers).",
 )
 @click.option(
-    "--gguf", type=click.Path(path_type=Path), metavar="FILE", help="New GGUF file, by the converter of llama.cpp."
+    "--gguf",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="New GGUF file, by the converter of llama.cpp.",
 )
-@click.option("--dtype", type=click.Choice(_TYPES), help="Type of the written weights. [default: that of the base]")
+@click.option(
+    "--dtype",
+    type=click.Choice(_TYPES),
+    help="Type of the written weights. [default: that of the base]",
+)
 @click.option(
     "--converter",
     type=click.Path(path_type=Path),
     metavar="PATH",
     help="convert_hf_to_gguf.py, or a checkout of llama.cpp. [default: in PATH]",
 )
-@click.option("--no-check", is_flag=True, help="Do not compare log-probabilities, which loads the model.")
+@click.option(
+    "--no-check", is_flag=True, help="Do not compare log-probabilities, which loads the model."
+)
 @home_options
 def export_policy(
     version: int,
@@ -59,7 +71,12 @@ def export_policy(
     """
     from openclaw_rl.cli.evaluate_judge import progress_bar
     from openclaw_rl.model_export.gguf_file import check_gguf_target, convert_folder, find_converter
-    from openclaw_rl.model_export.merged_folder import check_space, check_target, plan_merge, write_merged
+    from openclaw_rl.model_export.merged_folder import (
+        check_space,
+        check_target,
+        plan_merge,
+        write_merged,
+    )
     from openclaw_rl.status.report import open_store
 
     if merged is None and gguf is None:
@@ -92,7 +109,9 @@ def _require_files(store: Store, version: int) -> Policy:
     with store.read() as conn:
         policy = policies.require_version(conn, version)
     if policy.version == 0:
-        raise OpenClawError(f"version 0 is the base itself: {policy.base}. Choose a version that was trained")
+        raise OpenClawError(
+            f"version 0 is the base itself: {policy.base}. Choose a version that was trained"
+        )
     if policy.path is None or policies.is_removed(policy):
         raise OpenClawError(
             f"version {version} has no files here; `openclaw-rl policies list` shows which versions have some"
@@ -146,8 +165,12 @@ def _merged_folder(folder: Path | None, file: Path | None) -> Iterator[Path]:
         yield Path(temporary) / "merged"
 
 
-def _report(plan: MergePlan, agreement: Agreement | None, folder: Path | None, file: Path | None) -> None:
-    what = f"{len(plan.updates)} matrices folded into the base" if plan.is_adapter else "whole weights"
+def _report(
+    plan: MergePlan, agreement: Agreement | None, folder: Path | None, file: Path | None
+) -> None:
+    what = (
+        f"{len(plan.updates)} matrices folded into the base" if plan.is_adapter else "whole weights"
+    )
     where = "" if folder is None else f": {folder}"
     echo(f"version {plan.policy.version}: {what}, {plan.size / _MIB:,.0f} MiB{where}")
     if agreement is None:

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 @click.command("new-method")
 @click.argument("name")
-@click.option("--into", default="recipes", show_default=True, metavar="DIR", help="Parent folder of the new folder.")
+@click.option(
+    "--into",
+    default="recipes",
+    show_default=True,
+    metavar="DIR",
+    help="Parent folder of the new folder.",
+)
 def make_method(name: str, into: str) -> None:
     """Create a folder for a custom method. It has a README, script, settings, loss and rollout, ready to run."""
 
@@ -49,18 +55,45 @@ def make_method(name: str, into: str) -> None:
     metavar="LIST",
     help="Kinds: conversation, coding, tool-use, personal. [default: all but personal]",
 )
-@click.option("--policy", metavar="VERSION", help="Score this version of the home: a number, head or base.")
-@click.option("--against", metavar="VERSION", help="Compare it with this version on the same tasks.")
-@click.option("--with-lessons", is_flag=True, help="Ask with the lessons of the home in the prompt, as people are.")
-@click.option("--seeds", type=click.IntRange(min=1), default=1, help="Samples of each task. [default: a greedy reply]")
-@click.option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind. [default: all]")
 @click.option(
-    "--max-tokens", type=click.IntRange(min=1), help="Token limit of every reply. [default: 256, 512 for coding]"
+    "--policy", metavar="VERSION", help="Score this version of the home: a number, head or base."
 )
-@click.option("--person-url", metavar="URL", help="Endpoint of a model that simulates the people of personal tasks.")
+@click.option(
+    "--against", metavar="VERSION", help="Compare it with this version on the same tasks."
+)
+@click.option(
+    "--with-lessons",
+    is_flag=True,
+    help="Ask with the lessons of the home in the prompt, as people are.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Samples of each task. [default: a greedy reply]",
+)
+@click.option(
+    "--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind. [default: all]"
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    help="Token limit of every reply. [default: 256, 512 for coding]",
+)
+@click.option(
+    "--person-url",
+    metavar="URL",
+    help="Endpoint of a model that simulates the people of personal tasks.",
+)
 @click.option("--person-model", metavar="NAME", help="Name of that model.")
-@click.option("--out", metavar="FILE", help="Write scores, tasks, replies and failures to this JSON file.")
-@click.option("--report", metavar="DIR", help="Write a comparison side by side to this folder: HTML, PNG and JSON.")
+@click.option(
+    "--out", metavar="FILE", help="Write scores, tasks, replies and failures to this JSON file."
+)
+@click.option(
+    "--report",
+    metavar="DIR",
+    help="Write a comparison side by side to this folder: HTML, PNG and JSON.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the same JSON instead of the tables.")
 @consent_option
 @settings_options
@@ -111,7 +144,9 @@ def run_evaluation(
             err=True,
         )
     person = PersonEndpoint(url=person_url, model=person_model) if person_url else None
-    plan = EvalPlan(kinds=names.split(","), num=num, max_tokens=max_tokens, seeds=seeds, person=person)
+    plan = EvalPlan(
+        kinds=names.split(","), num=num, max_tokens=max_tokens, seeds=seeds, person=person
+    )
     plan = replace(plan, with_lessons=with_lessons)
     if policy is None:
         require_consent(config, SERVING_WORKERS, yes=yes)
@@ -124,19 +159,25 @@ def run_evaluation(
             versions = [policy, against] if against else [policy]
             results = evaluate_versions(with_running_gateway(config), plan, versions, show=show)
     _write_results(results, out, report, as_json=as_json)
-    exit_with_errors(f"a task has no score: {error}" for result in results for error in result.errors)
+    exit_with_errors(
+        f"a task has no score: {error}" for result in results for error in result.errors
+    )
 
 
-def _write_results(results: Sequence[EvalResult], out: str | None, report: str | None, *, as_json: bool) -> None:
+def _write_results(
+    results: Sequence[EvalResult], out: str | None, report: str | None, *, as_json: bool
+) -> None:
     """Print and write the scores of one version, or the comparison of two."""
     from openclaw_rl.evals import task_report
     from openclaw_rl.evals.versions import comparison_report
 
     if len(results) == 1:
-        data, text = task_report.report_json(results[0]), task_report.report_text(results[0])
+        data = task_report.report_json(results[0])
+        text = task_report.report_text(results[0])
     else:
         new, old = results
-        data, text = comparison_report.comparison_json(new, old), comparison_report.comparison_text(new, old)
+        data = comparison_report.comparison_json(new, old)
+        text = comparison_report.comparison_text(new, old)
     write_report(data, None if as_json else text, out)
     if report:
         comparison_report.write_folder(Path(report), *results)
@@ -144,13 +185,21 @@ def _write_results(results: Sequence[EvalResult], out: str | None, report: str |
 
 
 def _check_evaluation(
-    policy: str | None, against: str | None, report: str | None, person_url: str | None, person_model: str | None
+    policy: str | None,
+    against: str | None,
+    report: str | None,
+    person_url: str | None,
+    person_model: str | None,
 ) -> None:
     """Raise `ConfigError` for options that do not go together."""
     if against is not None and policy is None:
-        raise ConfigError("--against needs --policy: expected two versions, e.g. --policy head --against base")
+        raise ConfigError(
+            "--against needs --policy: expected two versions, e.g. --policy head --against base"
+        )
     if report is not None and against is None:
-        raise ConfigError("--report writes a comparison: expected --policy and --against. For one model, use --out")
+        raise ConfigError(
+            "--report writes a comparison: expected --policy and --against. For one model, use --out"
+        )
     if (person_url is None) != (person_model is None):
         raise ConfigError("--person-url and --person-model go together: expected both, or neither")
 
@@ -174,9 +223,13 @@ def create_method(name: str, into: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise ConfigError(f"{folder} already exists, and nothing is overwritten. Choose another name.") from None
+        raise ConfigError(
+            f"{folder} already exists, and nothing is overwritten. Choose another name."
+        ) from None
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be created ({error.strerror}). Choose another --into.") from None
+        raise ConfigError(
+            f"{folder}: cannot be created ({error.strerror}). Choose another --into."
+        ) from None
     return [_write_template(template, folder, name) for template in sorted(_TEMPLATE_DIR.iterdir())]
 
 

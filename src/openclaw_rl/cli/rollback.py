@@ -13,9 +13,21 @@ from openclaw_rl.settings.cli_options import home_options
 
 @click.command("rollback")
 @click.argument("version", type=click.IntRange(min=0), required=False)
-@click.option("--policy", "name", metavar="NAME", help="The policy (policy.per), e.g. agent:coder. [default: default]")
-@click.option("--learn-again", is_flag=True, help="Train on the turns of the rolled-back versions again.")
-@click.option("--reason", default="rolled back by hand", show_default=True, help="Reason for `inspect policy` to show.")
+@click.option(
+    "--policy",
+    "name",
+    metavar="NAME",
+    help="The policy (policy.per), e.g. agent:coder. [default: default]",
+)
+@click.option(
+    "--learn-again", is_flag=True, help="Train on the turns of the rolled-back versions again."
+)
+@click.option(
+    "--reason",
+    default="rolled back by hand",
+    show_default=True,
+    help="Reason for `inspect policy` to show.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @home_options
 def run_rollback(
@@ -40,12 +52,18 @@ def run_rollback(
         check_policy_files(store, agreed.name, agreed.to)
         versions = ", ".join(map(str, reversed(agreed.undone_versions)))
         fate = "may be trained on again" if learn_again else "are not trained on again"
-        echo(f"back to version {agreed.to}; rolled back: {versions}; {len(agreed.turns)} turns {fate}")
+        echo(
+            f"back to version {agreed.to}; rolled back: {versions}; {len(agreed.turns)} turns {fate}"
+        )
         if agreed.cancelled_batches:
-            echo(f"the undo in progress is cancelled: {agreed.cancelled_batches} batches are not trained on again")
+            echo(
+                f"the undo in progress is cancelled: {agreed.cancelled_batches} batches are not trained on again"
+            )
         if not yes:
             click.confirm("Continue?", abort=True)
         with store.write() as conn:
             out = apply_rollback(conn, agreed, learn_again=learn_again, reason=reason)
     of = "" if agreed.name == DEFAULT_NAME else f" of {agreed.name}"
-    echo(f"done: {config.model.name}{of} is version {agreed.to} again, {out} turns removed from training")
+    echo(
+        f"done: {config.model.name}{of} is version {agreed.to} again, {out} turns removed from training"
+    )

@@ -13,12 +13,22 @@ from openclaw_rl.settings.cli_options import FlagCommand, Seconds, consent_optio
 
 
 @click.command("rollout", cls=FlagCommand, shown=("rollout.",))
-@click.option("--tasks", metavar="FILE", help="File of tasks: a JSON list, JSON lines, or plain lines.")
-@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be repeated).")
 @click.option(
-    "--num", type=click.IntRange(min=1), help="Number of rollouts. [default: rollout.per_prompt or 1 per task]"
+    "--tasks", metavar="FILE", help="File of tasks: a JSON list, JSON lines, or plain lines."
 )
-@click.option("--out", metavar="FOLDER", help="Folder for one result file per rollout. [default: <home>/rollouts]")
+@click.option(
+    "--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be repeated)."
+)
+@click.option(
+    "--num",
+    type=click.IntRange(min=1),
+    help="Number of rollouts. [default: rollout.per_prompt or 1 per task]",
+)
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    help="Folder for one result file per rollout. [default: <home>/rollouts]",
+)
 @settings_options
 def run_rollout_function(
     tasks: str | None, prompts: tuple[str, ...], num: int | None, out: str | None, **options: Any
@@ -36,8 +46,12 @@ def run_rollout_function(
 
     config = load_running_config(**options, strict=True)
     if config.rollout.function_path is None and config.rollout.generate_path is None:
-        raise ConfigError("no rollout function: set --rollout-function-path FILE (see docs/guides/plugins.md)")
-    wanted = [RolloutTask(text=text) for text in prompts] + (read_tasks(Path(tasks)) if tasks else [])
+        raise ConfigError(
+            "no rollout function: set --rollout-function-path FILE (see docs/guides/plugins.md)"
+        )
+    wanted = [RolloutTask(text=text) for text in prompts] + (
+        read_tasks(Path(tasks)) if tasks else []
+    )
     if not wanted:
         raise ConfigError("no tasks: set --tasks FILE or --prompt TEXT")
 
@@ -54,13 +68,21 @@ def run_rollout_function(
 
 @click.command("test-rollout")
 @click.option(
-    "--num-samples", type=click.IntRange(min=1), default=3, show_default=True, help="Number of conversations."
+    "--num-samples",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Number of conversations.",
 )
 @click.option("--output-dir", required=True, metavar="DIR", help="New folder for the trajectories.")
-@click.option("--wait", type=Seconds(), default=60.0, show_default=True, help="Maximum seconds to wait.")
+@click.option(
+    "--wait", type=Seconds(), default=60.0, show_default=True, help="Maximum seconds to wait."
+)
 @consent_option
 @settings_options
-def run_self_test(num_samples: int, output_dir: str, wait: float, yes: bool, **options: Any) -> None:
+def run_self_test(
+    num_samples: int, output_dir: str, wait: float, yes: bool, **options: Any
+) -> None:
     """Test that conversations become trajectories. Runs conversations and checks the written files.
 
     Starts a separate system on a scratch home, with the model and engine of the settings. Nothing is trained.
@@ -79,8 +101,12 @@ def run_self_test(num_samples: int, output_dir: str, wait: float, yes: bool, **o
     require_consent(config, SERVING_WORKERS, yes=yes)
     setup_logging("test-rollout", None, config.run.log_level)
     folder = Path(output_dir)
-    found = rollouts.run_selftest(config, folder, num=num_samples, wait=wait, said=print_progress, agreed=True)
+    found = rollouts.run_selftest(
+        config, folder, num=num_samples, wait=wait, said=print_progress, agreed=True
+    )
     for session, turns in found.items():
         main = sum(turn["type"] == "main" for turn in turns)
         echo(f"{session}: {main} main turns, {len(turns) - main} side turns")
-    echo(f"{len(found)} trajectories in {output_dir}, each with token ids, log-probabilities and a reaction")
+    echo(
+        f"{len(found)} trajectories in {output_dir}, each with token ids, log-probabilities and a reaction"
+    )

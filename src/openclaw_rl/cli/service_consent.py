@@ -25,10 +25,15 @@ def require_consent(config: Config, workers: Sequence[str], *, yes: bool) -> Non
     """
     if purposes := tinker_purposes(config, tuple(workers)):
         text = consent_text(config, purposes)
-        _ask_once(config, EVENT, service_address(config), purposes, text=text, service="Tinker", yes=yes)
+        _ask_once(
+            config, EVENT, service_address(config), purposes, text=text, service="Tinker", yes=yes
+        )
     if "engine" in workers and config.engine.backend == "fireworks":
-        kind, text = fireworks_consent.EVENT, fireworks_consent.serving_text(config)
-        _ask_once(config, kind, config.fireworks.url, ["serve"], text=text, service="Fireworks", yes=yes)
+        kind = fireworks_consent.EVENT
+        text = fireworks_consent.serving_text(config)
+        _ask_once(
+            config, kind, config.fireworks.url, ["serve"], text=text, service="Fireworks", yes=yes
+        )
 
 
 def require_serving_consent(config: Config, *, yes: bool) -> None:
@@ -39,7 +44,14 @@ def require_serving_consent(config: Config, *, yes: bool) -> None:
 
 
 def _ask_once(
-    config: Config, kind: str, address: str, purposes: Collection[str], *, text: str, service: str, yes: bool
+    config: Config,
+    kind: str,
+    address: str,
+    purposes: Collection[str],
+    *,
+    text: str,
+    service: str,
+    yes: bool,
 ) -> None:
     prepare_home(config)
     with Store.open(config.store_path) as store:
@@ -56,6 +68,9 @@ def confirm_sending(text: str, *, service: str, yes: bool) -> None:
     echo(text, err=True)
     if yes:
         return
-    if sys.stdin is None or not sys.stdin.isatty():  # None: started with `<&-`
-        raise ConfigError(f"nothing is sent to {service} before you agree. Say --yes, or start it in a terminal")
+    # None: started with `<&-`.
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ConfigError(
+            f"nothing is sent to {service} before you agree. Say --yes, or start it in a terminal"
+        )
     click.confirm("Continue?", abort=True, err=True)

@@ -20,18 +20,31 @@ if TYPE_CHECKING:
     from openclaw_rl.train.undo import MatchedHint, UndoPlan
 
 POLL_SECONDS = 0.2
-_MAX_SILENCE = 30.0  # seconds without a trainer after which the command no longer waits: one may be restarted
+# Seconds without a trainer after which the command no longer waits: one may be restarted.
+_MAX_SILENCE = 30.0
 
 
 @click.command("undo")
 @click.option("--turn", "ids", metavar="ID", multiple=True, help="This turn (may be repeated).")
-@click.option("--session", "names", metavar="ID", multiple=True, help="All turns of this session (may be repeated).")
+@click.option(
+    "--session",
+    "names",
+    metavar="ID",
+    multiple=True,
+    help="All turns of this session (may be repeated).",
+)
 @click.option("--since", metavar="WHEN", help="All turns since then: 12h, 7d, or 2026-03-01T12:00.")
 @click.option(
-    "--lesson", metavar="TEXT", help="All turns with this hint or lesson: its id in `learned` or `lessons`, or words."
+    "--lesson",
+    metavar="TEXT",
+    help="All turns with this hint or lesson: its id in `learned` or `lessons`, or words.",
 )
-@click.option("--policy", metavar="NAME", help="Only turns of this policy (policy.per), e.g. agent:coder.")
-@click.option("--reason", default="undone by hand", show_default=True, help="Reason for `inspect` to show.")
+@click.option(
+    "--policy", metavar="NAME", help="Only turns of this policy (policy.per), e.g. agent:coder."
+)
+@click.option(
+    "--reason", default="undone by hand", show_default=True, help="Reason for `inspect` to show."
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the rest is trained on again.")
 @click.option("--now", is_flag=True, help="Train in this command, if no trainer runs on the home.")
@@ -61,10 +74,14 @@ def run_undo(
     with open_store(config) as store:
         with store.read() as conn:
             after = None if since is None else parse_since(since, time.time())
-            selected = select_turns(conn, ids=ids, names=names, since=after, lesson=lesson, policy=policy)
+            selected = select_turns(
+                conn, ids=ids, names=names, since=after, lesson=lesson, policy=policy
+            )
             hints = [] if lesson is None else match_hints(conn, lesson)
         if not selected and not _count_left(store):
-            raise click.UsageError("give --turn, --session, --since or --lesson; no undo is in progress.")
+            raise click.UsageError(
+                "give --turn, --session, --since or --lesson; no undo is in progress."
+            )
         if selected:
             agreed = check_safe_files(store, selected)
             for line in (*describe_hints(hints), *map(describe_plan, agreed)):
@@ -87,13 +104,17 @@ def describe_hints(hints: Sequence[MatchedHint]) -> list[str]:
     """Return a line for each hint that `--lesson` means."""
     from openclaw_rl.train.undo import SHOWN_CHARS
 
-    lines = [f"{hint.id}  {cut_text(hint.text, SHOWN_CHARS)} ({_count(len(hint.turns), 'turn')})" for hint in hints]
+    lines = [
+        f"{hint.id}  {cut_text(hint.text, SHOWN_CHARS)} ({_count(len(hint.turns), 'turn')})"
+        for hint in hints
+    ]
     return ["hints and lessons that match:", *(f"  {line}" for line in lines)] if lines else []
 
 
 def describe_plan(plan: UndoPlan) -> str:
     """Return what the undo does and what it costs."""
-    count, gone = _count(len(plan.turns), "turn"), plan.undone_versions[::-1]
+    count = _count(len(plan.turns), "turn")
+    gone = plan.undone_versions[::-1]
     of = _policy_label(plan)
     if not plan.used_by:
         return f"{of}{count} taken out of the training queue; no version was trained on them"
@@ -102,11 +123,15 @@ def describe_plan(plan: UndoPlan) -> str:
         f"{_count(len(gone), 'version')} rolled back: {_format_versions(gone)}; version {plan.safe} answers meanwhile",
     ]
     if not plan.is_exact:
-        lines.append(f"version {plan.safe} no longer has its optimizer state: the result is not the same to the bit")
+        lines.append(
+            f"version {plan.safe} no longer has its optimizer state: the result is not the same to the bit"
+        )
     if plan.batches:
         low, high = (_format_seconds(seconds) for seconds in plan.seconds)
         rest = f"{_count(len(plan.batches), 'batch', 'batches')} of {_count(plan.repeated_turns, 'turn')}"
-        lines.append(f"{rest} trained on again: about {low} to {high}, at most {plan.disk_bytes / 1e6:.3g} MB on disk")
+        lines.append(
+            f"{rest} trained on again: about {low} to {high}, at most {plan.disk_bytes / 1e6:.3g} MB on disk"
+        )
     return "\n".join(lines)
 
 
@@ -150,20 +175,34 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
     if not (total := _count_left(store)):
         return
     if _trainer_is_alive(store):
-        _follow_batches(store, lambda: time.sleep(POLL_SECONDS), max_silence=0.0 if now else _MAX_SILENCE)
+        _follow_batches(
+            store, lambda: time.sleep(POLL_SECONDS), max_silence=0.0 if now else _MAX_SILENCE
+        )
     if now and _count_left(store):
         _train_here(config, store, yes=yes)
     if left := _count_left(store):
-        echo(f"no trainer runs, and {_count(left, 'batch is', 'batches are')} left to train on again: start the system")
+        echo(
+            f"no trainer runs, and {_count(left, 'batch is', 'batches are')} left to train on again: start the system"
+        )
         echo("(`openclaw-rl up`), or train now (`openclaw-rl undo --now`)")
         return
     with store.read() as conn:
-        live = [p for p in policies.list_all(conn) if p.version >= first and p.state is PolicyState.LIVE]
+        live = [
+            p for p in policies.list_all(conn) if p.version >= first and p.state is PolicyState.LIVE
+        ]
         done = sum(RETRAINED_METRIC in policy.metrics for policy in live)
-        heads = {name: policies.head(conn, name).version for name in sorted({p.name for p in live} or {DEFAULT_NAME})}
+        heads = {
+            name: policies.head(conn, name).version
+            for name in sorted({p.name for p in live} or {DEFAULT_NAME})
+        }
     seconds = _format_seconds(time.monotonic() - started)
-    named = ", ".join(f"{'' if name == DEFAULT_NAME else f'{name}: '}version {head}" for name, head in heads.items())
-    echo(f"{config.model.name} is {named}: {done} of {total} batches were trained on again in {seconds}")
+    named = ", ".join(
+        f"{'' if name == DEFAULT_NAME else f'{name}: '}version {head}"
+        for name, head in heads.items()
+    )
+    echo(
+        f"{config.model.name} is {named}: {done} of {total} batches were trained on again in {seconds}"
+    )
     if done < total:
         where = "the lines above say why" if now else f"{config.logs_dir / 'train.log'} says why"
         echo(f"the others gave no version, or a rollback cancelled them; {where}")
@@ -180,7 +219,8 @@ def _train_here(config: Config, store: Store, *, yes: bool) -> None:
     from openclaw_rl.train.resume import resolve_base
     from openclaw_rl.train.worker import open_train_loop
 
-    logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)  # see `setup_logging`
+    # See `setup_logging`.
+    logging.getLogger("bitsandbytes.backends.cpu").setLevel(logging.ERROR)
     with store.read() as conn:
         config = with_policy_owner(config, stored_owner(conn))
     config = resolve_base(config)
@@ -226,7 +266,9 @@ def _check_unfrozen(store: Store, left: int) -> None:
 
     with store.read() as conn:
         if left and policy_marks.frozen_since(conn) is not None:
-            raise OpenClawError(f"training is frozen: {left} batches wait for `openclaw-rl policies unfreeze`")
+            raise OpenClawError(
+                f"training is frozen: {left} batches wait for `openclaw-rl policies unfreeze`"
+            )
 
 
 def _count_left(store: Store) -> int:
@@ -240,4 +282,6 @@ def _trainer_is_alive(store: Store) -> bool:
     from openclaw_rl.store import heartbeats
 
     with store.read() as conn:
-        return any(b.name == "train" and b.is_alive(time.time()) for b in heartbeats.read_heartbeats(conn))
+        return any(
+            b.name == "train" and b.is_alive(time.time()) for b in heartbeats.read_heartbeats(conn)
+        )

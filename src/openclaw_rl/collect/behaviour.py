@@ -25,15 +25,21 @@ MIN_READING_TIME = 1.0
 """Seconds between a reply and the request for another one; programs are faster."""
 MAX_VARIANTS = 3
 """Earlier requests in one place of a conversation; with more, a program samples there or tries out prompts."""
-MIN_EDIT_OVERLAP, MIN_EDIT_CHARS, MAX_EDIT_CHARS = 0.75, 8, 2_000
+MIN_EDIT_OVERLAP = 0.75
+MIN_EDIT_CHARS = 8
+MAX_EDIT_CHARS = 2_000
 """Share of the shorter message's character trigrams that the other one has, from which it is an edited message and not
 another question; characters that both messages need for it, and that are compared."""
-MIN_COPIED_CHARS, MIN_LINE_CHARS = 80, 16
+MIN_COPIED_CHARS = 80
+MIN_LINE_CHARS = 16
 """Characters of copied lines that show copying; shorter lines do not count."""
-MAX_PASTED_CHARS, MAX_REPLY_CHARS, MAX_PLACES = 65_536, 16_384, 8
+MAX_PASTED_CHARS = 65_536
+MAX_REPLY_CHARS = 16_384
+MAX_PLACES = 8
 """Characters of a message and of a reply in which copied lines are searched, and places of a line's first characters
 in the message. They bound the time, in which nothing else can be written to the store."""
-MAX_CANDIDATES, MAX_COMPARED_LINES = 4, 20
+MAX_CANDIDATES = 4
+MAX_COMPARED_LINES = 20
 """Replies, and lines of one, that are searched in the reply's own prompt."""
 
 Observation = tuple[str, str]
@@ -41,7 +47,11 @@ Observation = tuple[str, str]
 
 
 def find_observations(
-    conn: Connection, exchange: Exchange, decided: RequestLink, index: ExchangeIndex, signals: SignalsConfig
+    conn: Connection,
+    exchange: Exchange,
+    decided: RequestLink,
+    index: ExchangeIndex,
+    signals: SignalsConfig,
 ) -> Iterator[Observation]:
     """Yield what the request of `exchange`, which is main traffic, shows about earlier turns."""
     request = exchange.request
@@ -69,7 +79,8 @@ def _find_replaced_turn(
     if not 0 < len(beside) <= MAX_VARIANTS:
         return None
     past = beside[-1]
-    if not _is_read(past, request.admitted_at) or past.signatures:  # with a reaction in words, the words count
+    # With a reaction in words, the words count.
+    if not _is_read(past, request.admitted_at) or past.signatures:
         return None
     if past.context_chain == request.marks[-1].chain:
         return past.id, REGENERATED
@@ -80,7 +91,11 @@ def _find_replaced_turn(
 
 
 def _is_read(past: ExchangeSummary, at: float) -> bool:
-    done = past.status is ExchangeStatus.DONE and past.capture is Capture.FULL and past.finished_at is not None
+    done = (
+        past.status is ExchangeStatus.DONE
+        and past.capture is Capture.FULL
+        and past.finished_at is not None
+    )
     return done and at - (past.finished_at or 0.0) >= MIN_READING_TIME
 
 
@@ -102,7 +117,9 @@ def _trigrams(text: str) -> Counter[str]:
     return Counter(text[at : at + 3] for at in range(len(text) - 2))
 
 
-def _find_copied_turns(exchange: Exchange, decided: RequestLink, index: ExchangeIndex) -> Iterator[Observation]:
+def _find_copied_turns(
+    exchange: Exchange, decided: RequestLink, index: ExchangeIndex
+) -> Iterator[Observation]:
     """Yield the reply that stands in a message of another conversation, and the one that went into a tool call.
 
     If several replies stand there, a program has put a conversation into one message.
@@ -113,7 +130,8 @@ def _find_copied_turns(exchange: Exchange, decided: RequestLink, index: Exchange
     called = _arguments_of_last_reply(exchange)
     if len(pasted) < MIN_COPIED_CHARS and len(called) < MIN_COPIED_CHARS:
         return
-    elsewhere, here = _LineSearch(pasted), _LineSearch(called)
+    elsewhere = _LineSearch(pasted)
+    here = _LineSearch(called)
     for past, reply in index.main_replies_before(request.scope, exchange.seq):
         if past.session != decided.session:
             if past.user == request.user:
@@ -121,7 +139,9 @@ def _find_copied_turns(exchange: Exchange, decided: RequestLink, index: Exchange
         elif past.id != decided.parent:
             here.add_reply(past, reply)
     for search in (elsewhere, here):
-        turns = [past.id for past, lines in search.found if _are_new(lines, index.prompt_text(past))]
+        turns = [
+            past.id for past, lines in search.found if _are_new(lines, index.prompt_text(past))
+        ]
         if len(turns) == 1:
             yield turns[0], COPIED
 
@@ -140,7 +160,8 @@ class _LineSearch:
 
     def __init__(self, text: str) -> None:
         self._text = head_and_tail(text, MAX_PASTED_CHARS) if len(text) >= MIN_COPIED_CHARS else ""
-        self._places: dict[str, list[int]] = {}  # by the characters that begin there
+        # By the characters that begin there.
+        self._places: dict[str, list[int]] = {}
         for at in range(len(self._text) - MIN_LINE_CHARS + 1):
             places = self._places.setdefault(self._text[at : at + MIN_LINE_CHARS], [])
             if len(places) < MAX_PLACES:
@@ -156,12 +177,18 @@ class _LineSearch:
         """Search a reply."""
         if not self._text:
             return
-        lines = {line for raw in head_and_tail(reply, MAX_REPLY_CHARS).splitlines() if self._has(line := raw.strip())}
+        lines = {
+            line
+            for raw in head_and_tail(reply, MAX_REPLY_CHARS).splitlines()
+            if self._has(line := raw.strip())
+        }
         if sum(map(len, lines)) >= MIN_COPIED_CHARS:
             self._found.append((past, sorted(lines, key=lambda line: (-len(line), line))))
 
     def _has(self, line: str) -> bool:
-        return any(self._text.startswith(line, at) for at in self._places.get(line[:MIN_LINE_CHARS], ()))
+        return any(
+            self._text.startswith(line, at) for at in self._places.get(line[:MIN_LINE_CHARS], ())
+        )
 
 
 def _are_new(lines: Sequence[str], prompt: str) -> bool:

@@ -13,14 +13,17 @@ from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.linear_regex import LinearPattern
 
 PromptKind = Literal["user", "system", "continuation", "cleared", "summary", "acknowledgement"]
-_CACHED_TEXTS = 8192  # of each kind; one takes some 400 bytes
+# Of each kind; one takes some 400 bytes.
+_CACHED_TEXTS = 8192
 
 
 class KnownClients:
     """The client prompts of one kind of message. A history repeats its messages, so results are cached by text."""
 
     def __init__(self, kind: PromptKind) -> None:
-        self._patterns = [LinearPattern(p) for entry in _read_prompts()[kind] for p in entry["patterns"]]
+        self._patterns = [
+            LinearPattern(p) for entry in _read_prompts()[kind] for p in entry["patterns"]
+        ]
         self._results: LRUCache[bytes, str | None] = LRUCache(_CACHED_TEXTS)
 
     def match(self, text: str) -> str | None:
@@ -35,5 +38,7 @@ class KnownClients:
 @cache
 def _read_prompts() -> dict[str, list[dict[str, list[str]]]]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    found: dict[str, list[dict[str, list[str]]]] = yaml.load((ASSETS / "client_prompts.yaml").read_bytes(), loader)
+    found: dict[str, list[dict[str, list[str]]]] = yaml.load(
+        (ASSETS / "client_prompts.yaml").read_bytes(), loader
+    )
     return found

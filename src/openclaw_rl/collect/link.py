@@ -23,10 +23,16 @@ from openclaw_rl.collect.reply_match import (
     mismatch,
     revises_reaction,
 )
-from openclaw_rl.collect.summary_match import NOT_REPLACED, ReplacedHistory, find_replaced_history, turn_before_summary
+from openclaw_rl.collect.summary_match import (
+    NOT_REPLACED,
+    ReplacedHistory,
+    find_replaced_history,
+    turn_before_summary,
+)
 from openclaw_rl.collect.traffic import TrafficClassifier
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
-from openclaw_rl.types import Capture, ExchangeStatus, Kind, ReasonCode, Request, TurnState
+from openclaw_rl.types import Capture, ExchangeStatus, Kind, Request, TurnState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +43,9 @@ class ReactionLink:
     messages: tuple[int, ...]  # positions in the request's messages
     signature: bytes  # 16 bytes, of these messages' marks; equal messages have equal signatures
     how: str  # EXACT | TOOL_CALL | SEQUENCE | DISTINCTIVE
-    superseded: tuple[str, ...] = ()  # other replies to the same history, which the conversation did not continue
+    superseded: tuple[
+        str, ...
+    ] = ()  # other replies to the same history, which the conversation did not continue
     redacted: bool = False  # the text of turn or reaction was not stored, so it cannot be judged
     was_side: bool = False  # it was taken for side traffic, but the conversation continued after it, so it is main
 
@@ -56,7 +64,9 @@ class RequestLink:
     reaction_links: tuple[ReactionLink, ...]
 
 
-def link_request(request: Request, seq: int, index: ExchangeIndex, sides: TrafficClassifier) -> RequestLink:
+def link_request(
+    request: Request, seq: int, index: ExchangeIndex, sides: TrafficClassifier
+) -> RequestLink:
     """Look up the assistant messages in the history of exchange number `seq`, and decide its links. No side effects."""
     kind, why_side = sides.classify_request(request)
     matcher = ReplyMatcher(request, index)
@@ -64,7 +74,9 @@ def link_request(request: Request, seq: int, index: ExchangeIndex, sides: Traffi
     reactions = {at: finder.find_reaction(at) for at in matcher.positions}
     found = matcher.find_matches(reactions)
     known = [match.past for _, match in sorted(found.items()) if match.past is not None]
-    replaced = NOT_REPLACED if known or kind is Kind.SIDE else find_replaced_history(request, index, sides)
+    replaced = (
+        NOT_REPLACED if known or kind is Kind.SIDE else find_replaced_history(request, index, sides)
+    )
     continued = None
     if request.episode is not None and (not found or found[matcher.positions[-1]].past is None):
         continued = find_continued_turn(request, seq, index)
@@ -73,7 +85,9 @@ def link_request(request: Request, seq: int, index: ExchangeIndex, sides: Traffi
     links = () if kind is Kind.SIDE else _find_reaction_links(request, seq, found, reactions, index)
     unlinked = replaced.unlinked_reason
     if parent is None and unlinked is None:
-        quoted = kind is Kind.MAIN and _may_be_quoted(found) and quotation_reason(request, seq, index)
+        quoted = (
+            kind is Kind.MAIN and _may_be_quoted(found) and quotation_reason(request, seq, index)
+        )
         unlinked = quoted or _unlinked_reason(found)
     return RequestLink(
         session=request.session or _infer_session(request, parent, index),
@@ -125,7 +139,8 @@ def _find_reaction_links(
     out: dict[str, ReactionLink] = {}
     seen = {match.past.id for match in found.values() if match.past is not None}
     for at, match in found.items():
-        past, new = match.past, match.has_new_reaction
+        past = match.past
+        new = match.has_new_reaction
         if past is not None and past.kind is Kind.SIDE and not new:
             past = _open_turn_before_summary(past, reactions[at], index)
             new = past is not None and past.id not in seen
@@ -147,7 +162,12 @@ def _open_turn_before_summary(
 
 
 def _make_link(
-    request: Request, seq: int, past: ExchangeSummary, reaction: ReactionMessages, how: str, index: ExchangeIndex
+    request: Request,
+    seq: int,
+    past: ExchangeSummary,
+    reaction: ReactionMessages,
+    how: str,
+    index: ExchangeIndex,
 ) -> ReactionLink | None:
     """Return the link to a turn. None if it is redacted and has had its reaction."""
     assert reaction.signature is not None, "only a reaction is linked"
@@ -170,21 +190,27 @@ def _link_turn_before_summary(
 ) -> tuple[ReactionLink, ...]:
     """Return the link to the turn before a summary. Only the first words after it are its reaction: without a history,
     later words may react to a later reply."""
-    past, reaction = replaced.turn, replaced.reaction
+    past = replaced.turn
+    reaction = replaced.reaction
     if past is None or not awaits_reaction(past, reaction):
         return ()
     link = _make_link(request, seq, past, reaction, DISTINCTIVE, index)
     return (link,) if link is not None else ()
 
 
-def _superseded_turns(request: Request, seq: int, chosen: ExchangeSummary, index: ExchangeIndex) -> tuple[str, ...]:
+def _superseded_turns(
+    request: Request, seq: int, chosen: ExchangeSummary, index: ExchangeIndex
+) -> tuple[str, ...]:
     """Return the other turns without a reaction that have the same history as `chosen`."""
     if chosen.context_chain is None:
         return ()
     return tuple(
         p.id
         for p in index.by_context(request.scope, {chosen.context_chain})
-        if p.id != chosen.id and p.seq < seq and p.state is TurnState.SERVED and mismatch(request, p) is None
+        if p.id != chosen.id
+        and p.seq < seq
+        and p.state is TurnState.SERVED
+        and mismatch(request, p) is None
     )
 
 

@@ -13,7 +13,8 @@ from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, message_text
 from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.types import Request
 
-_CALL_ID = re.compile(r"\bcall_[0-9a-f]{24}\b")  # as `render/tool_calls.py` makes them
+# As `render/tool_calls.py` makes them.
+_CALL_ID = re.compile(r"\bcall_[0-9a-f]{24}\b")
 _MAX_CALL_IDS = 100
 
 
@@ -23,16 +24,27 @@ def quotation_reason(request: Request, seq: int, index: ExchangeIndex) -> str | 
     The text of a reply does not count in a conversation's first message, because people quote replies there.
     """
     ids = dict.fromkeys(
-        i for m in request.messages for i in _call_ids(str(m.get("tool_call_id") or ""), message_text(m))
+        i
+        for m in request.messages
+        for i in _call_ids(str(m.get("tool_call_id") or ""), message_text(m))
     )
     owners = index.by_tool_call(request.scope, list(ids)[:_MAX_CALL_IDS])
-    if any(mismatch(request, past, any_agent=True) is None for found in owners.values() for past in found):
-        return "its history names tool calls of this gateway, but has no assistant message with them"
-    if not request.messages or sum(mark.role != "system" for mark in request.marks) < 2:  # no messages: redacted
+    if any(
+        mismatch(request, past, any_agent=True) is None
+        for found in owners.values()
+        for past in found
+    ):
+        return (
+            "its history names tool calls of this gateway, but has no assistant message with them"
+        )
+    # No messages: redacted.
+    if not request.messages or sum(mark.role != "system" for mark in request.marks) < 2:
         return None
     texts = [message_text(request.messages[mark.index]).strip() for mark in request.marks]
     for past, reply in index.main_replies_before(request.scope, seq):
-        quoted = len(reply) >= DISTINCTIVE_CHARS and any(reply in text and reply != text for text in texts)
+        quoted = len(reply) >= DISTINCTIVE_CHARS and any(
+            reply in text and reply != text for text in texts
+        )
         if quoted and mismatch(request, past, any_agent=True) is None:
             return "its history has a reply of this gateway only inside another message"
     return None

@@ -21,14 +21,21 @@ class ReactionFinder:
     """The reactions in one request: messages of a person or a tool, without what only the client wrote."""
 
     def __init__(self, request: Request, sides: TrafficClassifier, matcher: ReplyMatcher) -> None:
-        self._request, self._sides, self._matcher = request, sides, matcher
+        self._request = request
+        self._sides = sides
+        self._matcher = matcher
         self._next_reply = dict(pairwise(matcher.positions))
-        self._ephemeral = sorted(set(range(len(request.messages))) - {mark.index for mark in request.marks})
+        self._ephemeral = sorted(
+            set(range(len(request.messages))) - {mark.index for mark in request.marks}
+        )
         users = (i if m.get("role") == "user" else _NO_USER for i, m in enumerate(request.messages))
-        self._last_user = [_NO_USER, *accumulate(users, max)]  # index of the last one before a message
+        # Index of the last one before a message.
+        self._last_user = [_NO_USER, *accumulate(users, max)]
         self._client_prompts: dict[int, bool] = {}
-        self._after_aside: dict[int, tuple[Mark, ...]] = {}  # by position of an aside's reply: the rest of a reaction
-        self._signed: tuple[tuple[Mark, ...], tuple[tuple[Mark, ...], bytes | None]] | None = None  # the newest
+        # By position of an aside's reply: the rest of a reaction.
+        self._after_aside: dict[int, tuple[Mark, ...]] = {}
+        # The newest.
+        self._signed: tuple[tuple[Mark, ...], tuple[tuple[Mark, ...], bytes | None]] | None = None
 
     def find_reaction(self, at: int) -> ReactionMessages:
         """Return the reaction to mark `at`, a reply."""
@@ -44,11 +51,16 @@ class ReactionFinder:
             may_be_main=self._may_be_main(at),
         )
 
-    def _without_client_texts(self, marks: tuple[Mark, ...]) -> tuple[tuple[Mark, ...], bytes | None]:
+    def _without_client_texts(
+        self, marks: tuple[Mark, ...]
+    ) -> tuple[tuple[Mark, ...], bytes | None]:
         """Return the marks of what a person or a tool wrote, and their signature."""
-        if self._signed is None or self._signed[0] is not marks:  # several replies may have one tuple
+        # Several replies may have one tuple.
+        if self._signed is None or self._signed[0] is not marks:
             messages = self._request.messages
-            kept = tuple(m for m in marks if not (messages and self._sides.is_client_text(messages[m.index])))
+            kept = tuple(
+                m for m in marks if not (messages and self._sides.is_client_text(messages[m.index]))
+            )
             self._signed = marks, (kept, reaction_signature(kept))
         return self._signed[1]
 
@@ -56,7 +68,8 @@ class ReactionFinder:
         """Return whether the prompt of a reply is no client prompt (a heartbeat). False if the text was not stored."""
         if not self._request.messages:
             return False
-        prompt = self._last_user[self._request.marks[at].index]  # may be ephemeral, e.g. the rest of a heartbeat
+        # May be ephemeral, e.g. the rest of a heartbeat.
+        prompt = self._last_user[self._request.marks[at].index]
         return prompt == _NO_USER or not self._is_client_prompt(prompt)
 
     def _marks_after(self, at: int) -> tuple[Mark, ...]:
@@ -69,7 +82,8 @@ class ReactionFinder:
         """
         kept, aside = self._step(at, aside=False)
         rest = () if aside is None else self._marks_after_aside(aside)
-        return kept + rest if kept else rest  # without `kept` the same tuple
+        # Without `kept` the same tuple.
+        return kept + rest if kept else rest
 
     def _marks_after_aside(self, at: int) -> tuple[Mark, ...]:
         steps: list[tuple[int, tuple[Mark, ...], int | None]] = []
@@ -88,16 +102,20 @@ class ReactionFinder:
 
         `aside`: the reply at `at` is of a side call.
         """
-        marks, end = self._request.marks, self._next_reply.get(at)
+        marks = self._request.marks
+        end = self._next_reply.get(at)
         run = marks[at + 1 : end]
         if end is None:
             return run, None
         genuine = [m for m in run if not (m.role == "user" and self._is_client_prompt(m.index))]
-        used = aside and all(m.role == "tool" for m in genuine)  # tool results of a side call
+        # tool results of a side call.
+        used = aside and all(m.role == "tool" for m in genuine)
         kept = tuple(m for m in genuine if not (aside and m.role == "tool"))
         reply = marks[end]
         woken = self._has_wake_between(marks[at].index, reply.index)
-        is_side = self._matcher.is_declared_side(reply) or (bool(run or woken) and (used or not genuine))
+        is_side = self._matcher.is_declared_side(reply) or (
+            bool(run or woken) and (used or not genuine)
+        )
         if not is_side or (woken and visible_text(self._request.messages[reply.index])):
             return kept, None
         return kept, end
@@ -105,11 +123,18 @@ class ReactionFinder:
     def _has_wake_between(self, after: int, before: int) -> bool:
         """Return whether a wake was between these messages. Clients keep its reply only if they showed it."""
         first = bisect_right(self._ephemeral, after)
-        return any(map(self._is_client_prompt, self._ephemeral[first : bisect_left(self._ephemeral, before)]))
+        return any(
+            map(
+                self._is_client_prompt,
+                self._ephemeral[first : bisect_left(self._ephemeral, before)],
+            )
+        )
 
     def _is_client_prompt(self, index: int) -> bool:
         if not self._request.messages:
             return False
         if index not in self._client_prompts:
-            self._client_prompts[index] = self._sides.is_client_prompt(self._request.messages[index])
+            self._client_prompts[index] = self._sides.is_client_prompt(
+                self._request.messages[index]
+            )
         return self._client_prompts[index]

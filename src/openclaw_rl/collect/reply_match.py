@@ -14,19 +14,33 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from openclaw_rl.common.message_hash import CHAIN_ROOT, DISTINCTIVE_CHARS, canonical_calls, message_text, own_hash
+from openclaw_rl.common.message_hash import (
+    CHAIN_ROOT,
+    DISTINCTIVE_CHARS,
+    canonical_calls,
+    message_text,
+    own_hash,
+)
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
-from openclaw_rl.types import ExchangeStatus, Kind, Mark, ReasonCode, Request, TurnState
+from openclaw_rl.types import ExchangeStatus, Kind, Mark, Request, TurnState
 
-EXACT, TOOL_CALL, SEQUENCE, DISTINCTIVE = "exact", "tool_call", "sequence", "distinctive"
-REOPENED_BY_REACTION = frozenset({ReasonCode.TIMEOUT, ReasonCode.SESSION_DONE, ReasonCode.SUPERSEDED})
+EXACT = "exact"
+TOOL_CALL = "tool_call"
+SEQUENCE = "sequence"
+DISTINCTIVE = "distinctive"
+REOPENED_BY_REACTION = frozenset(
+    {ReasonCode.TIMEOUT, ReasonCode.SESSION_DONE, ReasonCode.SUPERSEDED}
+)
 """Reasons of turns that were dropped because they had no reaction: a late reaction reopens them."""
 NOT_OURS = "its replies are not from this gateway, or were given under another API key"
 MAX_REACTIONS = 2
 """Reactions from the conversation that a turn records: the first, and one revision by the person. Without the bound,
 one reply with twenty continuations (an evaluation, a branching client) would be judged twenty times."""
 
-_NO_TIE = "the message before the reply is another one, and the requests share no session, user or agent"
+_NO_TIE = (
+    "the message before the reply is another one, and the requests share no session, user or agent"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +60,8 @@ class ReplyMatch:
 
     past: ExchangeSummary | None = None
     how: str = EXACT
-    has_new_reaction: bool = False  # the reaction that follows it is new to the turn, and is recorded
+    # The reaction that follows it is new to the turn, and is recorded.
+    has_new_reaction: bool = False
     unlinked_reason: str | None = None  # reason if no exchange was found
 
 
@@ -85,20 +100,27 @@ class ReplyMatcher:
     """The earlier exchanges whose replies may be the assistant messages of one request."""
 
     def __init__(self, request: Request, index: ExchangeIndex) -> None:
-        self._request, self._index = request, index
+        self._request = request
+        self._index = index
         self.positions = [at for at, mark in enumerate(request.marks) if mark.role == "assistant"]
         marks = [request.marks[at] for at in self.positions]
-        self._refused: dict[bytes, str] = {}  # own hash -> what an exchange with this reply names differently
+        # Own hash -> what an exchange with this reply names differently.
+        self._refused: dict[bytes, str] = {}
         scope = request.scope
-        self._by_chain = self._group_delivered(index.by_chain(scope, {m.chain for m in marks}), "reply_chain")
+        self._by_chain = self._group_delivered(
+            index.by_chain(scope, {m.chain for m in marks}), "reply_chain"
+        )
         self._by_chain |= {chain: [past] for chain, past in _named_replies(request, index).items()}
         self._by_call = self._find_by_tool_call()
         unsure = [at for at in self.positions if not self._certain_candidates(at)]
         self._by_context = self._group_delivered(
             index.by_context(scope, {self._chain_before(at) for at in unsure}), "context_chain"
         )
-        in_episode = request.episode is not None  # its replies are few, and no others are searched
-        owns = {request.marks[at].own for at in unsure if request.marks[at].distinctive or in_episode}
+        # Its replies are few, and no others are searched.
+        in_episode = request.episode is not None
+        owns = {
+            request.marks[at].own for at in unsure if request.marks[at].distinctive or in_episode
+        }
         self._by_own = self._group_delivered(index.by_own(scope, owns), "reply_own")
         self._reply_counts = Counter(m.own for m in marks)
 
@@ -114,12 +136,21 @@ class ReplyMatcher:
             before = self.positions[number - 1] if number else None
             earlier = certain[before] if before is not None else None
             certain[at] = self._match_certain(at, reactions[at])
-            if certain[at] is None and before is not None and earlier is not None and earlier.past is not None:
+            if (
+                certain[at] is None
+                and before is not None
+                and earlier is not None
+                and earlier.past is not None
+            ):
                 certain[at] = self._match_next(earlier.past, before, at, reactions[at])
         open_ = [at for at, match in certain.items() if match is None]
         last = self._index.last_messages([p for at in open_ for p in self._same_text(at)])
         tied = {at: [p for p in self._same_text(at) if self._has_tie(at, p, last)] for at in open_}
-        sessions = {match.past.session for match in certain.values() if match is not None and match.past is not None}
+        sessions = {
+            match.past.session
+            for match in certain.values()
+            if match is not None and match.past is not None
+        }
         sessions |= {past.session for pasts in tied.values() for past in pasts}
         out = {}
         for at, match in certain.items():
@@ -154,7 +185,7 @@ class ReplyMatcher:
             reason = NOT_OURS
         return ReplyMatch(unlinked_reason=reason)
 
-    # ------------------------------------------------------------------------------------------------- the candidates
+    # ----------------------------------------------------------------------------- the candidates
 
     def _is_delivered(self, past: ExchangeSummary, *, any_agent: bool = False) -> bool:
         """Return whether the reply ended before the request, which names no other session, user or agent."""
@@ -165,7 +196,9 @@ class ReplyMatcher:
             self._refused[past.reply_own] = different
         return different is None
 
-    def _group_delivered(self, pasts: Sequence[ExchangeSummary], key: str) -> dict[bytes, list[ExchangeSummary]]:
+    def _group_delivered(
+        self, pasts: Sequence[ExchangeSummary], key: str
+    ) -> dict[bytes, list[ExchangeSummary]]:
         out: dict[bytes, list[ExchangeSummary]] = {}
         for past in filter(self._is_delivered, pasts):
             out.setdefault(getattr(past, key), []).append(past)
@@ -175,7 +208,9 @@ class ReplyMatcher:
         """Return the exchange that made the tool calls of an assistant message, by position: the only one that has
         these ids. The agent may differ, as agents hand conversations over to each other."""
         calls = {at: ids for at in self.positions if (ids := self._tool_call_ids(at))}
-        owners = self._index.by_tool_call(self._request.scope, {id_ for ids in calls.values() for id_ in ids})
+        owners = self._index.by_tool_call(
+            self._request.scope, {id_ for ids in calls.values() for id_ in ids}
+        )
         out: dict[int, ExchangeSummary] = {}
         for at, ids in calls.items():
             known = {past.id: past for id_ in ids for past in owners.get(id_, ())}
@@ -196,7 +231,8 @@ class ReplyMatcher:
         return canonical_calls(self._request.messages[mark.index]).items() <= made.items()
 
     def _tool_call_ids(self, at: int) -> Collection[str]:
-        messages = self._request.messages  # none if redacted
+        # None if redacted.
+        messages = self._request.messages
         return canonical_calls(messages[self._request.marks[at].index]).keys() if messages else ()
 
     def _chain_before(self, at: int) -> bytes:
@@ -204,7 +240,9 @@ class ReplyMatcher:
 
     def _certain_candidates(self, at: int) -> Sequence[ExchangeSummary]:
         owner = self._by_call.get(at)
-        return (owner,) if owner is not None else self._by_chain.get(self._request.marks[at].chain, ())
+        return (
+            (owner,) if owner is not None else self._by_chain.get(self._request.marks[at].chain, ())
+        )
 
     def _without_stop_string(self, at: int) -> list[ExchangeSummary]:
         """Return the exchanges with this history whose reply is the message without one of their stop strings.
@@ -215,11 +253,17 @@ class ReplyMatcher:
         if not past:
             return []
         message = self._request.messages[self._request.marks[at].index]
-        text, out = message_text(message), []
+        text = message_text(message)
+        out = []
         stops = self._index.stop_strings(past)
         for exchange in past:
-            cut = _cut_at_stop_strings(text, [s for stop in stops.get(exchange.id, ()) if (s := stop.rstrip())])
-            if any(own_hash({**message, "content": c}, self._index.secret) == exchange.reply_own for c in cut):
+            cut = _cut_at_stop_strings(
+                text, [s for stop in stops.get(exchange.id, ()) if (s := stop.rstrip())]
+            )
+            if any(
+                own_hash({**message, "content": c}, self._index.secret) == exchange.reply_own
+                for c in cut
+            ):
                 out.append(exchange)
         return out
 
@@ -234,7 +278,9 @@ class ReplyMatcher:
             (self._request.agent, past.agent),
         )
         same_message = at > 0 and before.get(past.id) == self._request.marks[at - 1].own
-        return same_message or any(a and a == b for a, b in named) or self._follows_summary(at, past)
+        return (
+            same_message or any(a and a == b for a, b in named) or self._follows_summary(at, past)
+        )
 
     def _follows_summary(self, at: int, past: ExchangeSummary) -> bool:
         """Return whether the message before contains the reply of a side call that came after `past`: a summary that
@@ -242,9 +288,12 @@ class ReplyMatcher:
         if not at or not self._request.messages:
             return False
         text = message_text(self._request.messages[self._request.marks[at - 1].index])
-        return any(len(said) >= DISTINCTIVE_CHARS and said in text for said in self._index.side_replies_after(past))
+        return any(
+            len(said) >= DISTINCTIVE_CHARS and said in text
+            for said in self._index.side_replies_after(past)
+        )
 
-    # ----------------------------------------------------------------------------------------------------- the choice
+    # --------------------------------------------------------------------------------- the choice
 
     def _match_certain(self, at: int, reaction: ReactionMessages) -> ReplyMatch | None:
         owner = self._by_call.get(at)
@@ -272,7 +321,9 @@ class ReplyMatcher:
         same = [past for past in same if last.get(past.id) in between]
         return _match_one(same[0], SEQUENCE, reaction) if len(same) == 1 else None
 
-    def _choose_equal(self, equal: Sequence[ExchangeSummary], reaction: ReactionMessages) -> ReplyMatch:
+    def _choose_equal(
+        self, equal: Sequence[ExchangeSummary], reaction: ReactionMessages
+    ) -> ReplyMatch:
         """Choose among equal replies to equal histories: the one that has the reaction, else the one that was
         delivered last of those that await one; of the same session first, then of the same version.
 
@@ -286,7 +337,10 @@ class ReplyMatcher:
         waits = next((p for p in ranked if _accepts(p, reaction)), None)
         if waits is not None:
             return ReplyMatch(past=waits, has_new_reaction=True)
-        return ReplyMatch(past=ranked[0], has_new_reaction=len(ranked) == 1 and revises_reaction(ranked[0], reaction))
+        return ReplyMatch(
+            past=ranked[0],
+            has_new_reaction=len(ranked) == 1 and revises_reaction(ranked[0], reaction),
+        )
 
     def _has_same_names(self, past: ExchangeSummary) -> bool:
         request = self._request
@@ -295,7 +349,12 @@ class ReplyMatcher:
 
     def _rank(self, past: ExchangeSummary) -> tuple[bool, bool, float, int]:
         other_session = past.session_header != self._request.session
-        return other_session, past.version != self._request.version, -(past.finished_at or 0.0), -past.seq
+        return (
+            other_session,
+            past.version != self._request.version,
+            -(past.finished_at or 0.0),
+            -past.seq,
+        )
 
 
 def _cut_at_stop_strings(text: str, stops: Sequence[str]) -> Iterator[str]:
@@ -313,8 +372,14 @@ def _match_one(past: ExchangeSummary, how: str, reaction: ReactionMessages) -> R
 
 def _accepts(past: ExchangeSummary, reaction: ReactionMessages) -> bool:
     """Return whether the turn awaits this reaction, or was dropped as side traffic by its text alone and continues."""
-    apparent = past.cause is ReasonCode.SIDE and past.declared_kind is None and past.status is ExchangeStatus.DONE
-    return awaits_reaction(past, reaction) or (apparent and reaction.may_be_main and reaction.signature is not None)
+    apparent = (
+        past.cause is ReasonCode.SIDE
+        and past.declared_kind is None
+        and past.status is ExchangeStatus.DONE
+    )
+    return awaits_reaction(past, reaction) or (
+        apparent and reaction.may_be_main and reaction.signature is not None
+    )
 
 
 def _named_replies(request: Request, index: ExchangeIndex) -> Mapping[bytes, ExchangeSummary]:

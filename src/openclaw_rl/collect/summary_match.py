@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 
 from openclaw_rl.collect.reply_match import ReactionMessages, mismatch
 from openclaw_rl.collect.traffic import TrafficClassifier
-from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, own_hash, reaction_signature, visible_text
+from openclaw_rl.common.message_hash import (
+    DISTINCTIVE_CHARS,
+    own_hash,
+    reaction_signature,
+    visible_text,
+)
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
 from openclaw_rl.types import Kind, Message, Request
 
@@ -32,7 +37,9 @@ class ReplacedHistory:
 NOT_REPLACED = ReplacedHistory()
 
 
-def find_replaced_history(request: Request, index: ExchangeIndex, sides: TrafficClassifier) -> ReplacedHistory:
+def find_replaced_history(
+    request: Request, index: ExchangeIndex, sides: TrafficClassifier
+) -> ReplacedHistory:
     """Find the turn before a summary in place of the request's history. An assistant message after the summary is what
     the person reacts to: then this returns `NOT_REPLACED`, unless the client itself wrote that message."""
     for at, mark in reversed(list(enumerate(request.marks)) if request.messages else []):
@@ -40,22 +47,29 @@ def find_replaced_history(request: Request, index: ExchangeIndex, sides: Traffic
             if not sides.is_acknowledgement(request.messages[mark.index]):
                 break
             continue
-        summary = sides.introduced_summary(request.messages[mark.index]) or _side_reply(request, at, index, sides)
+        summary = sides.introduced_summary(request.messages[mark.index]) or _side_reply(
+            request, at, index, sides
+        )
         if summary is not None:
             return _find_turn(summary, _reaction_after(request, at, sides), request, index)
     return NOT_REPLACED
 
 
-def _side_reply(request: Request, at: int, index: ExchangeIndex, sides: TrafficClassifier) -> str | None:
+def _side_reply(
+    request: Request, at: int, index: ExchangeIndex, sides: TrafficClassifier
+) -> str | None:
     """Return the text of the user message at mark `at` if it opens the conversation and is the reply of a side call.
 
     Only what the client itself wrote may stand before it. A system message does not count as the summary: clients put
     what they remember into those of other conversations.
     """
-    mark, earlier = request.marks[at], request.marks[:at]
+    mark = request.marks[at]
+    earlier = request.marks[:at]
     if mark.role != "user" or not mark.distinctive or at > _MAX_CLIENT_MESSAGES:
         return None
-    if not all(m.role == "system" or _is_client_message(request.messages[m.index], sides) for m in earlier):
+    if not all(
+        m.role == "system" or _is_client_message(request.messages[m.index], sides) for m in earlier
+    ):
         return None
     text = visible_text(request.messages[mark.index]).strip()
     equal = index.by_own(request.scope, {_reply_hash(text, index)})
@@ -67,7 +81,11 @@ def _reply_hash(text: str, index: ExchangeIndex) -> bytes:
 
 
 def _reaction_after(request: Request, at: int, sides: TrafficClassifier) -> ReactionMessages:
-    later = [m for m in request.marks[at + 1 :] if not _is_client_message(request.messages[m.index], sides)]
+    later = [
+        m
+        for m in request.marks[at + 1 :]
+        if not _is_client_message(request.messages[m.index], sides)
+    ]
     if not any(m.role == "user" for m in later):
         return ReactionMessages()
     return ReactionMessages(
@@ -81,16 +99,26 @@ def _reaction_after(request: Request, at: int, sides: TrafficClassifier) -> Reac
 def _is_client_message(message: Message, sides: TrafficClassifier) -> bool:
     if message.get("role") == "assistant":
         return sides.is_acknowledgement(message)
-    return sides.is_client_text(message) or (message.get("role") == "user" and sides.is_client_prompt(message))
+    return sides.is_client_text(message) or (
+        message.get("role") == "user" and sides.is_client_prompt(message)
+    )
 
 
-def _find_turn(summary: str, reaction: ReactionMessages, request: Request, index: ExchangeIndex) -> ReplacedHistory:
+def _find_turn(
+    summary: str, reaction: ReactionMessages, request: Request, index: ExchangeIndex
+) -> ReplacedHistory:
     """Find the turn before the exchange that wrote the summary, if all that wrote it are of one conversation."""
     if len(summary) < DISTINCTIVE_CHARS:
-        return ReplacedHistory(unlinked_reason=f"{_SUMMARY} has under {DISTINCTIVE_CHARS} characters")
+        return ReplacedHistory(
+            unlinked_reason=f"{_SUMMARY} has under {DISTINCTIVE_CHARS} characters"
+        )
     equal = index.by_own(request.scope, {_reply_hash(summary, index)})
     wrote = [p for p in equal if _ended_by(p, request.admitted_at) and mismatch(request, p) is None]
-    turns = {turn.session: turn for past in wrote if (turn := turn_before_summary(past, index)) is not None}
+    turns = {
+        turn.session: turn
+        for past in wrote
+        if (turn := turn_before_summary(past, index)) is not None
+    }
     if len(turns) == 1:
         return ReplacedHistory(turn=next(iter(turns.values())), reaction=reaction)
     if turns:
@@ -138,7 +166,11 @@ def _quoted_turn(side: ExchangeSummary, index: ExchangeIndex) -> ExchangeSummary
         differs = _differ(side.session_header, past.session_header) or _differ(side.user, past.user)
         if _ended_by(past, side.admitted_at) and not differs:
             newest.setdefault(past.session, (past, reply))
-    quoted = [past for past, reply in newest.values() if len(reply) >= DISTINCTIVE_CHARS and reply in prompt]
+    quoted = [
+        past
+        for past, reply in newest.values()
+        if len(reply) >= DISTINCTIVE_CHARS and reply in prompt
+    ]
     return quoted[0] if len(quoted) == 1 else None
 
 

@@ -20,16 +20,21 @@ _SYSTEM_ROLES = frozenset({"system", "developer"})
 class TrafficClassifier:
     """Classifier of requests by `collect.side_patterns`, `collect.client_prompt_patterns` and the known clients."""
 
-    def __init__(self, patterns: Sequence[str], interludes: Sequence[str] = (), *, known_clients: bool = True) -> None:
+    def __init__(
+        self, patterns: Sequence[str], interludes: Sequence[str] = (), *, known_clients: bool = True
+    ) -> None:
         self._side_patterns = [LinearPattern(p) for p in patterns]
         self._client_prompt_patterns = [LinearPattern(p) for p in interludes]
-        self._known = {kind: KnownClients(kind) for kind in get_args(PromptKind)} if known_clients else {}
+        self._known = (
+            {kind: KnownClients(kind) for kind in get_args(PromptKind)} if known_clients else {}
+        )
 
     def is_client_prompt(self, message: Message) -> bool:
         """Return whether the message is a client prompt, which no user typed."""
         text = _message_text(message)
         return (
-            any(p.fullmatch(text) for p in self._client_prompt_patterns) or self._match_known("user", text) is not None
+            any(p.fullmatch(text) for p in self._client_prompt_patterns)
+            or self._match_known("user", text) is not None
         )
 
     def is_client_text(self, message: Message) -> bool:
@@ -64,7 +69,9 @@ class TrafficClassifier:
         patterns = () if only_known else self._side_patterns
         if found := next((part for p in patterns if (part := p.find(text))), None):
             return found[:_SHOWN_CHARS]
-        known = self._match_known("system" if message.get("role") in _SYSTEM_ROLES else "user", text)
+        known = self._match_known(
+            "system" if message.get("role") in _SYSTEM_ROLES else "user", text
+        )
         return known[:_SHOWN_CHARS] if known is not None else None
 
     def classify_request(self, request: Request) -> tuple[Kind, str | None]:
@@ -73,13 +80,18 @@ class TrafficClassifier:
         A redacted request has no text: without a header it counts as main (it is never trained on anyway).
         """
         if request.kind is not None:
-            return request.kind, "the client declared it (X-Turn-Type)" if request.kind is Kind.SIDE else None
+            return (
+                request.kind,
+                "the client declared it (X-Turn-Type)" if request.kind is Kind.SIDE else None,
+            )
         for message in self._classified_messages(request):
             if words := self.side_pattern_match(message, only_known=request.episode is not None):
                 return Kind.SIDE, f'a message contains "{words}"'
         if request.messages and not any(m.role == "assistant" for m in request.marks):
             systems = (request.messages[m.index] for m in request.marks if m.role == "system")
-            if words := next((w for m in systems if (w := self._match_known("system", _message_text(m)))), None):
+            if words := next(
+                (w for m in systems if (w := self._match_known("system", _message_text(m)))), None
+            ):
                 return Kind.SIDE, f'a system message starts with "{words[:_SHOWN_CHARS]}"'
         return Kind.MAIN, None
 
@@ -89,11 +101,15 @@ class TrafficClassifier:
         if not request.messages:
             return []
         users = [m for m in request.marks if m.role == "user"][-1:]
-        users += [m for m in request.marks[-1:] if m.role == "system"]  # the task of some clients comes last
-        if any(m.role == "assistant" for m in request.marks):  # a task in the system message has a single reply
+        # The task of some clients comes last.
+        users += [m for m in request.marks[-1:] if m.role == "system"]
+        # A task in the system message has a single reply.
+        if any(m.role == "assistant" for m in request.marks):
             return [request.messages[m.index] for m in users]
         systems = [m for m in request.marks if m.role == "system"]
-        brief = [m for m in systems if len(message_text(request.messages[m.index])) <= MAX_TASK_CHARS]
+        brief = [
+            m for m in systems if len(message_text(request.messages[m.index])) <= MAX_TASK_CHARS
+        ]
         return [request.messages[m.index] for m in users + brief]
 
 

@@ -16,6 +16,7 @@ from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common.steady_clock import GuardedWallClock
 from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.errors import DamagedRow, StoreError
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import CollectConfig, Config, SignalsConfig
 from openclaw_rl.store import events, exchanges, heartbeats, reactions, turn_states, turns
 from openclaw_rl.store.behaviour.observations import ABANDONED, abandoned_turns
@@ -25,14 +26,15 @@ from openclaw_rl.store.episodes.episodes import ENDED_EVENT, has_expired, void_e
 from openclaw_rl.store.episodes.groups import complete_group, open_groups
 from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.store.turn_states import degenerate_reason
-from openclaw_rl.types import Event, Exchange, Kind, Reason, ReasonCode
+from openclaw_rl.types import Event, Exchange, Kind
 
 log = logging.getLogger("openclaw_rl.collect")
 
 CURSOR_NAME = "collect"
 EVENT_KINDS = ("exchange.admitted", "exchange.finished", "feedback.given", ENDED_EVENT)
 EVENT_BATCH = 256
-LONGEST_TRANSACTION = 0.005  # seconds; a finished reply waits for the write lock meanwhile
+# Seconds; a finished reply waits for the write lock meanwhile.
+LONGEST_TRANSACTION = 0.005
 OVERDUE_BATCH = 500
 WRITE_BATCH = 32
 """Turns or episodes that are ended in one transaction: after a pause there are hundreds, and replies wait meanwhile."""
@@ -51,25 +53,31 @@ class Collector:
     ) -> None:
         """`signals`: which behaviour is observed; None: none. `clock`: seconds since the epoch; by default a wall clock
         whose jumps drop no turn too early."""
-        self._store, self._signals = store, signals
+        self._store = store
+        self._signals = signals
         self._session_timeout = config.session_timeout
         self._clock = clock or GuardedWallClock(config.session_timeout)
         self._classifier = TrafficClassifier(
             config.side_patterns, config.client_prompt_patterns, known_clients=config.known_clients
         )
         self.linked_count = self.reaction_count = self.dropped_count = 0
-        self._has_more, self._sweep_at = True, 0.0
+        self._has_more = True
+        self._sweep_at = 0.0
         self._attempts = heartbeats.AttemptLog(store, "collect")
-        self._single_events = 0  # number of events that are processed one by one, because a worker died on one
+        # Number of events that are processed one by one, because a worker died on one.
+        self._single_events = 0
 
     def run_once(self) -> bool:
         """Run one iteration: new events, and from time to time the overdue turns. Returns whether there were events."""
         if self._store.has_changed():
             self._has_more = True
-        if self._has_more:  # stays so if the step fails
+        # Stays so if the step fails.
+        if self._has_more:
             self._has_more = self.step() > 0
         if time.monotonic() >= self._sweep_at:
-            shortest = min(self._session_timeout, self._signals.abandoned_after if self._signals else math.inf)
+            shortest = min(
+                self._session_timeout, self._signals.abandoned_after if self._signals else math.inf
+            )
             self._sweep_at = time.monotonic() + min(5.0, shortest / 4)
             self.end_expired_episodes(self._clock())
             self.observe_abandoned(self._clock())
@@ -88,7 +96,8 @@ class Collector:
         ref = str(first[0].seq)
         deaths = self._attempts.begin([ref]).get(ref, 0)
         if deaths:
-            self._single_events = EVENT_BATCH  # it may have been any event of the last transaction
+            # It may have been any event of the last transaction.
+            self._single_events = EVENT_BATCH
         elif self._single_events:
             self._single_events -= 1
         with self._attempts.interrupted_by(StoreError), self._store.write(durable=False) as conn:
@@ -122,7 +131,9 @@ class Collector:
             except DamagedRow as error:
                 self._set_aside(conn, event, Reason(ReasonCode.DAMAGED, str(error)))
                 return
-            assert exchange is not None, f"event {event.seq} names exchange {event.ref}, which is not in the store"
+            assert exchange is not None, (
+                f"event {event.seq} names exchange {event.ref}, which is not in the store"
+            )
             index = ExchangeIndex(conn, self._store.secret)
             decided = link_request(exchange.request, exchange.seq, index, self._classifier)
             self._apply_link(conn, exchange, decided, index)
@@ -193,7 +204,9 @@ class Collector:
             log.debug("%d turns without a reaction were dropped: %s", dropped, ", ".join(late))
         return dropped
 
-    def _apply_link(self, conn: Connection, exchange: Exchange, decided: RequestLink, index: ExchangeIndex) -> None:
+    def _apply_link(
+        self, conn: Connection, exchange: Exchange, decided: RequestLink, index: ExchangeIndex
+    ) -> None:
         request = exchange.request
         kind = reactions.set_position(
             conn,
@@ -212,7 +225,9 @@ class Collector:
             for turn, signal in find_observations(conn, exchange, decided, index, self._signals):
                 reactions.record_observation(conn, turn, signal, source=request.id, at=at)
         if kind is Kind.SIDE:
-            turn_states.drop(conn, request.id, ReasonCode.SIDE, f"side traffic: {decided.why_side}", at=at)
+            turn_states.drop(
+                conn, request.id, ReasonCode.SIDE, f"side traffic: {decided.why_side}", at=at
+            )
         if request.episode is not None and settlement.is_settled(conn, request.episode):
             turn_states.drop(conn, request.id, ReasonCode.EPISODE_ENDED, settlement.TOO_LATE, at=at)
         if request.session_done:
@@ -239,12 +254,18 @@ class Collector:
                 was_side=answer.was_side,
             )
         why = f"superseded: the conversation continued with another reply ({answer.turn})"
-        self.dropped_count += turn_states.drop_all(conn, answer.superseded, ReasonCode.SUPERSEDED, why, at=at)
+        self.dropped_count += turn_states.drop_all(
+            conn, answer.superseded, ReasonCode.SUPERSEDED, why, at=at
+        )
 
 
 def _log_link(request: str, decided: RequestLink) -> None:
     answered = [f"{link.turn} ({link.how})" for link in decided.reaction_links]
-    reacts = f"reacts to {', '.join(answered)}" if answered else f"no reaction ({decided.unlinked or decided.relation})"
+    reacts = (
+        f"reacts to {', '.join(answered)}"
+        if answered
+        else f"no reaction ({decided.unlinked or decided.relation})"
+    )
     log.debug("%s: %s, session %s, %s", request, decided.kind.value, decided.session, reacts)
 
 
@@ -258,7 +279,9 @@ def _turn_of(event: Event) -> str | None:
 def _is_degenerate(conn: Connection, turn: str) -> bool:
     """Return whether a reply is degenerate or damaged. Replies of side calls are not checked when they end."""
     exchange = exchanges.get_readable(conn, [turn]).get(turn)
-    return exchange is None or exchange.reply is None or degenerate_reason(exchange.reply) is not None
+    return (
+        exchange is None or exchange.reply is None or degenerate_reason(exchange.reply) is not None
+    )
 
 
 def _split(turns_: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -35,7 +35,9 @@ def ensure_folder(setting: str, path: str | Path, *, written: bool = True) -> Pa
     return folder.resolve()
 
 
-def write_folder(out: Path, files: Mapping[str, bytes], fill: Callable[[Path], None] | None = None) -> None:
+def write_folder(
+    out: Path, files: Mapping[str, bytes], fill: Callable[[Path], None] | None = None
+) -> None:
     """Write a folder beside `out`, sync its files and itself, then rename it to `out`: it is complete or missing.
 
     `fill` writes files that are too large for `files` into the folder. Raises `FileExistsError` if `out` exists.
@@ -53,7 +55,8 @@ def write_folder(out: Path, files: Mapping[str, bytes], fill: Callable[[Path], N
         for file in temporary.iterdir():
             sync_path(file)
         sync_path(temporary)
-    except BaseException:  # such as a full disk, which must not lose more space, or Ctrl-C
+    except BaseException:
+        # Such as a full disk, which must not lose more space, or Ctrl-C.
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     temporary.rename(out)
@@ -79,7 +82,8 @@ def link_files(source: Path, into: Path, *, but: str | None = None) -> None:
             continue
         try:
             os.link(file, into / file.name)
-        except OSError:  # another file system, or one without links
+        except OSError:
+            # Another file system, or one without links.
             shutil.copy2(file, into / file.name)
 
 

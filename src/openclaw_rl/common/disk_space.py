@@ -16,10 +16,14 @@ RETRY_SECONDS = 1.0
 """Seconds until a worker that met a full disk tries again."""
 RESERVE_BYTES = 8 * 2**20
 """Bytes that are left for the ends of running replies: with less space, no request and no step is begun."""
-_LOOK_SECONDS = 0.25  # seconds for which the last look at a disk counts
+# Seconds for which the last look at a disk counts.
+_LOOK_SECONDS = 0.25
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
-_FULL_WORDS = tuple(  # of libraries that write files themselves (safetensors, pyarrow), and of other processes
-    words for number in _FULL_ERRNOS for words in (f"[Errno {number}]", f"(os error {number})", f"[errno {number}]")
+# Of libraries that write files themselves (safetensors, pyarrow), and of other processes.
+_FULL_WORDS = tuple(
+    words
+    for number in _FULL_ERRNOS
+    for words in (f"[Errno {number}]", f"(os error {number})", f"[errno {number}]")
 )
 _PROBE_BYTES = 2**16
 
@@ -60,7 +64,9 @@ def to_disk_full(error: BaseException) -> DiskFull | None:
         if isinstance(cause, DiskFull):
             return cause
         if (isinstance(cause, OSError) and cause.errno in _FULL_ERRNOS) or _has_full_words(cause):
-            return DiskFull(f"the disk is full ({error}). Free some space; work continues by itself")
+            return DiskFull(
+                f"the disk is full ({error}). Free some space; work continues by itself"
+            )
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None
 
@@ -70,7 +76,8 @@ def raise_disk_full() -> Iterator[None]:
     """Raise errors of a full disk as `DiskFull`; all others pass unchanged."""
     try:
         yield
-    except Exception as error:  # libraries raise errors of their own for a full disk
+    except Exception as error:
+        # Libraries raise errors of their own for a full disk.
         if (full := to_disk_full(error)) is None or full is error:
             raise
         raise full from error
@@ -94,16 +101,19 @@ class DiskMonitor:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._problem: DiskFull | None = None
-        self._valid_until = float("-inf")  # monotonic seconds
+        # Monotonic seconds.
+        self._valid_until = float("-inf")
 
     def record_failure(self, error: DiskFull) -> None:
         """Record that a write failed; the disk counts as full for `RETRY_SECONDS`."""
-        self._problem, self._valid_until = error, time.monotonic() + RETRY_SECONDS
+        self._problem = error
+        self._valid_until = time.monotonic() + RETRY_SECONDS
 
     def problem(self) -> DiskFull | None:
         """Return why no new work may begin; None if there is space."""
         if time.monotonic() >= self._valid_until:
-            self._problem, self._valid_until = None, time.monotonic() + _LOOK_SECONDS
+            self._problem = None
+            self._valid_until = time.monotonic() + _LOOK_SECONDS
             try:
                 require_space(self._folder)
             except DiskFull as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _HEADER_BYTES = 8
-_MAX_FRAME_BYTES = 2**32  # msgpack's own limit
+# msgpack's own limit.
+_MAX_FRAME_BYTES = 2**32
 
 
 class InvalidFrame(ValueError):
@@ -32,7 +33,9 @@ class FrameDecoder:
             begin = start + _HEADER_BYTES
             size = int.from_bytes(buffer[start:begin], "little")
             if size > _MAX_FRAME_BYTES:
-                raise InvalidFrame(f"frame of {size} bytes (limit {_MAX_FRAME_BYTES}); is it another program?")
+                raise InvalidFrame(
+                    f"frame of {size} bytes (limit {_MAX_FRAME_BYTES}); is it another program?"
+                )
             if len(buffer) - begin < size:
                 break
             yield bytes(buffer[begin : begin + size])

@@ -27,7 +27,9 @@ class GatewayAddress:
     url: str  # for clients on this machine, without a path
     model: str  # the `model` name for clients
     model_path: str  # the base model: an absolute folder, or a hub id
-    key: Literal["settings", "file"]  # the source of its API key: `serve.api_key`, or the file of the home
+    key: Literal[
+        "settings", "file"
+    ]  # the source of its API key: `serve.api_key`, or the file of the home
     pid: int
     method: str = ""  # `train.method` of the gateway's settings; "" from an earlier release
 
@@ -60,6 +62,7 @@ def running_address(home: Path) -> GatewayAddress | None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return GatewayAddress(**json.load(file))
-    except (OSError, ValueError, TypeError):  # no file, or one that another version wrote
+    except (OSError, ValueError, TypeError):
+        # No file, or one that another version wrote.
         pass
     return None

@@ -22,13 +22,17 @@ async def run_large(function: Callable[..., _T], *args: Any) -> _T:
     """Call `function` in a thread for large requests. If the caller is cancelled, `stop_if_cancelled` ends the call."""
     cancelled = threading.Event()
     try:
-        return await asyncio.get_running_loop().run_in_executor(_executor, _call_cancellable, cancelled, function, args)
+        return await asyncio.get_running_loop().run_in_executor(
+            _executor, _call_cancellable, cancelled, function, args
+        )
     except asyncio.CancelledError:
         cancelled.set()
         raise
 
 
-def _call_cancellable(cancelled: threading.Event, function: Callable[..., _T], args: tuple[Any, ...]) -> _T:
+def _call_cancellable(
+    cancelled: threading.Event, function: Callable[..., _T], args: tuple[Any, ...]
+) -> _T:
     _current.cancelled = cancelled
     try:
         return function(*args)

@@ -18,7 +18,8 @@ _MEMORY_PER_CHARACTER = 2048
 MAX_REPETITION = 1000
 """Highest count of a repetition (`{1,1000}`) that RE2 accepts."""
 _TOKEN = re.compile(
-    r"\(\?~(?P<absent>(?:\\.|[^\\()])*)\)|\\(?P<escape>.)|(?P<posix>\[:\^?\w+:\])|(?P<other>.)", re.DOTALL
+    r"\(\?~(?P<absent>(?:\\.|[^\\()])*)\)|\\(?P<escape>.)|(?P<posix>\[:\^?\w+:\])|(?P<other>.)",
+    re.DOTALL,
 )
 _CLASSES = {"d": r"\p{Nd}", "s": r"\s\v\x1c-\x1f\x{85}\p{Z}", "w": r"\p{L}\p{N}_"}
 """Members of Python's character classes that are more than ASCII, as RE2 writes them inside brackets."""
@@ -28,7 +29,10 @@ _HINTS = (
     (r"\(\?!", "look-ahead is not supported; (?~TEXT) stands for any text without TEXT"),
     (r"\(\?<", "look-behind is not supported"),
     (r"\(\?P|sequence: \\\d", "back-references are not supported"),
-    ("repetition", f"possessive repetition is not supported, and a count is at most {MAX_REPETITION}"),
+    (
+        "repetition",
+        f"possessive repetition is not supported, and a count is at most {MAX_REPETITION}",
+    ),
 )
 """(What RE2 objects to, as an expression; the explanation)."""
 
@@ -82,20 +86,25 @@ def _encode(text: str) -> bytes:
 
 
 def _describe(error: Exception) -> str:
-    words = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
+    words = (
+        error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
+    )
     hint = next((hint for sign, hint in _HINTS if re.search(sign, words)), "")
     return f"{words} ({hint})" if hint else words
 
 
 def _to_re2(expression: str) -> str:
     if _WORD_EDGE.search(expression):
-        raise PatternError(r"\b knows ASCII letters only; beside another letter write (^|\W) or (\W|$)")
+        raise PatternError(
+            r"\b knows ASCII letters only; beside another letter write (^|\W) or (\W|$)"
+        )
     return "".join(_translate(expression))
 
 
 def _translate(expression: str) -> Iterator[str]:
     """Yield the expression in RE2's syntax, piece by piece."""
-    class_start = None  # position after `[` or `[^` while inside brackets
+    # Position after `[` or `[^` while inside brackets.
+    class_start = None
     for token in _TOKEN.finditer(expression):
         inside = class_start is not None
         other = token["other"]
@@ -121,7 +130,9 @@ def _translate_escape(letter: str, inside: bool) -> str:
     if letter == "D":
         return r"\P{Nd}"
     if letter.isupper() and inside:
-        raise PatternError(rf"\{letter} inside brackets is not supported; name the characters, such as \pL for letters")
+        raise PatternError(
+            rf"\{letter} inside brackets is not supported; name the characters, such as \pL for letters"
+        )
     if inside:
         return members
     return f"[^{members}]" if letter.isupper() else f"[{members}]"
@@ -133,10 +144,13 @@ def _without(text: str) -> str:
     The expression is the automaton that looks for `text`, without its last state. Its only way back goes to the first
     character, so this character may be repeated at the start of `text` and must not occur later.
     """
-    first, rest = text[:1], text.lstrip(text[:1])
+    first = text[:1]
+    rest = text.lstrip(text[:1])
     run = len(text) - len(rest)
     if not first or first in rest or (run > 1 and not rest):
-        raise PatternError(f"(?~{text}): expected a text whose first character does not occur again later")
+        raise PatternError(
+            f"(?~{text}): expected a text whose first character does not occur again later"
+        )
     c = re2.escape(first)
     if not rest:
         return f"[^{c}]*"

@@ -14,7 +14,14 @@ from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily
 
 from openclaw_rl.common.printable import to_printable, to_printable_json
@@ -22,7 +29,23 @@ from openclaw_rl.errors import ConfigError
 
 LOG_BYTES = 10 * 2**20
 LOG_FILES = 3
-_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_LATENCY_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 _GROUP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({})))
 
@@ -37,7 +60,11 @@ class JsonLinesFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS and k not in ("message", "asctime")}
+        line |= {
+            k: v
+            for k, v in vars(record).items()
+            if k not in _STANDARD_FIELDS and k not in ("message", "asctime")
+        }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return to_printable_json(line)
@@ -61,7 +88,8 @@ class LogFileHandler(RotatingFileHandler):
         self._failed = self._fails
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what a full disk did not take
+        # What a full disk did not take.
+        with contextlib.suppress(OSError):
             super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the name is that of `logging`
@@ -72,12 +100,18 @@ class LogFileHandler(RotatingFileHandler):
         self._fails = True
         if not self._failed:
             words = f"the log {self.baseFilename} cannot be written ({error.strerror}). Free some space on its disk"
-            with contextlib.suppress(OSError):  # stderr may be a file on the same disk
+            # Stderr may be a file on the same disk.
+            with contextlib.suppress(OSError):
                 sys.stderr.write(f"{words}\n")
 
 
 def setup_logging(
-    name: str, logs_dir: Path | None, level: str = "info", *, readable: str | None = None, named: bool = True
+    name: str,
+    logs_dir: Path | None,
+    level: str = "info",
+    *,
+    readable: str | None = None,
+    named: bool = True,
 ) -> logging.Logger:
     """Log plain text to stderr and, with `logs_dir`, JSON lines to `logs_dir/<name>.log` (rotating).
 
@@ -108,7 +142,9 @@ def setup_logging(
 def _file_handler(path: Path, formatter: logging.Formatter) -> logging.Handler:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handler = LogFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=False)
+        handler = LogFileHandler(
+            path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=False
+        )
     except OSError as error:
         raise ConfigError(
             f"{path}: the log cannot be written ({error}). Make the folder writable, or choose another home."
@@ -131,12 +167,18 @@ class TrainingGauges:
     def set_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
         """Replace all gauges by the metrics of `version`, the new head."""
         values = {"version": float(version)} | dict(metrics)
-        self._gauges = {re.sub(r"[^a-zA-Z0-9_]", "_", name): (name, value) for name, value in values.items()}
+        self._gauges = {
+            re.sub(r"[^a-zA-Z0-9_]", "_", name): (name, value) for name, value in values.items()
+        }
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges; `CollectorRegistry` calls this."""
         for name, (source, value) in self._gauges.items():
-            text = f"{source} of the step that made the newest version" if name != "version" else "That version"
+            text = (
+                f"{source} of the step that made the newest version"
+                if name != "version"
+                else "That version"
+            )
             yield GaugeMetricFamily(f"openclaw_train_{name}", text, value=value)
 
 
@@ -147,18 +189,29 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry, buckets=_LATENCY_BUCKETS)
-        self.replies = counter("openclaw_replies", "Answers by HTTP route and outcome", ["route", "outcome"])
+        self.replies = counter(
+            "openclaw_replies", "Answers by HTTP route and outcome", ["route", "outcome"]
+        )
         self.prompt_tokens = counter("openclaw_prompt_tokens", "Prompt tokens of admitted requests")
-        self.reused_tokens = counter("openclaw_prompt_tokens_reused", "Prompt tokens reused from a stored exchange")
-        self.cached_tokens = counter("openclaw_prompt_tokens_cached", "Prompt tokens whose states the engine had")
+        self.reused_tokens = counter(
+            "openclaw_prompt_tokens_reused", "Prompt tokens reused from a stored exchange"
+        )
+        self.cached_tokens = counter(
+            "openclaw_prompt_tokens_cached", "Prompt tokens whose states the engine had"
+        )
         self.response_tokens = counter("openclaw_response_tokens", "Tokens sampled")
         self.running = gauge("openclaw_running", "Replies being generated")
-        self.first_token = histogram("openclaw_first_token_seconds", "From admission to the first token")
+        self.first_token = histogram(
+            "openclaw_first_token_seconds", "From admission to the first token"
+        )
         self.duration = histogram("openclaw_reply_seconds", "From admission to the durable end")
         self.commit = histogram("openclaw_commit_seconds", "One group commit")
-        self.commit_size = histogram("openclaw_commit_items", "Items in one group commit", buckets=_GROUP_BUCKETS)
+        self.commit_size = histogram(
+            "openclaw_commit_items", "Items in one group commit", buckets=_GROUP_BUCKETS
+        )
         self.version = gauge("openclaw_policy_version", "The version that answers new requests")
         self.head = gauge("openclaw_policy_head", "The newest published version")
         self.versions = gauge("openclaw_policy_versions", "Policy versions by state", ["state"])

@@ -34,19 +34,29 @@ _RUNTIME = re.compile(
     r"\| sessionId=(?P<session>[^|\s]{1,200})[^\n]*"
 )
 # A message that is sent again after its turn was aborted; later requests have it as the person wrote it.
-_QUEUED_MESSAGE = re.compile(r"\[Queued user message from a previous active turn;[^\]\n]{0,600}\]\n")
+_QUEUED_MESSAGE = re.compile(
+    r"\[Queued user message from a previous active turn;[^\]\n]{0,600}\]\n"
+)
 _CONTINUE_TASK = re.compile(
     r"\bContinue the current task from the existing transcript, preserving completed work\.[^\n]*+"
 )
 # OpenClaw stamps each message with its time, and a message that it sends again with the time of the retry.
-_TIME_STAMP = re.compile(r"\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]{0,40}\]")
-_LONG_RUN = 32  # combining marks; `unicodedata` sorts fewer fast
-_PIECE_CHARS = 65_536  # characters that are composed at once, while the GIL is held
-_PIECE_START = re.compile("[\x00-\x7f\u1100-\u1112\u3041-\u3096\u30a1-\u30fa\u3400-\u9fff\uac00-\ud7a3]")
+_TIME_STAMP = re.compile(
+    r"\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]{0,40}\]"
+)
+# Combining marks; `unicodedata` sorts fewer fast.
+_LONG_RUN = 32
+# Characters that are composed at once, while the GIL is held.
+_PIECE_CHARS = 65_536
+_PIECE_START = re.compile(
+    "[\x00-\x7f\u1100-\u1112\u3041-\u3096\u30a1-\u30fa\u3400-\u9fff\uac00-\ud7a3]"
+)
 """Letters and ideographs that never change with what stands before them: a piece may start there."""
-_MARKS = range(0x300, 0x20000)  # where Unicode has combining marks that are sorted
+# Where Unicode has combining marks that are sorted.
+_MARKS = range(0x300, 0x20000)
 _SEPARATOR = b"\x1f"
-MARK = struct.Struct("<16s16sI")  # own, chain, index (24 bits) with flags
+# Own, chain, index (24 bits) with flags.
+MARK = struct.Struct("<16s16sI")
 
 
 class EphemeralMatcher:
@@ -101,7 +111,8 @@ def compose_text(text: str) -> str:
     """
     if text.isascii() or len(text) <= _PIECE_CHARS:
         return _compose_piece(text)
-    pieces, start = [], 0
+    pieces = []
+    start = 0
     while start < len(text):
         cut = _PIECE_START.search(text, start + _PIECE_CHARS)
         end = len(text) if cut is None else cut.start()
@@ -111,9 +122,11 @@ def compose_text(text: str) -> str:
 
 
 def _compose_piece(text: str) -> str:
-    if text.isascii() or unicodedata.is_normalized("NFC", text):  # also fast: it finds wrong orders without sorting
+    # Also fast: it finds wrong orders without sorting.
+    if text.isascii() or unicodedata.is_normalized("NFC", text):
         return text
-    present = _mark_characters().intersection(text)  # a pattern of all marks takes ten times as long for each character
+    # A pattern of all marks takes ten times as long for each character.
+    present = _mark_characters().intersection(text)
     if present:
         text = re.sub(f"[{''.join(sorted(present))}]{{{_LONG_RUN},}}", _sort_marks, text)
     return unicodedata.normalize("NFC", text)
@@ -121,7 +134,8 @@ def _compose_piece(text: str) -> str:
 
 def _sort_marks(run: re.Match[str]) -> str:
     """Return the marks in canonical order: those of one combining class stay in the order in which they came."""
-    marks, by_class = run[0], dict[int, list[str]]()
+    marks = run[0]
+    by_class = dict[int, list[str]]()
     parts = {character: unicodedata.normalize("NFD", character) for character in set(marks)}
     if any(character != part for character, part in parts.items()):
         marks = "".join(map(parts.__getitem__, marks))
@@ -131,14 +145,20 @@ def _sort_marks(run: re.Match[str]) -> str:
 
 
 def _keep_characters(text: str, kept: Sequence[str]) -> str:
-    return kept[0] * text.count(kept[0]) if len(kept) == 1 else "".join(re.findall(f"[{''.join(kept)}]+", text))
+    return (
+        kept[0] * text.count(kept[0])
+        if len(kept) == 1
+        else "".join(re.findall(f"[{''.join(kept)}]+", text))
+    )
 
 
 @cache
 def _mark_characters() -> frozenset[str]:
     """Return the characters that are marks of a combining class other than 0, or consist of such."""
     decomposed = ((chr(code), unicodedata.normalize("NFD", chr(code))) for code in _MARKS)
-    return frozenset(character for character, parts in decomposed if unicodedata.combining(parts[0]))
+    return frozenset(
+        character for character, parts in decomposed if unicodedata.combining(parts[0])
+    )
 
 
 def visible_text(message: Message) -> str:
@@ -167,7 +187,8 @@ def hashed_text(message: Message) -> str:
     if message.get("role") == "user":
         return strip_time_stamp(text)
     if message.get("role") == "assistant" and text[:1] + text[-1:] in ("{}", "[]"):
-        return _canonical_arguments(text)  # some clients parse a reply and indent it in another way
+        # Some clients parse a reply and indent it in another way.
+        return _canonical_arguments(text)
     return text
 
 
@@ -182,7 +203,8 @@ def _remove_matches(pattern: re.Pattern[str], text: str, *, last: bool = False) 
 
     The patterns do not start with `\s*`, since that scans a run of white space once from each of its positions.
     """
-    kept, at = [], 0
+    kept = []
+    at = 0
     end = len(text.rstrip())
     for match in pattern.finditer(text):
         if last and match.end() < end:
@@ -203,7 +225,9 @@ def openclaw_session(message: Message) -> tuple[str, str] | None:
 
 def hash_session(session: str) -> str:
     """Return the id under which a redacted exchange stores its session: the same for the same session."""
-    return "redacted-" + blake2b(session.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return (
+        "redacted-" + blake2b(session.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    )
 
 
 def _canonical_arguments(raw: Any) -> str:
@@ -234,15 +258,25 @@ def _read_calls(message: Message) -> Iterator[tuple[Any, str, str]]:
     """Yield (id, name, canonical arguments) of each tool call."""
     made = message.get("tool_calls")
     for call in made if isinstance(made, list | tuple) else ():
-        id_, function = (call.get("id"), call.get("function")) if isinstance(call, dict) else (None, None)
+        id_, function = (
+            (call.get("id"), call.get("function")) if isinstance(call, dict) else (None, None)
+        )
         if not isinstance(function, dict):
             function = {}
-        yield id_, str(function.get("name", "")), _canonical_arguments(function.get("arguments", ""))
+        yield (
+            id_,
+            str(function.get("name", "")),
+            _canonical_arguments(function.get("arguments", "")),
+        )
 
 
 def canonical_calls(message: Message) -> dict[str, tuple[str, str]]:
     """Return tool call id -> (name, canonical arguments) for the calls that have an id."""
-    return {id_: (name, arguments) for id_, name, arguments in _read_calls(message) if id_ and isinstance(id_, str)}
+    return {
+        id_: (name, arguments)
+        for id_, name, arguments in _read_calls(message)
+        if id_ and isinstance(id_, str)
+    }
 
 
 def own_hash(message: Message, key: bytes) -> bytes:
@@ -276,7 +310,12 @@ def mark_message(message: Message, *, index: int, chain: bytes, key: bytes) -> M
 
 
 def mark_messages(
-    messages: Sequence[Message], key: bytes, transient: EphemeralMatcher, *, known: Sequence[Mark] = (), upto: int = 0
+    messages: Sequence[Message],
+    key: bytes,
+    transient: EphemeralMatcher,
+    *,
+    known: Sequence[Mark] = (),
+    upto: int = 0,
 ) -> tuple[Mark, ...]:
     """Return the marks of all non-ephemeral messages, in order. `known`: marks of the first `upto` messages."""
     out = list(known)
@@ -294,7 +333,10 @@ def reaction_signature(reaction: Sequence[Mark]) -> bytes | None:
     """Return the hash [16 bytes] of the messages in order; results of parallel tool calls may come in any order."""
     if not reaction:
         return None
-    runs = [[m.own for m in run] for _, run in groupby(reaction, key=lambda m: m.role == "tool" or id(m))]
+    runs = [
+        [m.own for m in run]
+        for _, run in groupby(reaction, key=lambda m: m.role == "tool" or id(m))
+    ]
     return blake2b(b"".join(own for run in runs for own in sorted(run)), digest_size=16).digest()
 
 
@@ -310,7 +352,8 @@ class MarkPacker:
 
     def __call__(self, items: tuple[Mark, ...]) -> bytes:
         known = self._raw if items[: len(self._items)] == self._items else b""
-        self._items, self._raw = items, known + pack_marks(items[len(known) // MARK.size :])
+        self._items = items
+        self._raw = known + pack_marks(items[len(known) // MARK.size :])
         return self._raw
 
 
@@ -328,6 +371,12 @@ def unpack_marks(raw: bytes) -> tuple[Mark, ...]:
     if len(raw) % MARK.size:
         raise ValueError(f"marks: expected a multiple of {MARK.size} bytes, got {len(raw)}")
     return tuple(
-        Mark(index=tail >> 8, role=_ROLE_CODES[tail >> 1 & 0x7F], own=own, chain=chain, distinctive=bool(tail & 1))
+        Mark(
+            index=tail >> 8,
+            role=_ROLE_CODES[tail >> 1 & 0x7F],
+            own=own,
+            chain=chain,
+            distinctive=bool(tail & 1),
+        )
         for own, chain, tail in MARK.iter_unpack(raw)
     )

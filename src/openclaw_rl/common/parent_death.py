@@ -9,7 +9,8 @@ import time
 
 from openclaw_rl.common.process_guard import set_parent_death_signal
 
-_POLL_SECONDS = 0.5  # seconds
+# Seconds.
+_POLL_SECONDS = 0.5
 
 
 def die_with_parent(parent: int = 0) -> None:

@@ -16,12 +16,16 @@ from openclaw_rl.common.progress import record_progress
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-MODEL_CONFIG = "config.json"  # written by transformers with full weights
-TINKER_FILE = "tinker_version.json"  # in place of weights: where the Tinker service holds them
+# Written by transformers with full weights.
+MODEL_CONFIG = "config.json"
+# In place of weights: where the Tinker service holds them.
+TINKER_FILE = "tinker_version.json"
 WEIGHT_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 """The files of a PEFT adapter folder that determine its output, sorted."""
-OPTIMIZER_FILE = "optimizer.state"  # safetensors layout; engines load each *.safetensors file of a folder as weights
-EMA_TEACHER_FILE = "average.state"  # the EMA teacher, as large as the weights
+# Safetensors layout; engines load each *.safetensors file of a folder as weights.
+OPTIMIZER_FILE = "optimizer.state"
+# The EMA teacher, as large as the weights.
+EMA_TEACHER_FILE = "average.state"
 TRAINER_FILES = (OPTIMIZER_FILE, EMA_TEACHER_FILE)
 """The large files that only the trainer reads."""
 FileDigests = Mapping[str, str | None]
@@ -29,7 +33,8 @@ FileDigests = Mapping[str, str | None]
 
 Empty: only the digest of the weights is known, as of versions that an older openclaw-rl wrote.
 """
-_BLOCK_BYTES = 2**22  # bytes
+# Bytes.
+_BLOCK_BYTES = 2**22
 _DAMAGE_ERRNOS = frozenset({ENOENT, EIO, ELOOP})
 
 
@@ -62,7 +67,9 @@ def digest_of_folder(folder: str | Path) -> str:
 
 def hash_folder(folder: str | Path) -> tuple[str, dict[str, str]]:
     """Return `Policy.digest` and `Policy.files` of a folder that was just written; reads each file once."""
-    names, weights, files = weight_files(folder), sha256(), {}
+    names = weight_files(folder)
+    weights = sha256()
+    files = {}
     for file in visible_files(folder):
         whole = sha256()
         if file.name in names:
@@ -80,7 +87,9 @@ def visible_files(folder: str | Path) -> list[Path]:
     return sorted(path for path in Path(folder).iterdir() if not path.name.startswith("."))
 
 
-def find_damage(folder: str | Path, digest: str, files: FileDigests, *, skip: Collection[str] = ()) -> str | None:
+def find_damage(
+    folder: str | Path, digest: str, files: FileDigests, *, skip: Collection[str] = ()
+) -> str | None:
     """Return how the files of a version differ from those that were written, or None.
 
     `digest`: of the weights; `files`: of all files; `skip`: names that are not read. Raises `OSError` for a reason that
@@ -89,10 +98,15 @@ def find_damage(folder: str | Path, digest: str, files: FileDigests, *, skip: Co
     try:
         for path in visible_files(folder):
             if not S_ISREG(mode := path.stat().st_mode) and not S_ISDIR(mode):
-                return f"{path.name} is a pipe, a socket or a device, expected a file"  # reading it may never end
+                # Reading it may never end.
+                return f"{path.name} is a pipe, a socket or a device, expected a file"
         if not files:
             found = digest_of_folder(folder)
-            return None if found == digest else f"the weights have digest {found[:12]}, expected {digest[:12]}"
+            return (
+                None
+                if found == digest
+                else f"the weights have digest {found[:12]}, expected {digest[:12]}"
+            )
         present = {path.name for path in visible_files(folder)}
         for name in sorted(present.symmetric_difference(files)):
             if name in present:
@@ -173,5 +187,6 @@ def _next_data(descriptor: int, position: int, size: int) -> int:
         return position
     try:
         return min(os.lseek(descriptor, position, os.SEEK_DATA), size)
-    except OSError as error:  # EINVAL: a file system without holes
+    except OSError as error:
+        # EINVAL: a file system without holes.
         return size if error.errno == ENXIO else position

@@ -45,7 +45,8 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 def echo_error(text: str, *, nl: bool = True) -> None:
     """Print an error or a note to stderr. A terminal gets lines that are wrapped between words; a file, whole lines."""
-    if sys.stderr is not None and sys.stderr.isatty():  # None: closed, so nothing is printed
+    # None: closed, so nothing is printed.
+    if sys.stderr is not None and sys.stderr.isatty():
         text = wrap_lines(text, shutil.get_terminal_size().columns)
     echo(text, err=True, nl=nl)
 
@@ -53,7 +54,10 @@ def echo_error(text: str, *, nl: bool = True) -> None:
 def wrap_lines(text: str, width: int) -> str:
     """Wrap each line between words. A word that is longer than the width (a path, a URL) stays whole."""
     lines = (
-        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False) or [line]
+        textwrap.wrap(
+            line, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+        )
+        or [line]
         for line in text.split("\n")
     )
     return "\n".join(part for wrapped in lines for part in wrapped)

@@ -18,8 +18,10 @@ import time
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
-_POLL_SECONDS = 0.1  # seconds
-_GRACE_SECONDS = 6.0  # seconds between SIGTERM and SIGKILL
+# Seconds.
+_POLL_SECONDS = 0.1
+# Seconds between SIGTERM and SIGKILL.
+_GRACE_SECONDS = 6.0
 
 
 def set_parent_death_signal(number: int) -> None:
@@ -34,7 +36,8 @@ def process_exists(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it exists and belongs to another user
+    except PermissionError:
+        # It exists and belongs to another user.
         return True
     return True
 
@@ -46,7 +49,8 @@ def end_process(status: int) -> NoReturn:
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # a closed pipe, or a full disk
+        # A closed pipe, or a full disk.
+        with contextlib.suppress(OSError):
             stream.flush()
     os._exit(status)
 
@@ -72,12 +76,15 @@ def _kill_group(group: int) -> None:
 def main(command: list[str]) -> int:
     """Run `command` until it ends or standard input closes; return its status (128 + n for signal n)."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # only closing the pipe ends the program
+        # Only closing the pipe ends the program.
+        signal.signal(number, signal.SIG_IGN)
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # a separate process group, so that it can be killed as a whole
-        preexec_fn=_prepare_child,  # safe, as this process has no threads
+        # A separate process group, so that it can be killed as a whole.
+        start_new_session=True,
+        # Safe, as this process has no threads.
+        preexec_fn=_prepare_child,
     )
     sys.stdout.write(f"guard: pid {child.pid}\n")
     sys.stdout.flush()
@@ -90,7 +97,8 @@ def main(command: list[str]) -> int:
             while child.poll() is None and time.monotonic() < end:
                 time.sleep(_POLL_SECONDS)
     finally:
-        _kill_group(child.pid)  # also children that the program left running
+        # Also children that the program left running.
+        _kill_group(child.pid)
     code = child.wait()
     return code if code >= 0 else 128 - code
 

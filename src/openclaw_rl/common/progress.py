@@ -55,7 +55,9 @@ def join_notes(notes: Mapping[str, WorkNote], most: int = 3) -> WorkNote:
         return next(iter(notes.values()))
     waits = frozenset[Wait]().union(*(note.waits for note in notes.values()))
     is_same = all(note.waits == waits for note in notes.values())
-    named = [f"{name}: {note.details if is_same else note.describe()}" for name, note in notes.items()]
+    named = [
+        f"{name}: {note.details if is_same else note.describe()}" for name, note in notes.items()
+    ]
     more = f"; and {len(named) - most} more" if len(named) > most else ""
     return WorkNote("; ".join(named[:most]) + more, waits)
 

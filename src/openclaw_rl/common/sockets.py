@@ -9,7 +9,8 @@ from pathlib import Path
 
 from openclaw_rl.errors import EngineError
 
-_MAX_PATH_BYTES = 103  # bytes of a Unix socket path; the limit that every supported system allows
+# Bytes of a Unix socket path; the limit that every supported system allows.
+_MAX_PATH_BYTES = 103
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -30,7 +31,9 @@ def is_loopback_host(host: str) -> bool:
 def check_socket_path(path: Path) -> None:
     """Raise `EngineError` if the path is too long for a socket."""
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        raise EngineError(f"{path}: a Unix socket path has at most {_MAX_PATH_BYTES} bytes. Choose a shorter `home`")
+        raise EngineError(
+            f"{path}: a Unix socket path has at most {_MAX_PATH_BYTES} bytes. Choose a shorter `home`"
+        )
 
 
 def clear_socket(path: Path, *, owner: str = "engine") -> None:
@@ -45,4 +48,6 @@ def clear_socket(path: Path, *, owner: str = "engine") -> None:
         except OSError:
             path.unlink(missing_ok=True)
         else:
-            raise EngineError(f"{path}: another {owner} answers there. Stop it, or choose another `home`")
+            raise EngineError(
+                f"{path}: another {owner} answers there. Stop it, or choose another `home`"
+            )

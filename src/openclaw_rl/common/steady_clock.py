@@ -11,12 +11,17 @@ from functools import cache
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_MIN_JUMP = 5.0  # seconds; smaller differences are corrections of the wall clock
+# Seconds; smaller differences are corrections of the wall clock.
+_MIN_JUMP = 5.0
 
 
 def boot_seconds() -> float:
     """Return seconds since this machine booted, the same in every process. On Linux it counts suspended time, too."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return (
+        time.clock_gettime(time.CLOCK_BOOTTIME)
+        if hasattr(time, "CLOCK_BOOTTIME")
+        else time.monotonic()
+    )
 
 
 @cache
@@ -25,10 +30,13 @@ def boot_name() -> str:
     name = ""
     with contextlib.suppress(OSError):
         name = _BOOT_ID.read_text(encoding="ascii").strip()
-    if not name:  # macOS
+    # macOS.
+    if not name:
         with contextlib.suppress(OSError):
             command = ["sysctl", "-n", "kern.bootsessionuuid"]
-            name = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+            name = subprocess.run(
+                command, capture_output=True, text=True, check=False
+            ).stdout.strip()
     return f"{socket.gethostname()}/{name[:8].lower() or 'unknown'}"
 
 
@@ -39,8 +47,11 @@ class AdvancingWallClock:
     one stays ahead of it.
     """
 
-    def __init__(self, *, wall: Callable[[], float] = time.time, steady: Callable[[], float] = boot_seconds) -> None:
-        self._wall, self._steady = wall, steady
+    def __init__(
+        self, *, wall: Callable[[], float] = time.time, steady: Callable[[], float] = boot_seconds
+    ) -> None:
+        self._wall = wall
+        self._steady = steady
         self._offset = float("-inf")
 
     def __call__(self) -> float:
@@ -57,16 +68,26 @@ class GuardedWallClock:
     """
 
     def __init__(
-        self, hold: float, *, wall: Callable[[], float] = time.time, steady: Callable[[], float] = boot_seconds
+        self,
+        hold: float,
+        *,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = boot_seconds,
     ) -> None:
-        self._hold, self._wall, self._steady = hold, wall, steady
+        self._hold = hold
+        self._wall = wall
+        self._steady = steady
         self._offset = wall() - steady()
-        self._jump, self._until = 0.0, float("-inf")  # seconds that are not believed, and until when
+        # seconds that are not believed, and until when
+        self._jump = 0.0
+        self._until = float("-inf")
 
     def __call__(self) -> float:
         """Return seconds since the epoch."""
-        wall, steady = self._wall(), self._steady()
-        moved, self._offset = wall - steady - self._offset, wall - steady
+        wall = self._wall()
+        steady = self._steady()
+        moved = wall - steady - self._offset
+        self._offset = wall - steady
         if steady >= self._until:
             self._jump = 0.0
         if abs(moved) >= _MIN_JUMP:

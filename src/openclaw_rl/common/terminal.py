@@ -37,7 +37,9 @@ class TerminalConsole(Console):
             emoji=False,
         )
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Render as rich does, with printable text. Control codes of rich itself, such as moves of the cursor, stay."""
         for segment in super().render(renderable, options):
             if segment.control:

@@ -19,7 +19,8 @@ from openclaw_rl.common.progress import record_progress
 from openclaw_rl.errors import DiskFull, StoreError
 
 log = logging.getLogger(__name__)
-HEARTBEAT_SECONDS = 1.0  # seconds between two heartbeats
+# Seconds between two heartbeats.
+HEARTBEAT_SECONDS = 1.0
 OWN_LOAD = 3.0
 """Processes of one system that compute at a time, at most. A load average above the cores and these is of others."""
 
@@ -31,7 +32,8 @@ class HeartbeatTimer:
     """Calls `write` in a thread, at most once each `HEARTBEAT_SECONDS`. A heartbeat that fails ends nothing."""
 
     def __init__(self, write: WriteHeartbeat) -> None:
-        self._write, self._written_at = write, float("-inf")
+        self._write = write
+        self._written_at = float("-inf")
         self._has_failed = False
 
     async def write_if_due(self, problem: str | None = None) -> None:
@@ -41,7 +43,11 @@ class HeartbeatTimer:
         try:
             await asyncio.to_thread(self._write, problem)
         except StoreError as error:
-            log.log(logging.DEBUG if self._has_failed else logging.WARNING, "no heartbeat was written: %s", error)
+            log.log(
+                logging.DEBUG if self._has_failed else logging.WARNING,
+                "no heartbeat was written: %s",
+                error,
+            )
             self._has_failed = True
         else:
             self._has_failed = False
@@ -51,7 +57,8 @@ class DiskPause:
     """The pause of a worker while a disk is full: tries again each second, and says why it waits."""
 
     def __init__(self) -> None:
-        self.problem: str | None = None  # why the worker pauses
+        # Why the worker pauses.
+        self.problem: str | None = None
 
     async def begin(self, error: DiskFull, stop: asyncio.Event, heartbeat: HeartbeatTimer) -> None:
         """Wait until the next attempt is due."""
@@ -95,7 +102,9 @@ class WorkThreads:
 
 def is_machine_busy() -> bool:
     """Return whether other programs compute so much that a process of low priority hardly gets a processor."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return os.getloadavg()[0] > cores + OWN_LOAD
 
 
@@ -147,7 +156,8 @@ async def _run_until_stop(
         record_progress()
         try:
             has_more = work.result()
-        except Exception as error:  # a full disk shows in errors of many kinds; all others are raised
+        except Exception as error:
+            # A full disk shows in errors of many kinds; all others are raised.
             if (full := disk_space.to_disk_full(error)) is None:
                 raise
             await pause.begin(full, stop, heartbeat)
@@ -160,11 +170,13 @@ async def _run_until_stop(
 async def repeat_while_disk_full(run: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
     """Run a worker until it ends. On a full disk, for example when its store is opened, it is run again each second."""
     pause = DiskPause()
-    silent = HeartbeatTimer(lambda _: None)  # the store cannot be opened
+    # The store cannot be opened.
+    silent = HeartbeatTimer(lambda _: None)
     while not stop.is_set():
         try:
             return await run()
-        except Exception as error:  # a full disk shows in errors of many kinds; all others are raised
+        except Exception as error:
+            # A full disk shows in errors of many kinds; all others are raised.
             if (full := disk_space.to_disk_full(error)) is None:
                 raise
             await pause.begin(full, stop, silent)
@@ -179,7 +191,8 @@ async def wait_or_stop(stop: asyncio.Event, seconds: float) -> None:
 
 def stop_on_signals() -> asyncio.Event:
     """Return an event that SIGTERM and SIGINT set."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop
@@ -199,4 +212,5 @@ def lower_priority(nice: int, but: Collection[int] = ()) -> None:
     for thread in {int(task.name) for task in Path("/proc/self/task").iterdir()} - set(but):
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, thread, nice)
-            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))  # no interruption at each wake-up
+            # No interruption at each wake-up.
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))

@@ -17,7 +17,8 @@ METRIC_NAMES = {
     "lr": "learning_rate",
 }
 """Metric name of scripts -> our metric name."""
-_OPTIONAL_LOSSES = ("loss/binary", "loss/opd")  # optional, because a method may not have them
+# Optional, because a method may not have them.
+_OPTIONAL_LOSSES = ("loss/binary", "loss/opd")
 
 
 def setup_wandb_logging(project_name: str, config: Mapping[str, Any]) -> Any:
@@ -30,7 +31,9 @@ def setup_wandb_logging(project_name: str, config: Mapping[str, Any]) -> Any:
         raise ValueError(
             f'setup_wandb_logging: expected a config with a "method", e.g. binary; got the keys {", ".join(config)}'
         )
-    return _import_wandb().init(project=project_name, config=dict(config), name=f"openclaw-rl-{config['method']}")
+    return _import_wandb().init(
+        project=project_name, config=dict(config), name=f"openclaw-rl-{config['method']}"
+    )
 
 
 def log_training_metrics(step: int, metrics: Mapping[str, Any]) -> None:
@@ -45,16 +48,26 @@ def log_training_metrics(step: int, metrics: Mapping[str, Any]) -> None:
         if name in sent:
             raise ValueError(f"log_training_metrics: {name} is given twice, also as {given}")
         try:
-            sent[name] = float(value.detach() if hasattr(value, "detach") else value)  # a loss is attached to its graph
-        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several elements
-            raise ValueError(f"log_training_metrics: {given}: expected a number, got {value!r}") from None
+            # A loss is attached to its graph.
+            sent[name] = float(value.detach() if hasattr(value, "detach") else value)
+        except (TypeError, ValueError, RuntimeError):
+            # RuntimeError: a tensor with several elements.
+            raise ValueError(
+                f"log_training_metrics: {given}: expected a number, got {value!r}"
+            ) from None
     missing = [
-        f"{given} ({name})" for given, name in METRIC_NAMES.items() if name not in sent and name not in _OPTIONAL_LOSSES
+        f"{given} ({name})"
+        for given, name in METRIC_NAMES.items()
+        if name not in sent and name not in _OPTIONAL_LOSSES
     ]
     if missing:
-        raise ValueError(f"log_training_metrics: missing {', '.join(missing)}; got {', '.join(metrics)}")
+        raise ValueError(
+            f"log_training_metrics: missing {', '.join(missing)}; got {', '.join(metrics)}"
+        )
     if (run := _import_wandb().run) is None:
-        raise OpenClawError("log_training_metrics: no active run. Call setup_wandb_logging(project_name, config).")
+        raise OpenClawError(
+            "log_training_metrics: no active run. Call setup_wandb_logging(project_name, config)."
+        )
     run.log(sent | {"step": step}, step=step, commit=True)
 
 

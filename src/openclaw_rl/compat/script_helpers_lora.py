@@ -32,6 +32,8 @@ def setup_lora_model(
     try:
         model = attach_lora(base_model, base_model.config.name_or_path, lora, seed)
     except ConfigError as error:
-        raise ConfigError(str(error).replace("train.lora.targets", "setup_lora_model: target_modules")) from error
+        raise ConfigError(
+            str(error).replace("train.lora.targets", "setup_lora_model: target_modules")
+        ) from error
     model.print_trainable_parameters()
     return model.train(training)

@@ -15,12 +15,20 @@ from openclaw_rl.supervisor.supervisor import read_key
 
 PROVIDER_NAME = "openclaw-rl"
 SETTINGS_FILE = "~/.openclaw/openclaw.json"
-PATCH_COMMAND = ("config", "patch", "--stdin", "--replace-path", f"models.providers.{PROVIDER_NAME}.models")
+PATCH_COMMAND = (
+    "config",
+    "patch",
+    "--stdin",
+    "--replace-path",
+    f"models.providers.{PROVIDER_NAME}.models",
+)
 """Arguments of `openclaw`. Without `--replace-path` it refuses a patch that removes a model of an earlier name."""
-PATCH_TIMEOUT = 120.0  # seconds
+# Seconds.
+PATCH_TIMEOUT = 120.0
 MIN_CONTEXT_TOKENS = 16_384
 """Minimum context, in tokens: OpenClaw's system prompt and tools alone take 9,000 to 10,000 in a usual tokenizer."""
-MAX_REPLY_TOKENS = 8192  # maximum tokens of one reply
+# Maximum tokens of one reply.
+MAX_REPLY_TOKENS = 8192
 
 
 def context_length(config: Config) -> int:
@@ -91,8 +99,12 @@ def apply_patch(snippet: str, file: Path | None = None) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise OpenClawError(f"`openclaw config patch` cannot be run: {error}. {by_hand}.") from error
+        raise OpenClawError(
+            f"`openclaw config patch` cannot be run: {error}. {by_hand}."
+        ) from error
     said = (done.stdout + done.stderr).strip()
     if done.returncode:
-        raise OpenClawError(f"`openclaw config patch` failed with exit code {done.returncode}:\n{said}\n{by_hand}.")
+        raise OpenClawError(
+            f"`openclaw config patch` failed with exit code {done.returncode}:\n{said}\n{by_hand}."
+        )
     return said

@@ -33,10 +33,14 @@ from openclaw_rl.supervisor.subprocess_system import stop_process
 from openclaw_rl.supervisor.supervisor import prepare_home
 from openclaw_rl.types import Generation, Ids, PolicyRef, Sampling
 
-REPLY_TOKENS = 64  # of one reply, if the context is long enough
-CONCURRENT_REPLIES = 8  # concurrent replies during the version swap
-MAX_WARM_UPS = 6  # a server must stream token by token within this many replies
-_MIN_VERSION_DIFFERENCE = 0.002  # nats; smallest difference between the log-probabilities of two versions
+# Of one reply, if the context is long enough.
+REPLY_TOKENS = 64
+# Concurrent replies during the version swap.
+CONCURRENT_REPLIES = 8
+# A server must stream token by token within this many replies.
+MAX_WARM_UPS = 6
+# Nats; smallest difference between the log-probabilities of two versions.
+_MIN_VERSION_DIFFERENCE = 0.002
 _POLL_INTERVAL = 0.2
 _QUESTION = "Write a long story about a lighthouse and the sea."
 
@@ -60,7 +64,10 @@ class TimedReply:
 
     @property
     def longest_gap(self) -> float:
-        return max((b - a for a, b in zip(self.arrival_times, self.arrival_times[1:], strict=False)), default=0.0)
+        return max(
+            (b - a for a, b in zip(self.arrival_times, self.arrival_times[1:], strict=False)),
+            default=0.0,
+        )
 
 
 @dataclass(slots=True)
@@ -78,7 +85,12 @@ class EngineTrial:
         return max(4, min(REPLY_TOKENS, (self.info.context_length - len(self.prompt)) // 2))
 
     async def collect_reply(
-        self, version: int = 0, *, prompt: Ids | None = None, stop: Sequence[int] = (), **sampling: float
+        self,
+        version: int = 0,
+        *,
+        prompt: Ids | None = None,
+        stop: Sequence[int] = (),
+        **sampling: float,
     ) -> TimedReply:
         """Return a whole reply, of `reply_tokens` tokens by default."""
         reply = TimedReply()
@@ -87,11 +99,18 @@ class EngineTrial:
         return reply
 
     async def stream_reply(
-        self, into: TimedReply, version: int, *, prompt: Ids | None = None, stop: Sequence[int] = (), **sampling: float
+        self,
+        into: TimedReply,
+        version: int,
+        *,
+        prompt: Ids | None = None,
+        stop: Sequence[int] = (),
+        **sampling: float,
     ) -> AsyncIterator[None]:
         """Generate a reply into `into`; yield after each chunk."""
         wanted = Sampling(
-            temperature=sampling.get("temperature", 1.0), max_tokens=int(sampling.get("max_tokens", self.reply_tokens))
+            temperature=sampling.get("temperature", 1.0),
+            max_tokens=int(sampling.get("max_tokens", self.reply_tokens)),
         )
         call = Generation(
             id="doctor",
@@ -131,16 +150,21 @@ EngineCheck = tuple[str, str, Callable[[EngineTrial], Awaitable[CheckResult]]]
 
 async def _check_streaming(trial: EngineTrial) -> CheckResult:
     """Check up to `MAX_WARM_UPS` replies, because a server may send its first replies in one chunk."""
-    came, tried = await _measure_streaming(trial), 1
+    came = await _measure_streaming(trial)
+    tried = 1
     while not came.passed and tried < MAX_WARM_UPS:
-        came, tried = await _measure_streaming(trial), tried + 1
-    return came if tried == 1 else replace(came, words=f"{came.words} (reply {tried} since the start)")
+        came = await _measure_streaming(trial)
+        tried = tried + 1
+    return (
+        came if tried == 1 else replace(came, words=f"{came.words} (reply {tried} since the start)")
+    )
 
 
 async def _measure_streaming(trial: EngineTrial) -> CheckResult:
     began = time.monotonic()
     reply = await trial.collect_reply()
-    first, took = reply.arrival_times[0] - began, reply.arrival_times[-1] - began
+    first = reply.arrival_times[0] - began
+    took = reply.arrival_times[-1] - began
     words = (
         f"{len(reply.ids)} tokens in {len(reply.arrival_times)} chunks, the first after {first * 1000:.0f} ms, "
         f"{len(reply.ids) / took:.0f} tokens/s, ended by {reply.finish}"
@@ -153,8 +177,17 @@ async def _check_token_ids(trial: EngineTrial) -> CheckResult:
     whole = await trial.collect_reply(temperature=0.0)
     half = len(whole.ids) // 2
     begun = np.array([*trial.prompt, *whole.ids[:half]], dtype=np.int32)
-    rest = await trial.collect_reply(prompt=begun, temperature=0.0, max_tokens=len(whole.ids) - half)
-    same = next((n for n, pair in enumerate(zip(whole.ids[half:], rest.ids, strict=True)) if pair[0] != pair[1]), None)
+    rest = await trial.collect_reply(
+        prompt=begun, temperature=0.0, max_tokens=len(whole.ids) - half
+    )
+    same = next(
+        (
+            n
+            for n, pair in enumerate(zip(whole.ids[half:], rest.ids, strict=True))
+            if pair[0] != pair[1]
+        ),
+        None,
+    )
     if same is None:
         return CheckResult(f"the same {len(rest.ids)} tokens", True)
     apart = abs(whole.logprobs[half + same] - rest.logprobs[same])
@@ -162,13 +195,16 @@ async def _check_token_ids(trial: EngineTrial) -> CheckResult:
     return CheckResult(words, apart <= trial.max_mean_difference)
 
 
-def _scoring_check(temperature: float, tokens: int) -> Callable[[EngineTrial], Awaitable[CheckResult]]:
+def _scoring_check(
+    temperature: float, tokens: int
+) -> Callable[[EngineTrial], Awaitable[CheckResult]]:
     async def check_scores(trial: EngineTrial) -> CheckResult:
         count = min(tokens, trial.reply_tokens)
         reply = await trial.collect_reply(temperature=temperature, max_tokens=count)
         mean, most = await trial.logprob_differences(reply, 0, temperature)
         return CheckResult(
-            f"mean {mean:.2g}, largest {most:.2g} over {count} tokens", mean <= trial.max_mean_difference
+            f"mean {mean:.2g}, largest {most:.2g} over {count} tokens",
+            mean <= trial.max_mean_difference,
         )
 
     return check_scores
@@ -182,7 +218,9 @@ async def _check_stop(trial: EngineTrial) -> CheckResult:
     expected = whole.ids[: whole.ids.index(stop) + 1]
     reply = await trial.collect_reply(temperature=0.0, stop=(stop,))
     words = f"{len(reply.ids)} of {len(whole.ids)} tokens, ended by {reply.finish}"
-    return CheckResult(words, (reply.finish, reply.ids[-1]) == ("stop", stop) and len(reply.ids) <= len(expected))
+    return CheckResult(
+        words, (reply.finish, reply.ids[-1]) == ("stop", stop) and len(reply.ids) <= len(expected)
+    )
 
 
 async def _check_cancellation(trial: EngineTrial) -> CheckResult:
@@ -213,10 +251,16 @@ async def _check_side_by_side(trial: EngineTrial) -> CheckResult:
     took = await trial.load_adapters(1, 2)
     versions = (0, 1, 2)
     replies = await asyncio.gather(*(trial.collect_reply(v) for v in versions))
-    own = [(await trial.logprob_differences(r, v))[0] for v, r in zip(versions, replies, strict=True)]
-    others = [(await trial.logprob_differences(r, (v + 1) % 3))[0] for v, r in zip(versions, replies, strict=True)]
+    own = [
+        (await trial.logprob_differences(r, v))[0] for v, r in zip(versions, replies, strict=True)
+    ]
+    others = [
+        (await trial.logprob_differences(r, (v + 1) % 3))[0]
+        for v, r in zip(versions, replies, strict=True)
+    ]
     words = (
-        f"own at most {max(own):.2g}, others at least {min(others):.2g}; two adapters loaded in {took * 1000:.0f} ms"
+        f"own at most {max(own):.2g}, others at least {min(others):.2g}; two adapters loaded in "
+        f"{took * 1000:.0f} ms"
     )
     apart = min(others) > max(4 * max(own), _MIN_VERSION_DIFFERENCE)
     return CheckResult(words, max(own) <= trial.max_mean_difference and apart)
@@ -249,14 +293,21 @@ async def _check_swap(trial: EngineTrial) -> CheckResult:
         f"mean difference {mean:.2g}, longest gap {max(r.longest_gap for r in replies) * 1000:.0f} ms; "
         f"loaded in {took * 1000:.0f} ms"
     )
-    return CheckResult(words, whole == CONCURRENT_REPLIES and mean <= trial.max_mean_difference and len(fresh.ids) == 4)
+    return CheckResult(
+        words,
+        whole == CONCURRENT_REPLIES and mean <= trial.max_mean_difference and len(fresh.ids) == 4,
+    )
 
 
 def _list_checks(trial: EngineTrial) -> list[EngineCheck]:
     bound = f"mean difference at most {trial.max_mean_difference:g} nats"
     checks: list[EngineCheck] = [
         ("streaming", f"{trial.reply_tokens} tokens, one by one", _check_streaming),
-        ("exact ids", "the first half of a reply as prompt gives the second half", _check_token_ids),
+        (
+            "exact ids",
+            "the first half of a reply as prompt gives the second half",
+            _check_token_ids,
+        ),
         ("scored as sampled, T 1", bound, _scoring_check(1.0, trial.reply_tokens)),
         ("scored as sampled, T 0.7", bound, _scoring_check(0.7, 12)),
         ("stop", "ends with the stop token", _check_stop),
@@ -265,13 +316,23 @@ def _list_checks(trial: EngineTrial) -> list[EngineCheck]:
     ]
     if trial.adapters:
         checks += [
-            ("three versions side by side", f"own {bound}, others more than four times that", _check_side_by_side),
-            ("swap under load", f"{CONCURRENT_REPLIES} complete replies on the old version", _check_swap),
+            (
+                "three versions side by side",
+                f"own {bound}, others more than four times that",
+                _check_side_by_side,
+            ),
+            (
+                "swap under load",
+                f"{CONCURRENT_REPLIES} complete replies on the old version",
+                _check_swap,
+            ),
         ]
     return checks
 
 
-def run_checks(config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0) -> bool:
+def run_checks(
+    config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0
+) -> bool:
     """Run all checks on the engine of `config`, whose home is temporary. Returns whether every check passes.
 
     `wait`: timeout of one check in seconds.
@@ -301,7 +362,9 @@ def _save_logs(config: Config, console: TerminalConsole) -> None:
     logs = sorted(config.logs_dir.glob("*.log"))
     if not logs:
         return
-    with tempfile.NamedTemporaryFile("w", prefix="openclaw-rl-doctor-", suffix=".log", delete=False) as file:
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="openclaw-rl-doctor-", suffix=".log", delete=False
+    ) as file:
         for log in logs:
             file.write(f"==> {log.name}\n{log.read_text(errors='replace')}\n")
     console.print(f"  the engine's logs: {file.name}", soft_wrap=True)
@@ -314,7 +377,8 @@ async def _check_engine(
     prompt = Renderer(files).render([{"role": "user", "content": _QUESTION}]).prompt_ids
     rank = min(config.train.lora.rank, 8)
     adapters = [
-        random_adapter.write_random_adapter(files.folder, folder / str(n), version=n, rank=rank) for n in (1, 2, 3)
+        random_adapter.write_random_adapter(files.folder, folder / str(n), version=n, rank=rank)
+        for n in (1, 2, 3)
     ]
     exact = server_process.dtype_flag(config.model.dtype, str(files.folder)) == "float32"
     with _engine_process(config) as process:
@@ -325,17 +389,26 @@ async def _check_engine(
                 f"  answers: {info.model}, context {info.context_length} tokens, device {info.device}, "
                 f"grammars {'yes' if info.grammar else 'no'}, images {'yes' if info.images else 'no'}",
             )
-            trial = EngineTrial(engine, info, prompt, [a for a in adapters if a is not None], 1e-3 if exact else 0.05)
+            trial = EngineTrial(
+                engine,
+                info,
+                prompt,
+                [a for a in adapters if a is not None],
+                1e-3 if exact else 0.05,
+            )
             rows = [
-                (name, expected, await _run_check(check, trial, wait)) for name, expected, check in _list_checks(trial)
+                (name, expected, await _run_check(check, trial, wait))
+                for name, expected, check in _list_checks(trial)
             ]
-            with contextlib.suppress(EngineError):  # a failure to load was reported above
+            # A failure to load was reported above.
+            with contextlib.suppress(EngineError):
                 await asyncio.wait_for(engine.load([BASE_POLICY]), wait)
         finally:
             await engine.close()
     if not trial.adapters:
         words = (
-            f"the weights of {files.folder} have no {' and '.join(random_adapter.TARGET_MODULES)} to adapt: not checked"
+            f"the weights of {files.folder} have no "
+            f"{' and '.join(random_adapter.TARGET_MODULES)} to adapt: not checked"
         )
         rows.append(("versions", "two adapters side by side", CheckResult(words, False)))
     return rows
@@ -375,12 +448,20 @@ async def _wait_until_ready(
     engine: EngineLink, process: subprocess.Popen[bytes] | None, config: Config, wait: float
 ) -> EngineInfo:
     """Wait until the engine answers. Raises `EngineError` with the last log lines if its process ends first."""
-    ready = asyncio.create_task(engine.wait_ready(wait if process is None else max(wait, config.run.startup_timeout)))
+    ready = asyncio.create_task(
+        engine.wait_ready(wait if process is None else max(wait, config.run.startup_timeout))
+    )
     try:
         while not ready.done():
             if process is not None and process.poll() is not None:
-                lines = (config.logs_dir / "engine-output.log").read_text(errors="replace").splitlines()[-12:]
-                raise EngineError("the engine did not start:\n" + "\n".join(f"    {line}" for line in lines))
+                lines = (
+                    (config.logs_dir / "engine-output.log")
+                    .read_text(errors="replace")
+                    .splitlines()[-12:]
+                )
+                raise EngineError(
+                    "the engine did not start:\n" + "\n".join(f"    {line}" for line in lines)
+                )
             await asyncio.wait({ready}, timeout=_POLL_INTERVAL)
         return ready.result()
     finally:

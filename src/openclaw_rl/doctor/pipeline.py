@@ -50,12 +50,14 @@ class Examination:
     def __init__(self, console: TerminalConsole, wait: float) -> None:
         self._console = console
         self._wait = wait
-        self.store: Store | None = None  # of the examined system, once it runs
+        # Of the examined system, once it runs.
+        self.store: Store | None = None
 
     @contextmanager
     def check(self, name: str, advice: str) -> Iterator[list[str]]:
         """Context of one check: an error in the body fails it. Strings appended to the list are printed as evidence."""
-        began, evidence = time.monotonic(), list[str]()
+        began = time.monotonic()
+        evidence = list[str]()
         try:
             yield evidence
         except (OpenClawError, OSError, ValueError, KeyError) as error:
@@ -91,17 +93,25 @@ class Examination:
             return {}
         with self.store.read() as conn:
             beats = heartbeats.read_heartbeats(conn)
-        return {b.name: b.note for b in beats if b.name in ("judge", "train") and b.state == heartbeats.RUNNING}
+        return {
+            b.name: b.note
+            for b in beats
+            if b.name in ("judge", "train") and b.state == heartbeats.RUNNING
+        }
 
     def _worker_problems(self) -> str:
         """Return what prevents workers from working, as the end of a message."""
         if self.store is None:
             return ""
         with self.store.read() as conn:
-            return "".join(f". {problem}" for problem in heartbeats.reported_problems(conn, time.time()))
+            return "".join(
+                f". {problem}" for problem in heartbeats.reported_problems(conn, time.time())
+            )
 
 
-def examine_pipeline(config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0) -> bool:
+def examine_pipeline(
+    config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0
+) -> bool:
     """Run all checks. Returns whether every check passes."""
     _refuse_services(config)
     if config.train.trainer == "tinker":
@@ -120,12 +130,16 @@ def examine_pipeline(config: Config, *, console: TerminalConsole | None = None, 
             _check_pipeline(exam, scratch)
     except CheckFailed:
         return False
-    console.print("  every check passed: it learns from its conversations and serves what it learned.")
+    console.print(
+        "  every check passed: it learns from its conversations and serves what it learned."
+    )
     console.print(f"  sandbox (for environments only): {describe_sandbox(config)}")
     return True
 
 
-def examine_engine(config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0) -> bool:
+def examine_engine(
+    config: Config, *, console: TerminalConsole | None = None, wait: float = 120.0
+) -> bool:
     """Check only the configured engine, on a temporary home. Returns whether every check passes."""
     from openclaw_rl.doctor import engine
 
@@ -144,13 +158,13 @@ def _refuse_services(config: Config) -> None:
 
 def examine_home(config: Config) -> bool:
     """Print the diagnoses of the running home, each with its cure. Returns True if there is no diagnosis."""
-    from openclaw_rl.status import diagnose
+    from openclaw_rl.status import diagnosis_report
     from openclaw_rl.status.report import read_store
 
     if not config.store_path.exists() and lost_store_reason(config.store_path) is None:
-        return diagnose.print_diagnoses(config, None)
+        return diagnosis_report.print_diagnoses(config, None)
     with read_store(config) as conn:
-        return diagnose.print_diagnoses(config, conn)
+        return diagnosis_report.print_diagnoses(config, conn)
 
 
 def _scratch_config(config: Config, folder: Path) -> Config:
@@ -160,7 +174,8 @@ def _scratch_config(config: Config, folder: Path) -> Config:
     """
     train = {
         "checkpoint": {"save_dir", "resume"},
-        "optimizer": {"warmup_steps", "warmup_samples"},  # its only step has the full learning rate
+        # Its only step has the full learning rate.
+        "optimizer": {"warmup_steps", "warmup_samples"},
         "max_steps": True,
         "exit_when_done": True,
     }
@@ -179,7 +194,8 @@ def _scratch_config(config: Config, folder: Path) -> Config:
 def _copy_digests(config: Config, scratch: Config) -> None:
     """Let the temporary home know the digests of the owner's weights, which may take minutes to compute."""
     with (
-        contextlib.suppress(StoreError),  # the owner has no store yet, or a damaged one: the weights are hashed
+        # The owner has no store yet, or a damaged one: the weights are hashed.
+        contextlib.suppress(StoreError),
         Store.open(config.store_path, create=False) as source,
         Store.open(scratch.store_path) as target,
     ):
@@ -195,7 +211,9 @@ def _check_pipeline(exam: Examination, config: Config) -> None:
             f"{renderer.files.folder}; {renderer.family.name} format; its template {renderer.history_description}"
         )
     system = SubprocessSystem(config)
-    with exam.check("engine and gateway start", "read the lines above; `openclaw-rl up` shows the whole log"):
+    with exam.check(
+        "engine and gateway start", "read the lines above; `openclaw-rl up` shows the whole log"
+    ):
         system.__enter__()
     try:
         ids = _check_serving(exam, system)
@@ -207,47 +225,72 @@ def _check_pipeline(exam: Examination, config: Config) -> None:
 
 def _check_serving(exam: Examination, system: SubprocessSystem) -> list[str]:
     ids = []
-    with exam.check("replies are served", "see the gateway's and the engine's log in the home folder") as said:
+    with exam.check(
+        "replies are served", "see the gateway's and the engine's log in the home folder"
+    ) as said:
         for question in _QUESTIONS:
             history: list[dict[str, Any]] = [{"role": "user", "content": question}]
             reply = _send_chat(system, history)
             ids.append(str(reply["id"]))
             history += [reply["choices"][0]["message"], {"role": "user", "content": _REACTION}]
             _send_chat(system, history)
-        said.append(f"{2 * len(_QUESTIONS)} replies, first: {reply['choices'][0]['message']['content']!r:.60}")
+        said.append(
+            f"{2 * len(_QUESTIONS)} replies, first: {reply['choices'][0]['message']['content']!r:.60}"
+        )
     return ids
 
 
 def _send_chat(system: SubprocessSystem, messages: list[dict[str, Any]]) -> dict[str, Any]:
-    body = {"model": system.config.model.name, "messages": messages, "temperature": 1.0, "max_tokens": 64}
+    body = {
+        "model": system.config.model.name,
+        "messages": messages,
+        "temperature": 1.0,
+        "max_tokens": 64,
+    }
     return post_json(system, "/v1/chat/completions", body)
 
 
-def _check_learning(exam: Examination, system: SubprocessSystem, store: Store, ids: list[str]) -> None:
+def _check_learning(
+    exam: Examination, system: SubprocessSystem, store: Store, ids: list[str]
+) -> None:
     _check_stored_tokens(exam, store, ids)
     _check_judging(exam, store, ids)
     _check_feedback(exam, system, store, ids)
     policy = _check_step(exam, store)
-    with exam.check("the new version is served", "the gateway did not load it: see its log and the engine's") as said:
+    with exam.check(
+        "the new version is served", "the gateway did not load it: see its log and the engine's"
+    ) as said:
 
         def newest_reply() -> Any:
             reply = _send_chat(system, [{"role": "user", "content": _QUESTIONS[0]}])
-            return reply if int(str(reply["system_fingerprint"]).removeprefix("v")) >= policy.version else None
+            return (
+                reply
+                if int(str(reply["system_fingerprint"]).removeprefix("v")) >= policy.version
+                else None
+            )
 
         reply = exam.wait_for(f"a reply from version {policy.version}", newest_reply)
-        said.append(f"{reply['system_fingerprint']}: {reply['choices'][0]['message']['content']!r:.60}")
+        said.append(
+            f"{reply['system_fingerprint']}: {reply['choices'][0]['message']['content']!r:.60}"
+        )
     _check_change(exam, policy)
 
 
 def _check_stored_tokens(exam: Examination, store: Store, ids: list[str]) -> None:
-    with exam.check("tokens are stored as sampled", "the store is not written: check the disk and the home") as said:
+    with exam.check(
+        "tokens are stored as sampled", "the store is not written: check the disk and the home"
+    ) as said:
         with store.read() as conn:
             found = [exchanges.get(conn, i) for i in ids]
         replies = [e.reply for e in found if e and e.reply]
         sound = all(len(r.response_ids) and np.all(np.isfinite(r.logprobs)) for r in replies)
         if len(replies) < len(ids) or not sound:
-            raise OpenClawError(f"expected {len(ids)} replies with ids and log-probabilities, got {len(replies)}")
-        said.append(f"{sum(len(r.response_ids) for r in replies)} tokens with their log-probabilities")
+            raise OpenClawError(
+                f"expected {len(ids)} replies with ids and log-probabilities, got {len(replies)}"
+            )
+        said.append(
+            f"{sum(len(r.response_ids) for r in replies)} tokens with their log-probabilities"
+        )
 
 
 def _check_judging(exam: Examination, store: Store, ids: list[str]) -> None:
@@ -255,26 +298,43 @@ def _check_judging(exam: Examination, store: Store, ids: list[str]) -> None:
         with store.read() as conn:
             return {t.state for i in ids if (t := turns.get(conn, i))}
 
-    with exam.check("reactions are linked to turns", "`openclaw-rl inspect turn ID` says why a turn was not linked"):
-        exam.wait_for("every turn to get its reaction", lambda: TurnState.SERVED not in turn_states())
-    with exam.check("the judge gives verdicts", "check its endpoint, model and key; its log has its answers") as said:
+    with exam.check(
+        "reactions are linked to turns",
+        "`openclaw-rl inspect turn ID` says why a turn was not linked",
+    ):
+        exam.wait_for(
+            "every turn to get its reaction", lambda: TurnState.SERVED not in turn_states()
+        )
+    with exam.check(
+        "the judge gives verdicts", "check its endpoint, model and key; its log has its answers"
+    ) as said:
         exam.wait_for("every turn to be judged", lambda: turn_states() == {TurnState.JUDGED})
         with store.read() as conn:
             verdicts = [v for i in ids if (v := turns.current_verdict(conn, i))]
         said.append(f"{verdicts[0].judge}: scores {[v.score for v in verdicts]}")
 
 
-def _check_feedback(exam: Examination, system: SubprocessSystem, store: Store, ids: list[str]) -> None:
+def _check_feedback(
+    exam: Examination, system: SubprocessSystem, store: Store, ids: list[str]
+) -> None:
     """Send scores (-1 and +1 in turn) and a hint for each turn, so that every method has a training signal."""
 
     def all_explicit() -> bool:
         with store.read() as conn:
-            return all((v := turns.current_verdict(conn, i)) is not None and v.explicit for i in ids)
+            return all(
+                (v := turns.current_verdict(conn, i)) is not None and v.explicit for i in ids
+            )
 
-    with exam.check("explicit feedback outranks", "POST /v1/feedback must answer 200; see the gateway's log"):
+    with exam.check(
+        "explicit feedback outranks", "POST /v1/feedback must answer 200; see the gateway's log"
+    ):
         for number, target in enumerate(ids):
             score = 1 if number % 2 else -1
-            post_json(system, "/v1/feedback", {"id": target, "score": score, "correction": "Keep answers short."})
+            post_json(
+                system,
+                "/v1/feedback",
+                {"id": target, "score": score, "correction": "Keep answers short."},
+            )
         exam.wait_for("explicit verdicts", all_explicit)
 
 
@@ -290,13 +350,17 @@ def _check_step(exam: Examination, store: Store) -> Policy:
         with store.read() as conn:
             policy = policies.get(conn, head)
         assert policy is not None
-        said.append(f"version {head}, gradient norm {policy.metrics.get('gradient/norm', float('nan')):.3g}")
+        said.append(
+            f"version {head}, gradient norm {policy.metrics.get('gradient/norm', float('nan')):.3g}"
+        )
     return policy
 
 
 def _check_change(exam: Examination, policy: Policy) -> None:
     low = find_low_rate([policy.metrics], checked=1)
-    advice = "" if low is None else f"set train.optimizer.learning_rate (--lr) to {low.better_rate:g}"
+    advice = (
+        "" if low is None else f"set train.optimizer.learning_rate (--lr) to {low.better_rate:g}"
+    )
     with exam.check("the step changes the policy", advice) as said:
         if low is not None:
             raise OpenClawError(low.evidence)

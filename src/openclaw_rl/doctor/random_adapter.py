@@ -45,9 +45,14 @@ def write_random_adapter(model: Path, folder: Path, *, version: int, rank: int) 
 
 
 def _encode_safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
-    header, at = {}, 0
+    header = {}
+    at = 0
     for name, values in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(values.shape),
+            "data_offsets": [at, at + values.nbytes],
+        }
         at += values.nbytes
     raw = json.dumps(header).encode()
     return len(raw).to_bytes(8, "little") + raw + b"".join(v.tobytes() for v in tensors.values())

@@ -19,9 +19,12 @@ from openclaw_rl.trajectories.sessions import inspect_sessions
 
 _QUESTIONS = ("What is the capital of France?", "What is 2 plus 3?", "What colour is snow?")
 _REACTION = "Perfect, thanks!"
-_KEPT = {"model", "engine", "run", "tinker", "fireworks"}  # settings of the temporary system
-_REPLY_TOKENS = 24  # per reply
-_LOG_LINES = 10_000  # of the temporary system, printed at level debug
+# Settings of the temporary system.
+_KEPT = {"model", "engine", "run", "tinker", "fireworks"}
+# Per reply.
+_REPLY_TOKENS = 24
+# Of the temporary system, printed at level debug.
+_LOG_LINES = 10_000
 PrintLine = Callable[[str], None]
 
 
@@ -35,7 +38,9 @@ def run_selftest(
     the system does not start, or a trajectory is missing, has no token ids or no reaction.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise OpenClawError(f"{out}: expected a new or an empty folder. Name another with --output-dir.")
+        raise OpenClawError(
+            f"{out}: expected a new or an empty folder. Name another with --output-dir."
+        )
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-selftest-") as folder:
         kept = config.model_dump(mode="json", include=_KEPT, exclude_none=True)
         scratch = scratch_config(Path(folder), kept | {"data.export_dir": str(out.resolve())})
@@ -57,17 +62,23 @@ async def _hold_conversations(system: SubprocessSystem, num: int) -> list[str]:
     names = [f"selftest-{number}" for number in range(1, num + 1)]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {system.api_key}"}) as http:
         for number, name in enumerate(names):
-            model = PolicyClient(http, system.base_url, name=system.config.model.name, session=name, most=2)
+            model = PolicyClient(
+                http, system.base_url, name=system.config.model.name, session=name, most=2
+            )
             for words in (_QUESTIONS[number % len(_QUESTIONS)], _REACTION):
                 await model.generate(words, max_tokens=_REPLY_TOKENS)
     return names
 
 
-def _wait_for_trajectories(out: Path, names: list[str], wait: float) -> dict[str, list[dict[str, Any]]]:
+def _wait_for_trajectories(
+    out: Path, names: list[str], wait: float
+) -> dict[str, list[dict[str, Any]]]:
     """Wait until each conversation has a file in the folder; return the sessions."""
     end = time.monotonic() + wait
     while True:
-        found = inspect_sessions(out, strict=False) if out.is_dir() and any(out.glob("*.json")) else {}
+        found = (
+            inspect_sessions(out, strict=False) if out.is_dir() and any(out.glob("*.json")) else {}
+        )
         missing = [name for name in names if name not in found]
         if not missing:
             return found
@@ -81,7 +92,11 @@ def _wait_for_trajectories(out: Path, names: list[str], wait: float) -> dict[str
 
 def _check_trajectory(name: str, turns: list[dict[str, Any]]) -> None:
     first = turns[0]
-    missing = [key for key in ("prompt_ids", "response_ids", "logprobs", "next_state") if not first.get(key)]
+    missing = [
+        key
+        for key in ("prompt_ids", "response_ids", "logprobs", "next_state")
+        if not first.get(key)
+    ]
     if missing or first["type"] != "main":
         raise OpenClawError(
             f"{name}: expected a main turn with token ids, log-probabilities and its reaction, got a {first['type']} "

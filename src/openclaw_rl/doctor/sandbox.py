@@ -17,16 +17,30 @@ from openclaw_rl.sandbox.bubblewrap import BubblewrapBox
 from openclaw_rl.sandbox.seccomp_filter import build_filter
 from openclaw_rl.settings.load import Config
 
-_MEMORY, _PROCESSES, _DISK = 64, 24, 8  # MiB, processes, MiB: limits that are exceeded within a second
+# MiB, processes, MiB: limits that are exceeded within a second
+_MEMORY = 64
+_PROCESSES = 24
+_DISK = 8
 _ENVIRONMENT = r"tr '\0' '\n' </proc/1/environ | grep -vcE '^((PWD|PATH|HOME|LANG|TERM|container|HOSTNAME)=|$)'; true"
 _START_50 = (
-    "sh -c 'for n in 1 2 3 4 5; do for m in 1 2 3 4 5 6 7 8 9 10; do sleep 2 & done; done; echo all' 2>/dev/null"
+    "sh -c 'for n in 1 2 3 4 5; do for m in 1 2 3 4 5 6 7 8 9 10; do sleep 2 & done; done; "
+    "echo all' 2>/dev/null"
 )
 _CHECKS: Sequence[tuple[str, str, str, str]] = (
     ("empty environment", "no variable of this process", _ENVIRONMENT, "0"),
-    ("files of this machine", "not visible", "ls -d /root/* /var/lib/* /etc/shadow 2>/dev/null | wc -l", "0"),
+    (
+        "files of this machine",
+        "not visible",
+        "ls -d /root/* /var/lib/* /etc/shadow 2>/dev/null | wc -l",
+        "0",
+    ),
     ("network", "no interface but lo", "grep -c : /proc/net/dev", "1"),
-    ("memory", f"150 MiB do not fit into {_MEMORY}", "head -c 209715200 /dev/zero | tail -c 157286400 | wc -c", "0"),
+    (
+        "memory",
+        f"150 MiB do not fit into {_MEMORY}",
+        "head -c 209715200 /dev/zero | tail -c 157286400 | wc -c",
+        "0",
+    ),
     (
         "disk",
         f"40 MiB do not fit into {_DISK}",
@@ -79,12 +93,18 @@ def _describe_limits(kind: str, box: Box) -> str:
         words.append(f"limited for the box as a whole (control groups): {held}")
     if missing:
         words.append(f"limited by rlimits, as no control group is writable: {', '.join(missing)}")
-    words.append("system calls are filtered" if build_filter() else "no filter of system calls on this architecture")
+    words.append(
+        "system calls are filtered"
+        if build_filter()
+        else "no filter of system calls on this architecture"
+    )
     return "; ".join(words)
 
 
 async def _run_checks(config: Config) -> list[tuple[str, str, CheckResult]]:
-    small = config.sandbox.model_copy(update={"memory": _MEMORY, "processes": _PROCESSES, "disk": _DISK})
+    small = config.sandbox.model_copy(
+        update={"memory": _MEMORY, "processes": _PROCESSES, "disk": _DISK}
+    )
     began = time.monotonic()
     box = make_box(small, BoxRoot())
     try:
@@ -92,7 +112,9 @@ async def _run_checks(config: Config) -> list[tuple[str, str, CheckResult]]:
         opened = time.monotonic() - began
         began = time.monotonic()
         await box.run("true")
-        words = f"{1000 * opened:.0f} ms, a command in it {1000 * (time.monotonic() - began):.0f} ms"
+        words = (
+            f"{1000 * opened:.0f} ms, a command in it {1000 * (time.monotonic() - began):.0f} ms"
+        )
         rows = [("start", "a box opens", CheckResult(words, True))]
         for name, expected, command, output in _CHECKS:
             rows.append((name, expected, await _check_output(box, command, output)))
@@ -107,4 +129,6 @@ async def _check_output(box: Box, command: str, expected: str) -> CheckResult:
     except BoxLost as error:
         return CheckResult(str(error), False)
     seen = result.stdout.decode(errors="replace").strip()
-    return CheckResult("as expected" if seen == expected else f"printed {seen[:80]!r}", seen == expected)
+    return CheckResult(
+        "as expected" if seen == expected else f"printed {seen[:80]!r}", seen == expected
+    )

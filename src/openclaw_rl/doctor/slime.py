@@ -24,15 +24,21 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Generation, Sampling
 
 CheckRow = tuple[str, str, CheckResult]
-_SELF_CHECK = (  # not from the folder of the shell: a checkout of OpenClaw-RL has a folder `slime`
+# Not from the folder of the shell: a checkout of OpenClaw-RL has a folder `slime`.
+_SELF_CHECK = (
     "import sys; sys.path = [place for place in sys.path if place]; "
     "from openclaw_rl.other_trainers.slime.self_check import print_checks; print_checks()"
 )
-_TOKENS = 4  # of the router's reply
+# Of the router's reply.
+_TOKENS = 4
 
 
 def examine_slime(
-    config: Config, *, python: str | None = None, console: TerminalConsole | None = None, wait: float = 120.0
+    config: Config,
+    *,
+    python: str | None = None,
+    console: TerminalConsole | None = None,
+    wait: float = 120.0,
 ) -> bool:
     """Print a table of the checks. Returns whether every check passes.
 
@@ -40,7 +46,11 @@ def examine_slime(
     """
     console = console or TerminalConsole()
     console.print(Text("openclaw-rl doctor --trainer slime", "bold"))
-    rows = [*_check_environment(python or sys.executable, wait), _check_socket(config), _check_router(config, wait)]
+    rows = [
+        *_check_environment(python or sys.executable, wait),
+        _check_socket(config),
+        _check_router(config, wait),
+    ]
     console.print(result_table(rows))
     return all(result.passed for _, _, result in rows)
 
@@ -49,7 +59,9 @@ def _check_environment(python: str, wait: float) -> list[CheckRow]:
     try:
         ran = server_process.run_python(python, _SELF_CHECK, within=wait)
     except EngineError:
-        words = f"{python} cannot be run. Give the Python of slime's environment: --trainer-python PATH"
+        words = (
+            f"{python} cannot be run. Give the Python of slime's environment: --trainer-python PATH"
+        )
         return [("environment", "slime's Python runs", CheckResult(words, False))]
     except TimeoutError as error:
         words = f"{error} (--wait) and was killed. Find where it hangs: {python} -v -c 'import slime.utils.types'"
@@ -62,7 +74,10 @@ def _check_environment(python: str, wait: float) -> list[CheckRow]:
     if found is None:
         words = f"{python} is no Python. Give that of slime's environment: --trainer-python PATH"
         return [("environment", "slime's Python runs", CheckResult(words, False))]
-    return [(name, expected, CheckResult(observed, passed)) for name, expected, passed, observed in found]
+    return [
+        (name, expected, CheckResult(observed, passed))
+        for name, expected, passed, observed in found
+    ]
 
 
 def _read_checks(output: bytes) -> list[tuple[str, str, bool, str]] | None:
@@ -76,24 +91,39 @@ def _read_checks(output: bytes) -> list[tuple[str, str, bool, str]] | None:
 
 
 def _check_socket(config: Config) -> CheckRow:
-    name, expected = "train worker", "answers at trainer.sock in the home"
+    name = "train worker"
+    expected = "answers at trainer.sock in the home"
     try:
         worker = BatchStream.describe_worker(config.home_dir)
     except StreamEnded as error:
         return name, expected, CheckResult(str(error), False)
-    method, trainer = str(worker["method"]), worker["trainer"]
-    problem = method_problem(method, str(worker["finetune"]), has_teacher=method in ("opd", "combine"))
+    method = str(worker["method"])
+    trainer = worker["trainer"]
+    problem = method_problem(
+        method, str(worker["finetune"]), has_teacher=method in ("opd", "combine")
+    )
     connected = "waits for slime" if trainer is None else f"the trainer {trainer!r} is connected"
-    return name, expected, CheckResult(problem or f"method {method}, full weights; {connected}", problem is None)
+    return (
+        name,
+        expected,
+        CheckResult(problem or f"method {method}, full weights; {connected}", problem is None),
+    )
 
 
 def _check_router(config: Config, wait: float) -> CheckRow:
-    name, expected = "router", "answers with token ids, log-probabilities and its weight_version"
+    name = "router"
+    expected = "answers with token ids, log-probabilities and its weight_version"
     if config.engine.url is None:
-        words = "no address. Add --engine-url http://ROUTER:PORT (slime's --sglang-router-ip and -port)"
+        words = (
+            "no address. Add --engine-url http://ROUTER:PORT (slime's --sglang-router-ip and -port)"
+        )
         return name, expected, CheckResult(words, False)
     try:
-        return name, expected, asyncio.run(asyncio.wait_for(_ask_router(config, config.engine.url), wait))
+        return (
+            name,
+            expected,
+            asyncio.run(asyncio.wait_for(_ask_router(config, config.engine.url), wait)),
+        )
     except (EngineError, TimeoutError) as error:
         why = str(error) or f"no answer within {wait:g} s"
         words = f"{why}. Start slime, and give the address that it prints as router"
@@ -102,7 +132,8 @@ def _check_router(config: Config, wait: float) -> CheckRow:
 
 async def _ask_router(config: Config, url: str) -> CheckResult:
     """Ask as the gateway does: a streamed reply."""
-    http, reply = HttpClient(url, "sglang", api_key=config.engine.api_key), sglang_api.SglangReplyReader(0)
+    http = HttpClient(url, "sglang", api_key=config.engine.api_key)
+    reply = sglang_api.SglangReplyReader(0)
     ids: list[int] = []
     logprobs: list[float] = []
     try:
@@ -114,18 +145,26 @@ async def _ask_router(config: Config, url: str) -> CheckResult:
     finally:
         await http.close()
     if len(ids) != _TOKENS or not all(math.isfinite(logprob) for logprob in logprobs):
-        return CheckResult(f"{len(ids)} of {_TOKENS} tokens, log-probabilities {logprobs}: no engine of SGLang", False)
+        return CheckResult(
+            f"{len(ids)} of {_TOKENS} tokens, log-probabilities {logprobs}: no engine of SGLang",
+            False,
+        )
     if None in reply.weight_tags:
         return CheckResult("no weight_version in its answers. Use SGLang 0.5.9 or newer", False)
-    return CheckResult(f"{len(ids)} tokens, weight_version {', '.join(map(str, reply.weight_tags))}", True)
+    return CheckResult(
+        f"{len(ids)} tokens, weight_version {', '.join(map(str, reply.weight_tags))}", True
+    )
 
 
 def _streaming_body() -> dict[str, Any]:
     asked = Generation(
         id="doctor",
         version=0,
-        prompt_ids=np.arange(1, 9, dtype=np.int32),  # in every vocabulary
+        # In every vocabulary.
+        prompt_ids=np.arange(1, 9, dtype=np.int32),
         sampling=Sampling(max_tokens=_TOKENS),
         stop_token_ids=(),
     )
-    return sglang_api.streaming_body(asked, adapter=None, limit=_TOKENS, rid=f"openclaw-doctor-{uuid.uuid4().hex}")
+    return sglang_api.streaming_body(
+        asked, adapter=None, limit=_TOKENS, rid=f"openclaw-doctor-{uuid.uuid4().hex}"
+    )

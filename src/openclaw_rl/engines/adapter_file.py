@@ -59,16 +59,21 @@ class AdapterFile:
     def scale(self, module: str) -> float:
         """Return the scale of a module's update: alpha / rank, or alpha / sqrt(rank) for rsLoRA (arXiv:2312.03732)."""
         rank = self.pairs[module][0].shape[0]
-        patterns, default = self.config.get("alpha_pattern") or {}, self.config.get("lora_alpha", rank)
+        patterns = self.config.get("alpha_pattern") or {}
+        default = self.config.get("lora_alpha", rank)
         # PEFT's rule: the first pattern that matches the end of the name, starting at a dot
-        alpha = next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+        alpha = next(
+            (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)),
+            default,
+        )
         return float(alpha) / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
 
 def read_adapter(ref: PolicyRef) -> AdapterFile:
     """Read and check an adapter folder. Raise `EngineError`, with file and expectation, if it is invalid."""
     assert ref.path is not None
-    folder, parts = Path(ref.path), {}
+    folder = Path(ref.path)
+    parts = {}
     for name in WEIGHT_FILES:
         try:
             parts[name] = _read_file(folder / name)
@@ -80,7 +85,9 @@ def read_adapter(ref: PolicyRef) -> AdapterFile:
     _check_digest(ref, digest_of_parts(parts))
     config = _parse_config(folder / ADAPTER_CONFIG, parts[ADAPTER_CONFIG])
     weights = parts[ADAPTER_WEIGHTS]
-    return AdapterFile(ref=ref, buffer=weights, pairs=_lora_pairs(folder / ADAPTER_WEIGHTS, weights), config=config)
+    return AdapterFile(
+        ref=ref, buffer=weights, pairs=_lora_pairs(folder / ADAPTER_WEIGHTS, weights), config=config
+    )
 
 
 def absolute_path(ref: PolicyRef) -> str:
@@ -89,7 +96,9 @@ def absolute_path(ref: PolicyRef) -> str:
     return str(Path(ref.path).absolute())
 
 
-def check_fits_base(file: AdapterFile, base: str, *, advice: str = "Roll back, or serve its own base") -> None:
+def check_fits_base(
+    file: AdapterFile, base: str, *, advice: str = "Roll back, or serve its own base"
+) -> None:
     """Compare the shapes of an adapter with the weight files in the folder `base`. Raise `EngineError` on a mismatch.
 
     A module that is absent from the base's files is an error only if another layer has a module of that name: heads can
@@ -99,13 +108,17 @@ def check_fits_base(file: AdapterFile, base: str, *, advice: str = "Roll back, o
         return
     kinds = {_LAYER_NUMBER.sub(".N.", name) for name in shapes}
     for module, (a, b) in file.pairs.items():
-        where = f"version {file.ref.version}: {file.ref.path} does not fit the base {base}: {module}"
+        where = (
+            f"version {file.ref.version}: {file.ref.path} does not fit the base {base}: {module}"
+        )
         expected = shapes.get(f"{module}.weight")
         got = (b.shape[0], a.shape[1])
         if expected is None and _LAYER_NUMBER.sub(".N.", f"{module}.weight") in kinds:
             raise EngineError(f"{where} is adapted, but the base has no such layer. {advice}")
         if expected is not None and got != expected:
-            raise EngineError(f"{where} has [out, in] {list(got)}, expected {list(expected)}. {advice}")
+            raise EngineError(
+                f"{where} has [out, in] {list(got)}, expected {list(expected)}. {advice}"
+            )
 
 
 def matrix_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -113,9 +126,15 @@ def matrix_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     out: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as stream:
-            header = msgspec.json.decode(stream.read(int.from_bytes(stream.read(8), "little")), type=dict[str, Any])
+            header = msgspec.json.decode(
+                stream.read(int.from_bytes(stream.read(8), "little")), type=dict[str, Any]
+            )
         for name, entry in header.items():
-            if name != "__metadata__" and entry["dtype"] in _UNPACKED_DTYPES and len(entry["shape"]) == 2:
+            if (
+                name != "__metadata__"
+                and entry["dtype"] in _UNPACKED_DTYPES
+                and len(entry["shape"]) == 2
+            ):
                 out[name] = tuple(entry["shape"])
     return out
 
@@ -164,7 +183,8 @@ def _read_file(path: Path) -> bytearray:
     """Return a file's bytes as a writable buffer: torch warns about read-only ones. Releases the GIL while reading."""
     with path.open("rb", buffering=0) as file:
         buffer = bytearray(path.stat().st_size)
-        view, at = memoryview(buffer), 0
+        view = memoryview(buffer)
+        at = 0
         while at < len(buffer) and (n := file.readinto(view[at:])):
             at += n
         return buffer
@@ -174,12 +194,16 @@ def _parse_config(path: Path, raw: bytearray) -> dict[str, Any]:
     try:
         config = msgspec.json.decode(raw, type=dict[str, Any])
     except msgspec.MsgspecError as error:
-        raise EngineError(f"{path}: expected PEFT adapter settings as a JSON object: {error}") from None
+        raise EngineError(
+            f"{path}: expected PEFT adapter settings as a JSON object: {error}"
+        ) from None
     if config.get("peft_type") != "LORA":
         raise EngineError(f"{path}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
     for key, words in _UNSUPPORTED_OPTIONS.items():
         if config.get(key):
-            raise EngineError(f"{path}: {key} is set, but engines serve plain LoRA only, not {words}")
+            raise EngineError(
+                f"{path}: {key} is set, but engines serve plain LoRA only, not {words}"
+            )
     return config
 
 
@@ -195,8 +219,11 @@ def _lora_pairs(path: Path, raw: bytearray) -> dict[str, tuple[RawTensor, RawTen
     pairs = {}
     for module, both in sides.items():
         if both.keys() != {"A", "B"}:
-            raise EngineError(f"{path}: {module} has only lora_{next(iter(both))}, expected lora_A and lora_B")
-        a, b = both["A"], both["B"]
+            raise EngineError(
+                f"{path}: {module} has only lora_{next(iter(both))}, expected lora_A and lora_B"
+            )
+        a = both["A"]
+        b = both["B"]
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
             raise EngineError(
                 f"{path}: {module}: lora_A {list(a.shape)} and lora_B {list(b.shape)} do not match "
@@ -221,11 +248,17 @@ def parse_safetensors(path: Path, raw: bytearray | memoryview) -> dict[str, RawT
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
             if start + end > len(raw) or begin < 0:
-                raise EngineError(f"{path}: {name!r} extends beyond the file, which is truncated ({len(raw)} bytes)")
+                raise EngineError(
+                    f"{path}: {name!r} extends beyond the file, which is truncated ({len(raw)} bytes)"
+                )
             size = _UNPACKED_DTYPES.get(entry["dtype"])
             if size is not None and (expected := size * math.prod(entry["shape"])) != end - begin:
-                raise EngineError(f"{path}: {name!r} has {end - begin} bytes, expected {expected} of its shape")
-            out[name] = RawTensor(dtype=entry["dtype"], shape=tuple(entry["shape"]), begin=start + begin)
+                raise EngineError(
+                    f"{path}: {name!r} has {end - begin} bytes, expected {expected} of its shape"
+                )
+            out[name] = RawTensor(
+                dtype=entry["dtype"], shape=tuple(entry["shape"]), begin=start + begin
+            )
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise EngineError(f"{path}: expected a safetensors file: {error}") from None
     return out

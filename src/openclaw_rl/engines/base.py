@@ -101,14 +101,18 @@ def max_reply_tokens(prompt: int, wanted: int, context: int) -> int:
     if prompt == 0:
         raise EngineError("the prompt is empty; expected at least one token id")
     if prompt >= context:
-        raise EngineError(f"the prompt has {prompt} tokens; the context is {context}, including the reply")
+        raise EngineError(
+            f"the prompt has {prompt} tokens; the context is {context}, including the reply"
+        )
     return min(wanted if wanted > 0 else context, context - prompt)
 
 
 def check_scored_lengths(prompt: int, response: int, context: int) -> None:
     """Raise `EngineError` if prompt or response is empty, or both together exceed the context."""
     if prompt + response > context:
-        raise EngineError(f"prompt and response have {prompt + response} tokens; the context is {context}")
+        raise EngineError(
+            f"prompt and response have {prompt + response} tokens; the context is {context}"
+        )
     for length, what in ((prompt, "prompt"), (response, "response")):
         if length == 0:
             raise EngineError(f"the {what} is empty; expected at least one token id")

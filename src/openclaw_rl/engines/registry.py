@@ -7,7 +7,14 @@ import asyncio
 from openclaw_rl.common.sockets import check_socket_path
 from openclaw_rl.engines.base import EngineLink, OnConnect
 from openclaw_rl.engines.embedded.client import EngineClient
-from openclaw_rl.engines.remote import fireworks, openai_compatible, server_process, sglang_launch, vllm, vllm_launch
+from openclaw_rl.engines.remote import (
+    fireworks,
+    openai_compatible,
+    server_process,
+    sglang_launch,
+    vllm,
+    vllm_launch,
+)
 from openclaw_rl.engines.remote.engine import RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
 from openclaw_rl.engines.remote.server_process import ForeignServer
@@ -16,7 +23,8 @@ from openclaw_rl.settings.load import Config
 
 _OWN_PROTOCOL = ("embedded", "tinker")
 """Engines in a process of ours, with the protocol of `engines/embedded/protocol.py` on the engine socket."""
-_SERVICE_PAUSE = 10.0  # seconds between two health checks of a service, which counts requests
+# Seconds between two health checks of a service, which counts requests.
+_SERVICE_PAUSE = 10.0
 
 
 def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> EngineLink:
@@ -82,7 +90,11 @@ def serve(config: Config) -> None:
     """
     engine = config.engine
     if (foreign := foreign_server(config)) is not None:
-        http = HttpClient(foreign.url, engine.backend, api_key=engine.api_key) if engine.url is not None else None
+        http = (
+            HttpClient(foreign.url, engine.backend, api_key=engine.api_key)
+            if engine.url is not None
+            else None
+        )
         asyncio.run(server_process.watch_server(http or fireworks.http_client(config), foreign))
     elif engine.backend == "sglang":
         sglang_launch.main(config)

@@ -19,8 +19,10 @@ from openclaw_rl.engines.embedded import protocol
 
 log = logging.getLogger(__name__)
 
-_MAX_UNREAD_BYTES = 64 * 2**20  # bytes that a client may leave unread before it is disconnected
-_PARENT_POLL_SECONDS = 1.0  # seconds
+# Bytes that a client may leave unread before it is disconnected.
+_MAX_UNREAD_BYTES = 64 * 2**20
+# Seconds.
+_PARENT_POLL_SECONDS = 1.0
 
 
 class EngineConnection(asyncio.Protocol):
@@ -32,7 +34,8 @@ class EngineConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # not a subclass in uvloop
+        # Not a subclass in uvloop.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -52,7 +55,8 @@ class EngineConnection(asyncio.Protocol):
 
     def send(self, answer: protocol.EngineReply) -> None:
         if self._transport is None:
-            return  # the client disconnected before its reply was ready
+            # The client disconnected before its reply was ready.
+            return
         self._transport.write(protocol.encode_frame(answer))
         if self._transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
             log.warning("a client left %d MiB unread; disconnecting it", _MAX_UNREAD_BYTES >> 20)
@@ -68,7 +72,8 @@ def bind_socket(path: Path) -> socket.socket:
         bound.bind(str(path))
     finally:
         os.umask(before)
-    bound.listen()  # now: calls wait while the model loads, and a second engine detects this one
+    # Now: calls wait while the model loads, and a second engine detects this one.
+    bound.listen()
     return bound
 
 
@@ -85,7 +90,8 @@ async def serve_until_stopped(
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[-1].done():
-            tasks[-1].result()  # a failed step ends the process: its batch is lost; the supervisor reports why
+            # A failed step ends the process: its batch is lost; the supervisor reports why.
+            tasks[-1].result()
     finally:
         listener.close()
         for task in tasks:

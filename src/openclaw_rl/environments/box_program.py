@@ -41,11 +41,19 @@ class BoxProgram:
         return BoxAccess(gateway=_gateway_address(ticket) if ticket else None, shown=self.shown)
 
     async def run_in(
-        self, box: Box, ticket: EpisodeTicket | None, *, cwd: str, env: Mapping[str, str], seconds: float
+        self,
+        box: Box,
+        ticket: EpisodeTicket | None,
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        seconds: float,
     ) -> CommandResult:
         """Run the program in an open box that has this access. Raises `SandboxError`, `ValueError`."""
         access = {} if ticket is None else await open_access(box, ticket)
-        return await box.run(shlex.join(self.command), cwd=cwd, env={**env, **access}, time_limit=seconds)
+        return await box.run(
+            shlex.join(self.command), cwd=cwd, env={**env, **access}, time_limit=seconds
+        )
 
 
 async def open_access(box: Box, ticket: EpisodeTicket) -> dict[str, str]:
@@ -77,8 +85,14 @@ def read_box_program(words: Sequence[str], shown: Iterable[str]) -> BoxProgram:
     for path in visible.values():
         _refuse_broad_folder(path)
     first = Path(command[0])
-    if first.is_absolute() and not _is_of_system(first) and not any(first.is_relative_to(path) for path in paths):
-        raise ConfigError(f"{first}: a program in a box sees /usr and what is named: add --show {first.parent}")
+    if (
+        first.is_absolute()
+        and not _is_of_system(first)
+        and not any(first.is_relative_to(path) for path in paths)
+    ):
+        raise ConfigError(
+            f"{first}: a program in a box sees /usr and what is named: add --show {first.parent}"
+        )
     return BoxProgram(command=tuple(command), shown=visible)
 
 
@@ -90,7 +104,8 @@ def _absolute_path(name: str) -> Path:
 def _is_file(word: str) -> bool:
     try:
         return Path(word).is_file()
-    except OSError:  # e.g. longer than a name may be
+    except OSError:
+        # E.g. longer than a name may be.
         return False
 
 
@@ -120,7 +135,10 @@ def _python_below(folder: Path) -> Path | None:
     file = folder / _VENV_FILE
     if not file.is_file():
         return None
-    pairs = (line.partition("=") for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
+    pairs = (
+        line.partition("=")
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
+    )
     home = {name.strip(): value.strip() for name, _, value in pairs}.get("home")
     return Path(home).resolve().parent if home else None
 

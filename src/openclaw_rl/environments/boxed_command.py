@@ -10,14 +10,23 @@ from pathlib import Path
 from openclaw_rl.environments.box_program import BoxProgram
 from openclaw_rl.environments.command_source import FolderRunner, read_outcome, write_task
 from openclaw_rl.environments.program import ProgramEnd
-from openclaw_rl.environments.types import EnvironmentTask, EpisodeTicket, PlayLimits, PlayOutcome, void_outcome
+from openclaw_rl.environments.types import (
+    EnvironmentTask,
+    EpisodeTicket,
+    PlayLimits,
+    PlayOutcome,
+    void_outcome,
+)
 from openclaw_rl.errors import SandboxError
 from openclaw_rl.sandbox.box import WORK_FOLDER, Box, BoxRoot, CommandResult
 from openclaw_rl.sandbox.box_kinds import make_box
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
-_TASK, _REWARD = f"{WORK_FOLDER}/task.json", f"{WORK_FOLDER}/reward.json"
-_SIGNALS, _LAST_SIGNAL = 128, 64  # what a shell adds to the number of a signal, and the largest such number
+_TASK = f"{WORK_FOLDER}/task.json"
+_REWARD = f"{WORK_FOLDER}/reward.json"
+# what a shell adds to the number of a signal, and the largest such number
+_SIGNALS = 128
+_LAST_SIGNAL = 64
 _LOOK_SECONDS = 10.0
 
 
@@ -45,12 +54,21 @@ class BoxedCommandRunner(FolderRunner):
         finally:
             await asyncio.shield(box.close())
 
-    async def _run_in_box(self, box: Box, folder: str, limits: PlayLimits, ticket: EpisodeTicket | None) -> PlayOutcome:
-        env = {**self.granted, "TASK_FILE": _TASK, "REWARD_FILE": _REWARD, "EPISODE_FOLDER": WORK_FOLDER}
+    async def _run_in_box(
+        self, box: Box, folder: str, limits: PlayLimits, ticket: EpisodeTicket | None
+    ) -> PlayOutcome:
+        env = {
+            **self.granted,
+            "TASK_FILE": _TASK,
+            "REWARD_FILE": _REWARD,
+            "EPISODE_FOLDER": WORK_FOLDER,
+        }
         reward = Path(folder, "reward.json")
         try:
             await box.put(Path(folder, "task.json"), _TASK)
-            result = await self.program.run_in(box, ticket, cwd=WORK_FOLDER, env=env, seconds=limits.seconds)
+            result = await self.program.run_in(
+                box, ticket, cwd=WORK_FOLDER, env=env, seconds=limits.seconds
+            )
             await _take_reward(box, reward)
         except SandboxError as error:
             return void_outcome(str(error))

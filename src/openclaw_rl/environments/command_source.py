@@ -77,7 +77,9 @@ class CommandSource:
         """Return the tasks of the file. Raises `ConfigError`."""
         return read_task_file(self.tasks, self.held_out_share)
 
-    async def check_task(self, task: EnvironmentTask, folder: str, limits: PlayLimits) -> TaskFitness:
+    async def check_task(
+        self, task: EnvironmentTask, folder: str, limits: PlayLimits
+    ) -> TaskFitness:
         """Run oracle and nop. The task is fit if the oracle gets the field `best` (1) and nop less."""
         results: dict[str, PlayOutcome] = {}
         for name, given in (("oracle", self.oracle), ("nop", self.nop)):
@@ -105,10 +107,16 @@ class CommandRunner(FolderRunner):
         access = {} if ticket is None else ticket_variables(ticket, ticket.base_url)
         files = {"TASK_FILE": Path(folder, "task.json"), "REWARD_FILE": Path(folder, "reward.json")}
         named = {name: str(path) for name, path in files.items()}
-        environment = {**plain_environment(folder, self.search_path, self.granted), **named, **access}
+        environment = {
+            **plain_environment(folder, self.search_path, self.granted),
+            **named,
+            **access,
+        }
         try:
             write_task(files["TASK_FILE"], task)
-            end = await run_program(self.command, folder=folder, environment=environment, seconds=limits.seconds)
+            end = await run_program(
+                self.command, folder=folder, environment=environment, seconds=limits.seconds
+            )
         except OSError as error:
             return void_outcome(f"the program cannot be started: {error}")
         return read_outcome(end, files["REWARD_FILE"], limits)
@@ -132,7 +140,9 @@ def read_outcome(end: ProgramEnd, reward_file: Path, limits: PlayLimits) -> Play
     Without a file, exit status 0 is reward 1, and 1 or the time limit is reward 0: a policy that makes the program
     fail or dawdle has failed. Any other end is void.
     """
-    ending = f"exit status {end.code}" if end.code is not None else f"killed after {limits.seconds:g} s"
+    ending = (
+        f"exit status {end.code}" if end.code is not None else f"killed after {limits.seconds:g} s"
+    )
     said = f"{ending}: {end.last_line}" if end.last_line and end.code != 0 else ending
     if end.code is not None and end.code < 0:
         return void_outcome(f"the program was ended by signal {-end.code}")
@@ -157,9 +167,13 @@ def resolve_command(words: Sequence[str], search_path: str) -> tuple[str, ...]:
     """
     program = shutil.which(words[0], path=search_path)
     if program is None:
-        raise ConfigError(f"{words[0]}: no such program. Expected a program on PATH or a path to one")
+        raise ConfigError(
+            f"{words[0]}: no such program. Expected a program on PATH or a path to one"
+        )
     # Not resolved: a symbolic link may be how a virtual environment's Python finds its packages.
-    return str(Path(program).absolute()), *(str(Path(w).absolute()) if _is_file(w) else w for w in words[1:])
+    return str(Path(program).absolute()), *(
+        str(Path(w).absolute()) if _is_file(w) else w for w in words[1:]
+    )
 
 
 def write_task(task_file: Path, task: EnvironmentTask) -> None:
@@ -171,7 +185,8 @@ def write_task(task_file: Path, task: EnvironmentTask) -> None:
 def _is_file(word: str) -> bool:
     try:
         return Path(word).exists()
-    except OSError:  # e.g. longer than a name may be
+    except OSError:
+        # E.g. longer than a name may be.
         return False
 
 
@@ -181,29 +196,43 @@ def _command_of(task: EnvironmentTask, name: str) -> list[str]:
         return []
     try:
         words = shlex.split(given) if isinstance(given, str) else given
-    except ValueError:  # a quotation that does not end
+    except ValueError:
+        # A quotation that does not end.
         words = None
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise ConfigError(f"task {task.id}: {name}: expected a command as a text or a list of texts, got {given!r}")
+        raise ConfigError(
+            f"task {task.id}: {name}: expected a command as a text or a list of texts, got {given!r}"
+        )
     return words
 
 
 def _unfit_reason(task: EnvironmentTask, results: Mapping[str, PlayOutcome]) -> str | None:
-    oracle, nop, best = results["oracle"], results["nop"], float(task.data.get("best", 1.0))
+    oracle = results["oracle"]
+    nop = results["nop"]
+    best = float(task.data.get("best", 1.0))
     for name, result in results.items():
         if result.status == "void":
             return f"{name}: {result.reason}"
     assert oracle.reward is not None
     assert nop.reward is not None
     if not math.isclose(oracle.reward, best):
-        return f"the oracle got {oracle.reward:g}, not {best:g}" + (f" ({oracle.reason})" if oracle.reason else "")
+        return f"the oracle got {oracle.reward:g}, not {best:g}" + (
+            f" ({oracle.reason})" if oracle.reason else ""
+        )
     if nop.reward >= oracle.reward:
         return f"doing nothing got {nop.reward:g}, not less than the oracle"
     return None
 
 
-def _fitness(task: EnvironmentTask, reason: str | None, results: Mapping[str, PlayOutcome]) -> TaskFitness:
+def _fitness(
+    task: EnvironmentTask, reason: str | None, results: Mapping[str, PlayOutcome]
+) -> TaskFitness:
     oracle, nop = (results[name].reward if name in results else None for name in ("oracle", "nop"))
     return TaskFitness(
-        task=task.id, digest=task.digest, fit=reason is None, reason=reason or "", oracle=oracle, nop=nop
+        task=task.id,
+        digest=task.digest,
+        fit=reason is None,
+        reason=reason or "",
+        oracle=oracle,
+        nop=nop,
     )

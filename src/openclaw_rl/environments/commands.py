@@ -24,13 +24,21 @@ from openclaw_rl.environments.run_report import RunProgress, RunSummary
 from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder, hold_leases
 from openclaw_rl.environments.scratch_folder import new_scratch_folder
 from openclaw_rl.environments.task_checks import CheckFile, sort_by_check
-from openclaw_rl.environments.types import EnvironmentTask, PlayLimits, SharingSource, TaskFitness, TaskSource
+from openclaw_rl.environments.types import (
+    EnvironmentTask,
+    PlayLimits,
+    SharingSource,
+    TaskFitness,
+    TaskSource,
+)
 from openclaw_rl.errors import ConfigError, OpenClawError
 
 GROUP_METHOD = "groups"
 """`train.method` that trains on episodes."""
-_NAMED = 3  # tasks that an error names
-_GATEWAY_SECONDS = 10.0  # that a gateway may take to end the episodes of earlier runners
+# Tasks that an error names.
+_NAMED = 3
+# That a gateway may take to end the episodes of earlier runners.
+_GATEWAY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +55,17 @@ class RunOptions:
     unchecked: bool
 
 
-def run_environment(home: Path, key: str, request: SourceRequest, options: RunOptions) -> RunSummary:
+def run_environment(
+    home: Path, key: str, request: SourceRequest, options: RunOptions
+) -> RunSummary:
     """Play the tasks of a source at the gateway that runs on the home, and return what became of the episodes.
 
     Raises `ConfigError` for a request that does not fit, `OpenClawError` if no gateway answers, `KeyboardInterrupt` for
     SIGINT and SIGTERM; by then no process, folder or running episode is left.
     """
     kind = find_source(request)
-    runner, source = kind.make_runner(request), kind.make_source(request)
+    runner = kind.make_runner(request)
+    source = kind.make_source(request)
     address = running_address(home)
     if address is None:
         raise OpenClawError(
@@ -67,7 +78,11 @@ def run_environment(home: Path, key: str, request: SourceRequest, options: RunOp
         )
     tasks = _choose_tasks(home, source, options)
     plan = RunPlan(
-        name=options.name, tasks=tasks, group_size=options.group_size, epochs=options.epochs, seed=options.seed
+        name=options.name,
+        tasks=tasks,
+        group_size=options.group_size,
+        epochs=options.epochs,
+        seed=options.seed,
     )
     console = TerminalConsole(stderr=True)
 
@@ -96,7 +111,9 @@ def run_environment(home: Path, key: str, request: SourceRequest, options: RunOp
             try:
                 asyncio.run(play(leases, progress))
             except KeyboardInterrupt:
-                echo_error(f"interrupted; the same command with --run {plan.name} continues the run")
+                echo_error(
+                    f"interrupted; the same command with --run {plan.name} continues the run"
+                )
                 raise
     return progress.summary
 
@@ -117,9 +134,15 @@ def _settings_of(request: SourceRequest) -> dict[str, object]:
         "box": request.box,
         "shown": list(request.shown),
     }
-    if request.source == "tools" and (config := Path(request.argument) if request.argument else request.tools_config):
+    if request.source == "tools" and (
+        config := Path(request.argument) if request.argument else request.tools_config
+    ):
         given["tools_config"] = hashlib.sha256(config.read_bytes()).hexdigest()
-    return {"source": request.source, "command": list(request.command), **{k: v for k, v in given.items() if v}}
+    return {
+        "source": request.source,
+        "command": list(request.command),
+        **{k: v for k, v in given.items() if v},
+    }
 
 
 def _absolute_path(word: str) -> str:
@@ -130,7 +153,10 @@ def _absolute_path(word: str) -> str:
 def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[EnvironmentTask]:
     """Return the tasks of the split. Those of the train split must have been found fit, unless `unchecked`."""
     tasks = [task for task in source.load_tasks() if options.split in ("all", task.split)]
-    found = sort_by_check((task for task in tasks if task.split == "train"), CheckFile(home, source.name).read_checks())
+    found = sort_by_check(
+        (task for task in tasks if task.split == "train"),
+        CheckFile(home, source.name).read_checks(),
+    )
     if found.unchecked and not options.unchecked:
         raise ConfigError(
             f"{len(found.unchecked)} of {len(tasks)} tasks were not checked on this machine: "
@@ -138,7 +164,9 @@ def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[E
             f"{source.name} ...`, or train on them nevertheless with --unchecked"
         )
     if found.unchecked:
-        echo_error(f"note: {len(found.unchecked)} tasks were not checked: a verifier that is broken is not noticed")
+        echo_error(
+            f"note: {len(found.unchecked)} tasks were not checked: a verifier that is broken is not noticed"
+        )
     if found.unfit:
         echo_error(
             f"note: {len(found.unfit)} tasks are left out, because their check failed: "
@@ -148,17 +176,26 @@ def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[E
     unfit = {one.digest for one in found.unfit}
     chosen = [task for task in tasks if task.split == "held_out" or task.digest not in unfit]
     if not chosen:
-        raise ConfigError(f"no task to play in the split {options.split} of {source.name}: {len(found.unfit)} unfit")
+        raise ConfigError(
+            f"no task to play in the split {options.split} of {source.name}: {len(found.unfit)} unfit"
+        )
     return chosen
 
 
 def check_environment(
-    home: Path, key: str, request: SourceRequest, limits: PlayLimits, parallel: int, seen: Callable[[TaskFitness], None]
+    home: Path,
+    key: str,
+    request: SourceRequest,
+    limits: PlayLimits,
+    parallel: int,
+    seen: Callable[[TaskFitness], None],
 ) -> list[TaskFitness]:
     """Check every task of a source on this machine and keep the results in the home. Raises `ConfigError`."""
     source = find_source(request).make_source(request)
-    tasks, checks = list(source.load_tasks()), CheckFile(home, source.name)
-    waiting, results = iter(tasks), list[TaskFitness]()
+    tasks = list(source.load_tasks())
+    checks = CheckFile(home, source.name)
+    waiting = iter(tasks)
+    results = list[TaskFitness]()
 
     async def check_next(leases: LeaseFolder) -> None:
         for task in waiting:
@@ -221,4 +258,6 @@ async def _until_signal(work: Awaitable[None]) -> None:
 
 
 def _name_some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return ", ".join(names[:_NAMED]) + (
+        f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    )

@@ -14,10 +14,14 @@ from openclaw_rl.environments.types import EpisodeTicket, PlayOutcome, void_outc
 from openclaw_rl.errors import OpenClawError
 
 _TIMEOUT = aiohttp.ClientTimeout(total=60, sock_connect=10)
-_PAUSE = 0.5  # seconds between two attempts
-_BAD_REQUEST, _CONFLICT = 400, 409
-_GROUP_COMPLETE = "group_complete"  # code of the error for an episode of a complete group
-_MAX_WORDS = 500  # characters of an error
+# Seconds between two attempts.
+_PAUSE = 0.5
+_BAD_REQUEST = 400
+_CONFLICT = 409
+# Code of the error for an episode of a complete group.
+_GROUP_COMPLETE = "group_complete"
+# Characters of an error.
+_MAX_WORDS = 500
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -30,15 +34,21 @@ class _RequestRefused(OpenClawError):
 
     def __init__(self, what: str, status: int, words: str, code: str | None) -> None:
         super().__init__(what + words)
-        self.status, self.words, self.code = status, words, code
+        self.status = status
+        self.words = words
+        self.code = code
 
 
 class EpisodeClient:
     """Opens, ends and lists episodes. `retry_seconds`: time for a gateway to answer."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, *, retry_seconds: float = 30.0) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, *, retry_seconds: float = 30.0
+    ) -> None:
         """`http`: a session from `open_session`. `url`: of the gateway, without a path."""
-        self._http, self._url, self.retry_seconds = http, url, retry_seconds
+        self._http = http
+        self._url = url
+        self.retry_seconds = retry_seconds
 
     async def open_episode(self, episode: str, body: Mapping[str, Any]) -> EpisodeTicket:
         """Open an episode. Raises `GroupComplete`; `OpenClawError` if the gateway refuses it or does not answer."""
@@ -49,7 +59,10 @@ class EpisodeClient:
                 raise
             raise GroupComplete(f"it was not opened in time: {error.words}") from None
         return EpisodeTicket(
-            episode=episode, base_url=answer["base_url"], api_key=answer["api_key"], model=answer["model"]
+            episode=episode,
+            base_url=answer["base_url"],
+            api_key=answer["api_key"],
+            model=answer["model"],
         )
 
     async def end_episode(self, episode: str, outcome: PlayOutcome) -> PlayOutcome:
@@ -91,10 +104,16 @@ class EpisodeClient:
     ) -> Any:
         end = time.monotonic() + self.retry_seconds
         # Half a surrogate pair, which a program may have escaped, becomes "?": the gateway takes UTF-8.
-        sent = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        sent = (
+            None
+            if body is None
+            else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        )
         while True:
             try:
-                async with self._http.request(verb, f"{self._url}{path}", data=sent, headers=_JSON) as response:
+                async with self._http.request(
+                    verb, f"{self._url}{path}", data=sent, headers=_JSON
+                ) as response:
                     answer = await response.json(content_type=None)
                 if response.status < 400:
                     return answer
@@ -108,7 +127,9 @@ class EpisodeClient:
             except (aiohttp.ClientError, TimeoutError, ValueError) as failure:
                 problem = f"{type(failure).__name__}: {failure}"
             if time.monotonic() >= end:
-                raise OpenClawError(f"the gateway at {self._url} did not answer {verb} {path} ({problem})")
+                raise OpenClawError(
+                    f"the gateway at {self._url} did not answer {verb} {path} ({problem})"
+                )
             await asyncio.sleep(_PAUSE)
 
 
@@ -116,14 +137,21 @@ def open_session(key: str) -> aiohttp.ClientSession:
     """Return an HTTP session with the owner's key, for `EpisodeClient`."""
     connector = aiohttp.TCPConnector(limit=0)
     return aiohttp.ClientSession(
-        headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT, connector=connector, trust_env=False
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=_TIMEOUT,
+        connector=connector,
+        trust_env=False,
     )
 
 
 def _outcome_body(outcome: PlayOutcome) -> dict[str, Any]:
     body: dict[str, Any] = {"status": outcome.status}
     if outcome.reward is not None:
-        body |= {"reward": outcome.reward, "parts": dict(outcome.parts), "steps": [dict(s) for s in outcome.steps]}
+        body |= {
+            "reward": outcome.reward,
+            "parts": dict(outcome.parts),
+            "steps": [dict(s) for s in outcome.steps],
+        }
     if outcome.reason is not None:
         body["reason"] = outcome.reason
     return body

@@ -26,14 +26,23 @@ from typing import Any
 from openclaw_rl.environments.command_source import plain_environment
 from openclaw_rl.environments.leftovers import kill_processes
 from openclaw_rl.environments.reward_file import parse_reward
-from openclaw_rl.environments.types import EnvironmentTask, EpisodeTicket, PlayLimits, PlayOutcome, void_outcome
+from openclaw_rl.environments.types import (
+    EnvironmentTask,
+    EpisodeTicket,
+    PlayLimits,
+    PlayOutcome,
+    void_outcome,
+)
 from openclaw_rl.errors import OpenClawError
 
 log = logging.getLogger(__name__)
-_GRACE_SECONDS = 10.0  # for an answer after the limit; after it, the process hangs and is killed
-_DRAIN_SECONDS = 1.0  # for the last words of a process
+# For an answer after the limit; after it, the process hangs and is killed.
+_GRACE_SECONDS = 10.0
+# For the last words of a process.
+_DRAIN_SECONDS = 1.0
 _LAST_BYTES = 300
-_MAX_LINE = 1 << 24  # bytes
+# Bytes.
+_MAX_LINE = 1 << 24
 CallAnswerer = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Answers what a process asks within a request. Raises `OpenClawError` with the reason if it cannot."""
 
@@ -45,9 +54,13 @@ class ForeignError(OpenClawError):
 class ForeignProcess:
     """A process that answers requests concurrently. It is started by the first request, and again after its end."""
 
-    def __init__(self, command: Sequence[str], search_path: str, granted: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], search_path: str, granted: Mapping[str, str]
+    ) -> None:
         """`command`, `search_path`, `granted`: as for `CommandRunner`."""
-        self._command, self._search_path, self._granted = command, search_path, granted
+        self._command = command
+        self._search_path = search_path
+        self._granted = granted
         self._folder = ""
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -63,7 +76,11 @@ class ForeignProcess:
         self._folder = folder
 
     async def send_request(
-        self, kind: str, body: Mapping[str, Any], seconds: float, answer_call: CallAnswerer | None = None
+        self,
+        kind: str,
+        body: Mapping[str, Any],
+        seconds: float,
+        answer_call: CallAnswerer | None = None,
     ) -> dict[str, Any]:
         """Return the answer to `{kind: body}`. Raises `ForeignError`.
 
@@ -81,7 +98,9 @@ class ForeignProcess:
                 found: dict[str, Any] = await answer
         except TimeoutError:
             await self.close()
-            raise ForeignError(f"no answer within {seconds:g} s: the process hung and was killed") from None
+            raise ForeignError(
+                f"no answer within {seconds:g} s: the process hung and was killed"
+            ) from None
         except asyncio.CancelledError:
             with contextlib.suppress(ForeignError):
                 await asyncio.shield(self._write_line(process, {"id": number, "cancel": True}))
@@ -95,9 +114,12 @@ class ForeignProcess:
 
     async def close(self) -> None:
         """End the process and all its children. Idempotent; a later request starts it again."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
-            await asyncio.to_thread(kill_processes, self._folder, process.pid if process.returncode is None else None)
+            await asyncio.to_thread(
+                kill_processes, self._folder, process.pid if process.returncode is None else None
+            )
             await process.wait()
         if self._reading is not None:
             await self._reading
@@ -128,27 +150,33 @@ class ForeignProcess:
         assert process.stdout is not None
         assert process.stderr is not None
         errors = asyncio.create_task(self._read_errors(process.stderr))
-        with contextlib.suppress(ValueError):  # a line above the limit: the process cannot be understood any more
+        # A line above the limit: the process cannot be understood any more.
+        with contextlib.suppress(ValueError):
             while line := await process.stdout.readline():
                 self._take_line(process, line)
         await asyncio.wait([errors], timeout=_DRAIN_SECONDS)
         errors.cancel()
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_result({"error": ": ".join(filter(None, ("the process ended", self._last_words)))})
+                answer.set_result(
+                    {"error": ": ".join(filter(None, ("the process ended", self._last_words)))}
+                )
 
     async def _read_errors(self, stream: asyncio.StreamReader) -> None:
         """Keep the last line of stderr, for the reason."""
         rest = b""
         while block := await stream.read(65536):
             rest = (rest + block)[-_LAST_BYTES:]
-            lines = [line.strip() for line in rest.decode(errors="replace").splitlines() if line.strip()]
+            lines = [
+                line.strip() for line in rest.decode(errors="replace").splitlines() if line.strip()
+            ]
             self._last_words = lines[-1] if lines else ""
 
     def _take_line(self, process: asyncio.subprocess.Process, line: bytes) -> None:
         try:
             found = json.loads(line)
-            number, call = found["id"], found.get("call")
+            number = found["id"]
+            call = found.get("call")
             answer = self._waiting.get(number)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             log.debug("ignored: %r", line[:200])
@@ -160,7 +188,9 @@ class ForeignProcess:
         elif answer is not None and not answer.done():
             answer.set_result(found)
 
-    async def _answer_call(self, process: asyncio.subprocess.Process, number: int, asked: dict[str, Any]) -> None:
+    async def _answer_call(
+        self, process: asyncio.subprocess.Process, number: int, asked: dict[str, Any]
+    ) -> None:
         """Answer what the process asks. A failure of ours is its answer; the process decides what it means."""
         answerer = self._answerers.get(number)
         try:
@@ -169,7 +199,8 @@ class ForeignProcess:
             answer = await answerer(asked)
         except (OpenClawError, OSError, ValueError, KeyError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        with contextlib.suppress(ForeignError):  # the process has ended, and its requests fail
+        # The process has ended, and its requests fail.
+        with contextlib.suppress(ForeignError):
             await self._write_line(process, {"id": number, "call": asked["call"], **answer})
 
     async def _end_calls(self, number: int) -> None:
@@ -179,7 +210,9 @@ class ForeignProcess:
             task.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _write_line(self, process: asyncio.subprocess.Process, body: Mapping[str, Any]) -> None:
+    async def _write_line(
+        self, process: asyncio.subprocess.Process, body: Mapping[str, Any]
+    ) -> None:
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(body).encode() + b"\n")

@@ -16,7 +16,9 @@ from pathlib import Path
 FOLDER_VARIABLE = "EPISODE_FOLDER"
 _PROC = Path("/proc")
 _LEAST_PARTS = 3  # of the path of a folder: "/", a folder for such folders, its name
-_ROUNDS, _PAUSE = 100, 0.02  # seconds; a process that forks while it is looked for is found in a later round
+# seconds; a process that forks while it is looked for is found in a later round
+_ROUNDS = 100
+_PAUSE = 0.02
 
 
 def remove_leftovers(folder: str, group: int | None = None) -> bool:
@@ -71,7 +73,8 @@ def _belongs(pid: int, marker: bytes, folder: str) -> bool:
 
 def _remove_folder(folder: str) -> bool:
     shutil.rmtree(folder, ignore_errors=True)
-    if os.path.lexists(folder):  # a program may have left folders that nobody may write
+    # A program may have left folders that nobody may write.
+    if os.path.lexists(folder):
         for parent, _, _ in os.walk(folder):
             with contextlib.suppress(OSError):
                 Path(parent).chmod(0o700)

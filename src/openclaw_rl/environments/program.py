@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from openclaw_rl.environments.leftovers import kill_processes
 
 _TAIL_BYTES = 4096
-_DRAIN_SECONDS = 2.0  # for output that is still in the pipe when every process has ended
+# For output that is still in the pipe when every process has ended.
+_DRAIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,9 @@ async def run_program(
 
 
 async def _kill_all(process: asyncio.subprocess.Process, folder: str) -> None:
-    await asyncio.to_thread(kill_processes, folder, process.pid if process.returncode is None else None)
+    await asyncio.to_thread(
+        kill_processes, folder, process.pid if process.returncode is None else None
+    )
     await process.wait()
 
 
@@ -71,7 +74,9 @@ async def _output_tail() -> AsyncIterator[tuple[int, bytearray]]:
     tail = bytearray()
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb"))
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
+    )
 
     async def read_all() -> None:
         while block := await reader.read(65536):

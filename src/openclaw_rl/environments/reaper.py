@@ -23,14 +23,22 @@ from typing import Any
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.printable import echo_error
 from openclaw_rl.environments.leftovers import remove_leftovers
-from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder, lease_folder, take_over_leases
+from openclaw_rl.environments.runner_lease import (
+    EpisodeLease,
+    LeaseFolder,
+    lease_folder,
+    take_over_leases,
+)
 from openclaw_rl.errors import SandboxError
 from openclaw_rl.sandbox.box_lease import sweep_leases
 
 KILLED = "the runner was killed"
-_GATEWAY_SECONDS = 60.0  # for a gateway that is restarted meanwhile; after it, the next run tries again
-_LOCK_SECONDS = 10.0  # a program that is just being started holds the runner's lock until its first instruction
-_TIMEOUT = 10.0  # seconds of one request
+# For a gateway that is restarted meanwhile; after it, the next run tries again.
+_GATEWAY_SECONDS = 60.0
+# A program that is just being started holds the runner's lock until its first instruction.
+_LOCK_SECONDS = 10.0
+# Seconds of one request.
+_TIMEOUT = 10.0
 
 
 @contextlib.contextmanager
@@ -59,7 +67,10 @@ def reap_leases(home: Path, key: str, *, seconds: float = 0.0) -> str:
     `seconds`: how long a gateway that does not answer is asked again, for all episodes together. What could not be done
     keeps its lease, so that the next call tries again, until the episode has expired.
     """
-    end, left, busy, problem = time.monotonic() + seconds, list[EpisodeLease](), list[str](), ""
+    end = time.monotonic() + seconds
+    left = list[EpisodeLease]()
+    busy = list[str]()
+    problem = ""
     with take_over_leases(home) as found:
         for leases in found:
             for lease in leases.read_leases():
@@ -70,9 +81,15 @@ def reap_leases(home: Path, key: str, *, seconds: float = 0.0) -> str:
                     problem = refusal
                 else:
                     leases.remove_lease(lease.episode)
-    notes = [f"processes or files of killed runners cannot be removed: {', '.join(busy)}"] if busy else []
+    notes = (
+        [f"processes or files of killed runners cannot be removed: {', '.join(busy)}"]
+        if busy
+        else []
+    )
     if left:
-        last = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(lease.expires_at for lease in left)))
+        last = time.strftime(
+            "%Y-%m-%d %H:%M", time.localtime(max(lease.expires_at for lease in left))
+        )
         notes.append(
             f"{len(left)} episodes of killed runners are still open, because {problem}. The next `openclaw-rl env run` "
             f"or `env check` ends them; without it they expire by {last}"
@@ -100,11 +117,14 @@ def _post_void(home: Path, key: str, episode: str) -> str:
         return f"no gateway runs on {home}"
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     body = json.dumps({"status": "void", "reason": KILLED}).encode()
-    request = urllib.request.Request(f"{address.url}/v1/episodes/{episode}/outcome", data=body, headers=headers)
+    request = urllib.request.Request(
+        f"{address.url}/v1/episodes/{episode}/outcome", data=body, headers=headers
+    )
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT):
             return ""
-    except urllib.error.HTTPError as error:  # 404: never opened; 409: it has an outcome
+    except urllib.error.HTTPError as error:
+        # 404: never opened; 409: it has an outcome.
         return "" if error.code in (404, 409) else f"the gateway at {address.url} refused: {error}"
     except (OSError, http.client.HTTPException) as error:
         return f"the gateway at {address.url} does not answer: {error}"
@@ -117,13 +137,16 @@ def main() -> None:
         return
     while os.read(sys.stdin.fileno(), 1024):
         pass
-    home, end = Path(given["home"]), time.monotonic() + _LOCK_SECONDS
+    home = Path(given["home"])
+    end = time.monotonic() + _LOCK_SECONDS
     while lease_folder(home, given["run"]).exists() and time.monotonic() < end:
         if note := reap_leases(home, given["key"], seconds=_GATEWAY_SECONDS):
-            with contextlib.suppress(OSError):  # the terminal of the runner may be closed
+            # The terminal of the runner may be closed.
+            with contextlib.suppress(OSError):
                 echo_error(f"openclaw-rl: {note}")
         time.sleep(0.1)
-    with contextlib.suppress(SandboxError):  # others can write to the folder of the leases: the next owner says so
+    # Others can write to the folder of the leases: the next owner says so.
+    with contextlib.suppress(SandboxError):
         sweep_leases()
 
 

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from openclaw_rl.environments.box_program import read_box_program
 from openclaw_rl.environments.boxed_command import BoxedCommandRunner
-from openclaw_rl.environments.command_source import CommandRunner, CommandSource, FolderRunner, resolve_command
+from openclaw_rl.environments.command_source import (
+    CommandRunner,
+    CommandSource,
+    FolderRunner,
+    resolve_command,
+)
 from openclaw_rl.environments.foreign_process import ForeignProcess, ForeignRunner
 from openclaw_rl.environments.sources.harbor.bash_agent import AGENTS, BoxAgent, ProgramAgent
 from openclaw_rl.environments.sources.harbor.source import HarborRunner, HarborSource
@@ -98,7 +103,9 @@ def _make_command_runner(request: SourceRequest, words: Sequence[str]) -> Folder
     if request.shown:
         raise ConfigError("--show is for programs in boxes: add --box")
     return CommandRunner(
-        command=_resolve_program(words, request), granted=request.granted, search_path=request.search_path
+        command=_resolve_program(words, request),
+        granted=request.granted,
+        search_path=request.search_path,
     )
 
 
@@ -121,7 +128,9 @@ def _harbor_source(request: SourceRequest) -> TaskSource:
 
 def _swe_source(request: SourceRequest) -> TaskSource:
     if not request.argument:
-        raise ConfigError("no instances: name a file of SWE-bench or a folder of them, e.g. `swe:instances.jsonl`")
+        raise ConfigError(
+            "no instances: name a file of SWE-bench or a folder of them, e.g. `swe:instances.jsonl`"
+        )
     return _folder_source(request, make_task_folders(Path(request.argument)))
 
 
@@ -151,12 +160,16 @@ def _harbor_runner(request: SourceRequest) -> EpisodeRunner:
     if agent in TRIAL_AGENTS:
         return TrialRunner(agent=agent, trials=_trial_process(request))
     if agent not in (*AGENTS, PROGRAM_AGENT):
-        raise ConfigError(f"--agent {agent}: expected one of {', '.join([*AGENTS, PROGRAM_AGENT, *TRIAL_AGENTS])}")
+        raise ConfigError(
+            f"--agent {agent}: expected one of {', '.join([*AGENTS, PROGRAM_AGENT, *TRIAL_AGENTS])}"
+        )
     if request.python is not None:
         raise ConfigError(
             f"--agent {agent} needs no --python: it is for Harbor's own agents ({', '.join(TRIAL_AGENTS)})"
         )
-    return HarborRunner(agent=_box_agent(agent, request), sandbox=request.sandbox, granted=request.granted)
+    return HarborRunner(
+        agent=_box_agent(agent, request), sandbox=request.sandbox, granted=request.granted
+    )
 
 
 def _box_agent(name: str, request: SourceRequest) -> BoxAgent:
@@ -172,7 +185,10 @@ def _trial_process(request: SourceRequest) -> TrialProcess:
 
 def _access_of(library: ForeignLibrary, request: SourceRequest) -> LibraryAccess:
     return LibraryAccess(
-        library=library, python=request.python, search_path=request.search_path, granted=request.granted
+        library=library,
+        python=request.python,
+        search_path=request.search_path,
+        granted=request.granted,
     )
 
 
@@ -194,7 +210,8 @@ _OF_LIBRARIES = frozenset({"argument", "python", "held_out_share"})
 _OF_FOLDERS = frozenset({"argument", "python", "held_out_share", "agent", "command", "shown"})
 _OF_PROGRAMS = frozenset({"tasks", "held_out_share", "command", "oracle", "nop"})
 _OF_COMMANDS = _OF_PROGRAMS | {"box", "shown"}
-_ASKED_FOR = {  # how a field of a request is given
+# How a field of a request is given.
+_ASKED_FOR = {
     "argument": "`:{}`",
     "tasks": "--tasks",
     "held_out_share": "--held-out",
@@ -246,12 +263,18 @@ SOURCES: Mapping[str, SourceKind] = {
 def find_source(request: SourceRequest) -> SourceKind:
     """Return the kind of source that a request names. Raises `ConfigError`."""
     if request.source not in SOURCES:
-        raise ConfigError(f"unknown source {request.source!r}. Known are {', '.join(SOURCES)} (`openclaw-rl env list`)")
+        raise ConfigError(
+            f"unknown source {request.source!r}. Known are {', '.join(SOURCES)} (`openclaw-rl env list`)"
+        )
     kind = SOURCES[request.source]
     for name, option in _ASKED_FOR.items():
         if getattr(request, name) and name not in kind.takes:
-            raise ConfigError(f"{request.source} does not use {option.format(request.argument)}: leave it out")
+            raise ConfigError(
+                f"{request.source} does not use {option.format(request.argument)}: leave it out"
+            )
     for name in request.granted:
         if VARIABLE_NAME.fullmatch(name) is None:
-            raise ConfigError(f"--env {name}: expected a name of letters, digits and _, the first no digit")
+            raise ConfigError(
+                f"--env {name}: expected a name of letters, digits and _, the first no digit"
+            )
     return kind

@@ -26,14 +26,17 @@ def parse_reward(raw: bytes, reason: str | None = None) -> PlayOutcome:
     body: dict[str, Any] = found if isinstance(found, dict) else {"reward": found}
     unknown = sorted(body.keys() - {"reward", "parts", "steps", "status", "reason"})
     if unknown:
-        raise ValueError(f"unknown fields {unknown}. Known are reward, parts, steps, status and reason")
+        raise ValueError(
+            f"unknown fields {unknown}. Known are reward, parts, steps, status and reason"
+        )
     reason = str(body["reason"]) if body.get("reason") is not None else reason
     status = body.get("status", "done")
     if status not in ("done", "void"):
         raise ValueError(f"status: expected done or void, got {str(status)[:80]!r}")
     if status == "void":
         return void_outcome(reason or "the program said so")
-    parts, steps = body.get("parts") or {}, body.get("steps") or []
+    parts = body.get("parts") or {}
+    steps = body.get("steps") or []
     if not isinstance(parts, dict) or not isinstance(steps, list):
         raise ValueError("parts: expected an object of numbers; steps: a list of objects")
     return PlayOutcome(
@@ -49,19 +52,23 @@ def _parse_step(name: str, step: Any) -> dict[str, Any]:
     """Return the reward of a step, with its turn or its index."""
     known = step if isinstance(step, dict) else {}
     reward = _finite_number(f"{name}.reward", known.get("reward"))
-    turn, index = known.get("turn"), known.get("index")
+    turn = known.get("turn")
+    index = known.get("index")
     if len(known) == 2 and isinstance(turn, str):
         return {"turn": turn, "reward": reward}
     if len(known) == 2 and isinstance(index, int) and not isinstance(index, bool) and index >= 0:
         return {"index": index, "reward": reward}
-    raise ValueError(f'{name}: expected {{"turn" or "index" (from 0), "reward"}}, got {str(step)[:80]}')
+    raise ValueError(
+        f'{name}: expected {{"turn" or "index" (from 0), "reward"}}, got {str(step)[:80]}'
+    )
 
 
 def _finite_number(name: str, value: Any) -> float:
     try:
         if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
             return float(value)
-    except OverflowError:  # an integer that is larger than any float
+    except OverflowError:
+        # An integer that is larger than any float.
         pass
     raise ValueError(f"{name}: expected a finite number, got {str(value)[:80]}")
 

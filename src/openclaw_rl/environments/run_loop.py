@@ -20,8 +20,10 @@ from openclaw_rl.environments.types import EpisodeRunner, PlayLimits, PlayOutcom
 from openclaw_rl.errors import OpenClawError
 
 log = logging.getLogger(__name__)
-_EXTRA_TTL = 3600  # seconds beside the time for playing: build and verifier of a task folder may have their own
-_MAX_TTL = 604800  # seconds
+# Seconds beside the time for playing: build and verifier of a task folder may have their own.
+_EXTRA_TTL = 3600
+# Seconds.
+_MAX_TTL = 604800
 _MIN_VOID_ROW = 16
 _LISTED_AT_ONCE = 16
 
@@ -84,7 +86,12 @@ class EpisodeLoop:
 
         groups = dict.fromkeys(episode.group for episode in self.plan.list_episodes())
         found = await asyncio.gather(*(list_group(group) for group in groups))
-        return {entry["id"]: entry for entries in found for entry in entries if entry["status"] != "running"}
+        return {
+            entry["id"]: entry
+            for entries in found
+            for entry in entries
+            if entry["status"] != "running"
+        }
 
     def _start_with_ended(self, ended: Mapping[str, Mapping[str, Any]]) -> Iterator[PlannedEpisode]:
         """Report the episodes that have ended, and yield the others."""
@@ -92,22 +99,38 @@ class EpisodeLoop:
             if (entry := ended.get(episode.id)) is None:
                 yield episode
                 continue
-            status, reward, reason = entry["status"], entry["reward"], entry["reason"]
-            self.on_result(EpisodeResult(episode=episode, status=status, reward=reward, reason=reason, earlier=True))
+            status = entry["status"]
+            reward = entry["reward"]
+            reason = entry["reason"]
+            self.on_result(
+                EpisodeResult(
+                    episode=episode, status=status, reward=reward, reason=reason, earlier=True
+                )
+            )
 
     async def _play_next(self, todo: Iterator[PlannedEpisode]) -> None:
         for episode in todo:
             try:
                 outcome = await self._run_episode(episode)
-            except GroupComplete as error:  # the run was interrupted for longer than its episodes live
-                self.on_result(EpisodeResult(episode=episode, status="void", reward=None, reason=str(error)))
+            except GroupComplete as error:
+                # The run was interrupted for longer than its episodes live.
+                self.on_result(
+                    EpisodeResult(episode=episode, status="void", reward=None, reason=str(error))
+                )
                 continue
             self.on_result(
-                EpisodeResult(episode=episode, status=outcome.status, reward=outcome.reward, reason=outcome.reason)
+                EpisodeResult(
+                    episode=episode,
+                    status=outcome.status,
+                    reward=outcome.reward,
+                    reason=outcome.reason,
+                )
             )
             self._void_row = self._void_row + 1 if outcome.status == "void" else 0
             if self._void_row >= max(_MIN_VOID_ROW, 2 * self.parallel):
-                raise OpenClawError(f"the last {self._void_row} episodes were void. The last one: {outcome.reason}")
+                raise OpenClawError(
+                    f"the last {self._void_row} episodes were void. The last one: {outcome.reason}"
+                )
 
     @property
     def _ttl(self) -> int:
@@ -117,28 +140,37 @@ class EpisodeLoop:
     async def _run_episode(self, episode: PlannedEpisode) -> PlayOutcome:
         """Play one episode and post its outcome."""
         folder = new_scratch_folder(episode.id)
-        expires_at = time.time() + self._ttl + self.client.retry_seconds  # it may be opened only then
-        self.leases.add_lease(EpisodeLease(episode=episode.id, folder=folder, expires_at=expires_at))
+        # It may be opened only then.
+        expires_at = time.time() + self._ttl + self.client.retry_seconds
+        self.leases.add_lease(
+            EpisodeLease(episode=episode.id, folder=folder, expires_at=expires_at)
+        )
         try:
             outcome = await self._play_episode(episode, folder)
         except asyncio.CancelledError:
-            await asyncio.shield(self._end_episode(episode, folder, void_outcome("the run was interrupted")))
+            await asyncio.shield(
+                self._end_episode(episode, folder, void_outcome("the run was interrupted"))
+            )
             raise
         except GroupComplete:
             self.leases.remove_lease(episode.id)
             raise
-        except OpenClawError:  # the gateway refused it or is away: the reaper posts the outcome
+        except OpenClawError:
+            # The gateway refused it or is away: the reaper posts the outcome.
             await asyncio.shield(asyncio.to_thread(remove_leftovers, folder))
             raise
         ending = asyncio.ensure_future(self._end_episode(episode, folder, outcome))
         try:
             return await asyncio.shield(ending)
-        except asyncio.CancelledError:  # the outcome is known: it is posted first
+        except asyncio.CancelledError:
+            # The outcome is known: it is posted first.
             await asyncio.shield(ending)
             raise
 
     async def _play_episode(self, episode: PlannedEpisode, folder: str) -> PlayOutcome:
-        task, began, pid = episode.task, time.monotonic(), self.gateway_pid()
+        task = episode.task
+        began = time.monotonic()
+        pid = self.gateway_pid()
         body = {
             "task": task.id,
             "group": {"id": episode.group, "size": self.plan.group_size},
@@ -150,14 +182,21 @@ class EpisodeLoop:
             outcome = await self.runner.play_episode(task, ticket, folder, self.limits)
         except (OpenClawError, OSError) as error:
             outcome = void_outcome(f"the runner failed: {error}")
-        except Exception as error:  # any error of an environment: the other episodes continue
+        except Exception as error:
+            # Any error of an environment: the other episodes continue.
             log.exception("%s: the runner failed", episode.id)
             outcome = void_outcome(f"the runner failed: {type(error).__name__}: {error}")
         if outcome.status == "done":
             entry = await self.client.get_episode(episode.id)
             replies = [turn["status"] for turn in entry["turns"]]
-            why = void_reason(replies, entry.get("failed_request"), restarted=self.gateway_pid() != pid)
-            outcome = outcome if why is None else void_outcome("; ".join(filter(None, (why, outcome.reason))))
+            why = void_reason(
+                replies, entry.get("failed_request"), restarted=self.gateway_pid() != pid
+            )
+            outcome = (
+                outcome
+                if why is None
+                else void_outcome("; ".join(filter(None, (why, outcome.reason))))
+            )
         log.info(
             "%s: %s %s (%.1f s) %s",
             episode.id,
@@ -168,16 +207,21 @@ class EpisodeLoop:
         )
         return outcome
 
-    async def _end_episode(self, episode: PlannedEpisode, folder: str, outcome: PlayOutcome) -> PlayOutcome:
+    async def _end_episode(
+        self, episode: PlannedEpisode, folder: str, outcome: PlayOutcome
+    ) -> PlayOutcome:
         """Clean up and post the outcome. Return the one that the gateway took."""
         is_gone = await asyncio.to_thread(remove_leftovers, folder)
         taken = await self.client.end_episode(episode.id, outcome)
-        if is_gone:  # else the next run tries again
+        # Else the next run tries again.
+        if is_gone:
             self.leases.remove_lease(episode.id)
         return taken
 
 
-def void_reason(replies: list[str], failed_request: str | None = None, *, restarted: bool) -> str | None:
+def void_reason(
+    replies: list[str], failed_request: str | None = None, *, restarted: bool
+) -> str | None:
     """Return why the reward of an episode says nothing about the policy; None if it does.
 
     `replies`: the state of each reply in the order of the requests. `failed_request`: the gateway's error that the last

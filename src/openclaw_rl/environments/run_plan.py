@@ -17,8 +17,10 @@ from openclaw_rl.environments.types import EnvironmentTask
 from openclaw_rl.errors import ConfigError
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
-_DIGESTS = ("tasks", "tools_config")  # settings of a run whose value is a digest
-_DIGEST_CHARACTERS = 16  # in an id of a group; an id has at most 128
+# Settings of a run whose value is a digest.
+_DIGESTS = ("tasks", "tools_config")
+# In an id of a group; an id has at most 128.
+_DIGEST_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,9 @@ def new_run_name() -> str:
 def check_run_name(name: str) -> str:
     """Return the name. Raises `ConfigError` unless it can be part of an id."""
     if RUN_NAME.fullmatch(name) is None:
-        raise ConfigError(f"run {name!r}: expected 1 to 48 letters, digits, - and _, the first a letter or digit")
+        raise ConfigError(
+            f"run {name!r}: expected 1 to 48 letters, digits, - and _, the first a letter or digit"
+        )
     return name
 
 
@@ -76,14 +80,18 @@ def record_run(home: Path, plan: RunPlan, settings: Mapping[str, Any]) -> bool:
     Raises `ConfigError` if a run of this name was begun with other settings.
     """
     file = home / "environments" / "runs" / f"{plan.name}.json"
-    digests = hashlib.sha256("".join(sorted(task.digest for task in plan.tasks)).encode()).hexdigest()
+    digests = hashlib.sha256(
+        "".join(sorted(task.digest for task in plan.tasks)).encode()
+    ).hexdigest()
     more = {"tasks": digests, "group": plan.group_size, "epochs": plan.epochs, "seed": plan.seed}
     entry = json.loads(json.dumps({**settings, **more}))
     if file.exists():
         before = json.loads(file.read_text(encoding="utf-8"))
         changed = sorted(name for name in {*entry, *before} if before.get(name) != entry.get(name))
         if changed:
-            words = "; ".join(_describe_change(name, before.get(name), entry.get(name)) for name in changed)
+            words = "; ".join(
+                _describe_change(name, before.get(name), entry.get(name)) for name in changed
+            )
             raise ConfigError(
                 f"run {plan.name} was begun with other settings ({words}). Continue it with the same, or choose "
                 "another --run"

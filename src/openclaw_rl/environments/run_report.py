@@ -13,7 +13,8 @@ from openclaw_rl.common.printable import echo
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.environments.run_loop import EpisodeResult
 
-_MAX_TASKS, _MAX_REASONS = 20, 8
+_MAX_TASKS = 20
+_MAX_REASONS = 8
 
 
 @dataclass(slots=True)
@@ -41,7 +42,10 @@ class RunSummary:
         return sum(map(sum, self.rewards.values())) / self.done if self.done else None
 
     def to_json(self) -> dict[str, Any]:
-        tasks = {task: {"done": len(found), "mean_reward": sum(found) / len(found)} for task, found in self.by_task()}
+        tasks = {
+            task: {"done": len(found), "mean_reward": sum(found) / len(found)}
+            for task, found in self.by_task()
+        }
         void = {"count": self.void.total(), "reasons": dict(self.void.most_common())}
         return {"done": self.done, "mean_reward": self.mean_reward, "void": void, "tasks": tasks}
 
@@ -55,9 +59,15 @@ class RunProgress:
     def __init__(self, total: int, group_size: int, console: TerminalConsole) -> None:
         """`total`: number of episodes."""
         self.summary = RunSummary()
-        self._group_size, self._console = group_size, console
+        self._group_size = group_size
+        self._console = console
         self._groups: dict[str, list[EpisodeResult]] = defaultdict(list)
-        columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self._bar = Progress(*columns, console=console) if console.is_terminal else None
         self._row = self._bar.add_task("episodes", total=total) if self._bar else None
 
@@ -89,7 +99,10 @@ class RunProgress:
 
 def print_summary(console: TerminalConsole, summary: RunSummary) -> None:
     """Print what became of the episodes: done, void and why, mean reward, by task."""
-    console.print(f"{_describe(summary)}" + (f", {summary.earlier} of them earlier" if summary.earlier else ""))
+    console.print(
+        f"{_describe(summary)}"
+        + (f", {summary.earlier} of them earlier" if summary.earlier else "")
+    )
     for reason, count in summary.void.most_common(_MAX_REASONS):
         console.print(f"  void {count}: {reason}", soft_wrap=True)
     table = Table(box=None, padding=(0, 2))

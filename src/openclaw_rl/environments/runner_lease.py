@@ -50,7 +50,10 @@ class LeaseFolder:
 
     def read_leases(self) -> list[EpisodeLease]:
         """Return the recorded episodes. A file that was not complete is of an episode that did not begin."""
-        return [EpisodeLease(**json.loads(file.read_text(encoding="utf-8"))) for file in self.path.glob("*.json")]
+        return [
+            EpisodeLease(**json.loads(file.read_text(encoding="utf-8")))
+            for file in self.path.glob("*.json")
+        ]
 
     def _file(self, episode: str) -> Path:
         return self.path / f"{episode}.json"
@@ -62,7 +65,9 @@ def hold_leases(home: Path, run: str) -> Iterator[LeaseFolder]:
     folder = lease_folder(home, run)
     file = _lock_folder(folder)
     if file is None:
-        raise OpenClawError(f"run {run}: another process runs it now. Wait for it, or choose another --run")
+        raise OpenClawError(
+            f"run {run}: another process runs it now. Wait for it, or choose another --run"
+        )
     with file:
         try:
             yield LeaseFolder(folder)
@@ -111,7 +116,8 @@ def _lock_folder(folder: Path) -> IO[str] | None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             file = (folder / _LOCK_NAME).open("a", encoding="utf-8")
-        except FileNotFoundError:  # its runner has just ended
+        except FileNotFoundError:
+            # Its runner has just ended.
             continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,10 +22,14 @@ class CheckFile:
     def add_check(self, fitness: TaskFitness) -> None:
         """Append a result."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        line = json.dumps({**asdict(fitness), "machine": gethostname(), "at": round(time.time(), 3)}) + "\n"
+        line = (
+            json.dumps({**asdict(fitness), "machine": gethostname(), "at": round(time.time(), 3)})
+            + "\n"
+        )
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
-            file.write(line.encode())  # one write: two commands at once do not mix their lines
+            # One write: two commands at once do not mix their lines.
+            file.write(line.encode())
 
     def read_checks(self) -> dict[str, TaskFitness]:
         """Return the newest result on this machine by the digest of the task."""
@@ -38,7 +42,8 @@ class CheckFile:
                 on_this_machine = entry.pop("machine") == gethostname()
                 entry.pop("at")
                 fitness = TaskFitness(**entry)
-            except (ValueError, TypeError, KeyError, AttributeError):  # a line that a full disk cut off
+            except (ValueError, TypeError, KeyError, AttributeError):
+                # A line that a full disk cut off.
                 continue
             if on_this_machine:
                 found[fitness.digest] = fitness
@@ -54,9 +59,13 @@ class CheckedTasks:
     unchecked: Sequence[EnvironmentTask]
 
 
-def sort_by_check(tasks: Iterable[EnvironmentTask], checks: Mapping[str, TaskFitness]) -> CheckedTasks:
+def sort_by_check(
+    tasks: Iterable[EnvironmentTask], checks: Mapping[str, TaskFitness]
+) -> CheckedTasks:
     """Sort tasks into those that were found fit, found unfit, and not checked."""
-    fit, unfit, unchecked = [], [], []
+    fit = []
+    unfit = []
+    unchecked = []
     for task in tasks:
         found = checks.get(task.digest)
         if found is None:

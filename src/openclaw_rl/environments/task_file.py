@@ -15,7 +15,8 @@ from openclaw_rl.errors import ConfigError
 _SPLITS: tuple[TaskSplit, ...] = ("train", "held_out")
 _NOT_CONTENT = frozenset({"id", "split", "oracle", "nop", "best"})
 """Fields that say how a task is used. They do not change its digest."""
-_MAX_NAME = 200  # characters
+# Characters.
+_MAX_NAME = 200
 
 
 def read_task_file(path: Path, held_out_share: float = 0.0) -> list[EnvironmentTask]:
@@ -38,7 +39,9 @@ def read_task_file(path: Path, held_out_share: float = 0.0) -> list[EnvironmentT
         task = _parse_task(line, f"{path}:{number}", held_out_share)
         for name in (f"id {task.id!r}", f"task {task.digest}"):
             if name in seen:
-                raise ConfigError(f"{path}:{number}: the same {name.split()[0]} as in line {seen[name]}. Remove one")
+                raise ConfigError(
+                    f"{path}:{number}: the same {name.split()[0]} as in line {seen[name]}. Remove one"
+                )
             seen[name] = number
         tasks.append(task)
     if not tasks:
@@ -50,7 +53,9 @@ def _parse_task(line: str, where: str, held_out_share: float) -> EnvironmentTask
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: is not valid JSON ({error}). Expected one object per line") from None
+        raise ConfigError(
+            f"{where}: is not valid JSON ({error}). Expected one object per line"
+        ) from None
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: expected a JSON object, got {type(data).__name__}")
     digest = task_digest(data)
@@ -59,18 +64,25 @@ def _parse_task(line: str, where: str, held_out_share: float) -> EnvironmentTask
         raise ConfigError(f"{where}: split: expected train or held_out, got {split!r}")
     name = data.get("id", f"task-{digest[:12]}")
     if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME or not name.isprintable():
-        raise ConfigError(f"{where}: id: expected a text of 1 to {_MAX_NAME} printable characters, got {name!r}")
+        raise ConfigError(
+            f"{where}: id: expected a text of 1 to {_MAX_NAME} printable characters, got {name!r}"
+        )
     best = data.get("best", 1.0)
     if not is_finite_number(best):
-        raise ConfigError(f"{where}: best: expected the best reward as a number, got {repr(best)[:80]}")
+        raise ConfigError(
+            f"{where}: best: expected the best reward as a number, got {repr(best)[:80]}"
+        )
     return EnvironmentTask(id=name, digest=digest, split=split, data=data)
 
 
 def is_finite_number(value: Any) -> bool:
     """Return whether a value can be a reward: a number that is neither infinite nor larger than any float."""
     try:
-        return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # an integer
+        return (
+            not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+        )
+    except OverflowError:
+        # An integer.
         return False
 
 
@@ -83,5 +95,7 @@ def task_digest(data: Mapping[str, Any]) -> str:
 
 def split_by_digest(digest: str, held_out_share: float) -> TaskSplit:
     """Return the split of a task: held out for this share of all digests."""
-    drawn = int.from_bytes(hashlib.sha256(f"held out {digest}".encode()).digest()[:8], "big") / 2**64
+    drawn = (
+        int.from_bytes(hashlib.sha256(f"held out {digest}".encode()).digest()[:8], "big") / 2**64
+    )
     return "held_out" if drawn < held_out_share else "train"

@@ -56,7 +56,9 @@ class PlayOutcome:
 
     def __post_init__(self) -> None:
         if (self.status == "done") != (self.reward is not None and math.isfinite(self.reward)):
-            raise ValueError(f"expected a finite reward with done and none with void, got {self.status} {self.reward}")
+            raise ValueError(
+                f"expected a finite reward with done and none with void, got {self.status} {self.reward}"
+            )
 
 
 def void_outcome(reason: str) -> PlayOutcome:
@@ -93,7 +95,9 @@ class TaskSource(Protocol):
         """Return the tasks. Raises `ConfigError` if they cannot be read."""
         ...
 
-    async def check_task(self, task: EnvironmentTask, folder: str, limits: PlayLimits) -> TaskFitness:
+    async def check_task(
+        self, task: EnvironmentTask, folder: str, limits: PlayLimits
+    ) -> TaskFitness:
         """Let the oracle and doing nothing work on the task, in the conditions in which it is played.
 
         `folder`: as for `EpisodeRunner.play_episode`, with the same promise.

@@ -39,6 +39,10 @@ def exit_on_error() -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             raise
-        sys.exit(to_printable(f"openclaw-rl: {error.filename}: {error.strerror}. Choose another folder with --out"))
+        sys.exit(
+            to_printable(
+                f"openclaw-rl: {error.filename}: {error.strerror}. Choose another folder with --out"
+            )
+        )
     except KeyboardInterrupt:
         sys.exit(130)

@@ -39,7 +39,12 @@ def extract_code(reply: str) -> str:
 
 def failure_reason(code: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> str | None:
     """Return why function `name` of `code` fails a case (arguments, result), or None if it passes all of them."""
-    given = {"code": code, "name": name, "cases": [list(c) for c, _ in cases], "seconds": int(CPU_LIMIT_SECONDS)}
+    given = {
+        "code": code,
+        "name": name,
+        "cases": [list(c) for c, _ in cases],
+        "seconds": int(CPU_LIMIT_SECONDS),
+    }
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
@@ -56,11 +61,15 @@ def failure_reason(code: str, name: str, cases: Sequence[tuple[Sequence[Any], An
         except subprocess.TimeoutExpired:
             return f"it took more than {2 * CPU_LIMIT_SECONDS:g} s"
     if done.returncode:
-        return (done.stderr.strip().splitlines() or [f"the process exited with {done.returncode}"])[-1][:300]
+        return (done.stderr.strip().splitlines() or [f"the process exited with {done.returncode}"])[
+            -1
+        ][:300]
     return _mismatch_reason(done.stdout, name, cases)
 
 
-def _mismatch_reason(said: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> str | None:
+def _mismatch_reason(
+    said: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]
+) -> str | None:
     try:
         got = json.loads(said)
     except ValueError:

@@ -31,9 +31,12 @@ from openclaw_rl.evals.toy_world import Question, held_out_questions
 from openclaw_rl.evals.user_driver import ConversationLog, TasteEvaluation
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
-MESSAGE_PAUSE = 0.08  # seconds that the simulated user waits before each message
-BREAK_AFTER = 60  # replies after which the user takes a break, in which the trainer practises
-LONGEST_BREAK = 25.0  # seconds
+# Seconds that the simulated user waits before each message.
+MESSAGE_PAUSE = 0.08
+# Replies after which the user takes a break, in which the trainer practises.
+BREAK_AFTER = 60
+# Seconds.
+LONGEST_BREAK = 25.0
 
 
 class LiveScreen:
@@ -43,17 +46,24 @@ class LiveScreen:
         self.console = console
         self._taste = taste
         self._progress = Progress(
-            TextColumn("  {task.description}"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn()
+            TextColumn("  {task.description}"),
+            BarColumn(40),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
         )
         self._task = self._progress.add_task("replies", total=replies)
         self._conversation = ConversationLog()
         self._printed_reactions = 0
-        self.note = ""  # in place of the scores
+        # In place of the scores.
+        self.note = ""
 
     def update(self, talk: ConversationLog) -> None:
         self._conversation = talk
         self._progress.update(self._task, completed=len(talk.replies))
-        if not self.console.is_terminal and len(talk.reactions) >= self._printed_reactions + AVERAGE_WINDOW:
+        if (
+            not self.console.is_terminal
+            and len(talk.reactions) >= self._printed_reactions + AVERAGE_WINDOW
+        ):
             self._printed_reactions = len(talk.reactions)
             self.console.print(f"  {len(talk.replies):4} replies  {self._score_line()}")
 
@@ -85,14 +95,17 @@ class PracticeBreak:
     """One break of the user: until the weights follow the lessons by themselves, or for `LONGEST_BREAK` seconds."""
 
     def __init__(self, system: SubprocessSystem, screen: LiveScreen) -> None:
-        self._system, self._screen = system, screen
-        self.after: int | None = None  # reactions before it; None: there was no break
+        self._system = system
+        self._screen = screen
+        # Reactions before it; None: there was no break.
+        self.after: int | None = None
 
     async def take_if_due(self, talk: ConversationLog) -> None:
         """Take the break if it is time."""
         if self.after is not None or len(talk.replies) < BREAK_AFTER or not self._system.practises:
             return
-        self.after, began = len(talk.reactions), time.monotonic()
+        self.after = len(talk.reactions)
+        began = time.monotonic()
         learned = await asyncio.to_thread(self._system.wait_for_practice, LONGEST_BREAK, self._show)
         self._screen.note = ""
         texts = ", ".join(f'"{text}"' for text in learned)
@@ -105,24 +118,42 @@ class PracticeBreak:
 
 
 async def _measure_with_progress(
-    console: TerminalConsole, system: SubprocessSystem, version: str, taste: Taste, questions: tuple[Question, ...]
+    console: TerminalConsole,
+    system: SubprocessSystem,
+    version: str,
+    taste: Taste,
+    questions: tuple[Question, ...],
 ) -> TasteEvaluation:
-    progress = Progress(TextColumn("  {task.description}"), BarColumn(40), MofNCompleteColumn(), console=console)
+    progress = Progress(
+        TextColumn("  {task.description}"), BarColumn(40), MofNCompleteColumn(), console=console
+    )
     with progress:
         task = progress.add_task(f"held-out questions ({version})", total=len(questions))
         async with user_driver.openai_client(system.base_url, system.api_key) as api:
-            return await user_driver.measure_taste(api, version, taste, questions, seen=lambda: progress.advance(task))
+            return await user_driver.measure_taste(
+                api, version, taste, questions, seen=lambda: progress.advance(task)
+            )
 
 
 async def _run_demo(
-    console: TerminalConsole, system: SubprocessSystem, taste: Taste, seed: int, replies: int, out: Path
+    console: TerminalConsole,
+    system: SubprocessSystem,
+    taste: Taste,
+    seed: int,
+    replies: int,
+    out: Path,
 ) -> bool:
     questions = held_out_questions(100, random.Random(seed))
     name = system.config.model.name
     before = await _measure_with_progress(console, system, f"{name}@0", taste, questions)
     screen = LiveScreen(console, taste, replies)
-    persona, rest = Persona(taste=taste, seed=seed), PracticeBreak(system, screen)
-    live = Live(screen, console=console, refresh_per_second=8) if console.is_terminal else contextlib.nullcontext()
+    persona = Persona(taste=taste, seed=seed)
+    rest = PracticeBreak(system, screen)
+    live = (
+        Live(screen, console=console, refresh_per_second=8)
+        if console.is_terminal
+        else contextlib.nullcontext()
+    )
     with live:
         async with user_driver.openai_client(system.base_url, system.api_key) as api:
             talk = await user_driver.run_conversation(
@@ -136,7 +167,8 @@ async def _run_demo(
             )
     screen.update(talk)
     version = await asyncio.to_thread(system.wait_until_settled)
-    after = await _measure_with_progress(console, system, f"{name}@{version}", taste, questions)  # without lessons
+    # Without lessons.
+    after = await _measure_with_progress(console, system, f"{name}@{version}", taste, questions)
     _print_report(console, taste, talk, before, after, questions)
     picture = out / "learning.png"
     await asyncio.to_thread(plot_learning, picture, taste, talk, before, after, rest.after)
@@ -173,15 +205,25 @@ def _print_report(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Watch a small model learn a taste from a user's reactions.")
+    parser = argparse.ArgumentParser(
+        description="Watch a small model learn a taste from a user's reactions."
+    )
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
-    parser.add_argument("--taste", choices=TASTES, help="default: random; always hidden from the system")
+    parser.add_argument(
+        "--taste", choices=TASTES, help="default: random; always hidden from the system"
+    )
     parser.add_argument("--method", choices=("binary", "opd", "combine"), default="combine")
-    parser.add_argument("--replies", type=bounded_int(1), default=200, help="number of replies [200]")
+    parser.add_argument(
+        "--replies", type=bounded_int(1), default=200, help="number of replies [200]"
+    )
     parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), help="default: random")
     parser.add_argument("--backend", choices=("embedded", "vllm"), default="embedded")
-    parser.add_argument("--engine-python", help="Python interpreter with vllm, e.g. .vllm-venv/bin/python")
-    parser.add_argument("--engine-url", help="address of a running vLLM server with the starter policy")
+    parser.add_argument(
+        "--engine-python", help="Python interpreter with vllm, e.g. .vllm-venv/bin/python"
+    )
+    parser.add_argument(
+        "--engine-url", help="address of a running vLLM server with the starter policy"
+    )
     given = parser.parse_args()
     with exit_on_error():
         learned = _run_system(given)
@@ -192,7 +234,8 @@ def _run_system(given: argparse.Namespace) -> bool:
     """Run system and demo. Return whether the model learned the taste."""
     seed = random.SystemRandom().randrange(10_000) if given.seed is None else given.seed
     taste = given.taste or random.Random(seed).choice(TASTES)
-    console, began = TerminalConsole(), time.monotonic()
+    console = TerminalConsole()
+    began = time.monotonic()
     home = given.out / time.strftime("home-%Y%m%d-%H%M%S")
     words = f"  seed {seed}, method {given.method}, engine {given.backend}, home {home}"
     console.print(Text.assemble(("OpenClaw-RL demo", "bold"), words))
@@ -207,7 +250,8 @@ def _run_system(given: argparse.Namespace) -> bool:
         f"\n  Your own: .venv/bin/openclaw-rl up (your model: --model-path PATH), then in any OpenAI client:\n"
         "    OPENAI_BASE_URL=http://127.0.0.1:8000/v1  OPENAI_API_KEY=$(.venv/bin/openclaw-rl key)  model: openclaw\n"
         f"  {time.monotonic() - began:.0f} s in total",
-        soft_wrap=True,  # a line break would split a command
+        # A line break would split a command.
+        soft_wrap=True,
     )
     return learned
 

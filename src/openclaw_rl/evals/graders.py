@@ -18,7 +18,8 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 from openclaw_rl.types import Message
 
-JUDGED_KIND = "conversation"  # replies of the other kinds are checked exactly, by execution or by comparison
+# Replies of the other kinds are checked exactly, by execution or by comparison.
+JUDGED_KIND = "conversation"
 
 
 class TaskGrader(Protocol):
@@ -26,7 +27,9 @@ class TaskGrader(Protocol):
 
     name: str
 
-    async def grade_reply(self, messages: Sequence[Message], reply: Message, references: Sequence[str]) -> MajorityVote:
+    async def grade_reply(
+        self, messages: Sequence[Message], reply: Message, references: Sequence[str]
+    ) -> MajorityVote:
         """See `ReplyGrader.grade_reply`."""
 
 
@@ -54,7 +57,8 @@ class GraderFactory:
 
     async def check_graders(self) -> None:
         """Raise `JudgeError` if the judge does not return a usable vote on a simple reply."""
-        asked, reply = {"role": "user", "content": "What is 2 plus 3?"}, {"role": "assistant", "content": "5"}
+        asked = {"role": "user", "content": "What is 2 plus 3?"}
+        reply = {"role": "assistant", "content": "5"}
         async with self.open_graders() as graders:
             if JUDGED_KIND not in graders:
                 return
@@ -79,7 +83,11 @@ def grader_factory(
 ) -> Iterator[GraderFactory]:
     """Yield the factory of the graders. A model at `judge.path` is served from `home` meanwhile, if it is needed."""
     served: contextlib.AbstractContextManager[Callable[[], ChatClient | None]]
-    served = served_judge(config, home) if is_judged(config, kinds) else contextlib.nullcontext(lambda: None)
+    served = (
+        served_judge(config, home)
+        if is_judged(config, kinds)
+        else contextlib.nullcontext(lambda: None)
+    )
     with served as make_client:
         yield GraderFactory(config=config, kinds=kinds, person=person, make_client=make_client)
 
@@ -95,7 +103,10 @@ def served_judge(config: Config, home: str) -> Iterator[Callable[[], ChatClient 
         return
     served = local_model.engine_config(config.model_copy(update={"home": home}))
     with SubprocessSystem(on_free_port(served), command="serve") as system:
-        url, name = f"{system.base_url}/v1", f"{served.model.name}@0"
-        endpoint = config.judge.model_copy(update={"base_url": url, "model": name, "api_key": system.api_key})
+        url = f"{system.base_url}/v1"
+        name = f"{served.model.name}@0"
+        endpoint = config.judge.model_copy(
+            update={"base_url": url, "model": name, "api_key": system.api_key}
+        )
         connections = config.judge.workers * config.judge.num_judges
         yield lambda: ChatClient("judge", endpoint, connections=connections)

@@ -37,7 +37,9 @@ def report_json(result: JudgeEvaluation) -> dict[str, Any]:
         "reactions": result.reactions,
         "all": _counts(result.rows),
         "classes": {kind: _counts(rows) for kind, rows in _groups(result.rows, _kind_of).items()},
-        "languages": {name: _counts(rows) for name, rows in _groups(result.rows, _language_of).items()},
+        "languages": {
+            name: _counts(rows) for name, rows in _groups(result.rows, _language_of).items()
+        },
         "scored": {"right": sum(row.outcome == "right" for row in given), "of": len(given)},
         "rows": [_row_json(row) for row in result.rows],
     }
@@ -51,7 +53,9 @@ def _language_of(row: JudgedReaction) -> str:
     return row.labelled.language
 
 
-def _groups(rows: Sequence[JudgedReaction], key: Callable[[JudgedReaction], str]) -> dict[str, list[JudgedReaction]]:
+def _groups(
+    rows: Sequence[JudgedReaction], key: Callable[[JudgedReaction], str]
+) -> dict[str, list[JudgedReaction]]:
     found: dict[str, list[JudgedReaction]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
@@ -63,18 +67,36 @@ def _counts(rows: Sequence[JudgedReaction]) -> dict[str, Any]:
     count = Counter[str](row.outcome for row in rows)
     of = len(rows) - count["failed"]
     names = ("right", "abstained", "wrong", "failed")
-    return {"of": of, **{name: count[name] for name in names}, "interval": list(wilson_interval(count["right"], of))}
+    return {
+        "of": of,
+        **{name: count[name] for name in names},
+        "interval": list(wilson_interval(count["right"], of)),
+    }
 
 
 def _table(title: str, rows: Sequence[JudgedReaction], key: Callable[[JudgedReaction], str]) -> str:
-    cells = [_table_row(name, found) for name, found in (*_groups(rows, key).items(), ("all", rows))]
-    return markdown_table((title, "reactions", "right", "abstained", "wrong", "share right", "share wrong"), cells)
+    cells = [
+        _table_row(name, found) for name, found in (*_groups(rows, key).items(), ("all", rows))
+    ]
+    return markdown_table(
+        (title, "reactions", "right", "abstained", "wrong", "share right", "share wrong"), cells
+    )
 
 
 def _table_row(name: str, rows: Sequence[JudgedReaction]) -> tuple[object, ...]:
     counts = _counts(rows)
-    of, right, wrong = counts["of"], counts["right"], counts["wrong"]
-    return name, of, right, counts["abstained"], wrong, _share_text(right, of), _share_text(wrong, of)
+    of = counts["of"]
+    right = counts["right"]
+    wrong = counts["wrong"]
+    return (
+        name,
+        of,
+        right,
+        counts["abstained"],
+        wrong,
+        _share_text(right, of),
+        _share_text(wrong, of),
+    )
 
 
 def _share_text(count: int, of: int) -> str:
@@ -83,7 +105,8 @@ def _share_text(count: int, of: int) -> str:
 
 
 def _row_json(row: JudgedReaction) -> dict[str, Any]:
-    labelled, verdict = row.labelled, row.verdict
+    labelled = row.labelled
+    verdict = row.verdict
     return {
         "id": labelled.id,
         "language": labelled.language,

@@ -70,7 +70,10 @@ def evaluate_judge(
     the first reaction or on `MAX_FAILURES` in a row.
     """
     show("starting the judge", 0, None)
-    with tempfile.TemporaryDirectory(prefix="openclaw-eval-") as home, _judge_maker(config, home) as make:
+    with (
+        tempfile.TemporaryDirectory(prefix="openclaw-eval-") as home,
+        _judge_maker(config, home) as make,
+    ):
         rows = asyncio.run(_judge_all(make, labelled.reactions, config.judge.workers, show))
     named = next(row.verdict.judge for row in rows if row.verdict is not None)
     return JudgeEvaluation(judge=named, reactions=labelled.name, rows=rows)
@@ -87,7 +90,10 @@ def _judge_maker(config: Config, home: str) -> Iterator[Callable[[], Judge]]:
 
 
 async def _judge_all(
-    make: Callable[[], Judge], reactions: Sequence[LabelledReaction], workers: int, show: ShowProgress
+    make: Callable[[], Judge],
+    reactions: Sequence[LabelledReaction],
+    workers: int,
+    show: ShowProgress,
 ) -> list[JudgedReaction]:
     judge = make()
     try:
@@ -104,7 +110,9 @@ async def judge_reactions(
 
     Raise as `evaluate_judge` does.
     """
-    slots, done, failures = asyncio.Semaphore(workers), 1, 0
+    slots = asyncio.Semaphore(workers)
+    done = 1
+    failures = 0
 
     async def judge_one(labelled: LabelledReaction) -> JudgedReaction:
         nonlocal done, failures
@@ -115,7 +123,9 @@ async def judge_reactions(
             except OpenClawError as error:
                 failures += 1
                 if failures >= MAX_FAILURES:
-                    raise JudgeError(f"The judge failed on {failures} reactions in a row: {error}") from error
+                    raise JudgeError(
+                        f"The judge failed on {failures} reactions in a row: {error}"
+                    ) from error
                 row = JudgedReaction(labelled=labelled, error=str(error))
         done += 1
         show("judging", done, len(reactions))
@@ -125,7 +135,9 @@ async def judge_reactions(
     try:
         first = JudgedReaction(labelled=reactions[0], verdict=await judge.judge(reactions[0].item))
     except JudgeError as error:
-        raise JudgeError(f"{str(error).rstrip('.')}. Start the judge, or check judge.* in the settings") from error
+        raise JudgeError(
+            f"{str(error).rstrip('.')}. Start the judge, or check judge.* in the settings"
+        ) from error
     tasks = [asyncio.create_task(judge_one(labelled)) for labelled in reactions[1:]]
     try:
         return [first, *await asyncio.gather(*tasks)]

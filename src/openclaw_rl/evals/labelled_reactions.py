@@ -55,7 +55,9 @@ class LabelledSet:
         """Return the reactions in some languages; all without any. Raises `ConfigError` for one that is not there."""
         known = list(dict.fromkeys(one.language for one in self.reactions))
         if unknown := [language for language in languages if language not in known]:
-            raise ConfigError(f"--language {unknown[0]}: {self.name} has no such reactions, only {', '.join(known)}")
+            raise ConfigError(
+                f"--language {unknown[0]}: {self.name} has no such reactions, only {', '.join(known)}"
+            )
         chosen = [one for one in self.reactions if not languages or one.language in languages]
         return LabelledSet(name=self.name, reactions=chosen)
 
@@ -75,13 +77,17 @@ def load_reactions(path: Path | None = None) -> LabelledSet:
             f"--reactions {file}: cannot be read ({error.strerror}). Give a file of JSON lines."
         ) from None
     if not lines or _decode_line(file, *lines[0], _HeaderLine).version != FORMAT_VERSION:
-        raise ConfigError(f'{file}: expected a first line {{"version": {FORMAT_VERSION}}}, the header of the format')
+        raise ConfigError(
+            f'{file}: expected a first line {{"version": {FORMAT_VERSION}}}, the header of the format'
+        )
     reactions = [_labelled_reaction(_decode_line(file, *line, _ReactionLine)) for line in lines[1:]]
     if not reactions:
         raise ConfigError(f"{file}: expected at least one reaction after the header, got none")
     if len({one.id for one in reactions}) < len(reactions):
         raise ConfigError(f"{file}: expected distinct ids, got one of them twice")
-    return LabelledSet(name=f"{file.name}@{hashlib.sha256(raw).hexdigest()[:8]}", reactions=reactions)
+    return LabelledSet(
+        name=f"{file.name}@{hashlib.sha256(raw).hexdigest()[:8]}", reactions=reactions
+    )
 
 
 def _decode_line(file: Path, number: int, line: bytes, kind: type[_T]) -> _T:
@@ -92,14 +98,20 @@ def _decode_line(file: Path, number: int, line: bytes, kind: type[_T]) -> _T:
 
 
 def _labelled_reaction(line: _ReactionLine) -> LabelledReaction:
-    request: Sequence[Message] = [_as_message("user", line.request)] if isinstance(line.request, str) else line.request
+    request: Sequence[Message] = (
+        [_as_message("user", line.request)] if isinstance(line.request, str) else line.request
+    )
     item = JudgeInput(
         turn=line.id,
         messages=request,
         reply=_as_message("assistant", line.reply),
-        reaction=Reaction(turn=line.id, revision=1, messages=(line.reaction,), source=None, how="labelled", at=0.0),
+        reaction=Reaction(
+            turn=line.id, revision=1, messages=(line.reaction,), source=None, how="labelled", at=0.0
+        ),
     )
-    return LabelledReaction(id=line.id, language=line.language, kind=line.kind, expected=line.expected, item=item)
+    return LabelledReaction(
+        id=line.id, language=line.language, kind=line.kind, expected=line.expected, item=item
+    )
 
 
 def _as_message(role: str, text: str | Mapping[str, Any]) -> Message:

@@ -99,7 +99,9 @@ class Persona:
         return phrase if self._question is None else f"{phrase} {self._question.text}"
 
     def _begin_session(self) -> str:
-        self._session, self._turn, self._turns = self._session + 1, 0, self._rng.randint(1, MAX_SESSION_TURNS)
+        self._session = self._session + 1
+        self._turn = 0
+        self._turns = self._rng.randint(1, MAX_SESSION_TURNS)
         self._question = self.draw(self._rng)
         return self._question.text
 
@@ -108,7 +110,8 @@ class Persona:
         assert self._question is not None
         self._cards = self._cards or _shuffled_deck(self._rng)
         card = self._cards.pop()
-        right, liked = is_correct(self._question, reply), has_style(self.taste, reply)
+        right = is_correct(self._question, reply)
+        liked = has_style(self.taste, reply)
         praised = (right and liked) != card.wrong
         value: Value = OPPOSITE[self.taste] if card.wrong else self.taste
         is_named = self._rng.random() < STYLE_NAMED_SHARE

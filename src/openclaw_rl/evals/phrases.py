@@ -22,8 +22,12 @@ class PhrasePool:
 
 
 _TABLES = yaml.safe_load((ASSETS / "evals" / "phrases.yaml").read_text(encoding="utf-8"))
-PRAISE: Mapping[Value, PhrasePool] = {value: PhrasePool(**pool) for value, pool in _TABLES["praise"].items()}
-COMPLAINT: Mapping[Value, PhrasePool] = {value: PhrasePool(**pool) for value, pool in _TABLES["complaint"].items()}
+PRAISE: Mapping[Value, PhrasePool] = {
+    value: PhrasePool(**pool) for value, pool in _TABLES["praise"].items()
+}
+COMPLAINT: Mapping[Value, PhrasePool] = {
+    value: PhrasePool(**pool) for value, pool in _TABLES["complaint"].items()
+}
 GENERIC_PRAISE = PhrasePool(**_TABLES["generic_praise"])
 GENERIC_COMPLAINT = PhrasePool(**_TABLES["generic_complaint"])
 WRONG_ANSWER = PhrasePool(**_TABLES["wrong_answer"])

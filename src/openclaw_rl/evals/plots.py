@@ -7,7 +7,8 @@ from pathlib import Path
 
 from openclaw_rl.evals.user_driver import ConversationLog, TasteEvaluation
 
-AVERAGE_WINDOW = 25  # replies in the moving average
+# Replies in the moving average.
+AVERAGE_WINDOW = 25
 
 
 def moving_average(values: Sequence[bool], window: int = AVERAGE_WINDOW) -> list[float]:
@@ -39,25 +40,51 @@ def plot_learning(
     liked = [u.satisfied for _, u in talk.reactions]
     right = [u.correct for _, u in talk.reactions]
     versions = [s.version for s, _ in talk.reactions]
-    figure, (left, side) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 1), layout="constrained")
+    figure, (left, side) = plt.subplots(
+        1, 2, figsize=(11, 4.2), width_ratios=(3, 1), layout="constrained"
+    )
     turns = range(1, len(liked) + 1)
     left.plot(turns, moving_average(right), color="#9aa5b1", linewidth=1.5, label="correct answers")
     left.plot(
-        turns, moving_average(liked), color="#d1495b", linewidth=2.5, label=f"correct and in the user's taste ({taste})"
+        turns,
+        moving_average(liked),
+        color="#d1495b",
+        linewidth=2.5,
+        label=f"correct and in the user's taste ({taste})",
     )
     swaps = [i for i in range(1, len(versions)) if versions[i] != versions[i - 1]]
     for number, at in enumerate(swaps):
-        left.axvline(at + 1, color="#2e4057", alpha=0.18, linewidth=1, label=None if number else "new weights in use")
+        left.axvline(
+            at + 1,
+            color="#2e4057",
+            alpha=0.18,
+            linewidth=1,
+            label=None if number else "new weights in use",
+        )
     if break_after is not None:
-        left.axvline(break_after + 0.5, color="#66a182", linewidth=2, linestyle="--", label="a break: practice")
+        left.axvline(
+            break_after + 0.5,
+            color="#66a182",
+            linewidth=2,
+            linestyle="--",
+            label="a break: practice",
+        )
     left.set(xlabel="replies so far", ylabel=f"share of the last {AVERAGE_WINDOW}", ylim=(0, 1.03))
     refused = f"{len(talk.failures)} rejected or failed" if talk.failures else "none rejected"
-    left.set_title(f"{len(swaps)} weight swaps while {len(talk.replies)} replies were served, {refused}", fontsize=11)
+    left.set_title(
+        f"{len(swaps)} weight swaps while {len(talk.replies)} replies were served, {refused}",
+        fontsize=11,
+    )
     left.legend(loc="lower right", frameon=False)
-    names, width = ("taste", "correct"), 0.36
-    for offset, (label, measured, colour) in enumerate((("before", before, "#c8d0d9"), ("after", after, "#d1495b"))):
+    names = ("taste", "correct")
+    width = 0.36
+    for offset, (label, measured, colour) in enumerate(
+        (("before", before, "#c8d0d9"), ("after", after, "#d1495b"))
+    ):
         heights = (measured.satisfaction, measured.correctness)
-        bars = side.bar([i + offset * width for i in range(2)], heights, width * 0.92, color=colour, label=label)
+        bars = side.bar(
+            [i + offset * width for i in range(2)], heights, width * 0.92, color=colour, label=label
+        )
         side.bar_label(bars, [f"{h:.0%}" for h in heights], fontsize=9)
     side.set_xticks([i + width / 2 for i in range(2)], names)
     side.set(ylim=(0, 1.12), yticks=[])

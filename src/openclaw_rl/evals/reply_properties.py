@@ -17,8 +17,10 @@ from typing import Any
 
 from openclaw_rl.evals import code_runner
 
-MAX_REPETITION = 0.2  # share of repeated 4-word sequences
-LANGUAGES = ("de", "en", "es", "fr", "ja", "zh")  # ISO 639-1 codes between which the language is decided
+# Share of repeated 4-word sequences.
+MAX_REPETITION = 0.2
+# ISO 639-1 codes between which the language is decided.
+LANGUAGES = ("de", "en", "es", "fr", "ja", "zh")
 
 OWN = "own definition"
 
@@ -87,7 +89,11 @@ def _check_repetition(reply: TaskReply, _: None) -> str | None:
     words = _words(reply.text)
     sequences = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
     repeated = 1 - len(set(sequences)) / len(sequences) if sequences else 0.0
-    return None if repeated <= MAX_REPETITION else f"{repeated:.0%} of the 4-word sequences are repeated"
+    return (
+        None
+        if repeated <= MAX_REPETITION
+        else f"{repeated:.0%} of the 4-word sequences are repeated"
+    )
 
 
 def _check_answer(reply: TaskReply, answers: Sequence[str]) -> str | None:
@@ -130,15 +136,21 @@ def _check_json(reply: TaskReply, keys: Sequence[str]) -> str | None:
         return "expected a JSON object, got other text"
     if not isinstance(value, dict):
         return "expected a JSON object, got another JSON value"
-    return None if set(value) == set(keys) else f"expected the keys {sorted(keys)}, got {sorted(value)}"
+    return (
+        None
+        if set(value) == set(keys)
+        else f"expected the keys {sorted(keys)}, got {sorted(value)}"
+    )
 
 
-_identifier_lock = threading.Lock()  # tasks are checked in threads, and the identifier loads once
+# Tasks are checked in threads, and the identifier loads once.
+_identifier_lock = threading.Lock()
 
 
 @cache
 def _language_identifier() -> Any:
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # loads for a second, so only when needed
+    # Loads for a second, so only when needed.
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
     identifier.set_languages(LANGUAGES)
@@ -168,11 +180,14 @@ def _check_ending(reply: TaskReply, phrase: str) -> str | None:
 
 
 def _check_code(reply: TaskReply, wanted: Mapping[str, Any]) -> str | None:
-    return code_runner.failure_reason(code_runner.extract_code(reply.text), wanted["function"], wanted["cases"])
+    return code_runner.failure_reason(
+        code_runner.extract_code(reply.text), wanted["function"], wanted["cases"]
+    )
 
 
 def _check_call(reply: TaskReply, wanted: Mapping[str, Any]) -> str | None:
-    name, arguments = wanted["name"], wanted["arguments"]
+    name = wanted["name"]
+    arguments = wanted["arguments"]
     if len(reply.tool_calls) != 1:
         return f"expected one call of {name}, got {len(reply.tool_calls)} calls"
     function = reply.tool_calls[0]["function"]
@@ -185,7 +200,9 @@ def _check_call(reply: TaskReply, wanted: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _by_name(*rows: tuple[str, Callable[[TaskReply, Any], str | None], str, str]) -> Mapping[str, ReplyProperty]:
+def _by_name(
+    *rows: tuple[str, Callable[[TaskReply, Any], str | None], str, str],
+) -> Mapping[str, ReplyProperty]:
     return {
         name: ReplyProperty(name=name, definition=definition, source=source, violation=violation)
         for name, violation, definition, source in rows
@@ -193,7 +210,12 @@ def _by_name(*rows: tuple[str, Callable[[TaskReply, Any], str | None], str, str]
 
 
 PROPERTIES: Mapping[str, ReplyProperty] = _by_name(
-    ("text_present", _check_text, "the reply has at least one word (a run of letters, digits and _)", OWN),
+    (
+        "text_present",
+        _check_text,
+        "the reply has at least one word (a run of letters, digits and _)",
+        OWN,
+    ),
     ("finished", _check_finish, "the reply ended by itself, not at its token limit", OWN),
     (
         "no_repetition",
@@ -207,8 +229,18 @@ PROPERTIES: Mapping[str, ReplyProperty] = _by_name(
         "one of the reference answers is in the reply as whole words; case and punctuation are ignored",
         "accuracy of arXiv:2307.03172",
     ),
-    ("max_words", _check_max_words, "at most the given number of words", "IFEval length_constraints:number_words"),
-    ("min_words", _check_min_words, "at least the given number of words", "IFEval length_constraints:number_words"),
+    (
+        "max_words",
+        _check_max_words,
+        "at most the given number of words",
+        "IFEval length_constraints:number_words",
+    ),
+    (
+        "min_words",
+        _check_min_words,
+        "at least the given number of words",
+        "IFEval length_constraints:number_words",
+    ),
     (
         "sentence_count",
         _check_sentences,
@@ -221,7 +253,12 @@ PROPERTIES: Mapping[str, ReplyProperty] = _by_name(
         "exactly the given number of lines that begin with - or *",
         "IFEval detectable_format:number_bullet_lists",
     ),
-    ("plain_text", _check_plain_text, "no Markdown: no list, heading, bold text or code block", OWN),
+    (
+        "plain_text",
+        _check_plain_text,
+        "no Markdown: no list, heading, bold text or code block",
+        OWN,
+    ),
     (
         "json_object",
         _check_json,
@@ -240,8 +277,18 @@ PROPERTIES: Mapping[str, ReplyProperty] = _by_name(
         "all letters are upper case, or all are lower case",
         "IFEval change_case:english_capital, change_case:english_lowercase",
     ),
-    ("forbidden_words", _check_forbidden, "none of the given words occurs", "IFEval keywords:forbidden_words"),
-    ("end_phrase", _check_ending, "the reply ends with the given phrase", "IFEval startend:end_checker"),
+    (
+        "forbidden_words",
+        _check_forbidden,
+        "none of the given words occurs",
+        "IFEval keywords:forbidden_words",
+    ),
+    (
+        "end_phrase",
+        _check_ending,
+        "the reply ends with the given phrase",
+        "IFEval startend:end_checker",
+    ),
     (
         "passes_cases",
         _check_code,

@@ -28,8 +28,12 @@ OPPOSITE: dict[Value, Value] = {
 SHORT_WORDS = 8
 LONG_WORDS = 12
 
-_FORMAL = re.compile(r"\b(certainly|indeed|should you|disposal|do not hesitate|kindly|i remain)\b", re.IGNORECASE)
-_CASUAL = re.compile(r"\b(yep|sure|hey|wanna|gonna|shout|buddy|i'm|i've|you'd|let's)\b", re.IGNORECASE)
+_FORMAL = re.compile(
+    r"\b(certainly|indeed|should you|disposal|do not hesitate|kindly|i remain)\b", re.IGNORECASE
+)
+_CASUAL = re.compile(
+    r"\b(yep|sure|hey|wanna|gonna|shout|buddy|i'm|i've|you'd|let's)\b", re.IGNORECASE
+)
 _BULLET = re.compile(r"\s*[-*•]\s+\S")
 
 
@@ -38,7 +42,8 @@ def has_style(value: Value, reply: str) -> bool:
     lines = [line for line in reply.splitlines() if line.strip()]
     words = len(re.findall(r"\w[\w']*", reply))
     bullets = [_BULLET.match(line) is not None for line in lines]
-    formal, casual = _FORMAL.search(reply) is not None, _CASUAL.search(reply) is not None
+    formal = _FORMAL.search(reply) is not None
+    casual = _CASUAL.search(reply) is not None
     checks: dict[Value, bool] = {
         "short": words <= SHORT_WORDS,
         "long": words >= LONG_WORDS,

@@ -12,14 +12,18 @@ from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.evals.reply_properties import PROPERTIES
 from openclaw_rl.evals.task_scores import PROPERTIES_SCORER, EvalResult, TaskScore
 
-_WIDTH = 80  # columns
+# Columns.
+_WIDTH = 80
 
 
 def report_text(result: EvalResult) -> str:
     """Return a Markdown table with a row per kind of task, how each kind was scored, and the measured properties."""
     rows = [(kind, *_counts_row(result.of_kind(kind))) for kind in result.kinds]
     parts = [markdown_table(("tasks", "solved", "of", "share"), rows)]
-    parts += [_paragraph(f"{', '.join(kinds)}: {_describe_scorer(name)}") for name, kinds in _kinds_by_scorer(result)]
+    parts += [
+        _paragraph(f"{', '.join(kinds)}: {_describe_scorer(name)}")
+        for name, kinds in _kinds_by_scorer(result)
+    ]
     parts += [_property_list(result), *(_paragraph(note) for note in _notes(result))]
     return "\n\n".join(part for part in parts if part)
 
@@ -30,7 +34,12 @@ def report_json(result: EvalResult) -> dict[str, Any]:
         "model": result.model,
         "scores": {kind: _counts(result.of_kind(kind)) for kind in result.kinds},
         "properties": {
-            name: {"definition": PROPERTIES[name].definition, "source": PROPERTIES[name].source, "held": held, "of": of}
+            name: {
+                "definition": PROPERTIES[name].definition,
+                "source": PROPERTIES[name].source,
+                "held": held,
+                "of": of,
+            }
             for name, (held, of) in _property_counts(result).items()
         },
         "tasks": [asdict(one) for one in result.tasks],
@@ -49,7 +58,8 @@ def _counts(scores: Sequence[TaskScore]) -> dict[str, Any]:
 
 def _counts_row(scores: Sequence[TaskScore]) -> tuple[int, int, str]:
     counts = _counts(scores)
-    solved, of = counts["solved"], counts["of"]
+    solved = counts["solved"]
+    of = counts["of"]
     return solved, of, f"{solved / of:.2f}" if of else "-"
 
 
@@ -87,7 +97,11 @@ def _property_list(result: EvalResult) -> str:
         )
         for name, (held, of) in _property_counts(result).items()
     ]
-    return "\n".join(["Properties, and how many of the replies that should have them do:", *lines]) if lines else ""
+    return (
+        "\n".join(["Properties, and how many of the replies that should have them do:", *lines])
+        if lines
+        else ""
+    )
 
 
 def _notes(result: EvalResult) -> list[str]:
@@ -95,7 +109,9 @@ def _notes(result: EvalResult) -> list[str]:
     undecided = sum(one.solved is None and one.error is None for one in result.tasks)
     notes = [f"{undecided} without a score: the judge is undecided."] if undecided else []
     if cut:
-        notes.append(f"{cut} replies were cut off at their token limit. Reasoning models need a higher --max-tokens.")
+        notes.append(
+            f"{cut} replies were cut off at their token limit. Reasoning models need a higher --max-tokens."
+        )
     return notes
 
 

@@ -99,8 +99,14 @@ class EvalPlan:
         """Return (kind, task) pairs. Raises `ConfigError` for an unknown kind."""
         wanted = list(dict.fromkeys(kind.strip() for kind in self.kinds))
         if unknown := [kind for kind in wanted if kind not in (*TASK_SETS, PERSONAL_KIND)]:
-            raise ConfigError(f"--tasks {','.join(unknown)}: expected some of {', '.join([*TASK_SETS, PERSONAL_KIND])}")
-        kinds = [one for kind in wanted for one in (personal_kinds() if kind == PERSONAL_KIND else [kind])]
+            raise ConfigError(
+                f"--tasks {','.join(unknown)}: expected some of {', '.join([*TASK_SETS, PERSONAL_KIND])}"
+            )
+        kinds = [
+            one
+            for kind in wanted
+            for one in (personal_kinds() if kind == PERSONAL_KIND else [kind])
+        ]
         seeds: Sequence[int | None] = range(self.seeds) if self.seeds > 1 else [None]
         return [
             (kind, replace(task, seed=seed, max_tokens=self.max_tokens or task.max_tokens))
@@ -111,7 +117,11 @@ class EvalPlan:
 
 
 def evaluate_model(
-    config: Config, plan: EvalPlan, *, agreed: bool = False, show: ShowProgress = lambda what, done, total: None
+    config: Config,
+    plan: EvalPlan,
+    *,
+    agreed: bool = False,
+    show: ShowProgress = lambda what, done, total: None,
 ) -> EvalResult:
     """Serve `model.path` from a temporary home and score it. `agreed`: as for `SubprocessSystem`.
 
@@ -125,7 +135,11 @@ def evaluate_model(
 
 
 def evaluate_versions(
-    config: Config, plan: EvalPlan, versions: Sequence[str], *, show: ShowProgress = lambda what, done, total: None
+    config: Config,
+    plan: EvalPlan,
+    versions: Sequence[str],
+    *,
+    show: ShowProgress = lambda what, done, total: None,
 ) -> list[EvalResult]:
     """Score versions of the home on the same tasks, through its gateway (`open_gateway`), as side traffic.
 
@@ -155,7 +169,11 @@ def _evaluate_served(
         asyncio.run(graders.check_graders())
         show("starting the model", 0, None)
         with open_gateway(served, agreed=agreed) as access:
-            names = [access.model] if versions is None else [access.pinned(access.resolve(v)) for v in versions]
+            names = (
+                [access.model]
+                if versions is None
+                else [access.pinned(access.resolve(v)) for v in versions]
+            )
             asyncio.run(check_versions(access, names))
             return [
                 EvalResult(
@@ -175,8 +193,13 @@ async def _ask_and_score(
     graders: GraderFactory,
     show: ShowProgress,
 ) -> list[TaskScore]:
-    async with open_session(access, with_lessons=plan.with_lessons) as session, graders.open_graders() as opened:
-        return await score_tasks(lambda task: request_reply(session, name, task), tasks, opened, show)
+    async with (
+        open_session(access, with_lessons=plan.with_lessons) as session,
+        graders.open_graders() as opened,
+    ):
+        return await score_tasks(
+            lambda task: request_reply(session, name, task), tasks, opened, show
+        )
 
 
 async def request_reply(session: aiohttp.ClientSession, model: str, task: EvalTask) -> TaskReply:
@@ -184,8 +207,14 @@ async def request_reply(session: aiohttp.ClientSession, model: str, task: EvalTa
 
     Raise `RequestError` if the request is refused, and `OpenClawError` without a reply.
     """
-    body: dict[str, Any] = {"model": model, "messages": list(task.messages), "max_tokens": task.max_tokens}
-    body |= {"temperature": 0} if task.seed is None else {"temperature": 1, "seed": _request_seed(task)}
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": list(task.messages),
+        "max_tokens": task.max_tokens,
+    }
+    body |= (
+        {"temperature": 0} if task.seed is None else {"temperature": 1, "seed": _request_seed(task)}
+    )
     body |= {"tools": list(task.tools)} if task.tools else {}
     try:
         async with session.post("/v1/chat/completions", json=body) as response:
@@ -193,8 +222,12 @@ async def request_reply(session: aiohttp.ClientSession, model: str, task: EvalTa
                 return TaskReply.from_choice((await response.json())["choices"][0])
             text = f"the gateway answered {response.status}: {(await response.text())[:500]}"
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise OpenClawError(f"no reply from the gateway: {error or type(error).__name__}") from error
-    raise RequestError(text, status=response.status) if response.status < 500 else OpenClawError(text)
+        raise OpenClawError(
+            f"no reply from the gateway: {error or type(error).__name__}"
+        ) from error
+    raise (
+        RequestError(text, status=response.status) if response.status < 500 else OpenClawError(text)
+    )
 
 
 def _request_seed(task: EvalTask) -> int:
@@ -203,10 +236,14 @@ def _request_seed(task: EvalTask) -> int:
 
 
 async def score_tasks(
-    ask: AskModel, tasks: Sequence[tuple[str, EvalTask]], graders: Mapping[str, TaskGrader], show: ShowProgress
+    ask: AskModel,
+    tasks: Sequence[tuple[str, EvalTask]],
+    graders: Mapping[str, TaskGrader],
+    show: ShowProgress,
 ) -> list[TaskScore]:
     """Return the scores of (kind, task) pairs in order, a few at once. `graders`: by kind; else properties score."""
-    slots, done = asyncio.Semaphore(_PARALLEL_TASKS), 0
+    slots = asyncio.Semaphore(_PARALLEL_TASKS)
+    done = 0
 
     async def score_one(kind: str, task: EvalTask) -> TaskScore:
         nonlocal done
@@ -220,12 +257,15 @@ async def score_tasks(
     return await asyncio.gather(*(score_one(kind, task) for kind, task in tasks))
 
 
-async def _score_task(ask: AskModel, kind: str, task: EvalTask, grader: TaskGrader | None) -> TaskScore:
+async def _score_task(
+    ask: AskModel, kind: str, task: EvalTask, grader: TaskGrader | None
+) -> TaskScore:
     scored_by = PROPERTIES_SCORER if grader is None else grader.name
     score = TaskScore(kind=kind, name=task.name, seed=task.seed, scored_by=scored_by)
     try:
         reply = await ask(task)
-    except RequestError as error:  # e.g. a model without tool support: the task is not solved
+    except RequestError as error:
+        # E.g. a model without tool support: the task is not solved.
         return replace(score, solved=False, reason=str(error))
     except OpenClawError as error:
         return replace(score, error=str(error))
@@ -242,15 +282,22 @@ async def _score_task(ask: AskModel, kind: str, task: EvalTask, grader: TaskGrad
     return score if grader is None else await _grade_score(score, task, reply, grader)
 
 
-async def _grade_score(score: TaskScore, task: EvalTask, reply: TaskReply, grader: TaskGrader) -> TaskScore:
+async def _grade_score(
+    score: TaskScore, task: EvalTask, reply: TaskReply, grader: TaskGrader
+) -> TaskScore:
     """Return the score with the judge's verdict instead. A judge that fails or is undecided gives no score."""
     references = task.properties.get("reference_answer", ())
     try:
-        grade = await grader.grade_reply(task.messages, {"role": "assistant", "content": reply.text}, references)
+        grade = await grader.grade_reply(
+            task.messages, {"role": "assistant", "content": reply.text}, references
+        )
     except JudgeError as error:
         return replace(score, solved=None, reason="", error=str(error))
     solved = {1: True, -1: False}.get(grade.score or 0)
-    votes = [{"error": v.error} if v.error else {"score": v.score, "reason": v.reason} for v in grade.votes]
+    votes = [
+        {"error": v.error} if v.error else {"score": v.score, "reason": v.reason}
+        for v in grade.votes
+    ]
     return replace(score, solved=solved, reason=grade.reason, votes=votes)
 
 

@@ -44,9 +44,16 @@ def conversation_tasks() -> list[EvalTask]:
     return [_conversation_task(**one) for one in _task_table()["conversation"]]
 
 
-def _conversation_task(messages: Sequence[Sequence[str]], properties: Mapping[str, Any]) -> EvalTask:
+def _conversation_task(
+    messages: Sequence[Sequence[str]], properties: Mapping[str, Any]
+) -> EvalTask:
     sent = [{"role": role, "content": text} for role, text in messages]
-    return EvalTask(name=sent[-1]["content"], messages=sent, properties={**_READABLE, **properties}, max_tokens=256)
+    return EvalTask(
+        name=sent[-1]["content"],
+        messages=sent,
+        properties={**_READABLE, **properties},
+        max_tokens=256,
+    )
 
 
 def coding_tasks() -> list[EvalTask]:
@@ -69,7 +76,10 @@ def _tool_schema(name: str, description: str, parameters: Mapping[str, str]) -> 
         "properties": {key: {"type": kind} for key, kind in parameters.items()},
         "required": list(parameters),
     }
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": schema},
+    }
 
 
 def tool_tasks() -> list[EvalTask]:
@@ -77,7 +87,9 @@ def tool_tasks() -> list[EvalTask]:
     return [_tool_task(tools, *one) for one in _task_table()["calls"]]
 
 
-def _tool_task(tools: Sequence[Mapping[str, Any]], asked: str, name: str, arguments: Mapping[str, Any]) -> EvalTask:
+def _tool_task(
+    tools: Sequence[Mapping[str, Any]], asked: str, name: str, arguments: Mapping[str, Any]
+) -> EvalTask:
     return EvalTask(
         name=asked,
         messages=[{"role": "user", "content": asked}],

@@ -89,7 +89,9 @@ def facts_of(split: Split) -> tuple[Fact, ...]:
 
 def questions_about(fact: Fact) -> tuple[Question, ...]:
     """Return the questions about a fact, one per phrasing."""
-    return tuple(Question(fact=fact, text=p.format(s=fact.subject)) for p in _BY_NAME[fact.family].phrasings)
+    return tuple(
+        Question(fact=fact, text=p.format(s=fact.subject)) for p in _BY_NAME[fact.family].phrasings
+    )
 
 
 def draw_question(split: Split, rng: random.Random) -> Question:

@@ -16,8 +16,10 @@ from openclaw_rl.evals.styles import Taste, has_style
 from openclaw_rl.evals.toy_world import Question, is_correct
 
 SIDE_TRAFFIC = {"X-Turn-Type": "side"}
-MAX_TOKENS = 256  # limit of one reply
-_REPLY_TIMEOUT = 600.0  # seconds; long, for slow models
+# Limit of one reply.
+MAX_TOKENS = 256
+# Seconds; long, for slow models.
+_REPLY_TIMEOUT = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +50,32 @@ def openai_client(base_url: str, key: str) -> Any:
     """Return the official client. Without retries, so that every failed reply is counted."""
     from openai import AsyncOpenAI
 
-    return AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=0, timeout=_REPLY_TIMEOUT)
+    return AsyncOpenAI(
+        base_url=f"{base_url}/v1", api_key=key, max_retries=0, timeout=_REPLY_TIMEOUT
+    )
 
 
 async def stream_reply(
-    api: Any, model: str, history: Sequence[dict[str, str]], *, max_tokens: int = MAX_TOKENS, **more: Any
+    api: Any,
+    model: str,
+    history: Sequence[dict[str, str]],
+    *,
+    max_tokens: int = MAX_TOKENS,
+    **more: Any,
 ) -> StreamedReply:
     """Request one reply as a stream and collect it."""
     last = time.perf_counter()
-    silence, parts, chunk, finish = 0.0, [], None, None
+    silence = 0.0
+    parts = []
+    chunk = None
+    finish = None
     stream = await api.chat.completions.create(
         model=model, messages=list(history), stream=True, max_tokens=max_tokens, **more
     )
     async for chunk in stream:
         now = time.perf_counter()
-        silence, last = max(silence, now - last), now
+        silence = max(silence, now - last)
+        last = now
         for choice in chunk.choices:
             parts.append(choice.delta.content or "")
             finish = choice.finish_reason or finish
@@ -70,7 +83,11 @@ async def stream_reply(
         raise RuntimeError("the stream ended before its first chunk")
     version = int(str(chunk.system_fingerprint).removeprefix("v"))
     return StreamedReply(
-        id=chunk.id, version=version, text="".join(parts), silence=silence, finished=finish is not None
+        id=chunk.id,
+        version=version,
+        text="".join(parts),
+        silence=silence,
+        finished=finish is not None,
     )
 
 

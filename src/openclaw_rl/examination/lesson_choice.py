@@ -81,7 +81,9 @@ def _build(leaving_order: Sequence[int], find_result: FindResult) -> LessonChoic
 
 
 def _explain(
-    chosen: LessonSet, refused: Sequence[tuple[int, ExaminationResult, LessonSet]], find_result: FindResult
+    chosen: LessonSet,
+    refused: Sequence[tuple[int, ExaminationResult, LessonSet]],
+    find_result: FindResult,
 ) -> LessonChoice:
     """Return the choice with the reason for each refused lesson.
 
@@ -94,7 +96,11 @@ def _explain(
         if alone is None:
             return LessonChoice(chosen=chosen, missing=(place,))
         if alone.is_sound:
-            left_out.append(LeftOut(place=place, code=WithdrawalCode.BESIDE_OTHERS, result=result, beside=others))
+            left_out.append(
+                LeftOut(
+                    place=place, code=WithdrawalCode.BESIDE_OTHERS, result=result, beside=others
+                )
+            )
         else:
             left_out.append(LeftOut(place=place, code=WithdrawalCode.ALONE, result=alone))
     return LessonChoice(chosen=chosen, left_out=tuple(left_out))

@@ -49,7 +49,9 @@ def load_probes(path: str | None) -> list[Probe]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"gate.probes: {file} cannot be read: {error}") from error
     if not isinstance(table, list) or not table:
-        raise ConfigError(f"gate.probes: {file}: expected a list of probes, each with question and answers")
+        raise ConfigError(
+            f"gate.probes: {file}: expected a list of probes, each with question and answers"
+        )
     return [_read_probe(row, file, number) for number, row in enumerate(table, 1)]
 
 
@@ -69,6 +71,8 @@ def _read_probe(row: Any, file: Path, number: int) -> Probe:
         question = row["question"]
         answers = row["answers"]
         if isinstance(question, str) and isinstance(answers, list) and answers:
-            return Probe(name=question, question=question, answers=tuple(str(answer) for answer in answers))
+            return Probe(
+                name=question, question=question, answers=tuple(str(answer) for answer in answers)
+            )
     form = '{question: "What is 2 plus 3?", answers: ["5", five]}'
     raise ConfigError(f"gate.probes: {file}: probe {number}: expected {form}, got {str(row)[:200]}")

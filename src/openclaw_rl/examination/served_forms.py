@@ -57,7 +57,14 @@ class ServedForm:
 
 
 def newest_forms(
-    conn: Connection, policy: str, *, owner: OwnerFilter | None, mode: str, identity: str, key: bytes, limit: int
+    conn: Connection,
+    policy: str,
+    *,
+    owner: OwnerFilter | None,
+    mode: str,
+    identity: str,
+    key: bytes,
+    limit: int,
 ) -> list[ServedForm]:
     """Return how the people who talked to a policy last are asked, newest first, without plain forms and repetitions.
 
@@ -78,12 +85,18 @@ def newest_forms(
     return list(forms.values())
 
 
-def _form_of(conn: Connection, policy: str, request: Request, *, mode: str, identity: str, key: bytes) -> ServedForm:
+def _form_of(
+    conn: Connection, policy: str, request: Request, *, mode: str, identity: str, key: bytes
+) -> ServedForm:
     form = ServedForm(system=_system_message(request), template=request.template)
     if mode == "off":
         return form
-    context = PromptContext(policy=policy, key=request.scope, agent=request.agent, user=request.user)
-    return replace(form, lessons=_lessons_in_force(conn, context, mode=mode, identity=identity, key=key))
+    context = PromptContext(
+        policy=policy, key=request.scope, agent=request.agent, user=request.user
+    )
+    return replace(
+        form, lessons=_lessons_in_force(conn, context, mode=mode, identity=identity, key=key)
+    )
 
 
 def _system_message(request: Request) -> Message | None:
@@ -110,11 +123,17 @@ def _lessons_in_force(
         return fitting[place].is_pinned, fitting[place].weight_at(newest)
 
     def find_result(places: LessonSet) -> ExaminationResult | None:
-        digest = examinations.lessons_digest([fitting[place].text for place in places], identity, key)
+        digest = examinations.lessons_digest(
+            [fitting[place].text for place in places], identity, key
+        )
         return examinations.find_result(conn, digest, policy=context.policy)
 
     choice = choose_lessons(sorted(range(len(fitting)), key=order), find_result)
-    return tuple(lesson.text for place, lesson in enumerate(fitting) if lesson.is_pinned or place in choice.chosen)
+    return tuple(
+        lesson.text
+        for place, lesson in enumerate(fitting)
+        if lesson.is_pinned or place in choice.chosen
+    )
 
 
 def _is_served(lesson: Lesson, mode: str) -> bool:

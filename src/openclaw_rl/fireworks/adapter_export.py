@@ -19,13 +19,15 @@ from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from openclaw_rl.engines.adapter_file import AdapterFile, RawTensor
 from openclaw_rl.errors import OpenClawError
 
-MIN_RANK, MAX_RANK = 4, 64
+MIN_RANK = 4
+MAX_RANK = 64
 TARGET_MODULES = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj"),
     *("w1", "w2", "w3", "block_sparse_moe.gate"),
 )
 """Modules that the service adapts (its page "Importing fine-tuned models")."""
-TEMPLATE_FILE = "fireworks.json"  # the chat template for the service's own chat API
+# The chat template for the service's own chat API.
+TEMPLATE_FILE = "fireworks.json"
 _NUMPY_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
@@ -57,7 +59,11 @@ def export_adapter(file: AdapterFile, *, base: str, template: str | None) -> Ada
             "train.lora.rank"
         )
     targets = _target_modules(file)
-    tensors = {f"base_model.model.{m}.lora_{side}.weight": x for m in file.pairs for side, x in _scaled_pair(file, m)}
+    tensors = {
+        f"base_model.model.{m}.lora_{side}.weight": x
+        for m in file.pairs
+        for side, x in _scaled_pair(file, m)
+    }
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -69,7 +75,10 @@ def export_adapter(file: AdapterFile, *, base: str, template: str | None) -> Ada
         "target_modules": list(targets),
         "inference_mode": True,
     }
-    files = {ADAPTER_CONFIG: json.dumps(config, indent=2).encode(), ADAPTER_WEIGHTS: _to_safetensors(tensors)}
+    files = {
+        ADAPTER_CONFIG: json.dumps(config, indent=2).encode(),
+        ADAPTER_WEIGHTS: _to_safetensors(tensors),
+    }
     if template is not None:
         style = {"style": "jinja", "args": {"template": template}}
         files[TEMPLATE_FILE] = json.dumps({"conversation_config": style}, indent=2).encode()
@@ -79,11 +88,15 @@ def export_adapter(file: AdapterFile, *, base: str, template: str | None) -> Ada
 def write_export(export: AdapterExport, folder: Path) -> None:
     """Write the files to a new or empty folder. Raises `OpenClawError`."""
     if folder.exists() and not folder.is_dir():
-        raise OpenClawError(f"{folder} exists, and is no folder. Name a folder; one that does not exist is made")
+        raise OpenClawError(
+            f"{folder} exists, and is no folder. Name a folder; one that does not exist is made"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise OpenClawError(f"{folder} is not empty, and nothing is overwritten. Name another folder")
+            raise OpenClawError(
+                f"{folder} is not empty, and nothing is overwritten. Name another folder"
+            )
         for name, raw in export.files.items():
             (folder / name).write_bytes(raw)
     except OSError as error:
@@ -114,11 +127,14 @@ def _scaled_pair(file: AdapterFile, module: str) -> list[tuple[str, NDArray[np.f
 
 def _read_tensor(buffer: bytearray, raw: RawTensor) -> NDArray[np.float32]:
     if raw.dtype not in _NUMPY_TYPES:
-        raise OpenClawError(f"a matrix has the type {raw.dtype}, expected one of {', '.join(_NUMPY_TYPES)}")
+        raise OpenClawError(
+            f"a matrix has the type {raw.dtype}, expected one of {', '.join(_NUMPY_TYPES)}"
+        )
     found: NDArray[Any] = np.frombuffer(
         buffer, dtype=_NUMPY_TYPES[raw.dtype], count=int(np.prod(raw.shape)), offset=raw.begin
     ).reshape(raw.shape)
-    if raw.dtype == "BF16":  # the upper half of a float32
+    # The upper half of a float32.
+    if raw.dtype == "BF16":
         return (found.astype(np.uint32) << 16).view(np.float32)
     return found.astype(np.float32)
 
@@ -126,10 +142,15 @@ def _read_tensor(buffer: bytearray, raw: RawTensor) -> NDArray[np.float32]:
 def _to_safetensors(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
     """Return a safetensors file: 8 bytes of length, the JSON header, the data. Equal tensors give equal bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    parts, end = [], 0
+    parts = []
+    end = 0
     for name in sorted(tensors):
         raw = np.ascontiguousarray(tensors[name]).astype("<f4").tobytes()
-        header[name] = {"dtype": "F32", "shape": list(tensors[name].shape), "data_offsets": [end, end + len(raw)]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(tensors[name].shape),
+            "data_offsets": [end, end + len(raw)],
+        }
         parts.append(raw)
         end += len(raw)
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -31,5 +31,7 @@ def upload_text(config: Config, version: int, files: Mapping[str, bytes], gpus: 
         "An adapter can repeat what it was trained on. Conversations and scores are not sent.",
     ]
     if gpus is not None:
-        lines.append(f"A deployment with {gpus} GPUs is created. It costs money whenever it serves.")
+        lines.append(
+            f"A deployment with {gpus} GPUs is created. It costs money whenever it serves."
+        )
     return "\n".join(lines)

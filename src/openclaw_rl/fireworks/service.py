@@ -20,11 +20,14 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.fireworks.adapter_export import AdapterExport
 from openclaw_rl.settings.load import FireworksConfig
 
-_CALL_TIMEOUT = 60.0  # seconds
-_SEND_TIMEOUT = 600.0  # seconds that the transfer of a file may pause
+# Seconds.
+_CALL_TIMEOUT = 60.0
+# Seconds that the transfer of a file may pause.
+_SEND_TIMEOUT = 600.0
 _POLL_SECONDS = 2.0
 READY = "READY"
-_NOT_YET = re.compile(r'FAILED_PRECONDITION|"code": ?9\b')  # the name of the status, or its number
+# The name of the status, or its number.
+_NOT_YET = re.compile(r'FAILED_PRECONDITION|"code": ?9\b')
 
 
 class ServiceRefused(OpenClawError):
@@ -46,7 +49,8 @@ class FireworksService:
     """The management API with the settings' key and account."""
 
     def __init__(self, fireworks: FireworksConfig) -> None:
-        self._url, self._key = fireworks.url.rstrip("/"), fireworks.api_key
+        self._url = fireworks.url.rstrip("/")
+        self._key = fireworks.api_key
         self._account = f"accounts/{fireworks.account}"
 
     def check_base(self, name: str, model_path: str) -> None:
@@ -61,10 +65,18 @@ class FireworksService:
                 ) from None
             raise
         if found.get("kind") == "HF_PEFT_ADDON":
-            raise OpenClawError(f"{name} (fireworks.base_model) is an adapter itself. Name the base that it adapts")
+            raise OpenClawError(
+                f"{name} (fireworks.base_model) is an adapter itself. Name the base that it adapts"
+            )
         if not found.get("supportsLora"):
-            raise OpenClawError(f"Fireworks serves no adapters on {name} (fireworks.base_model). Name another base")
-        theirs = str(found.get("huggingFaceUrl") or "").rstrip("/").removeprefix("https://huggingface.co/")
+            raise OpenClawError(
+                f"Fireworks serves no adapters on {name} (fireworks.base_model). Name another base"
+            )
+        theirs = (
+            str(found.get("huggingFaceUrl") or "")
+            .rstrip("/")
+            .removeprefix("https://huggingface.co/")
+        )
         is_hub_id = model_path.count("/") == 1 and not model_path.startswith((".", "/", "~"))
         if theirs and is_hub_id and theirs.lower() != model_path.lower():
             raise OpenClawError(
@@ -73,7 +85,13 @@ class FireworksService:
             )
 
     def upload_adapter(
-        self, model_id: str, base: str, export: AdapterExport, *, within: float, seen: Callable[[str], None]
+        self,
+        model_id: str,
+        base: str,
+        export: AdapterExport,
+        *,
+        within: float,
+        seen: Callable[[str], None],
     ) -> str:
         """Upload an adapter and return its resource name, once the service has validated it.
 
@@ -106,7 +124,9 @@ class FireworksService:
                 raise
         details = {"baseModel": base, "r": export.rank, "targetModules": list(export.targets)}
         model = {"kind": "HF_PEFT_ADDON", "peftDetails": details}
-        made = self._call("POST", f"/v1/{self._account}/models", {"modelId": model_id, "model": model})
+        made = self._call(
+            "POST", f"/v1/{self._account}/models", {"modelId": model_id, "model": model}
+        )
         return str(made.get("state"))
 
     def _wait_until_valid(self, name: str, within: float) -> None:
@@ -115,7 +135,8 @@ class FireworksService:
             try:
                 self._call("GET", f"/v1/{name}:validateUpload")
                 return
-            except ServiceRefused as error:  # FAILED_PRECONDITION while files arrive
+            except ServiceRefused as error:
+                # FAILED_PRECONDITION while files arrive.
                 if error.status != 400 or not _NOT_YET.search(str(error)):
                     raise
                 if time.monotonic() > end:
@@ -129,7 +150,12 @@ class FireworksService:
 
         Return False if it exists, as after a run that was interrupted.
         """
-        body = {"baseModel": base, "enableAddons": True, "acceleratorCount": gpus, "minReplicaCount": 0}
+        body = {
+            "baseModel": base,
+            "enableAddons": True,
+            "acceleratorCount": gpus,
+            "minReplicaCount": 0,
+        }
         query = urlencode({"deploymentId": deployment})
         return self._create_once(f"/v1/{self._account}/deployments?{query}", body)
 
@@ -152,7 +178,9 @@ class FireworksService:
         """Return the JSON answer. Raises `ServiceRefused`, or `OpenClawError` if the service cannot be reached."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
-        raw = _send_request(method, self._url + path, data, headers, _CALL_TIMEOUT, of=f"{method} {path}")
+        raw = _send_request(
+            method, self._url + path, data, headers, _CALL_TIMEOUT, of=f"{method} {path}"
+        )
         try:
             found = json.loads(raw or b"{}")
         except (ValueError, RecursionError):
@@ -166,7 +194,10 @@ class FireworksService:
 
     @staticmethod
     def _send_file(address: str, name: str, raw: bytes) -> None:
-        headers = {"Content-Type": "application/octet-stream", "x-goog-content-length-range": f"{len(raw)},{len(raw)}"}
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "x-goog-content-length-range": f"{len(raw)},{len(raw)}",
+        }
         _send_request("PUT", address, raw, headers, _SEND_TIMEOUT, of=f"sending {name}")
 
 
@@ -191,10 +222,14 @@ def _send_request(
                 "key of the account in fireworks.account",
                 error.code,
             ) from None
-        raise ServiceRefused(f"Fireworks refused {of} ({error.code}): {words}", error.code) from None
+        raise ServiceRefused(
+            f"Fireworks refused {of} ({error.code}): {words}", error.code
+        ) from None
     except (OSError, ValueError, HTTPException) as error:
         reason = " ".join(str(getattr(error, "reason", error)).split())
-        raise OpenClawError(f"Fireworks cannot be reached for {of} ({reason}). Run this again: it continues") from None
+        raise OpenClawError(
+            f"Fireworks cannot be reached for {of} ({reason}). Run this again: it continues"
+        ) from None
 
 
 def _read_words(error: urllib.error.HTTPError) -> str:

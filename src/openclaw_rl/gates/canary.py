@@ -12,9 +12,10 @@ import numpy as np
 
 from openclaw_rl.common.statistics.sequential_test import MeanTest
 from openclaw_rl.gates.candidate_gate import GateResult
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.lineage.live_scores import ScoredTurn
-from openclaw_rl.types import Policy, Reason, ReasonCode
+from openclaw_rl.types import Policy
 
 MAX_PER_SCORE = 4
 """Scores of the head that are compared with one of the candidate, at most: their mean has less noise."""
@@ -30,13 +31,17 @@ def score_limit(share: float, settings: GateConfig) -> int:
 
     Fewer than those since the canary began would be other ones at each look.
     """
-    return math.ceil(2 * settings.canary_turns * max(1 / share, _scores_of_head(share) / (1 - share)))
+    return math.ceil(
+        2 * settings.canary_turns * max(1 / share, _scores_of_head(share) / (1 - share))
+    )
 
 
 class CanaryEvidence:
     """The scores since the canary began: of the candidate, and of the head, each in the order of their verdicts."""
 
-    def __init__(self, scores: Sequence[ScoredTurn], candidate: Policy, share: float, settings: GateConfig) -> None:
+    def __init__(
+        self, scores: Sequence[ScoredTurn], candidate: Policy, share: float, settings: GateConfig
+    ) -> None:
         """`share`: of the conversations that the candidate answers."""
         self._settings = settings
         self.new = [score.satisfied for score in scores if score.version == candidate.version]
@@ -50,7 +55,10 @@ class CanaryEvidence:
     @property
     def metrics(self) -> dict[str, float]:
         """Figures for the version's metrics: numbers of scores, and the mean difference if there is one."""
-        counts = {"gate/canary/count": float(len(self.new)), "gate/canary/count/head": float(len(self.old))}
+        counts = {
+            "gate/canary/count": float(len(self.new)),
+            "gate/canary/count/head": float(len(self.old)),
+        }
         return counts | ({"gate/canary": float(self._differences.mean())} if self.compared else {})
 
     def describe(self) -> str:
@@ -68,7 +76,10 @@ class CanaryEvidence:
         """
         test = MeanTest(margin=self._settings.max_fall, error=self._settings.error)
         test.add(self._differences)
-        is_over = self.compared >= self._settings.canary_turns or seconds >= self._settings.canary_hours * 3600
+        is_over = (
+            self.compared >= self._settings.canary_turns
+            or seconds >= self._settings.canary_hours * 3600
+        )
         if test.decision is None and not is_over:
             return None
         worse = test.decision == "worse"

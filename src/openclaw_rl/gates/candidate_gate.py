@@ -19,14 +19,16 @@ from openclaw_rl.gates.held_out import HeldOutEvidence, VersionScorer
 from openclaw_rl.gates.reply_comparer import ReplyComparer, ReplyEvidence
 from openclaw_rl.gates.reply_source import BrokenVersion, NoGateway, RepliesDelayed
 from openclaw_rl.methods.types import Sample
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, probe_answers, training_queue
 from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, owner_filter
-from openclaw_rl.types import Policy, Reason, ReasonCode
+from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)
-USUAL_REPLIES = 16  # newest ones, with which praised replies are compared
+# Newest ones, with which praised replies are compared.
+USUAL_REPLIES = 16
 MAX_FORMS = 4
 """People whose prompts, with their lessons, the probes are asked in."""
 LessonMode = Literal["until_learned", "always", "off"]
@@ -76,9 +78,15 @@ class _Examination:
 
     def metrics(self) -> dict[str, float]:
         """Return its figures: of each kind of evidence the mean difference and the count."""
-        metrics = {"gate/seconds": self.seconds, "gate/comparisons": float(len(self.replies.answers))}
+        metrics = {
+            "gate/seconds": self.seconds,
+            "gate/comparisons": float(len(self.replies.answers)),
+        }
         for kind in self.evidence:
-            metrics |= {f"gate/{kind.name}": kind.mean, f"gate/{kind.name}/count": float(len(kind.differences))}
+            metrics |= {
+                f"gate/{kind.name}": kind.mean,
+                f"gate/{kind.name}/count": float(len(kind.differences)),
+            }
         return metrics | self.held_out.metrics() | self.replies.metrics()
 
 
@@ -97,11 +105,15 @@ class CandidateGate:
 
         `lessons`: `serve.lessons`, which says what stands in people's prompts.
         """
-        self._store, self.settings, self._comparer, self.per = store, settings, comparer, per
+        self._store = store
+        self.settings = settings
+        self._comparer = comparer
+        self.per = per
         self._lessons: LessonMode = lessons
         self._current: _Examination | None = None
         self.note = ""
-        self.is_waiting = False  # whether nothing could be done in the last call of `examine`
+        # Whether nothing could be done in the last call of `examine`.
+        self.is_waiting = False
 
     @property
     def examines(self) -> bool:
@@ -114,7 +126,11 @@ class CandidateGate:
         return self.settings.kind != "off"
 
     def examine(
-        self, candidate: Policy, head: Policy, scorer: VersionScorer, load_batch: Callable[[], Sequence[Sample]]
+        self,
+        candidate: Policy,
+        head: Policy,
+        scorer: VersionScorer,
+        load_batch: Callable[[], Sequence[Sample]],
     ) -> GateResult | None:
         """Do the next piece of the examination. Return the decision, or None if there is more to do or to wait for.
 
@@ -122,7 +138,8 @@ class CandidateGate:
         """
         if not self.examines:
             return PASSED
-        self.is_waiting, found = False, self._current
+        self.is_waiting = False
+        found = self._current
         if found is None or found.candidate.version != candidate.version:
             self._current = found = self._begin(candidate, head, scorer, load_batch())
         else:
@@ -135,13 +152,21 @@ class CandidateGate:
                     return GateResult(promotes=False, reason=broken, metrics=found.metrics())
                 log.warning("version %d is examined without replies: %s", candidate.version, error)
                 found.replies.waiting.clear()
-        is_late = self.is_waiting and found.waited + time.monotonic() - found.continued >= found.wait_limit
-        is_spent = not found.replies.waiting or found.reply_seconds >= self.settings.seconds or is_late
+        is_late = (
+            self.is_waiting
+            and found.waited + time.monotonic() - found.continued >= found.wait_limit
+        )
+        is_spent = (
+            not found.replies.waiting or found.reply_seconds >= self.settings.seconds or is_late
+        )
         decision, reason = decide(found.evidence, is_spent=is_spent)
         if decision != "reject" and (
-            why := found.held_out.rejection_reason(is_retry=found.is_retry, is_suspect=found.is_suspect)
+            why := found.held_out.rejection_reason(
+                is_retry=found.is_retry, is_suspect=found.is_suspect
+            )
         ):
-            decision, reason = "reject", why
+            decision = "reject"
+            reason = why
         if decision is None:
             return None
         self._current = None
@@ -149,14 +174,21 @@ class CandidateGate:
             probe_answers.record_answers(conn, found.replies.answers)
         return GateResult(promotes=decision == "promote", reason=reason, metrics=found.metrics())
 
-    def _begin(self, candidate: Policy, head: Policy, scorer: VersionScorer, batch: Sequence[Sample]) -> _Examination:
+    def _begin(
+        self, candidate: Policy, head: Policy, scorer: VersionScorer, batch: Sequence[Sample]
+    ) -> _Examination:
         """Compare the likelihood of the held-out turns, and choose the prompts of the replies."""
-        started, settings = time.monotonic(), self.settings
-        self.note = f"comparing version {candidate.version} with version {head.version} on held-out turns"
+        started = time.monotonic()
+        settings = self.settings
+        self.note = (
+            f"comparing version {candidate.version} with version {head.version} on held-out turns"
+        )
         with self._store.read() as conn:
             limit = max(settings.held_out, settings.prompts)
             owner = owner_filter(self.per, candidate.name)
-            items = training_queue.held_out_turns(conn, version=candidate.version, limit=limit, owner=owner)
+            items = training_queue.held_out_turns(
+                conn, version=candidate.version, limit=limit, owner=owner
+            )
             usual = training_queue.held_out_turns(
                 conn,
                 version=candidate.version,
@@ -165,32 +197,49 @@ class CandidateGate:
                 any_taste=True,
             )
             answers = probe_answers.answers_of_version(conn, head.version)
-            ids, base = [s.turn for s in batch], policies.get(conn, 0)
+            ids = [s.turn for s in batch]
+            base = policies.get(conn, 0)
             forms = self._newest_forms(conn, head, owner)
             refused = training_queue.refused_together(conn, ids)
-            contradicting = training_queue.refused_together(conn, ids, code=ReasonCode.CONTRADICTION)
+            contradicting = training_queue.refused_together(
+                conn, ids, code=ReasonCode.CONTRADICTION
+            )
         assert base is not None, "every store has the base"
         held_out = HeldOutEvidence(settings)
         if settings.held_out:
             others = [item for item in usual if item.turn.id not in refused]
-            held_out.compare(items[: settings.held_out], usual, others, batch, candidate, head, base, scorer)
-        own = [item for item in items if item.exchange.request.identity == head.identity][: settings.prompts]
-        prompts = [] if self._comparer is None else self._comparer.choose_prompts(own, settings.budget, forms)
+            held_out.compare(
+                items[: settings.held_out], usual, others, batch, candidate, head, base, scorer
+            )
+        own = [item for item in items if item.exchange.request.identity == head.identity][
+            : settings.prompts
+        ]
+        prompts = (
+            []
+            if self._comparer is None
+            else self._comparer.choose_prompts(own, settings.budget, forms)
+        )
         return _Examination(
             candidate=candidate,
             head=head,
             started=started,
-            wait_limit=candidate.metrics.get("seconds", 0.0) if settings.wait is None else settings.wait,
+            wait_limit=candidate.metrics.get("seconds", 0.0)
+            if settings.wait is None
+            else settings.wait,
             replies_began=time.monotonic(),
             continued=time.monotonic(),
             held_out=held_out,
             is_retry=bool(refused),
             is_suspect=bool(contradicting),
             replies=ReplyEvidence(prompts, settings.margin, settings.error),
-            known_answers={answer.probe: answer.candidate_answer for answer in answers if answer.turn is None},
+            known_answers={
+                answer.probe: answer.candidate_answer for answer in answers if answer.turn is None
+            },
         )
 
-    def _newest_forms(self, conn: Connection, head: Policy, owner: OwnerFilter | None) -> list[ServedForm]:
+    def _newest_forms(
+        self, conn: Connection, head: Policy, owner: OwnerFilter | None
+    ) -> list[ServedForm]:
         """Return how the people who talked to the policy last are asked."""
         if self._comparer is None:
             return []
@@ -207,13 +256,17 @@ class CandidateGate:
     def _compare_replies(self, found: _Examination) -> None:
         """Compare replies to a few more prompts; without a gateway, to none."""
         assert self._comparer is not None, "there are no prompts otherwise"
-        candidate, head, replies = found.candidate.version, found.head.version, found.replies
+        candidate = found.candidate.version
+        head = found.head.version
+        replies = found.replies
         self.note = f"comparing replies of version {candidate} with version {head}: {len(replies.answers)} so far"
-        prompts, began = replies.waiting[: self.settings.workers], time.monotonic()
+        prompts = replies.waiting[: self.settings.workers]
+        began = time.monotonic()
         try:
             self._comparer.compare(prompts, replies, candidate, head, found.known_answers)
         except RepliesDelayed as error:
-            self.note, self.is_waiting = f"version {candidate} waits for the gate and answers nobody: {error}", True
+            self.note = f"version {candidate} waits for the gate and answers nobody: {error}"
+            self.is_waiting = True
         except NoGateway as error:
             log.info("version %d is examined without replies: %s", candidate, error)
             replies.waiting.clear()

@@ -13,24 +13,29 @@ from typing import Literal
 import numpy as np
 
 from openclaw_rl.common.statistics.sequential_test import Decision, MeanTest
-from openclaw_rl.types import Logprobs, Mask, Reason, ReasonCode
+from openclaw_rl.reasons import Reason, ReasonCode
+from openclaw_rl.types import Logprobs, Mask
 
 LIKELIHOOD_SCALE = 0.02
 """Nats per token: a reply whose mean log-probability changes by this much counts as a difference of 0.76."""
 MIN_COUNT = 8
 """Differences of a kind below which a mean says nothing where its test has not decided."""
-MAX_OUTLIER_DISTANCE, MAX_SUSPECT_DISTANCE = 1.4, 1.0
+MAX_OUTLIER_DISTANCE = 1.4
+MAX_SUSPECT_DISTANCE = 1.0
 """Standard deviations by which the praised replies of a batch may be less likely than held-out replies; the second one
 for turns of a batch that was refused before."""
-MAX_JUNK_DISTANCE, MIN_JUNK_NATS = 3.0, 10.0
+MAX_JUNK_DISTANCE = 3.0
+MIN_JUNK_NATS = 10.0
 """Standard deviations, and nats in all, by which a praised reply must be less likely than usual ones, under the head
 and under the base, to be junk. A style that is new to the head is likely under the base; a short reply with one rare
 word is not unlikely enough in all."""
-MIN_AGREEMENT, MIN_VERDICTS = -0.5, 3
+MIN_AGREEMENT = -0.5
+MIN_VERDICTS = 3
 """Mean agreement of a batch with what was learned at or below which it is refused, and verdicts that this needs."""
 MIN_SUSPECT_AGREEMENT = 0.0
 """The same for turns of a batch that was refused for it: each of them has to agree, however few they are."""
-_MIN_SPREAD = 0.3  # nats per token: smallest standard deviation; praise of a rare reply teaches most
+# Nats per token: smallest standard deviation; praise of a rare reply teaches most.
+_MIN_SPREAD = 0.3
 
 
 @dataclass(slots=True)
@@ -67,14 +72,20 @@ class Evidence:
     def _points_down(self) -> bool:
         """Whether the mean is below the margin by more than its standard error."""
         count = len(self.differences)
-        return count >= MIN_COUNT and self.mean + float(np.std(self.differences)) / math.sqrt(count) < -self.margin
+        return (
+            count >= MIN_COUNT
+            and self.mean + float(np.std(self.differences)) / math.sqrt(count) < -self.margin
+        )
 
     def rejection_reason(self, *, is_spent: bool) -> Reason | None:
         """Return why the candidate is refused, or None. `is_spent`: no further difference will come."""
-        count, mean = len(self.differences), self.mean
+        count = len(self.differences)
+        mean = self.mean
         figures = f"mean difference {mean:+.2f} over {count}, with gate.margin {self.margin:g}"
         if self.decision == "worse":
-            detail = f"it is worse than the head in {self.words} ({figures}, gate.error {self.error:g})"
+            detail = (
+                f"it is worse than the head in {self.words} ({figures}, gate.error {self.error:g})"
+            )
             return Reason(ReasonCode.WORSE, detail)
         if (is_spent or self.is_complete) and self.decision is None and self._points_down:
             detail = f"it looks worse than the head in {self.words} ({figures}, without certainty)"
@@ -153,7 +164,9 @@ def verdict_agreement(scores: Sequence[float], learned: Sequence[float]) -> floa
     """
     if not scores:
         return None
-    return float(np.mean([s * math.tanh(x / LIKELIHOOD_SCALE) for s, x in zip(scores, learned, strict=True)]))
+    return float(
+        np.mean([s * math.tanh(x / LIKELIHOOD_SCALE) for s, x in zip(scores, learned, strict=True)])
+    )
 
 
 def disagreement_reason(agreement: float | None, count: int, *, is_suspect: bool) -> Reason | None:

@@ -27,8 +27,9 @@ from openclaw_rl.gates.evidence import (
     verdict_agreement,
 )
 from openclaw_rl.methods.types import Sample, make_sample
+from openclaw_rl.reasons import Reason
 from openclaw_rl.settings.schema_gate import GateConfig
-from openclaw_rl.types import JudgedTurn, Logprobs, Policy, Reason
+from openclaw_rl.types import JudgedTurn, Logprobs, Policy
 
 log = logging.getLogger(__name__)
 CANDIDATE_WORDS = "held-out turns: liked replies became less likely, or disliked ones likelier"
@@ -62,15 +63,22 @@ class HeldOutEvidence:
         def make(name: str, words: str) -> Evidence:
             return Evidence(name, words, settings.margin, settings.error, is_complete=True)
 
-        self.candidate, self.liked = make("held_out", CANDIDATE_WORDS), make("liked", LIKED_WORDS)
+        self.candidate = make("held_out", CANDIDATE_WORDS)
+        self.liked = make("liked", LIKED_WORDS)
         self.alone = make("batch_alone", ALONE_WORDS)
         self._is_strict = settings.strict
-        self._failures = 0  # comparisons that raised
-        self._before: Sequence[Logprobs] = ()  # of the held-out replies, under the head
-        self.distance: float | None = None  # see `outlier_distance`
-        self.junk: float | None = None  # see `junk_distance`
-        self.agreement: float | None = None  # see `verdict_agreement`
-        self.others_agreement: float | None = None  # of the newest `CONFIRMING_TURNS` turns of other batches
+        # Comparisons that raised.
+        self._failures = 0
+        # Of the held-out replies, under the head.
+        self._before: Sequence[Logprobs] = ()
+        # See `outlier_distance`.
+        self.distance: float | None = None
+        # See `junk_distance`.
+        self.junk: float | None = None
+        # See `verdict_agreement`.
+        self.agreement: float | None = None
+        # Of the newest `CONFIRMING_TURNS` turns of other batches.
+        self.others_agreement: float | None = None
         self._verdicts = 0
 
     @property
@@ -99,7 +107,8 @@ class HeldOutEvidence:
         if samples:
             with self._recording_failure(candidate):
                 self._compare_held_out(samples, candidate, head, scorer)
-        praised, likely = [s for s in batch if (s.reward or 0.0) > 0], _samples_of(usual, head)
+        praised = [s for s in batch if (s.reward or 0.0) > 0]
+        likely = _samples_of(usual, head)
         if praised and len(likely) >= MIN_COUNT:
             with self._recording_failure(candidate):
                 self._find_junk(praised, likely, head, base, scorer)
@@ -117,16 +126,24 @@ class HeldOutEvidence:
             yield
         except (ModelError, PluginError, ValueError) as error:
             self._failures += 1
-            log.warning("version %d is not compared on all held-out turns: %s", candidate.version, error)
+            log.warning(
+                "version %d is not compared on all held-out turns: %s", candidate.version, error
+            )
 
     def _compare_held_out(
         self, samples: Sequence[Sample], candidate: Policy, head: Policy, scorer: VersionScorer
     ) -> None:
-        after, self._before = scorer.score(candidate, samples), scorer.score(head, samples)
+        after = scorer.score(candidate, samples)
+        self._before = scorer.score(head, samples)
         self._add(samples, after, self._before, self.candidate, self.liked)
 
     def _find_junk(
-        self, praised: Sequence[Sample], usual: Sequence[Sample], head: Policy, base: Policy, scorer: VersionScorer
+        self,
+        praised: Sequence[Sample],
+        usual: Sequence[Sample],
+        head: Policy,
+        base: Policy,
+        scorer: VersionScorer,
     ) -> None:
         """Compare praised replies with usual ones under the head, and those that are unlikely also under the base."""
         plain = [replace(sample, temperature=1.0) for sample in (*praised, *usual)]
@@ -142,7 +159,12 @@ class HeldOutEvidence:
             self.junk = junk_distance(scorer.score(base, suspects), means)
 
     def _examine_batch(
-        self, samples: Sequence[Sample], batch: Sequence[Sample], head: Policy, base: Policy, scorer: VersionScorer
+        self,
+        samples: Sequence[Sample],
+        batch: Sequence[Sample],
+        head: Policy,
+        base: Policy,
+        scorer: VersionScorer,
     ) -> None:
         """Examine the feedback itself (`gate.strict`)."""
         self._measure_praise(samples, batch, head, scorer)
@@ -167,7 +189,10 @@ class HeldOutEvidence:
     @property
     def _is_confirmed(self) -> bool:
         """Whether the newest turns of other batches contradict what was learned, too: then a taste has changed."""
-        return disagreement_reason(self.others_agreement, CONFIRMING_TURNS, is_suspect=False) is not None
+        return (
+            disagreement_reason(self.others_agreement, CONFIRMING_TURNS, is_suspect=False)
+            is not None
+        )
 
     def _compare_with_learned(
         self,
@@ -177,16 +202,23 @@ class HeldOutEvidence:
         base: Policy,
         scorer: VersionScorer,
     ) -> None:
-        scored, beside = [s for s in batch if s.reward], _samples_of(others, head)[:CONFIRMING_TURNS]
+        scored = [s for s in batch if s.reward]
+        beside = _samples_of(others, head)[:CONFIRMING_TURNS]
         if not scored:
             return
         both = [*scored, *beside]
         pairs = zip(scorer.score(base, both), scorer.score(head, both), strict=True)
-        learned = [float(np.mean((new - old)[s.mask])) for s, (old, new) in zip(both, pairs, strict=True)]
-        self.agreement = verdict_agreement([s.reward or 0.0 for s in scored], learned[: len(scored)])
+        learned = [
+            float(np.mean((new - old)[s.mask])) for s, (old, new) in zip(both, pairs, strict=True)
+        ]
+        self.agreement = verdict_agreement(
+            [s.reward or 0.0 for s in scored], learned[: len(scored)]
+        )
         self._verdicts = len(scored)
         if len(beside) == CONFIRMING_TURNS:
-            self.others_agreement = verdict_agreement([s.reward or 0.0 for s in beside], learned[len(scored) :])
+            self.others_agreement = verdict_agreement(
+                [s.reward or 0.0 for s in beside], learned[len(scored) :]
+            )
 
     def metrics(self) -> dict[str, float]:
         """Return the figures of the batch, and the number of comparisons that failed."""
@@ -209,14 +241,19 @@ class HeldOutEvidence:
         liked: Evidence | None = None,
     ) -> None:
         for sample, new, old in zip(samples, after, before, strict=True):
-            change, score = likelihood_difference(new, old, sample.mask), sample.reward or 0.0
+            change = likelihood_difference(new, old, sample.mask)
+            score = sample.reward or 0.0
             if change is not None:
                 scored.add([score * change])
                 if liked is not None and score > 0:
                     liked.add([change])
 
     def _measure_praise(
-        self, samples: Sequence[Sample], batch: Sequence[Sample], head: Policy, scorer: VersionScorer
+        self,
+        samples: Sequence[Sample],
+        batch: Sequence[Sample],
+        head: Policy,
+        scorer: VersionScorer,
     ) -> None:
         praised = [s for s in batch if (s.reward or 0.0) > 0]
         plain = [replace(sample, temperature=1.0) for sample in (*praised, *samples)]
@@ -229,7 +266,8 @@ def _samples_of(items: Sequence[JudgedTurn], head: Policy) -> list[Sample]:
 
 
 def _scoring_sample(item: JudgedTurn, head: Policy) -> Sample | None:
-    request, reply = item.exchange.request, item.exchange.reply
+    request = item.exchange.request
+    reply = item.exchange.reply
     if reply is None or request.identity != head.identity:
         return None
     try:
@@ -240,5 +278,6 @@ def _scoring_sample(item: JudgedTurn, head: Policy) -> Sample | None:
             version=request.version,
             reward=float(item.verdict.score or 0),
         )
-    except ValueError:  # a broken engine recorded bad values
+    except ValueError:
+        # A broken engine recorded bad values.
         return None

@@ -12,7 +12,9 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 
 
-def make_gate(config: Config, store: Store, renderer: Renderer, source: ReplySource | None = None) -> CandidateGate:
+def make_gate(
+    config: Config, store: Store, renderer: Renderer, source: ReplySource | None = None
+) -> CandidateGate:
     """Return the gate. Raises `ConfigError` if the file of `gate.probes` is no probe set.
 
     `source`: of the replies; default: the gateway that runs on the home.

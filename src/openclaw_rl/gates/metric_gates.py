@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import TrainConfig
-from openclaw_rl.types import Reason, ReasonCode
 
 Metrics = Mapping[str, float]
 Gate = Callable[[Metrics, TrainConfig], Reason | None]
@@ -14,7 +14,8 @@ Gate = Callable[[Metrics, TrainConfig], Reason | None]
 
 MIN_ENTROPY_FALL = 0.02
 """Nats per token by which the entropy may always be below the teacher's."""
-_REQUIRED_OF_TINKER = ("loss/total", "kl", "kl/step")  # not every server returns the norm of the gradient
+# Not every server returns the norm of the gradient.
+_REQUIRED_OF_TINKER = ("loss/total", "kl", "kl/step")
 REQUIRED_METRICS = {"local": (*_REQUIRED_OF_TINKER, "gradient/norm"), "tinker": _REQUIRED_OF_TINKER}
 """By trainer; from another program, none."""
 
@@ -34,10 +35,14 @@ def metrics_are_finite(metrics: Metrics, train: TrainConfig) -> Reason | None:
 
 def gradient_is_bounded(metrics: Metrics, train: TrainConfig) -> Reason | None:
     """`train.safety.gate_grad_norm` bounds the gradient norm before clipping."""
-    norm, limit = metrics.get("gradient/norm", 0.0), train.safety.gate_grad_norm
+    norm = metrics.get("gradient/norm", 0.0)
+    limit = train.safety.gate_grad_norm
     if norm <= limit:
         return None
-    return Reason(ReasonCode.GRADIENT_NORM, f"gradient norm {norm:.3g} is above train.safety.gate_grad_norm {limit:g}")
+    return Reason(
+        ReasonCode.GRADIENT_NORM,
+        f"gradient norm {norm:.3g} is above train.safety.gate_grad_norm {limit:g}",
+    )
 
 
 def stays_near_base(metrics: Metrics, train: TrainConfig) -> Reason | None:
@@ -45,7 +50,8 @@ def stays_near_base(metrics: Metrics, train: TrainConfig) -> Reason | None:
 
     A step that reduces that KL passes anyway: otherwise a policy beyond the bound could never return within it.
     """
-    kl, limit = metrics.get("kl", 0.0), train.safety.gate_kl
+    kl = metrics.get("kl", 0.0)
+    limit = train.safety.gate_kl
     if kl <= limit or kl < metrics.get("kl/before", 0.0):
         return None
     detail = f"KL to the base {kl:.3g} nats per token is above train.safety.gate_kl {limit:g}"
@@ -58,7 +64,8 @@ def step_is_small(metrics: Metrics, train: TrainConfig) -> Reason | None:
     A step of practice is bounded by `train.safety.max_practice_kl`.
     """
     setting = "max_practice_kl" if metrics.get("step/practice") else "max_step_kl"
-    moved, limit = metrics.get("kl/step", 0.0), float(getattr(train.safety, setting))
+    moved = metrics.get("kl/step", 0.0)
+    limit = float(getattr(train.safety, setting))
     if moved <= limit:
         return None
     return Reason(
@@ -74,7 +81,8 @@ def keeps_entropy(metrics: Metrics, train: TrainConfig) -> Reason | None:
     The teacher is the base with the lessons in its prompt, so a wish for short, certain replies lowers both. A step
     that raises the entropy passes anyway, and a small difference does: of certain replies, a share says nothing.
     """
-    after, teacher = metrics.get("entropy/after"), metrics.get("entropy/teacher", 0.0)
+    after = metrics.get("entropy/after")
+    teacher = metrics.get("entropy/teacher", 0.0)
     share = train.safety.gate_entropy
     if after is None or after >= share * teacher or teacher - after <= MIN_ENTROPY_FALL:
         return None
@@ -87,10 +95,21 @@ def keeps_entropy(metrics: Metrics, train: TrainConfig) -> Reason | None:
     )
 
 
-GATES: tuple[Gate, ...] = (metrics_are_finite, gradient_is_bounded, stays_near_base, step_is_small, keeps_entropy)
+GATES: tuple[Gate, ...] = (
+    metrics_are_finite,
+    gradient_is_bounded,
+    stays_near_base,
+    step_is_small,
+    keeps_entropy,
+)
 """They run in this order; the first refusal counts."""
 
 
-def rejection_reason(metrics: Metrics, train: TrainConfig, *, bounded: bool = True) -> Reason | None:
+def rejection_reason(
+    metrics: Metrics, train: TrainConfig, *, bounded: bool = True
+) -> Reason | None:
     """Return why the first gate refuses these step metrics; None if they pass. `bounded`: False: finite is enough."""
-    return next((reason for gate in (GATES if bounded else GATES[:1]) if (reason := gate(metrics, train))), None)
+    return next(
+        (reason for gate in (GATES if bounded else GATES[:1]) if (reason := gate(metrics, train))),
+        None,
+    )

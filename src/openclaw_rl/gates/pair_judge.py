@@ -33,12 +33,18 @@ class PairJudge:
             log.warning("the judge did not compare two replies: %s", error)
             return None
 
-    async def _both_orders(self, messages: Sequence[Message], head: str, candidate: str) -> float | None:
+    async def _both_orders(
+        self, messages: Sequence[Message], head: str, candidate: str
+    ) -> float | None:
         voters = VotingModel(self._config, EVALUATION_ANSWER)
         try:
-            forward = await voters.request_votes(prompts.build_pair_messages(messages, head, candidate))
+            forward = await voters.request_votes(
+                prompts.build_pair_messages(messages, head, candidate)
+            )
             record_progress()
-            backward = await voters.request_votes(prompts.build_pair_messages(messages, candidate, head))
+            backward = await voters.request_votes(
+                prompts.build_pair_messages(messages, candidate, head)
+            )
             record_progress()
         finally:
             await voters.close()

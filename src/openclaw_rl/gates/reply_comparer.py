@@ -22,7 +22,8 @@ from openclaw_rl.store.lineage.probe_answers import ProbeAnswer
 from openclaw_rl.store.turn_states import MIN_LOOP_TOKENS, loop_period
 from openclaw_rl.types import Exchange, Ids, JudgedTurn, Message
 
-PROBE_TOKENS, REPLY_TOKENS = 64, 256
+PROBE_TOKENS = 64
+REPLY_TOKENS = 256
 """Limits of the replies to a probe and to a person's prompt."""
 MAX_REPEATED_SHARE = 0.5
 """Share of the runs of three tokens of a reply that occur in it before, from which the reply repeats itself."""
@@ -46,7 +47,11 @@ class ReplyPrompt:
         """Return the order of a version's reply. Probes are answered greedily, so that the answers can be repeated."""
         if self.exchange is None:
             return ReplyOrder(
-                version=version, prompt_ids=self.prompt_ids, max_tokens=PROBE_TOKENS, temperature=0.0, seed=0
+                version=version,
+                prompt_ids=self.prompt_ids,
+                max_tokens=PROBE_TOKENS,
+                temperature=0.0,
+                seed=0,
             )
         sampling = self.exchange.request.sampling
         limit = min(sampling.max_tokens or REPLY_TOKENS, REPLY_TOKENS)
@@ -66,13 +71,24 @@ class ReplyEvidence:
         self.waiting = list(prompts)
         self.answers: list[ProbeAnswer] = []
         self.correctness = Evidence("correctness", "answers to probes", margin, error)
-        self.served = Evidence("served", "answers to probes with the lessons of people in the prompt", margin, error)
-        self.form = Evidence("form", "the form of replies: empty, repeating itself, or without an end", margin, error)
-        self.variety = Evidence("variety", "replies: the same one to different prompts", margin, error)
-        self.preference = Evidence("preference", "replies to the person's own prompts, by the judge", margin, error)
-        self._given: list[tuple[ReplyPrompt, bytes, bytes]] = []  # tokens of both replies to a person's prompt
-        self._tokens: list[tuple[int, int]] = []  # of both replies to a person's prompt
-        self._surprise: list[tuple[float, float]] = []  # mean negative log-probability of both replies
+        self.served = Evidence(
+            "served", "answers to probes with the lessons of people in the prompt", margin, error
+        )
+        self.form = Evidence(
+            "form", "the form of replies: empty, repeating itself, or without an end", margin, error
+        )
+        self.variety = Evidence(
+            "variety", "replies: the same one to different prompts", margin, error
+        )
+        self.preference = Evidence(
+            "preference", "replies to the person's own prompts, by the judge", margin, error
+        )
+        # Tokens of both replies to a person's prompt.
+        self._given: list[tuple[ReplyPrompt, bytes, bytes]] = []
+        # Of both replies to a person's prompt.
+        self._tokens: list[tuple[int, int]] = []
+        # Mean negative log-probability of both replies.
+        self._surprise: list[tuple[float, float]] = []
 
     @property
     def evidence(self) -> list[Evidence]:
@@ -94,7 +110,8 @@ class ReplyEvidence:
         """Return figures about the replies: lengths in tokens, and entropy per token as the replies sample it."""
         if not self._tokens:
             return {}
-        lengths, surprise = np.mean(self._tokens, axis=0), np.mean(self._surprise, axis=0)
+        lengths = np.mean(self._tokens, axis=0)
+        surprise = np.mean(self._surprise, axis=0)
         return {
             "gate/length": float(lengths[1]),
             "gate/length/head": float(lengths[0]),
@@ -122,10 +139,16 @@ class ReplyComparer:
     """Compares replies to a few prompts at a time."""
 
     def __init__(
-        self, source: ReplySource, renderer: Renderer, probes: Sequence[Probe], preference: Preference | None = None
+        self,
+        source: ReplySource,
+        renderer: Renderer,
+        probes: Sequence[Probe],
+        preference: Preference | None = None,
     ) -> None:
         """`preference`: asks the judge which of two replies is better; None: there is no such judge."""
-        self._source, self._renderer, self._preference = source, renderer, preference
+        self._source = source
+        self._renderer = renderer
+        self._preference = preference
         self._probes = probes
 
     def _ask(self, probe: Probe, form: ServedForm) -> ReplyPrompt | None:
@@ -136,7 +159,12 @@ class ReplyComparer:
         except (ValueError, RequestError):
             return None
         name = probe.name if form.is_plain else f"{probe.name} (as asked, {form.name})"
-        return ReplyPrompt(name=name, prompt_ids=rendered.prompt_ids.tolist(), probe=probe, is_served=not form.is_plain)
+        return ReplyPrompt(
+            name=name,
+            prompt_ids=rendered.prompt_ids.tolist(),
+            probe=probe,
+            is_served=not form.is_plain,
+        )
 
     def choose_prompts(
         self, turns: Sequence[JudgedTurn], budget: int, forms: Sequence[ServedForm] = ()
@@ -201,14 +229,18 @@ class ReplyComparer:
                 )
             )
 
-    def _judge(self, prompt: ReplyPrompt, found: ReplyEvidence, head: str, candidate: str) -> tuple[float, str]:
+    def _judge(
+        self, prompt: ReplyPrompt, found: ReplyEvidence, head: str, candidate: str
+    ) -> tuple[float, str]:
         """Return the difference between two answers, from -1 to 1, with its reason."""
         if prompt.probe is not None:
             right = prompt.probe.is_correct(head), prompt.probe.is_correct(candidate)
             kind = found.served if prompt.is_served else found.correctness
             kind.add([float(right[1]) - float(right[0])])
             words = {True: "correct", False: "wrong"}
-            return float(right[1]) - float(right[0]), f"head {words[right[0]]}, candidate {words[right[1]]}"
+            return float(right[1]) - float(
+                right[0]
+            ), f"head {words[right[0]]}, candidate {words[right[1]]}"
         messages = prompt.exchange.request.messages if prompt.exchange is not None else ()
         if self._preference is None or not messages:
             return 0.0, "not judged: the judge is no language model"
@@ -220,7 +252,9 @@ class ReplyComparer:
 
     def _text(self, reply: GateReply) -> str:
         decoder = self._renderer.new_text_decoder(())
-        decoder.push(reply.token_ids.tolist() if reply.finish == "length" else reply.token_ids[:-1].tolist())
+        decoder.push(
+            reply.token_ids.tolist() if reply.finish == "length" else reply.token_ids[:-1].tolist()
+        )
         decoder.finish()
         return str(decoder.parser.to_message().get("content") or "").strip()
 

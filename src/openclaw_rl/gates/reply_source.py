@@ -31,7 +31,8 @@ REPLY_TIMEOUT = 30.0
 """Seconds without a sign of the gateway after which it counts as gone. While it generates a reply, which takes as long
 as the machine needs, it sends one every few seconds."""
 _READ_BYTES = 2**16
-_RESTART_SECONDS = 60.0  # a gateway whose last heartbeat is younger is expected back
+# A gateway whose last heartbeat is younger is expected back.
+_RESTART_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,9 @@ class GatewayReplySource:
     """`ReplySource` over the gateway that runs on the home, with at most `workers` requests at once."""
 
     def __init__(self, home: Path, store: Store, workers: int) -> None:
-        self._home, self._store, self._workers = home, store, workers
+        self._home = home
+        self._store = store
+        self._workers = workers
 
     def generate(self, orders: Sequence[ReplyOrder]) -> list[GateReply]:
         """See `ReplySource.generate`."""
@@ -104,7 +107,8 @@ class GatewayReplySource:
             if self._is_expected():
                 raise RepliesDelayed("the gateway cannot be reached", DelayCode.UNREACHABLE)
             raise NoGateway(f"no gateway runs on {self._home}")
-        url, key = address.url + GATE_REPLY_PATH, gate_key(self._store.secret)
+        url = address.url + GATE_REPLY_PATH
+        key = gate_key(self._store.secret)
         with ThreadPoolExecutor(self._workers) as pool:
             return list(pool.map(lambda order: _request_reply(url, key, order), orders))
 
@@ -112,7 +116,10 @@ class GatewayReplySource:
         """Return whether a gateway ran just now, so that it probably restarts."""
         with self._store.read() as conn:
             beats = heartbeats.read_heartbeats(conn)
-        return any(beat.name == "gateway" and beat.is_alive(time.time(), _RESTART_SECONDS) for beat in beats)
+        return any(
+            beat.name == "gateway" and beat.is_alive(time.time(), _RESTART_SECONDS)
+            for beat in beats
+        )
 
 
 def _request_reply(url: str, key: str, order: ReplyOrder) -> GateReply:
@@ -126,8 +133,11 @@ def _request_reply(url: str, key: str, order: ReplyOrder) -> GateReply:
             words = error.read(2000).decode("utf-8", "replace")
         raise _to_error(order, *_error_of(words)) from None
     except (OSError, HTTPException, ValueError) as error:
-        raise RepliesDelayed(f"the gateway cannot be reached: {error}", DelayCode.UNREACHABLE) from None
-    if "error" in found:  # its status was sent before
+        raise RepliesDelayed(
+            f"the gateway cannot be reached: {error}", DelayCode.UNREACHABLE
+        ) from None
+    # Its status was sent before.
+    if "error" in found:
         raise _to_error(order, str(found["error"]["message"]), str(found["error"]["code"]))
     return GateReply(
         token_ids=np.array(found["token_ids"], np.int32),

@@ -14,17 +14,27 @@ AnswerSchema = Mapping[str, Any]
 
 def _answer_schema(name: str, **fields: Any) -> AnswerSchema:
     """Return the value of `response_format`; strict mode needs every field to be required."""
-    schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": fields,
+        "required": [*fields],
+        "additionalProperties": False,
+    }
     return {"type": "json_schema", "json_schema": {"name": name, "strict": True, "schema": schema}}
 
 
 _TEXT = {"type": "string"}
 _HINT = {"type": ["string", "null"]}
 JUDGE_ANSWER = _answer_schema(
-    "verdict", reason=_TEXT, score={"type": "string", "enum": ["+1", "0", "-1", NO_EVIDENCE]}, hint=_HINT
+    "verdict",
+    reason=_TEXT,
+    score={"type": "string", "enum": ["+1", "0", "-1", NO_EVIDENCE]},
+    hint=_HINT,
 )
 TEACHER_ANSWER = _answer_schema("hint", hint=_HINT)
-EVALUATION_ANSWER = _answer_schema("grade", reason=_TEXT, score={"type": "string", "enum": ["+1", "0", "-1"]})
+EVALUATION_ANSWER = _answer_schema(
+    "grade", reason=_TEXT, score={"type": "string", "enum": ["+1", "0", "-1"]}
+)
 LESSON_ANSWER = _answer_schema(
     "lesson",
     lesson=_TEXT,

@@ -38,7 +38,9 @@ class _EndpointRefusal(Exception):
     be accepted.
     """
 
-    def __init__(self, message: str, *, again: bool, wait: float | None = None, unstructured: bool = False) -> None:
+    def __init__(
+        self, message: str, *, again: bool, wait: float | None = None, unstructured: bool = False
+    ) -> None:
         super().__init__(message)
         self.retryable = again
         self.wait = wait
@@ -52,20 +54,31 @@ class ChatClient:
     """
 
     def __init__(
-        self, section: str, config: EndpointConfig, *, connections: int, answer: AnswerSchema | None = None
+        self,
+        section: str,
+        config: EndpointConfig,
+        *,
+        connections: int,
+        answer: AnswerSchema | None = None,
     ) -> None:
         self.url = f"{str(config.base_url).rstrip('/')}/chat/completions"
         self._section = section
         self._config = config
         self._connections = connections
-        self._options: dict[str, Any] = {"temperature": config.temperature, "max_tokens": config.max_tokens}
+        self._options: dict[str, Any] = {
+            "temperature": config.temperature,
+            "max_tokens": config.max_tokens,
+        }
         self._answer = answer
-        self._is_structured = False  # whether the endpoint has accepted `response_format`
+        # Whether the endpoint has accepted `response_format`.
+        self._is_structured = False
         self._session: aiohttp.ClientSession | None = None
 
     async def complete_chat(self, messages: list[dict[str, str]]) -> str:
         """Return the answer's text, never empty. Raises `JudgeError` with the last failure after all attempts."""
-        failures, longest, answer = 0, self._config.timeout, self._answer
+        failures = 0
+        longest = self._config.timeout
+        answer = self._answer
         while True:
             try:
                 text = await self._send_request(messages, answer)
@@ -75,14 +88,23 @@ class ChatClient:
                 if refusal.unstructured:
                     answer = None
                     continue
-                error, again, asked = str(refusal), refusal.retryable, refusal.wait
+                error = str(refusal)
+                again = refusal.retryable
+                asked = refusal.wait
             except TimeoutError:
                 # No retry: several timeouts in a row would block a worker for minutes on one slow endpoint.
-                error, again, asked = f"no answer within {longest:g} s ({self._section}.timeout)", False, None
+                error = f"no answer within {longest:g} s ({self._section}.timeout)"
+                again = False
+                asked = None
             except (aiohttp.ClientConnectionError, OSError) as failure:
-                error, again, asked = f"connection failed: {failure or type(failure).__name__}", True, None
-            except aiohttp.ClientError as failure:  # its message may quote the answer
-                error, again, asked = f"connection failed: {type(failure).__name__}", True, None
+                error = f"connection failed: {failure or type(failure).__name__}"
+                again = True
+                asked = None
+            except aiohttp.ClientError as failure:
+                # Its message may quote the answer.
+                error = f"connection failed: {type(failure).__name__}"
+                again = True
+                asked = None
             failures += 1
             if not again or failures > self._config.retries or (asked or 0.0) > longest:
                 raise JudgeError(error)
@@ -107,13 +129,17 @@ class ChatClient:
                 self._section,
             )
 
-    async def _send_request(self, messages: list[dict[str, str]], answer: AnswerSchema | None) -> str:
+    async def _send_request(
+        self, messages: list[dict[str, str]], answer: AnswerSchema | None
+    ) -> str:
         body = {"model": self._config.model, "messages": messages, "stream": False, **self._options}
         if answer is not None:
             body["response_format"] = answer
         async with asyncio.timeout(self._config.timeout):
             # No redirects: conversations are sent only to the endpoint that the owner configured.
-            async with self._get_session().post(self.url, json=body, allow_redirects=False) as response:
+            async with self._get_session().post(
+                self.url, json=body, allow_redirects=False
+            ) as response:
                 raw = await response.content.read(_MAX_BODY_BYTES)
                 while len(raw) < _MAX_BODY_BYTES and not response.content.at_eof():
                     raw += await response.content.read(_MAX_BODY_BYTES - len(raw))
@@ -130,14 +156,20 @@ class ChatClient:
             # Some servers refuse the field without naming it.
             names_format = any(word in text for word in _FORMAT_WORDS)
             if names_format or not (refused or self._is_structured):
-                return _EndpointRefusal(f"HTTP {status}: no response_format", again=True, unstructured=True)
+                return _EndpointRefusal(
+                    f"HTTP {status}: no response_format", again=True, unstructured=True
+                )
         if status in (400, 422) and refused:
-            value = self._options.pop(refused, None)  # None: a concurrent call has already removed it
+            # None: a concurrent call has already removed it.
+            value = self._options.pop(refused, None)
             if refused == "max_tokens" and value is not None:
                 self._options["max_completion_tokens"] = value
-            return _EndpointRefusal(f"HTTP {status}: the model does not accept {refused}", again=True, wait=0.0)
+            return _EndpointRefusal(
+                f"HTTP {status}: the model does not accept {refused}", again=True, wait=0.0
+            )
         log_excerpt(f"HTTP {status}", text)
-        key, place = f"{self._section}.api_key", f"{self._section}.base_url and {self._section}.model"
+        key = f"{self._section}.api_key"
+        place = f"{self._section}.base_url and {self._section}.model"
         todo = {401: f" Set {key}.", 403: f" Check {key}.", 404: f" Check {place}."}
         return _EndpointRefusal(
             f"HTTP {status} with {describe_size(text)}.{todo.get(status, '')}",

@@ -18,8 +18,10 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.types import JudgeInput, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
-DAY = 86_400.0  # seconds
-MAX_WAITING = 256  # turns that wait for their comparison; older ones are left out
+# Seconds.
+DAY = 86_400.0
+# Turns that wait for their comparison; older ones are left out.
+MAX_WAITING = 256
 
 
 class ComparisonQueue:
@@ -30,11 +32,15 @@ class ComparisonQueue:
     """
 
     def __init__(self, store: Store, judge: Judge, config: JudgeConfig) -> None:
-        self._store, self._judge = store, judge
-        self._limit, self._signals = config.max_comparisons, config.signals
-        self._by_signals: list[Verdict] = []  # finished
+        self._store = store
+        self._judge = judge
+        self._limit = config.max_comparisons
+        self._signals = config.signals
+        # Finished.
+        self._by_signals: list[Verdict] = []
         self._waiting: deque[JudgeInput] = deque(maxlen=MAX_WAITING)
-        self._started_at: deque[float] = deque()  # monotonic clock
+        # Monotonic clock.
+        self._started_at: deque[float] = deque()
         self.tasks: set[asyncio.Task[Verdict | None]] = set()
 
     def add(self, items: Iterable[JudgeInput]) -> None:
@@ -57,7 +63,9 @@ class ComparisonQueue:
         for item in chosen:
             if item.turn not in known:
                 self._started_at.append(now)
-                self.tasks.add(asyncio.create_task(self._compare(item), name=f"compare {item.turn}"))
+                self.tasks.add(
+                    asyncio.create_task(self._compare(item), name=f"compare {item.turn}")
+                )
 
     def _already_judged(self, ids: Sequence[str]) -> set[str]:
         with self._store.read() as conn:
@@ -67,7 +75,8 @@ class ComparisonQueue:
         """Remove the finished tasks and return their verdicts."""
         done = {task for task in self.tasks if task.done()}
         self.tasks -= done
-        found, self._by_signals = self._by_signals, []
+        found = self._by_signals
+        self._by_signals = []
         return found + [verdict for task in done if (verdict := task.result()) is not None]
 
     async def cancel_tasks(self) -> None:

@@ -6,7 +6,8 @@ import logging
 
 log = logging.getLogger("openclaw_rl.judge")
 
-LOG_EVERY = 30.0  # seconds between two warnings
+# Seconds between two warnings.
+LOG_EVERY = 30.0
 
 
 class FailureLog:

@@ -15,7 +15,8 @@ from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import canonical_calls, visible_text
 from openclaw_rl.types import JudgeInput, Message
 
-MAX_SHARED_WORDS, MAX_SHARED_CHARS = 11, 29
+MAX_SHARED_WORDS = 11
+MAX_SHARED_CHARS = 29
 """Longest run of words, and of characters without spaces between words, that a hint may share with a reaction."""
 _SEARCHED_CHARS = 65_536
 _NUMBER = re.compile(r"\d(?:[\d.,:/]*\d)?")
@@ -28,7 +29,9 @@ _FORM_UNIT = re.compile(
 _QUOTATION = re.compile(r"`([^`]{2,})`|[\"“„«「『]([^\"“”„«»「」『』]{3,})[\"”“»」』]")
 _CAPITALISED = re.compile(r"(?<=[\w,;:] )[A-ZÀ-ÖØ-Þ][\w'’-]+")
 _CAPITALISES_NOUNS = re.compile(r"\b(?:und|nicht|der|das|ein|eine|einen|einem|mit|auf|bitte)\b")
-_CODE_WORD = re.compile(r"[a-z][A-Z]|\w_\w|://|\w@\w|\(\)$|^[~.]?/[\w./-]+$|^[\w-]{2,}\.[a-z]{1,5}$")
+_CODE_WORD = re.compile(
+    r"[a-z][A-Z]|\w_\w|://|\w@\w|\(\)$|^[~.]?/[\w./-]+$|^[\w-]{2,}\.[a-z]{1,5}$"
+)
 _FREE_NAME = re.compile(
     r"english|german|french|spanish|italian|portuguese|dutch|polish|russian|turkish|arabic|hindi|chinese|japanese|korean"
     r"|british|american|markdown|json|ya?ml|html|css|xml|csv|latex|unicode|ascii|python|javascript|typescript|java|rust"
@@ -48,7 +51,9 @@ class LeakCheck:
     def __init__(self, item: JudgeInput, is_ephemeral: Callable[[Message], bool]) -> None:
         known = [message for message in item.messages if not is_ephemeral(message)]
         before = [visible_text(message) for message in known]
-        before += [" ".join(call) for message in known for call in canonical_calls(message).values()]
+        before += [
+            " ".join(call) for message in known for call in canonical_calls(message).values()
+        ]
         tools = [name for name, _ in canonical_calls(item.reply).values()]
         comments = [given.comment for given in item.reaction.feedback if given.comment]
         after = [visible_text(message) for message in (item.reply, *item.reaction.messages)]
@@ -64,7 +69,10 @@ class LeakCheck:
             ("a name", _names(hint)),
             ("a run of words", _runs(hint)),
         )
-        return next((kind for kind, texts in kinds if any(self._is_later(text) for text in set(texts))), None)
+        return next(
+            (kind for kind, texts in kinds if any(self._is_later(text) for text in set(texts))),
+            None,
+        )
 
     def _is_later(self, text: str) -> bool:
         """Whether the text stands, as whole words, in what came after the conversation and not in it."""
@@ -76,7 +84,11 @@ def _contains(text: str, part: str) -> bool:
     if part not in text:
         return False
     pattern = re.escape(part)
-    return bool(re.search(pattern if _SPACELESS.search(part) else f"(?<!{_LETTER}){pattern}(?!{_LETTER})", text))
+    return bool(
+        re.search(
+            pattern if _SPACELESS.search(part) else f"(?<!{_LETTER}){pattern}(?!{_LETTER})", text
+        )
+    )
 
 
 def _squeeze(text: str) -> str:

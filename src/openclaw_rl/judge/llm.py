@@ -16,8 +16,9 @@ from openclaw_rl.judge.preflight import check_endpoint
 from openclaw_rl.judge.vote_cache import VoteCache, question_key
 from openclaw_rl.judge.vote_parser import parse_vote
 from openclaw_rl.judge.voting import hints_of_majority, majority_score, make_verdict
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import Config
-from openclaw_rl.types import JudgeInput, Message, ReasonCode, Verdict, Vote
+from openclaw_rl.types import JudgeInput, Message, Verdict, Vote
 
 ChatModel = ChatClient | local_model.LocalModel
 
@@ -47,7 +48,9 @@ class VotingModel:
     It is `judge.model` at `judge.base_url`, or the model at `judge.path`, and never the live policy.
     """
 
-    def __init__(self, config: Config, answer: AnswerSchema, *, asked: ChatModel | None = None) -> None:
+    def __init__(
+        self, config: Config, answer: AnswerSchema, *, asked: ChatModel | None = None
+    ) -> None:
         """`asked` replaces the configured chat model. Raises `ConfigError` (see `check_endpoint`) or `ModelError`."""
         self._config = config.judge
         self._chat_model = asked or make_chat_model(config, answer)
@@ -55,7 +58,9 @@ class VotingModel:
         self.model = config.judge.model if config.judge.path is None else config.judge.path
         self.cache: VoteCache | None = None
 
-    async def request_votes(self, messages: list[dict[str, str]], *, turn: str = "", prompt: str = "") -> MajorityVote:
+    async def request_votes(
+        self, messages: list[dict[str, str]], *, turn: str = "", prompt: str = ""
+    ) -> MajorityVote:
         """Return the result of the votes. Raises `JudgeError` with the first vote's error if no vote is usable.
 
         With a cache, votes on the same messages are not requested again. `turn`: what the question is about. `prompt`:
@@ -65,7 +70,9 @@ class VotingModel:
         options = (settings.num_judges, settings.temperature, settings.max_tokens)
         key = question_key(self._chat_model.url, self.model, prompt, *options, messages)
         known = await self.cache.find_votes(key) if self.cache is not None else None
-        votes = known or tuple(await asyncio.gather(*(self._request_vote(messages) for _ in range(options[0]))))
+        votes = known or tuple(
+            await asyncio.gather(*(self._request_vote(messages) for _ in range(options[0])))
+        )
         if all(vote.error is not None for vote in votes):
             where = f"judge {self.model} at {self._chat_model.url}"
             raise JudgeError(f"{where}: no usable vote: {votes[0].error}")
@@ -73,7 +80,9 @@ class VotingModel:
             await self.cache.add_votes(key, turn, votes)
         majority = majority_score(votes, settings.consensus_threshold)
         reason = f"{majority.reason} (cached)" if known else majority.reason
-        return MajorityVote(score=majority.score, reason=reason, reason_code=majority.code, votes=votes)
+        return MajorityVote(
+            score=majority.score, reason=reason, reason_code=majority.code, votes=votes
+        )
 
     async def _request_vote(self, messages: list[dict[str, str]]) -> Vote:
         try:
@@ -111,10 +120,20 @@ class LlmJudge:
         checked = LeakCheck(item, self._is_ephemeral)
         votes = tuple(_without_leak(one, checked) for one in vote.votes)
         dropped = sum(one.hint != kept.hint for one, kept in zip(vote.votes, votes, strict=True))
-        reason = f"{vote.reason}; {dropped} of {len(votes)} hints dropped: they give the answer away"
+        reason = (
+            f"{vote.reason}; {dropped} of {len(votes)} hints dropped: they give the answer away"
+        )
         hints = hints_of_majority(votes, vote.score)
         shown = reason if dropped else vote.reason
-        return make_verdict(item, self.name, vote.score, shown, votes=votes, hints=hints, reason_code=vote.reason_code)
+        return make_verdict(
+            item,
+            self.name,
+            vote.score,
+            shown,
+            votes=votes,
+            hints=hints,
+            reason_code=vote.reason_code,
+        )
 
 
 def _without_leak(vote: Vote, check: LeakCheck) -> Vote:
@@ -139,7 +158,9 @@ class ReplyGrader:
         self._slots = asyncio.Semaphore(config.judge.workers)
         self.name = f"llm:{self._voters.model}@evaluation-{prompts.EVALUATION_PROMPT['version']}"
 
-    async def grade_reply(self, messages: Sequence[Message], reply: Message, references: Sequence[str]) -> MajorityVote:
+    async def grade_reply(
+        self, messages: Sequence[Message], reply: Message, references: Sequence[str]
+    ) -> MajorityVote:
         """Return the votes on `reply` to `messages`: +1 it serves the request, -1 it does not, 0 undecidable.
 
         `references`: answers that count as correct, may be empty. Raises `JudgeError` if no vote is usable.

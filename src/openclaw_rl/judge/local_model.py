@@ -30,7 +30,13 @@ def is_configured(config: Config) -> bool:
 def engine_config(config: Config) -> Config:
     """Return the settings of the judge's engine: the policy's with another model, and a subfolder as home."""
     model = {"path": config.judge.path, "tokenizer": None, "name": "judge"}
-    engine = {"url": None, "api_key": None, "args": (), "max_loaded_versions": 2, "gpus": config.judge.gpus}
+    engine = {
+        "url": None,
+        "api_key": None,
+        "args": (),
+        "max_loaded_versions": 2,
+        "gpus": config.judge.gpus,
+    }
     return config.model_copy(
         update={
             "home": str(config.home_dir / "judge"),
@@ -47,19 +53,28 @@ def model_files(config: Config) -> ModelFiles:
 
 def connect_model(config: Config) -> LocalModel:
     """Return a client for the judge's engine. Raises `ModelError` if there is no such model."""
-    theirs, renderer = engine_config(config), Renderer(model_files(config))
-    return LocalModel(registry.connect_engine(theirs), renderer, config.judge, url=str(theirs.engine_socket))
+    theirs = engine_config(config)
+    renderer = Renderer(model_files(config))
+    return LocalModel(
+        registry.connect_engine(theirs), renderer, config.judge, url=str(theirs.engine_socket)
+    )
 
 
 class LocalModel:
     """Chat model on a local engine, with the interface of `chat_client.ChatClient`."""
 
-    def __init__(self, engine: EngineLink, renderer: Renderer, config: EndpointConfig, *, url: str) -> None:
+    def __init__(
+        self, engine: EngineLink, renderer: Renderer, config: EndpointConfig, *, url: str
+    ) -> None:
         """`url`: address of the engine for messages."""
-        self._engine, self._renderer, self._config, self.url = engine, renderer, config, url
+        self._engine = engine
+        self._renderer = renderer
+        self._config = config
+        self.url = url
         self.close = engine.close
         self._request_numbers = itertools.count(1)
-        self._loaded_epoch = -1  # connection epoch in which the base was loaded
+        # Connection epoch in which the base was loaded.
+        self._loaded_epoch = -1
         self._load_lock = asyncio.Lock()
 
     async def complete_chat(self, messages: list[dict[str, str]]) -> str:
@@ -68,7 +83,9 @@ class LocalModel:
             async with asyncio.timeout(self._config.timeout):
                 return await self._generate_answer(messages)
         except TimeoutError:
-            raise JudgeError(f"no answer within {self._config.timeout:g} s (judge.timeout)") from None
+            raise JudgeError(
+                f"no answer within {self._config.timeout:g} s (judge.timeout)"
+            ) from None
         except (EngineError, RequestError) as error:
             raise JudgeError(f"the judge's own engine: {error}") from None
 
@@ -77,13 +94,18 @@ class LocalModel:
         prompt = self._renderer.render(messages)
         remaining = context - len(prompt.prompt_ids)
         if remaining < 1:
-            raise JudgeError(f"the prompt has {len(prompt.prompt_ids)} tokens, judge.path has a context of {context}")
+            raise JudgeError(
+                f"the prompt has {len(prompt.prompt_ids)} tokens, judge.path has a context of {context}"
+            )
         text = self._renderer.new_reply_decoder(thinking=prompt.thinking, tools=())
         generation = Generation(
             id=f"judge-{next(self._request_numbers)}",
             version=_BASE_POLICY.version,
             prompt_ids=prompt.prompt_ids,
-            sampling=Sampling(temperature=self._config.temperature, max_tokens=min(self._config.max_tokens, remaining)),
+            sampling=Sampling(
+                temperature=self._config.temperature,
+                max_tokens=min(self._config.max_tokens, remaining),
+            ),
             stop_token_ids=self._renderer.stop_token_ids,
         )
         finish = None

@@ -8,8 +8,18 @@ from typing import Any
 
 from openclaw_rl.common.progress import record_progress
 from openclaw_rl.judge.reward_model import RewardInput, RewardJudge
-from openclaw_rl.plugins.loader import Plugin, check_call, check_not_async, load_plugin, signature_of
-from openclaw_rl.plugins.source_check import COMPUTE_REWARD, GET_REWARD_MODEL, reward_definition_error
+from openclaw_rl.plugins.loader import (
+    Plugin,
+    check_call,
+    check_not_async,
+    load_plugin,
+    signature_of,
+)
+from openclaw_rl.plugins.source_check import (
+    COMPUTE_REWARD,
+    GET_REWARD_MODEL,
+    reward_definition_error,
+)
 from openclaw_rl.settings.load import Config
 
 PLUGIN_SETTING = "judge.plugin_path"
@@ -39,7 +49,11 @@ class _PluginConfig(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         there = ", ".join(self) or "nothing"
         words = f"{GET_REWARD_MODEL}: its config has no {key!r}, only {there}"
-        cure = ". Set judge.reward_path (--rm-checkpoint, PRM_MODEL_PATH)" if key == "prm_model_path" else ""
+        cure = (
+            ". Set judge.reward_path (--rm-checkpoint, PRM_MODEL_PATH)"
+            if key == "prm_model_path"
+            else ""
+        )
         raise self._plugin.make_error(words + cure)
 
 
@@ -53,7 +67,8 @@ def _create_model(plugin: Plugin, reward_path: str | None) -> Any:
     classes = _reward_classes(plugin)
     if len(classes) != 1:
         raise reward_definition_error(plugin, classes or plugin.defined_names())
-    name, kind = classes[0], getattr(plugin.module, classes[0])
+    name = classes[0]
+    kind = getattr(plugin.module, classes[0])
     check_call(plugin, name, kind, ("checkpoint_path",))
     if reward_path is None:
         raise plugin.make_error(
@@ -65,20 +80,27 @@ def _create_model(plugin: Plugin, reward_path: str | None) -> Any:
 
 def _reward_classes(plugin: Plugin) -> list[str]:
     """Return the classes with `compute_reward`, except base classes of other such classes."""
-    found = [name for name in plugin.defined_names() if hasattr(getattr(plugin.module, name), COMPUTE_REWARD)]
+    found = [
+        name
+        for name in plugin.defined_names()
+        if hasattr(getattr(plugin.module, name), COMPUTE_REWARD)
+    ]
     kinds = [kind for name in found if isinstance(kind := getattr(plugin.module, name), type)]
     bases = {base for kind in kinds for base in kind.__mro__[1:]}
     return [name for name in found if getattr(plugin.module, name) not in bases]
 
 
-def _make_reward_function(plugin: Plugin, model: Any) -> Callable[[Sequence[RewardInput]], list[float]]:
+def _make_reward_function(
+    plugin: Plugin, model: Any
+) -> Callable[[Sequence[RewardInput]], list[float]]:
     """Return a function that scores inputs with the model: as a batch if it supports that, else one by one."""
     if isinstance(model, type):
         raise plugin.make_error(
             f"{GET_REWARD_MODEL} returned the class {model.__name__}, expected an instance: {model.__name__}(...)"
         )
     named = f"{type(model).__name__}."
-    with plugin.convert_errors(f"reading {named.removesuffix('.')}"):  # a property may raise anything
+    # A property may raise anything.
+    with plugin.convert_errors(f"reading {named.removesuffix('.')}"):
         there = {
             name: found
             for name in (BATCH_COMPUTE_REWARDS, *METHOD_PARAMETERS)
@@ -91,18 +113,26 @@ def _make_reward_function(plugin: Plugin, model: Any) -> Callable[[Sequence[Rewa
                 f"got {named}{BATCH_COMPUTE_REWARDS}{signature}, expected one parameter: a list of items"
             )
         check_not_async(plugin, named + BATCH_COMPUTE_REWARDS, batch)
-        return lambda questions: _score_many(plugin, named + BATCH_COMPUTE_REWARDS, batch, questions)
+        return lambda questions: _score_many(
+            plugin, named + BATCH_COMPUTE_REWARDS, batch, questions
+        )
     for name, parameters in METHOD_PARAMETERS.items():
         if (one := there.get(name)) is not None:
             check_call(plugin, named + name, one, parameters)
-            return lambda questions: [_score_one(plugin, named + name, one, parameters, q) for q in questions]
+            return lambda questions: [
+                _score_one(plugin, named + name, one, parameters, q) for q in questions
+            ]
     raise plugin.make_error(
         f"{GET_REWARD_MODEL} returned {_describe_value(model)}, expected an object with score or {COMPUTE_REWARD}"
     )
 
 
 def _score_one(
-    plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str], question: RewardInput
+    plugin: Plugin,
+    name: str,
+    function: Callable[..., Any],
+    parameters: Sequence[str],
+    question: RewardInput,
 ) -> float:
     words = (question.prompt, question.response, question.outcome)
     record_progress()
@@ -134,10 +164,14 @@ def _score_many(
 def _check_reward(plugin: Plugin, name: str, value: Any) -> float:
     try:
         if isinstance(value, str | bytes):
-            raise TypeError  # "0.5" is not a number
+            # "0.5" is not a number.
+            raise TypeError
         reward = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor with several numbers
-        raise plugin.make_error(f"{name} returned {_describe_value(value)}, expected a number in [0, 1]") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        # RuntimeError: a tensor with several numbers.
+        raise plugin.make_error(
+            f"{name} returned {_describe_value(value)}, expected a number in [0, 1]"
+        ) from None
     if not (math.isfinite(reward) and 0 <= reward <= 1):
         raise plugin.make_error(
             f"{name} returned {reward:g}, expected a number in [0, 1], the range of judge.reward_low"

@@ -17,8 +17,10 @@ from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.types import JudgeInput, Message
 
 SYSTEM_CHARS = 2_000
-EARLIER_CHARS = 1_500  # limit for one earlier message
-HISTORY_CHARS = 24_000  # limit for all earlier messages together
+# Limit for one earlier message.
+EARLIER_CHARS = 1_500
+# Limit for all earlier messages together.
+HISTORY_CHARS = 24_000
 
 _PROMPTS = yaml.safe_load(read_asset("judge_prompts.yaml"))
 JUDGE_PROMPT: Mapping[str, str] = _PROMPTS["judge"]
@@ -59,28 +61,42 @@ def build_evaluation_messages(
 
 
 def build_lesson_messages(
-    item: JudgeInput, hints: Sequence[str], lessons: Sequence[str], is_ephemeral: Callable[[Message], bool]
+    item: JudgeInput,
+    hints: Sequence[str],
+    lessons: Sequence[str],
+    is_ephemeral: Callable[[Message], bool],
 ) -> list[dict[str, str]]:
     """Return the instructions and the fenced record of a judged turn, its hints, and the lessons that are known."""
     history = [m for m in item.messages if not is_ephemeral(m)]
-    blocks = [*_conversation_blocks(history), ("REPLY", _message_text(item.reply)), *_reaction_blocks(item)]
+    blocks = [
+        *_conversation_blocks(history),
+        ("REPLY", _message_text(item.reply)),
+        *_reaction_blocks(item),
+    ]
     blocks += [("HINT", hint) for hint in hints]
     blocks += [(f"LESSON {number}", text) for number, text in enumerate(lessons, 1)]
     return _fence_record(LESSON_PROMPT, blocks)
 
 
-def build_pair_messages(messages: Sequence[Message], first: str, second: str) -> list[dict[str, str]]:
+def build_pair_messages(
+    messages: Sequence[Message], first: str, second: str
+) -> list[dict[str, str]]:
     """Return the instructions and the fenced record of two replies to the same request."""
     blocks = [*_conversation_blocks(messages), ("FIRST reply", first), ("SECOND reply", second)]
     return _fence_record(PAIR_PROMPT, blocks)
 
 
-def _fence_record(prompt: Mapping[str, str], blocks: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+def _fence_record(
+    prompt: Mapping[str, str], blocks: Sequence[tuple[str, str]]
+) -> list[dict[str, str]]:
     fence = hashlib.sha256(repr(blocks).encode("utf-8", "surrogatepass")).hexdigest()[:12]
     record = "\n".join(f"<<{fence} {title}>>\n{text}" for title, text in blocks)
     return [
         {"role": "system", "content": prompt["instructions"]},
-        {"role": "user", "content": f"KEY {fence}\n{record}\n<<{fence} end>>\n\n{prompt['question']}"},
+        {
+            "role": "user",
+            "content": f"KEY {fence}\n{record}\n<<{fence} end>>\n\n{prompt['question']}",
+        },
     ]
 
 
@@ -89,7 +105,8 @@ def _conversation_blocks(history: Sequence[Message]) -> list[tuple[str, str]]:
     budget = HISTORY_CHARS
     blocks: list[tuple[str, str]] = []
     left_out = 0
-    for index in range(len(history) - 1, -1, -1):  # newest first: recent messages matter most
+    # Newest first: recent messages matter most.
+    for index in range(len(history) - 1, -1, -1):
         message = history[index]
         role = str(message.get("role", ""))
         text = _message_text(message)
@@ -120,19 +137,29 @@ def _reaction_blocks(item: JudgeInput) -> list[tuple[str, str]]:
 def _block_title(message: Message) -> str:
     """Return the role, and whether a tool failed; a tool result cannot forge a title."""
     role = str(message.get("role", ""))
-    return f"{role}: the call failed" if role in ("tool", "function") and message.get("is_error") is True else role
+    return (
+        f"{role}: the call failed"
+        if role in ("tool", "function") and message.get("is_error") is True
+        else role
+    )
 
 
 def _reaction_text(message: Message) -> str:
     """Return a message's text; trim the client's own long instructions, which would dominate the reaction."""
     text = _message_text(message)
-    return trim_middle(text, SYSTEM_CHARS) if message.get("role") in ("system", "developer") else text
+    return (
+        trim_middle(text, SYSTEM_CHARS) if message.get("role") in ("system", "developer") else text
+    )
 
 
 def _message_text(message: Message) -> str:
     """Return text and tool calls of a message as readable text; images become a placeholder, reasoning is omitted."""
     content = message.get("content")
-    lines = [_part_text(part) for part in content] if isinstance(content, list) else [visible_text(message)]
+    lines = (
+        [_part_text(part) for part in content]
+        if isinstance(content, list)
+        else [visible_text(message)]
+    )
     for call in message.get("tool_calls") or ():
         lines.append("[tool call] " + _call_text(call))
     return "\n".join(line for line in lines if line) or "(empty)"
@@ -160,5 +187,6 @@ def trim_middle(text: str, limit: int) -> str:
     """Return head and tail of a long text, with a mark that states the number of omitted characters."""
     if len(text) <= limit:
         return text
-    head, tail = limit * 2 // 3, limit // 3
+    head = limit * 2 // 3
+    tail = limit // 3
     return f"{text[:head]}\n[... {len(text) - head - tail} characters left out ...]\n{text[-tail:]}"

@@ -12,8 +12,10 @@ from openclaw_rl.judge.voting import make_verdict
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import JudgeInput, Message, Verdict, Vote
 
-PROMPT_CHARS = 8_000  # limit for the conversation; the end of a longer one is used
-MAX_BATCH_SIZE = 16  # turns in one batch
+# Limit for the conversation; the end of a longer one is used.
+PROMPT_CHARS = 8_000
+# Turns in one batch.
+MAX_BATCH_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,8 @@ class RewardJudge:
 
     def __init__(self, config: Config, name: str, answer: RewardFunction) -> None:
         self.name = name
-        self._low, self._high = config.judge.reward_low, config.judge.reward_high
+        self._low = config.judge.reward_low
+        self._high = config.judge.reward_high
         self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
         self._batcher = RewardBatcher(answer)
 
@@ -50,28 +53,38 @@ class RewardJudge:
         reward = await self._batcher.request_reward(question)
         score = 1 if reward > self._high else -1 if reward < self._low else 0
         reason = f"reward {reward:.3f} ({self._low:g} to {self._high:g} is 0)"
-        return make_verdict(item, self.name, score, reason, votes=[Vote(score=score, reason=reason)])
+        return make_verdict(
+            item, self.name, score, reason, votes=[Vote(score=score, reason=reason)]
+        )
 
 
 def make_reward_input(item: JudgeInput, is_ephemeral: Callable[[Message], bool]) -> RewardInput:
     """Return the reward model's input for a turn, without ephemeral messages."""
     history = [(str(m.get("role")), visible_text(m)) for m in item.messages if not is_ephemeral(m)]
     spoken = [(role, words) for role, words in history if words]
-    prompt = spoken[0][1] if len(spoken) == 1 else "\n".join(f"{role}: {words}" for role, words in spoken)
+    prompt = (
+        spoken[0][1]
+        if len(spoken) == 1
+        else "\n".join(f"{role}: {words}" for role, words in spoken)
+    )
     said = [visible_text(m) for m in item.reaction.messages if not is_ephemeral(m)]
     said += [given.comment for given in item.reaction.feedback if given.comment]
     outcome = "\n".join(words for words in said if words)
-    return RewardInput(prompt=prompt[-PROMPT_CHARS:], response=visible_text(item.reply), outcome=outcome)
+    return RewardInput(
+        prompt=prompt[-PROMPT_CHARS:], response=visible_text(item.reply), outcome=outcome
+    )
 
 
 class RewardBatcher:
     """Batches concurrent requests; one batch runs at a time, in a thread, while the next is collected."""
 
     def __init__(self, answer: RewardFunction, *, most: int = MAX_BATCH_SIZE) -> None:
-        self._reward_function, self._max_size = answer, most
+        self._reward_function = answer
+        self._max_size = most
         self._waiting: list[tuple[RewardInput, asyncio.Future[float]]] = []
         self._task: asyncio.Task[None] | None = None
-        self.is_scoring = False  # the reward function runs in a thread
+        # The reward function runs in a thread.
+        self.is_scoring = False
 
     async def request_reward(self, question: RewardInput) -> float:
         """Return the reward of one input. Raises what the reward function raises for it."""
@@ -83,17 +96,23 @@ class RewardBatcher:
 
     async def _run_batches(self) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting[: self._max_size], self._waiting[self._max_size :]
+            batch = self._waiting[: self._max_size]
+            self._waiting = self._waiting[self._max_size :]
             if not await self._score_batch(batch) and len(batch) > 1:
-                for one in batch:  # retry one by one: an input that fails must not block the others
+                # Retry one by one: an input that fails must not block the others.
+                for one in batch:
                     await self._score_batch([one])
 
-    async def _score_batch(self, batch: Sequence[tuple[RewardInput, asyncio.Future[float]]]) -> bool:
+    async def _score_batch(
+        self, batch: Sequence[tuple[RewardInput, asyncio.Future[float]]]
+    ) -> bool:
         """Score a batch; return False if it failed. A single input gets the exception."""
         self.is_scoring = True
         try:
             with working_on(Activity(kind=WorkKind.REWARD)):
-                rewards = await asyncio.to_thread(self._reward_function, [question for question, _ in batch])
+                rewards = await asyncio.to_thread(
+                    self._reward_function, [question for question, _ in batch]
+                )
         except Exception as error:  # noqa: BLE001  a plug-in may raise anything; the caller gets it
             if len(batch) == 1 and not batch[0][1].done():
                 batch[0][1].set_exception(error)
@@ -108,7 +127,8 @@ class RewardBatcher:
 
 def make_judge(config: Config) -> RewardJudge:
     """Return a judge with the classifier at `judge.reward_path`. Raises `ModelError`."""
-    from openclaw_rl.engines.embedded.classifier import SequenceClassifier  # imports torch, so only when needed
+    # Imports torch, so only when needed.
+    from openclaw_rl.engines.embedded.classifier import SequenceClassifier
 
     path = config.judge.reward_source
     assert path is not None, "the settings were checked"

@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from openclaw_rl.common.client_patterns import head_and_tail
-from openclaw_rl.common.message_hash import message_text, normalise_text, strip_time_stamp, visible_text
+from openclaw_rl.common.message_hash import (
+    message_text,
+    normalise_text,
+    strip_time_stamp,
+    visible_text,
+)
 from openclaw_rl.common.rules.rule_files import Rule, RuleFile, load_rule_files, rules_path
 from openclaw_rl.judge.voting import distinct_hints, make_verdict
 from openclaw_rl.types import JudgeInput, Reaction, Verdict, Vote
@@ -38,7 +43,14 @@ class RulesJudge:
         scores = {rule.score for rule in matching if rule.score is not None}
         score, reason = _combine_scores(matching, scores)
         votes = (Vote(score=r.score, hint=r.hint, reason=r.name) for r in matching)
-        return make_verdict(item, self.name, score, reason, votes=votes, hints=distinct_hints(r.hint for r in matching))
+        return make_verdict(
+            item,
+            self.name,
+            score,
+            reason,
+            votes=votes,
+            hints=distinct_hints(r.hint for r in matching),
+        )
 
 
 def _combine_scores(matching: Sequence[Rule], scores: set[int]) -> tuple[int | None, str]:
@@ -56,7 +68,8 @@ def _reaction_texts(reaction: Reaction) -> Iterator[tuple[str, str]]:
     """Yield (role, text) of each message; feedback comments have the role user."""
     for message in reaction.messages:
         role = str(message.get("role", ""))
-        text = strip_time_stamp(normalise_text(message_text(message)))  # rules may match the start of the text
+        # Rules may match the start of the text.
+        text = strip_time_stamp(normalise_text(message_text(message)))
         yield role, head_and_tail(text, MAX_USER_CHARS if role == "user" else MAX_SEARCHED_CHARS)
     for given in reaction.feedback:
         if given.comment:

@@ -25,7 +25,9 @@ from openclaw_rl.types import JudgeInput, Verdict
 log = logging.getLogger("openclaw_rl.judge")
 
 FAILURES_BEFORE_PAUSE = 3  # consecutive failures after which the teacher is skipped for a while
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds
+# seconds
+FIRST_PAUSE = 5.0
+LONGEST_PAUSE = 300.0
 
 
 class Teacher:
@@ -44,9 +46,12 @@ class Teacher:
         self.close = self._chat_client.close
         self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
         self.name = f"teacher:{config.teacher.model}@{prompts.TEACHER_PROMPT['version']}"
-        self.hints = 0  # number of hints written
-        self.missed = 0  # number of verdicts left without a hint
-        self.last_error = ""  # last error; empty while the teacher answers
+        # Number of hints written.
+        self.hints = 0
+        # Number of verdicts left without a hint.
+        self.missed = 0
+        # Last error; empty while the teacher answers.
+        self.last_error = ""
         self._failures = 0
         self._pause_until = 0.0
 
@@ -68,12 +73,16 @@ class Teacher:
         except JudgeError as error:
             self._record_failure(str(error))
             return self._without_hint(verdict)
-        self._failures, self.last_error = 0, ""
+        self._failures = 0
+        self.last_error = ""
         if hint is None:
             return verdict
         if leak := LeakCheck(item, self._is_ephemeral).find_leak(hint):
             self.missed += 1
-            return replace(verdict, reason=f"{verdict.reason}; hint by {self.name} dropped: it gives away {leak}")
+            return replace(
+                verdict,
+                reason=f"{verdict.reason}; hint by {self.name} dropped: it gives away {leak}",
+            )
         self.hints += 1
         return replace(verdict, hints=(hint,), reason=f"{verdict.reason}; hint by {self.name}")
 
@@ -91,9 +100,12 @@ class Teacher:
                 self.name,
                 words.rstrip("."),
             )
-        self._failures, self.last_error = self._failures + 1, words
+        self._failures = self._failures + 1
+        self.last_error = words
         if self._failures >= FAILURES_BEFORE_PAUSE:
-            longer = backoff_delay(self._failures - FAILURES_BEFORE_PAUSE + 1, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+            longer = backoff_delay(
+                self._failures - FAILURES_BEFORE_PAUSE + 1, first=FIRST_PAUSE, longest=LONGEST_PAUSE
+            )
             self._pause_until = time.monotonic() + longer
 
     def _without_hint(self, verdict: Verdict) -> Verdict:

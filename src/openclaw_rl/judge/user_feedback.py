@@ -26,12 +26,16 @@ def explicit_verdict(item: JudgeInput, at: float | None = None) -> Verdict | Non
     reason = f"explicit feedback: score {'nothing' if score is None else f'{score:+d}'}"
     votes = (Vote(score=f.score, hint=f.correction, reason=f.comment or "") for f in given)
     reason += ", with a correction" if hints else ""
-    return make_verdict(item, JUDGE_NAME, score, reason, votes=votes, hints=hints, explicit=True, at=at)
+    return make_verdict(
+        item, JUDGE_NAME, score, reason, votes=votes, hints=hints, explicit=True, at=at
+    )
 
 
 def apply_corrections(item: JudgeInput, judged: Verdict) -> Verdict:
     """Return the judge's verdict with the user's corrections as hints; the score stays the judge's."""
-    hints = distinct_hints(f.correction for f in sorted(item.reaction.feedback, key=lambda f: f.given_at))
+    hints = distinct_hints(
+        f.correction for f in sorted(item.reaction.feedback, key=lambda f: f.given_at)
+    )
     if not hints:
         return judged
     return replace(judged, hints=hints, reason=f"{judged.reason}; with the user's correction")

@@ -21,7 +21,8 @@ class VoteCache:
     """The newest `limit` questions to a judge, with their votes."""
 
     def __init__(self, store: Store, limit: int) -> None:
-        self._store, self._limit = store, limit
+        self._store = store
+        self._limit = limit
 
     async def find_votes(self, key: bytes) -> tuple[Vote, ...] | None:
         """Return the votes on a question. `key`: see `question_key`."""

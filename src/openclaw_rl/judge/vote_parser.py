@@ -11,8 +11,10 @@ from openclaw_rl.errors import JudgeError, json_type_name
 from openclaw_rl.judge.answer_schemas import NO_EVIDENCE
 from openclaw_rl.types import Vote
 
-HINT_CHARS = 400  # two long sentences; a longer one is an answer, not an instruction
-TEACHER_HINT_CHARS = 1200  # limit for a teacher's hint, which may describe the content of a better reply
+# Two long sentences; a longer one is an answer, not an instruction.
+HINT_CHARS = 400
+# Limit for a teacher's hint, which may describe the content of a better reply.
+TEACHER_HINT_CHARS = 1200
 REASON_CHARS = 300
 ANSWER_CHARS = 65_536
 """Characters of an answer, from its end, in which the vote is searched."""
@@ -32,7 +34,10 @@ def parse_vote(text: str) -> Vote:
     """Return the vote in the last JSON object with a `score`, or an unusable vote with an error."""
     found = [value for value in _json_objects(strip_reasoning(text)) if "score" in value]
     if not found:
-        return Vote(score=None, error=f"expected a JSON object with score, hint and reason; got {describe_size(text)}")
+        return Vote(
+            score=None,
+            error=f"expected a JSON object with score, hint and reason; got {describe_size(text)}",
+        )
     answer = found[-1]
     reason = _clean_reason(answer.get("reason"))
     if _is_no_evidence(answer["score"]):
@@ -43,7 +48,9 @@ def parse_vote(text: str) -> Vote:
         return Vote(score=None, error=f"expected score +1, 0, -1 or {NO_EVIDENCE!r}; got {got}")
     hint = answer.get("hint")
     if hint is not None and not isinstance(hint, str):
-        return Vote(score=None, error=f"expected hint to be text or null; got {json_type_name(hint)}")
+        return Vote(
+            score=None, error=f"expected hint to be text or null; got {json_type_name(hint)}"
+        )
     return Vote(score=score, hint=_parse_judge_hint(hint), reason=reason)
 
 
@@ -59,9 +66,13 @@ def parse_hint(text: str) -> str | None:
         raise JudgeError(f"expected hint to be text or null; got {json_type_name(found[-1])}")
     hint = _clean_hint(found[-1])
     if hint is not None and len(hint) > TEACHER_HINT_CHARS:
-        raise JudgeError(f"expected a hint of at most {TEACHER_HINT_CHARS} characters; got {len(hint)}")
+        raise JudgeError(
+            f"expected a hint of at most {TEACHER_HINT_CHARS} characters; got {len(hint)}"
+        )
     if hint is not None and _CONTROL_TOKEN.search(hint):
-        raise JudgeError("expected a plain-text hint; got one with control tokens of a chat template")
+        raise JudgeError(
+            "expected a plain-text hint; got one with control tokens of a chat template"
+        )
     return hint
 
 
@@ -73,13 +84,19 @@ def parse_lesson(text: str) -> dict[str, Any]:
     answer = found[-1]
     words = _clean_hint(answer["lesson"]) if isinstance(answer["lesson"], str) else None
     if words is not None and _CONTROL_TOKEN.search(words):
-        raise JudgeError("expected a plain-text lesson; got one with control tokens of a chat template")
-    numbers, subject = answer.get("contradicts"), answer.get("subject")
+        raise JudgeError(
+            "expected a plain-text lesson; got one with control tokens of a chat template"
+        )
+    numbers = answer.get("contradicts")
+    subject = answer.get("subject")
     return {
         "lesson": words or "",
         "scope": answer.get("scope"),
-        "subject": (_clean_hint(subject) or "")[:MAX_SUBJECT_CHARS] if isinstance(subject, str) else "",
-        "same": answer.get("same") if type(answer.get("same")) is int else None,  # a bool is no number
+        "subject": (_clean_hint(subject) or "")[:MAX_SUBJECT_CHARS]
+        if isinstance(subject, str)
+        else "",
+        # A bool is no number.
+        "same": answer.get("same") if type(answer.get("same")) is int else None,
         "contradicts": [n for n in numbers if type(n) is int] if isinstance(numbers, list) else [],
     }
 
@@ -93,13 +110,15 @@ def strip_reasoning(text: str) -> str:
 def _json_objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the outermost JSON objects in a text, in order. The time is bounded for any text."""
     text = text[-ANSWER_CHARS:]
-    decoder, failed = json.JSONDecoder(), 0
+    decoder = json.JSONDecoder()
+    failed = 0
     start = _OBJECT_START.search(text)
     while start is not None and failed < MAX_FAILED_STARTS:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except (ValueError, RecursionError):
-            failed, end = failed + 1, start.start() + 1
+            failed = failed + 1
+            end = start.start() + 1
         else:
             yield value
         start = _OBJECT_START.search(text, end)
@@ -117,7 +136,9 @@ def _parse_score(value: Any) -> int | None:
 
 def _parse_judge_hint(value: str | None) -> str | None:
     words = _clean_hint(value)
-    return None if words is None or len(words) > HINT_CHARS or _CONTROL_TOKEN.search(words) else words
+    return (
+        None if words is None or len(words) > HINT_CHARS or _CONTROL_TOKEN.search(words) else words
+    )
 
 
 def _clean_hint(value: str | None) -> str | None:
@@ -126,7 +147,9 @@ def _clean_hint(value: str | None) -> str | None:
 
 
 def _clean_reason(value: Any) -> str:
-    return " ".join(replace_surrogates(value).split())[:REASON_CHARS] if isinstance(value, str) else ""
+    return (
+        " ".join(replace_surrogates(value).split())[:REASON_CHARS] if isinstance(value, str) else ""
+    )
 
 
 def replace_surrogates(text: str) -> str:

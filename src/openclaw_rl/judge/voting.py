@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from openclaw_rl.judge.answer_schemas import NO_EVIDENCE
 from openclaw_rl.judge.vote_parser import replace_surrogates
-from openclaw_rl.types import JudgeInput, ReasonCode, Verdict, Vote
+from openclaw_rl.reasons import ReasonCode
+from openclaw_rl.types import JudgeInput, Verdict, Vote
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,13 @@ def majority_score(votes: Sequence[Vote], threshold: float) -> Majority:
     if not usable:
         raise ValueError(f"expected at least one usable vote, got {len(votes)} unusable ones")
     (score, most), *others = counts.most_common()
-    tally = ", ".join(f"{_score_words(value)}: {counts[value]}" for value in (1, 0, -1, None) if value in counts)
+    tally = ", ".join(
+        f"{_score_words(value)}: {counts[value]}" for value in (1, 0, -1, None) if value in counts
+    )
     if others and others[0][1] == most:
         return Majority(None, f"abstained: a tie ({tally})", ReasonCode.TIE)
-    if most / usable < threshold:  # exact for a decimal share: 3 / 5 and 0.6 are the same float
+    # Exact for a decimal share: 3 / 5 and 0.6 are the same float.
+    if most / usable < threshold:
         reason = f"abstained: no score has a share of at least {threshold:g} of {usable} usable votes ({tally})"
         return Majority(None, reason, ReasonCode.NO_MAJORITY)
     return Majority(score, f"{most} of {usable} usable votes say {_score_words(score)}")
@@ -86,7 +90,9 @@ def replace_verdict_surrogates(verdict: Verdict) -> Verdict:
         )
         for v in verdict.votes
     )
-    return replace(verdict, votes=votes, hints=tuple(map(text, verdict.hints)), reason=text(verdict.reason))
+    return replace(
+        verdict, votes=votes, hints=tuple(map(text, verdict.hints)), reason=text(verdict.reason)
+    )
 
 
 def distinct_hints(hints: Iterable[str | None]) -> tuple[str, ...]:

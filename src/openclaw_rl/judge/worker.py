@@ -28,21 +28,27 @@ from openclaw_rl.judge.vote_cache import VoteCache
 from openclaw_rl.judge.vote_parser import replace_surrogates
 from openclaw_rl.judge.voting import replace_verdict_surrogates
 from openclaw_rl.protocols import Judge
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import version_stats
-from openclaw_rl.types import JudgeInput, Reason, ReasonCode, Verdict
+from openclaw_rl.types import JudgeInput, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
 
-READ_AHEAD = 64  # maximum number of turns per read
+# Maximum number of turns per read.
+READ_AHEAD = 64
 READ_EVERY = 0.5  # seconds between two reads while turns of the last read are not started
-FIRST_WAIT, LONGEST_WAIT = 1.0, 300.0  # seconds until a failed turn is judged again
-LONGEST_PROBE = 15.0  # seconds between two attempts while the judge is down
+# seconds until a failed turn is judged again
+FIRST_WAIT = 1.0
+LONGEST_WAIT = 300.0
+# Seconds between two attempts while the judge is down.
+LONGEST_PROBE = 15.0
 
-TurnKey = tuple[str, int]  # turn, revision of its reaction
+# Turn, revision of its reaction.
+TurnKey = tuple[str, int]
 
 
 async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None) -> None:
@@ -101,8 +107,10 @@ class JudgeQueue:
     """Queue of closed turns: running judge tasks, ready turns, and failed turns that wait for a retry."""
 
     def __init__(self, config: Config, store: Store, judge: Judge, teacher: Teacher | None) -> None:
-        self._poll, self._min_kappa = config.judge.poll, config.judge.min_kappa
-        self._workers, self._signals = config.judge.workers, config.judge.signals
+        self._poll = config.judge.poll
+        self._min_kappa = config.judge.min_kappa
+        self._workers = config.judge.workers
+        self._signals = config.judge.signals
         self._store = store
         self._judge = judge
         self._teacher = teacher
@@ -112,17 +120,22 @@ class JudgeQueue:
         self._running: dict[TurnKey, JudgeInput] = {}  # the inputs of the tasks
         # (number of failures, earliest retry on the monotonic clock)
         self._retries: dict[TurnKey, tuple[int, float]] = {}
-        self._may_have_new, self._last_read_at = True, float("-inf")
+        self._may_have_new = True
+        self._last_read_at = float("-inf")
         self._judged_count = 0
         self._failure_log = FailureLog()
         self._next_probe_at = 0.0
-        self._heartbeat, self._pause = HeartbeatTimer(self._write_heartbeat), DiskPause()
+        self._heartbeat = HeartbeatTimer(self._write_heartbeat)
+        self._pause = DiskPause()
         self._progress = heartbeats.ProgressReader()
         self._attempts = heartbeats.AttemptLog(store, "judge")
-        self._deaths: dict[str, int] = {}  # turns on which an earlier worker died (`_attempt_ref`)
+        # Turns on which an earlier worker died (`_attempt_ref`).
+        self._deaths: dict[str, int] = {}
         self._comparisons = ComparisonQueue(store, judge, config.judge)
-        self._untrusted: set[str] = set()  # judges whose verdicts are not trained on
-        self._trust_is_current = False  # since the last process, `judge.min_kappa` may have changed
+        # Judges whose verdicts are not trained on.
+        self._untrusted: set[str] = set()
+        # Since the last process, `judge.min_kappa` may have changed.
+        self._trust_is_current = False
 
     async def run(self, stop: asyncio.Event) -> None:
         self._deaths = await asyncio.to_thread(self._attempts.deaths)
@@ -150,7 +163,9 @@ class JudgeQueue:
         await self._read_closed_turns()
         await self._fill_workers()
         running = {stopped, *self._tasks.values(), *self._comparisons.tasks}
-        done, _ = await asyncio.wait(running, timeout=self._poll, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            running, timeout=self._poll, return_when=asyncio.FIRST_COMPLETED
+        )
         await self._save_judged([key for key, task in self._tasks.items() if task in done])
         if compared := self._comparisons.take_finished():
             await asyncio.to_thread(self._save_comparisons, compared)
@@ -174,25 +189,37 @@ class JudgeQueue:
             self._may_have_new = True
         now = time.monotonic()
         due = any(at <= now and key not in self._tasks for key, (_, at) in self._retries.items())
-        if not (self._may_have_new or due) or now < self._last_read_at + (READ_EVERY if self._ready else self._poll):
+        if not (self._may_have_new or due) or now < self._last_read_at + (
+            READ_EVERY if self._ready else self._poll
+        ):
             return
-        self._may_have_new, self._last_read_at = False, now
+        self._may_have_new = False
+        self._last_read_at = now
         limit = READ_AHEAD + len(self._tasks) + len(self._retries)
         items = await asyncio.to_thread(self._query_closed_turns, limit)
         if any(self._deaths_on(item) >= heartbeats.MAX_DEATHS for item in items):
             items = await asyncio.to_thread(self._give_up_fatal_turns, items)
-        if len(items) < limit:  # complete list: turns that are not in it are no longer CLOSED
-            self._retries = {key: self._retries[key] for key in map(_turn_key, items) if key in self._retries}
+        # Complete list: turns that are not in it are no longer CLOSED.
+        if len(items) < limit:
+            self._retries = {
+                key: self._retries[key] for key in map(_turn_key, items) if key in self._retries
+            }
         else:
             self._may_have_new = True
         outright = {_turn_key(i): (i, v) for i in items if (v := self._verdict_without_judge(i))}
         settled = {
-            key: v for key, (i, v) in outright.items() if not self._wants_hint(i, v) and not self.lessons.needs_model(v)
+            key: v
+            for key, (i, v) in outright.items()
+            if not self._wants_hint(i, v) and not self.lessons.needs_model(v)
         }
         if settled:
             await asyncio.to_thread(self._save_verdicts, list(settled.values()))
             self._comparisons.add(item for item in items if _turn_key(item) in settled)
-        fresh = {_turn_key(i): i for i in items if _turn_key(i) not in self._tasks and _turn_key(i) not in settled}
+        fresh = {
+            _turn_key(i): i
+            for i in items
+            if _turn_key(i) not in self._tasks and _turn_key(i) not in settled
+        }
         self._ready = {k: i for k, i in fresh.items() if self._retries.get(k, (0, 0.0))[1] <= now}
 
     async def _fill_workers(self) -> None:
@@ -214,7 +241,9 @@ class JudgeQueue:
         suspects = [key for key in self._ready if _attempt_ref(key) in self._deaths]
         if suspects or self._is_suspect_running():
             return [] if self._tasks else suspects[:1]
-        outright = [key for key, item in self._ready.items() if user_feedback.explicit_verdict(item)]
+        outright = [
+            key for key, item in self._ready.items() if user_feedback.explicit_verdict(item)
+        ]
         chosen = outright[: max(self._workers - len(self._tasks), 0)]
         down = self._is_judge_down()
         if down and time.monotonic() < self._next_probe_at:
@@ -251,16 +280,22 @@ class JudgeQueue:
         """Return the verdict on one turn; None if the judge failed."""
         outright = user_feedback.explicit_verdict(item)
         try:
-            verdict = outright or user_feedback.apply_corrections(item, await self._judge.judge(item))
+            verdict = outright or user_feedback.apply_corrections(
+                item, await self._judge.judge(item)
+            )
             verdict = behaviour.apply_signals(item, verdict, self._signals)
         except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything; only this turn is delayed
             self._record_failure(_turn_key(item), error)
             return None
         if self._teacher is not None and self._wants_hint(item, verdict):
             verdict = await self._teacher.add_hint(item, verdict)
-        if not outright:  # else the judge was not called: it may still be down
-            if self._is_judge_down():  # the judge has recovered: retry the failed turns at once
-                self._retries = {key: (failures, 0.0) for key, (failures, _) in self._retries.items()}
+        # Else the judge was not called: it may still be down.
+        if not outright:
+            # The judge has recovered: retry the failed turns at once.
+            if self._is_judge_down():
+                self._retries = {
+                    key: (failures, 0.0) for key, (failures, _) in self._retries.items()
+                }
             self._failure_log.record_recovery()
         verdict = replace_verdict_surrogates(verdict)
         await self.lessons.read_lesson(item, verdict)
@@ -276,7 +311,8 @@ class JudgeQueue:
         with self._attempts.interrupted_by(StoreError):
             await asyncio.to_thread(self._save_verdicts, list(verdicts.values()), refs)
         for key in keys:
-            del self._tasks[key]  # only now: on a full disk the verdicts are saved later
+            # Only now: on a full disk the verdicts are saved later.
+            del self._tasks[key]
         self._comparisons.add(self._running.pop(key) for key in keys)
         for ref in refs:
             self._deaths.pop(ref, None)
@@ -286,7 +322,10 @@ class JudgeQueue:
     def _record_failure(self, key: TurnKey, error: Exception) -> None:
         failures = self._retries.get(key, (0, 0.0))[0] + 1
         now = time.monotonic()
-        self._retries[key] = failures, now + backoff_delay(failures, first=FIRST_WAIT, longest=LONGEST_WAIT)
+        self._retries[key] = (
+            failures,
+            now + backoff_delay(failures, first=FIRST_WAIT, longest=LONGEST_WAIT),
+        )
         words = replace_surrogates(
             str(error) if isinstance(error, OpenClawError) else f"{type(error).__name__}: {error}"
         )
@@ -328,13 +367,21 @@ class JudgeQueue:
             for verdict in verdicts:
                 log.debug(
                     "%s: score %s by %s, %d votes, %d hints",
-                    *(verdict.turn, verdict.score, verdict.judge, len(verdict.votes), len(verdict.hints)),
+                    *(
+                        verdict.turn,
+                        verdict.score,
+                        verdict.judge,
+                        len(verdict.votes),
+                        len(verdict.hints),
+                    ),
                 )
                 with contextlib.suppress(KeyError):  # the turn was erased while it was being judged
                     # False: the reaction changed in the meantime; its new revision is read as a separate item.
                     if turns.add_verdict(conn, verdict):
                         self._judged_count += 1
-                        self.lessons.update(conn, verdict, is_trusted=verdict.judge not in self._untrusted)
+                        self.lessons.update(
+                            conn, verdict, is_trusted=verdict.judge not in self._untrusted
+                        )
             if any(verdict.explicit for verdict in verdicts):
                 self._update_trust(conn)
 
@@ -342,7 +389,8 @@ class JudgeQueue:
         """Store the verdicts of judge and signals on turns that have an explicit one, which stays in force."""
         with self._store.write(durable=False) as conn:
             for verdict in verdicts:
-                with contextlib.suppress(KeyError):  # the turn was erased meanwhile
+                # The turn was erased meanwhile.
+                with contextlib.suppress(KeyError):
                     turns.add_comparison(conn, verdict)
             self._update_trust(conn)
 
@@ -359,7 +407,9 @@ class JudgeQueue:
             log.info("The verdicts of %s are trained on again.", judge)
 
     def _write_heartbeat(self, problem: str | None) -> None:
-        note = f"{self._judged_count} judged" + (f", {len(self._retries)} waiting" if self._retries else "")
+        note = f"{self._judged_count} judged" + (
+            f", {len(self._retries)} waiting" if self._retries else ""
+        )
         if self._teacher is not None:
             note += f"; {self._teacher.status_note}"
         if self._untrusted:
@@ -371,7 +421,8 @@ class JudgeQueue:
             state = heartbeats.PARKED
             note = f"parked, tries again at growing intervals: {note.rstrip('.')}. Check judge.* in the settings"
         if problem is not None:
-            state, note = heartbeats.PARKED, problem
+            state = heartbeats.PARKED
+            note = problem
         heartbeats.write_heartbeat(
             self._store,
             "judge",

@@ -21,8 +21,8 @@ from openclaw_rl.learner.model.ema_teacher import EmaTeacher
 from openclaw_rl.learner.model.weights import PolicyWeights
 from openclaw_rl.learner.staleness import drop_stale
 from openclaw_rl.methods.types import CreditMethod, Sample
+from openclaw_rl.reasons import Reason
 from openclaw_rl.settings.load import TrainConfig
-from openclaw_rl.types import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +37,31 @@ class PolicyScorer:
     """Runs forward passes under the policy, the base or the teacher, each in the right module mode."""
 
     def __init__(
-        self, weights: PolicyWeights, runner: ForwardRunner, train: TrainConfig, ema_teacher: EmaTeacher | None
+        self,
+        weights: PolicyWeights,
+        runner: ForwardRunner,
+        train: TrainConfig,
+        ema_teacher: EmaTeacher | None,
     ) -> None:
         """`ema_teacher`: None means that the base is the teacher."""
-        self._weights, self._runner, self._train, self._ema_teacher = weights, runner, train, ema_teacher
+        self._weights = weights
+        self._runner = runner
+        self._train = train
+        self._ema_teacher = ema_teacher
 
-    def policy_logprobs(self, rows: Sequence[TokenSequence], *, top: int = 0) -> list[TokenLogprobs]:
+    def policy_logprobs(
+        self, rows: Sequence[TokenSequence], *, top: int = 0
+    ) -> list[TokenLogprobs]:
         """Score rows under the current policy. For `top`, see `HiddenStates.token_logprobs`."""
         self._weights.model.eval()
         return self._runner.logprobs(rows, top=top)
 
     def base_logprobs(
-        self, rows: Sequence[TokenSequence], *, ids: Sequence[torch.Tensor] | None = None, top: int = 0
+        self,
+        rows: Sequence[TokenSequence],
+        *,
+        ids: Sequence[torch.Tensor] | None = None,
+        top: int = 0,
     ) -> list[TokenLogprobs]:
         """Score rows under the frozen base."""
         with self._weights.using_base():
@@ -62,21 +75,28 @@ class PolicyScorer:
             if (dropout := getattr(layer, "lora_dropout", None)) is not None:
                 dropout.train()
 
-    def score_batch(self, samples: Sequence[Sample], method: CreditMethod) -> tuple[ScoredBatch, dict[str, Reason]]:
+    def score_batch(
+        self, samples: Sequence[Sample], method: CreditMethod
+    ) -> tuple[ScoredBatch, dict[str, Reason]]:
         """Score a batch. Return it without stale turns, and the reason for each dropped turn."""
         rows = [scored.plain_sequence(s) for s in samples]
         reused, student = self._score_before_step(rows, method.topk_size)
-        safety, times = self._train.safety, self._train.distill.teacher_temperature
+        safety = self._train.safety
+        times = self._train.distill.teacher_temperature
         kept, dropped = drop_stale(
             samples,
             [o.logp for o in student],
             max_gap=safety.max_turn_log_ratio,
             max_batch_gap=safety.batch_log_ratio_limit,
         )
-        rows, samples, student = [rows[i] for i in kept], [samples[i] for i in kept], [student[i] for i in kept]
+        rows = [rows[i] for i in kept]
+        samples = [samples[i] for i in kept]
+        student = [student[i] for i in kept]
         hinted = scored.hinted_sequences(samples, times=times) if method.uses_hints else []
         guided = self._score_guided(samples, hinted, student, method.topk_size)
-        base, hinted_scores = self._base_and_teacher(rows, hinted, student, method.topk_size, guided)
+        base, hinted_scores = self._base_and_teacher(
+            rows, hinted, student, method.topk_size, guided
+        )
         teachers: list[list[TokenLogprobs]] = [[] for _ in samples]
         for (i, _), scores in zip(hinted, hinted_scores, strict=True):
             teachers[i].append(scores)
@@ -85,7 +105,9 @@ class PolicyScorer:
             samples=samples,
             rows=rows,
             student=[o.logp for o in student],
-            student_at_teacher_temperature=self._at_teacher_temperature(samples, student, [i for i, _ in hinted]),
+            student_at_teacher_temperature=self._at_teacher_temperature(
+                samples, student, [i for i, _ in hinted]
+            ),
             entropy=[o.entropy_K for o in student],
             base=[scores.logp for scores in base],
             teachers=[[t.logp for t in of] for of in teachers],
@@ -93,7 +115,8 @@ class PolicyScorer:
             tops=[scored.topk_scores(o, of) for o, of in pairs] if method.topk_size else [],
             reused_forward=reused.select_rows(kept) if reused and kept else None,
             lesson_gaps={
-                i: scored.lesson_gap(samples[i], student[i], row.plain, row.scores) for i, row in guided.items()
+                i: scored.lesson_gap(samples[i], student[i], row.plain, row.scores)
+                for i, row in guided.items()
             },
         ), dropped
 
@@ -116,10 +139,14 @@ class PolicyScorer:
         return ReusedForward(hidden=states, logp=logp), scores.split_rows(states.lengths)
 
     def _at_teacher_temperature(
-        self, samples: Sequence[Sample], student: Sequence[TokenLogprobs], with_teacher: Sequence[int]
+        self,
+        samples: Sequence[Sample],
+        student: Sequence[TokenLogprobs],
+        with_teacher: Sequence[int],
     ) -> list[torch.Tensor]:
         """Return the policy's log-probabilities, at the teacher temperature for samples that have a teacher."""
-        out, times = [o.logp for o in student], self._train.distill.teacher_temperature
+        out = [o.logp for o in student]
+        times = self._train.distill.teacher_temperature
         rescored = sorted(set(with_teacher)) if times != 1 else []
         rows = [scored.plain_sequence(samples[i], times=times) for i in rescored]
         for i, scores in zip(rescored, self.policy_logprobs(rows) if rows else [], strict=True):
@@ -141,7 +168,8 @@ class PolicyScorer:
         """
         others = [(i, row) for i, row in hinted if i not in guided]
         plain = [i for i in range(len(rows)) if i not in guided or self._ema_teacher is not None]
-        prompts, ids = [row for _, row in others], [student[i].ids_KN[:, 1:] for i, _ in others]
+        prompts = [row for _, row in others]
+        ids = [student[i].ids_KN[:, 1:] for i, _ in others]
         if self._ema_teacher is not None:
             base = self.base_logprobs(rows)
             teacher = self._teacher_logprobs(prompts, ids, top)
@@ -152,8 +180,11 @@ class PolicyScorer:
                 ids=whole if top and others else None,
                 top=top if others else 0,
             )
-            base, teacher = scores[: len(plain)], scores[len(plain) :]
-        base_by_row = {i: row.plain for i, row in guided.items()} | dict(zip(plain, base, strict=True))
+            base = scores[: len(plain)]
+            teacher = scores[len(plain) :]
+        base_by_row = {i: row.plain for i, row in guided.items()} | dict(
+            zip(plain, base, strict=True)
+        )
         rest = iter(teacher)
         all_teachers = [guided[i].scores.teacher if i in guided else next(rest) for i, _ in hinted]
         return [base_by_row[i] for i in range(len(rows))], all_teachers
@@ -175,11 +206,19 @@ class PolicyScorer:
             return {}
         plain = [scored.plain_sequence(samples[i]) for i, _, _ in places]
         ids = [student[i].ids_KN[:, 1:] for i, _, _ in places]
-        model = self._weights.using_base() if self._ema_teacher is None else self._ema_teacher.swapped_in()
+        model = (
+            self._weights.using_base()
+            if self._ema_teacher is None
+            else self._ema_teacher.swapped_in()
+        )
         with model:
             self._weights.model.eval()
             pairs = self._runner.guided_scores(
-                [row for _, row, _ in places], plain, [of for _, _, of in places], ids=ids if top else None, top=top
+                [row for _, row, _ in places],
+                plain,
+                [of for _, _, of in places],
+                ids=ids if top else None,
+                top=top,
             )
         return {
             i: _GuidedRow(plain=plain_scores, scores=scores)

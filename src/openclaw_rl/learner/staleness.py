@@ -14,11 +14,15 @@ import torch
 
 from openclaw_rl.errors import BrokenPolicy
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.types import Reason, ReasonCode
+from openclaw_rl.reasons import Reason, ReasonCode
 
 
 def drop_stale(
-    samples: Sequence[Sample], student: Sequence[torch.Tensor], *, max_gap: float, max_batch_gap: float
+    samples: Sequence[Sample],
+    student: Sequence[torch.Tensor],
+    *,
+    max_gap: float,
+    max_batch_gap: float,
 ) -> tuple[list[int], dict[str, Reason]]:
     """Return the indices of the samples to keep, and a reason for each dropped turn.
 
@@ -27,10 +31,14 @@ def drop_stale(
     This second rule is applied to new turns alone, then to replays on top of them, because replays were trained on once
     already. Raises `BrokenPolicy` if a log-probability is not finite.
     """
-    gaps = [_token_gaps(sample, logp.numpy()) for sample, logp in zip(samples, student, strict=True)]
+    gaps = [
+        _token_gaps(sample, logp.numpy()) for sample, logp in zip(samples, student, strict=True)
+    ]
     means = [_mean_gap([gap]) for gap in gaps]
     dropped = {
-        s.turn: _stale_reason(s, f"mean |log ratio| {mean:.2f}", "train.safety.max_turn_log_ratio", max_gap)
+        s.turn: _stale_reason(
+            s, f"mean |log ratio| {mean:.2f}", "train.safety.max_turn_log_ratio", max_gap
+        )
         for s, mean in zip(samples, means, strict=True)
         if not mean <= max_gap
     }

@@ -15,7 +15,7 @@ import torch
 from openclaw_rl.learner.loss.policy_loss import MAX_LOG_RATIO
 from openclaw_rl.learner.loss.scored_batch import ScoredBatch
 from openclaw_rl.methods.types import AnyTerm, Sample
-from openclaw_rl.types import Reason, ReasonCode
+from openclaw_rl.reasons import Reason, ReasonCode
 
 MASKS = ("gap", "opsm", "geometric")
 ALL_MASKED = Reason(
@@ -23,7 +23,9 @@ ALL_MASKED = Reason(
     "no token is left to train on: the masks (train.loss.token_ratio_min, train.loss.token_ratio_max, "
     "train.loss.sequence_mask) or train.loss.path removed every token with a gradient",
 )
-ZERO_GRADIENT = Reason(ReasonCode.NO_GRADIENT, "the batch asks for no further change: its gradient is 0")
+ZERO_GRADIENT = Reason(
+    ReasonCode.NO_GRADIENT, "the batch asks for no further change: its gradient is 0"
+)
 
 
 class EpochResult(NamedTuple):
@@ -49,13 +51,15 @@ def no_step_reason(epochs: Sequence[EpochResult]) -> Reason | None:
 
 def epoch_metrics(epochs: Sequence[EpochResult], terms: Sequence[AnyTerm]) -> dict[str, float]:
     """Return mean losses, token shares and the largest gradient norm over all epochs. Non-finite values propagate."""
-    values, counts = Counter[str](), Counter[str]()
+    values = Counter[str]()
+    counts = Counter[str]()
     for epoch in epochs:
         values.update(epoch.values)
         counts.update(epoch.counts)
     out = {f"loss/{name}": value / len(epochs) for name, value in values.items()}
     out |= token_shares(counts, [term.name for term in terms])
-    out |= {"gradient/norm": float(np.max([epoch.norm for epoch in epochs]))}  # unlike max(), propagates nan
+    # Unlike max(), propagates nan.
+    out |= {"gradient/norm": float(np.max([epoch.norm for epoch in epochs]))}
     for term in terms:
         out |= term.metrics
     return out
@@ -66,10 +70,15 @@ def token_shares(counts: Mapping[str, int], terms: Sequence[str]) -> dict[str, f
 
     A term that is missing from the counts has no tokens.
     """
-    shares = {f"masked/{mask}": counts.get(mask, 0) / max(1, counts.get("tokens", 0)) for mask in MASKS}
+    shares = {
+        f"masked/{mask}": counts.get(mask, 0) / max(1, counts.get("tokens", 0)) for mask in MASKS
+    }
     for term in terms:
         total = max(1, counts.get(f"tokens/{term}", 0))
-        shares |= {f"{what}/{term}": counts.get(f"{what}/{term}", 0) / total for what in ("clipped", "capped")}
+        shares |= {
+            f"{what}/{term}": counts.get(f"{what}/{term}", 0) / total
+            for what in ("clipped", "capped")
+        }
     return shares
 
 
@@ -89,10 +98,13 @@ def policy_metrics(
     def flatten_masked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat([parts[i] for i in members])[masks].double()
 
-    before_K, base_K = flatten_masked(batch.student), flatten_masked(batch.base)
+    before_K = flatten_masked(batch.student)
+    base_K = flatten_masked(batch.base)
     mu_K = torch.cat([batch.sampled_logprobs(i) for i in members])[masks].double()
     now_K = torch.cat(list(after))[masks].double()
-    d_K, moved_K, log_rho_K = now_K - base_K, now_K - before_K, before_K - mu_K
+    d_K = now_K - base_K
+    moved_K = now_K - before_K
+    log_rho_K = before_K - mu_K
     samples = [batch.samples[i] for i in members]
     return (
         _reward_metrics(samples)
@@ -121,7 +133,9 @@ def _entropy_beside_teacher(
     """
     if not any(sample.from_teacher for sample in batch.samples):
         return {}
-    before_K, after_K, teacher_K = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+    before_K = list[torch.Tensor]()
+    after_K = list[torch.Tensor]()
+    teacher_K = list[torch.Tensor]()
     for i, entropy_R in zip(members, after, strict=True):
         mask = torch.from_numpy(batch.samples[i].mask.astype(bool))
         if teachers := batch.teacher_entropy[i]:
@@ -148,7 +162,11 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     scores = [s.reward for s in samples if s.reward is not None]
     outcomes = {e.episode: e.reward for s in samples if (e := s.episode)}
     rewards = [*scores, *outcomes.values()]
-    return {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))} if rewards else {}
+    return (
+        {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))}
+        if rewards
+        else {}
+    )
 
 
 def _gaps_by_source(samples: Sequence[Sample], gaps: Sequence[torch.Tensor]) -> dict[str, float]:
@@ -160,5 +178,8 @@ def _gaps_by_source(samples: Sequence[Sample], gaps: Sequence[torch.Tensor]) -> 
     engine = [gap for sample, gap in zip(samples, gaps, strict=True) if sample.on_policy]
     out = {"gap/replays": torch.cat(replays).mean().item()} if replays else {}
     if engine:
-        out |= {"gap/engine": torch.cat(engine).mean().item(), "gap/engine/tokens": float(sum(map(len, engine)))}
+        out |= {
+            "gap/engine": torch.cat(engine).mean().item(),
+            "gap/engine/tokens": float(sum(map(len, engine))),
+        }
     return out

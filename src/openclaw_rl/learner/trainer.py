@@ -20,7 +20,13 @@ from torch.utils.checkpoint import CheckpointError
 
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.common.policy_digest import hash_folder
-from openclaw_rl.common.progress import Activity, WorkKind, library_call, record_progress, working_on
+from openclaw_rl.common.progress import (
+    Activity,
+    WorkKind,
+    library_call,
+    record_progress,
+    working_on,
+)
 from openclaw_rl.learner.distributed.world import World
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
@@ -34,13 +40,19 @@ from openclaw_rl.learner.model.ema_teacher import EmaTeacher
 from openclaw_rl.learner.optim.optimizer import Optimizer, WeightSnapshot, scheduled_learning_rate
 from openclaw_rl.learner.scoring import PolicyScorer
 from openclaw_rl.learner.staleness import no_signal_reason
-from openclaw_rl.learner.step_metrics import EpochResult, epoch_metrics, no_step_reason, policy_metrics
+from openclaw_rl.learner.step_metrics import (
+    EpochResult,
+    epoch_metrics,
+    no_step_reason,
+    policy_metrics,
+)
 from openclaw_rl.learner.step_size import MIN_STEP_SCALE, StepKind, next_rate_scale
 from openclaw_rl.methods.teacher_replies import TeacherReplies, follows_teacher
 from openclaw_rl.methods.token_credit import credit_by_token
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
-from openclaw_rl.types import Logprobs, Reason, ReasonCode
+from openclaw_rl.types import Logprobs
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +92,15 @@ class LocalTrainer:
         Raises `ModelError` if the model cannot be trained here.
         """
         torch.set_num_threads(train.threads)
-        self._method, self._train, self._world = method, train, world or World()
+        self._method = method
+        self._train = train
+        self._world = world or World()
         self._plugin_loss = plugin_loss.load_plugin_loss(train, method)
-        self._weights = weights.make_weights(path, train, self._world.device_for(path, model or ModelConfig()))
-        self.model, self.causal = self._weights.model, self._weights.causal
+        self._weights = weights.make_weights(
+            path, train, self._world.device_for(path, model or ModelConfig())
+        )
+        self.model = self._weights.model
+        self.causal = self._weights.causal
         shared = self._world.shard(self.causal, self._weights.parameters.values())
         self._runner = ForwardRunner(
             self.causal,
@@ -92,23 +109,29 @@ class LocalTrainer:
             world=self._world,
             compiled=train.compile,
             # Sharded ranks cannot retry after an out-of-memory error on one of them.
-            checkpointing=True if shared and train.gradient_checkpointing is None else train.gradient_checkpointing,
+            checkpointing=True
+            if shared and train.gradient_checkpointing is None
+            else train.gradient_checkpointing,
         )
         self._loss_config = make_loss_config(train)
         self._optimizer = Optimizer(self._weights.parameters, train)
         self._ema_teacher = None
         if method.uses_hints and train.distill.teacher == "ema":
-            rate, bound = train.distill.ema_rate, train.distill.ema_max_kl
+            rate = train.distill.ema_rate
+            bound = train.distill.ema_max_kl
             self._ema_teacher = EmaTeacher(self._weights.parameters, rate=rate, bound=bound)
-        self._has_run = False  # a step was begun
+        # A step was begun.
+        self._has_run = False
         self._scorer = PolicyScorer(self._weights, self._runner, train, self._ema_teacher)
         self.load(folder=None, memory={})
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
         """Load the policy in `folder`, or the base. Raises `ModelError` or `ConfigError` if it does not match."""
         self._method_state = dict(memory)
-        self._steps = self._samples_seen = 0  # steps and turns over all ancestors of this version
-        self._rate_scales = dict.fromkeys(StepKind, 1.0)  # see `next_rate_scale`
+        # Steps and turns over all ancestors of this version.
+        self._steps = self._samples_seen = 0
+        # See `next_rate_scale`.
+        self._rate_scales = dict.fromkeys(StepKind, 1.0)
         if folder is None:
             self._weights.reset_to_base()
             self._optimizer.start()
@@ -120,11 +143,15 @@ class LocalTrainer:
         if self._ema_teacher is not None:
             self._ema_teacher.read(Path(folder))
         state = state_files.read_state(Path(folder))
-        self._steps, self._samples_seen = int(state["steps"]), int(state.get("samples", 0))
+        self._steps = int(state["steps"])
+        self._samples_seen = int(state.get("samples", 0))
         stored_scales = state.get("rate_scales", {})
         self._rate_scales = {kind: float(stored_scales.get(kind, 1.0)) for kind in StepKind}
         if not self._optimizer.read(Path(folder)):
-            log.info("%s no longer has an optimizer state: the optimizer starts from the beginning", folder)
+            log.info(
+                "%s no longer has an optimizer state: the optimizer starts from the beginning",
+                folder,
+            )
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         """See `protocols.Trainer`. A step with non-finite values does not change the weights; the gate rejects it.
@@ -137,15 +164,22 @@ class LocalTrainer:
             return self._optimizer.steps_taken != taken
 
         # The first passes compile, which takes minutes without a sign of progress.
-        first_passes = library_call() if self._runner.may_compile and not self._has_run else nullcontext()
+        first_passes = (
+            library_call() if self._runner.may_compile and not self._has_run else nullcontext()
+        )
         self._has_run = True
         try:
             with first_passes:
-                return memory.retry_on_oom(lambda: self._take_step(samples, out), self._runner, has_stepped)
-        except CheckpointError:  # recomputation compiled a layer a second time and saved other tensors
+                return memory.retry_on_oom(
+                    lambda: self._take_step(samples, out), self._runner, has_stepped
+                )
+        except CheckpointError:
+            # Recomputation compiled a layer a second time and saved other tensors.
             if has_stepped() or not self._runner.disable_compile():
                 raise
-            return memory.retry_on_oom(lambda: self._take_step(samples, out), self._runner, has_stepped)
+            return memory.retry_on_oom(
+                lambda: self._take_step(samples, out), self._runner, has_stepped
+            )
 
     def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
         """See `protocols.Trainer`. Raises `TooLarge` if one row does not fit into memory, `ValueError` for unknown ids.
@@ -164,19 +198,33 @@ class LocalTrainer:
         batch, dropped = self._scorer.score_batch(samples, method)
         evidence = batch.batch_logprobs()
         terms = method.loss_terms(evidence, self._method_state)
-        members = [i for i in range(len(batch.samples)) if any(term.masks[i].any() for term in terms)]
-        used = {batch.samples[i].turn for i in members}  # a turn may have a second sample
+        members = [
+            i for i in range(len(batch.samples)) if any(term.masks[i].any() for term in terms)
+        ]
+        # A turn may have a second sample.
+        used = {batch.samples[i].turn for i in members}
         dropped = {turn: why for turn, why in dropped.items() if turn not in used}
-        passed = {"dropped/stale": float(len({s.turn for s in samples if not s.replay} & dropped.keys()))}
+        passed = {
+            "dropped/stale": float(len({s.turn for s in samples if not s.replay} & dropped.keys()))
+        }
         unused = (sample for sample in batch.samples if sample.turn not in used)
         dropped |= {sample.turn: no_signal_reason(sample) for sample in unused}
         if not any(term.has_gradient for term in terms):
-            no_signal = Reason(ReasonCode.NO_SIGNAL, "the batch gives no signal: every advantage is 0")
+            no_signal = Reason(
+                ReasonCode.NO_SIGNAL, "the batch gives no signal: every advantage is 0"
+            )
             return self._no_step_result(batch, members, no_signal, passed, dropped)
         reply_tokens = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
-        length_ema, snapshot = reply_tokens.average_length(batch.trainable_tokens(members)), self._optimizer.snapshot()
-        scheduled = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
-        kind = StepKind.PRACTICE if any(sample.guidance is not None for sample in samples) else StepKind.TURNS
+        length_ema = reply_tokens.average_length(batch.trainable_tokens(members))
+        snapshot = self._optimizer.snapshot()
+        scheduled = scheduled_learning_rate(
+            self._train, steps=self._steps, samples=self._samples_seen
+        )
+        kind = (
+            StepKind.PRACTICE
+            if any(sample.guidance is not None for sample in samples)
+            else StepKind.TURNS
+        )
         rate = scheduled * self._rate_scales[kind]
         epochs = self._run_epochs(_StepInputs(batch, terms, members, length_ema, rate))
         if why := no_step_reason(epochs):
@@ -190,17 +238,17 @@ class LocalTrainer:
         )
         metrics = epoch_metrics(epochs, terms) | moved
         metrics |= self._scorer.update_teacher(batch.samples)
-        first = [i for i in members if not batch.samples[i].replay]  # moving averages count each turn once
+        # Moving averages count each turn once.
+        first = [i for i in members if not batch.samples[i].replay]
         updated = reply_tokens.updated_state(batch.trainable_tokens(first))
         self._method_state = method.update_state([batch.samples[i] for i in first], updated)
-        self._steps, self._samples_seen = (
-            self._steps + 1,
-            self._samples_seen + len({batch.samples[i].turn for i in first}),
-        )
+        self._steps = self._steps + 1
+        self._samples_seen = self._samples_seen + len({batch.samples[i].turn for i in first})
         metrics |= {"step": float(self._steps), "learning_rate": rate} | passed
         if self._plugin_loss:
             metrics["plugin/wrong_signs"] = float(len(self._plugin_loss.sign_problems))
-        digest, files = "", dict[str, str]()
+        digest = ""
+        files = dict[str, str]()
         if self._world.rank == 0:
             write_folder(Path(out), self._state_file(), self._write_state)
             digest, files = hash_folder(out)
@@ -232,7 +280,9 @@ class LocalTrainer:
     ) -> StepResult:
         """Return the result of a batch without a step; weights, moments, method state and step count are unchanged."""
         every = dropped | {batch.samples[i].turn: reason for i in members}
-        return StepResult(folder=None, digest="", metrics=metrics, memory=self._method_state, dropped=every)
+        return StepResult(
+            folder=None, digest="", metrics=metrics, memory=self._method_state, dropped=every
+        )
 
     def logprobs(self, rows: Sequence[TokenSequence], *, base: bool = False) -> list[torch.Tensor]:
         """Return B tensors [R] of log-probabilities, under the current policy or the frozen base."""
@@ -253,7 +303,8 @@ class LocalTrainer:
     def _run_epoch(self, inputs: _StepInputs) -> EpochResult:
         """Take one optimizer step with gradients summed over micro-batches; skip it if no token has a gradient."""
         self._optimizer.zero_grad()
-        sums, counts = Counter[str](), Counter[str]()
+        sums = Counter[str]()
+        counts = Counter[str]()
         rows = [inputs.batch.rows[i] for i in inputs.members]
 
         def backward_micro_batch(group: Sequence[int], weight: float) -> _LossPart:
@@ -275,17 +326,25 @@ class LocalTrainer:
         self._world.all_reduce_grads(self._optimizer.master_tensors)
         wanted = bool(np.isfinite(sums["total"])) and counts["live"] > 0
         values = sums if self._plugin_loss is None else self._plugin_loss.finite_metrics(sums)
-        return EpochResult(values=values, counts=counts, norm=self._optimizer.step(inputs.rate, wanted=wanted))
+        return EpochResult(
+            values=values, counts=counts, norm=self._optimizer.step(inputs.rate, wanted=wanted)
+        )
 
     def _micro_batch_loss(self, inputs: _StepInputs, indices: Sequence[int]) -> LossResult:
         """Return the loss of one micro-batch."""
-        batch, terms, device = inputs.batch, inputs.terms, self.causal.device
+        batch = inputs.batch
+        terms = inputs.terms
+        device = self.causal.device
         ids_KN = distillation.distilled_token_ids(terms, indices)
-        logps_KN = self._token_logprobs(batch, indices, None if ids_KN is None else ids_KN.to(device))
+        logps_KN = self._token_logprobs(
+            batch, indices, None if ids_KN is None else ids_KN.to(device)
+        )
         denominator = len(inputs.members) * inputs.length_ema
         if self._plugin_loss is not None:
             with working_on(Activity(kind=WorkKind.LOSS)):
-                return self._plugin_loss.micro_batch_loss(batch, terms, indices, logps_KN[:, 0], denominator)
+                return self._plugin_loss.micro_batch_loss(
+                    batch, terms, indices, logps_KN[:, 0], denominator
+                )
         lengths = torch.tensor([len(batch.samples[i].response_ids) for i in indices])
         from_teacher = torch.tensor([batch.samples[i].from_teacher for i in indices])
         return micro_batch_loss(
@@ -296,12 +355,18 @@ class LocalTrainer:
             kl_coef=self._train.loss.kl_coef,
             kl_denominator=denominator,
             config=self._loss_config,
-            old_K=torch.cat([batch.student[i] for i in indices]).to(device) if self._train.batch.epochs > 1 else None,
+            old_K=torch.cat([batch.student[i] for i in indices]).to(device)
+            if self._train.batch.epochs > 1
+            else None,
             rows_K=torch.arange(len(indices)).repeat_interleave(lengths).to(device),
-            sampled_K=~from_teacher.repeat_interleave(lengths).to(device) if from_teacher.any() else None,
+            sampled_K=~from_teacher.repeat_interleave(lengths).to(device)
+            if from_teacher.any()
+            else None,
         )
 
-    def _token_logprobs(self, batch: ScoredBatch, indices: Sequence[int], ids_KN: torch.Tensor | None) -> torch.Tensor:
+    def _token_logprobs(
+        self, batch: ScoredBatch, indices: Sequence[int], ids_KN: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return [K, 1 + N] log-probabilities of the response tokens and of `ids_KN`, with their autograd graph."""
         if batch.reused_forward is None:
             states = self._runner.hidden_states([batch.rows[i] for i in indices])
@@ -322,7 +387,8 @@ class LocalTrainer:
         """
         turns = len({batch.samples[i].turn for i in members})
         members = [i for i in members if not batch.samples[i].from_teacher] or members
-        scale, rows = 1.0, [batch.rows[i] for i in members]
+        scale = 1.0
+        rows = [batch.rows[i] for i in members]
         bound = self._step_bound(kind)
         metrics = self._policy_metrics(batch, members, rows)
         while not metrics["kl/step"] <= bound and scale > MIN_STEP_SCALE:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 STATE_KEY = "baseline"
-MAX_AGENTS = 4096  # clients choose agent names, so beyond this the least recently judged is forgotten
+# Clients choose agent names, so beyond this the least recently judged is forgotten.
+MAX_AGENTS = 4096
 
 
 class ScoreBaseline:
@@ -34,16 +35,20 @@ class ScoreBaseline:
 
     def updated_state(self, verdicts: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
         """Return the state after these verdicts (agent, score in {+1, -1}, weight in (0, 1]), applied in order."""
-        everyone, agents = self._overall, dict(self._agents)
+        everyone = self._overall
+        agents = dict(self._agents)
         for agent, score, weight in verdicts:
             everyone = self._update_average(everyone, score, weight)
-            before = agents.pop(agent, (0.0, 0.0))  # pop: the newest come last
+            # pop: the newest come last.
+            before = agents.pop(agent, (0.0, 0.0))
             agents[agent] = self._update_average(before, score, weight)
         kept = list(agents.items())[-MAX_AGENTS:]
         state = {"all": list(everyone), "agents": {name: list(pair) for name, pair in kept}}
         return dict(self._state) | {STATE_KEY: state}
 
-    def _update_average(self, pair: tuple[float, float], score: float, weight: float) -> tuple[float, float]:
+    def _update_average(
+        self, pair: tuple[float, float], score: float, weight: float
+    ) -> tuple[float, float]:
         value, n = pair
         rate = (1 - self._decay) * weight
         return (1 - rate) * value + rate * score, n + weight

@@ -24,15 +24,26 @@ class BinaryMethod(CreditMethod):
         self._decay = decay
         self._shrink = shrink
 
-    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[PolicyGradientTerm, ...]:
+    def loss_terms(
+        self, evidence: BatchLogprobs, memory: Mapping[str, Any]
+    ) -> tuple[PolicyGradientTerm, ...]:
         """Return one term from the scores. b is the baseline before the batch."""
         baseline = ScoreBaseline(memory, decay=self._decay, shrink=self._shrink)
         advantages = [
-            np.full(len(s.mask), 0.0 if s.reward is None else s.weight * (_checked_reward(s) - baseline.read(s.agent)))
+            np.full(
+                len(s.mask),
+                0.0
+                if s.reward is None
+                else s.weight * (_checked_reward(s) - baseline.read(s.agent)),
+            )
             for s in evidence.samples
         ]
         masks = [s.mask & (s.reward is not None) for s in evidence.samples]
-        return (PolicyGradientTerm(name="binary", weight=1.0, advantages=tuple(advantages), masks=tuple(masks)),)
+        return (
+            PolicyGradientTerm(
+                name="binary", weight=1.0, advantages=tuple(advantages), masks=tuple(masks)
+            ),
+        )
 
     def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state with the batch's scores added to the averages."""
@@ -42,7 +53,9 @@ class BinaryMethod(CreditMethod):
 
 def _checked_reward(sample: Sample) -> float:
     if sample.reward not in (1.0, -1.0):
-        raise ValueError(f"turn {sample.turn}: expected a reward of +1, -1 or none, got {sample.reward}")
+        raise ValueError(
+            f"turn {sample.turn}: expected a reward of +1, -1 or none, got {sample.reward}"
+        )
     return float(sample.reward)
 
 

@@ -19,7 +19,9 @@ class CombinedMethod(CreditMethod):
     distillation term, nor one without a score in that of the binary term.
     """
 
-    def __init__(self, *, binary: CreditMethod, opd: CreditMethod, w_binary: float = 1.0, w_opd: float = 1.0) -> None:
+    def __init__(
+        self, *, binary: CreditMethod, opd: CreditMethod, w_binary: float = 1.0, w_opd: float = 1.0
+    ) -> None:
         """Raises `ValueError` if both weights are 0."""
         if w_binary == 0 == w_opd:
             raise ValueError(
@@ -49,7 +51,10 @@ class CombinedMethod(CreditMethod):
 
 def _create(train: MethodSettings) -> CombinedMethod:
     return CombinedMethod(
-        binary=make_binary(train), opd=make_opd(train), w_binary=train.loss.w_binary, w_opd=train.loss.w_opd
+        binary=make_binary(train),
+        opd=make_opd(train),
+        w_binary=train.loss.w_binary,
+        w_opd=train.loss.w_opd,
     )
 
 

@@ -19,11 +19,14 @@ def compute_gae(
     """
     t = len(rewards)
     if len(values) not in (t, t + 1):
-        raise ValueError(f"compute_gae: expected {t} or {t + 1} values for {t} rewards, got {len(values)}")
+        raise ValueError(
+            f"compute_gae: expected {t} or {t + 1} values for {t} rewards, got {len(values)}"
+        )
     v = np.zeros(t + 1)
     v[: len(values)] = values
     deltas = np.asarray(rewards, np.float64) + gamma * v[1:] - v[:-1]
-    out, later = np.empty(t), 0.0
+    out = np.empty(t)
+    later = 0.0
     for step in range(t - 1, -1, -1):
         later = deltas[step] + gamma * lambda_ * later
         out[step] = later

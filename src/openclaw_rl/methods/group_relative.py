@@ -10,7 +10,8 @@ import numpy as np
 
 from openclaw_rl.methods.spec import MethodSettings, MethodSpec
 from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, PolicyGradientTerm
-from openclaw_rl.types import EpisodeStep, Reason, ReasonCode
+from openclaw_rl.reasons import Reason, ReasonCode
+from openclaw_rl.types import EpisodeStep
 
 GroupScale = Literal["none", "std"]
 OutcomeMap = Literal["as_is", "signed"]
@@ -44,19 +45,28 @@ class GroupRelativeMethod(CreditMethod):
     ) -> None:
         """Raises `ValueError` if both weights are 0."""
         if w_outcome == 0 and w_step == 0:
-            raise ValueError("train.loss.w_outcome and train.loss.w_step are 0: no episode has an advantage")
-        self._w_outcome, self._w_step, self._outcome, self._branches = w_outcome, w_step, outcome, branches
-        self._scale, self._floor = scale, floor
+            raise ValueError(
+                "train.loss.w_outcome and train.loss.w_step are 0: no episode has an advantage"
+            )
+        self._w_outcome = w_outcome
+        self._w_step = w_step
+        self._outcome = outcome
+        self._branches = branches
+        self._scale = scale
+        self._floor = floor
 
     def advantage(self, episode: EpisodeStep) -> float | None:
         """Return the advantage of a turn; None if its group says nothing about it."""
         if episode.step is None and self._branches == "chain":
             return None
-        factor = 2.0 if self._outcome == "signed" else 1.0  # the constant of 2r - 1 cancels
+        # The constant of 2r - 1 cancels.
+        factor = 2.0 if self._outcome == "signed" else 1.0
         rewards = [factor * reward for reward in episode.rewards]
         parts = [self._relative_value(self._w_outcome, factor * episode.reward, rewards)]
         if episode.step_reward is not None:
-            parts.append(self._relative_value(self._w_step, episode.step_reward, episode.step_rewards))
+            parts.append(
+                self._relative_value(self._w_step, episode.step_reward, episode.step_rewards)
+            )
         known = [part for part in parts if part is not None]
         return sum(known) if known else None
 
@@ -65,12 +75,21 @@ class GroupRelativeMethod(CreditMethod):
         if self.advantage(episode) is not None:
             return None
         if episode.step is None and self._branches == "chain":
-            return Reason(ReasonCode.OTHER_BRANCH, "it is on a branch that the end of its episode does not follow")
-        return Reason(ReasonCode.EQUAL_REWARDS, "its group gives no signal: all its rewards are equal")
+            return Reason(
+                ReasonCode.OTHER_BRANCH,
+                "it is on a branch that the end of its episode does not follow",
+            )
+        return Reason(
+            ReasonCode.EQUAL_REWARDS, "its group gives no signal: all its rewards are equal"
+        )
 
-    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[PolicyGradientTerm, ...]:
+    def loss_terms(
+        self, evidence: BatchLogprobs, memory: Mapping[str, Any]
+    ) -> tuple[PolicyGradientTerm, ...]:
         """Return one term."""
-        values = [None if s.episode is None else self.advantage(s.episode) for s in evidence.samples]
+        values = [
+            None if s.episode is None else self.advantage(s.episode) for s in evidence.samples
+        ]
         pairs = list(zip(evidence.samples, values, strict=True))
         everyone = {s.episode.episode for s in evidence.samples if s.episode is not None}
         spoke = {s.episode.episode for s, v in pairs if s.episode is not None and v is not None}
@@ -80,13 +99,17 @@ class GroupRelativeMethod(CreditMethod):
                 weight=1.0,
                 advantages=tuple(np.full(len(s.mask), v or 0.0) for s, v in pairs),
                 masks=tuple(s.mask & (v is not None) for s, v in pairs),
-                metrics={"groups/rollouts": float(len(everyone)), "groups/silent": float(len(everyone - spoke))},
+                metrics={
+                    "groups/rollouts": float(len(everyone)),
+                    "groups/silent": float(len(everyone - spoke)),
+                },
             ),
         )
 
     def _relative_value(self, weight: float, own: float, group: Sequence[float]) -> float | None:
         """Return the weighted, scaled distance to the group's mean; None if all are equal or the weight is 0."""
-        if weight == 0 or math.isclose(min(group), max(group), rel_tol=1e-9, abs_tol=1e-12):  # up to rounding
+        # Up to rounding.
+        if weight == 0 or math.isclose(min(group), max(group), rel_tol=1e-9, abs_tol=1e-12):
             return None
         divisor = max(float(np.std(group)), self._floor) if self._scale == "std" else 1.0
         return float(weight * (own - np.mean(group)) / divisor)

@@ -23,7 +23,9 @@ def mix_teachers(logps: Sequence[FloatArray]) -> FloatArray:
 
     The mixture is a distribution, so a student can converge to it, and the order of the hints does not matter.
     """
-    mixed: FloatArray = np.logaddexp.reduce(np.stack(logps).astype(np.float64), axis=0) - np.log(len(logps))
+    mixed: FloatArray = np.logaddexp.reduce(np.stack(logps).astype(np.float64), axis=0) - np.log(
+        len(logps)
+    )
     return mixed
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.methods.hint_selection import FloatArray, HintChoice, choose_hints, mean_overlap, mix_teachers
+from openclaw_rl.methods.hint_selection import (
+    FloatArray,
+    HintChoice,
+    choose_hints,
+    mean_overlap,
+    mix_teachers,
+)
 from openclaw_rl.methods.spec import MethodSettings, MethodSpec
 from openclaw_rl.methods.topk_distillation import TopKDistillation, make_topk
 from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, PolicyGradientTerm, Sample
@@ -24,33 +30,48 @@ class OpdMethod(CreditMethod):
 
     uses_hints = True
 
-    def __init__(self, *, clip: float = 1.0, hint_choice: HintChoice = "mixture", top: int = 0) -> None:
+    def __init__(
+        self, *, clip: float = 1.0, hint_choice: HintChoice = "mixture", top: int = 0
+    ) -> None:
         """`top`: number of top tokens that the overlap compares."""
-        self._clip, self._hint_choice = clip, hint_choice
+        self._clip = clip
+        self._hint_choice = hint_choice
         self.topk_size = top if hint_choice == "overlap" else 0
 
-    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[PolicyGradientTerm, ...]:
+    def loss_terms(
+        self, evidence: BatchLogprobs, memory: Mapping[str, Any]
+    ) -> tuple[PolicyGradientTerm, ...]:
         """Return one term over the samples with hints."""
         followed, metrics = self._selected_teachers(evidence)
         triples = list(zip(evidence.samples, evidence.student_logprobs, followed, strict=True))
         advantages = tuple(self._token_advantages(s, o, hinted) for s, o, hinted in triples)
         masks = tuple(s.mask & bool(hinted) for s, _, hinted in triples)
-        return (PolicyGradientTerm(name="opd", weight=1.0, advantages=advantages, masks=masks, metrics=metrics),)
+        return (
+            PolicyGradientTerm(
+                name="opd", weight=1.0, advantages=advantages, masks=masks, metrics=metrics
+            ),
+        )
 
-    def _selected_teachers(self, evidence: BatchLogprobs) -> tuple[Sequence[Sequence[Logprobs]], dict[str, float]]:
+    def _selected_teachers(
+        self, evidence: BatchLogprobs
+    ) -> tuple[Sequence[Sequence[Logprobs]], dict[str, float]]:
         """Return the selected teachers of each sample, and metrics of the selection."""
         if self._hint_choice == "mixture":
             return evidence.teacher_logprobs, {}
         followed: list[Sequence[Logprobs]] = []
         shares: list[FloatArray] = [np.zeros(0)]
-        for sample, hinted, tops in zip(evidence.samples, evidence.teacher_logprobs, evidence.topk_scores, strict=True):
+        for sample, hinted, tops in zip(
+            evidence.samples, evidence.teacher_logprobs, evidence.topk_scores, strict=True
+        ):
             hints = choose_hints(tops, sample.mask, self._hint_choice)
             followed.append([hinted[i] for i in hints])
             shares += [mean_overlap(tops, hints, sample.mask)] if hints else []
         found = np.concatenate(shares)
         return followed, {"overlap": float(found.mean())} if len(found) else {}
 
-    def _token_advantages(self, sample: Sample, o: Logprobs, hinted: Sequence[Logprobs]) -> FloatArray:
+    def _token_advantages(
+        self, sample: Sample, o: Logprobs, hinted: Sequence[Logprobs]
+    ) -> FloatArray:
         lengths = [len(o), *(len(t) for t in hinted)]
         if set(lengths) != {len(sample.mask)}:
             raise ValueError(
@@ -71,7 +92,9 @@ def make_opd(train: MethodSettings) -> OpdMethod | TopKDistillation:
             return make_topk(train, "student", "opd")
         case "teacher_topk":
             return make_topk(train, "teacher", "opd")
-    return OpdMethod(clip=options.opd_clip, hint_choice=options.hint_choice or "mixture", top=options.topk)
+    return OpdMethod(
+        clip=options.opd_clip, hint_choice=options.hint_choice or "mixture", top=options.topk
+    )
 
 
 SPEC = MethodSpec(name="opd", summary="distillation from hints", create=make_opd)

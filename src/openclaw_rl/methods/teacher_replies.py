@@ -24,7 +24,8 @@ from openclaw_rl.methods.types import (
 )
 from openclaw_rl.types import Logprobs
 
-MIN_ADVANTAGE = -1.0  # of a teacher's token that the policy finds much likelier than the teacher does
+# Of a teacher's token that the policy finds much likelier than the teacher does.
+MIN_ADVANTAGE = -1.0
 
 
 class TeacherTerm(Protocol):
@@ -41,9 +42,13 @@ class SampledTeacherTerm:
     unbiased before the bound, as E_T[(pi / T) d log pi] = 0 takes nothing away, and 0 where both agree.
     """
 
-    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[PolicyGradientTerm, ...]:
+    def loss_terms(
+        self, evidence: BatchLogprobs, memory: Mapping[str, Any]
+    ) -> tuple[PolicyGradientTerm, ...]:
         """Return one term over the samples with hints; several hints are an even mixture of teachers."""
-        triples = list(zip(evidence.samples, evidence.student_logprobs, evidence.teacher_logprobs, strict=True))
+        triples = list(
+            zip(evidence.samples, evidence.student_logprobs, evidence.teacher_logprobs, strict=True)
+        )
         return (
             PolicyGradientTerm(
                 name="teacher_replies",
@@ -57,7 +62,8 @@ class SampledTeacherTerm:
 def _sampled_advantages(logp: Logprobs, hinted: Sequence[Logprobs]) -> FloatArray:
     if not hinted:
         return np.zeros(len(logp))
-    with np.errstate(over="ignore"):  # an infinite ratio is bounded like a large one
+    # An infinite ratio is bounded like a large one.
+    with np.errstate(over="ignore"):
         advantages: FloatArray = np.maximum(-np.expm1(logp - mix_teachers(hinted)), MIN_ADVANTAGE)
     return advantages
 
@@ -77,7 +83,9 @@ class TeacherReplies(CreditMethod):
 
     def __init__(self, method: CreditMethod, *, top: int) -> None:
         """`top`: N; 0: by the token of the reply alone (`SampledTeacherTerm`)."""
-        self._method, self.uses_reward, self.topk_size = method, method.uses_reward, top
+        self._method = method
+        self.uses_reward = method.uses_reward
+        self.topk_size = top
         self._teacher_term: TeacherTerm = SampledTeacherTerm()
         if top:
             self._teacher_term = TopKDistillation(
@@ -93,7 +101,10 @@ class TeacherReplies(CreditMethod):
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[AnyTerm, ...]:
         """Return the terms of both kinds of replies; each has its own denominator."""
         own = self._method.loss_terms(_without_signal(evidence, of_teacher=True), memory)
-        return (*own, *self._teacher_term.loss_terms(_without_signal(evidence, of_teacher=False), memory))
+        return (
+            *own,
+            *self._teacher_term.loss_terms(_without_signal(evidence, of_teacher=False), memory),
+        )
 
     def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of the method; a teacher's reply changes nothing in it."""
@@ -115,10 +126,14 @@ def _without_signal(evidence: BatchLogprobs, *, of_teacher: bool) -> BatchLogpro
             for out, sample in zip(gone, evidence.samples, strict=True)
         ],
         teacher_logprobs=[
-            () if out else logprobs for out, logprobs in zip(gone, evidence.teacher_logprobs, strict=True)
+            () if out else logprobs
+            for out, logprobs in zip(gone, evidence.teacher_logprobs, strict=True)
         ],
-        topk_scores=[  # empty without top log-probabilities
-            TopKScores(student=scores.student, teachers=(), teacher_on_student_topk=()) if out else scores
+        # Empty without top log-probabilities.
+        topk_scores=[
+            TopKScores(student=scores.student, teachers=(), teacher_on_student_topk=())
+            if out
+            else scores
             for out, scores in zip(gone, evidence.topk_scores, strict=bool(evidence.topk_scores))
         ],
     )

@@ -22,13 +22,20 @@ def credit_by_token(terms: Sequence[AnyTerm], evidence: BatchLogprobs) -> dict[s
             if mask.any():
                 turn = evidence.samples[i].turn
                 before = found.get(turn, np.zeros(len(mask)))
-                found[turn] = before + np.where(mask, term.weight * _advantages(term, evidence, i), 0.0)
+                found[turn] = before + np.where(
+                    mask, term.weight * _advantages(term, evidence, i), 0.0
+                )
     limit = np.finfo(np.float16).max
-    return {turn: np.clip(np.nan_to_num(credit), -limit, limit).astype(np.float16) for turn, credit in found.items()}
+    return {
+        turn: np.clip(np.nan_to_num(credit), -limit, limit).astype(np.float16)
+        for turn, credit in found.items()
+    }
 
 
 def _advantages(term: AnyTerm, evidence: BatchLogprobs, i: int) -> FloatArray:
     if isinstance(term, PolicyGradientTerm):
         return term.advantages[i]
-    difference: FloatArray = mix_teachers(evidence.teacher_logprobs[i]) - evidence.student_logprobs[i]
+    difference: FloatArray = (
+        mix_teachers(evidence.teacher_logprobs[i]) - evidence.student_logprobs[i]
+    )
     return difference

@@ -12,7 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from openclaw_rl.methods.hint_selection import FloatArray, HintChoice, choose_hints, mean_overlap, mix_teachers
+from openclaw_rl.methods.hint_selection import (
+    FloatArray,
+    HintChoice,
+    choose_hints,
+    mean_overlap,
+    mix_teachers,
+)
 from openclaw_rl.methods.spec import MethodSettings, MethodSpec
 from openclaw_rl.methods.types import (
     BatchLogprobs,
@@ -64,13 +70,24 @@ class TopKDistillation(CreditMethod):
                 "train.distill.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is "
                 "no mixture over them. Say overlap, or train.distill.target=student_topk (train.method=sdpo)"
             )
-        self.topk_size, self._name, self._topk_source = top, name, of
-        self._divergence, self._ratio_clip, self._hint_choice = divergence, cap, hint_choice
+        self.topk_size = top
+        self._name = name
+        self._topk_source = of
+        self._divergence = divergence
+        self._ratio_clip = cap
+        self._hint_choice = hint_choice
         self._per_reply = per_reply
 
-    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[DistillTerm, ...]:
+    def loss_terms(
+        self, evidence: BatchLogprobs, memory: Mapping[str, Any]
+    ) -> tuple[DistillTerm, ...]:
         """Return one term over the samples with hints."""
-        columns = (evidence.samples, evidence.student_logprobs, evidence.teacher_logprobs, evidence.topk_scores)
+        columns = (
+            evidence.samples,
+            evidence.student_logprobs,
+            evidence.teacher_logprobs,
+            evidence.topk_scores,
+        )
         parts = [
             self._sample_targets(s, o, hinted, tops) if hinted else None
             for s, o, hinted, tops in zip(*columns, strict=True)
@@ -96,11 +113,14 @@ class TopKDistillation(CreditMethod):
         mask = sample.mask
         lengths = [len(seen.ids) for seen in (tops.student, *tops.teachers)]
         if set(lengths) != {len(mask)}:
-            raise ValueError(f"turn {sample.turn}: expected likeliest tokens at {len(mask)} positions, got {lengths}")
+            raise ValueError(
+                f"turn {sample.turn}: expected likeliest tokens at {len(mask)} positions, got {lengths}"
+            )
         hints = choose_hints(tops, mask, self._hint_choice)
         if self._topk_source == "student":
             support = TopKLogprobs(
-                ids=tops.student.ids, logprobs=mix_teachers([tops.teacher_on_student_topk[i] for i in hints])
+                ids=tops.student.ids,
+                logprobs=mix_teachers([tops.teacher_on_student_topk[i] for i in hints]),
             )
             own = tops.student
         else:
@@ -123,7 +143,9 @@ def _mean_metrics(parts: Sequence[_SampleTargets]) -> dict[str, float]:
     }
 
 
-def make_topk(train: MethodSettings, of: Literal["student", "teacher"], name: str) -> TopKDistillation:
+def make_topk(
+    train: MethodSettings, of: Literal["student", "teacher"], name: str
+) -> TopKDistillation:
     """Return distillation over the top-k tokens of `of`; `name` labels its metrics."""
     options = train.distill
     if options.teacher_temperature != 1:
@@ -142,7 +164,9 @@ def make_topk(train: MethodSettings, of: Literal["student", "teacher"], name: st
     )
 
 
-def _make_alone(train: MethodSettings, of: Literal["student", "teacher"], name: str) -> TopKDistillation:
+def _make_alone(
+    train: MethodSettings, of: Literal["student", "teacher"], name: str
+) -> TopKDistillation:
     if train.distill.target != "token":
         raise ValueError(
             f"train.distill.target is of opd and combine; train.method {name} says already what is compared. "

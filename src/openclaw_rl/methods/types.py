@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from openclaw_rl.types import EpisodeStep, Ids, JudgedTurn, Logprobs, Mask, Reason, Reply
+from openclaw_rl.reasons import Reason
+from openclaw_rl.types import EpisodeStep, Ids, JudgedTurn, Logprobs, Mask, Reply
 
 Credit = NDArray[np.float16]
 """[R] Credit of each token of a reply."""
@@ -35,11 +36,15 @@ class Sample:
     version: int
     reward: float | None  # +1, -1, or None: no binary term
     weight: float = 1.0  # of the reward, in (0, 1]
-    hinted_prompts: tuple[Ids, ...] = ()  # [H] each: the prompt with a hint; empty: no distillation term
+    hinted_prompts: tuple[
+        Ids, ...
+    ] = ()  # [H] each: the prompt with a hint; empty: no distillation term
     on_policy: bool = False  # sampled by the version that the step starts from
     replay: bool = False  # an ancestor of the new version was trained on it
-    from_teacher: bool = False  # sampled under a prompt with a hint, not under `prompt_ids`: no importance ratio
-    guidance: float | None = None  # of practice: how much more the teacher follows the hint than its prompt makes it
+    # Sampled under a prompt with a hint, not under `prompt_ids`: no importance ratio.
+    from_teacher: bool = False
+    # Of practice: how much more the teacher follows the hint than its prompt makes it.
+    guidance: float | None = None
     episode: EpisodeStep | None = None  # its place in a group of episodes; None: a conversation
 
     def __post_init__(self) -> None:
@@ -78,7 +83,9 @@ class TopKLogprobs:
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 2 or self.ids.shape != self.logprobs.shape:
-            raise ValueError(f"expected ids and log-probabilities [R, N], got {self.ids.shape}, {self.logprobs.shape}")
+            raise ValueError(
+                f"expected ids and log-probabilities [R, N], got {self.ids.shape}, {self.logprobs.shape}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +94,9 @@ class TopKScores:
 
     student: TopKLogprobs
     teachers: tuple[TopKLogprobs, ...]  # the teacher's own top tokens
-    teacher_on_student_topk: tuple[NDArray[np.floating[Any]], ...]  # [R, N] log-probabilities of the student's
+    teacher_on_student_topk: tuple[
+        NDArray[np.floating[Any]], ...
+    ]  # [R, N] log-probabilities of the student's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +105,9 @@ class BatchLogprobs:
 
     samples: Sequence[Sample]
     student_logprobs: Sequence[Logprobs]  # [R] o: the current policy under the plain prompt
-    teacher_logprobs: Sequence[Sequence[Logprobs]]  # [R] T for each hint: the teacher under the hinted prompt
+    teacher_logprobs: Sequence[
+        Sequence[Logprobs]
+    ]  # [R] T for each hint: the teacher under the hinted prompt
     topk_scores: Sequence[TopKScores] = ()  # empty if the method needs none (its `topk_size` is 0)
 
 
@@ -127,7 +138,9 @@ class PolicyGradientTerm(LossTerm):
     @property
     def has_gradient(self) -> bool:
         """True if some advantage under the mask is not 0."""
-        return any(bool(np.any(a[m] != 0)) for a, m in zip(self.advantages, self.masks, strict=True))
+        return any(
+            bool(np.any(a[m] != 0)) for a, m in zip(self.advantages, self.masks, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,13 +171,19 @@ class LessonGap(NamedTuple):
 class StepResult:
     """Result of one optimizer step."""
 
-    folder: str | None  # adapter (PEFT layout), optimizer and trainer state, not yet published; None: no step was taken
+    folder: (
+        str | None
+    )  # adapter (PEFT layout), optimizer and trainer state, not yet published; None: no step was taken
     digest: str  # of the weights
-    files: Mapping[str, str] = field(default_factory=dict)  # name -> sha256 of each file of the folder
+    files: Mapping[str, str] = field(
+        default_factory=dict
+    )  # name -> sha256 of each file of the folder
     metrics: Mapping[str, float]
     memory: Mapping[str, Any]
     dropped: Mapping[str, Reason] = field(default_factory=dict)  # turn id -> why it had no gradient
-    lesson_gaps: Mapping[str, LessonGap] = field(default_factory=dict)  # turn id of practice -> before the step
+    lesson_gaps: Mapping[str, LessonGap] = field(
+        default_factory=dict
+    )  # turn id of practice -> before the step
     credit: Mapping[str, Credit] = field(default_factory=dict)  # turn id -> [R], see `token_credit`
 
 
@@ -172,9 +191,12 @@ class CreditMethod(Protocol):
     """Base class of the methods, which `registry.py` lists. Pure."""
 
     uses_reward: bool = False  # a sample with a score has a signal
-    uses_hints: bool = False  # a sample with a hinted prompt has a signal; the trainer then scores its teachers
-    uses_episodes: bool = False  # a sample of an episode with a known reward has a signal; conversations have none
-    topk_size: int = 0  # number of top tokens at each position in `BatchLogprobs.topk_scores`; 0: none
+    # A sample with a hinted prompt has a signal; the trainer then scores its teachers.
+    uses_hints: bool = False
+    # A sample of an episode with a known reward has a signal; conversations have none.
+    uses_episodes: bool = False
+    # Number of top tokens at each position in `BatchLogprobs.topk_scores`; 0: none.
+    topk_size: int = 0
 
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
         """Return the terms of the loss on these samples."""

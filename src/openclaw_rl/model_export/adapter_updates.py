@@ -20,7 +20,12 @@ from openclaw_rl.errors import ModelError
 from openclaw_rl.model_export.base_weights import FLOAT_BYTES, Shard
 from openclaw_rl.render.model_folder import ModelFiles
 
-TORCH_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+TORCH_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 _ACTIVATED_OPTION = "alora_invocation_tokens"
 
 
@@ -41,12 +46,17 @@ class WeightUpdate:
 
     def read_factors(self, dtype: torch.dtype) -> Factors:
         """Return the factors in `dtype`, with the scale of the module in `left`."""
-        a, b = (_read_matrix(self.adapter.buffer, raw).to(dtype) for raw in self.adapter.pairs[self.module])
+        a, b = (
+            _read_matrix(self.adapter.buffer, raw).to(dtype)
+            for raw in self.adapter.pairs[self.module]
+        )
         scale = self.adapter.scale(self.module)
         return Factors(a.T * scale, b.T) if self.transposed else Factors(b * scale, a)
 
 
-def plan_updates(files: ModelFiles, shards: Sequence[Shard], adapter: AdapterFile) -> dict[str, WeightUpdate]:
+def plan_updates(
+    files: ModelFiles, shards: Sequence[Shard], adapter: AdapterFile
+) -> dict[str, WeightUpdate]:
     """Return the updates by the name of the stored tensor.
 
     Raises `ModelError` if the adapter cannot be folded into these weights: it acts on some tokens only, a module is no
@@ -66,7 +76,9 @@ def plan_updates(files: ModelFiles, shards: Sequence[Shard], adapter: AdapterFil
         layer = _find_layer(model, module)
         if not isinstance(layer, nn.Linear | Conv1D):
             kind = "has no such module" if layer is None else f"has a {type(layer).__name__} there"
-            raise ModelError(f"{where} adapts {module}, but the base {kind}. Only linear layers can be merged")
+            raise ModelError(
+                f"{where} adapts {module}, but the base {kind}. Only linear layers can be merged"
+            )
         if f"{module}.weight" in shared:
             raise ModelError(
                 f"{where} adapts {module}, whose weight is also that of {shared[f'{module}.weight']}: merged, both "
@@ -98,7 +110,9 @@ def _empty_model(files: ModelFiles) -> Any:
             warnings.simplefilter("ignore")
             return AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{files.folder}: transformers cannot build this model: {error}") from error
+        raise ModelError(
+            f"{files.folder}: transformers cannot build this model: {error}"
+        ) from error
 
 
 def _find_layer(model: nn.Module, module: str) -> nn.Module | None:
@@ -113,7 +127,9 @@ def _shared_weights(model: nn.Module) -> Mapping[str, str]:
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    return {name: other for same in names.values() for name in same for other in same if other != name}
+    return {
+        name: other for same in names.values() for name in same for other in same if other != name
+    }
 
 
 def _stored_names(model: Any, module: str) -> tuple[str, ...]:
@@ -124,6 +140,10 @@ def _stored_names(model: Any, module: str) -> tuple[str, ...]:
 
 def _read_matrix(buffer: bytearray, raw: RawTensor) -> torch.Tensor:
     if raw.dtype not in TORCH_TYPES:
-        raise ModelError(f"a matrix of the adapter has the type {raw.dtype}, expected one of {', '.join(TORCH_TYPES)}")
+        raise ModelError(
+            f"a matrix of the adapter has the type {raw.dtype}, expected one of {', '.join(TORCH_TYPES)}"
+        )
     count = raw.shape[0] * raw.shape[1]
-    return torch.frombuffer(buffer, dtype=TORCH_TYPES[raw.dtype], count=count, offset=raw.begin).reshape(raw.shape)
+    return torch.frombuffer(
+        buffer, dtype=TORCH_TYPES[raw.dtype], count=count, offset=raw.begin
+    ).reshape(raw.shape)

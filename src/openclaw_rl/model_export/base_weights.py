@@ -51,7 +51,11 @@ def read_shards(files: ModelFiles) -> list[Shard]:
     """
     quantization = files.config.get("quantization_config")
     if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
+        method = (
+            quantization.get("quant_method", "unknown")
+            if isinstance(quantization, dict)
+            else "unknown"
+        )
         raise ModelError(
             f"{files.folder}: the base is quantized ({method}), and an adapter cannot be folded into packed weights. "
             "Give the base in 16 or 32 bits"
@@ -77,7 +81,9 @@ def _read_shard(path: Path) -> Shard:
         with path.open("rb") as file:
             start = 8 + int.from_bytes(file.read(8), "little")
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror}). Is the model folder complete?") from None
+        raise ModelError(
+            f"{path}: cannot be read ({error.strerror}). Is the model folder complete?"
+        ) from None
     tensors = []
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
@@ -90,4 +96,6 @@ def _read_shard(path: Path) -> Shard:
                 size=end - begin,
             )
         )
-    return Shard(path=path, tensors=tuple(sorted(tensors, key=lambda tensor: (tensor.begin, tensor.name))))
+    return Shard(
+        path=path, tensors=tuple(sorted(tensors, key=lambda tensor: (tensor.begin, tensor.name)))
+    )

@@ -12,7 +12,8 @@ from openclaw_rl.errors import OpenClawError
 
 CONVERTER_NAMES = ("convert_hf_to_gguf.py", "convert-hf-to-gguf.py", "llama-convert-hf-to-gguf")
 """Names of the converter: in a checkout of llama.cpp, in older ones, and as its Python package installs it."""
-_SHOWN_CHARS = 300  # of the last line of a failed converter's error output
+# Of the last line of a failed converter's error output.
+_SHOWN_CHARS = 300
 
 
 def find_converter(path: Path | None) -> list[str]:
@@ -21,7 +22,9 @@ def find_converter(path: Path | None) -> list[str]:
     A `.py` file runs under this Python. Raises `OpenClawError` if it is not there.
     """
     if path is None:
-        installed = [program for program in map(shutil.which, CONVERTER_NAMES) if program is not None]
+        installed = [
+            program for program in map(shutil.which, CONVERTER_NAMES) if program is not None
+        ]
         if not installed:
             raise OpenClawError(
                 f"--gguf needs {CONVERTER_NAMES[0]} of llama.cpp, which is not in PATH. Name the file, or a checkout "
@@ -52,7 +55,10 @@ def convert_folder(command: Sequence[str], folder: Path, out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         ended = subprocess.run(
-            [*command, str(folder), "--outfile", str(part)], capture_output=True, text=True, check=False
+            [*command, str(folder), "--outfile", str(part)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if ended.returncode != 0 or not part.is_file():
             lines = (ended.stderr.strip() or ended.stdout.strip() or "no output").splitlines()
@@ -63,7 +69,9 @@ def convert_folder(command: Sequence[str], folder: Path, out: Path) -> None:
             )
         part.rename(out)
     except OSError as error:
-        raise OpenClawError(f"{out}: cannot be written ({error.strerror}). Name another file") from error
+        raise OpenClawError(
+            f"{out}: cannot be written ({error.strerror}). Name another file"
+        ) from error
     finally:
         part.unlink(missing_ok=True)
 

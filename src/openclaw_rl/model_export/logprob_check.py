@@ -36,12 +36,19 @@ SmolLM2-135M computed in bfloat16 differs by up to 0.5 from itself in float32, a
 """
 SHARE_TOLERANCE = 0.1
 """Largest deviation of the share from 1, beside three times its standard error."""
-_COMPARING = "comparing log-probabilities"  # of two models
+# Of two models.
+_COMPARING = "comparing log-probabilities"
 _CONVERSATIONS = (
     ("What is the capital of France?", "The capital of France is Paris."),
-    ("Write a short thank-you note to a colleague.", "Dear Sam,\n\nThank you for your help with the report.\n\nBest,"),
+    (
+        "Write a short thank-you note to a colleague.",
+        "Dear Sam,\n\nThank you for your help with the report.\n\nBest,",
+    ),
     ("Sort these numbers: 8, 3, 11.", "3, 8, 11"),
-    ("Explain in one sentence why the sky is blue.", "Air scatters blue light more than red light."),
+    (
+        "Explain in one sentence why the sky is blue.",
+        "Air scatters blue light more than red light.",
+    ),
 )
 
 
@@ -119,7 +126,9 @@ def compare_models(
     show(_COMPARING, 2, 2)
     difference = (actual - expected).abs()
     if not difference.isfinite().all():
-        raise ModelError(f"{merged.name}: the merged model gives log-probabilities that are not finite")
+        raise ModelError(
+            f"{merged.name}: the merged model gives log-probabilities that are not finite"
+        )
     coarsest = max((weights_dtype, compute_dtype), key=BOUNDS.__getitem__)
     return Agreement(
         largest=float(difference.max()),
@@ -131,7 +140,9 @@ def compare_models(
     )
 
 
-def _measure_change(base: torch.Tensor, version: torch.Tensor, merged: torch.Tensor) -> Change | None:
+def _measure_change(
+    base: torch.Tensor, version: torch.Tensor, merged: torch.Tensor
+) -> Change | None:
     """Return how much of a version's change is in the merged model, from log-probabilities [P, K]; None for no change.
 
     The values of one position depend on one another, so the standard error counts positions.
@@ -160,6 +171,8 @@ def _score(model: Any, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
     """Return the log-probabilities of the whole vocabulary [P, vocabulary] in float32."""
     rows = []
     for prompt in prompts:
-        logits = model(input_ids=torch.tensor([prompt], device=model.device), use_cache=False).logits[0]
+        logits = model(
+            input_ids=torch.tensor([prompt], device=model.device), use_cache=False
+        ).logits[0]
         rows.append(logits.float().log_softmax(dim=-1).cpu())
     return torch.cat(rows)

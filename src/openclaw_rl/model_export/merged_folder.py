@@ -26,9 +26,22 @@ from openclaw_rl.types import Policy
 WRITABLE_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """Types of numbers in which weights can be written -> safetensors name."""
 _CONFIG_FILE = "config.json"
-_MODEL_FILES = ("generation_config.json", "processor_config.json", "preprocessor_config.json", "LICENSE*", "NOTICE*")
+_MODEL_FILES = (
+    "generation_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "LICENSE*",
+    "NOTICE*",
+)
 _TOKENIZER_FILES = (
-    *("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    *(
+        "tokenizer*",
+        "*.jinja",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.*",
+        "merges.txt",
+    ),
     "additional_chat_templates/*.jinja",
 )
 _MIB = 2**20
@@ -82,7 +95,9 @@ def plan_merge(policy: Policy, base: ModelFiles, *, dtype: str | None) -> MergeP
         files = ModelFiles.from_path(str(folder), tokenizer=str(base.tokenizer_folder))
         shards = read_shards(files)
         updates = {}
-    copied = _matching_files(base.folder, _MODEL_FILES) | _matching_files(base.tokenizer_folder, _TOKENIZER_FILES)
+    copied = _matching_files(base.folder, _MODEL_FILES) | _matching_files(
+        base.tokenizer_folder, _TOKENIZER_FILES
+    )
     copied[_CONFIG_FILE] = files.folder / _CONFIG_FILE
     if (files.folder / INDEX_FILE).is_file():
         copied[INDEX_FILE] = files.folder / INDEX_FILE
@@ -103,7 +118,9 @@ def check_target(folder: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise OpenClawError(f"{folder} is a file. Name a folder that does not exist yet")
     if out.is_dir() and any(out.iterdir()):
-        raise OpenClawError(f"{folder} is not empty, and nothing is overwritten. Name another folder")
+        raise OpenClawError(
+            f"{folder} is not empty, and nothing is overwritten. Name another folder"
+        )
     return out
 
 
@@ -122,7 +139,9 @@ def check_space(needs: Mapping[Path, int]) -> None:
             )
 
 
-def write_merged(plan: MergePlan, out: Path, *, check: ModelConfig | None, show: ShowProgress) -> Agreement | None:
+def write_merged(
+    plan: MergePlan, out: Path, *, check: ModelConfig | None, show: ShowProgress
+) -> Agreement | None:
     """Write the folder `out`, which appears when it is complete and was compared with the version.
 
     `check`: how both models are computed for the comparison; None: they are not compared. Raises `OpenClawError`.
@@ -141,7 +160,9 @@ def write_merged(plan: MergePlan, out: Path, *, check: ModelConfig | None, show:
     try:
         write_folder(out, {}, fill)
     except OSError as error:
-        raise OpenClawError(f"{out}: cannot be written ({error.strerror or error}). Name another folder") from error
+        raise OpenClawError(
+            f"{out}: cannot be written ({error.strerror or error}). Name another folder"
+        ) from error
     return agreements[0] if agreements else None
 
 
@@ -160,7 +181,9 @@ def _write_files(plan: MergePlan, folder: Path, show: ShowProgress) -> None:
         show("writing weights (MiB)", written // _MIB, total)
 
     for shard in plan.shards:
-        write_shard(shard, folder / shard.path.name, plan.updates, dtype=plan.dtype, on_bytes=add_bytes)
+        write_shard(
+            shard, folder / shard.path.name, plan.updates, dtype=plan.dtype, on_bytes=add_bytes
+        )
 
 
 def _change_dtype(plan: MergePlan, folder: Path) -> None:
@@ -215,10 +238,19 @@ def _card_of(plan: MergePlan, agreement: Agreement | None) -> str:
     else:
         how = "All weights were trained (full fine-tuning); they are those of the version."
     base = describe_base(plan.policy.base, plan.base.folder)
-    return make_card(plan.policy, base, how=how, weights_dtype=plan.weights_dtype, agreement=agreement, at=time.time())
+    return make_card(
+        plan.policy,
+        base,
+        how=how,
+        weights_dtype=plan.weights_dtype,
+        agreement=agreement,
+        at=time.time(),
+    )
 
 
 def _matching_files(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
     """Return the files that match, by their path within the folder."""
-    matches = (file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file())
+    matches = (
+        file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file()
+    )
     return {str(file.relative_to(folder)): file for file in matches}

@@ -34,9 +34,16 @@ class BaseSource:
 def describe_base(name: str, folder: Path) -> BaseSource:
     """Describe the base `name`, as settings and versions name it, whose files are in `folder`."""
     licence = _read_licence(folder / CARD_FILE)
-    packaged = next((model for model in PACKAGED_MODELS.values() if model.folder.resolve() == folder.resolve()), None)
+    packaged = next(
+        (model for model in PACKAGED_MODELS.values() if model.folder.resolve() == folder.resolve()),
+        None,
+    )
     if packaged is not None:
-        return BaseSource(title=packaged.title, hub_id=None, licence=licence or {"license": packaged.licence.lower()})
+        return BaseSource(
+            title=packaged.title,
+            hub_id=None,
+            licence=licence or {"license": packaged.licence.lower()},
+        )
     if folder.resolve() == (ASSETS / STARTER).resolve():
         return BaseSource(title=f"the {STARTER} of OpenClaw-RL", hub_id=None, licence=licence)
     in_cache = _HUB_CACHE_FOLDER.search(f"{folder}/")
@@ -49,10 +56,19 @@ def describe_base(name: str, folder: Path) -> BaseSource:
 
 
 def make_card(
-    policy: Policy, base: BaseSource, *, how: str, weights_dtype: str, agreement: Agreement | None, at: float
+    policy: Policy,
+    base: BaseSource,
+    *,
+    how: str,
+    weights_dtype: str,
+    agreement: Agreement | None,
+    at: float,
 ) -> str:
     """Return the text of the card. `how`: a sentence on how the weights were computed; `at`: Unix time."""
-    metadata: dict[str, object] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    metadata: dict[str, object] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+    }
     metadata["tags"] = ["openclaw-rl"]
     if base.hub_id is not None:
         metadata |= {"base_model": base.hub_id, "base_model_relation": "finetune"}

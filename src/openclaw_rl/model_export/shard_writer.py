@@ -22,7 +22,8 @@ def header_of(shard: Shard, dtype: str | None) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in shard.tensors:
-        begin, end = end, end + tensor.size_as(dtype)
+        begin = end
+        end = end + tensor.size_as(dtype)
         header[tensor.name] = {
             "dtype": tensor.dtype_as(dtype),
             "shape": list(tensor.shape),
@@ -71,7 +72,9 @@ def _read_blocks(source: BinaryIO, size: int, block_size: int) -> Iterator[bytes
     while size > 0:
         block = source.read(min(block_size, size))
         if not block:
-            raise ModelError(f"{source.name}: the file became shorter while it was read. Get the file again")
+            raise ModelError(
+                f"{source.name}: the file became shorter while it was read. Get the file again"
+            )
         size -= len(block)
         yield block
 
@@ -87,7 +90,9 @@ def _changed_blocks(
     factors = None if update is None else update.read_factors(exact)
     first = 0
     for block in _read_blocks(source, tensor.size, rows_at_once * row_bytes):
-        stored = torch.frombuffer(bytearray(block), dtype=TORCH_TYPES[tensor.dtype]).reshape(-1, columns)
+        stored = torch.frombuffer(bytearray(block), dtype=TORCH_TYPES[tensor.dtype]).reshape(
+            -1, columns
+        )
         values = stored.to(exact)
         if factors is not None:
             values += _rows_of_product(factors, first, len(values))

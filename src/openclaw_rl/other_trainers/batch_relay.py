@@ -47,11 +47,18 @@ class BatchRelay:
 
         `write`: of a message; `report`: of progress, for people.
         """
-        self._stream, self._source, self._target, self._write, self._report = stream, source, target, write, report
+        self._stream = stream
+        self._source = source
+        self._target = target
+        self._write = write
+        self._report = report
         self._received = b""
-        self._batch: TurnBatch | None = None  # waits for its answer
-        self._rejections: dict[int, str | None] = {}  # batch -> why its weights were not kept, or None
-        self._turns = 0  # that were acknowledged
+        # Waits for its answer.
+        self._batch: TurnBatch | None = None
+        # Batch -> why its weights were not kept, or None.
+        self._rejections: dict[int, str | None] = {}
+        # That were acknowledged.
+        self._turns = 0
 
     def relay_batches(self) -> None:
         """Relay until there are no more answers. Raises `StreamEnded` as soon as the train worker ends before."""
@@ -61,14 +68,21 @@ class BatchRelay:
             while self._relay_next():
                 pass
         except StreamEnded as error:
-            which = f" Batch {self._batch.id} is free again, unless its version was kept." if self._batch else ""
-            raise StreamEnded(f"{error}.{which} Run this command again when the system runs") from error
+            which = (
+                f" Batch {self._batch.id} is free again, unless its version was kept."
+                if self._batch
+                else ""
+            )
+            raise StreamEnded(
+                f"{error}.{which} Run this command again when the system runs"
+            ) from error
 
     def _relay_next(self) -> bool:
         """Wait for a batch or for answers, and pass them on. Return False at the end of the answers."""
         if self._batch is None and self._stream.has_message():
             if (batch := self._stream.receive_batch()) is None:
-                return True  # the batch may come much later
+                # The batch may come much later.
+                return True
             self._write_batch(batch)
         ready = self._wait_for_events()
         if self._batch is not None and self._stream.fileno() in ready:
@@ -85,7 +99,8 @@ class BatchRelay:
         for descriptor in (self._source, self._stream.fileno()):
             watch.register(descriptor, select.POLLIN)
         if self._batch is None:
-            watch.register(self._target, 0)  # errors are always reported
+            # Errors are always reported.
+            watch.register(self._target, 0)
         events = dict(watch.poll())
         if events.pop(self._target, 0) & (select.POLLERR | select.POLLHUP):
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
@@ -95,13 +110,19 @@ class BatchRelay:
         self._batch = batch
         if batch.load is not None:
             self._write({"load": {"folder": batch.load.folder}})
-        about = {"id": batch.id, "version": batch.version, "folder": batch.folder, "rows": batch.rows}
+        about = {
+            "id": batch.id,
+            "version": batch.version,
+            "folder": batch.folder,
+            "rows": batch.rows,
+        }
         self._write({"batch": about})
 
     def _read_answers(self) -> bool:
         """Handle the lines that are there. Return False at the end of the input."""
         more = os.read(self._source, 1 << 20)
-        *lines, self._received = (self._received + (more or b"\n")).split(b"\n")  # the last line may have no end
+        # The last line may have no end.
+        *lines, self._received = (self._received + (more or b"\n")).split(b"\n")
         for line in filter(None, lines):
             try:
                 self._handle_answer(_parse_answer(line))
@@ -123,9 +144,14 @@ class BatchRelay:
             batch.acknowledge(answer.metrics, dropped=answer.dropped)
         else:
             batch.refuse(answer.reason)
-        self._rejections[batch.id], self._batch = batch.rejection, None
+        self._rejections[batch.id] = batch.rejection
+        self._batch = None
         self._turns += len({row["turn"] for row in batch.rows}) if batch.is_kept else 0
-        result = f"version {batch.version} is kept" if batch.is_kept else f"weights were not kept: {batch.rejection}"
+        result = (
+            f"version {batch.version} is kept"
+            if batch.is_kept
+            else f"weights were not kept: {batch.rejection}"
+        )
         self._report(f"batch {batch.id}: {result}; {self._turns} turns acknowledged")
 
 
@@ -135,6 +161,10 @@ def _parse_answer(line: bytes) -> DoneAnswer | FailedAnswer:
         message = json.loads(line)
     except RecursionError:
         raise ValueError("the line is nested too deeply") from None
-    if not isinstance(message, dict) or len(message) != 1 or not isinstance(body := next(iter(message.values())), dict):
+    if (
+        not isinstance(message, dict)
+        or len(message) != 1
+        or not isinstance(body := next(iter(message.values())), dict)
+    ):
         raise ValueError('expected {"done": {"id": ...}} or {"failed": {"id": ...}}')
     return msgspec.convert(body | {"kind": next(iter(message))}, DoneAnswer | FailedAnswer)

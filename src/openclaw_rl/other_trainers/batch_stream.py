@@ -63,7 +63,10 @@ class TurnBatch:
     _rejection: str | None = None
 
     def acknowledge(
-        self, metrics: Mapping[str, float] | None = None, *, dropped: Mapping[str, str] | None = None
+        self,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        dropped: Mapping[str, str] | None = None,
     ) -> bool:
         """Hand over the weights in `folder`. Return whether they were kept; if not, `rejection` says why.
 
@@ -80,7 +83,9 @@ class TurnBatch:
 
     def _check_turns(self, dropped: Mapping[str, str]) -> dict[str, str]:
         if unknown := sorted(dropped.keys() - {row["turn"] for row in self.rows}):
-            raise ValueError(f"batch {self.id} has no turn {unknown[0]!r}: expected ids of its rows")
+            raise ValueError(
+                f"batch {self.id} has no turn {unknown[0]!r}: expected ids of its rows"
+            )
         return dict(dropped)
 
     def refuse(self, reason: str) -> None:
@@ -116,7 +121,9 @@ class BatchStream:
 
     def __init__(self, connection: socket.socket, first: Mapping[str, Any]) -> None:
         """`first`: message that begins the connection."""
-        self._connection, self._received, self._owner = connection, bytearray(), os.getpid()
+        self._connection = connection
+        self._received = bytearray()
+        self._owner = os.getpid()
         self._load: StartWeights | None = None
         self._batch: TurnBatch | None = None
         try:
@@ -147,7 +154,9 @@ class BatchStream:
             batch = self.current_batch()
             yield batch
             if not batch.is_answered:
-                raise RuntimeError(f"batch {batch.id}: expected acknowledge() or refuse() before the next batch")
+                raise RuntimeError(
+                    f"batch {batch.id}: expected acknowledge() or refuse() before the next batch"
+                )
 
     def current_batch(self) -> TurnBatch:
         """Return the batch that is not answered yet, or wait for the next one."""
@@ -164,9 +173,12 @@ class BatchStream:
             return None
         if "batch" not in message:
             raise StreamEnded(f"unexpected message {sorted(message)}")
-        about, load = message["batch"], self._load
+        about = message["batch"]
+        load = self._load
         self._load = None
-        self._batch = TurnBatch(about["id"], about["version"], about["folder"], about["rows"], load, self)
+        self._batch = TurnBatch(
+            about["id"], about["version"], about["folder"], about["rows"], load, self
+        )
         return self._batch
 
     def has_message(self) -> bool:
@@ -200,7 +212,10 @@ class BatchStream:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -209,11 +224,14 @@ class BatchStream:
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            self.receive_end()  # the worker may have said why
+            # The worker may have said why.
+            self.receive_end()
 
     def _require_owner(self) -> None:
         if os.getpid() != self._owner:
-            raise RuntimeError("batches are read in the process that connected: set dataloader_num_workers to 0")
+            raise RuntimeError(
+                "batches are read in the process that connected: set dataloader_num_workers to 0"
+            )
 
     def _receive(self, kind: str) -> dict[str, Any]:
         message = self._read()
@@ -236,11 +254,15 @@ class BatchStream:
         while (end := self._received.find(b"\n", seen)) < 0:
             seen = len(self._received)
             try:
-                more, why = self._connection.recv(1 << 20), ""
+                more = self._connection.recv(1 << 20)
+                why = ""
             except TimeoutError:
-                raise StreamEnded(f"the train worker does not answer within {DESCRIBE_SECONDS:g} s") from None
+                raise StreamEnded(
+                    f"the train worker does not answer within {DESCRIBE_SECONDS:g} s"
+                ) from None
             except OSError as error:
-                more, why = b"", f" ({error})"
+                more = b""
+                why = f" ({error})"
             if not more:
                 raise StreamEnded(f"the train worker has ended{why}")
             self._received += more

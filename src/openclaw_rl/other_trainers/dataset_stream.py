@@ -51,7 +51,8 @@ class CurrentRows:
 
 def row_features() -> Features:
     """Return the types of a row. Log-probabilities are the float32 values of sampling time."""
-    ids, floats = List(Value("int32")), List(Value("float64"))
+    ids = List(Value("int32"))
+    floats = List(Value("float64"))
     episode = {
         "group": Value("string"),
         "episode": Value("string"),

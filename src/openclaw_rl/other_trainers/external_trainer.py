@@ -21,8 +21,9 @@ from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.other_trainers.sample_rows import sample_row
 from openclaw_rl.other_trainers.trainer_socket import TrainerGone, TrainerLink, TrainerSocket
 from openclaw_rl.other_trainers.weight_check import check_weight_files, check_weights
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
-from openclaw_rl.types import Logprobs, PolicyRef, Reason, ReasonCode
+from openclaw_rl.types import Logprobs, PolicyRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,8 @@ class ExternalTrainer:
         """`base`: path or hub id of the base model. Raises `EngineError` if another worker listens on the home."""
         lora = config.train.lora
         targets = lora.targets if lora.targets == "all-linear" else list(lora.targets)
-        self._base, self._answer_within = base, config.train.answer_within
+        self._base = base
+        self._answer_within = config.train.answer_within
         self._max_rank = lora.rank if config.train.finetune == "lora" else None
         self._socket = TrainerSocket(
             config.home_dir,
@@ -54,16 +56,20 @@ class ExternalTrainer:
                 "lora": {"rank": lora.rank, "alpha": lora.alpha, "targets": targets},
             },
         )
-        self._folder: str | None = None  # of the weights from which the next step starts
+        # Of the weights from which the next step starts.
+        self._folder: str | None = None
         self._memory: Mapping[str, Any] = {}
-        self._informed: TrainerLink | None = None  # who has these weights
+        # Who has these weights.
+        self._informed: TrainerLink | None = None
         self._undecided: UndecidedStep | None = None
         self._count = 0
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
         """Say which weights to begin from. Raises `TrainerAbsent`."""
         self.reject_step("the train worker starts again from the weights before")
-        self._folder, self._memory, self._informed = folder, dict(memory), None
+        self._folder = folder
+        self._memory = dict(memory)
+        self._informed = None
         self._send_weights(self._require_trainer())
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
@@ -76,18 +82,26 @@ class ExternalTrainer:
             self._send_weights(link)
         self._count += 1
         Path(out).mkdir(mode=0o700)
-        body = {"id": self._count, "version": _version_of(out), "folder": out, "rows": [sample_row(s) for s in samples]}
+        body = {
+            "id": self._count,
+            "version": _version_of(out),
+            "folder": out,
+            "rows": [sample_row(s) for s in samples],
+        }
         try:
             link.send({"batch": body}, within=self._answer_within)
             answer = self._receive_answer(link, {sample.turn for sample in samples})
         except TrainerGone as error:
             shutil.rmtree(out, ignore_errors=True)
             raise TrainerAbsent(f"the batch is free again: {error}") from error
-        self._informed = None  # until the step is confirmed
+        # Until the step is confirmed.
+        self._informed = None
         self._undecided = UndecidedStep(number=self._count, folder=self._folder, link=link)
         try:
             if answer["kind"] == "failed":
-                raise ModelError(f"the trainer {link.name!r} refused the batch: {_to_text(answer.get('reason', ''))}")
+                raise ModelError(
+                    f"the trainer {link.name!r} refused the batch: {_to_text(answer.get('reason', ''))}"
+                )
             result = self._read_result(samples, out, answer)
         except ModelError:
             shutil.rmtree(out, ignore_errors=True)
@@ -97,17 +111,20 @@ class ExternalTrainer:
 
     def confirm_step(self) -> None:
         """Answer that the weights of its last step are kept: the next step starts from them."""
-        step, self._undecided = self._undecided, None
+        step = self._undecided
+        self._undecided = None
         if step is None:
             return
         self._folder = step.folder
-        with contextlib.suppress(TrainerGone):  # it gets the weights when it is back
+        # It gets the weights when it is back.
+        with contextlib.suppress(TrainerGone):
             step.link.send({"kept": {"id": step.number}}, within=self._answer_within)
             self._informed = step.link
 
     def reject_step(self, reason: str) -> None:
         """Answer that the weights of its last step are not kept, and why: it gets those before with the next batch."""
-        step, self._undecided = self._undecided, None
+        step = self._undecided
+        self._undecided = None
         if step is not None:
             with contextlib.suppress(TrainerGone):
                 answer = {"rejected": {"id": step.number, "reason": reason}}
@@ -125,8 +142,12 @@ class ExternalTrainer:
     def _send_weights(self, link: TrainerLink) -> None:
         try:
             link.send({"load": {"folder": self._folder}}, within=self._answer_within)
-            while link.receive("loaded", "done", "failed", within=self._answer_within)["kind"] != "loaded":
-                pass  # an answer that came twice
+            while (
+                link.receive("loaded", "done", "failed", within=self._answer_within)["kind"]
+                != "loaded"
+            ):
+                # An answer that came twice.
+                pass
         except TrainerGone as error:
             raise TrainerAbsent(str(error)) from error
         self._informed = link
@@ -141,21 +162,33 @@ class ExternalTrainer:
             number = answer.get("id")
             if number == self._count:
                 if unknown := sorted(_read_reasons(answer.get("dropped")).keys() - turns):
-                    link.refuse(f"batch {number} has no turn {unknown[0]!r}; expected ids of its rows")
+                    link.refuse(
+                        f"batch {number} has no turn {unknown[0]!r}; expected ids of its rows"
+                    )
                 return answer
             if not isinstance(number, int) or not 0 < number < self._count:
                 link.refuse(f"it answered for batch {number!r}; expected {self._count}")
 
-    def _read_result(self, samples: Sequence[Sample], out: str, answer: Mapping[str, Any]) -> StepResult:
-        metrics, dropped = _read_metrics(answer.get("metrics")), _read_reasons(answer.get("dropped"))
+    def _read_result(
+        self, samples: Sequence[Sample], out: str, answer: Mapping[str, Any]
+    ) -> StepResult:
+        metrics = _read_metrics(answer.get("metrics"))
+        dropped = _read_reasons(answer.get("dropped"))
         if not Path(out).is_dir():
-            raise ModelError("the folder of the batch is gone: expected the weights in it, or an empty folder")
+            raise ModelError(
+                "the folder of the batch is gone: expected the weights in it, or an empty folder"
+            )
         if not visible_files(out):
             left = [sample.turn for sample in samples if sample.turn not in dropped]
             if left:
-                raise ModelError(f"the trainer acknowledged {left[0]} and wrote no weights to the folder of the batch")
-            shutil.rmtree(out)  # with hidden files
-            return StepResult(folder=None, digest="", metrics=metrics, memory=self._memory, dropped=dropped)
+                raise ModelError(
+                    f"the trainer acknowledged {left[0]} and wrote no weights to the folder of the batch"
+                )
+            # With hidden files.
+            shutil.rmtree(out)
+            return StepResult(
+                folder=None, digest="", metrics=metrics, memory=self._memory, dropped=dropped
+            )
         check_weight_files(Path(out), self._max_rank)
         for path in visible_files(out):
             with path.open("rb") as file:
@@ -163,7 +196,14 @@ class ExternalTrainer:
         digest, files = hash_folder(out)
         ref = PolicyRef(version=_version_of(out), path=out, digest=digest)
         check_weights(ref, base=self._base, max_rank=self._max_rank)
-        return StepResult(folder=out, digest=digest, files=files, metrics=metrics, memory=self._memory, dropped=dropped)
+        return StepResult(
+            folder=out,
+            digest=digest,
+            files=files,
+            metrics=metrics,
+            memory=self._memory,
+            dropped=dropped,
+        )
 
     def close(self) -> None:
         """End the connection and remove the socket."""
@@ -178,13 +218,16 @@ def _version_of(folder: str) -> int:
 def _read_metrics(given: Any) -> dict[str, float]:
     """Return the numbers among the metrics of a step. NaN and infinity are kept: the gate refuses them."""
     found = given.items() if isinstance(given, dict) else ()
-    return {_to_text(name): _to_float(value) for name, value in found if isinstance(value, int | float)}
+    return {
+        _to_text(name): _to_float(value) for name, value in found if isinstance(value, int | float)
+    }
 
 
 def _to_float(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # an integer of more than 308 digits
+    except OverflowError:
+        # An integer of more than 308 digits.
         return math.inf
 
 

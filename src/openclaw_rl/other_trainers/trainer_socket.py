@@ -19,10 +19,14 @@ from openclaw_rl.other_trainers.batch_stream import PROTOCOL, SOCKET_NAME
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _HELLO_SECONDS = 5.0
-_REFUSAL_SECONDS = 1.0  # the trainer may read nothing any more
-_CLOSE_SECONDS = 1.0  # longer only if a program connects and says nothing
-_MAX_HELLO = 1 << 16  # bytes
-_MAX_LINE = 1 << 26  # bytes; log-probabilities of a large batch
+# The trainer may read nothing any more.
+_REFUSAL_SECONDS = 1.0
+# Longer only if a program connects and says nothing.
+_CLOSE_SECONDS = 1.0
+# Bytes.
+_MAX_HELLO = 1 << 16
+# Bytes; log-probabilities of a large batch.
+_MAX_LINE = 1 << 26
 
 
 class TrainerGone(Exception):
@@ -34,18 +38,22 @@ class TrainerLink:
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         self.name = name
-        self._connection, self._received, self._is_closed = connection, b"", False
+        self._connection = connection
+        self._received = b""
+        self._is_closed = False
 
     def is_open(self) -> bool:
         """Return whether the trainer is there: its end has not arrived, perhaps behind an answer that nobody reads."""
         if self._is_closed:
             return False
-        half_closed = getattr(select, "POLLRDHUP", 0)  # macOS has none
+        # macOS has none.
+        half_closed = getattr(select, "POLLRDHUP", 0)
         ended = half_closed | select.POLLHUP | select.POLLERR | select.POLLNVAL
         watch = select.poll()
         try:
             watch.register(self._connection, ended)
-        except ValueError:  # closed meanwhile by another thread
+        except ValueError:
+            # Closed meanwhile by another thread.
             return False
         return not any(events & ended for _, events in watch.poll(0))
 
@@ -54,7 +62,8 @@ class TrainerLink:
 
         While a trainer is busy and reads nothing, this process makes progress.
         """
-        left, end = memoryview(_encode(message)), time.monotonic() + within
+        left = memoryview(_encode(message))
+        end = time.monotonic() + within
         while left:
             left = left[self._send_part(left) :]
             record_progress()
@@ -70,7 +79,8 @@ class TrainerLink:
             with contextlib.suppress(BlockingIOError):
                 if select.select([], [self._connection], [], _POLL_SECONDS)[1]:
                     return self._connection.send(data, socket.MSG_DONTWAIT)
-        except (OSError, ValueError) as error:  # `ValueError`: the connection is closed
+        except (OSError, ValueError) as error:
+            # `ValueError`: the connection is closed.
             self.close()
             raise TrainerGone(f"the trainer {self.name!r} has ended ({error})") from error
         return 0
@@ -88,7 +98,8 @@ class TrainerLink:
                 self.refuse(f"no answer within {within:g} s (train.answer_within)")
             try:
                 ready, _, _ = select.select([self._connection], [], [], _POLL_SECONDS)
-            except (OSError, ValueError) as error:  # closed by the thread that welcomes the next trainer
+            except (OSError, ValueError) as error:
+                # Closed by the thread that welcomes the next trainer.
                 self.close()
                 raise TrainerGone(f"the trainer {self.name!r} is no longer connected") from error
             record_progress()
@@ -100,7 +111,9 @@ class TrainerLink:
             kind = next(iter(message.keys()))
         except (ValueError, StopIteration, AttributeError, RecursionError):
             self.close()
-            raise TrainerGone(f"the trainer {self.name!r} sent a line that is no JSON object") from None
+            raise TrainerGone(
+                f"the trainer {self.name!r} sent a line that is no JSON object"
+            ) from None
         if kind not in kinds:
             self.refuse(f"unexpected message {kind!r}; expected {' or '.join(kinds)}")
         found = message[kind]
@@ -115,9 +128,11 @@ class TrainerLink:
 
     def _read_more(self) -> None:
         try:
-            more, why = self._connection.recv(1 << 20), "it closed the connection"
+            more = self._connection.recv(1 << 20)
+            why = "it closed the connection"
         except OSError as error:
-            more, why = b"", str(error)
+            more = b""
+            why = str(error)
         if not more or len(self._received) > _MAX_LINE:
             self.close()
             raise TrainerGone(f"the trainer {self.name!r} has ended ({why})")
@@ -134,14 +149,17 @@ class TrainerSocket:
 
     def __init__(self, home: Path, welcome: dict[str, Any]) -> None:
         """`welcome`: what a trainer learns when it connects. Raises `EngineError` if another worker listens there."""
-        self.path, self._welcome = home / SOCKET_NAME, welcome
+        self.path = home / SOCKET_NAME
+        self._welcome = welcome
         clear_socket(self.path, owner="train worker")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))
         self.path.chmod(0o600)
         self._listener.listen(4)
         self._link: TrainerLink | None = None
-        self._lock, self._is_closed = threading.Lock(), False  # of the link: one that comes while it closes ends, too
+        # of the link: one that comes while it closes ends, too
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._accept_all, name="trainer-socket", daemon=True)
         self._thread.start()
 
@@ -155,7 +173,8 @@ class TrainerSocket:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # closed
+            except OSError:
+                # Closed.
                 return
             name = self._welcome_trainer(connection)
             with self._lock:
@@ -171,11 +190,19 @@ class TrainerSocket:
         connection.settimeout(_HELLO_SECONDS)
         try:
             line = b""
-            while not line.endswith(b"\n") and len(line) < _MAX_HELLO and (more := connection.recv(4096)):
+            while (
+                not line.endswith(b"\n")
+                and len(line) < _MAX_HELLO
+                and (more := connection.recv(4096))
+            ):
                 line += more
-            message, reason, current = json.loads(line), None, self.find_trainer()
+            message = json.loads(line)
+            reason = None
+            current = self.find_trainer()
             if "describe" in message:
-                connection.sendall(_encode({"welcome": self._welcome | {"trainer": current and current.name}}))
+                connection.sendall(
+                    _encode({"welcome": self._welcome | {"trainer": current and current.name}})
+                )
                 return None
             hello = message["hello"]
             if current is not None:
@@ -188,7 +215,9 @@ class TrainerSocket:
             connection.sendall(_encode({"welcome": self._welcome}))
             connection.setblocking(True)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning("a program connected as the trainer, and did not say hello as one: %r", error)
+            log.warning(
+                "a program connected as the trainer, and did not say hello as one: %r", error
+            )
             return None
         log.info("the trainer %r (process %s) is connected", hello.get("name"), hello.get("pid"))
         return str(hello.get("name", ""))[:100]
@@ -200,7 +229,8 @@ class TrainerSocket:
             if self._link is not None:
                 self._link.close()
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            # Wakes the thread.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(_CLOSE_SECONDS)
         self.path.unlink(missing_ok=True)

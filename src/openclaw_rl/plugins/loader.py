@@ -37,7 +37,9 @@ class Plugin:
         return [
             key
             for key, value in vars(self.module).items()
-            if callable(value) and not key.startswith("_") and getattr(value, "__module__", None) == name
+            if callable(value)
+            and not key.startswith("_")
+            and getattr(value, "__module__", None) == name
         ]
 
     def find_function(self, *names: str) -> Callable[..., Any] | None:
@@ -45,17 +47,23 @@ class Plugin:
         for name in names:
             if (found := getattr(self.module, name, None)) is not None:
                 if not callable(found):
-                    raise self.make_error(f"{name} is of type {type(found).__name__}, expected a function")
+                    raise self.make_error(
+                        f"{name} is of type {type(found).__name__}, expected a function"
+                    )
                 return found  # type: ignore[no-any-return]
         return None
 
     def single_function(self, *names: str) -> tuple[str, Callable[..., Any]]:
         """Return name and function of the one of `names` that is defined. Raises `PluginError` for none or several."""
-        found = {name: function for name in names if (function := self.find_function(name)) is not None}
+        found = {
+            name: function for name in names if (function := self.find_function(name)) is not None
+        }
         name = self.choose_name(found, names, self.defined_names())
         return name, found[name]
 
-    def choose_name(self, bound: Collection[str], names: Sequence[str], defined: Sequence[str]) -> str:
+    def choose_name(
+        self, bound: Collection[str], names: Sequence[str], defined: Sequence[str]
+    ) -> str:
         """Return the one of `names` that is in `bound`. Raises `PluginError` for none or several.
 
         `defined`: functions and classes of the file, for the message.
@@ -67,7 +75,9 @@ class Plugin:
             raise self.make_error(
                 f"defines {' and '.join(found)}; expected one of them. Remove the others from the file"
             )
-        raise self.make_error(f"defines no {' or '.join(names)}. It defines: {', '.join(defined) or 'nothing'}")
+        raise self.make_error(
+            f"defines no {' or '.join(names)}. It defines: {', '.join(defined) or 'nothing'}"
+        )
 
     def make_error(self, words: str, line: int | None = None) -> PluginError:
         """Return an error that names the setting, the file and, if known, the line."""
@@ -75,27 +85,34 @@ class Plugin:
         return PluginError(f"{self.setting}: {where}: {words}")
 
     @contextmanager
-    def convert_errors(self, name: str, passing: tuple[type[Exception], ...] = (), given: str = "") -> Iterator[None]:
+    def convert_errors(
+        self, name: str, passing: tuple[type[Exception], ...] = (), given: str = ""
+    ) -> Iterator[None]:
         """Convert exceptions of the plug-in's code to `PluginError`s with file and line, except those in `passing`.
 
         `given`: description of the arguments, for the message.
         """
         try:
             yield
-        except (Exception, SystemExit) as error:  # the plug-in may raise anything
+        except (Exception, SystemExit) as error:
+            # The plug-in may raise anything.
             if isinstance(error, (PluginError, *passing)):
                 raise
             raise self.make_error(
-                f"{name} raised {_describe_error(error)}{given and f' ({given})'}", _error_line(error, self.path)
+                f"{name} raised {_describe_error(error)}{given and f' ({given})'}",
+                _error_line(error, self.path),
             ) from error
 
 
-def load_plugin(setting: str, path: str | Path, supplied: Mapping[str, Any] | None = None) -> Plugin:
+def load_plugin(
+    setting: str, path: str | Path, supplied: Mapping[str, Any] | None = None
+) -> Plugin:
     """Run the file at `path` and return the plug-in. `supplied`: globals added to it. Raises `PluginError`."""
     plugin, source = read_plugin(setting, path)
     code = compile_source(plugin, source)
     vars(plugin.module).update(supplied or {})
-    sys.modules[plugin.module.__name__] = plugin.module  # dataclasses and pickle look the module up there
+    # Dataclasses and pickle look the module up there.
+    sys.modules[plugin.module.__name__] = plugin.module
     with plugin.convert_errors("the file, while it was loaded,"):
         exec(code, vars(plugin.module))
     log.info("%s: loaded %s, sha256 %s", setting, plugin.path, plugin.sha256)
@@ -108,7 +125,9 @@ def read_plugin(setting: str, path: str | Path) -> tuple[Plugin, bytes]:
     try:
         raw = file.read_bytes()
     except OSError as error:
-        raise PluginError(f"{setting}: {file}: cannot be read ({error.strerror}). Give the path of a file.") from None
+        raise PluginError(
+            f"{setting}: {file}: cannot be read ({error.strerror}). Give the path of a file."
+        ) from None
     digest = hashlib.sha256(raw).hexdigest()
     module = ModuleType(f"openclaw_rl_plugin_{file.stem}_{digest[:8]}")
     module.__file__ = str(file)
@@ -119,12 +138,15 @@ def compile_source(plugin: Plugin, raw: bytes) -> CodeType:
     """Compile the source of the plug-in. Raises `PluginError` if it is not valid Python."""
     try:
         return compile(raw, str(plugin.path), "exec")
-    except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+    except (SyntaxError, ValueError) as error:
+        # ValueError: null bytes.
         words = f"is not valid Python: {getattr(error, 'msg', error)}"
         raise plugin.make_error(words, getattr(error, "lineno", None)) from None
 
 
-def check_call(plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str]) -> None:
+def check_call(
+    plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str]
+) -> None:
     """Raise `PluginError` unless the function can be called with exactly these keyword arguments."""
     signature = signature_of(plugin, name, function)
     check_not_async(plugin, name, function)
@@ -133,14 +155,18 @@ def check_call(plugin: Plugin, name: str, function: Callable[..., Any], paramete
     except TypeError:
         expected = f"{name}({', '.join(parameters)})"
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
-        raise plugin.make_error(f"got {name}{_short_signature(signature)}, expected {expected}", line) from None
+        raise plugin.make_error(
+            f"got {name}{_short_signature(signature)}, expected {expected}", line
+        ) from None
 
 
 def check_not_async(plugin: Plugin, name: str, function: Callable[..., Any]) -> None:
     """Raise `PluginError` for an async function, because the caller does not await the result."""
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
-        raise plugin.make_error(f"{name} is an async function, expected `def {name.rpartition('.')[2]}(...)`", line)
+        raise plugin.make_error(
+            f"{name} is an async function, expected `def {name.rpartition('.')[2]}(...)`", line
+        )
 
 
 def signature_of(plugin: Plugin, name: str, function: Callable[..., Any]) -> inspect.Signature:
@@ -149,8 +175,12 @@ def signature_of(plugin: Plugin, name: str, function: Callable[..., Any]) -> ins
         return inspect.signature(function)
     except (TypeError, ValueError):
         if not callable(function):
-            raise plugin.make_error(f"{name} is of type {type(function).__name__}, expected a function") from None
-        raise plugin.make_error(f"the parameters of {name} are unknown: write it as a Python function") from None
+            raise plugin.make_error(
+                f"{name} is of type {type(function).__name__}, expected a function"
+            ) from None
+        raise plugin.make_error(
+            f"the parameters of {name} are unknown: write it as a Python function"
+        ) from None
 
 
 def _short_signature(signature: inspect.Signature) -> str:
@@ -161,7 +191,11 @@ def _short_signature(signature: inspect.Signature) -> str:
 
 def _error_line(error: BaseException, path: Path) -> int | None:
     """Return the last line of the file in the error's traceback, or None."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(path)
+    ]
     return lines[-1] if lines else None
 
 

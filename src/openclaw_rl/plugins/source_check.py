@@ -26,7 +26,8 @@ LOSS_PARAMETERS = {
     ),
 }
 """Function of a plug-in loss -> its parameters. A file defines one of them."""
-GET_REWARD_MODEL, COMPUTE_REWARD = "get_reward_model", "compute_reward"
+GET_REWARD_MODEL = "get_reward_model"
+COMPUTE_REWARD = "compute_reward"
 """A reward plug-in defines the function, or one class with the method."""
 
 
@@ -48,7 +49,9 @@ def _check_file(setting: str, path: str) -> None:
     compile_source(plugin, source)
     tree = ast.parse(source)
     _check_imports(plugin, tree)
-    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)):
+    if any(
+        isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)
+    ):
         return
     bound, defined = _module_names(source)
     if setting == "train.loss.path":
@@ -63,9 +66,13 @@ def _has_class(tree: ast.Module) -> bool:
 
 def _module_names(source: bytes) -> tuple[set[str], list[str]]:
     """Return the names that the module binds anywhere at its top level, and those of its functions and classes."""
-    symbols = symtable.symtable(importlib.util.decode_source(source), "<plug-in>", "exec").get_symbols()
+    symbols = symtable.symtable(
+        importlib.util.decode_source(source), "<plug-in>", "exec"
+    ).get_symbols()
     bound = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
-    return bound, [s.get_name() for s in symbols if s.is_namespace() and not s.get_name().startswith("_")]
+    return bound, [
+        s.get_name() for s in symbols if s.is_namespace() and not s.get_name().startswith("_")
+    ]
 
 
 def reward_definition_error(plugin: Plugin, found: Collection[str]) -> PluginError:

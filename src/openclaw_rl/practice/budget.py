@@ -27,7 +27,9 @@ COMPARED_STEPS = 4
 """How many of the newest and of the first divergences are compared for it."""
 
 
-def waiting_reason(conn: Connection, settings: PracticeConfig, plan: PracticePlan, head: Policy, now: float) -> str:
+def waiting_reason(
+    conn: Connection, settings: PracticeConfig, plan: PracticePlan, head: Policy, now: float
+) -> str:
     """Return what the practice of a plan's targets waits for; empty if it has budget."""
     hours = settings.hours
     if hours is not None and not is_within_hours(hours, datetime.fromtimestamp(now).time()):
@@ -35,7 +37,9 @@ def waiting_reason(conn: Connection, settings: PracticeConfig, plan: PracticePla
     return _missing_words(conn, settings, plan, head) or _missing_seconds(conn, settings, now)
 
 
-def _missing_words(conn: Connection, settings: PracticeConfig, plan: PracticePlan, head: Policy) -> str:
+def _missing_words(
+    conn: Connection, settings: PracticeConfig, plan: PracticePlan, head: Policy
+) -> str:
     """Return why new words of the person are needed; empty if they are not.
 
     The divergence of a learned lesson is measured whatever was practised: that takes one step now and then.

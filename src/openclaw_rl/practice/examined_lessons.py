@@ -24,7 +24,12 @@ class TeachingCheck:
     missing: set[tuple[str, ...]] = field(default_factory=set)
 
     def choose(
-        self, conn: Connection, lessons: Sequence[Lesson], *, targets: Collection[str], identity: str
+        self,
+        conn: Connection,
+        lessons: Sequence[Lesson],
+        *,
+        targets: Collection[str],
+        identity: str,
     ) -> list[Lesson]:
         """Return the lessons of a teacher's prompt without those that cost correctness; none until that is known.
 
@@ -55,6 +60,8 @@ class TeachingCheck:
             return None
         return result.is_sound
 
-    def _find(self, texts: Sequence[str], conn: Connection, identity: str) -> ExaminationResult | None:
+    def _find(
+        self, texts: Sequence[str], conn: Connection, identity: str
+    ) -> ExaminationResult | None:
         digest = examinations.lessons_digest(texts, identity, self.key)
         return examinations.find_result(conn, digest)

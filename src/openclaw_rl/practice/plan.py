@@ -40,7 +40,9 @@ class PracticePlan:
 
 def quote_lessons(noted: Sequence[Lesson]) -> str:
     """Return the texts of lessons for a status note: the first ones, each of them cut."""
-    quoted = ", ".join(f'"{cut_text(lesson.text, NOTED_CHARS)}"' for lesson in noted[:NOTED_LESSONS])
+    quoted = ", ".join(
+        f'"{cut_text(lesson.text, NOTED_CHARS)}"' for lesson in noted[:NOTED_LESSONS]
+    )
     if len(noted) > NOTED_LESSONS:
         quoted += f" and {len(noted) - NOTED_LESSONS} more"
     return quoted

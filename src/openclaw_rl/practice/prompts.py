@@ -103,7 +103,9 @@ class PromptSelector:
         chosen = [decks[i % len(decks)][i // len(decks)] for i in range(count)]
         for place in sorted(rehearsed_places(count, rehearsal_share, rng)):
             question = rng.choice(rehearsal_questions())
-            rehearsed = self._make_prompt(conn, plan, head.name, ask_instead(chosen[place].exchange, question))
+            rehearsed = self._make_prompt(
+                conn, plan, head.name, ask_instead(chosen[place].exchange, question)
+            )
             # None if the lesson is not examined, or the template rejects the messages: the person's prompt stays.
             if rehearsed is not None:
                 chosen[place] = rehearsed
@@ -113,14 +115,18 @@ class PromptSelector:
         self, conn: Connection, plan: PracticePlan, policy: str, prompts: Sequence[PracticePrompt]
     ) -> bool:
         """Return whether the lessons of all these prompts, and their texts, are still those of the plan."""
-        distinct = {(prompt.exchange.request.id, prompt.plain_ids.tobytes()): prompt for prompt in prompts}
+        distinct = {
+            (prompt.exchange.request.id, prompt.plain_ids.tobytes()): prompt for prompt in prompts
+        }
         for prompt in distinct.values():
             current = self._lessons_of(conn, plan, policy, prompt.exchange)
             if _ids_and_texts(current) != _ids_and_texts(prompt.lessons):
                 return False
         return True
 
-    def _lessons_of(self, conn: Connection, plan: PracticePlan, policy: str, exchange: Exchange) -> tuple[Lesson, ...]:
+    def _lessons_of(
+        self, conn: Connection, plan: PracticePlan, policy: str, exchange: Exchange
+    ) -> tuple[Lesson, ...]:
         """Return the lessons of the teacher's prompt, oldest first."""
         in_force = lessons.lessons_for(conn, self._context(policy, exchange), states=_IN_FORCE)
         beside = [lesson for lesson in in_force if lesson.id in plan.beside]
@@ -200,7 +206,9 @@ class PromptSelector:
             key=request.scope,
             agent=request.agent,
             user=request.user,
-            question=question_hash(request.messages, self.transient, key=self.key, user=request.user),
+            question=question_hash(
+                request.messages, self.transient, key=self.key, user=request.user
+            ),
             asked=asked_text(request.messages, self.transient, self.read_topics().without_scopes),
         )
 
@@ -209,7 +217,9 @@ def _ids_and_texts(listed: Sequence[Lesson]) -> list[tuple[str, str]]:
     return [(lesson.id, lesson.text) for lesson in listed]
 
 
-def _newest_prompts(conn: Connection, targets: Sequence[Lesson], identity: str, owner: OwnerFilter | None) -> list[str]:
+def _newest_prompts(
+    conn: Connection, targets: Sequence[Lesson], identity: str, owner: OwnerFilter | None
+) -> list[str]:
     """Return the newest turns of each person with one of the targets: others of the same agent may talk much more."""
     lesson_by_person = {(lesson.key, lesson.owner): lesson for lesson in targets}
     # Rounded up.
@@ -217,12 +227,16 @@ def _newest_prompts(conn: Connection, targets: Sequence[Lesson], identity: str, 
     # A dictionary keeps the order of the first mention.
     turns: dict[str, None] = {}
     for lesson in lesson_by_person.values():
-        newest = practice_turns.newest_prompts(conn, lesson, identity=identity, limit=limit, owner=owner)
+        newest = practice_turns.newest_prompts(
+            conn, lesson, identity=identity, limit=limit, owner=owner
+        )
         turns |= dict.fromkeys(newest)
     return list(turns)
 
 
-def _shuffled(prompts: Sequence[PracticePrompt], count: int, rng: random.Random) -> list[PracticePrompt]:
+def _shuffled(
+    prompts: Sequence[PracticePrompt], count: int, rng: random.Random
+) -> list[PracticePrompt]:
     """Return at least `count` prompts: shuffled copies of all, one behind the other."""
     shuffled: list[PracticePrompt] = []
     while len(shuffled) < count:

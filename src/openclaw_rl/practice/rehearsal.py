@@ -33,6 +33,8 @@ def ask_instead(exchange: Exchange, question: str) -> Exchange:
 
     System messages stay; tools and earlier messages do not.
     """
-    system: list[Message] = [message for message in exchange.request.messages if message.get("role") == "system"]
+    system: list[Message] = [
+        message for message in exchange.request.messages if message.get("role") == "system"
+    ]
     messages = (*system, {"role": "user", "content": question})
     return replace(exchange, request=replace(exchange.request, messages=messages, tools=()))

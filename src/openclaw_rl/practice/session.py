@@ -334,7 +334,9 @@ class PracticeSession:
         quoted = quote_lessons(round_.plan.targets)
         self.note = f"practising {quoted}: {first} of {len(round_.prompts)} replies"
         try:
-            round_.replies += self._source.generate([round_.order(place, beside=beside) for place in places])
+            round_.replies += self._source.generate(
+                [round_.order(place, beside=beside) for place in places]
+            )
         except (RepliesDelayed, NoGateway, BrokenVersion) as error:
             if isinstance(error, RepliesDelayed) and error.code is DelayCode.BUSY:
                 self._share.record_refusal(self._clock())
@@ -422,7 +424,9 @@ class PracticeSession:
             finished_at=ended,
         )
 
-    def record_divergences(self, conn: Connection, head: Policy, gaps: Mapping[str, LessonGap]) -> None:
+    def record_divergences(
+        self, conn: Connection, head: Policy, gaps: Mapping[str, LessonGap]
+    ) -> None:
         """Store the divergence of each practised lesson from `head`, and whether it is learned, or no longer.
 
         The divergence is the share of the lesson's effect on the teacher that is missing in the head. `gaps`: by turn.
@@ -432,19 +436,29 @@ class PracticeSession:
         # Turns of a lesson that was edited or forgotten meanwhile.
         taken_back = turn_states.taken_back(conn, list(gaps))
         contrasts = practice_turns.contrast_turns(conn, gaps.keys())
-        turns_by_lesson = practice_turns.lessons_of_practice(conn, gaps.keys() - {*taken_back, *contrasts})
+        turns_by_lesson = practice_turns.lessons_of_practice(
+            conn, gaps.keys() - {*taken_back, *contrasts}
+        )
         for lesson in _measured_lessons(conn, turns_by_lesson):
             divergence = missing_share([gaps[turn] for turn in turns_by_lesson[lesson.id]])
             lessons.record_divergence(conn, lesson.id, head.version, divergence, at=self._clock())
-            newest = practice_turns.newest_divergences(conn, lesson.id, lineage, limit=AVERAGED_STEPS)
+            newest = practice_turns.newest_divergences(
+                conn, lesson.id, lineage, limit=AVERAGED_STEPS
+            )
             mean = float(np.mean(newest))
-            if lesson.state is LessonState.ACTIVE and len(newest) == AVERAGED_STEPS and mean < bound:
+            if (
+                lesson.state is LessonState.ACTIVE
+                and len(newest) == AVERAGED_STEPS
+                and mean < bound
+            ):
                 lessons.mark_learned(conn, lesson.id, head.version)
                 log.info('learned: "%s" (divergence %.3f)', lesson.text, mean)
             elif lesson.state is LessonState.LEARNED and divergence > FORGOTTEN_FACTOR * bound:
                 lessons.mark_active(conn, lesson.id)
                 lessons.renew(conn, lesson.id, at=self._clock())
-                log.info('no longer in the weights: "%s" (divergence %.3f)', lesson.text, divergence)
+                log.info(
+                    'no longer in the weights: "%s" (divergence %.3f)', lesson.text, divergence
+                )
 
 
 def _measured_lessons(conn: Connection, ids: Iterable[str]) -> list[Lesson]:

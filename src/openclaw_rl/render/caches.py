@@ -44,13 +44,17 @@ class TwoGenerationLRU(Generic[K, V]):
         if self._weigh is not None and 2 * weight > self._generation_capacity:
             return
         if self._weight + weight > self._generation_capacity:
-            self._older, self._newer, self._weight = self._newer, {}, 0
+            self._older = self._newer
+            self._newer = {}
+            self._weight = 0
         self._newer[key] = value
         self._weight += weight
 
 
-DEFAULT_CACHE_TOKENS = 16 * 2**20  # 64 MiB of ids
-ENTRY_TOKENS = 128  # an entry takes 512 bytes beside its ids: key, objects, links
+# 64 MiB of ids.
+DEFAULT_CACHE_TOKENS = 16 * 2**20
+# An entry takes 512 bytes beside its ids: key, objects, links.
+ENTRY_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +75,14 @@ class TokenBudgetLRU(Generic[Held]):
     ones.
     """
 
-    def __init__(self, capacity: int = DEFAULT_CACHE_TOKENS, *, entry_tokens: int = ENTRY_TOKENS) -> None:
+    def __init__(
+        self, capacity: int = DEFAULT_CACHE_TOKENS, *, entry_tokens: int = ENTRY_TOKENS
+    ) -> None:
         self._entries: LRUCache[bytes, Held] = LRUCache(
             maxsize=capacity, getsizeof=lambda value: len(value) + entry_tokens
         )
-        self._lock = threading.Lock()  # prompts of large requests are built in threads
+        # Prompts of large requests are built in threads.
+        self._lock = threading.Lock()
 
     def put(self, key: bytes, value: Held) -> None:
         """Store the value, unless it is larger than the whole cache."""
@@ -88,4 +95,11 @@ class TokenBudgetLRU(Generic[Held]):
 
     def find_last(self, keys: Sequence[tuple[int, bytes]]) -> tuple[int, Held] | None:
         """Return (message index, value) of the last of the (message index, key) pairs whose key is cached."""
-        return next(((index, found) for index, key in reversed(keys) if (found := self.get(key)) is not None), None)
+        return next(
+            (
+                (index, found)
+                for index, key in reversed(keys)
+                if (found := self.get(key)) is not None
+            ),
+            None,
+        )

@@ -20,12 +20,32 @@ from openclaw_rl.errors import ModelError, RequestError
 from openclaw_rl.render.control_tokens import remove_marks
 from openclaw_rl.types import Message
 
-_ROLE_ALIASES = {"developer": "system", "function": "tool"}  # templates support only four roles
+# Templates support only four roles.
+_ROLE_ALIASES = {"developer": "system", "function": "tool"}
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 _RESERVED_NAMES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
-    | {"raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner", "loop", "self"}
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+    }
+    | {
+        "raise_exception",
+        "strftime_now",
+        "namespace",
+        "range",
+        "dict",
+        "lipsum",
+        "cycler",
+        "joiner",
+        "loop",
+        "self",
+    }
 )
 """Variable names that a client may not set: arguments of `render`, and functions and globals of templates."""
 
@@ -67,9 +87,16 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """The template filter `tojson`; unlike jinja2's own, it does not escape HTML."""
-    if type(value) is SerializedTool and indent is None and separators is None and not (ensure_ascii or sort_keys):
+    if (
+        type(value) is SerializedTool
+        and indent is None
+        and separators is None
+        and not (ensure_ascii or sort_keys)
+    ):
         return value.json
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 class _SafeNamespace(Namespace):
@@ -99,7 +126,8 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals.update(raise_exception=_raise_exception, namespace=_SafeNamespace)
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)  # local, as in transformers
+    # Local, as in transformers.
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
 
 
@@ -109,13 +137,18 @@ class ChatTemplate:
     def __init__(self, templates: Mapping[str, str], specials: Mapping[str, str]) -> None:
         environment = _make_environment()
         try:
-            self._templates = {name: environment.from_string(text) for name, text in templates.items()}
+            self._templates = {
+                name: environment.from_string(text) for name, text in templates.items()
+            }
             parsed = [environment.parse(text) for text in templates.values()]
         except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"the model's chat template has a syntax error in line {error.lineno}: {error}") from error
+            raise ModelError(
+                f"the model's chat template has a syntax error in line {error.lineno}: {error}"
+            ) from error
         self._specials = dict(specials)
         self.texts = frozenset(text for tree in parsed for text in _literal_texts(tree))
-        self.names = frozenset(node.name for tree in parsed for node in tree.find_all(nodes.Name))  # variables it reads
+        # Variables it reads.
+        self.names = frozenset(node.name for tree in parsed for node in tree.find_all(nodes.Name))
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         """Raise `RequestError` if a client's variable would override a reserved name or a special token."""
@@ -153,15 +186,25 @@ class ChatTemplate:
                     **self._specials,
                 }
             )
-            text.encode()  # every tokenizer needs UTF-8
+            # Every tokenizer needs UTF-8.
+            text.encode()
         except UnicodeEncodeError as error:
             half = error.object[error.start]
             raise RequestError(
-                f"the conversation contains half a surrogate pair ({half!r}). Remove it.", param="messages"
+                f"the conversation contains half a surrogate pair ({half!r}). Remove it.",
+                param="messages",
             ) from None
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:
             raise RequestError(
-                f"the model's chat template refuses this conversation: {remove_marks(str(error))}", param="messages"
+                f"the model's chat template refuses this conversation: {remove_marks(str(error))}",
+                param="messages",
             ) from error
         return text
 
@@ -200,13 +243,20 @@ def move_reasoning(message: dict[str, Any], tags: tuple[str, str]) -> dict[str, 
     if not opened or start.strip():
         return message
     reasoning = reasoning.strip("\n")
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning, "content": text.lstrip("\n")}
+    return {
+        "thinking": reasoning,
+        **message,
+        "reasoning_content": reasoning,
+        "content": text.lstrip("\n"),
+    }
 
 
 def content_text(content: Any) -> str:
     """Join content parts without a separator, as templates that read parts do, and as `message_hash` does."""
     if isinstance(content, list):
-        return "".join(p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content)
+        return "".join(
+            p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content
+        )
     return "" if content is None else str(content)
 
 
@@ -216,7 +266,8 @@ def _parse_call_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             parsed = msgspec.json.decode(arguments)
-        except ValueError:  # also half a surrogate pair and NaN, which no prompt may contain
+        except ValueError:
+            # Also half a surrogate pair and NaN, which no prompt may contain.
             parsed = None
         arguments = parsed if isinstance(parsed, dict) else arguments
     return {**call, "function": {**function, "arguments": arguments}}

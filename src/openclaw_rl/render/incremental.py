@@ -60,10 +60,14 @@ class IncrementalRenderer:
     def __init__(self, renderer: Renderer, *, long: float = MIN_INCREMENTAL_MESSAGES) -> None:
         self._renderer = renderer
         self._min_messages = long if renderer.tokenizer.is_segmented else float("inf")
-        self._prefix_texts: list[str] = []  # text of the kept prefix, in parts
+        # Text of the kept prefix, in parts.
+        self._prefix_texts: list[str] = []
         self._prefix = _EMPTY_PREFIX
-        self._turn_count, self._next_verification = 0, 1  # turns rendered incrementally; count at which to verify next
-        self._last_turn: tuple[_TurnInput, _KeptPrefix, RenderedTurn] | None = None  # last turn, to be verified
+        # turns rendered incrementally; count at which to verify next
+        self._turn_count = 0
+        self._next_verification = 1
+        # Last turn, to be verified.
+        self._last_turn: tuple[_TurnInput, _KeptPrefix, RenderedTurn] | None = None
 
     def render_turn(
         self,
@@ -105,7 +109,10 @@ class IncrementalRenderer:
 
     def _drop_prefix(self) -> None:
         self.verify_last_turn()
-        self._prefix_texts, self._prefix, self._turn_count, self._next_verification = [], _EMPTY_PREFIX, 0, 1
+        self._prefix_texts = []
+        self._prefix = _EMPTY_PREFIX
+        self._turn_count = 0
+        self._next_verification = 1
 
     def verify_last_turn(self) -> None:
         """Verify the last turn; call it after the last one. Raises `TemplateMismatch`."""
@@ -116,7 +123,9 @@ class IncrementalRenderer:
         text = self._renderer.text
         return (
             text(turn.messages, turn.tools, variables=turn.variables),
-            text([*turn.messages, turn.reply], turn.tools, generation=False, variables=turn.variables),
+            text(
+                [*turn.messages, turn.reply], turn.tools, generation=False, variables=turn.variables
+            ),
         )
 
     def _render_after_prefix(self, turn: _TurnInput) -> tuple[str, str] | None:
@@ -125,26 +134,39 @@ class IncrementalRenderer:
         whole = self._render_after(turn, at, [*turn.messages[at:], turn.reply], generation=False)
         return None if before is None or whole is None else (before, whole)
 
-    def _render_after(self, turn: _TurnInput, at: int, new: Sequence[Message], *, generation: bool) -> str | None:
+    def _render_after(
+        self, turn: _TurnInput, at: int, new: Sequence[Message], *, generation: bool
+    ) -> str | None:
         """Return the rendered text that follows the reply at message `at - 1`, from its first special token on."""
         if CUT_MARKER in str(new):
             return None
         asked: Message = {"role": "user", "content": "x"}
         before = [asked, placeholder_reply(turn.messages[at - 1])]
         try:
-            text = self._renderer.text([*before, *new], turn.tools, generation=generation, variables=turn.variables)
+            text = self._renderer.text(
+                [*before, *new], turn.tools, generation=generation, variables=turn.variables
+            )
         except RequestError:
-            return None  # the caller renders the whole conversation, which reports the error
+            # The caller renders the whole conversation, which reports the error.
+            return None
         cut = text.rfind(CUT_MARKER)
-        end = self._renderer.tokenizer.find_next_special(text, cut + len(CUT_MARKER)) if cut >= 0 else -1
+        end = (
+            self._renderer.tokenizer.find_next_special(text, cut + len(CUT_MARKER))
+            if cut >= 0
+            else -1
+        )
         return text[end:] if end >= 0 else None
 
-    def _make_turn(self, turn: _TurnInput, kept: _KeptPrefix, texts: tuple[str, str]) -> tuple[RenderedTurn, list[str]]:
+    def _make_turn(
+        self, turn: _TurnInput, kept: _KeptPrefix, texts: tuple[str, str]
+    ) -> tuple[RenderedTurn, list[str]]:
         tokens = self._renderer.tokenizer
         pieces = tokens.split_text(texts[0])
         return RenderedTurn(np.concatenate([kept.ids, tokens.join_ids(pieces)]), *texts), pieces
 
-    def _extend_prefix(self, turn: _TurnInput, kept: _KeptPrefix, written: RenderedTurn, pieces: list[str]) -> None:
+    def _extend_prefix(
+        self, turn: _TurnInput, kept: _KeptPrefix, written: RenderedTurn, pieces: list[str]
+    ) -> None:
         """Keep as much of this prompt as the next prompts will start with."""
         self._prefix = kept
         at = self._find_stable_end(turn.messages, kept.messages)
@@ -153,7 +175,8 @@ class IncrementalRenderer:
             return
         cut = len(written.prompt_text) - len(behind)
         ends = list(accumulate(map(len, pieces)))
-        if cut not in ends[::2]:  # texts and special tokens alternate: a cut must be before a special token
+        # Texts and special tokens alternate: a cut must be before a special token.
+        if cut not in ends[::2]:
             return
         upto = 2 * ends[::2].index(cut) + 1
         size = len(kept.ids) + len(self._renderer.tokenizer.join_ids(pieces[:upto]))
@@ -162,7 +185,9 @@ class IncrementalRenderer:
 
     def _find_stable_end(self, messages: Sequence[Message], after: int) -> int:
         """Return the index after the newest reply that later turns cannot change; 0 if none is after `after`."""
-        final = {"user"} if self._renderer.bridge_unsupported_reason else {"user", "tool", "function"}
+        final = (
+            {"user"} if self._renderer.bridge_unsupported_reason else {"user", "tool", "function"}
+        )
         return next(
             (
                 at
@@ -173,11 +198,13 @@ class IncrementalRenderer:
         )
 
     def _verify_turn(self, turn: _TurnInput, kept: _KeptPrefix, written: RenderedTurn) -> None:
-        self._last_turn = (turn, _EMPTY_PREFIX, written)  # an empty prefix marks it as verified
+        # An empty prefix marks it as verified.
+        self._last_turn = (turn, _EMPTY_PREFIX, written)
         begun = "".join(self._prefix_texts[: kept.texts])
         before, whole = self._render_whole(turn)
         ids = self._renderer.tokenizer.encode(before)
-        if (before, whole) != (begun + written.prompt_text, begun + written.full_text) or ids.tobytes() != (
-            written.prompt_ids.tobytes()
-        ):
+        if (before, whole) != (
+            begun + written.prompt_text,
+            begun + written.full_text,
+        ) or ids.tobytes() != (written.prompt_ids.tobytes()):
             raise TemplateMismatch

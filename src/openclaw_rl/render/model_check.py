@@ -17,7 +17,19 @@ _INDEX_FILE = "model.safetensors.index.json"
 _ADAPTER_CONFIG = "adapter_config.json"
 _BYTES_OF_DTYPE = {
     **{"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F4": 0.5},
-    **{"I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8},
+    **{
+        "I16": 2,
+        "U16": 2,
+        "F16": 2,
+        "BF16": 2,
+        "I32": 4,
+        "U32": 4,
+        "F32": 4,
+        "I64": 8,
+        "U64": 8,
+        "F64": 8,
+        "C64": 8,
+    },
     **{"F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "F6_E2M3": 0.75, "F6_E3M2": 0.75},
 }
 _DTYPE_NAME = re.compile(r"(torch\.)?(auto|float|half|double|b?float16|float32|float64|float8_\w+)")
@@ -36,7 +48,8 @@ def check_model_text(files: ModelFiles) -> None:
     except ModelError as error:
         where = files.tokenizer_folder
         raise error if str(where) in str(error) else ModelError(f"{where}: {error}") from error
-    except Exception as error:  # tokenizers and Jinja raise many kinds, all of which mean a damaged file
+    except Exception as error:
+        # Tokenizers and Jinja raise many kinds, all of which mean a damaged file.
         raise ModelError(
             f"{files.tokenizer_folder}: tokenizer.json or the chat template cannot be used "
             f"({type(error).__name__}: {' '.join(str(error).split())}). {_COMPLETE}"
@@ -56,30 +69,47 @@ def check_model_weights(files: ModelFiles, *, loaded_here: bool) -> None:
     found = {path.name: path for path in files.weights if path.suffix == ".safetensors"}
     weight_map = index.get("weight_map", {})
     if not isinstance(weight_map, dict):
-        raise ModelError(f"{files.folder / _INDEX_FILE}: expected an object `weight_map`. {_COMPLETE}")
+        raise ModelError(
+            f"{files.folder / _INDEX_FILE}: expected an object `weight_map`. {_COMPLETE}"
+        )
     named = set(map(str, weight_map.values())) if index else set(found)
     if absent := sorted(named - set(found)):
-        raise ModelError(f"{files.folder}: {_INDEX_FILE} names {absent[0]}, which is not there. {_COMPLETE}")
+        raise ModelError(
+            f"{files.folder}: {_INDEX_FILE} names {absent[0]}, which is not there. {_COMPLETE}"
+        )
     tensors: dict[str, TensorInfo] = {}
     for name in sorted(named):
         tensors |= read_header(found[name])
     if index and (missing := sorted(set(weight_map) - set(tensors))):
-        raise ModelError(f"{files.folder}: {_INDEX_FILE} names the tensor {missing[0]}, which no file has. {_COMPLETE}")
+        raise ModelError(
+            f"{files.folder}: {_INDEX_FILE} names the tensor {missing[0]}, which no file has. {_COMPLETE}"
+        )
     if problem := next(_shape_problems(files, tensors), None):
-        raise ModelError(f"{files.folder}: {problem}. config.json and the weights are not of the same model")
+        raise ModelError(
+            f"{files.folder}: {problem}. config.json and the weights are not of the same model"
+        )
 
 
 def _check_config(files: ModelFiles, *, loaded_here: bool) -> None:
-    config, where = files.config, files.folder / "config.json"
+    config = files.config
+    where = files.folder / "config.json"
     if not config:
-        other = "an adapter: give the folder of its base" if (files.folder / _ADAPTER_CONFIG).exists() else "incomplete"
-        raise ModelError(f"{files.folder}: no config.json there. Expected a model folder; this one is {other}")
+        other = (
+            "an adapter: give the folder of its base"
+            if (files.folder / _ADAPTER_CONFIG).exists()
+            else "incomplete"
+        )
+        raise ModelError(
+            f"{files.folder}: no config.json there. Expected a model folder; this one is {other}"
+        )
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise ModelError(f"{where}: expected a text `model_type`, got {kind!r}. {_COMPLETE}")
     dtype = config.get("dtype", config.get("torch_dtype")) or "auto"
     if not _DTYPE_NAME.fullmatch(str(dtype)):
-        raise ModelError(f"{where}: unknown `dtype` {dtype!r}; expected float32, bfloat16 or float16. {_COMPLETE}")
+        raise ModelError(
+            f"{where}: unknown `dtype` {dtype!r}; expected float32, bfloat16 or float16. {_COMPLETE}"
+        )
     if loaded_here and not _is_known_architecture(kind):
         raise ModelError(
             f"{where}: the installed transformers does not know the architecture {kind!r}. Update transformers, or "
@@ -102,16 +132,22 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 0 < length <= size - 8:
-            raise ModelError(f"{path}: not a safetensors file ({size} bytes, no header). {_COMPLETE}")
+            raise ModelError(
+                f"{path}: not a safetensors file ({size} bytes, no header). {_COMPLETE}"
+            )
         raw = file.read(length)
     try:
         header = json.loads(raw)
         header.pop("__metadata__", None)
         ends = [_end_of_tensor(path, name, tensor) for name, tensor in header.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{path}: its header cannot be read ({type(error).__name__}: {error}). {_COMPLETE}") from error
+        raise ModelError(
+            f"{path}: its header cannot be read ({type(error).__name__}: {error}). {_COMPLETE}"
+        ) from error
     if (expected := 8 + length + max(ends, default=0)) != size:
-        raise ModelError(f"{path}: {size} bytes, expected {expected}: it is truncated or damaged. {_COMPLETE}")
+        raise ModelError(
+            f"{path}: {size} bytes, expected {expected}: it is truncated or damaged. {_COMPLETE}"
+        )
     return dict(header)
 
 
@@ -121,20 +157,34 @@ def _end_of_tensor(path: Path, name: str, tensor: TensorInfo) -> int:
     for length in tensor["shape"]:
         numbers *= int(length)
     if tensor["dtype"] not in _BYTES_OF_DTYPE:
-        raise ModelError(f"{path}: the tensor {name} has the unknown type {tensor['dtype']!r}. {_COMPLETE}")
+        raise ModelError(
+            f"{path}: the tensor {name} has the unknown type {tensor['dtype']!r}. {_COMPLETE}"
+        )
     if end - begin != numbers * _BYTES_OF_DTYPE[tensor["dtype"]]:
-        raise ValueError(f"the tensor {name} has {end - begin} bytes, which its shape {tensor['shape']} contradicts")
+        raise ValueError(
+            f"the tensor {name} has {end - begin} bytes, which its shape {tensor['shape']} contradicts"
+        )
     return end
 
 
 def _shape_problems(files: ModelFiles, tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
     inner = files.config.get("text_config")
     config = inner if isinstance(inner, dict) else files.config
-    vocabulary, width, layers = (config.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers"))
-    embeddings = {name: list(tensor["shape"]) for name, tensor in tensors.items() if _EMBEDDING.search(name)}
+    vocabulary, width, layers = (
+        config.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers")
+    )
+    embeddings = {
+        name: list(tensor["shape"]) for name, tensor in tensors.items() if _EMBEDDING.search(name)
+    }
     has_own_width = any(config.get(key) for key in ("word_embed_proj_dim", "embedding_size"))
     # A model with several parts (speech, vision) may have further embeddings of other shapes.
-    if embeddings and vocabulary and width and not has_own_width and [vocabulary, width] not in embeddings.values():
+    if (
+        embeddings
+        and vocabulary
+        and width
+        and not has_own_width
+        and [vocabulary, width] not in embeddings.values()
+    ):
         name, shape = next(iter(embeddings.items()))
         yield f"the tensor {name} has the shape {shape}, expected [{vocabulary}, {width}]"
     found = {int(match[1]) for name in tensors if (match := _LAYER.search(name))}

@@ -24,12 +24,21 @@ _FLAG_OF_KEY = {
     "judge.path": "--judge-model-path",
     "judge.reward_path": "--rm-checkpoint",
 }
-_SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SPECIAL_TOKEN_KEYS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _DOWNLOAD_PATTERNS = (
     *("*.json", "*.jinja", "*.safetensors", "tokenizer*", "chat_template*"),
-    *("README.md", "LICENSE*"),  # the licence, for the card of a merged model
+    # The licence, for the card of a merged model.
+    *("README.md", "LICENSE*"),
 )
 
 
@@ -77,7 +86,11 @@ class ModelFiles:
 
     @staticmethod
     def from_path(
-        path_or_hub_id: str, *, tokenizer: str | None = None, token: str | None = None, key: str = "model.path"
+        path_or_hub_id: str,
+        *,
+        tokenizer: str | None = None,
+        token: str | None = None,
+        key: str = "model.path",
     ) -> ModelFiles:
         """Read a local folder, the shipped starter (`starter`), a packaged model (`smollm2`) or a hub id.
 
@@ -88,13 +101,18 @@ class ModelFiles:
         """
         folder = _resolve_folder(path_or_hub_id, token, key=key)
         return _read_folder(
-            folder, folder if tokenizer is None else _resolve_folder(tokenizer, token, key="model.tokenizer")
+            folder,
+            folder
+            if tokenizer is None
+            else _resolve_folder(tokenizer, token, key="model.tokenizer"),
         )
 
     @staticmethod
     def from_config(model: ModelConfig, *, key: str = "model.path") -> ModelFiles:
         """Read the model of the settings. Raises as `from_path` does."""
-        return ModelFiles.from_path(model.path, tokenizer=model.tokenizer, token=model.hf_token, key=key)
+        return ModelFiles.from_path(
+            model.path, tokenizer=model.tokenizer, token=model.hf_token, key=key
+        )
 
 
 def _resolve_folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
@@ -109,7 +127,8 @@ def _resolve_folder(name: str, token: str | None, *, key: str = "model.path") ->
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(_DOWNLOAD_PATTERNS), token=token))
-    except Exception as error:  # the hub client raises many kinds; all mean that there is no model
+    except Exception as error:
+        # The hub client raises many kinds; all mean that there is no model.
         raise ModelError(
             f"{key} {name!r} is not a local folder, and downloading it failed: {type(error).__name__}: {error}. "
             "Check the name and the network, or download the model yourself and give its folder."
@@ -144,9 +163,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON ({error}). Is the model folder complete?") from error
+        raise ModelError(
+            f"{path}: cannot be read as JSON ({error}). Is the model folder complete?"
+        ) from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path}: expected a JSON object, got {type(value).__name__}. Is the model folder complete?")
+        raise ModelError(
+            f"{path}: expected a JSON object, got {type(value).__name__}. Is the model folder complete?"
+        )
     return value
 
 
@@ -156,14 +179,15 @@ def _read_folder(folder: Path, tokenizer: Path) -> ModelFiles:
             f"{tokenizer}: no tokenizer.json there. Give a model folder as saved by transformers "
             "(config.json, tokenizer.json, a chat template, *.safetensors)."
         )
-    config, tokenizer_config = (
-        read_json_object(folder / "config.json"),
-        read_json_object(tokenizer / "tokenizer_config.json"),
-    )
+    config = read_json_object(folder / "config.json")
+    tokenizer_config = read_json_object(tokenizer / "tokenizer_config.json")
     generation = read_json_object(folder / "generation_config.json")
     inner = config.get("text_config")
     text_config = inner if isinstance(inner, dict) else config
-    eos = next((e for c in (generation, text_config, config) if (e := c.get("eos_token_id")) is not None), None)
+    eos = next(
+        (e for c in (generation, text_config, config) if (e := c.get("eos_token_id")) is not None),
+        None,
+    )
     context = text_config.get("max_position_embeddings", config.get("max_position_embeddings"))
     return ModelFiles(
         folder=folder,
@@ -202,7 +226,9 @@ def _read_template(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: cannot be read as a template ({error}). Is the model folder complete?") from error
+        raise ModelError(
+            f"{path}: cannot be read as a template ({error}). Is the model folder complete?"
+        ) from error
 
 
 def _read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

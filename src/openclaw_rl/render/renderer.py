@@ -36,8 +36,12 @@ from openclaw_rl.render.tokenizer import CachedTokenizer
 from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.types import Ids, Message
 
-_PROMPT_TAIL_TOKENS = 64  # tokens at the end of a prompt that are searched for an opened reasoning tag
-_PROBE_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+# Tokens at the end of a prompt that are searched for an opened reasoning tag.
+_PROMPT_TAIL_TOKENS = 64
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object"}},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,9 @@ class Renderer:
         self.bridge_unsupported_reason = self._find_bridge_problem(past)
         self.history_description = _describe_history(past, self.bridge_unsupported_reason)
         self._splicer = ReplySplicer(
-            self.tokenizer, self.detokenizer, template_probe.reply_anchors(self._try_render, self.tokenizer.split_text)
+            self.tokenizer,
+            self.detokenizer,
+            template_probe.reply_anchors(self._try_render, self.tokenizer.split_text),
         )
 
     def _find_stop_ids(self) -> tuple[int, ...]:
@@ -89,11 +95,15 @@ class Renderer:
         named = [token_id(t) for t in (*([eos] if eos else []), *self.family.stop_tokens)]
         stops = dict.fromkeys([*self.files.eos_ids, *(i for i in named if i is not None)])
         if not stops:
-            raise ModelError(f"{self.files.folder}: no end-of-turn token (eos_token_id in generation_config.json)")
+            raise ModelError(
+                f"{self.files.folder}: no end-of-turn token (eos_token_id in generation_config.json)"
+            )
         return tuple(stops)
 
     def _make_detokenizer(self, *, tools: bool) -> Detokenizer:
-        return Detokenizer(self.tokenizer.backend, self.stop_token_ids, self.family.kept_tokens(tools=tools))
+        return Detokenizer(
+            self.tokenizer.backend, self.stop_token_ids, self.family.kept_tokens(tools=tools)
+        )
 
     # Whole prompts.
 
@@ -138,7 +148,9 @@ class Renderer:
     ) -> str:
         """Render the conversation as text. Raises `RequestError` if the template rejects it."""
         ready = [self.prepare_message(m) for m in messages]
-        return self.render_text(ready, self.prepare_tools(tools), generation=generation, variables=variables)
+        return self.render_text(
+            ready, self.prepare_tools(tools), generation=generation, variables=variables
+        )
 
     def render_text(
         self,
@@ -167,21 +179,29 @@ class Renderer:
         return self.tokenize(self.text(messages, tools, generation=generation, variables=variables))
 
     def tokenize(self, text: str) -> RenderedPrompt:
-        return RenderedPrompt(prompt_ids=self.tokenizer.encode(text), thinking=self.family.opens_thinking(text))
+        return RenderedPrompt(
+            prompt_ids=self.tokenizer.encode(text), thinking=self.family.opens_thinking(text)
+        )
 
     def opens_thinking(self, prompt_ids: Ids) -> bool:
         """Return `RenderedPrompt.thinking` for existing prompt ids."""
         last = prompt_ids[-_PROMPT_TAIL_TOKENS:].tolist()
-        return self.family.opens_thinking(self.tokenizer.backend.decode(last, skip_special_tokens=False))
+        return self.family.opens_thinking(
+            self.tokenizer.backend.decode(last, skip_special_tokens=False)
+        )
 
     def prepare_cut_message(self, message: Message) -> dict[str, Any]:
         """Return a prepared assistant message after whose text `cut_text` cuts the rendered prompt."""
-        return self.prepare_message({**message, "content": content_text(message.get("content")) + CUT_MARKER})
+        return self.prepare_message(
+            {**message, "content": content_text(message.get("content")) + CUT_MARKER}
+        )
 
     def cut_text(self, text: str) -> str:
         """Return the rendered prompt up to the cut. Raises `RequestError` if the template leaves the message out."""
         if (end := text.rfind(CUT_MARKER)) < 0:
-            raise RequestError("the model's chat template leaves out the message to continue", param="messages")
+            raise RequestError(
+                "the model's chat template leaves out the message to continue", param="messages"
+            )
         return text[:end]
 
     # Bridged prompts.
@@ -197,14 +217,19 @@ class Renderer:
         if self.end_of_turn in str(likeness.get("tool_calls")):
             return None
         try:
-            text = self.text([{"role": "user", "content": "x"}, likeness, *new], [_PROBE_TOOL] if tools else ())
+            text = self.text(
+                [{"role": "user", "content": "x"}, likeness, *new], [_PROBE_TOOL] if tools else ()
+            )
         except RequestError:
-            return None  # the caller renders the whole conversation, which reports the error
+            # The caller renders the whole conversation, which reports the error.
+            return None
         cut = text.find(CUT_MARKER)
         end = text.find(self.end_of_turn, cut) if cut >= 0 else -1
         return text[end + len(self.end_of_turn) :] if end >= 0 else None
 
-    def bridge_prompt(self, prompt_ids: Ids, response_ids: Ids, new: RenderedPrompt) -> RenderedPrompt | None:
+    def bridge_prompt(
+        self, prompt_ids: Ids, response_ids: Ids, new: RenderedPrompt
+    ) -> RenderedPrompt | None:
         """Concatenate stored ids, an end-of-turn token if the reply was cut short, and `new` (ids of `text_after`).
 
         None if the reply ended with another stop token than the template's: the template then writes another history.
@@ -214,7 +239,9 @@ class Renderer:
         if last != end and last in self.stop_token_ids:
             return None
         closing = np.array([] if last == end else [end], dtype=np.int32)
-        ids = np.concatenate([prompt_ids, response_ids, closing, new.prompt_ids]).astype(np.int32, copy=False)
+        ids = np.concatenate([prompt_ids, response_ids, closing, new.prompt_ids]).astype(
+            np.int32, copy=False
+        )
         return RenderedPrompt(prompt_ids=ids, thinking=new.thinking)
 
     def make_sampled_reply(self, response_ids: Ids, reasoning: str) -> SampledReply | None:
@@ -228,7 +255,9 @@ class Renderer:
         """
         return self._splicer.splice(text, replies)
 
-    def _try_render(self, messages: Sequence[Message], tools: ToolList, generation: bool) -> str | None:
+    def _try_render(
+        self, messages: Sequence[Message], tools: ToolList, generation: bool
+    ) -> str | None:
         try:
             return self.text(messages, tools, generation=generation)
         except RequestError:
@@ -247,7 +276,8 @@ class Renderer:
         for messages, tools in template_probe.sample_conversations():
             whole = self._try_render(messages, tools, True)
             if whole is None:
-                continue  # this template supports no tools or no system message
+                # This template supports no tools or no system message.
+                continue
             for at, message in enumerate(messages):
                 if message["role"] == "assistant":
                     tried += 1
@@ -257,13 +287,20 @@ class Renderer:
 
     def _find_end_of_turn(self) -> str | None:
         text = self._try_render(
-            [{"role": "user", "content": "x"}, {"role": "assistant", "content": CUT_MARKER}], (), False
+            [{"role": "user", "content": "x"}, {"role": "assistant", "content": CUT_MARKER}],
+            (),
+            False,
         )
         if text is None:
             return None
         after = text[text.find(CUT_MARKER) + len(CUT_MARKER) :].lstrip()
         return next(
-            (t for t, i in self.tokenizer.special_ids.items() if i in self.stop_token_ids and after.startswith(t)), None
+            (
+                t
+                for t, i in self.tokenizer.special_ids.items()
+                if i in self.stop_token_ids and after.startswith(t)
+            ),
+            None,
         )
 
     def _is_composable(self, messages: list[Message], tools: ToolList, at: int, whole: str) -> bool:
@@ -281,7 +318,9 @@ class Renderer:
     ) -> ReplyDecoder:
         """Return a new decoder for the tokens of one reply."""
         stream = (self.detokenizer if tools else self._detokenizer_without_tools).new_stream()
-        return ReplyDecoder(stream, self.family.new_parser(thinking=thinking, tools=tools), stops, min_tokens)
+        return ReplyDecoder(
+            stream, self.family.new_parser(thinking=thinking, tools=tools), stops, min_tokens
+        )
 
     def new_text_decoder(self, stops: Sequence[str]) -> ReplyDecoder:
         """Return a new decoder for a text completion, in which tags have no meaning."""

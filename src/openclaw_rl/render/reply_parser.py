@@ -22,7 +22,11 @@ class ToolCall(NamedTuple):
 
     def to_openai(self) -> dict[str, Any]:
         """Return the call as in an OpenAI assistant message."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
 
 
 class Delta(NamedTuple):
@@ -39,7 +43,9 @@ class Delta(NamedTuple):
         """Return this delta and a later one combined."""
         if not later:
             return self
-        return Delta(self.content + later.content, self.reasoning + later.reasoning, self.calls + later.calls)
+        return Delta(
+            self.content + later.content, self.reasoning + later.reasoning, self.calls + later.calls
+        )
 
 
 def partial_match_length(text: str, tags: Sequence[str]) -> int:
@@ -73,7 +79,8 @@ class StopStringFilter:
         return text[:cut], False
 
     def flush(self) -> str:
-        held, self._buffer = self._buffer, ""
+        held = self._buffer
+        self._buffer = ""
         return held
 
 
@@ -111,7 +118,10 @@ class ReplyParser(ABC):
     def to_message(self) -> dict[str, Any]:
         """Return the assistant message delivered so far."""
         content = self.content
-        out: dict[str, Any] = {"role": "assistant", "content": content if content or not self.calls else None}
+        out: dict[str, Any] = {
+            "role": "assistant",
+            "content": content if content or not self.calls else None,
+        }
         if self._reasoning:
             out["reasoning_content"] = self.reasoning
         if self.calls:
@@ -126,7 +136,8 @@ class ReplyParser(ABC):
 
     def _take_delta(self) -> Delta:
         """Return and record everything since the last call."""
-        delta, self._pending = self._pending, Delta()
+        delta = self._pending
+        self._pending = Delta()
         if delta.content:
             self._content.append(delta.content)
         if delta.reasoning:
@@ -153,15 +164,22 @@ class PlainTextParser(ReplyParser):
 class ReplyDecoder:
     """Convert response tokens to deltas: detokenization, stop strings and parsing combined."""
 
-    def __init__(self, stream: TextStream, parser: ReplyParser, stops: Sequence[str], min_tokens: int = 0) -> None:
+    def __init__(
+        self, stream: TextStream, parser: ReplyParser, stops: Sequence[str], min_tokens: int = 0
+    ) -> None:
         """`min_tokens`: number of tokens in whose text no stop string is searched for."""
-        self._stream, self._min_tokens = stream, min_tokens
+        self._stream = stream
+        self._min_tokens = min_tokens
         self._stops = StopStringFilter(stops) if stops else None
         self.parser = parser
-        self.token_count = 0  # number of tokens pushed
-        self.tokens_to_keep: int | None = None  # number of tokens up to the one that completed a stop string
-        self._token_starts: list[int] = []  # character offset of each token, recorded only with stop strings
-        self._pushed_chars = self._certain_chars = 0  # characters pushed; of them, characters outside any stop string
+        # Number of tokens pushed.
+        self.token_count = 0
+        # Number of tokens up to the one that completed a stop string.
+        self.tokens_to_keep: int | None = None
+        # Character offset of each token, recorded only with stop strings.
+        self._token_starts: list[int] = []
+        # Characters pushed; of them, characters outside any stop string.
+        self._pushed_chars = self._certain_chars = 0
         self._finished = False
 
     @property
@@ -177,7 +195,8 @@ class ReplyDecoder:
 
     def push(self, ids: Sequence[int]) -> Delta:
         """Return the delta of these tokens; empty after a stop string."""
-        seen, self.token_count = self.token_count, self.token_count + len(ids)
+        seen = self.token_count
+        self.token_count = self.token_count + len(ids)
         if self._stops is None:
             return self.parser.push(self._stream.push(ids))
         if self.is_stopped:
@@ -188,7 +207,8 @@ class ReplyDecoder:
             sure, hit = self._stops.push(new) if seen + n >= self._min_tokens else (new, False)
             text += sure
             self._token_starts.append(self._pushed_chars)
-            self._pushed_chars, self._certain_chars = self._pushed_chars + len(new), self._certain_chars + len(sure)
+            self._pushed_chars = self._pushed_chars + len(new)
+            self._certain_chars = self._certain_chars + len(sure)
             if hit:
                 self.tokens_to_keep = seen + n + 1
                 break
@@ -196,7 +216,8 @@ class ReplyDecoder:
 
     def finish(self) -> Delta:
         """End the reply: return all text that was held back, and nothing after a stop string."""
-        rest, self._finished = "", True
+        rest = ""
+        self._finished = True
         if not self.is_stopped:
             rest = self._stream.flush()
             if self._stops is not None:

@@ -23,7 +23,8 @@ class SampledReply:
     """A sampled reply without its final stop token. `reasoning`: as it was sent to the client."""
 
     def __init__(self, ids: Ids, reasoning: str, detokenizer: Detokenizer) -> None:
-        self.ids = ids  # [R]
+        # [R]
+        self.ids = ids
         self.reasoning = reasoning
         self._detokenizer = detokenizer
 
@@ -33,7 +34,9 @@ class SampledReply:
 
         The second one, if it differs, is without the control tokens that a client is not sent.
         """
-        whole = str(self._detokenizer.tokenizer.decode(self.ids.tolist(), skip_special_tokens=False))
+        whole = str(
+            self._detokenizer.tokenizer.decode(self.ids.tolist(), skip_special_tokens=False)
+        )
         if self._detokenizer.skipped_ids.isdisjoint(self.ids.tolist()):
             return (whole,)
         stream = self._detokenizer.new_stream()
@@ -47,16 +50,27 @@ class SampledReply:
 class ReplySplicer:
     """Find sampled replies in prompts. `anchors`: texts that the template writes directly before a reply."""
 
-    def __init__(self, tokens: CachedTokenizer, detokenizer: Detokenizer, anchors: Sequence[str]) -> None:
-        self._tokens, self._detokenizer = tokens, detokenizer
-        self._anchors = tuple(anchors) if tokens.is_segmented and detokenizer.is_context_free else ()
+    def __init__(
+        self, tokens: CachedTokenizer, detokenizer: Detokenizer, anchors: Sequence[str]
+    ) -> None:
+        self._tokens = tokens
+        self._detokenizer = detokenizer
+        self._anchors = (
+            tuple(anchors) if tokens.is_segmented and detokenizer.is_context_free else ()
+        )
 
-    def make_sampled_reply(self, response_ids: Ids, reasoning: str, stops: Collection[int]) -> SampledReply | None:
+    def make_sampled_reply(
+        self, response_ids: Ids, reasoning: str, stops: Collection[int]
+    ) -> SampledReply | None:
         if not self._anchors:
             return None
         ended = len(response_ids) > 0 and int(response_ids[-1]) in stops
         ids = response_ids[:-1] if ended else response_ids
-        return SampledReply(np.array(ids, dtype=np.int32), reasoning, self._detokenizer) if len(ids) else None
+        return (
+            SampledReply(np.array(ids, dtype=np.int32), reasoning, self._detokenizer)
+            if len(ids)
+            else None
+        )
 
     def splice(self, text: str, replies: Sequence[SampledReply]) -> list[PromptPiece]:
         if not replies:
@@ -69,15 +83,20 @@ class ReplySplicer:
             for n, at in enumerate(spots):
                 if (end := self._find_end(text, unmarked, reply, at)) is not None:
                     pieces += [text[place:at], reply.ids]
-                    place, spots = end, [later for later in spots[n + 1 :] if later >= end]
+                    place = end
+                    spots = [later for later in spots[n + 1 :] if later >= end]
                     break
         return [*pieces, text[place:]]
 
-    def _find_end(self, text: str, unmarked: _UnmarkedText, reply: SampledReply, at: int) -> int | None:
+    def _find_end(
+        self, text: str, unmarked: _UnmarkedText, reply: SampledReply, at: int
+    ) -> int | None:
         """Return where the reply ends if it starts at `at`, else None."""
         ends = (unmarked.find_end(said, at) for said in reply.texts)
         # A special token must follow, so that the reply's last tokens are independent.
-        return next((end for end in ends if end is not None and self._tokens.is_special_at(text, end)), None)
+        return next(
+            (end for end in ends if end is not None and self._tokens.is_special_at(text, end)), None
+        )
 
     def _reply_starts(self, text: str) -> list[int]:
         """Return the sorted offsets at which a reply can start."""
@@ -96,7 +115,8 @@ class _UnmarkedText:
     def __init__(self, text: str) -> None:
         self._text = remove_marks(text)
         self._marks = [m.start() for m in _MARK_PATTERN.finditer(text)]
-        self._unmarked = [at - n * len(LITERAL_MARK) for n, at in enumerate(self._marks)]  # their offsets in `_text`
+        # Their offsets in `_text`.
+        self._unmarked = [at - n * len(LITERAL_MARK) for n, at in enumerate(self._marks)]
 
     def find_end(self, reply: str, at: int) -> int | None:
         """Return where `reply` ends if it starts at `at`, else None. A mark at its end is part of it."""

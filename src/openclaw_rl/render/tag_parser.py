@@ -26,7 +26,12 @@ class TagParser(ReplyParser):
     """
 
     def __init__(
-        self, think: ThinkTags, *, thinking: bool, reader: CallReader | None, hidden: tuple[str, ...] = ()
+        self,
+        think: ThinkTags,
+        *,
+        thinking: bool,
+        reader: CallReader | None,
+        hidden: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         self._open_think, self._close_think = think
@@ -38,10 +43,14 @@ class TagParser(ReplyParser):
         self._state = _ParserState.BEGIN
         self._initial_state = _ParserState.REASONING if thinking else _ParserState.CONTENT
         self._buffer = ""
-        self._space_before_call = ""  # white space before the current call
-        self._trim_newlines = thinking  # drop newlines at the start of reasoning and after it
-        self._no_content_yet = True  # so far only reasoning and calls
-        self._optional_closer = ""  # optional closing tag of the call that was just read
+        # White space before the current call.
+        self._space_before_call = ""
+        # Drop newlines at the start of reasoning and after it.
+        self._trim_newlines = thinking
+        # So far only reasoning and calls.
+        self._no_content_yet = True
+        # Optional closing tag of the call that was just read.
+        self._optional_closer = ""
 
     @property
     def in_reasoning(self) -> bool:
@@ -58,7 +67,9 @@ class TagParser(ReplyParser):
 
     def _is_plain_content(self, text: str) -> bool:
         """Fast path: whether `text` is plain content without any tag, as most text of a reply is."""
-        idle = self._state is _ParserState.CONTENT and not (self._buffer or self._trim_newlines or self._no_content_yet)
+        idle = self._state is _ParserState.CONTENT and not (
+            self._buffer or self._trim_newlines or self._no_content_yet
+        )
         held_back = self._reader is not None and text[-1:].isspace()
         return idle and bool(text) and self._tag_first_chars.isdisjoint(text) and not held_back
 
@@ -68,7 +79,8 @@ class TagParser(ReplyParser):
             while self._step():
                 pass
         after_call = self._state is _ParserState.CONTENT and (self._pending.calls or self.calls)
-        if not after_call or self._strip_separators(self._buffer):  # drop white space after the last call
+        # Drop white space after the last call.
+        if not after_call or self._strip_separators(self._buffer):
             self._state = self._initial_state if self._state is _ParserState.BEGIN else self._state
             self._emit_text(self._buffer)
         self._buffer = ""
@@ -79,7 +91,9 @@ class TagParser(ReplyParser):
             text = text.lstrip("\n")
         if text:
             self._trim_newlines = False
-            self._no_content_yet = self._no_content_yet and (self._state is _ParserState.REASONING or not text.strip())
+            self._no_content_yet = self._no_content_yet and (
+                self._state is _ParserState.REASONING or not text.strip()
+            )
             self._append_text(text, reasoning=self._state is _ParserState.REASONING)
 
     def _step(self) -> bool:
@@ -99,7 +113,8 @@ class TagParser(ReplyParser):
         start = self._buffer.lstrip()
         if start.startswith(self._open_think):
             self._buffer = start[len(self._open_think) :]
-            self._state, self._trim_newlines = _ParserState.REASONING, True
+            self._state = _ParserState.REASONING
+            self._trim_newlines = True
             return True
         if self._open_think.startswith(start):
             return False
@@ -109,19 +124,26 @@ class TagParser(ReplyParser):
     def _read_reasoning(self) -> bool:
         """Emit the reasoning before its closing tag; newlines before the tag belong to the tag."""
         at = self._buffer.find(self._close_think)
-        end = at if at >= 0 else len(self._buffer) - partial_match_length(self._buffer, (self._close_think,))
+        end = (
+            at
+            if at >= 0
+            else len(self._buffer) - partial_match_length(self._buffer, (self._close_think,))
+        )
         kept = len(self._buffer[:end].rstrip("\n"))
         self._emit_text(self._buffer[:kept])
         if at < 0:
             self._buffer = self._buffer[kept:]
             return False
         self._buffer = self._buffer[at + len(self._close_think) :]
-        self._state, self._trim_newlines = _ParserState.CONTENT, True
+        self._state = _ParserState.CONTENT
+        self._trim_newlines = True
         return True
 
     def _strip_separators(self, text: str) -> str:
         """Return `text` without leading white space and separators between calls."""
-        loose = self._reader.separators if self._reader and (self._pending.calls or self.calls) else ""
+        loose = (
+            self._reader.separators if self._reader and (self._pending.calls or self.calls) else ""
+        )
         while (shorter := text.lstrip().lstrip(loose or None)) != text:
             text = shorter
         return text
@@ -141,7 +163,9 @@ class TagParser(ReplyParser):
         if not start:
             return False
         if start.startswith(self._reader.at_start):
-            self._state, self._space_before_call, self._buffer = _ParserState.CALL, self._buffer[: -len(start)], start
+            self._state = _ParserState.CALL
+            self._space_before_call = self._buffer[: -len(start)]
+            self._buffer = start
             return True
         return self._read_content()
 
@@ -160,7 +184,8 @@ class TagParser(ReplyParser):
             self._buffer = self._buffer[kept:]
             return False
         if mark in self._openers:
-            self._state, self._space_before_call = _ParserState.CALL, self._buffer[kept:at]
+            self._state = _ParserState.CALL
+            self._space_before_call = self._buffer[kept:at]
             self._buffer = self._buffer[at:]
         else:
             self._emit_text(self._buffer[kept:at])
@@ -175,8 +200,12 @@ class TagParser(ReplyParser):
         if not found.calls:
             self._reject_call(found.end)
             return True
-        self._state, self._space_before_call, self._buffer = _ParserState.CONTENT, "", self._buffer[found.end :]
-        self._trim_newlines, self._no_content_yet, self._optional_closer = False, True, self._reader.closer
+        self._state = _ParserState.CONTENT
+        self._space_before_call = ""
+        self._buffer = self._buffer[found.end :]
+        self._trim_newlines = False
+        self._no_content_yet = True
+        self._optional_closer = self._reader.closer
         self._append_calls(found.calls)
         return True
 
@@ -186,7 +215,9 @@ class TagParser(ReplyParser):
         marks = (self._buffer.find(m, len(opener), end) for m in self._tags)
         end = max(min([end, *(at for at in marks if at >= 0)]), len(opener))
         said = self._buffer[len(opener) : end] if opener in self._hidden else self._buffer[:end]
-        gap, self._space_before_call = self._space_before_call, ""
-        self._state, self._buffer = _ParserState.CONTENT, self._buffer[end:]
+        gap = self._space_before_call
+        self._space_before_call = ""
+        self._state = _ParserState.CONTENT
+        self._buffer = self._buffer[end:]
         self._no_content_yet = False
         self._emit_text(gap + said)

@@ -20,7 +20,11 @@ SYSTEM_MESSAGE: Message = {"role": "system", "content": "s1"}
 FIRST_REQUEST: Message = {"role": "user", "content": "u1"}
 PLAIN_REPLY: Message = {"role": "assistant", "content": "a1"}
 SECOND_REQUEST: Message = {"role": "user", "content": "u2\n"}
-REPLY_WITH_REASONING: Message = {"role": "assistant", "content": "a1", "reasoning_content": _THOUGHT_MARKER}
+REPLY_WITH_REASONING: Message = {
+    "role": "assistant",
+    "content": "a1",
+    "reasoning_content": _THOUGHT_MARKER,
+}
 
 
 def _make_call(number: int) -> dict[str, Any]:
@@ -30,20 +34,38 @@ def _make_call(number: int) -> dict[str, Any]:
 
 def _make_tool(name: str) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {"k": {"type": "string"}}}
-    return {"type": "function", "function": {"name": name, "description": "e", "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": "e", "parameters": parameters},
+    }
 
 
 PROBE_TOOLS = [_make_tool(name) for name in _TOOL_NAMES]
 REPLY_WITH_ONE_CALL: Message = {"role": "assistant", "content": "", "tool_calls": [_make_call(0)]}
-REPLY_WITH_TWO_CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_make_call(0), _make_call(1)]}
-FIRST_RESULT: Message = {"role": "tool", "content": "r1", "tool_call_id": "callabc10", "name": _TOOL_NAMES[0]}
-SECOND_RESULT: Message = {"role": "tool", "content": "r2", "tool_call_id": "callabc11", "name": _TOOL_NAMES[1]}
+REPLY_WITH_TWO_CALLS: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [_make_call(0), _make_call(1)],
+}
+FIRST_RESULT: Message = {
+    "role": "tool",
+    "content": "r1",
+    "tool_call_id": "callabc10",
+    "name": _TOOL_NAMES[0],
+}
+SECOND_RESULT: Message = {
+    "role": "tool",
+    "content": "r2",
+    "tool_call_id": "callabc11",
+    "name": _TOOL_NAMES[1],
+}
 
 
 def sample_conversations() -> list[tuple[list[Message], ToolList]]:
     """Return conversations for testing whether a rendered conversation can be built turn by turn."""
     both: Message = {**REPLY_WITH_TWO_CALLS, "content": "c"}
-    start, again = [SYSTEM_MESSAGE, FIRST_REQUEST], [PLAIN_REPLY, SECOND_REQUEST]
+    start = [SYSTEM_MESSAGE, FIRST_REQUEST]
+    again = [PLAIN_REPLY, SECOND_REQUEST]
     return [
         ([FIRST_REQUEST, *again], ()),
         ([*start, *again, *again], ()),
@@ -83,7 +105,9 @@ def _probe_reasoning(text: RenderFunction, family: ModelFamily) -> str:
     opens = family.opens_thinking(text([FIRST_REQUEST], (), True) or "")
     if earlier or not (last or loop or opens):
         return ""
-    return "drops the reasoning of earlier turns" + (" (keeps it inside a tool loop)" if loop else "")
+    return "drops the reasoning of earlier turns" + (
+        " (keeps it inside a tool loop)" if loop else ""
+    )
 
 
 def _probe_calls(text: RenderFunction, family: ModelFamily) -> str:
@@ -92,10 +116,15 @@ def _probe_calls(text: RenderFunction, family: ModelFamily) -> str:
     before = text([FIRST_REQUEST], PROBE_TOOLS, False)
     plain = text([FIRST_REQUEST, PLAIN_REPLY, SECOND_REQUEST], PROBE_TOOLS, False)
     if whole is None or before is None or plain is None:
-        return ""  # this template does not support tools
+        # This template does not support tools.
+        return ""
     read = _count_calls_read(text, family, REPLY_WITH_ONE_CALL, [FIRST_RESULT])
     if read < 1:
-        return "rewrites tool calls" if _TOOL_NAMES[0] in _after_common_prefix(whole, before) else "drops tool calls"
+        return (
+            "rewrites tool calls"
+            if _TOOL_NAMES[0] in _after_common_prefix(whole, before)
+            else "drops tool calls"
+        )
     both = _count_calls_read(text, family, REPLY_WITH_TWO_CALLS, [FIRST_RESULT, SECOND_RESULT])
     return "keeps only one of several tool calls" if both == 1 else ""
 
@@ -105,15 +134,20 @@ def _after_common_prefix(whole: str, before: str) -> str:
     return whole[len(list(same)) :]
 
 
-def _count_calls_read(text: RenderFunction, family: ModelFamily, reply: Message, results: Sequence[Message]) -> int:
+def _count_calls_read(
+    text: RenderFunction, family: ModelFamily, reply: Message, results: Sequence[Message]
+) -> int:
     """Return how many of the reply's calls the parser reads back from the rendered text; -1 if it is rejected."""
     whole = text([FIRST_REQUEST, reply, *results], PROBE_TOOLS, False)
     opening = text([FIRST_REQUEST], PROBE_TOOLS, True)
     if whole is None or opening is None:
         return -1
-    if not whole.startswith(opening):  # the generation prompt opens reasoning, which earlier replies do not have
+    # The generation prompt opens reasoning, which earlier replies do not have.
+    if not whole.startswith(opening):
         opening = text([FIRST_REQUEST], PROBE_TOOLS, False) or ""
-    said = whole[len(opening) :] if whole.startswith(opening) else _after_common_prefix(whole, opening)
+    said = (
+        whole[len(opening) :] if whole.startswith(opening) else _after_common_prefix(whole, opening)
+    )
     parser = family.new_parser(thinking=False, tools=PROBE_TOOLS)
     parser.push(said)
     parser.finish()
@@ -129,8 +163,11 @@ def reply_anchors(text: RenderFunction, split: Callable[[str], list[str]]) -> tu
         ([FIRST_REQUEST, REPLY_WITH_ONE_CALL, FIRST_RESULT], PROBE_TOOLS),
     ]
     for before, tools in shapes:
-        closed, opened = text(before, tools, False), text(before, tools, True)
-        whole = text([*before, {"role": "assistant", "content": CUT_MARKER}, SECOND_REQUEST], tools, True)
+        closed = text(before, tools, False)
+        opened = text(before, tools, True)
+        whole = text(
+            [*before, {"role": "assistant", "content": CUT_MARKER}, SECOND_REQUEST], tools, True
+        )
         ends = [opened] if opened else []
         if whole and CUT_MARKER in whole:
             ends.append(whole[: whole.index(CUT_MARKER)])
@@ -143,5 +180,6 @@ def reply_anchors(text: RenderFunction, split: Callable[[str], list[str]]) -> tu
 
 
 def _last_special(end: str, split: Callable[[str], list[str]]) -> str:
-    pieces = split(end)  # text and special tokens alternate, text is first and last
+    # Text and special tokens alternate, text is first and last.
+    pieces = split(end)
     return "".join(pieces[-2:]) if len(pieces) >= 3 else ""

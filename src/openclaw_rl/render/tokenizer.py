@@ -22,8 +22,10 @@ from openclaw_rl.types import Ids
 log = logging.getLogger(__name__)
 
 CACHE_CHARS = 16 * 2**20
-_SLICE_CHARS = 32 * 1024  # characters that are tokenized at once where only a limit is checked
-_MAX_MERGED_TOKENS = 8 + len(LITERAL_MARK)  # tokens that joining two slices may save; a mark may be cut in two
+# Characters that are tokenized at once where only a limit is checked.
+_SLICE_CHARS = 32 * 1024
+# Tokens that joining two slices may save; a mark may be cut in two.
+_MAX_MERGED_TOKENS = 8 + len(LITERAL_MARK)
 _PROBE_TEXT = " a b\n<x>\n\n  c, d'll 12345 \u00e9\u4f60\U0001f600 \t"
 
 
@@ -43,20 +45,29 @@ class CachedTokenizer:
             if is_control_token(t.content, special=t.special)
         }
         self._control_id_set = frozenset(self.control_ids.values())
-        first, then = normalizers.Replace(LITERAL_MARK, ""), self.backend.normalizer
+        first = normalizers.Replace(LITERAL_MARK, "")
+        then = self.backend.normalizer
         self.backend.normalizer = first if then is None else normalizers.Sequence([first, then])
         self.special_ids: dict[str, int] = _find_splitting_tokens(self.backend)
         self._specials = {t: _pack_ids([i]) for t, i in self.special_ids.items()}
         self._pattern = re.compile(
-            "(" + "|".join(re.escape(t) for t in sorted(self.special_ids, key=len, reverse=True)) + ")"
+            "("
+            + "|".join(re.escape(t) for t in sorted(self.special_ids, key=len, reverse=True))
+            + ")"
         )
-        self._cache: TwoGenerationLRU[str, bytes] = TwoGenerationLRU(cache_chars, lambda text, ids: len(text))
+        self._cache: TwoGenerationLRU[str, bytes] = TwoGenerationLRU(
+            cache_chars, lambda text, ids: len(text)
+        )
         self.is_segmented = bool(self.special_ids) and self._check_segmented()
         if not self.is_segmented:
-            log.info("tokenizer: text between special tokens is not independent, so prompts are tokenized whole")
+            log.info(
+                "tokenizer: text between special tokens is not independent, so prompts are tokenized whole"
+            )
 
     def _check_segmented(self) -> bool:
-        if '"prepend_scheme": "first"' in json.dumps(json.loads(self.backend.to_str()).get("pre_tokenizer")):
+        if '"prepend_scheme": "first"' in json.dumps(
+            json.loads(self.backend.to_str()).get("pre_tokenizer")
+        ):
             return False
         for token in self.special_ids:
             text = _probe_text(token)
@@ -85,12 +96,14 @@ class CachedTokenizer:
 
     def count_uncached_chars(self, pieces: Sequence[str]) -> int:
         """Return the number of characters in pieces that are not cached."""
-        known, cached = self._specials, self._cache.get
+        known = self._specials
+        cached = self._cache.get
         return sum(len(piece) for piece in pieces if piece not in known and cached(piece) is None)
 
     def join_ids(self, pieces: Sequence[str]) -> Ids:
         """Return the ids [n] of the pieces; special tokens become their special ids."""
-        specials, cached = self._specials, self._cache.get
+        specials = self._specials
+        cached = self._cache.get
         found = [specials.get(p) or cached(p) or self._encode_piece(p) for p in pieces]
         return np.frombuffer(b"".join(found), dtype=np.int32)
 
@@ -116,8 +129,11 @@ class CachedTokenizer:
     def longest_token_bytes(self) -> int | None:
         """Upper bound of the bytes of text that one token can stand for; None if there is no bound."""
         model = self.backend.model
-        if getattr(model, "unk_token", None) is not None and not getattr(model, "byte_fallback", False):
-            return None  # a word of any length can become the unknown token
+        if getattr(model, "unk_token", None) is not None and not getattr(
+            model, "byte_fallback", False
+        ):
+            # A word of any length can become the unknown token.
+            return None
         return max(len(token.encode()) for token in self.backend.get_vocab(with_added_tokens=True))
 
     def _encode_piece(self, text: str) -> bytes:
@@ -129,7 +145,8 @@ class CachedTokenizer:
 
     def _encode_uncached(self, text: str) -> bytes:
         stop_if_cancelled()
-        if len(text) > 1024:  # encode_batch releases the GIL, encode does not
+        # encode_batch releases the GIL, encode does not.
+        if len(text) > 1024:
             return _pack_ids(self.backend.encode_batch([text], add_special_tokens=False)[0].ids)
         return _pack_ids(self.backend.encode(text, add_special_tokens=False).ids)
 
@@ -141,8 +158,11 @@ def _pack_ids(ids: Sequence[int]) -> bytes:
 def _load_tokenizer(files: ModelFiles) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(files.tokenizer_file))
-    except Exception as error:  # the library raises bare Exception for every broken file
-        raise ModelError(f"{files.tokenizer_file}: cannot be read as a tokenizer: {error}") from error
+    except Exception as error:
+        # The library raises bare Exception for every broken file.
+        raise ModelError(
+            f"{files.tokenizer_file}: cannot be read as a tokenizer: {error}"
+        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     for wanted, entry in (files.tokenizer_config.get("added_tokens_decoder") or {}).items():
@@ -155,7 +175,11 @@ def _add_token(tokenizer: Tokenizer, wanted: int, entry: dict[str, Any], files: 
     content = str(entry["content"])
     if tokenizer.token_to_id(content) is not None:
         return
-    flags = {k: bool(entry[k]) for k in ("lstrip", "rstrip", "single_word", "normalized", "special") if k in entry}
+    flags = {
+        k: bool(entry[k])
+        for k in ("lstrip", "rstrip", "single_word", "normalized", "special")
+        if k in entry
+    }
     tokenizer.add_tokens([AddedToken(content, **flags)])
     if tokenizer.token_to_id(content) != wanted:
         raise ModelError(
@@ -174,7 +198,11 @@ def _split_raw_text(tokenizer: Tokenizer) -> Tokenizer:
     Returns `tokenizer` if that changes the ids of a probe: its normaliser then acts on the text around the tokens.
     """
     added = tokenizer.get_added_tokens_decoder()
-    late = {t.content for t in added.values() if t.normalized and is_control_token(t.content, special=t.special)}
+    late = {
+        t.content
+        for t in added.values()
+        if t.normalized and is_control_token(t.content, special=t.special)
+    }
     if not late:
         return tokenizer
     raw = json.loads(tokenizer.to_str())

@@ -17,15 +17,23 @@ import msgspec
 
 from openclaw_rl.render.reply_parser import ToolCall
 
-_id_generator = random.Random(random.SystemRandom().getrandbits(256))  # ids only have to be unique
-CALL, END_CALL = "<tool_call>", "</tool_call>"
-TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+# Ids only have to be unique.
+_id_generator = random.Random(random.SystemRandom().getrandbits(256))
+CALL = "<tool_call>"
+END_CALL = "</tool_call>"
+TOOL_CALLS = "[TOOL_CALLS]"
+ARGS = "[ARGS]"
+CALL_ID = "[CALL_ID]"
 PYTHON_TAG = "<|python_tag|>"
-DS_CALLS, DS_END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-DS_CALL, DS_END_CALL, DS_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+DS_CALLS = "<｜tool▁calls▁begin｜>"
+DS_END_CALLS = "<｜tool▁calls▁end｜>"
+DS_CALL = "<｜tool▁call▁begin｜>"
+DS_END_CALL = "<｜tool▁call▁end｜>"
+DS_SEP = "<｜tool▁sep｜>"
 ToolList = Sequence[Mapping[str, Any]]
 """Tool definitions in the format of chat completions."""
-MAX_NAME_CHARS = 256  # longer text is not a name
+# Longer text is not a name.
+MAX_NAME_CHARS = 256
 
 
 def new_call_id() -> str:
@@ -51,7 +59,8 @@ def _arguments_text(raw: bytes) -> str | None:
     """Return the JSON text of an arguments object as the model wrote it; None if it is not an object."""
     try:
         value = msgspec.json.decode(raw)
-        if isinstance(value, str):  # some models encode the arguments as a JSON string
+        # Some models encode the arguments as a JSON string.
+        if isinstance(value, str):
             raw = _to_bytes(value)
             value = msgspec.json.decode(raw)
         return raw.decode("utf-8") if isinstance(value, dict) else None
@@ -127,23 +136,28 @@ def _ends_in_string(body: str) -> bool:
 class _JsonCallReader(CallReader):
     """Base of readers whose calls end where their JSON ends."""
 
-    _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
+    _OUTSIDE = re.compile(r'["{}\[\]]')
+    _INSIDE = re.compile(r'["\\]')
 
     def __init__(self) -> None:
-        self._offset = self._depth = 0  # depth 0: no JSON has begun
+        # Depth 0: no JSON has begun.
+        self._offset = self._depth = 0
         self._in_string = False
 
     def _find_json_end(self, text: str, start: int) -> int | None:
         """Return the end of the JSON object or array at `start` of a growing text, which is read only once."""
         if not self._depth:
             self._offset = start
-        while found := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._offset):
+        while found := (self._INSIDE if self._in_string else self._OUTSIDE).search(
+            text, self._offset
+        ):
             mark = found[0]
             if mark == "\\":
                 if found.end() == len(text):
                     self._offset = found.start()
                     return None
-                self._offset = found.end() + 1  # skip the escaped character
+                # Skip the escaped character.
+                self._offset = found.end() + 1
                 continue
             self._offset = found.end()
             if mark == '"':
@@ -218,13 +232,16 @@ class DeepSeekCallReader(CallReader):
 
     openers = (DS_CALLS,)
     hidden_tokens = (DS_CALLS, DS_END_CALLS, DS_CALL, DS_END_CALL, DS_SEP)
-    _FENCED_PATTERN = re.compile(r"([^\n]+)\n```json\n(.*)\n```", re.DOTALL)  # DeepSeek V3: type, then name and a fence
+    _FENCED_PATTERN = re.compile(
+        r"([^\n]+)\n```json\n(.*)\n```", re.DOTALL
+    )  # DeepSeek V3: type, then name and a fence
 
     def read(self, text: str) -> CallMatch | None:
         at = text.find(DS_END_CALLS)
         if at < 0:
             return None
-        calls, rest = list[ToolCall | None](), text[len(DS_CALLS) : at].strip()
+        calls = list[ToolCall | None]()
+        rest = text[len(DS_CALLS) : at].strip()
         while rest.startswith(DS_CALL):
             kind, _, after = rest.removeprefix(DS_CALL).partition(DS_SEP)
             body, closed, after = after.partition(DS_END_CALL)

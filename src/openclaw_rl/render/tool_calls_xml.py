@@ -12,10 +12,12 @@ import msgspec
 from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.render.tool_calls import CALL, END_CALL, CallMatch, CallReader, ToolList, make_call
 
-_OPEN, _CLOSE = "<function=", "</function>"
+_OPEN = "<function="
+_CLOSE = "</function>"
 _FUNCTION_PATTERN = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER_PATTERN = re.compile(
-    r"\s*<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>\s*(?=<parameter=|\Z)|\n(?=<parameter=)|\Z)", re.DOTALL
+    r"\s*<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>\s*(?=<parameter=|\Z)|\n(?=<parameter=)|\Z)",
+    re.DOTALL,
 )
 _PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -25,7 +27,8 @@ _PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
 }
-_PYTHON_LITERALS = {"True": True, "False": False, "None": None}  # templates write earlier calls with Python literals
+# Templates write earlier calls with Python literals.
+_PYTHON_LITERALS = {"True": True, "False": False, "None": None}
 
 
 class XmlCallReader(CallReader):
@@ -53,13 +56,19 @@ class XmlCallReader(CallReader):
             return None
         body = text[start:at] if start else text[: at + len(end)]
         call = self._parse_call(body)
-        return CallMatch(len(CALL) if start else len(_OPEN)) if call is None else CallMatch(at + len(end), (call,))
+        return (
+            CallMatch(len(CALL) if start else len(_OPEN))
+            if call is None
+            else CallMatch(at + len(end), (call,))
+        )
 
     def _parse_call(self, body: str) -> ToolCall | None:
         function = _FUNCTION_PATTERN.fullmatch(body)
         if function is None:
             return None
-        name, inner, place = function[1].strip(), function[2].rstrip(), 0
+        name = function[1].strip()
+        inner = function[2].rstrip()
+        place = 0
         properties = self._schema_properties(name)
         arguments: dict[str, Any] = {}
         while found := _PARAMETER_PATTERN.match(inner, place):
@@ -104,6 +113,11 @@ def _allowed_types(schema: Any, depth: int = 0) -> frozenset[str]:
         for one in schema[key] if isinstance(schema.get(key), list) else ():
             found |= _allowed_types(one, depth + 1)
     if not found and isinstance(schema.get("enum"), list):
-        found = {name for value in schema["enum"] for name, kinds in _PYTHON_TYPES.items() if type(value) in kinds}
+        found = {
+            name
+            for value in schema["enum"]
+            for name, kinds in _PYTHON_TYPES.items()
+            if type(value) in kinds
+        }
         found |= {"string"} if any(isinstance(v, str) for v in schema["enum"]) else set()
     return frozenset(found)

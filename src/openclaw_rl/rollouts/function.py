@@ -15,7 +15,13 @@ from openclaw_rl.plugins.loader import Plugin, load_plugin, signature_of
 from openclaw_rl.rollouts.policy_client import PolicyClient
 from openclaw_rl.settings.load import Config
 
-ROLLOUT_NAMES = ("collect_opd_trajectory", "terminal_rollout", "gui_rollout", "collect_toolcall_trajectory", "rollout")
+ROLLOUT_NAMES = (
+    "collect_opd_trajectory",
+    "terminal_rollout",
+    "gui_rollout",
+    "collect_toolcall_trajectory",
+    "rollout",
+)
 MODEL_PARAMETERS = ("model", "agent_model", "vision_model", "student_model")
 TASK_KEYS = ("task", "prompt", "task_description")
 
@@ -55,9 +61,13 @@ class RolloutFunction:
         self.name, self._function = self.plugin.single_function(*names)
         self._parameters = signature_of(self.plugin, self.name, self._function).parameters
         if not inspect.iscoroutinefunction(self._function):
-            raise self.plugin.make_error(f"{self.name} is not an async function, expected `async def {self.name}(...)`")
+            raise self.plugin.make_error(
+                f"{self.name} is not an async function, expected `async def {self.name}(...)`"
+            )
 
-    async def run(self, model: PolicyClient, task: str, more: Mapping[str, Any], out: Path | None = None) -> Any:
+    async def run(
+        self, model: PolicyClient, task: str, more: Mapping[str, Any], out: Path | None = None
+    ) -> Any:
         """Call the function; return its result as JSON data. `out`: folder of the results. Raises `PluginError`."""
         given = self._build_arguments(model, task, more, out)
         with self.plugin.convert_errors(self.name):
@@ -95,7 +105,9 @@ class RolloutFunction:
         unknown = [
             name
             for name, p in self._parameters.items()
-            if name not in known and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            if name not in known
+            and p.default is p.empty
+            and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
         if unknown:
             raise self.plugin.make_error(

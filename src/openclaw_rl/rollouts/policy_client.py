@@ -17,9 +17,14 @@ log = logging.getLogger("openclaw_rl.rollouts")
 class PolicyClient:
     """One conversation. Keeps the history, so that each prompt is the reaction to the previous reply."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, *, name: str, session: str, most: int) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, *, name: str, session: str, most: int
+    ) -> None:
         """`http`: session with the key in its headers; `name`: model name; `most`: limit on the replies."""
-        self._http, self._url, self._name, self._max_replies = http, url, name, most
+        self._http = http
+        self._url = url
+        self._name = name
+        self._max_replies = most
         self.session = session
         self.messages: list[dict[str, Any]] = []
         self.replies = 0
@@ -34,17 +39,29 @@ class PolicyClient:
         gateway refuses, or above the limit on the replies (`rollout.max_turns`).
         """
         if not side and self.replies >= self._max_replies:
-            raise OpenClawError(f"more than {self._max_replies} replies in one rollout (rollout.max_turns)")
-        asked = {"role": "user", "content": prompt if image is None else _content_with_image(prompt, image)}
+            raise OpenClawError(
+                f"more than {self._max_replies} replies in one rollout (rollout.max_turns)"
+            )
+        asked = {
+            "role": "user",
+            "content": prompt if image is None else _content_with_image(prompt, image),
+        }
         messages = [asked] if side else [*self.messages, asked]
         body: dict[str, Any] = {"model": self._name, "messages": messages, "temperature": 1.0}
         headers = {"X-Turn-Type": "side"} if side else {"X-Session-Id": self.session}
         body |= {"max_tokens": max_tokens} if max_tokens else {}
         answer = await self._post_json("chat/completions", body, headers)
         reply = str(answer["choices"][0]["message"]["content"] or "")
-        log.debug("%s: reply %s of %d characters to %d messages", self.session, answer["id"], len(reply), len(messages))
+        log.debug(
+            "%s: reply %s of %d characters to %d messages",
+            self.session,
+            answer["id"],
+            len(reply),
+            len(messages),
+        )
         if not side:
-            self.messages, self._last_reply_id = [*messages, {"role": "assistant", "content": reply}], str(answer["id"])
+            self.messages = [*messages, {"role": "assistant", "content": reply}]
+            self._last_reply_id = str(answer["id"])
             self.replies += 1
         return reply
 
@@ -53,14 +70,22 @@ class PolicyClient:
         if self._last_reply_id is None:
             raise OpenClawError("feedback before the first reply")
         given = {"id": self._last_reply_id, "score": score, "comment": comment}
-        await self._post_json("feedback", {name: value for name, value in given.items() if value is not None}, {})
+        await self._post_json(
+            "feedback", {name: value for name, value in given.items() if value is not None}, {}
+        )
 
-    async def _post_json(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+    async def _post_json(
+        self, path: str, body: dict[str, Any], headers: dict[str, str]
+    ) -> dict[str, Any]:
         try:
-            async with self._http.post(f"{self._url}/v1/{path}", json=body, headers=headers) as response:
+            async with self._http.post(
+                f"{self._url}/v1/{path}", json=body, headers=headers
+            ) as response:
                 answer: dict[str, Any] = await response.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise OpenClawError(f"{self._url}: the gateway did not answer ({type(error).__name__}: {error})") from error
+            raise OpenClawError(
+                f"{self._url}: the gateway did not answer ({type(error).__name__}: {error})"
+            ) from error
         if response.status != 200:
             words = answer.get("error", {}).get("message", answer)
             raise OpenClawError(f"the gateway refused ({response.status}): {words}")

@@ -53,9 +53,13 @@ def read_tasks(path: Path) -> list[RolloutTask]:
     found: Iterable[Any] = [line for line in text.splitlines() if line.strip()]
     if path.suffix in (".json", ".jsonl"):
         try:
-            found = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in found]
+            found = (
+                json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in found]
+            )
         except (ValueError, RecursionError) as error:
-            raise OpenClawError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from None
+            raise OpenClawError(
+                f"{path}: is not valid {path.suffix[1:].upper()}: {error}"
+            ) from None
     if not isinstance(found, list) or not found:
         kind = "none" if found == [] else type(found).__name__
         raise OpenClawError(f"{path}: expected a list of tasks, got {kind}")
@@ -66,11 +70,17 @@ def _parse_task(one: Any, path: Path, number: int) -> RolloutTask:
     if isinstance(one, str):
         return RolloutTask(text=one)
     words = (
-        next((one[key] for key in TASK_KEYS if isinstance(one.get(key), str)), None) if isinstance(one, dict) else None
+        next((one[key] for key in TASK_KEYS if isinstance(one.get(key), str)), None)
+        if isinstance(one, dict)
+        else None
     )
     if words is None:
-        raise OpenClawError(f"{path}: task {number}: expected a string, or an object with `task`, got {one!r}")
-    return RolloutTask(text=words, more={key: value for key, value in one.items() if key not in TASK_KEYS})
+        raise OpenClawError(
+            f"{path}: task {number}: expected a string, or an object with `task`, got {one!r}"
+        )
+    return RolloutTask(
+        text=words, more={key: value for key, value in one.items() if key not in TASK_KEYS}
+    )
 
 
 async def run_rollouts(
@@ -85,9 +95,12 @@ async def run_rollouts(
 
     Writes a result file each to `out`. Raises `OpenClawError` if no gateway answers, `PluginError` for a bad file.
     """
-    entry, url = RolloutFunction(config), config.serve.url
+    entry = RolloutFunction(config)
+    url = config.serve.url
     if not await asyncio.to_thread(is_ready, url, config.serve.api_key):
-        raise OpenClawError(f"{url}: no gateway is ready there. Start one with `openclaw-rl up`, or name its --home.")
+        raise OpenClawError(
+            f"{url}: no gateway is ready there. Start one with `openclaw-rl up`, or name its --home."
+        )
     rollout = config.rollout
     gate = asyncio.Semaphore(max(rollout.workers, rollout.parallel_envs))
     try:
@@ -104,7 +117,8 @@ async def run_rollouts(
 
         async def run_task(task: RolloutTask) -> RolloutOutcome:
             async with gate:
-                name, session = config.model.name, f"rollout-{uuid.uuid4().hex[:12]}"
+                name = config.model.name
+                session = f"rollout-{uuid.uuid4().hex[:12]}"
                 model = PolicyClient(http, url, name=name, session=session, most=rollout.max_turns)
                 outcome = await _run_rollout(entry, model, task, out)
                 seen(outcome)
@@ -113,9 +127,13 @@ async def run_rollouts(
         return list(await asyncio.gather(*(run_task(task) for task in chosen)))
 
 
-async def _run_rollout(entry: RolloutFunction, model: PolicyClient, task: RolloutTask, out: Path) -> RolloutOutcome:
+async def _run_rollout(
+    entry: RolloutFunction, model: PolicyClient, task: RolloutTask, out: Path
+) -> RolloutOutcome:
     """Run one rollout and write its file. A failure is written to the file and does not stop the others."""
-    started, error, result = time.perf_counter(), None, None
+    started = time.perf_counter()
+    error = None
+    result = None
     log.debug("%s: %s of %s starts", model.session, entry.name, entry.plugin.path)
     try:
         result = await entry.run(model, task.text, task.more, out)
@@ -136,5 +154,6 @@ async def _run_rollout(entry: RolloutFunction, model: PolicyClient, task: Rollou
     log.debug("%s: ended after %d replies, %.2f s", model.session, model.replies, record["seconds"])
     file = out / f"{model.session}.json"
     text = json.dumps(record, indent=2, ensure_ascii=False)
-    await asyncio.to_thread(file.write_text, text, "utf-8", "backslashreplace")  # a lone surrogate stays valid JSON
+    # A lone surrogate stays valid JSON.
+    await asyncio.to_thread(file.write_text, text, "utf-8", "backslashreplace")
     return RolloutOutcome(session=model.session, file=file, replies=model.replies, error=error)

@@ -43,8 +43,13 @@ class _PlainHeader(tarfile.TarInfo):
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in (*_EXTENDED_HEADERS, tarfile.GNUTYPE_SPARSE):
-            raise tarfile.ReadError("an extended or sparse header: expected the format of GNU tar without -S")
-        if self.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK) and self.size > _NAME_BYTES:
+            raise tarfile.ReadError(
+                "an extended or sparse header: expected the format of GNU tar without -S"
+            )
+        if (
+            self.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+            and self.size > _NAME_BYTES
+        ):
             raise tarfile.ReadError(f"a name of {self.size} bytes")
         return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
 
@@ -63,7 +68,9 @@ def unpack_untrusted(file: BinaryIO, to: Path, limit: int) -> list[str]:
         with tarfile.open(fileobj=file, mode="r:", tarinfo=_PlainHeader) as archive:
             for number, member in enumerate(archive):
                 if number == MAX_MEMBERS:
-                    raise SandboxError(f"more than {MAX_MEMBERS} files are to be taken out of the box")
+                    raise SandboxError(
+                        f"more than {MAX_MEMBERS} files are to be taken out of the box"
+                    )
                 target = to / _safe_name(member.name) if number or member.isdir() else to
                 if member.isdir():
                     target.mkdir(parents=True, exist_ok=True)
@@ -83,10 +90,13 @@ def _safe_name(name: str) -> str:
     return str(PurePosixPath(*parts))
 
 
-def _write_member(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, limit: int) -> int:
+def _write_member(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, limit: int
+) -> int:
     """Write one file and return its size; a hard link gets the content of the earlier file that it names."""
     content = archive.extractfile(member)
-    if content is None:  # a hard link to a folder or device
+    # A hard link to a folder or device.
+    if content is None:
         return 0
     target.parent.mkdir(parents=True, exist_ok=True)
     written = 0
@@ -94,7 +104,9 @@ def _write_member(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Pat
         while part := content.read(_COPIED_BYTES):
             written += len(part)
             if written > limit:
-                raise SandboxError("what is to be taken out of the box is larger than the limit `disk`")
+                raise SandboxError(
+                    "what is to be taken out of the box is larger than the limit `disk`"
+                )
             file.write(part)
     target.chmod(0o755 if member.mode & 0o100 else 0o644)
     return written

@@ -79,12 +79,19 @@ class Box(Protocol):
         ...
 
     async def run(
-        self, command: str, *, cwd: str = WORK_FOLDER, env: Mapping[str, str] | None = None, time_limit: float = 60.0
+        self,
+        command: str,
+        *,
+        cwd: str = WORK_FOLDER,
+        env: Mapping[str, str] | None = None,
+        time_limit: float = 60.0,
     ) -> CommandResult:
         """Run a shell command; after `time_limit` seconds, kill it. Raises `BoxLost` if the box has ended."""
         ...
 
-    async def start_service(self, command: str, *, cwd: str = WORK_FOLDER, line_limit: int = MEBIBYTE) -> BoxService:
+    async def start_service(
+        self, command: str, *, cwd: str = WORK_FOLDER, line_limit: int = MEBIBYTE
+    ) -> BoxService:
         """Start a shell command that is asked by lines, until the box is closed. What it was is known by its end."""
         ...
 

@@ -19,7 +19,8 @@ from openclaw_rl.sandbox.output_buffer import OutputBuffer, OutputFile, OutputRe
 BOX_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TRANSFER_SECONDS = 120.0
-_ARCHIVE_OVERHEAD = 2  # an archive of many small files is larger than the files
+# An archive of many small files is larger than the files.
+_ARCHIVE_OVERHEAD = 2
 
 
 class CommandBox(abc.ABC):
@@ -28,7 +29,8 @@ class CommandBox(abc.ABC):
     def __init__(self, root: BoxRoot, limits: BoxLimits) -> None:
         for path in (*root.writable, *root.read_only):
             check_box_path(path)
-        self.root, self.limits = root, limits
+        self.root = root
+        self.limits = limits
         self._closing = asyncio.Lock()
         self._services: list[BoxService] = []
 
@@ -61,9 +63,15 @@ class CommandBox(abc.ABC):
         """
 
     async def run(
-        self, command: str, *, cwd: str = WORK_FOLDER, env: Mapping[str, str] | None = None, time_limit: float = 60.0
+        self,
+        command: str,
+        *,
+        cwd: str = WORK_FOLDER,
+        env: Mapping[str, str] | None = None,
+        time_limit: float = 60.0,
     ) -> CommandResult:
-        output, errors = OutputBuffer(self.limits.output), OutputBuffer(self.limits.output)
+        output = OutputBuffer(self.limits.output)
+        errors = OutputBuffer(self.limits.output)
         script = write_script(command, cwd=cwd, env=env or {})
         code, timed_out = await self._run_script(
             script, time_limit=time_limit, output=output, errors=errors, source=None
@@ -76,7 +84,9 @@ class CommandBox(abc.ABC):
             truncated=output.truncated + errors.truncated,
         )
 
-    async def start_service(self, command: str, *, cwd: str = WORK_FOLDER, line_limit: int = MEBIBYTE) -> BoxService:
+    async def start_service(
+        self, command: str, *, cwd: str = WORK_FOLDER, line_limit: int = MEBIBYTE
+    ) -> BoxService:
         service = BoxService(line_limit)
         script = write_script(command, cwd=cwd, env={})
         running = self._run_script(
@@ -88,7 +98,8 @@ class CommandBox(abc.ABC):
         )
         service.follow(running)
         self._services.append(service)
-        await asyncio.sleep(0)  # let it begin: a box that is closed at once ends it
+        # Let it begin: a box that is closed at once ends it.
+        await asyncio.sleep(0)
         return service
 
     async def put(self, source: Path, at: str) -> None:
@@ -100,9 +111,11 @@ class CommandBox(abc.ABC):
 
     async def get(self, at: str, to: Path) -> None:
         path = PurePosixPath(check_box_path(at))
-        parent, name = shlex.quote(str(path.parent)), shlex.quote(f"./{path.name}")
+        parent = shlex.quote(str(path.parent))
+        name = shlex.quote(f"./{path.name}")
         command = (
-            f"if [ -d {shlex.quote(at)} ]; then tar -C {shlex.quote(at)} -cf - .; else tar -C {parent} -cf - {name}; fi"
+            f"if [ -d {shlex.quote(at)} ]; then tar -C {shlex.quote(at)} -cf - .; else tar -C "
+            f"{parent} -cf - {name}; fi"
         )
         with leased_folder() as folder:
             archive = folder / "archive.tar"
@@ -124,7 +137,9 @@ class CommandBox(abc.ABC):
                 await self._run_transfer(command, output, errors, None)
             finally:
                 if output.is_full():
-                    raise SandboxError("what is to be taken out of the box is larger than the limit `disk`")
+                    raise SandboxError(
+                        "what is to be taken out of the box is larger than the limit `disk`"
+                    )
 
     async def _unpack(self, archive: Path, folder: str, paths: tuple[str, ...] = ()) -> None:
         """Unpack inside the box, so that links in the archive or in the box lead nowhere else. `paths`: only these."""
@@ -133,15 +148,27 @@ class CommandBox(abc.ABC):
         await self._run_transfer(command, None, OutputBuffer(1000), archive)
 
     async def _run_transfer(
-        self, command: str, output: OutputReceiver | None, errors: OutputBuffer, archive: Path | None
+        self,
+        command: str,
+        output: OutputReceiver | None,
+        errors: OutputBuffer,
+        archive: Path | None,
     ) -> None:
         script = write_script(command, cwd="/", env={})
         code, timed_out = await self._run_script(
-            script, time_limit=_TRANSFER_SECONDS, output=output or OutputBuffer(0), errors=errors, source=archive
+            script,
+            time_limit=_TRANSFER_SECONDS,
+            output=output or OutputBuffer(0),
+            errors=errors,
+            source=archive,
         )
         if code:
             words = errors.kept_bytes().decode("utf-8", "replace").strip()
-            reason = f"not finished within {_TRANSFER_SECONDS:g} s" if timed_out else words or f"tar exited with {code}"
+            reason = (
+                f"not finished within {_TRANSFER_SECONDS:g} s"
+                if timed_out
+                else words or f"tar exited with {code}"
+            )
             raise SandboxError(f"the transfer failed: {reason}")
 
 

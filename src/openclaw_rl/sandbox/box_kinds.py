@@ -29,11 +29,15 @@ def make_box(config: SandboxConfig, root: BoxRoot) -> Box:
     )
     if kind == "bubblewrap":
         if root.image is not None:
-            raise SandboxError(f"bubblewrap cannot start the image {root.image}: set sandbox.kind to docker or podman")
+            raise SandboxError(
+                f"bubblewrap cannot start the image {root.image}: set sandbox.kind to docker or podman"
+            )
         return BubblewrapBox(root, limits)
     root = replace(root, image=root.image or config.image)
     if kind == "gvisor":
-        return ContainerBox(root, limits, program=_find_container_program(), runtime=_GVISOR_RUNTIME)
+        return ContainerBox(
+            root, limits, program=_find_container_program(), runtime=_GVISOR_RUNTIME
+        )
     return ContainerBox(root, limits, program=kind)
 
 

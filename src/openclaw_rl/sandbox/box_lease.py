@@ -36,7 +36,8 @@ from openclaw_rl.sandbox.control_groups import (
 
 LOCK_FILE = "lock"
 GROUPS_FILE = "control_groups"
-_UNLOCKED_SECONDS = 60.0  # seconds after which a folder without a lock belongs to nobody
+# Seconds after which a folder without a lock belongs to nobody.
+_UNLOCKED_SECONDS = 60.0
 
 
 def leases_folder() -> Path:
@@ -44,11 +45,14 @@ def leases_folder() -> Path:
 
     Boxes of root run as another user, who must be able to pass through the folder, but not to list it.
     """
-    user, folder = os.geteuid(), _leases_path()
+    user = os.geteuid()
+    folder = _leases_path()
     folder.mkdir(mode=0o711, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
-        raise SandboxError(f"{folder} belongs to another user or others can write to it: remove it, or set TMPDIR")
+        raise SandboxError(
+            f"{folder} belongs to another user or others can write to it: remove it, or set TMPDIR"
+        )
     return folder
 
 
@@ -71,7 +75,8 @@ class BoxLease:
         begun = folder / f".{LOCK_FILE}"
         lock = os.open(begun, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        begun.rename(folder / LOCK_FILE)  # locked when it appears: a sweep takes what it can lock
+        # Locked when it appears: a sweep takes what it can lock.
+        begun.rename(folder / LOCK_FILE)
         return cls(folder, box_user, lock)
 
     def write_groups(self, groups: list[Path]) -> None:
@@ -93,7 +98,9 @@ def usable_parents() -> GroupParents:
     lease = BoxLease.acquire(os.geteuid())
     groups = plan_groups(parents, lease.folder.name)
     lease.write_groups(groups)
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={}) as process:
+    with subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={}
+    ) as process:
         try:
             make_groups(parents, lease.folder.name, BoxLimits())
             add_processes([group for group in groups if group.exists()], [process.pid])
@@ -120,7 +127,8 @@ def sweep_leases() -> int:
     """Remove what dead owners left; return the number of leases that were removed."""
     removed = 0
     for folder in _list_leases():
-        with contextlib.suppress(OSError):  # another owner is removing it, or it is in use
+        # Another owner is removing it, or it is in use.
+        with contextlib.suppress(OSError):
             removed += _sweep_lease(folder)
     remove_abandoned(find_parents(), {folder.name for folder in _list_leases()})
     return removed
@@ -142,7 +150,8 @@ def _sweep_lease(folder: Path) -> bool:
     except FileNotFoundError:
         return time.time() - folder.stat().st_mtime > _UNLOCKED_SECONDS and _remove_lease(folder)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its owner lives
+        # BlockingIOError: its owner lives.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _kill_half_open(folder.name)
         return _remove_lease(folder)
     finally:
@@ -155,7 +164,8 @@ def _kill_half_open(name: str) -> None:
     If its first process is killed between two of its first steps, the second one waits for it for ever.
     """
     for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+        # It has ended, or belongs to another user.
+        with contextlib.suppress(OSError):
             words = file.read_bytes().split(b"\0")
             if words[0] == b"bwrap" and name.encode() in words:
                 os.kill(int(file.parent.name), signal.SIGKILL)
@@ -164,7 +174,9 @@ def _kill_half_open(name: str) -> None:
 def _remove_lease(folder: Path) -> bool:
     """Remove the control groups, then the folder, which names them. Return whether that was possible."""
     groups = folder / GROUPS_FILE
-    if groups.exists() and not remove_groups([Path(line) for line in groups.read_text().splitlines()]):
+    if groups.exists() and not remove_groups(
+        [Path(line) for line in groups.read_text().splitlines()]
+    ):
         return False
     shutil.rmtree(folder, ignore_errors=True)
     return True

@@ -12,8 +12,10 @@ from typing import Any
 from openclaw_rl.errors import SandboxError
 from openclaw_rl.sandbox.output_buffer import OutputBuffer
 
-_KEPT_LINES = 16  # that wait to be read
-_KEPT_ERRORS = 2000  # bytes
+# That wait to be read.
+_KEPT_LINES = 16
+# Bytes.
+_KEPT_ERRORS = 2000
 
 
 class LineReceiver:
@@ -26,14 +28,20 @@ class LineReceiver:
         self.truncated = 0
         self.lines: deque[bytes] = deque()
         self.has_news = asyncio.Event()
-        self._limit, self._rest = limit, b""
+        self._limit = limit
+        self._rest = b""
 
     def add_bytes(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
-        kept = [line for line in lines if len(line) <= self._limit][: max(0, _KEPT_LINES - len(self.lines))]
+        kept = [line for line in lines if len(line) <= self._limit][
+            : max(0, _KEPT_LINES - len(self.lines))
+        ]
         self.lines.extend(kept)
-        self.truncated += sum(map(len, lines)) - sum(map(len, kept)) + max(0, len(self._rest) - self._limit)
-        self.truncated += len(lines) - len(kept)  # their ends
+        self.truncated += (
+            sum(map(len, lines)) - sum(map(len, kept)) + max(0, len(self._rest) - self._limit)
+        )
+        # Their ends.
+        self.truncated += len(lines) - len(kept)
         self._rest = self._rest[: self._limit]
         if kept:
             self.has_news.set()
@@ -48,7 +56,8 @@ class ServiceInput:
     def __init__(self) -> None:
         self._pipe: int | None = None
         self._is_closed = False
-        self._has_changed = asyncio.Event()  # the pipe is there, or takes more, or is closed
+        # The pipe is there, or takes more, or is closed.
+        self._has_changed = asyncio.Event()
 
     @contextlib.contextmanager
     def attached_to(self, pipe: int) -> Iterator[None]:
@@ -70,7 +79,8 @@ class ServiceInput:
 
     async def write_bytes(self, data: bytes) -> None:
         """Write, and wait while the pipe is full. Raises `SandboxError` if the program has ended."""
-        loop, left = asyncio.get_running_loop(), memoryview(data)
+        loop = asyncio.get_running_loop()
+        left = memoryview(data)
         while left:
             self._has_changed.clear()
             if self._is_closed:
@@ -85,7 +95,8 @@ class ServiceInput:
                 try:
                     await self._has_changed.wait()
                 finally:
-                    if self._pipe is not None:  # else it may be another file by now
+                    # Else it may be another file by now.
+                    if self._pipe is not None:
                         loop.remove_writer(pipe)
             except BrokenPipeError as error:
                 raise SandboxError("the program has ended") from error
@@ -96,8 +107,11 @@ class BoxService:
 
     def __init__(self, line_limit: int) -> None:
         """`line_limit`: bytes of a line that it writes; a longer one ends it."""
-        self.lines, self.errors, self.input = LineReceiver(line_limit), OutputBuffer(_KEPT_ERRORS), ServiceInput()
-        self.exit_code: int | None = None  # None: it runs, or its box ended first
+        self.lines = LineReceiver(line_limit)
+        self.errors = OutputBuffer(_KEPT_ERRORS)
+        self.input = ServiceInput()
+        # None: it runs, or its box ended first.
+        self.exit_code: int | None = None
         self._task: asyncio.Task[None] | None = None
 
     def follow(self, running: Coroutine[Any, Any, tuple[int, bool]]) -> None:
@@ -106,7 +120,8 @@ class BoxService:
 
     async def _wait_for_end(self, running: Coroutine[Any, Any, tuple[int, bool]]) -> None:
         try:
-            with contextlib.suppress(SandboxError):  # the box ended
+            # The box ended.
+            with contextlib.suppress(SandboxError):
                 self.exit_code, _ = await running
         finally:
             self.input.close()
@@ -121,7 +136,9 @@ class BoxService:
             self.lines.has_news.clear()
             news = asyncio.create_task(self.lines.has_news.wait())
             try:
-                await asyncio.wait((news, self._task), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    (news, self._task), timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
             finally:
                 news.cancel()
         return self.lines.lines.popleft()
@@ -141,7 +158,9 @@ class BoxService:
         words = self.errors.kept_bytes().decode("utf-8", "replace").strip()[-300:]
         if not self.has_ended:
             return words or f"not within {time_limit:g} s"
-        return words or ("its box ended" if self.exit_code is None else f"exit status {self.exit_code}")
+        return words or (
+            "its box ended" if self.exit_code is None else f"exit status {self.exit_code}"
+        )
 
     @property
     def has_ended(self) -> bool:

@@ -27,13 +27,17 @@ from openclaw_rl.sandbox.gateway_relay import GatewayRelay
 from openclaw_rl.sandbox.output_buffer import OutputBuffer, OutputReceiver
 from openclaw_rl.sandbox.seccomp_filter import build_filter
 
-_NOBODY = 65534  # user of this machine for the boxes of root
+# User of this machine for the boxes of root.
+_NOBODY = 65534
 _START_SECONDS = 20.0
-_KILL_SECONDS = 2.0  # until a command that was killed reports its end; else the box is closed
-_FIRST_PROCESSES = 3  # bubblewrap outside, bubblewrap as process 1, the shell
+# Until a command that was killed reports its end; else the box is closed.
+_KILL_SECONDS = 2.0
+# Bubblewrap outside, bubblewrap as process 1, the shell.
+_FIRST_PROCESSES = 3
 _READ_BYTES = 2**16
 _OUTPUT_PIPES = ("output", "errors", "end")
-_MOST_PIPE_BYTES = 2**20  # a process may enlarge its pipe to this size
+# A process may enlarge its pipe to this size.
+_MOST_PIPE_BYTES = 2**20
 
 
 class BubblewrapBox(CommandBox):
@@ -46,7 +50,8 @@ class BubblewrapBox(CommandBox):
         self._lease: BoxLease | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: asyncio.Future[None] | None = None
-        self._first: WatchedProcess | None = None  # process 1 of the box, which all others end with
+        # Process 1 of the box, which all others end with.
+        self._first: WatchedProcess | None = None
         self._relay: GatewayRelay | None = None
         self._lifetime: asyncio.TimerHandle | None = None
         self._commands = 0
@@ -64,15 +69,20 @@ class BubblewrapBox(CommandBox):
             args = bubblewrap_args(self.root, self.limits, control, gateway)
             self._process = self._start_process(program, args)
             self._ended = WatchedProcess(self._process.pid).ended
-            first = asyncio.to_thread(add_processes, groups, [self._process.pid])  # takes the kernel 5 to 20 ms
+            # Takes the kernel 5 to 20 ms.
+            first = asyncio.to_thread(add_processes, groups, [self._process.pid])
             await asyncio.gather(first, self._wait_until_ready(self._process))
-            processes = process_tree(self._process.pid)  # those that were started meanwhile are among them
+            # Those that were started meanwhile are among them.
+            processes = process_tree(self._process.pid)
             if len(processes) < _FIRST_PROCESSES:
-                raise SandboxError("the first processes of the box were not found in /proc: its limits would not hold")
+                raise SandboxError(
+                    "the first processes of the box were not found in /proc: its limits would not hold"
+                )
             self._first = WatchedProcess(processes[1])
             add_processes(groups, processes)
             self._send_request("start")
-        except BaseException as error:  # also when it is cancelled: no box is left half open
+        except BaseException as error:
+            # Also when it is cancelled: no box is left half open.
             await self.close()
             if isinstance(error, ProcessLookupError):
                 raise SandboxError("the box ended while it was opened") from error
@@ -88,7 +98,8 @@ class BubblewrapBox(CommandBox):
         self._kill_box()
         if self._process is not None and self._ended is not None:
             ends = [self._ended] + ([self._first.ended] if self._first is not None else [])
-            await asyncio.wait(ends)  # a plain await would cancel them with its caller
+            # A plain await would cancel them with its caller.
+            await asyncio.wait(ends)
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:
@@ -155,16 +166,24 @@ class BubblewrapBox(CommandBox):
         timed_out = False
         try:
             self._send_request("run", number)
-            await asyncio.wait((status, self._ended), timeout=time_limit, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (status, self._ended), timeout=time_limit, return_when=asyncio.FIRST_COMPLETED
+            )
             if not status.done() and not self._ended.done():
                 timed_out = True
                 self._send_request("kill", number)
-                await asyncio.wait((status, self._ended), timeout=_KILL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    (status, self._ended),
+                    timeout=_KILL_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
                 if not status.done():
                     self._kill_box()
                     return 128 + signal.SIGKILL, True
             if not status.done():
-                raise BoxLost("the box ended while a command ran: its lifetime was over, or its shell was killed")
+                raise BoxLost(
+                    "the box ended while a command ran: its lifetime was over, or its shell was killed"
+                )
             for pipe, receiver in zip(pipes, receivers, strict=False):
                 _drain_pipe(pipe, receiver)
             self._send_request("forget", number)
@@ -220,7 +239,9 @@ class BubblewrapBox(CommandBox):
         groups = plan_groups(parents, self._lease.folder.name)
         self._lease.write_groups(groups)
         held = make_groups(parents, self._lease.folder.name, self.limits)
-        self.held_limits = {{"memory": "memory", "pids": "processes"}[controller] for controller in held}
+        self.held_limits = {
+            {"memory": "memory", "pids": "processes"}[controller] for controller in held
+        }
         return [group for group in groups if group.exists()]
 
     def _start_process(self, program: Path, args: list[str]) -> subprocess.Popen[bytes]:
@@ -228,7 +249,12 @@ class BubblewrapBox(CommandBox):
         assert self._lease is not None
         limits = self.limits
         address_space = "unlimited" if "memory" in self.held_limits else str(limits.memory // 1024)
-        agent = ["/bin/sh", f"{CONTROL_FOLDER}/box_agent.sh", str(limits.open_files), str(limits.cpu_seconds)]
+        agent = [
+            "/bin/sh",
+            f"{CONTROL_FOLDER}/box_agent.sh",
+            str(limits.open_files),
+            str(limits.cpu_seconds),
+        ]
         agent += [str(limits.processes), address_space, self._lease.folder.name]
         descriptors = {"--args": _pipe_with("\0".join(args).encode() + b"\0")}
         if (program_bytes := build_filter()) is not None:
@@ -270,7 +296,9 @@ class BubblewrapBox(CommandBox):
         loop.add_reader(process.stdout, ready.set)
         waiter = asyncio.create_task(ready.wait())
         try:
-            await asyncio.wait((waiter, self._ended), timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (waiter, self._ended), timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             waiter.cancel()
             loop.remove_reader(process.stdout)
@@ -278,11 +306,18 @@ class BubblewrapBox(CommandBox):
             return
         words = (process.stderr.read() or b"").decode("utf-8", "replace").strip()
         cure = ". Expected bubblewrap 0.8 or newer" if "Unknown option" in words else ""
-        raise SandboxError(f"bubblewrap started no box: {words or f'not ready within {_START_SECONDS:g} s'}{cure}")
+        raise SandboxError(
+            f"bubblewrap started no box: {words or f'not ready within {_START_SECONDS:g} s'}{cure}"
+        )
 
     def _send_request(self, action: str, number: int = 0) -> None:
         """Send one line to the shell of the box; a box that does not read them any more is ended."""
-        if self._process is None or self._process.stdin is None or self._ended is None or self._ended.done():
+        if (
+            self._process is None
+            or self._process.stdin is None
+            or self._ended is None
+            or self._ended.done()
+        ):
             return
         try:
             os.set_blocking(self._process.stdin.fileno(), False)
@@ -292,7 +327,12 @@ class BubblewrapBox(CommandBox):
 
     def _find_first_process(self) -> None:
         """Find process 1 of a box that was not opened to the end."""
-        if self._first is None and self._process is not None and self._ended is not None and not self._ended.done():
+        if (
+            self._first is None
+            and self._process is not None
+            and self._ended is not None
+            and not self._ended.done()
+        ):
             with contextlib.suppress(OSError):
                 self._first = next(map(WatchedProcess, process_tree(self._process.pid)[1:2]), None)
 

@@ -27,7 +27,8 @@ def find_bubblewrap() -> Path:
     bundled = [Path(folder) / "_bin" / "bwrap" for folder in folders]
     system = shutil.which("bwrap")
     candidates = [*bundled, *([Path(system)] if system else [])]
-    if os.geteuid() == 0:  # another user runs it, who may not see the environment of root
+    # Another user runs it, who may not see the environment of root.
+    if os.geteuid() == 0:
         candidates.reverse()
     for program in candidates:
         if program.is_file():
@@ -38,15 +39,32 @@ def find_bubblewrap() -> Path:
     )
 
 
-def bubblewrap_args(root: BoxRoot, limits: BoxLimits, control: Path, gateway: Path | None) -> list[str]:
+def bubblewrap_args(
+    root: BoxRoot, limits: BoxLimits, control: Path, gateway: Path | None
+) -> list[str]:
     """Return the arguments before the command. `control`: folder of the pipes; `gateway`: folder of the socket.
 
     Folders in memory that nobody needs to write (the root, /dev) are made read-only, as their size has no bound.
     """
     user = str(root.user_id)
-    args = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", user, "--gid", user, "--hostname", "box"]
+    args = [
+        "--unshare-all",
+        "--unshare-user",
+        "--disable-userns",
+        "--uid",
+        user,
+        "--gid",
+        user,
+        "--hostname",
+        "box",
+    ]
     args += ["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv"]
-    for name, value in {"PATH": BOX_PATH, "HOME": HOME_FOLDER, "LANG": "C.UTF-8", "TERM": "dumb"}.items():
+    for name, value in {
+        "PATH": BOX_PATH,
+        "HOME": HOME_FOLDER,
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+    }.items():
         args += ["--setenv", name, value]
     for folder in ("/etc", "/home", "/run"):
         args += ["--perms", "0755", "--dir", folder]
@@ -76,7 +94,11 @@ def _system_mounts(system: Path | None) -> list[str]:
     for name in names:
         if name not in ("proc", "dev", "sys", "tmp", "run", "etc"):
             args += _show_path(top / name, f"/{name}")
-    files = sorted(p.name for p in (top / "etc").iterdir()) if system and (system / "etc").is_dir() else _SYSTEM_FILES
+    files = (
+        sorted(p.name for p in (top / "etc").iterdir())
+        if system and (system / "etc").is_dir()
+        else _SYSTEM_FILES
+    )
     for name in files:
         if name not in ("passwd", "group", "hosts"):
             args += _show_path(top / "etc" / name, f"/etc/{name}")

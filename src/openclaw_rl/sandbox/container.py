@@ -24,33 +24,45 @@ from openclaw_rl.sandbox.gateway_relay import GatewayRelay
 from openclaw_rl.sandbox.output_buffer import OutputBuffer, OutputReceiver
 
 _START_SECONDS = 60.0
-_EXTRA_SECONDS = 10.0  # for the engine, beyond a command's own time limit
+# For the engine, beyond a command's own time limit.
+_EXTRA_SECONDS = 10.0
 _END_SECONDS = 0.5
-_KILLED = (137, 255)  # statuses of a command whose container has ended
+# Statuses of a command whose container has ended.
+_KILLED = (137, 255)
 _READ_BYTES = 2**16
-_RUNTIME_THREADS = 100  # of gVisor's kernel, which count as processes of the container
-_PODMAN_PROCESSES = 32768  # Podman lowers its own limit to this number
-_MAX_SCRIPT_BYTES = 120_000  # Linux passes at most 128 KiB in one argument
+# Of gVisor's kernel, which count as processes of the container.
+_RUNTIME_THREADS = 100
+# Podman lowers its own limit to this number.
+_PODMAN_PROCESSES = 32768
+# Linux passes at most 128 KiB in one argument.
+_MAX_SCRIPT_BYTES = 120_000
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
-_FIRST_PROCESS = "echo ready; exec 3<&0; cat <&3 >/dev/null & wait $!"  # it also waits for orphans
+# It also waits for orphans.
+_FIRST_PROCESS = "echo ready; exec 3<&0; cat <&3 >/dev/null & wait $!"
 _RUN_LIMITED = (
-    'shell=/bin/sh; [ -x /bin/bash ] && shell=/bin/bash; ulimit -c 0; exec timeout -s KILL "$0" "$shell" -c "$1"'
+    "shell=/bin/sh; [ -x /bin/bash ] && shell=/bin/bash; ulimit -c 0; exec timeout -s KILL "
+    '"$0" "$shell" -c "$1"'
 )
 
 
 class ContainerBox(CommandBox):
     """A box in a container. `program`: docker or podman; `runtime`: another OCI runtime, such as `runsc`."""
 
-    def __init__(self, root: BoxRoot, limits: BoxLimits, *, program: str, runtime: str | None = None) -> None:
+    def __init__(
+        self, root: BoxRoot, limits: BoxLimits, *, program: str, runtime: str | None = None
+    ) -> None:
         super().__init__(root, limits)
         if root.image is None or not _IMAGE_NAME.fullmatch(root.image):
             raise SandboxError(f"a box of {program} needs the name of an image, got {root.image!r}")
         if root.system is not None:
-            raise SandboxError(f"a box of {program} starts from an image, not from the folder {root.system}")
+            raise SandboxError(
+                f"a box of {program} starts from an image, not from the folder {root.system}"
+            )
         self._program = [program]
         if program == "podman" and not Path("/run/systemd/system").is_dir():
             self._program += ["--cgroup-manager", "cgroupfs"]
-        if runtime is not None and program == "podman":  # Podman leaves making a network to the runtime, none included
+        # Podman leaves making a network to the runtime, none included.
+        if runtime is not None and program == "podman":
             self._program += ["--runtime", runtime, "--runtime-flag", "network=none"]
         self._runtime = runtime
         self._name = f"openclaw-rl-box-{secrets.token_hex(8)}"
@@ -73,12 +85,17 @@ class ContainerBox(CommandBox):
                 start_new_session=True,
             )
             await self._wait_until_ready(self._process)
-        except BaseException as error:  # also when it is cancelled: no box is left half open
+        except BaseException as error:
+            # Also when it is cancelled: no box is left half open.
             await self.close()
             if isinstance(error, FileNotFoundError):
-                raise SandboxError(f"{self._program[0]} is not installed, or not on PATH") from error
+                raise SandboxError(
+                    f"{self._program[0]} is not installed, or not on PATH"
+                ) from error
             raise
-        self._lifetime = asyncio.get_running_loop().call_later(self.limits.lifetime, self._end_container)
+        self._lifetime = asyncio.get_running_loop().call_later(
+            self.limits.lifetime, self._end_container
+        )
 
     async def _close_box(self) -> None:
         if self._lifetime is not None:
@@ -108,13 +125,28 @@ class ContainerBox(CommandBox):
         if self._process is None or self._process.returncode is not None:
             raise BoxLost("the box has ended: open a new one")
         if len(script.encode(errors="surrogateescape")) > _MAX_SCRIPT_BYTES:
-            raise ValueError(f"the command is longer than {_MAX_SCRIPT_BYTES} bytes: put it into a file of the box")
+            raise ValueError(
+                f"the command is longer than {_MAX_SCRIPT_BYTES} bytes: put it into a file of the box"
+            )
         began = asyncio.get_running_loop().time()
-        args = ["exec", "--interactive", self._name, "/bin/sh", "-c", _RUN_LIMITED, str(math.ceil(time_limit)), script]
-        code = await self._follow_program(args, (output, errors), source, time_limit + _EXTRA_SECONDS)
+        args = [
+            "exec",
+            "--interactive",
+            self._name,
+            "/bin/sh",
+            "-c",
+            _RUN_LIMITED,
+            str(math.ceil(time_limit)),
+            script,
+        ]
+        code = await self._follow_program(
+            args, (output, errors), source, time_limit + _EXTRA_SECONDS
+        )
         timed_out = code == 137 and asyncio.get_running_loop().time() - began >= time_limit
         if code in _KILLED and await self._has_ended(self._process):
-            raise BoxLost("the box ended while a command ran: its lifetime was over, or it used up its memory")
+            raise BoxLost(
+                "the box ended while a command ran: its lifetime was over, or it used up its memory"
+            )
         return code, timed_out
 
     @staticmethod
@@ -140,10 +172,16 @@ class ContainerBox(CommandBox):
                 stack.callback(os.close, written)
                 stack.enter_context(channel.attached_to(written))
             elif isinstance(source, Path):
-                stdin = os.dup(stack.enter_context(await asyncio.to_thread(source.open, "rb")).fileno())
+                stdin = os.dup(
+                    stack.enter_context(await asyncio.to_thread(source.open, "rb")).fileno()
+                )
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *self._program, *args, stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+                    *self._program,
+                    *args,
+                    stdin=stdin,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
                 )
             finally:
                 if source is not None:
@@ -152,7 +190,9 @@ class ContainerBox(CommandBox):
 
     @staticmethod
     async def _read_program(
-        process: asyncio.subprocess.Process, receivers: tuple[OutputReceiver, OutputReceiver], seconds: float
+        process: asyncio.subprocess.Process,
+        receivers: tuple[OutputReceiver, OutputReceiver],
+        seconds: float,
     ) -> int:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -183,19 +223,50 @@ class ContainerBox(CommandBox):
         return self._lease.folder / "gateway"
 
     def _run_args(self, gateway: Path | None) -> list[str]:
-        limits, user = self.limits, str(self.root.user_id)
-        args = ["run", "--rm", "--interactive", "--pull", "never", "--name", self._name, "--hostname", "box"]
+        limits = self.limits
+        user = str(self.root.user_id)
+        args = [
+            "run",
+            "--rm",
+            "--interactive",
+            "--pull",
+            "never",
+            "--name",
+            self._name,
+            "--hostname",
+            "box",
+        ]
         if self._runtime is not None and self._program[0] == "docker":
             args += ["--runtime", self._runtime]
-        args += ["--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-        args += ["--user", f"{user}:{user}", "--memory", str(limits.memory), "--memory-swap", str(limits.memory)]
+        args += [
+            "--network",
+            "none",
+            "--read-only",
+            "--cap-drop",
+            "ALL",
+            "--security-opt",
+            "no-new-privileges",
+        ]
+        args += [
+            "--user",
+            f"{user}:{user}",
+            "--memory",
+            str(limits.memory),
+            "--memory-swap",
+            str(limits.memory),
+        ]
         threads = limits.processes + (_RUNTIME_THREADS if self._runtime else 0)
         args += ["--pids-limit", str(threads), "--shm-size", str(limits.shared_memory)]
         args += ["--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
         args += ["--ulimit", f"cpu={limits.cpu_seconds}:{limits.cpu_seconds}"]
-        if self._program[0] == "podman":  # its own default needs a capability that it may not have
+        # Its own default needs a capability that it may not have.
+        if self._program[0] == "podman":
             hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-            most = _PODMAN_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _PODMAN_PROCESSES)
+            most = (
+                _PODMAN_PROCESSES
+                if hard == resource.RLIM_INFINITY
+                else min(hard, _PODMAN_PROCESSES)
+            )
             args += ["--ulimit", f"nproc={most}:{most}"]
         for name, value in {"PATH": BOX_PATH, "HOME": HOME_FOLDER, "LANG": "C.UTF-8"}.items():
             args += ["--env", f"{name}={value}"]
@@ -214,10 +285,14 @@ class ContainerBox(CommandBox):
         try:
             line = await asyncio.wait_for(process.stdout.readline(), _START_SECONDS)
         except TimeoutError:
-            raise SandboxError(f"{self._program[0]} started no container within {_START_SECONDS:g} s") from None
+            raise SandboxError(
+                f"{self._program[0]} started no container within {_START_SECONDS:g} s"
+            ) from None
         if line.strip() != b"ready":
             words = (await process.stderr.read(4000)).decode(errors="replace").strip()
-            raise SandboxError(f"{self._program[0]} started no container: {words or 'it said nothing'}")
+            raise SandboxError(
+                f"{self._program[0]} started no container: {words or 'it said nothing'}"
+            )
 
     async def _call_program(self, *args: str) -> None:
         discarded = OutputBuffer(0), OutputBuffer(0)

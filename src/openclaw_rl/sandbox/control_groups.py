@@ -19,8 +19,10 @@ _LIMIT_FILES: dict[int, dict[str, tuple[str, ...]]] = {
     2: {"memory": ("memory.max",), "pids": ("pids.max",)},
     1: {"memory": ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), "pids": ("pids.max",)},
 }
-_REMOVAL_SECONDS = 2.0  # seconds until processes that were killed have left their group
-_ABANDONED_SECONDS = 60.0  # seconds after which an empty group without a lease belongs to nobody
+# Seconds until processes that were killed have left their group.
+_REMOVAL_SECONDS = 2.0
+# Seconds after which an empty group without a lease belongs to nobody.
+_ABANDONED_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +37,25 @@ def find_parents(mount: Path = MOUNT, own: Path = Path("/proc/self/cgroup")) -> 
     """Return where this process can make groups. Version 2: beside its own group, as that has processes."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
-    except OSError:  # not Linux
+    except OSError:
+        # Not Linux.
         return GroupParents(2, {})
     for _, controllers, path in lines:
         beside = (mount / path.lstrip("/")).parent if path != "/" else mount
         enabled = beside / "cgroup.subtree_control"
         if controllers == "" and enabled.exists() and _is_writable(beside):
-            found = {name: beside for name in _LIMIT_FILES[2] if name in enabled.read_text().split()}
+            found = {
+                name: beside for name in _LIMIT_FILES[2] if name in enabled.read_text().split()
+            }
             if found:
                 return GroupParents(2, found)
     named = {name: path for _, controllers, path in lines for name in controllers.split(",")}
-    folders = {name: mount / name / named[name].lstrip("/") for name in _LIMIT_FILES[1] if name in named}
-    return GroupParents(1, {name: folder for name, folder in folders.items() if _is_writable(folder)})
+    folders = {
+        name: mount / name / named[name].lstrip("/") for name in _LIMIT_FILES[1] if name in named
+    }
+    return GroupParents(
+        1, {name: folder for name, folder in folders.items() if _is_writable(folder)}
+    )
 
 
 def _is_writable(folder: Path) -> bool:
@@ -70,9 +79,11 @@ def make_groups(parents: GroupParents, name: str, limits: BoxLimits) -> set[str]
                 with contextlib.suppress(FileNotFoundError) if number else contextlib.nullcontext():
                     _write_file(group / file, str(values[controller]))
             if parents.version == 2 and controller == "memory":
-                with contextlib.suppress(FileNotFoundError):  # a kernel without swap accounting
+                # A kernel without swap accounting.
+                with contextlib.suppress(FileNotFoundError):
                     _write_file(group / "memory.swap.max", "0")
-        except OSError:  # a group was delegated in part, or the file system is read-only
+        except OSError:
+            # A group was delegated in part, or the file system is read-only.
             continue
         held.add(controller)
     return held
@@ -88,8 +99,11 @@ def add_processes(groups: list[Path], pids: list[int]) -> None:
             try:
                 _write_file(group / "cgroup.procs", str(pid))
             except FileNotFoundError as error:
-                raise SandboxError(f"the control group {group} was removed while the box was opened") from error
-            except ProcessLookupError:  # it has ended
+                raise SandboxError(
+                    f"the control group {group} was removed while the box was opened"
+                ) from error
+            except ProcessLookupError:
+                # It has ended.
                 continue
 
 
@@ -129,7 +143,8 @@ def remove_abandoned(parents: GroupParents, leased: Collection[str]) -> None:
     """
     for parent in set(parents.folders.values()):
         for group in parent.glob(f"{NAME_PREFIX}*"):
-            with contextlib.suppress(OSError):  # it holds processes, or another owner is removing it
+            # It holds processes, or another owner is removing it.
+            with contextlib.suppress(OSError):
                 age = time.time() - group.stat().st_mtime
                 if group.name.removeprefix(NAME_PREFIX) not in leased and age > _ABANDONED_SECONDS:
                     group.rmdir()

@@ -16,7 +16,11 @@ PLANTED_NAMES = (
     "__pycache__", "conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth"
 )  # fmt: skip
 """Names of files and folders that change how tests are found, loaded or run."""
-VERIFIER_VARIABLES = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+VERIFIER_VARIABLES = {
+    "PYTHONSAFEPATH": "1",
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 """Python then imports neither from the current folder nor from the home."""
 
 
@@ -48,7 +52,10 @@ async def verify_in_fresh_box(
     try:
         await move_to_fresh_box(used, fresh, plan)
         result = await fresh.run(
-            plan.command, cwd=plan.cwd, env={**VERIFIER_VARIABLES, **plan.env}, time_limit=plan.time_limit
+            plan.command,
+            cwd=plan.cwd,
+            env={**VERIFIER_VARIABLES, **plan.env},
+            time_limit=plan.time_limit,
         )
         if plan.results is not None and results_to is not None:
             await fresh.get(plan.results, results_to)
@@ -80,10 +87,15 @@ async def _replace_tests(fresh: Box, plan: Verification) -> None:
         names = " -o ".join(f"-name {shlex.quote(name)}" for name in plan.left_out)
         commands.append(rf"find {carried} \( {names} \) -prune -exec rm -rf -- {{}} + || exit 1")
     for path in plan.tests:
-        quoted = shlex.quote(check_box_path(path))  # a writable folder of the box itself can only be emptied
-        commands.append(f'rm -rf -- {quoted} 2>/dev/null; [ ! -e {quoted} ] || [ -z "$(ls -A {quoted})" ] || exit 1')
+        # A writable folder of the box itself can only be emptied.
+        quoted = shlex.quote(check_box_path(path))
+        commands.append(
+            f'rm -rf -- {quoted} 2>/dev/null; [ ! -e {quoted} ] || [ -z "$(ls -A {quoted})" ] || exit 1'
+        )
     cleaned = await fresh.run("\n".join(commands), cwd="/")
     if cleaned.exit_code:
-        raise SandboxError(f"the files of the model could not be cleaned: {cleaned.stderr.decode(errors='replace')}")
+        raise SandboxError(
+            f"the files of the model could not be cleaned: {cleaned.stderr.decode(errors='replace')}"
+        )
     for path, source in plan.tests.items():
         await fresh.put(source, path)

@@ -21,7 +21,8 @@ class GatewayRelay:
     """Listens on a Unix socket and passes each connection on to one fixed address."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+        self._host = host
+        self._port = port
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -51,16 +52,21 @@ class GatewayRelay:
         try:
             if len(self._connections) <= _MAX_CONNECTIONS:
                 await self._join_streams(reader, writer)
-        except (OSError, asyncio.CancelledError):  # the gateway is away, or the box was closed: the client sees an end
+        except (OSError, asyncio.CancelledError):
+            # The gateway is away, or the box was closed: the client sees an end.
             pass
         finally:
             self._connections.discard(task)
             writer.close()
 
-    async def _join_streams(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _join_streams(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         gateway_reader, gateway_writer = await asyncio.open_connection(self._host, self._port)
         try:
-            await asyncio.gather(_copy_stream(reader, gateway_writer), _copy_stream(gateway_reader, writer))
+            await asyncio.gather(
+                _copy_stream(reader, gateway_writer), _copy_stream(gateway_reader, writer)
+            )
         finally:
             gateway_writer.close()
 
@@ -84,7 +90,9 @@ async def forward_gateway_port(box: Box, port: int = 8377) -> str:
 
     Raises `SandboxError` if the box has no Python, or was not granted the gateway.
     """
-    result = await box.run(f"python3 {GATEWAY_FOLDER}/{_FORWARDER} {GATEWAY_SOCKET} {port}", cwd="/", time_limit=20)
+    result = await box.run(
+        f"python3 {GATEWAY_FOLDER}/{_FORWARDER} {GATEWAY_SOCKET} {port}", cwd="/", time_limit=20
+    )
     if result.exit_code:
         reason = result.stderr.decode(errors="replace").strip()
         raise SandboxError(f"the gateway's port was not opened in the box: {reason[-500:]}")

@@ -11,13 +11,25 @@ import errno
 import platform
 import struct
 
-_LOAD, _JUMP_EQUAL, _JUMP_GREATER_OR_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _KILL_PROCESS, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data, in bytes
+_LOAD = 0x20
+_JUMP_EQUAL = 0x15
+_JUMP_GREATER_OR_EQUAL = 0x35
+_JUMP_ANY_BIT = 0x45
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_KILL_PROCESS = 0x80000000
+_ERROR = 0x00050000
+# offsets in struct seccomp_data, in bytes
+_NUMBER = 0
+_ARCHITECTURE = 4
+_ARGUMENTS = 16
 _X32_CALLS = 0x40000000
-_NEW_NAMESPACE = 0x7E020000  # CLONE_NEW{USER,PID,NET,IPC,UTS,CGROUP,NS}
-_ALLOWED_FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
-_TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+# CLONE_NEW{USER,PID,NET,IPC,UTS,CGROUP,NS}
+_NEW_NAMESPACE = 0x7E020000
+# AF_UNIX, AF_INET, AF_INET6, AF_NETLINK.
+_ALLOWED_FAMILIES = (1, 2, 10, 16)
+# TIOCSTI, TIOCLINUX.
+_TERMINAL_INPUT = (0x5412, 0x541C)
 
 AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 REFUSED_CALLS: dict[str, tuple[int | None, int | None]] = {
@@ -82,8 +94,12 @@ REFUSED_CALLS: dict[str, tuple[int | None, int | None]] = {
     "vmsplice": (278, 75),
 }
 """Name -> number on (x86_64, aarch64); None: the architecture has no such call."""
-_CLONE, _SOCKET, _SOCKET_PAIR, _IOCTL = (56, 220), (41, 198), (53, 199), (16, 29)
-_CLONE3 = 435  # its flags lie in memory, which a filter cannot read; libc then uses clone
+_CLONE = (56, 220)
+_SOCKET = (41, 198)
+_SOCKET_PAIR = (53, 199)
+_IOCTL = (16, 29)
+# Its flags lie in memory, which a filter cannot read; libc then uses clone.
+_CLONE3 = 435
 
 
 def build_filter(machine: str | None = None) -> bytes | None:
@@ -105,7 +121,10 @@ def build_filter(machine: str | None = None) -> bytes | None:
         number = numbers[column]
         if number is not None:
             program += [_instruction(_JUMP_EQUAL, number, 0, 1), refuse]
-    program += [_instruction(_JUMP_EQUAL, _CLONE3, 0, 1), _instruction(_RETURN, _ERROR | errno.ENOSYS)]
+    program += [
+        _instruction(_JUMP_EQUAL, _CLONE3, 0, 1),
+        _instruction(_RETURN, _ERROR | errno.ENOSYS),
+    ]
     program += _when(_CLONE[column], 0, [_instruction(_JUMP_ANY_BIT, _NEW_NAMESPACE, 0, 1), refuse])
     for call in (_SOCKET[column], _SOCKET_PAIR[column]):
         allowed = [
@@ -113,7 +132,9 @@ def build_filter(machine: str | None = None) -> bytes | None:
             for n, family in enumerate(_ALLOWED_FAMILIES)
         ]
         program += _when(call, 0, [*allowed, refuse])
-    inputs = [part for code in _TERMINAL_INPUT for part in (_instruction(_JUMP_EQUAL, code, 0, 1), refuse)]
+    inputs = [
+        part for code in _TERMINAL_INPUT for part in (_instruction(_JUMP_EQUAL, code, 0, 1), refuse)
+    ]
     program += _when(_IOCTL[column], 1, inputs)
     return b"".join([*program, _instruction(_RETURN, _ALLOW)])
 

@@ -15,7 +15,12 @@ from typing import Any, Literal
 from aiohttp import web
 
 from openclaw_rl.common.assets import STARTER, local_model_folder
-from openclaw_rl.common.gateway_address import GATE_REPLY_PATH, GatewayAddress, gate_key, publish_address
+from openclaw_rl.common.gateway_address import (
+    GATE_REPLY_PATH,
+    GatewayAddress,
+    gate_key,
+    publish_address,
+)
 from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.errors import OpenClawError, StartStopped
@@ -38,12 +43,16 @@ from openclaw_rl.store.lineage.policy_names import start_policies
 log = logging.getLogger(__name__)
 
 HEARTBEAT_NAME = "gateway"
-_POLL_SECONDS = 1.0  # seconds between two checks of the version manager
-_SHUTDOWN_GRACE_SECONDS = 5.0  # seconds for running replies at shutdown
-_SWITCH_INTERVAL_SECONDS = 0.0005  # time after which a thread with a large request gives the GIL to the event loop
+# Seconds between two checks of the version manager.
+_POLL_SECONDS = 1.0
+# Seconds for running replies at shutdown.
+_SHUTDOWN_GRACE_SECONDS = 5.0
+# Time after which a thread with a large request gives the GIL to the event loop.
+_SWITCH_INTERVAL_SECONDS = 0.0005
 LISTEN_BACKLOG = 4096
 """Connections that wait to be accepted; the system may allow fewer. Beyond it, a client tries again after a second."""
-_M_MMAP_THRESHOLD = -3  # from malloc.h
+# From malloc.h.
+_M_MMAP_THRESHOLD = -3
 _GATEWAY_KEY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 
 
@@ -75,7 +84,9 @@ def make_app(
     app.router.add_get("/v1/responses/{id}", routes.stored_responses.get_response)
     app.router.add_delete("/v1/responses/{id}", routes.stored_responses.refuse_delete)
     app.router.add_get("/v1/responses/{id}/input_items", routes.stored_responses.list_input_items)
-    app.router.add_post(GATE_REPLY_PATH, GateReplyHandler(gateway, gate_key(store.secret)).post_reply)
+    app.router.add_post(
+        GATE_REPLY_PATH, GateReplyHandler(gateway, gate_key(store.secret)).post_reply
+    )
     app.router.add_post("/v1/feedback", routes.post_feedback)
     add_episode_routes(app, EpisodeHandler(gateway, keys))
     app.router.add_get("/v1/models", routes.list_models)
@@ -117,7 +128,7 @@ def _log_manager_failure(task: asyncio.Task[None]) -> None:
         log.error("the version manager failed: %s", error, exc_info=error)
 
 
-# ---------------------------------------------------------------------------------------------------------- the worker
+# -------------------------------------------------------------------------------------- the worker
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
@@ -144,14 +155,16 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
 
 def _bound_heap() -> None:
     """Make glibc return large blocks at once; by default, a few bodies of 8 MB leave 100 MB resident."""
-    with suppress(AttributeError, OSError):  # other C libraries do not have it
+    # Other C libraries do not have it.
+    with suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
 
 
 def _identify_model(store: Store, files: ModelFiles, stop: asyncio.Event) -> str:
     report = file_digests.heartbeat_reporter(store, HEARTBEAT_NAME)
     return compute_identity(
-        files, file_digests.digest_files(store, files.weights, report=report, should_stop=stop.is_set)
+        files,
+        file_digests.digest_files(store, files.weights, report=report, should_stop=stop.is_set),
     )
 
 
@@ -160,9 +173,13 @@ def _prepare_store(store: Store, config: Config, identity: str) -> None:
     with store.write() as conn:
         policies.ensure_root(conn, base=config.model.path, identity=identity, at=now)
         start_policies(conn, config.policy.per)
-        failed = exchanges.fail_running(conn, "the gateway was stopped before the reply was complete", now)
+        failed = exchanges.fail_running(
+            conn, "the gateway was stopped before the reply was complete", now
+        )
     if failed:
-        log.warning("%d exchanges of the last run were incomplete; they are recorded as failed", failed)
+        log.warning(
+            "%d exchanges of the last run were incomplete; they are recorded as failed", failed
+        )
 
 
 async def _serve_until_stopped(
@@ -182,7 +199,8 @@ async def _serve_until_stopped(
 
     async def update_engine_info() -> None:
         info = await engine.info()
-        gateway.context_length, gateway.supports_grammar = info.context_length, info.grammar
+        gateway.context_length = info.context_length
+        gateway.supports_grammar = info.grammar
         gateway.reads_images = info.images
 
     gateway.versions.on_loaded = update_engine_info
@@ -190,9 +208,13 @@ async def _serve_until_stopped(
     await runner.setup()
     try:
         await _bind_socket(runner, config)
-        wide = f" (serve.host {config.serve.host})" if config.serve.host in ("0.0.0.0", "::") else ""
+        wide = (
+            f" (serve.host {config.serve.host})" if config.serve.host in ("0.0.0.0", "::") else ""
+        )
         log.info("listening at %s/v1%s", config.serve.url, wide)
-        log.info("chat template: %s format; it %s", renderer.family.name, renderer.history_description)
+        log.info(
+            "chat template: %s format; it %s", renderer.family.name, renderer.history_description
+        )
         if config.serve.special_tokens == "text" and (acting := renderer.acting_tokens):
             log.warning(
                 "%d control tokens cannot be encoded as text by this tokenizer, such as %s; turns with their text are "
@@ -227,7 +249,8 @@ def _address(config: Config) -> GatewayAddress:
 
 
 async def _bind_socket(runner: web.AppRunner, config: Config) -> None:
-    host, port = config.serve.host, config.serve.port
+    host = config.serve.host
+    port = config.serve.port
     try:
         await web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG).start()
     except OSError as error:
@@ -245,4 +268,7 @@ def _check_version_manager(gateway: Gateway) -> None:
 
 def _status_note(gateway: Gateway) -> str:
     versions = gateway.versions
-    return versions.problem or f"serving version {versions.serving}, {int(gateway.running_replies)} running"
+    return (
+        versions.problem
+        or f"serving version {versions.serving}, {int(gateway.running_replies)} running"
+    )

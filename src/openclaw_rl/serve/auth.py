@@ -31,14 +31,19 @@ log = logging.getLogger(__name__)
 
 _KEY_PREFIX = "sk-openclaw-"
 _UNDELAYED_ATTEMPTS = 5  # wrong keys of an address that are answered at once
-_FIRST_DELAY, _LONGEST_DELAY = 0.25, 2.0  # seconds; the delay doubles with each wrong key
-_FORGET_SECONDS = 60.0  # without a wrong key
+# seconds; the delay doubles with each wrong key
+_FIRST_DELAY = 0.25
+_LONGEST_DELAY = 2.0
+# Without a wrong key.
+_FORGET_SECONDS = 60.0
 _MAX_ADDRESSES = 10_000
 
 
 def scope_of(key: str) -> str:
     """Return the key's id in the store (12 hex digits). Exchanges are never linked across scopes."""
-    return blake2b(key.encode("utf-8", "surrogateescape"), digest_size=6, person=b"openclaw-scope").hexdigest()
+    return blake2b(
+        key.encode("utf-8", "surrogateescape"), digest_size=6, person=b"openclaw-scope"
+    ).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +107,9 @@ class ApiKeys:
         owner = next((scope for key in keys if (scope := self._match_key(key)) is not None), None)
         if owner is not None:
             return Caller(scope=owner, owner=owner)
-        ticket = next((ticket for key in keys if (ticket := self._match_ticket(key)) is not None), None)
+        ticket = next(
+            (ticket for key in keys if (ticket := self._match_ticket(key)) is not None), None
+        )
         if ticket is None:
             what = "this API key is unknown" if keys else "no API key was sent"
             raise RequestError(
@@ -120,7 +127,8 @@ class ApiKeys:
         return read_ticket(self.ticket_secret, key, [scope for _, scope in self._keys_and_scopes])
 
     def _match_key(self, key: str) -> str | None:
-        raw, found = key.encode("utf-8", "surrogateescape"), None
+        raw = key.encode("utf-8", "surrogateescape")
+        found = None
         for known, scope in self._keys_and_scopes:
             if hmac.compare_digest(known, raw):
                 found = scope
@@ -131,14 +139,17 @@ def _sent_keys(headers: Mapping[str, str]) -> list[str]:
     """Return the keys of all headers: clients send several, and often only one of them is for this gateway."""
     sent = headers.get("Authorization", "")
     bearer = sent[7:].strip() if sent[:7].lower() == "bearer " else ""
-    return [key for key in (bearer, headers.get("x-api-key", ""), headers.get("api-key", "")) if key]
+    return [
+        key for key in (bearer, headers.get("x-api-key", ""), headers.get("api-key", "")) if key
+    ]
 
 
 class WrongKeyDelays:
     """How long the response to a wrong key waits, by client address."""
 
     def __init__(self) -> None:
-        self._attempts: OrderedDict[str, tuple[int, float]] = OrderedDict()  # address -> (wrong keys, time of the last)
+        # Address -> (wrong keys, time of the last).
+        self._attempts: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def next_delay(self, address: str) -> float:
         """Count a wrong key. Return the seconds that its response waits."""
@@ -174,7 +185,9 @@ def read_key_file(path: Path) -> list[str]:
         log.warning("%s can be read by other users (mode %o); run `chmod 600` on it", path, mode)
     keys = [line.split(":", 1)[-1].strip() for line in lines if line and not line.startswith("#")]
     if not all(keys) or not keys:
-        raise ConfigError(f"{path}: expected one key per line, found none. Delete the file to create a new key.")
+        raise ConfigError(
+            f"{path}: expected one key per line, found none. Delete the file to create a new key."
+        )
     return keys
 
 
@@ -183,6 +196,7 @@ def _make_key_file(path: Path) -> None:
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return  # another process created the file first; its key is used
+        # Another process created the file first; its key is used.
+        return
     with os.fdopen(file, "w", encoding="utf-8") as out:
         out.write(_KEY_PREFIX + secrets.token_urlsafe(24) + "\n")

@@ -7,17 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_rl.errors import OpenClawError, RequestError
+from openclaw_rl.reasons import Reason
 from openclaw_rl.render.reply_parser import Delta
-from openclaw_rl.types import FinishReason, Kind, Message, Reason, Sampling
+from openclaw_rl.types import FinishReason, Kind, Message, Sampling
 
-MAX_ID_CHARS = 512  # characters of a session, agent or user id
+# Characters of a session, agent or user id.
+MAX_ID_CHARS = 512
 DISK_FULL = "disk_full"
 """Error code of a request that cannot be answered, because its reply cannot be recorded."""
 MIN_TEMPERATURE = 0.01
 """Temperatures below this are greedy: dividing logits by less overflows, and the distribution is one token anyway."""
 
 
-def field_error(param: str, problem: str, *, code: str | None = None, status: int = 400) -> RequestError:
+def field_error(
+    param: str, problem: str, *, code: str | None = None, status: int = 400
+) -> RequestError:
     """Return a client error that names the field `param`."""
     return RequestError(f"{param}: {problem}", param=param, code=code, status=status)
 
@@ -56,23 +60,38 @@ class ChatRequest:
     raw_tools: bytes = b""
     dialect: str = "chat"
     prompt_field: str = "messages"  # field of the body that an error about the prompt names
-    images: Mapping[str, str] = field(default_factory=dict)  # digest -> data URL of those in `messages`
+    images: Mapping[str, str] = field(
+        default_factory=dict
+    )  # digest -> data URL of those in `messages`
     id_prefix: str = "chatcmpl-"
-    template_variables: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
-    prefix: Message | None = None  # the client's assistant message that the reply continues; `messages` is without it
+    template_variables: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # variables for the chat template
+    # The client's assistant message that the reply continues; `messages` is without it.
+    prefix: Message | None = None
     reasoning_effort: str = ""  # for the template, if it uses it
     return_token_ids: bool = False
     n: int = 1  # choices
     constraint: ResponseConstraint | None = None
     parallel_calls: bool = True  # False: the reply ends after its first tool call
-    previous_id: str | None = None  # id of the reply that this request continues; `messages` has only the new messages
-    references: Mapping[int, str] = field(default_factory=dict)  # message index -> id of the stored reply it refers to
-    has_instructions: bool = False  # the first message is for this request only: later requests leave it out
-    completion_prompt: str | Sequence[int] | None = None  # text or token ids to continue, instead of `messages`
-    further: Sequence[ChatRequest] = ()  # requests of the same body; their replies are further choices
-    dialect_state: Any = None  # private to the dialect: what it needs of the request to write the response
+    # Id of the reply that this request continues; `messages` has only the new messages.
+    previous_id: str | None = None
+    references: Mapping[int, str] = field(
+        default_factory=dict
+    )  # message index -> id of the stored reply it refers to
+    # The first message is for this request only: later requests leave it out.
+    has_instructions: bool = False
+    # Text or token ids to continue, instead of `messages`.
+    completion_prompt: str | Sequence[int] | None = None
+    further: Sequence[
+        ChatRequest
+    ] = ()  # requests of the same body; their replies are further choices
+    # Private to the dialect: what it needs of the request to write the response.
+    dialect_state: Any = None
     untrainable: Reason | None = None  # why the reply must not be trained on
-    ignored_fields: tuple[str, ...] = ()  # descriptions of request fields without effect; sent in a response header
+    ignored_fields: tuple[
+        str, ...
+    ] = ()  # descriptions of request fields without effect; sent in a response header
 
 
 def choice_id(id: str, number: int) -> str:

@@ -42,11 +42,14 @@ class CompletionHandler:
     """Handler of every path that requests a reply."""
 
     def __init__(self, gateway: Gateway, keys: ApiKeys) -> None:
-        self._gateway, self._keys = gateway, keys
+        self._gateway = gateway
+        self._keys = keys
         self._reply_counter = gateway.metrics.replies.labels
         dialects = [kind() for kind in DIALECTS]
         self.dialects: Mapping[str, Dialect] = {d.path: d for d in dialects}
-        self.token_counters: Mapping[str, Dialect] = {d.count_path: d for d in dialects if d.count_path}
+        self.token_counters: Mapping[str, Dialect] = {
+            d.count_path: d for d in dialects if d.count_path
+        }
 
     async def handle_request(self, request: web.Request) -> web.StreamResponse:
         """Handle a request for a reply, in the dialect of its path."""
@@ -66,11 +69,14 @@ class CompletionHandler:
         self._gateway.check_running(caller)
         dialect = self.dialects[request.path]
         check = self._gateway.check_body_size if dialect.has_one_prompt else None
-        ask = _apply_headers(await decode_body(dialect.decode, request, self._gateway.config.serve, check), request)
+        ask = _apply_headers(
+            await decode_body(dialect.decode, request, self._gateway.config.serve, check), request
+        )
         ask = apply_effort(ask, self._gateway.renderer.template.names)
         asks = [ask, *(_apply_headers(other, request) for other in ask.further)]
         asks = [self._gateway.apply_episode(one, caller) for one in asks]
-        ask, replies = asks[0], await self._begin_all(asks, caller)
+        ask = asks[0]
+        replies = await self._begin_all(asks, caller)
         if ask.stream:
             return await self._send_stream(request, dialect, ask, replies)
         return await self._send_complete(dialect, ask, replies)
@@ -81,7 +87,8 @@ class CompletionHandler:
         try:
             for ask in asks:
                 replies += await self._gateway.begin_replies(ask, caller)
-        except BaseException as error:  # also for a cancellation: the replies that were begun must end
+        except BaseException as error:
+            # Also for a cancellation: the replies that were begun must end.
             for reply in replies:
                 reply.withdraw(f"another prompt of the same request was refused: {error}")
                 reply.cancel_unstarted()
@@ -107,25 +114,37 @@ class CompletionHandler:
             for n, s in enumerate(replies)
         ]
         return json_response(
-            dialect.encode_response(replies[0].header, ask, choices), headers=_reply_headers(replies[0].header)
+            dialect.encode_response(replies[0].header, ask, choices),
+            headers=_reply_headers(replies[0].header),
         )
 
     async def _send_stream(
-        self, request: web.Request, dialect: Dialect, ask: ChatRequest, replies: Sequence[InflightReply]
+        self,
+        request: web.Request,
+        dialect: Dialect,
+        ask: ChatRequest,
+        replies: Sequence[InflightReply],
     ) -> web.StreamResponse:
-        headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        headers = {
+            "Content-Type": EVENT_STREAM,
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+        }
         response = web.StreamResponse(headers=headers | _reply_headers(replies[0].header))
         encoder: StreamEncoder | None = None
         try:
             async with aclosing(merge_streams(replies)) as parts:
                 async for number, part in parts:
-                    if encoder is None:  # before this point an error is sent as an ordinary HTTP error
+                    # Before this point an error is sent as an ordinary HTTP error.
+                    if encoder is None:
                         encoder = dialect.stream_encoder(replies[0].header, ask)
                         await _wait_sent(response.prepare(request))
                     await _wait_sent(response.write(encoder.encode_part(part, number)))
-        except ClientDisconnected:  # the exchange has ended as cancelled, or is complete
+        except ClientDisconnected:
+            # The exchange has ended as cancelled, or is complete.
             log.debug("%s: the client closed the connection", replies[0].header.id)
-        except Exception as error:  # any error: some clients take a stream that just stops for complete
+        except Exception as error:
+            # Any error: some clients take a stream that just stops for complete.
             if encoder is None:
                 raise
             await self._send_stream_error(request, response, encoder, dialect, error)
@@ -167,7 +186,8 @@ def describe_error(error: Exception, what: str) -> tuple[int, str, str | None, s
         return 500, str(error), "not_durable", None
     if isinstance(error, (ReplyFailed, RequestError)):
         return error.status, str(error), error.code, getattr(error, "param", None)
-    log.error("%s failed", what, exc_info=error)  # a bug: the client gets a well-formed 500, and the log the traceback
+    # A bug: the client gets a well-formed 500, and the log the traceback.
+    log.error("%s failed", what, exc_info=error)
     return 500, "the gateway failed; see its log for the reason.", "internal_error", None
 
 
@@ -204,7 +224,10 @@ def apply_effort(ask: ChatRequest, used: Collection[str]) -> ChatRequest:
     """Return `ask` with its `reasoning_effort` as template variables. `used`: the variables that the template reads."""
     if not (effort := ask.reasoning_effort):
         return ask
-    values = {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+    values = {
+        "reasoning_effort": effort,
+        **({"enable_thinking": False} if effort == "none" else {}),
+    }
     if read := {name: value for name, value in values.items() if name in used}:
         return replace(ask, template_variables=read | dict(ask.template_variables))
     why = f"reasoning_effort (the model's chat template does not use {' or '.join(values)})"
@@ -235,7 +258,8 @@ async def merge_streams(replies: Sequence[InflightReply]) -> AsyncGenerator[tupl
             async for part in parts:
                 yield 0, part
         return
-    ready: _PartQueue = asyncio.Queue(len(replies))  # bounded, so that a slow client slows down all replies
+    # Bounded, so that a slow client slows down all replies.
+    ready: _PartQueue = asyncio.Queue(len(replies))
     tasks = [asyncio.create_task(_queue_parts(n, reply, ready)) for n, reply in enumerate(replies)]
     running = len(replies)
     try:
@@ -251,7 +275,8 @@ async def merge_streams(replies: Sequence[InflightReply]) -> AsyncGenerator[tupl
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for reply in replies:  # a task that never ran has not started its reply
+        # A task that never ran has not started its reply.
+        for reply in replies:
             reply.cancel_unstarted()
 
 

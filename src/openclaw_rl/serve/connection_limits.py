@@ -11,9 +11,12 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
-_OTHER_OPEN_FILES = 128  # open files of the gateway that are no client connections: store, engine, logs
-_WARNING_SECONDS = 60.0  # between two warnings
-_IPV6_NETWORK_BITS = 64  # one client has the whole network
+# Open files of the gateway that are no client connections: store, engine, logs.
+_OTHER_OPEN_FILES = 128
+# Between two warnings.
+_WARNING_SECONDS = 60.0
+# One client has the whole network.
+_IPV6_NETWORK_BITS = 64
 
 
 class LimitedConnection(Protocol):
@@ -37,8 +40,10 @@ class ConnectionLimits:
     """
 
     def __init__(self, total: int, per_address: int) -> None:
-        self._total, self._per_address = total, per_address
-        self._unauthenticated: dict[LimitedConnection, None] = {}  # in the order of their arrival
+        self._total = total
+        self._per_address = per_address
+        # In the order of their arrival.
+        self._unauthenticated: dict[LimitedConnection, None] = {}
         self._authenticated: dict[LimitedConnection, None] = {}
         self._by_address: Counter[str] = Counter()
         self._next_warning = 0.0
@@ -76,9 +81,16 @@ class ConnectionLimits:
     def _find_closable(self, address: str | None) -> LimitedConnection | None:
         """Return the connection to close, of `address` if it is given."""
 
-        def oldest(connections: dict[LimitedConnection, None], *, idle: bool) -> LimitedConnection | None:
+        def oldest(
+            connections: dict[LimitedConnection, None], *, idle: bool
+        ) -> LimitedConnection | None:
             return next(
-                (c for c in connections if address in (None, c.client_address) and (c.is_idle or not idle)), None
+                (
+                    c
+                    for c in connections
+                    if address in (None, c.client_address) and (c.is_idle or not idle)
+                ),
+                None,
             )
 
         return oldest(self._unauthenticated, idle=False) or oldest(self._authenticated, idle=True)
@@ -88,10 +100,17 @@ class ConnectionLimits:
             return
         self._next_warning = time.monotonic() + _WARNING_SECONDS
         if address is None:
-            log.warning("%d connections are open (serve.max_connections); idle ones are closed", self._total)
+            log.warning(
+                "%d connections are open (serve.max_connections); idle ones are closed", self._total
+            )
         else:
             setting = "serve.max_connections_per_address"
-            log.warning("%s has %d connections (%s); its idle ones are closed", address, self._per_address, setting)
+            log.warning(
+                "%s has %d connections (%s); its idle ones are closed",
+                address,
+                self._per_address,
+                setting,
+            )
 
 
 def client_address(peer: tuple[str, int] | tuple[str, int, int, int] | None) -> str:
@@ -115,8 +134,12 @@ def allow_open_files(connections: int) -> int:
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    except (OSError, ValueError):  # macOS refuses values above a limit of the kernel
+    except (OSError, ValueError):
+        # macOS refuses values above a limit of the kernel.
         allowed = soft
     if allowed < wanted:
-        log.warning("this process may open %d files only, so it accepts fewer connections than configured", allowed)
+        log.warning(
+            "this process may open %d files only, so it accepts fewer connections than configured",
+            allowed,
+        )
     return min(connections, max(allowed - _OTHER_OPEN_FILES, 1))

@@ -17,6 +17,7 @@ from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.common.steady_clock import recorded_time
 from openclaw_rl.errors import PromptTooLong, RequestError
 from openclaw_rl.protocols import Engine, ImageEngine
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
 from openclaw_rl.serve.auth import Caller
 from openclaw_rl.serve.chat_request import (
@@ -45,46 +46,66 @@ from openclaw_rl.settings.load import Config, SamplingOverride
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.episodes.episodes import running_episodes
 from openclaw_rl.store.lineage.policy_names import policy_name
-from openclaw_rl.types import Capture, Kind, Reason, ReasonCode, Request, Sampling
+from openclaw_rl.types import Capture, Kind, Request, Sampling
 
 log = logging.getLogger(__name__)
 
-_id_generator = random.Random(random.SystemRandom().getrandbits(256))  # ids need to be unique and cheap, not secret
+# Ids need to be unique and cheap, not secret.
+_id_generator = random.Random(random.SystemRandom().getrandbits(256))
 
-DEFAULT_CONTEXT_TOKENS = 4096  # tokens, if neither the settings nor the model define the context length
+# Tokens, if neither the settings nor the model define the context length.
+DEFAULT_CONTEXT_TOKENS = 4096
 CONTINUED = Reason(
-    ReasonCode.CONTINUED, "the reply continues a message of the client; only whole replies are trained on"
+    ReasonCode.CONTINUED,
+    "the reply continues a message of the client; only whole replies are trained on",
 )
 CONTROL_TOKEN = Reason(
     ReasonCode.CONTROL_TOKEN,
     "a message, tool or template variable has the text of a control token, and the model reads it as that token",
 )
 WITH_IMAGES = Reason(ReasonCode.IMAGES, "its prompt has images, and the trainer reads text only")
-LOCAL_BACKENDS = ("embedded", "vllm", "sglang")  # engines whose replies cost nobody money
-EXAMINED_AT_ONCE = 4  # questions in one call of the examiner of lessons
-MAX_COUNTED_CONTEXTS = 8  # a longer prompt is refused also where its tokens are only counted
-MIN_REFUSED_BODY_BYTES = 2**20  # smaller bodies are always read, as the error is then more precise
-MAX_JSON_BYTES_PER_BYTE = 6  # a byte of text takes up to six in JSON: \u0001
+# Engines whose replies cost nobody money.
+LOCAL_BACKENDS = ("embedded", "vllm", "sglang")
+# Questions in one call of the examiner of lessons.
+EXAMINED_AT_ONCE = 4
+# A longer prompt is refused also where its tokens are only counted.
+MAX_COUNTED_CONTEXTS = 8
+# Smaller bodies are always read, as the error is then more precise.
+MIN_REFUSED_BODY_BYTES = 2**20
+# A byte of text takes up to six in JSON: \u0001.
+MAX_JSON_BYTES_PER_BYTE = 6
 
 
 class Gateway:
     """Shared state of all requests."""
 
-    def __init__(self, config: Config, *, store: Store, engine: Engine, renderer: Renderer, identity: str) -> None:
-        self.config, self.store, self.engine, self.renderer, self.identity = config, store, engine, renderer, identity
+    def __init__(
+        self, config: Config, *, store: Store, engine: Engine, renderer: Renderer, identity: str
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.engine = engine
+        self.renderer = renderer
+        self.identity = identity
         self.metrics = GatewayMetrics()
-        self.running_replies = 0  # replies in flight
-        self.open_requests = 0  # for replies, from their authentication to the last byte that is sent
+        # Replies in flight.
+        self.running_replies = 0
+        # For replies, from their authentication to the last byte that is sent.
+        self.open_requests = 0
         self.metrics.running.set_function(lambda: self.running_replies)
         self.disk = DiskMonitor(store.path.parent)
         self.writer = GroupCommitWriter(store, self.metrics, self.disk)
-        self.versions = VersionManager(store, engine, cap=config.engine.max_loaded_versions, metrics=self.metrics)
+        self.versions = VersionManager(
+            store, engine, cap=config.engine.max_loaded_versions, metrics=self.metrics
+        )
         self.prompt_builder = PromptBuilder(
             renderer,
             secret=store.secret,
             is_ephemeral=message_hash.EphemeralMatcher(config.serve.ephemeral_patterns),
             recall=PromptRecovery(store, identity=identity, stop_token_ids=renderer.stop_token_ids),
-            image_renderer=ImageRenderer(engine, renderer) if isinstance(engine, ImageEngine) else None,
+            image_renderer=ImageRenderer(engine, renderer)
+            if isinstance(engine, ImageEngine)
+            else None,
         )
         self.examiner = self._make_examiner() if config.serve.examine_lessons else None
         self.lessons = LessonPicker(
@@ -96,9 +117,13 @@ class Gateway:
             identity=identity,
             examine=None if self.examiner is None else self.examiner.submit,
         )
-        self.supports_grammar = True  # whether the engine supports grammars; True until the engine has reported it
-        self.reads_images = isinstance(engine, ImageEngine)  # until the engine has reported whether its model does
-        self.context_length = config.engine.max_context or renderer.context_length or DEFAULT_CONTEXT_TOKENS
+        # Whether the engine supports grammars; True until the engine has reported it.
+        self.supports_grammar = True
+        # Until the engine has reported whether its model does.
+        self.reads_images = isinstance(engine, ImageEngine)
+        self.context_length = (
+            config.engine.max_context or renderer.context_length or DEFAULT_CONTEXT_TOKENS
+        )
         self._sampling_override = sampling_fields(config.serve.sampling_override)
         with store.read() as conn:
             self.episodes = OpenEpisodes(running_episodes(conn))
@@ -132,7 +157,9 @@ class Gateway:
         if caller.episode is None:
             return ask
         ask = replace(ask, sampling=replace(ask.sampling, **self._sampling_override))
-        return apply_episode(ask, self.episodes.get_running(caller.episode), self.config.engine.effective_convention)
+        return apply_episode(
+            ask, self.episodes.get_running(caller.episode), self.config.engine.effective_convention
+        )
 
     async def begin_replies(self, ask: ChatRequest, caller: Caller) -> list[InflightReply]:
         """Begin the request's `n` replies: one prompt and one version for all, and one exchange for each.
@@ -146,14 +173,18 @@ class Gateway:
         pinned, name = self._parse_model(ask.model)
         if ask.completion_prompt is None:
             has_lessons = caller.episode is None
-            prompt = await self._build_prompt(ask, scope, self.context_length, name, has_lessons=has_lessons)
+            prompt = await self._build_prompt(
+                ask, scope, self.context_length, name, has_lessons=has_lessons
+            )
         else:
             ask, prompt = await self.prompt_builder.build_completion(ask, self.context_length)
         override = self._sampling_override if caller.episode is None else {}
         sampling = self._effective_sampling(ask, prompt.rendered, override)
         if pinned is None:
             session, agent = prompt.history.origin or (None, "")
-            owner = policy_name(self.config.policy.per, agent=ask.agent or agent, user=ask.user, key=caller.owner)
+            owner = policy_name(
+                self.config.policy.per, agent=ask.agent or agent, user=ask.user, key=caller.owner
+            )
             conversation = conversation_of(scope, ask.session or session, prompt.history)
             version = self.versions.acquire_current(owner, conversation)
         else:
@@ -187,14 +218,24 @@ class Gateway:
             out.append(InflightReply(self, ask, other, prompt, replace(header, id=other.id)))
         log.debug(
             "%s: %s, %d replies of version %d, %d prompt tokens (%d reused), session %s",
-            *(request.id, request.dialect, ask.n, version, prompt_tokens, prompt.reused, request.session),
+            *(
+                request.id,
+                request.dialect,
+                ask.n,
+                version,
+                prompt_tokens,
+                prompt.reused,
+                request.session,
+            ),
         )
         return out
 
     async def _complete_request(self, ask: ChatRequest, scope: str) -> ChatRequest:
         """Return the request with its whole conversation, and with its images read. Raises `RequestError`."""
         ask = await resolve_previous_response(ask, scope, self.store)
-        return await call_in(admit_images, ask, self.image_refusal, in_thread=ask.size > BUILD_IN_THREAD_BYTES)
+        return await call_in(
+            admit_images, ask, self.image_refusal, in_thread=ask.size > BUILD_IN_THREAD_BYTES
+        )
 
     @property
     def image_refusal(self) -> str | None:
@@ -207,17 +248,25 @@ class Gateway:
         )
 
     def _make_request(
-        self, ask: ChatRequest, caller: Caller, prompt: BuiltPrompt, sampling: Sampling, version: int
+        self,
+        ask: ChatRequest,
+        caller: Caller,
+        prompt: BuiltPrompt,
+        sampling: Sampling,
+        version: int,
     ) -> Request:
         """Return the record of a request that this version answers. Its first message may state session and agent."""
         session, agent = prompt.history.origin or (None, "")
-        session, capture = ask.session or session, Capture(self.config.serve.capture)
+        session = ask.session or session
+        capture = Capture(self.config.serve.capture)
         return Request(
             id=f"{ask.id_prefix}{_id_generator.getrandbits(112):028x}",
             scope=caller.scope,
             agent=ask.agent or agent,
             user=ask.user,
-            session=message_hash.hash_session(session) if session and capture is Capture.REDACTED else session,
+            session=message_hash.hash_session(session)
+            if session and capture is Capture.REDACTED
+            else session,
             kind=ask.kind,
             capture=capture,
             session_done=ask.session_done,
@@ -265,7 +314,8 @@ class Gateway:
         bytes_per_token = self.renderer.tokenizer.longest_token_bytes
         if bytes_per_token is None or size < MIN_REFUSED_BODY_BYTES or self.image_refusal is None:
             return
-        tokens, limit = size // (bytes_per_token * MAX_JSON_BYTES_PER_BYTE), self.context_length
+        tokens = size // (bytes_per_token * MAX_JSON_BYTES_PER_BYTE)
+        limit = self.context_length
         if tokens > contexts * limit:
             raise PromptTooLong(tokens, limit, is_minimum=True)
 
@@ -277,11 +327,16 @@ class Gateway:
         An evaluation may ask for them. A prompt that has no space for the lessons is built without them. `has_lessons`:
         False in episodes.
         """
-        if len(ask.messages) > limit:  # in every template a message takes at least one token
+        # In every template a message takes at least one token.
+        if len(ask.messages) > limit:
             raise PromptTooLong(len(ask.messages), limit, is_minimum=True)
         try:
             is_alone = ask.kind is Kind.SIDE or model.startswith(f"{self.config.model.name}@")
-            if not has_lessons or self.config.serve.lessons == "off" or (is_alone and not ask.with_lessons):
+            if (
+                not has_lessons
+                or self.config.serve.lessons == "off"
+                or (is_alone and not ask.with_lessons)
+            ):
                 return await self.prompt_builder.build_prompt(ask, scope, limit)
             return await self._build_with_lessons(ask, scope, limit)
         except RecursionError:
@@ -317,7 +372,9 @@ class Gateway:
             status=404,
         )
 
-    def _effective_sampling(self, ask: ChatRequest, rendered: RenderedPrompt, override: Mapping[str, Any]) -> Sampling:
+    def _effective_sampling(
+        self, ask: ChatRequest, rendered: RenderedPrompt, override: Mapping[str, Any]
+    ) -> Sampling:
         """Return the request's sampling with `max_tokens` limited to the context, and with the fields of `override`."""
         prompt = len(rendered.prompt_ids)
         remains = self.context_length - prompt
@@ -332,12 +389,15 @@ class Gateway:
         if ask.constraint is not None:
             if sampling.min_tokens:
                 raise field_error(
-                    "min_tokens", f"conflicts with {ask.constraint.param}, which decides where a reply ends."
+                    "min_tokens",
+                    f"conflicts with {ask.constraint.param}, which decides where a reply ends.",
                 )
             limit["grammar"] = self._build_grammar(ask, ask.constraint, rendered)
         return replace(sampling, **(limit | dict(override)))
 
-    def _build_grammar(self, ask: ChatRequest, forced: ResponseConstraint, rendered: RenderedPrompt) -> str:
+    def _build_grammar(
+        self, ask: ChatRequest, forced: ResponseConstraint, rendered: RenderedPrompt
+    ) -> str:
         if not self.supports_grammar:
             raise grammar_error("this engine does not support grammars", forced)
         try:

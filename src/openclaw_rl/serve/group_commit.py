@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 WriteItem = Request | Reply | Feedback | Episode | EpisodeEnd
 MAX_GROUP_ITEMS = 256
-MAX_DISK_WAIT = 10.0  # seconds that a finished reply waits for space on a full disk before its client gets an error
+# Seconds that a finished reply waits for space on a full disk before its client gets an error.
+MAX_DISK_WAIT = 10.0
 _QueuedWrite = tuple[WriteItem, asyncio.Future[None]]
 
 
@@ -39,15 +40,19 @@ class GroupCommitWriter:
     `MAX_DISK_WAIT`, as a client waits for it, any other until there is space.
     """
 
-    def __init__(self, store: Store, metrics: GatewayMetrics, disk: DiskMonitor | None = None) -> None:
+    def __init__(
+        self, store: Store, metrics: GatewayMetrics, disk: DiskMonitor | None = None
+    ) -> None:
         """`disk` learns of writes that failed because the disk is full."""
         self._store = store
         self._metrics = metrics
         self._disk = disk or DiskMonitor(store.path.parent)
-        self._held: list[tuple[_QueuedWrite, float]] = []  # ends of replies; monotonic seconds until they fail
+        # Ends of replies; monotonic seconds until they fail.
+        self._held: list[tuple[_QueuedWrite, float]] = []
         self._may_wait = True
         self._queue: queue.SimpleQueue[list[_QueuedWrite] | None] = queue.SimpleQueue()
-        self._pending: list[_QueuedWrite] = []  # from this iteration of the event loop, and items that may wait
+        # From this iteration of the event loop, and items that may wait.
+        self._pending: list[_QueuedWrite] = []
         self._flush_scheduled = False
         self._flush_timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -71,7 +76,9 @@ class GroupCommitWriter:
 
     def _flush_pending(self) -> None:
         """Hand all pending items to the thread, so that it wakes up only once per iteration of the event loop."""
-        jobs, self._pending, self._flush_scheduled = self._pending, [], False
+        jobs = self._pending
+        self._pending = []
+        self._flush_scheduled = False
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
@@ -93,24 +100,29 @@ class GroupCommitWriter:
                 jobs = []
             if jobs is None:
                 break
-            held, self._held = self._held, []
+            held = self._held
+            self._held = []
             for job, deadline in held:
                 self._write_or_split([job], again=True, deadline=deadline)
             if jobs:
                 self._write_or_split(jobs)
-        for job, _ in self._held:  # the next start marks these exchanges as failed
+        # The next start marks these exchanges as failed.
+        for job, _ in self._held:
             _notify_waiters([job], DiskFull("the disk is full"))
 
     def stop_waiting(self) -> None:
         """Let writes fail that wait for space on a full disk, because this process ends."""
         self._may_wait = False
 
-    def _write_or_split(self, jobs: list[_QueuedWrite], *, again: bool = False, deadline: float | None = None) -> None:
+    def _write_or_split(
+        self, jobs: list[_QueuedWrite], *, again: bool = False, deadline: float | None = None
+    ) -> None:
         """Commit `jobs` together, else one by one. `deadline`: until when a job may wait for space on the disk."""
         began = time.perf_counter()
         try:
             self._commit_group(jobs, again=again)
-        except Exception as error:  # any error goes to the futures; this thread must survive
+        except Exception as error:
+            # Any error goes to the futures; this thread must survive.
             if len(jobs) > 1:
                 for job in jobs:
                     self._write_or_split([job], again=True)
@@ -182,9 +194,11 @@ def _notify_waiters(jobs: Sequence[_QueuedWrite], error: Exception | None) -> No
 def _resolve_futures(jobs: Sequence[_QueuedWrite], error: Exception | None) -> None:
     for _, future in jobs:
         if future.done():
-            continue  # its waiter was cancelled
+            # Its waiter was cancelled.
+            continue
         if error is None:
             future.set_result(None)
         else:
             future.set_exception(error)
-            future.exception()  # mark the exception as retrieved, or asyncio warns if the waiter was cancelled
+            # Mark the exception as retrieved, or asyncio warns if the waiter was cancelled.
+            future.exception()

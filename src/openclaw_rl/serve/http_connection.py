@@ -19,10 +19,14 @@ from openclaw_rl.settings.load import ServeConfig
 
 log = logging.getLogger(__name__)
 
-MAX_LINE_BYTES = 64 * 1024  # maximum for the request line, and for each header
-MAX_HEAD_BYTES = 256 * 1024  # maximum for the request line and all headers
-_LINGER_SECONDS = 1.0  # for which aiohttp discards a body behind the response; `discard_body` came before
-_QUOTED_BYTES = re.compile(r"\n|:? b['\"]")  # start of the client's bytes, which are never logged
+# Maximum for the request line, and for each header.
+MAX_LINE_BYTES = 64 * 1024
+# Maximum for the request line and all headers.
+MAX_HEAD_BYTES = 256 * 1024
+# For which aiohttp discards a body behind the response; `discard_body` came before.
+_LINGER_SECONDS = 1.0
+# Start of the client's bytes, which are never logged.
+_QUOTED_BYTES = re.compile(r"\n|:? b['\"]")
 _REQUEST_LINE = re.compile(rb"[A-Z]+ (/[^ ?\r\n]*)")
 _PARSE_ERRORS = (HttpProcessingError, web.RequestPayloadError)
 
@@ -40,9 +44,12 @@ class GatewayConnection(web.RequestHandler):
     _head_timer: asyncio.TimerHandle | None = None
     _body: StreamReader | None = None  # body of the latest request
 
-    def __init__(self, manager: web.Server, *, limits: ConnectionLimits, header_timeout: float, **kwargs: Any) -> None:
+    def __init__(
+        self, manager: web.Server, *, limits: ConnectionLimits, header_timeout: float, **kwargs: Any
+    ) -> None:
         super().__init__(manager, access_log=None, **kwargs)  # type: ignore[arg-type]  # AppRunner passes None, too
-        self._limits, self._header_timeout = limits, header_timeout
+        self._limits = limits
+        self._header_timeout = header_timeout
 
     @property
     def is_idle(self) -> bool:
@@ -73,7 +80,8 @@ class GatewayConnection(web.RequestHandler):
         """Record the path before parsing, because a request that cannot be parsed has none."""
         if (line := _REQUEST_LINE.match(data)) is not None:
             self._request_path = line[1].decode("latin-1")
-        known, in_body = self._request_count, self._body is not None and not self._body.is_eof()
+        known = self._request_count
+        in_body = self._body is not None and not self._body.is_eof()
         super().data_received(data)
         if self._request_count > known:
             self._stop_head_timer()
@@ -85,7 +93,9 @@ class GatewayConnection(web.RequestHandler):
         """Bound the incomplete head of a request."""
         self._head_bytes += received
         if self._head_bytes > MAX_HEAD_BYTES:
-            log.info("a request's head had more than %d bytes; its connection is closed", MAX_HEAD_BYTES)
+            log.info(
+                "a request's head had more than %d bytes; its connection is closed", MAX_HEAD_BYTES
+            )
             self.force_close()
         elif self._head_timer is None:
             self._start_head_timer()
@@ -117,7 +127,11 @@ class GatewayConnection(web.RequestHandler):
             self.close()
 
     def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
     ) -> web.StreamResponse:
         """Return the last response of this connection. Raises `ConnectionError` if another response has begun."""
         self.log_exception("a request failed below the router", exc_info=exc)
@@ -130,7 +144,9 @@ class GatewayConnection(web.RequestHandler):
             else "the gateway failed."
         )
         headers = {REQUEST_ID_HEADER: request_id(request.headers)}
-        answer = json_response(error_body(self._request_path, status, words), status=status, headers=headers)
+        answer = json_response(
+            error_body(self._request_path, status, words), status=status, headers=headers
+        )
         answer.force_close()
         return answer
 
@@ -140,7 +156,9 @@ class GatewayConnection(web.RequestHandler):
         """Format errors that aiohttp raises before any handler, such as for an unknown `Expect` header."""
         if isinstance(resp, web.HTTPException):
             body = error_body(request.path, resp.status, f"{resp.text or resp.reason}.")
-            resp = json_response(body, status=resp.status, headers={REQUEST_ID_HEADER: request_id(request.headers)})
+            resp = json_response(
+                body, status=resp.status, headers={REQUEST_ID_HEADER: request_id(request.headers)}
+            )
         return await super().finish_response(request, resp, start_time)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
@@ -151,7 +169,9 @@ class GatewayConnection(web.RequestHandler):
             super().log_exception(*args, **kw)
 
 
-def json_response(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def json_response(
+    body: bytes, *, status: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
@@ -162,7 +182,9 @@ def error_summary(error: BaseException | str | None) -> str:
 
 
 _TOO_MANY_CONNECTIONS_BODY = error_body(
-    "", 503, "too many connections (serve.max_connections, serve.max_connections_per_address). Try again."
+    "",
+    503,
+    "too many connections (serve.max_connections, serve.max_connections_per_address). Try again.",
 )
 _TOO_MANY_CONNECTIONS = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
@@ -177,7 +199,9 @@ class GatewayRunner(web.AppRunner):
         """`grace`: seconds for running requests at shutdown."""
         super().__init__(app, access_log=None, handler_cancellation=True, shutdown_timeout=grace)
         self._serve = serve
-        self._limits = ConnectionLimits(allow_open_files(serve.max_connections), serve.max_connections_per_address)
+        self._limits = ConnectionLimits(
+            allow_open_files(serve.max_connections), serve.max_connections_per_address
+        )
 
     @property
     def server(self) -> Any:

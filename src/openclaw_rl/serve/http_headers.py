@@ -20,7 +20,8 @@ REQUEST_ID_HEADER = "x-request-id"
 _REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
 _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 _EXPOSED_HEADERS = "X-OpenClaw-Ignored, X-OpenClaw-Lessons, X-OpenClaw-Withdrawn-Lessons, x-request-id, Retry-After"
-_PREFLIGHT_SECONDS = "600"  # for which a browser keeps the answer
+# For which a browser keeps the answer.
+_PREFLIGHT_SECONDS = "600"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -43,7 +44,9 @@ def check_host(request: web.BaseRequest, accepted: frozenset[str] | None) -> Non
     host = request.headers.get(hdrs.HOST)
     if accepted is None or host is None:
         return
-    refused = next((name for name in (host, request.host or "") if _host_name(name) not in accepted), None)
+    refused = next(
+        (name for name in (host, request.host or "") if _host_name(name) not in accepted), None
+    )
     if refused is None:
         return
     raise RequestError(
@@ -78,7 +81,9 @@ def add_header_signals(app: web.Application, origins: Sequence[str]) -> None:
     app.on_response_prepare.append(partial(_add_headers, frozenset(origins)))
 
 
-async def _add_headers(origins: frozenset[str], request: web.BaseRequest, response: web.StreamResponse) -> None:
+async def _add_headers(
+    origins: frozenset[str], request: web.BaseRequest, response: web.StreamResponse
+) -> None:
     response.headers.setdefault(REQUEST_ID_HEADER, request_id(request.headers))
     response.headers.update(_cors_headers(origins, request))
 
@@ -97,7 +102,11 @@ def _cors_headers(origins: frozenset[str], request: web.BaseRequest) -> dict[str
 
 def preflight_response(request: web.Request, origins: Sequence[str]) -> web.Response | None:
     """Return the answer to a browser's preflight request, which has no key; None for other requests."""
-    if request.method != hdrs.METH_OPTIONS or hdrs.ACCESS_CONTROL_REQUEST_METHOD not in request.headers or not origins:
+    if (
+        request.method != hdrs.METH_OPTIONS
+        or hdrs.ACCESS_CONTROL_REQUEST_METHOD not in request.headers
+        or not origins
+    ):
         return None
     wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
     headers = {
@@ -105,4 +114,6 @@ def preflight_response(request: web.Request, origins: Sequence[str]) -> web.Resp
         hdrs.ACCESS_CONTROL_ALLOW_HEADERS: wanted,
         hdrs.ACCESS_CONTROL_MAX_AGE: _PREFLIGHT_SECONDS,
     }
-    return web.Response(status=204, headers={name: value for name, value in headers.items() if value})
+    return web.Response(
+        status=204, headers={name: value for name, value in headers.items() if value}
+    )

@@ -18,11 +18,25 @@ import numpy as np
 
 from openclaw_rl.common.images.image_prompt import ImageGeneration
 from openclaw_rl.common.logging_metrics import GatewayMetrics
-from openclaw_rl.errors import DiskFull, EngineError, EngineGone, GrammarError, RequestError, SamplingUnsupported
+from openclaw_rl.errors import (
+    DiskFull,
+    EngineError,
+    EngineGone,
+    GrammarError,
+    RequestError,
+    SamplingUnsupported,
+)
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.serve.chat_request import DISK_FULL, ChatRequest, ReplyEnd, ReplyFailed, ReplyHeader, StreamPart
+from openclaw_rl.serve.chat_request import (
+    DISK_FULL,
+    ChatRequest,
+    ReplyEnd,
+    ReplyFailed,
+    ReplyHeader,
+    StreamPart,
+)
 from openclaw_rl.serve.episodes.open_episodes import OpenEpisodes
 from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.serve.prompt_builder import BuiltPrompt, PromptBuilder
@@ -34,8 +48,10 @@ from openclaw_rl.types import Capture, Chunk, ExchangeStatus, Generation, Reques
 
 log = logging.getLogger(__name__)
 
-MAX_RECORD_WAIT = 2.0  # seconds that the error of a failed reply waits until its end is recorded
-MAX_COMMIT_DELAY = 0.002  # seconds that an admission may wait to share a transaction
+# Seconds that the error of a failed reply waits until its end is recorded.
+MAX_RECORD_WAIT = 2.0
+# Seconds that an admission may wait to share a transaction.
+MAX_COMMIT_DELAY = 0.002
 
 
 class ReplyContext(Protocol):
@@ -59,11 +75,20 @@ class InflightReply:
     """One exchange in flight."""
 
     def __init__(
-        self, context: ReplyContext, ask: ChatRequest, request: Request, prompt: BuiltPrompt, header: ReplyHeader
+        self,
+        context: ReplyContext,
+        ask: ChatRequest,
+        request: Request,
+        prompt: BuiltPrompt,
+        header: ReplyHeader,
     ) -> None:
-        self._context, self._ask, self._request, self._prompt = context, ask, request, prompt
+        self._context = context
+        self._ask = ask
+        self._request = request
+        self._prompt = prompt
         self.header = header
-        self._version, self._pinned = request.version, header.model.startswith(context.config.model.name + "@")
+        self._version = request.version
+        self._pinned = header.model.startswith(context.config.model.name + "@")
         text = (
             context.renderer.new_reply_decoder(
                 thinking=prompt.rendered.thinking,
@@ -83,9 +108,12 @@ class InflightReply:
             one_call=bool(ask.tools) and not ask.parallel_calls,
         )
         # A response that is not streamed is sent after the end is durable, so admission and end may share a transaction
-        self._admitted = context.writer.put(request, max_delay=0.0 if ask.stream else MAX_COMMIT_DELAY)
+        self._admitted = context.writer.put(
+            request, max_delay=0.0 if ask.stream else MAX_COMMIT_DELAY
+        )
         self._settled = self._counted = self._started = self._withdrawn = self._is_returned = False
-        self._cancel_reason = "the client closed the connection"  # the reason to record if the reply is cancelled
+        # the reason to record if the reply is cancelled.
+        self._cancel_reason = "the client closed the connection"
 
     @property
     def current_message(self) -> dict[str, Any]:
@@ -95,10 +123,13 @@ class InflightReply:
     @property
     def stored_message(self) -> dict[str, Any]:
         """The assistant message delivered so far, behind the text of the client's message that it continues."""
-        message, prefix = self.current_message, self._ask.prefix
+        message = self.current_message
+        prefix = self._ask.prefix
         if prefix is None:
             return message
-        return message | {"content": content_text(prefix.get("content")) + (message["content"] or "")}
+        return message | {
+            "content": content_text(prefix.get("content")) + (message["content"] or "")
+        }
 
     async def stream_parts(self) -> AsyncGenerator[StreamPart]:
         """Yield the parts for the client. The last part has `end` and comes when the exchange is durable.
@@ -107,7 +138,8 @@ class InflightReply:
         generation.
         """
         context = self._context
-        part, self._started = StreamPart(), True
+        part = StreamPart()
+        self._started = True
         context.running_replies += 1
         try:
             async with aclosing(self._stream_chunks()) as chunks:
@@ -131,7 +163,8 @@ class InflightReply:
             self._return_reply()
             await self._record_failure(str(error))
             raise
-        except Exception as error:  # any error: the exchange must not stay RUNNING
+        except Exception as error:
+            # Any error: the exchange must not stay RUNNING.
             self._return_reply()
             self._end_in_background(ExchangeStatus.FAILED, f"{type(error).__name__}: {error}")
             raise
@@ -151,7 +184,8 @@ class InflightReply:
         One that was streamed to its end did arrive, and stays counted.
         """
         if not (self._settled and self._ask.stream):
-            self._cancel_reason, self._withdrawn = reason, True
+            self._cancel_reason = reason
+            self._withdrawn = True
             self._return_reply()
 
     def cancel_unstarted(self) -> None:
@@ -165,13 +199,16 @@ class InflightReply:
 
     async def _stream_chunks(self) -> AsyncGenerator[Chunk]:
         """Yield the engine's chunks. Before the first token, retry a failure for up to `serve.engine_wait` seconds."""
-        loop, context = asyncio.get_running_loop(), self._context
+        loop = asyncio.get_running_loop()
+        context = self._context
         deadline = loop.time() + context.config.serve.engine_wait
         refusals = 0
         while True:
             if not context.versions.is_loaded(self._version):
                 await self._wait_durable(self._admitted)
-                self._version = await context.versions.wait_loaded(self._version, deadline, pinned=self._pinned)
+                self._version = await context.versions.wait_loaded(
+                    self._version, deadline, pinned=self._pinned
+                )
                 self.header = replace(self.header, version=self._version)
             try:
                 async with aclosing(self._generate()) as chunks:
@@ -197,10 +234,13 @@ class InflightReply:
             message = f"the engine disconnected during the reply ({error})"
             raise ReplyFailed(message, status=503, code="engine_gone") from error
         if self.accumulator.token_ids or refusals > 1:
-            raise ReplyFailed(f"the engine refused: {error}", status=500, code="engine_error") from error
+            raise ReplyFailed(
+                f"the engine refused: {error}", status=500, code="engine_error"
+            ) from error
 
     def _generate(self) -> Any:
-        request, conversation = self._request, self._prompt.with_images
+        request = self._request
+        conversation = self._prompt.with_images
         generation = Generation(
             id=request.id,
             version=self._version,
@@ -219,18 +259,29 @@ class InflightReply:
         try:
             await asyncio.shield(write)
         except DiskFull as error:
-            self._settled = write is self._admitted  # else the row exists and is ended once there is space
-            raise ReplyFailed(f"the reply could not be recorded: {error}", status=503, code=DISK_FULL) from error
-        except Exception as error:  # of the store or the disk: report it to the client
-            self._settled = True  # there is no row to finish
+            # Else the row exists and is ended once there is space.
+            self._settled = write is self._admitted
+            raise ReplyFailed(
+                f"the reply could not be recorded: {error}", status=503, code=DISK_FULL
+            ) from error
+        except Exception as error:
+            # Of the store or the disk: report it to the client.
+            # There is no row to finish.
+            self._settled = True
             message = f"the exchange could not be made durable, so it does not count: {error}"
             raise ReplyFailed(message, status=500, code="not_durable") from error
 
     async def _finish_reply(self, part: StreamPart) -> StreamPart:
         """Record the complete exchange, and return the last part once it is on disk."""
-        context, request, record = self._context, self._request, self.accumulator
+        context = self._context
+        request = self._request
+        record = self.accumulator
         if record.finish_reason is None:
-            raise ReplyFailed("the engine ended the reply without a finish reason", status=500, code="engine_error")
+            raise ReplyFailed(
+                "the engine ended the reply without a finish reason",
+                status=500,
+                code="engine_error",
+            )
         whole = self.stored_message
         mark = context.prompt_builder.mark_reply(self._prompt.history, whole, len(request.messages))
         reply = record.build_reply(ExchangeStatus.DONE, whole, self._version, mark=mark, error=None)
@@ -241,11 +292,19 @@ class InflightReply:
         done = context.writer.put(reply)
         await self._wait_durable(self._admitted)
         await self._wait_durable(done)
-        if record.can_bridge and self._ask.completion_prompt is None and self._prompt.with_images is None:
+        if (
+            record.can_bridge
+            and self._ask.completion_prompt is None
+            and self._prompt.with_images is None
+        ):
             context.prompt_builder.cache_finished_reply(self._prompt.history, mark, request, reply)
         self._count_outcome(record.finish_reason.value)
         self._observe_metrics(reply.finished_at)
-        end = ReplyEnd(finish_reason=record.finish_reason, usage=record.token_usage(), stop_string=record.stop_string())
+        end = ReplyEnd(
+            finish_reason=record.finish_reason,
+            usage=record.token_usage(),
+            stop_string=record.stop_string(),
+        )
         return replace(part, end=end)
 
     def _count_outcome(self, outcome: str) -> None:
@@ -255,10 +314,17 @@ class InflightReply:
             self._context.metrics.replies.labels(route=self._ask.dialect, outcome=outcome).inc()
 
     def _observe_metrics(self, finished_at: float) -> None:
-        metrics, record = self._context.metrics, self.accumulator
+        metrics = self._context.metrics
+        record = self.accumulator
         seconds = finished_at - self._request.admitted_at
         tokens = len(record.token_ids)
-        log.debug("%s: done (%s), %d tokens in %.2f s", self.header.id, record.finish_reason, tokens, seconds)
+        log.debug(
+            "%s: done (%s), %d tokens in %.2f s",
+            self.header.id,
+            record.finish_reason,
+            tokens,
+            seconds,
+        )
         metrics.response_tokens.inc(tokens)
         metrics.cached_tokens.inc(record.cached_tokens)
         metrics.duration.observe(seconds)
@@ -271,22 +337,36 @@ class InflightReply:
 
     async def _record_failure(self, error: str) -> None:
         if not self._settled:
-            recorded = self._context.spawn_background(self._record_end(ExchangeStatus.FAILED, error))
-            await asyncio.wait({recorded}, timeout=MAX_RECORD_WAIT)  # on a full disk it is recorded later
+            recorded = self._context.spawn_background(
+                self._record_end(ExchangeStatus.FAILED, error)
+            )
+            # On a full disk it is recorded later.
+            await asyncio.wait({recorded}, timeout=MAX_RECORD_WAIT)
 
     async def _record_end(self, status: ExchangeStatus, error: str) -> None:
         """Record an end with a status other than DONE."""
         self._settled = True
-        shown = "" if self._request.capture is Capture.REDACTED else f": {error}"  # it may quote the request
+        # It may quote the request.
+        shown = "" if self._request.capture is Capture.REDACTED else f": {error}"
         log.debug("%s: %s%s", self._request.id, status.value, shown)
         message = self.stored_message
-        mark = self._context.prompt_builder.mark_reply(self._prompt.history, message, len(self._request.messages))
+        mark = self._context.prompt_builder.mark_reply(
+            self._prompt.history, message, len(self._request.messages)
+        )
         try:
             await self._admitted
             await self._context.writer.put(
                 self.accumulator.build_reply(status, message, self._version, mark=mark, error=error)
             )
         except DiskFull as failure:
-            log.warning("exchange %s is not recorded as %s: %s", self._request.id, status.value, failure)
-        except Exception as failure:  # no client is waiting any more; the next start marks the exchange FAILED
-            log.exception("exchange %s could not be recorded as %s: %s", self._request.id, status.value, failure)
+            log.warning(
+                "exchange %s is not recorded as %s: %s", self._request.id, status.value, failure
+            )
+        except Exception as failure:
+            # No client is waiting any more; the next start marks the exchange FAILED.
+            log.exception(
+                "exchange %s could not be recorded as %s: %s",
+                self._request.id,
+                status.value,
+                failure,
+            )

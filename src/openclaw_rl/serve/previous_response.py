@@ -29,17 +29,23 @@ async def resolve_previous_response(ask: ChatRequest, scope: str, store: Store) 
     found = await asyncio.to_thread(_load_exchanges, store, list(named))
     for name, param in named.items():
         _check_continuable(found.get(name), name, param, scope)
-    new = [_reply_message(found[ask.references[n]]) if n in ask.references else m for n, m in enumerate(ask.messages)]
+    new = [
+        _reply_message(found[ask.references[n]]) if n in ask.references else m
+        for n, m in enumerate(ask.messages)
+    ]
     before = [] if ask.previous_id is None else _stored_conversation(found[ask.previous_id])
     own = 1 if ask.has_instructions else 0
     messages = [*new[:own], *before, *new[own:]]
     raw = [to_json(m) for m in messages]
-    return replace(ask, messages=messages, references={}, raw=raw, size=ask.size + sum(map(len, raw)))
+    return replace(
+        ask, messages=messages, references={}, raw=raw, size=ask.size + sum(map(len, raw))
+    )
 
 
 def _load_exchanges(store: Store, ids: Sequence[str]) -> Mapping[str, Exchange]:
     with store.read() as conn:
-        return exchanges.get_readable(conn, [i for i in ids if i.isascii()])  # our ids are ASCII
+        # Our ids are ASCII.
+        return exchanges.get_readable(conn, [i for i in ids if i.isascii()])
 
 
 def _check_continuable(found: Exchange | None, name: str, param: str, scope: str) -> None:
@@ -52,16 +58,29 @@ def _check_continuable(found: Exchange | None, name: str, param: str, scope: str
             code="previous_response_not_found",
         )
     if found.request.capture is Capture.REDACTED:
-        raise field_error(param, f"{shown!r} was stored without its text. Send the conversation as input instead.")
+        raise field_error(
+            param, f"{shown!r} was stored without its text. Send the conversation as input instead."
+        )
     if found.reply is None or found.reply.status is not ExchangeStatus.DONE:
-        state = "is not complete yet" if found.reply is None else f"has no complete reply ({found.reply.status.value})"
+        state = (
+            "is not complete yet"
+            if found.reply is None
+            else f"has no complete reply ({found.reply.status.value})"
+        )
         raise field_error(param, f"{shown!r} {state}.")
 
 
 def _stored_conversation(exchange: Exchange) -> Iterable[Message]:
     """Return the messages to carry over. A client's own `INSTRUCTIONS` key is removed: it must not act as our mark."""
-    said = exchange.request.messages[1:] if has_instructions(exchange.request) else exchange.request.messages
-    unmarked = ({k: v for k, v in m.items() if k != INSTRUCTIONS_KEY} if INSTRUCTIONS_KEY in m else m for m in said)
+    said = (
+        exchange.request.messages[1:]
+        if has_instructions(exchange.request)
+        else exchange.request.messages
+    )
+    unmarked = (
+        {k: v for k, v in m.items() if k != INSTRUCTIONS_KEY} if INSTRUCTIONS_KEY in m else m
+        for m in said
+    )
     return [*unmarked, _reply_message(exchange)]
 
 

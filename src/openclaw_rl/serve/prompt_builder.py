@@ -34,15 +34,23 @@ from openclaw_rl.serve.message_features import MessageFeatures, ToolFeatures
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.types import Ids, Mark, Message, Reply, Request
 
-TOKENIZE_IN_THREAD_CHARS = 16 * 1024  # new characters above which a thread tokenizes, so that streams do not stall
-FEATURE_CACHE_BYTES = 16 * 2**20  # size of the per-message cache, in bytes of messages
-CHARS_PER_TOKEN = 4  # more characters per token of the limit are checked in slices before they are tokenized whole
-BUILD_IN_THREAD_BYTES = 512 * 1024  # body size above which a thread also hashes and renders
-BUILD_IN_THREAD_MESSAGES = 1000  # number of messages above which it does
-REPLY_CACHE_TOKENS = 4 * 2**20  # size of the cache of sampled replies for rendered prompts, in tokens
-MAX_RECOVERED_REPLIES = 64  # number of a history's last replies that are read from the store after a restart
+# New characters above which a thread tokenizes, so that streams do not stall.
+TOKENIZE_IN_THREAD_CHARS = 16 * 1024
+# Size of the per-message cache, in bytes of messages.
+FEATURE_CACHE_BYTES = 16 * 2**20
+# More characters per token of the limit are checked in slices before they are tokenized whole.
+CHARS_PER_TOKEN = 4
+# Body size above which a thread also hashes and renders.
+BUILD_IN_THREAD_BYTES = 512 * 1024
+# Number of messages above which it does.
+BUILD_IN_THREAD_MESSAGES = 1000
+# Size of the cache of sampled replies for rendered prompts, in tokens.
+REPLY_CACHE_TOKENS = 4 * 2**20
+# Number of a history's last replies that are read from the store after a restart.
+MAX_RECOVERED_REPLIES = 64
 
-MAX_CHAINS = 2048  # number of a history's last messages by which lessons for the conversation are found
+# Number of a history's last messages by which lessons for the conversation are found.
+MAX_CHAINS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,8 @@ class HashedHistory:
     hash_state: blake2b  # state of the hash over all messages, to be continued with the reply
     has_no_ephemeral: bool  # whether it has no ephemeral message
     origin: tuple[str, str] | None = None  # (session, agent) that the first user message states
-    can_bridge: bool = False  # whether template and variables allow the next prompt to continue this one's ids
+    # Whether template and variables allow the next prompt to continue this one's ids.
+    can_bridge: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,8 @@ class BuiltPrompt:
     has_acting_token: bool = False
     lessons: Mapping[str, str] = field(default_factory=dict)  # id -> text of those in the prompt
     withdrawn: tuple[str, ...] = ()  # ids of the lessons that cost correctness
-    with_images: ImagePrompt | None = None  # the conversation, if it has images: the engine has rendered it
+    # The conversation, if it has images: the engine has rendered it.
+    with_images: ImagePrompt | None = None
 
 
 class PromptBuilder:
@@ -86,7 +96,8 @@ class PromptBuilder:
         recall: PromptRecovery | None = None,
         image_renderer: ImageRenderer | None = None,
     ) -> None:
-        self.renderer, self._image_renderer = renderer, image_renderer
+        self.renderer = renderer
+        self._image_renderer = image_renderer
         self._secret = secret
         self.is_ephemeral = is_ephemeral
         self._token_source = recall
@@ -99,7 +110,9 @@ class PromptBuilder:
             FEATURE_CACHE_BYTES, lambda raw, features: len(raw) + 256
         )
         self._tool_cache: TwoGenerationLRU[bytes, ToolFeatures] = TwoGenerationLRU(256)
-        self._mark_cache: TwoGenerationLRU[tuple[int, bytes, bytes], Mark] = TwoGenerationLRU(131072)
+        self._mark_cache: TwoGenerationLRU[tuple[int, bytes, bytes], Mark] = TwoGenerationLRU(
+            131072
+        )
 
     async def build_prompt(
         self, ask: ChatRequest, scope: str, limit: int, lookup: LessonLookup | None = None
@@ -114,41 +127,66 @@ class PromptBuilder:
         features, tools = await call_in(self._read_request, ask, in_thread=large)
         lessons: Mapping[str, str] = {}
         if lookup is not None:
-            lessons = await lookup.find_lessons(_stated_origin(features), lambda: self._message_chains(features))
+            lessons = await lookup.find_lessons(
+                _stated_origin(features), lambda: self._message_chains(features)
+            )
         if lessons and (at := hinted_index(ask.messages, self.is_ephemeral)) is not None:
             ask, features = self._add_hint(ask, features, lessons_hint(lessons.values()), at)
         else:
             lessons = {}
-        history = await call_in(self._hash_history, features, tools, scope, ask.template_variables, in_thread=large)
+        history = await call_in(
+            self._hash_history, features, tools, scope, ask.template_variables, in_thread=large
+        )
         acts = tools.has_acting_token or any(f.has_acting_token for f in features)
         acts = acts or any(map(self.renderer.has_acting_token, ask.template_variables.values()))
         if ask.images:
-            assert self._image_renderer is not None, "images are admitted only if the engine reads them"
+            assert self._image_renderer is not None, (
+                "images are admitted only if the engine reads them"
+            )
             rendered, conversation = await self._image_renderer.render_prompt(ask, features, tools)
-            return BuiltPrompt(rendered, replace(history, can_bridge=False), 0, acts, lessons, with_images=conversation)
+            return BuiltPrompt(
+                rendered,
+                replace(history, can_bridge=False),
+                0,
+                acts,
+                lessons,
+                with_images=conversation,
+            )
         found = None
         if ask.prefix is None:
             keys = history.reply_keys
-            found = self._exchange_tokens.find_last(keys) or await self._recover_exchange(ask, scope, history)
-        if found and (text := await call_in(self._text_after, ask, found[0], in_thread=large)) is not None:
+            found = self._exchange_tokens.find_last(keys) or await self._recover_exchange(
+                ask, scope, history
+            )
+        if (
+            found
+            and (text := await call_in(self._text_after, ask, found[0], in_thread=large))
+            is not None
+        ):
             new = await self._tokenize_pieces(text, [text], limit, in_thread=large)
             bridged = self.renderer.bridge_prompt(found[1].prompt_ids, found[1].response_ids, new)
             if bridged is not None:
                 return BuiltPrompt(bridged, history, len(found[1]), acts, lessons)
         await self._recover_replies(scope, history)
-        whole, pieces = await call_in(self._render_pieces, ask, scope, features, tools, history, in_thread=large)
+        whole, pieces = await call_in(
+            self._render_pieces, ask, scope, features, tools, history, in_thread=large
+        )
         reused = sum(len(piece) for piece in pieces if not isinstance(piece, str))
         rendered = await self._tokenize_pieces(whole, pieces, limit, in_thread=large)
         return BuiltPrompt(rendered, history, reused, acts, lessons)
 
-    async def build_completion(self, ask: ChatRequest, limit: int) -> tuple[ChatRequest, BuiltPrompt]:
+    async def build_completion(
+        self, ask: ChatRequest, limit: int
+    ) -> tuple[ChatRequest, BuiltPrompt]:
         """Build the prompt of a text completion. Returns the request with the prompt as its only message, too.
 
         The message has no mark, so that no conversation is linked to the prompt or continues its tokens.
         """
         run = run_large if ask.size > BUILD_IN_THREAD_BYTES else asyncio.to_thread
         text, ids = await run(self._read_completion, ask.completion_prompt, limit)
-        history = HashedHistory((), (), blake2b(digest_size=16, key=self._secret), has_no_ephemeral=False)
+        history = HashedHistory(
+            (), (), blake2b(digest_size=16, key=self._secret), has_no_ephemeral=False
+        )
         prompt = BuiltPrompt(RenderedPrompt(prompt_ids=ids, thinking=False), history, 0)
         return replace(ask, messages=[{"role": "user", "content": text}]), prompt
 
@@ -175,7 +213,11 @@ class PromptBuilder:
         messages = with_hint(ask.messages, hint, self.is_ephemeral, self.renderer.hint_format)
         features = list(features)
         ready = self.renderer.prepare_message(messages[at])
-        sent = blake2b(features[at].sent_hash + hint.encode("utf-8", "surrogatepass"), digest_size=16, key=self._secret)
+        sent = blake2b(
+            features[at].sent_hash + hint.encode("utf-8", "surrogatepass"),
+            digest_size=16,
+            key=self._secret,
+        )
         features[at] = replace(
             features[at],
             template_message=ready,
@@ -185,7 +227,9 @@ class PromptBuilder:
         return replace(ask, messages=messages), features
 
     def _text_after(self, ask: ChatRequest, index: int) -> str | None:
-        return self.renderer.text_after(ask.messages[index], ask.messages[index + 1 :], tools=bool(ask.tools))
+        return self.renderer.text_after(
+            ask.messages[index], ask.messages[index + 1 :], tools=bool(ask.tools)
+        )
 
     def _render_pieces(
         self,
@@ -199,15 +243,24 @@ class PromptBuilder:
         ready = [f.template_message for f in features]
         known: list[SampledReply] = []
         for mark in history.marks:
-            said = self._sampled_replies.get(scope.encode() + mark.chain) if mark.role == "assistant" else None
+            said = (
+                self._sampled_replies.get(scope.encode() + mark.chain)
+                if mark.role == "assistant"
+                else None
+            )
             if said is not None:
                 known.append(said)
                 if said.reasoning and "reasoning_content" not in ready[mark.index]:
-                    ready[mark.index] = self.renderer.with_reasoning(ready[mark.index], said.reasoning)
+                    ready[mark.index] = self.renderer.with_reasoning(
+                        ready[mark.index], said.reasoning
+                    )
         if ask.prefix is not None:
             ready.append(self.renderer.prepare_cut_message(ask.prefix))
         text = self.renderer.render_text(
-            ready, tools.template_tools, generation=ask.prefix is None, variables=ask.template_variables
+            ready,
+            tools.template_tools,
+            generation=ask.prefix is None,
+            variables=ask.template_variables,
         )
         if ask.prefix is not None:
             text = self.renderer.cut_text(text)
@@ -215,7 +268,8 @@ class PromptBuilder:
 
     def _check_length(self, texts: Sequence[str], limit: int) -> None:
         """Raise `PromptTooLong` if `texts` alone exceed `limit` tokens. Texts that hardly can are not tokenized."""
-        tokenizer, chars = self.renderer.tokenizer, sum(map(len, texts))
+        tokenizer = self.renderer.tokenizer
+        chars = sum(map(len, texts))
         if chars <= CHARS_PER_TOKEN * limit:
             return
         longest = tokenizer.longest_token_bytes
@@ -238,7 +292,9 @@ class PromptBuilder:
         """Return the pieces with each text split for the tokenizer, and the number of characters not in its cache."""
         tokens = self.renderer.tokenizer
         split = [tokens.split_text(piece) if isinstance(piece, str) else piece for piece in pieces]
-        return split, sum(tokens.count_uncached_chars(piece) for piece in split if isinstance(piece, list))
+        return split, sum(
+            tokens.count_uncached_chars(piece) for piece in split if isinstance(piece, list)
+        )
 
     def _join_pieces(self, text: str, split: Sequence[list[str] | Ids]) -> RenderedPrompt:
         join = self.renderer.tokenizer.join_ids
@@ -250,7 +306,9 @@ class PromptBuilder:
         self, ask: ChatRequest, scope: str, history: HashedHistory
     ) -> tuple[int, SampledTokens] | None:
         """After a restart, return (message index, tokens) of the history's last reply from the store, or None."""
-        if self._token_source is None or not (history.can_bridge and history.has_no_ephemeral and history.reply_keys):
+        if self._token_source is None or not (
+            history.can_bridge and history.has_no_ephemeral and history.reply_keys
+        ):
             return None
         index, key = history.reply_keys[-1]
         chain = next(m.chain for m in history.marks if m.index == index)
@@ -274,7 +332,9 @@ class PromptBuilder:
             return
         for chain in chains:
             self._replies_looked_up.put(prefix + chain, True)
-        found = await asyncio.to_thread(self._token_source.find_replies, scope, chains[-MAX_RECOVERED_REPLIES:])
+        found = await asyncio.to_thread(
+            self._token_source.find_replies, scope, chains[-MAX_RECOVERED_REPLIES:]
+        )
         for chain, (ids, reasoning) in found.items():
             self._cache_reply(prefix + chain, ids, reasoning)
 
@@ -287,7 +347,10 @@ class PromptBuilder:
         if not ask.raw:
             return [self._compute_features(m) for m in ask.messages]
         known = self._feature_cache.get
-        return [known(raw) or self._compute_and_cache(raw, m) for raw, m in zip(ask.raw, ask.messages, strict=True)]
+        return [
+            known(raw) or self._compute_and_cache(raw, m)
+            for raw, m in zip(ask.raw, ask.messages, strict=True)
+        ]
 
     def _compute_and_cache(self, raw: bytes, message: Message) -> MessageFeatures:
         features = self._compute_features(message)
@@ -296,10 +359,17 @@ class PromptBuilder:
 
     def _compute_features(self, message: Message) -> MessageFeatures:
         stop_if_cancelled()
-        mark = message_hash.mark_message(message, index=0, chain=message_hash.CHAIN_ROOT, key=self._secret)
-        sent, text = mark.own, message_hash.message_text(message)
-        if mark.role == "user" and message_hash.hashed_text(message) != message_hash.normalise_text(text):
-            sent = blake2b(mark.own + text.encode("utf-8", "surrogatepass"), digest_size=16, key=self._secret).digest()
+        mark = message_hash.mark_message(
+            message, index=0, chain=message_hash.CHAIN_ROOT, key=self._secret
+        )
+        sent = mark.own
+        text = message_hash.message_text(message)
+        if mark.role == "user" and message_hash.hashed_text(message) != message_hash.normalise_text(
+            text
+        ):
+            sent = blake2b(
+                mark.own + text.encode("utf-8", "surrogatepass"), digest_size=16, key=self._secret
+            ).digest()
         ready = self.renderer.prepare_message(message)
         return MessageFeatures(
             mark.own,
@@ -313,7 +383,8 @@ class PromptBuilder:
         )
 
     def _tool_features(self, ask: ChatRequest) -> ToolFeatures:
-        named = bool(ask.raw_tools) or not ask.tools  # else their bytes are unknown, and there is no cache key
+        # Else their bytes are unknown, and there is no cache key.
+        named = bool(ask.raw_tools) or not ask.tools
         if named and (known := self._tool_cache.get(ask.raw_tools)) is not None:
             return known
         plain = msgspec.json.encode(ask.tools) if ask.tools else b""
@@ -325,10 +396,15 @@ class PromptBuilder:
         return tools
 
     def _hash_history(
-        self, features: Sequence[MessageFeatures], tools: ToolFeatures, scope: str, variables: Mapping[str, Any]
+        self,
+        features: Sequence[MessageFeatures],
+        tools: ToolFeatures,
+        scope: str,
+        variables: Mapping[str, Any],
     ) -> HashedHistory:
         """Hash the conversation. Scope, tools and variables are part of the hash: keys share nothing."""
-        secret, chain = self._secret, message_hash.CHAIN_ROOT
+        secret = self._secret
+        chain = message_hash.CHAIN_ROOT
         full = blake2b(scope.encode() + tools.digest, digest_size=16, key=secret)
         if variables:
             full.update(msgspec.json.encode(variables, order="deterministic"))
@@ -344,7 +420,9 @@ class PromptBuilder:
                 keys.append((index, full.copy().digest()))
         bridges = self.renderer.bridge_unsupported_reason is None and not variables
         origin = _stated_origin(features)
-        return HashedHistory(tuple(marks), tuple(keys), full, len(marks) == len(features), origin, bridges)
+        return HashedHistory(
+            tuple(marks), tuple(keys), full, len(marks) == len(features), origin, bridges
+        )
 
     def _message_chains(self, features: Sequence[MessageFeatures]) -> list[bytes]:
         """Return the chained hashes of the last messages, oldest first."""
@@ -360,7 +438,11 @@ class PromptBuilder:
         if mark is None:
             after = message_hash.extend_chain(chain, feature.own_hash, self._secret)
             mark = Mark(
-                index=index, role=feature.role, own=feature.own_hash, chain=after, distinctive=feature.distinctive
+                index=index,
+                role=feature.role,
+                own=feature.own_hash,
+                chain=after,
+                distinctive=feature.distinctive,
             )
             self._mark_cache.put(key, mark)
         return mark
@@ -370,16 +452,22 @@ class PromptBuilder:
         chain = history.marks[-1].chain if history.marks else message_hash.CHAIN_ROOT
         return message_hash.mark_message(message, index=index, chain=chain, key=self._secret)
 
-    def cache_finished_reply(self, history: HashedHistory, mark: Mark, request: Request, reply: Reply) -> None:
+    def cache_finished_reply(
+        self, history: HashedHistory, mark: Mark, request: Request, reply: Reply
+    ) -> None:
         """Cache the tokens of a complete reply, so that the next turn continues them."""
         key = request.scope.encode() + mark.chain
         self._exchanges_looked_up.put(key, True)
         self._replies_looked_up.put(key, True)
-        self._cache_reply(key, reply.response_ids, str(reply.message.get("reasoning_content") or ""))
+        self._cache_reply(
+            key, reply.response_ids, str(reply.message.get("reasoning_content") or "")
+        )
         if history.can_bridge:
             end = history.hash_state.copy()
             end.update(mark.own)
-            self._exchange_tokens.put(end.digest(), SampledTokens(request.prompt_ids, reply.response_ids))
+            self._exchange_tokens.put(
+                end.digest(), SampledTokens(request.prompt_ids, reply.response_ids)
+            )
 
 
 def _stated_origin(features: Sequence[MessageFeatures]) -> tuple[str, str] | None:

@@ -17,15 +17,25 @@ class PromptRecovery:
     """Finds stored exchanges whose replies occur in a history and whose tokens may be reused."""
 
     def __init__(self, store: Store, *, identity: str, stop_token_ids: Sequence[int]) -> None:
-        self._store, self._identity, self._stop_token_ids = store, identity, frozenset(stop_token_ids)
+        self._store = store
+        self._identity = identity
+        self._stop_token_ids = frozenset(stop_token_ids)
 
-    def find_exchange(self, scope: str, chain: bytes, tools: Sequence[Mapping[str, Any]]) -> SampledTokens | None:
+    def find_exchange(
+        self, scope: str, chain: bytes, tools: Sequence[Mapping[str, Any]]
+    ) -> SampledTokens | None:
         """Return the newest exchange whose ids the next prompt may continue. `chain`: history hash with the reply."""
         for found in self._find_reusable(scope, [chain]):
-            request, reply = found.request, found.reply
+            request = found.request
+            reply = found.reply
             # Without ephemeral messages and lessons, which the next prompt does not have in its history.
             plain = len(request.marks) == len(request.messages) and not request.lessons
-            if reply is not None and plain and not request.template and to_json(request.tools) == to_json(tools):
+            if (
+                reply is not None
+                and plain
+                and not request.template
+                and to_json(request.tools) == to_json(tools)
+            ):
                 return SampledTokens(request.prompt_ids, reply.response_ids)
         return None
 
@@ -42,14 +52,24 @@ class PromptRecovery:
     def _find_reusable(self, scope: str, chains: Sequence[bytes]) -> list[Exchange]:
         """Return the complete exchanges with the same tokenizer, template and base weights, newest first."""
         with self._store.read() as conn:
-            pasts = [p for p in ExchangeIndex(conn).by_chain(scope, chains) if p.status is ExchangeStatus.DONE]
+            pasts = [
+                p
+                for p in ExchangeIndex(conn).by_chain(scope, chains)
+                if p.status is ExchangeStatus.DONE
+            ]
             found = exchanges.get_readable(conn, [p.id for p in pasts])
-        return [found[p.id] for p in reversed(pasts) if p.id in found and self._is_reusable(found[p.id])]
+        return [
+            found[p.id] for p in reversed(pasts) if p.id in found and self._is_reusable(found[p.id])
+        ]
 
     def _is_reusable(self, exchange: Exchange) -> bool:
-        request, reply = exchange.request, exchange.reply
+        request = exchange.request
+        reply = exchange.reply
         if reply is None or len(reply.response_ids) == 0 or len(request.prompt_ids) == 0:
             return False
-        ended = reply.finish_reason is FinishReason.LENGTH or int(reply.response_ids[-1]) in self._stop_token_ids
+        ended = (
+            reply.finish_reason is FinishReason.LENGTH
+            or int(reply.response_ids[-1]) in self._stop_token_ids
+        )
         # `ended`: else a stop string cut the reply.
         return ended and bool(reply.mask.all()) and request.identity == self._identity

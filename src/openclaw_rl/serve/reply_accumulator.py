@@ -11,7 +11,16 @@ from openclaw_rl.common.steady_clock import recorded_time
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.render.reply_parser import Delta, ReplyDecoder
 from openclaw_rl.serve.chat_request import StreamPart, TokenInfo, TokenUsage
-from openclaw_rl.types import Chunk, Exchange, ExchangeStatus, FinishReason, Mark, Reply, Request, Span
+from openclaw_rl.types import (
+    Chunk,
+    Exchange,
+    ExchangeStatus,
+    FinishReason,
+    Mark,
+    Reply,
+    Request,
+    Span,
+)
 
 
 class ReplyAccumulator:
@@ -27,15 +36,22 @@ class ReplyAccumulator:
         ids: bool,
         one_call: bool = False,
     ) -> None:
-        self._request, self._renderer, self._wants_logprobs, self._one_call = request, renderer, logprobs, one_call
-        self.reply_text, self._wants_ids = text, ids
+        self._request = request
+        self._renderer = renderer
+        self._wants_logprobs = logprobs
+        self._one_call = one_call
+        self.reply_text = text
+        self._wants_ids = ids
         self.token_ids: list[int] = []
         self._logprobs: list[float] = []
-        self._held_tokens: list[TokenInfo] = []  # tokens whose text is held back
+        # Tokens whose text is held back.
+        self._held_tokens: list[TokenInfo] = []
         self.token_infos: list[TokenInfo] = []
         self._reasoning_count = 0
-        self._call_end: int | None = None  # number of tokens up to the end of the only call (`one_call`)
-        self.cached_tokens = 0  # prompt tokens that were in the engine's prefix cache
+        # Number of tokens up to the end of the only call (`one_call`).
+        self._call_end: int | None = None
+        # Prompt tokens that were in the engine's prefix cache.
+        self.cached_tokens = 0
         self.first_token_at: float | None = None
         self.finish_reason: FinishReason | None = None
 
@@ -46,7 +62,11 @@ class ReplyAccumulator:
         self.cached_tokens += chunk.cached
         self.token_ids += chunk.token_ids
         self._logprobs += chunk.logprobs
-        delta = self._push_until_call(chunk.token_ids) if self._one_call else self.reply_text.push(chunk.token_ids)
+        delta = (
+            self._push_until_call(chunk.token_ids)
+            if self._one_call
+            else self.reply_text.push(chunk.token_ids)
+        )
         if self._wants_logprobs:
             self._hold_token_infos(chunk)
         if self.reply_text.parser.in_reasoning:
@@ -65,7 +85,8 @@ class ReplyAccumulator:
             delta = delta.merge_with(self.reply_text.push((i,)))
             if calls := self.reply_text.parser.calls:
                 self._call_end = len(self.token_ids) - len(ids) + n + 1
-                if len(calls) > 1:  # one list of calls: the tokens of the first are unknown, so no token is trained on
+                # One list of calls: the tokens of the first are unknown, so no token is trained on.
+                if len(calls) > 1:
                     self._call_end = 0
                     del calls[1:]
                     delta = delta._replace(calls=delta.calls[:1])
@@ -75,12 +96,17 @@ class ReplyAccumulator:
     @property
     def _trainable_end(self) -> int | None:
         """Number of tokens that may be trained on if a stop string or the only call ended the reply, else None."""
-        return self.reply_text.tokens_to_keep if self.reply_text.tokens_to_keep is not None else self._call_end
+        return (
+            self.reply_text.tokens_to_keep
+            if self.reply_text.tokens_to_keep is not None
+            else self._call_end
+        )
 
     def _release_tokens(self) -> list[TokenInfo]:
         """Return the waiting tokens whose text was sent to the client. Tokens of a stop string are never returned."""
         ready = self.reply_text.shown_tokens - len(self.token_infos)
-        tokens, self._held_tokens = self._held_tokens[:ready], self._held_tokens[ready:]
+        tokens = self._held_tokens[:ready]
+        self._held_tokens = self._held_tokens[ready:]
         self.token_infos += tokens
         return tokens
 
@@ -90,13 +116,16 @@ class ReplyAccumulator:
         return FinishReason.TOOL_CALLS if self.reply_text.parser.calls else FinishReason.STOP
 
     def _hold_token_infos(self, chunk: Chunk) -> None:
-        describe, stops = self._renderer.detokenizer.decode_token, self._renderer.stop_token_ids
+        describe = self._renderer.detokenizer.decode_token
+        stops = self._renderer.stop_token_ids
         for n, (token, logprob) in enumerate(zip(chunk.token_ids, chunk.logprobs, strict=True)):
             if token in stops:
                 break
             top = [(*describe(i), lp) for i, lp in (chunk.top[n] if n < len(chunk.top) else ())]
             text, raw = describe(token)
-            self._held_tokens.append(TokenInfo(text=text, utf8_bytes=raw, logprob=logprob, top_logprobs=top))
+            self._held_tokens.append(
+                TokenInfo(text=text, utf8_bytes=raw, logprob=logprob, top_logprobs=top)
+            )
 
     @property
     def can_bridge(self) -> bool:
@@ -116,14 +145,21 @@ class ReplyAccumulator:
         """Return the stop string that ended the reply; if one token completed several, the one that starts first."""
         if not self.reply_text.is_stopped:
             return None
-        stream, least = self._renderer.detokenizer.new_stream(), self._request.sampling.min_tokens
+        stream = self._renderer.detokenizer.new_stream()
+        least = self._request.sampling.min_tokens
         stream.push(self.token_ids[:least])
         text = stream.push(self.token_ids[least : self.reply_text.tokens_to_keep])
         found = [(text.find(s), s) for s in self._request.sampling.stop if s in text]
         return min(found)[1] if found else None
 
     def build_reply(
-        self, status: ExchangeStatus, message: dict[str, Any], version: int, *, mark: Mark, error: str | None
+        self,
+        status: ExchangeStatus,
+        message: dict[str, Any],
+        version: int,
+        *,
+        mark: Mark,
+        error: str | None,
     ) -> Reply:
         """Return the reply for the store: ids and logprobs as sampled; tokens after `_trainable_end` masked."""
         r = len(self.token_ids)
@@ -148,12 +184,16 @@ class ReplyAccumulator:
 
 def count_reasoning_tokens(exchange: Exchange, renderer: Renderer) -> int:
     """Count the reasoning tokens of a stored reply, token by token as `ReplyAccumulator` does for chunks."""
-    request, reply = exchange.request, exchange.reply
+    request = exchange.request
+    reply = exchange.reply
     if reply is None or not reply.message.get("reasoning_content"):
         return 0
     thinking = renderer.opens_thinking(request.prompt_ids)
-    stops, least = request.sampling.stop, request.sampling.min_tokens
-    text = renderer.new_reply_decoder(thinking=thinking, tools=request.tools, stops=stops, min_tokens=least)
+    stops = request.sampling.stop
+    least = request.sampling.min_tokens
+    text = renderer.new_reply_decoder(
+        thinking=thinking, tools=request.tools, stops=stops, min_tokens=least
+    )
     count = 0
     for token in reply.response_ids.tolist():
         text.push((token,))

@@ -20,13 +20,19 @@ from openclaw_rl.serve.http_connection import error_summary
 from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES
 from openclaw_rl.settings.load import ServeConfig
 
-MAX_JSON_VALUES = 100_000  # objects, lists and strings of a body, which are decoded while the GIL is held: 0.1 s
-MAX_JSON_COMMAS = 2_000_000  # bounds the numbers of a body: token ids of prompts are many, and decoded faster
-_ENCODINGS = {"": None, "identity": None, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}  # name -> wbits
-_PIECE_BYTES = 2**20  # inflated at once
-_SLICE_BYTES = 64 * 1024  # compressed bytes that are inflated at once; zlib copies what remains of them
+# Objects, lists and strings of a body, which are decoded while the GIL is held: 0.1 s.
+MAX_JSON_VALUES = 100_000
+# Bounds the numbers of a body: token ids of prompts are many, and decoded faster.
+MAX_JSON_COMMAS = 2_000_000
+# Name -> wbits.
+_ENCODINGS = {"": None, "identity": None, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+# Inflated at once.
+_PIECE_BYTES = 2**20
+# Compressed bytes that are inflated at once; zlib copies what remains of them.
+_SLICE_BYTES = 64 * 1024
 _MAX_GZIP_MEMBERS = 1000
-_COUNT_BYTES = 2**20  # bytes whose values are counted at once, while the GIL is held
+# Bytes whose values are counted at once, while the GIL is held.
+_COUNT_BYTES = 2**20
 _DISCARD_BYTES_PER_SECOND = 100e6
 _DISCARD_PAUSE_SECONDS = 0.1
 _DISCARD_SECONDS = 5.0
@@ -39,14 +45,17 @@ class _BodyParts:
 
     def __init__(self, limit: int, check_size: SizeCheck | None) -> None:
         """`check_size` raises `RequestError` for a size in bytes that is too large."""
-        self._limit, self._check_size = limit, check_size
+        self._limit = limit
+        self._check_size = check_size
         self._parts: list[bytes] = []
         self._size = 0
 
     def check(self, size: int) -> None:
         """Raise `RequestError` if a body of `size` bytes is too large."""
         if size > self._limit:
-            raise RequestError(f"the body is larger than {self._limit} bytes (serve.max_body_bytes).", status=413)
+            raise RequestError(
+                f"the body is larger than {self._limit} bytes (serve.max_body_bytes).", status=413
+            )
         if self._check_size is not None:
             self._check_size(size)
 
@@ -59,7 +68,9 @@ class _BodyParts:
         return b"".join(self._parts)
 
 
-async def read_body(request: web.Request, serve: ServeConfig, check_size: SizeCheck | None = None) -> bytes:
+async def read_body(
+    request: web.Request, serve: ServeConfig, check_size: SizeCheck | None = None
+) -> bytes:
     """Read the body, and inflate it if it is compressed. The caller has checked the key.
 
     `check_size` raises `RequestError` for a size in bytes that is too large: before the body is read, if it is known.
@@ -67,7 +78,9 @@ async def read_body(request: web.Request, serve: ServeConfig, check_size: SizeCh
     """
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in _ENCODINGS:
-        raise RequestError(f"Content-Encoding: expected gzip, deflate or none, got {encoding[:40]!r}.", status=415)
+        raise RequestError(
+            f"Content-Encoding: expected gzip, deflate or none, got {encoding[:40]!r}.", status=415
+        )
     wbits = _ENCODINGS[encoding]
     received = _BodyParts(serve.max_body_bytes, check_size if wbits is None else None)
     received.check(request.content_length or 0)
@@ -77,7 +90,8 @@ async def read_body(request: web.Request, serve: ServeConfig, check_size: SizeCh
                 received.append(part)
     except TimeoutError:
         raise RequestError(
-            f"the body did not arrive within {serve.body_timeout:g} seconds (serve.body_timeout).", status=408
+            f"the body did not arrive within {serve.body_timeout:g} seconds (serve.body_timeout).",
+            status=408,
         ) from None
     except (web.RequestPayloadError, web.PayloadAccessError) as error:
         raise RequestError(f"the body cannot be read: {error_summary(error)}.") from None
@@ -100,12 +114,15 @@ async def _inflate(body: bytes, wbits: int, inflated: _BodyParts) -> bytes:
 def _inflate_pieces(body: bytes, wbits: int) -> Iterator[bytes]:
     """Yield the content in pieces of at most `_PIECE_BYTES`. Raises `zlib.error`."""
     if wbits == zlib.MAX_WBITS and body and body[0] & 0x0F != zlib.DEFLATED:
-        wbits = -zlib.MAX_WBITS  # some clients send deflate without the header of RFC 1950
-    inflater, members = zlib.decompressobj(wbits), 1
+        # Some clients send deflate without the header of RFC 1950.
+        wbits = -zlib.MAX_WBITS
+    inflater = zlib.decompressobj(wbits)
+    members = 1
     for start in range(0, len(body), _SLICE_BYTES):
         rest = body[start : start + _SLICE_BYTES]
         while True:
-            if inflater.eof and rest:  # gzip may have several members
+            # Gzip may have several members.
+            if inflater.eof and rest:
                 members += 1
                 if members > _MAX_GZIP_MEMBERS:
                     raise zlib.error(f"it has more than {_MAX_GZIP_MEMBERS} members")
@@ -140,12 +157,16 @@ def check_value_count(body: bytes) -> None:
     are counted, and only if there are many, those outside strings.
     """
     strings = body.count(b'"') // 2
-    if strings + body.count(b"{") + body.count(b"[") <= MAX_JSON_VALUES and body.count(b",") <= MAX_JSON_COMMAS:
+    if (
+        strings + body.count(b"{") + body.count(b"[") <= MAX_JSON_VALUES
+        and body.count(b",") <= MAX_JSON_COMMAS
+    ):
         return
     quotes = openers = commas = start = 0
     while start < len(body):
         end = start + _COUNT_BYTES
-        while body[end - 1 : end] == b"\\":  # an escape is not cut in two
+        # An escape is not cut in two.
+        while body[end - 1 : end] == b"\\":
             end += 1
         unescaped = body[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
         parts = unescaped.split(b'"')

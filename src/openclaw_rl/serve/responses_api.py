@@ -26,7 +26,8 @@ class StoredResponseHandler:
     """HTTP handlers for stored responses."""
 
     def __init__(self, gateway: Gateway, keys: ApiKeys) -> None:
-        self._gateway, self._keys = gateway, keys
+        self._gateway = gateway
+        self._keys = keys
 
     async def get_response(self, request: web.Request) -> web.Response:
         """Return the Response object. It cannot be streamed, because its events are not stored."""
@@ -34,7 +35,9 @@ class StoredResponseHandler:
             raise field_error("stream", "a stored reply cannot be streamed; leave stream out.")
         found = await self._find_exchange(request)
         reasoning = await asyncio.to_thread(self._count_reasoning, found)
-        return json_response(to_json(stored_response(found, self._gateway.config.model.name, reasoning=reasoning)))
+        return json_response(
+            to_json(stored_response(found, self._gateway.config.model.name, reasoning=reasoning))
+        )
 
     def _count_reasoning(self, exchange: Exchange) -> int:
         """Count the reasoning tokens. 0 for a reply of another model, whose tokens have another meaning."""
@@ -43,8 +46,14 @@ class StoredResponseHandler:
 
     async def list_input_items(self, request: web.Request) -> web.Response:
         """Return a page of the input items, newest first unless `order` is asc. Parameters: `limit`, `after`."""
-        limit, order = request.query.get("limit", "20"), request.query.get("order", "desc")
-        if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= MAX_PAGE_ITEMS):
+        limit = request.query.get("limit", "20")
+        order = request.query.get("order", "desc")
+        if not (
+            limit.isascii()
+            and limit.isdigit()
+            and len(limit) < 6
+            and 1 <= int(limit) <= MAX_PAGE_ITEMS
+        ):
             raise field_error("limit", f"expected 1 to {MAX_PAGE_ITEMS}, got {limit[:40]!r}.")
         if order not in ("asc", "desc"):
             raise field_error("order", f"expected asc or desc, got {order[:40]!r}.")
@@ -52,13 +61,21 @@ class StoredResponseHandler:
         items = items if order == "asc" else items[::-1]
         page, more = _select_page(items, request.query.get("after"), int(limit))
         first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
-        body = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
+        body = {
+            "object": "list",
+            "data": page,
+            "first_id": first,
+            "last_id": last,
+            "has_more": more,
+        }
         return json_response(to_json(body))
 
     async def refuse_delete(self, request: web.Request) -> web.Response:
         """Refuse: deleting a reply would not undo the training on it. Raises `RequestError`."""
         await self._keys.authenticate(request)
-        raise RequestError("stored replies cannot be deleted over the API; training on them would not be undone.")
+        raise RequestError(
+            "stored replies cannot be deleted over the API; training on them would not be undone."
+        )
 
     async def refuse_compact(self, request: web.Request) -> web.Response:
         """Refuse: only OpenAI's servers can read a compacted conversation. Raises `RequestError` (404)."""
@@ -70,7 +87,8 @@ class StoredResponseHandler:
         )
 
     async def _find_exchange(self, request: web.Request) -> Exchange:
-        scope, name = await self._keys.authenticate(request), request.match_info["id"]
+        scope = await self._keys.authenticate(request)
+        name = request.match_info["id"]
         found = await asyncio.to_thread(_load_exchange, self._gateway.store, name)
         if found is None or found.request.scope != scope:
             raise RequestError(
@@ -89,7 +107,9 @@ def _load_exchange(store: Store, name: str) -> Exchange | None:
         return exchanges.get_readable(conn, [name]).get(name) if name.isascii() else None
 
 
-def _select_page(items: list[dict[str, Any]], after: str | None, limit: int) -> tuple[list[dict[str, Any]], bool]:
+def _select_page(
+    items: list[dict[str, Any]], after: str | None, limit: int
+) -> tuple[list[dict[str, Any]], bool]:
     """Return (at most `limit` items after the item with the id `after`, whether there are more)."""
     if after:
         at = next((n for n, item in enumerate(items) if item["id"] == after), None)

@@ -46,7 +46,9 @@ class _FeedbackBody(msgspec.Struct):
     correction: str | None = None
 
 
-_POST_PATHS = ", ".join(path for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path)
+_POST_PATHS = ", ".join(
+    path for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path
+)
 _ROUTE_LIST = (
     f"POST {_POST_PATHS} and /v1/feedback; PUT and GET /v1/episodes/{{id}}, "
     "POST /v1/episodes/{id}/outcome; GET /v1/episodes, /v1/models, /v1/models/{name}, /v1/responses/{id}, "
@@ -58,7 +60,8 @@ _UNSUPPORTED_ROUTES = {
     "/v1/images": "this gateway serves a model that generates text, and it makes no images.",
     "/v1/audio": "this gateway serves a model that reads and writes text, and it has no audio.",
 }
-DISK_FULL_WAIT = 5  # seconds after which a client may try again; there is space again when the owner makes it
+# Seconds after which a client may try again; there is space again when the owner makes it.
+DISK_FULL_WAIT = 5
 _THUMBS_SCORES = {None: None, "up": 1, "down": -1}
 _feedback_decoder = msgspec.json.Decoder(_FeedbackBody)
 
@@ -67,7 +70,9 @@ class GatewayRoutes:
     """The HTTP handlers. All but health require an API key; readiness and metrics do not on a loopback bind."""
 
     def __init__(self, gateway: Gateway, keys: ApiKeys, engine_alive: Callable[[], bool]) -> None:
-        self._gateway, self._keys, self._engine_alive = gateway, keys, engine_alive
+        self._gateway = gateway
+        self._keys = keys
+        self._engine_alive = engine_alive
         self.completion_handler = CompletionHandler(gateway, keys)
         self.stored_responses = StoredResponseHandler(gateway, keys)
         self._reply_counter = gateway.metrics.replies.labels
@@ -80,7 +85,9 @@ class GatewayRoutes:
         """Middleware: check the host, and convert every error to the wire format of the request's path."""
         try:
             check_host(request, self._accepted_hosts)
-            return preflight_response(request, self._gateway.config.serve.cors_origins) or await handler(request)
+            return preflight_response(
+                request, self._gateway.config.serve.cors_origins
+            ) or await handler(request)
         except web.HTTPException as error:
             response = self._http_error_response(request, error)
         except Exception as error:  # noqa: BLE001 - any error gets a response in the format of the path
@@ -95,7 +102,9 @@ class GatewayRoutes:
     def _http_error_response(self, request: web.Request, error: web.HTTPException) -> web.Response:
         if isinstance(error, web.HTTPMethodNotAllowed):
             allowed = ", ".join(sorted(error.allowed_methods))
-            answer = self._error_response(request, 405, f"{request.path} accepts {allowed}, not {request.method}.")
+            answer = self._error_response(
+                request, 405, f"{request.path} accepts {allowed}, not {request.method}."
+            )
             answer.headers["Allow"] = allowed
             return answer
         words = {
@@ -105,12 +114,24 @@ class GatewayRoutes:
         return self._error_response(request, error.status, words.get(error.status, error.reason))
 
     def _error_response(
-        self, request: web.Request, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        request: web.Request,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
     ) -> web.Response:
         self._reply_counter(route="error", outcome=str(status)).inc()
         # Without this header, Claude Code sends a request with an unknown key ten times.
         wait = DISK_FULL_WAIT if code == DISK_FULL else 1
-        headers = {"Retry-After": str(wait)} if status == 503 else {"X-Should-Retry": "false"} if status < 500 else None
+        headers = (
+            {"Retry-After": str(wait)}
+            if status == 503
+            else {"X-Should-Retry": "false"}
+            if status < 500
+            else None
+        )
         body = error_body(request.path, status, message, param=param, code=code)
         return json_response(body, status=status, headers=headers)
 
@@ -119,22 +140,31 @@ class GatewayRoutes:
         scope = await self._keys.authenticate(request)
         dialect = self.completion_handler.token_counters[request.path]
         check = partial(self._gateway.check_body_size, contexts=MAX_COUNTED_CONTEXTS)
-        ask = await decode_body(dialect.decode_count_request, request, self._gateway.config.serve, check)
-        return json_response(dialect.encode_count(await self._gateway.count_prompt_tokens(ask, scope)))
+        ask = await decode_body(
+            dialect.decode_count_request, request, self._gateway.config.serve, check
+        )
+        return json_response(
+            dialect.encode_count(await self._gateway.count_prompt_tokens(ask, scope))
+        )
 
     async def post_feedback(self, request: web.Request) -> web.Response:
         scope = await self._keys.authenticate(request)
         item = _parse_feedback(
-            decode_json(_feedback_decoder, await read_body(request, self._gateway.config.serve)), scope
+            decode_json(_feedback_decoder, await read_body(request, self._gateway.config.serve)),
+            scope,
         )
-        if self._gateway.config.serve.capture == "redacted":  # whatever was captured when the reply was given
+        # Whatever was captured when the reply was given.
+        if self._gateway.config.serve.capture == "redacted":
             item = replace(item, comment=None, correction=None)
         self._gateway.disk.check()
         try:
             await self._gateway.writer.put(item)
         except KeyError:
             raise field_error(
-                "id", f"there is no reply {item.target[:80]!r} under this API key.", code="not_found", status=404
+                "id",
+                f"there is no reply {item.target[:80]!r} under this API key.",
+                code="not_found",
+                status=404,
             ) from None
         self._reply_counter(route="feedback", outcome="ok").inc()
         return json_response(to_json({"id": item.id, "object": "feedback", "target": item.target}))
@@ -163,7 +193,10 @@ class GatewayRoutes:
         known = await asyncio.to_thread(_all_policies, self._gateway.store)
         servable = [p for p in known if unservable_reason(p) is None]
         newest = max((p.created_at for p in servable), default=0.0)
-        rows = [(name, newest), *((f"{name}@{p.version}", p.created_at) for p in reversed(servable))]
+        rows = [
+            (name, newest),
+            *((f"{name}@{p.version}", p.created_at) for p in reversed(servable)),
+        ]
         context = self._gateway.context_length
         return [_model_entry(i, at) | {"max_model_len": context} for i, at in rows]
 
@@ -173,7 +206,8 @@ class GatewayRoutes:
     async def get_readiness(self, request: web.Request) -> web.Response:
         """Return 200 while requests are answered. A head that is being loaded, or a parked worker, gives no 503."""
         await self._authenticate_if_wide(request)
-        versions, keeper = self._gateway.versions, self._gateway.version_task
+        versions = self._gateway.versions
+        keeper = self._gateway.version_task
         answers = self._engine_alive() and versions.is_loaded(versions.serving)
         reasons = []
         if not answers:
@@ -187,8 +221,15 @@ class GatewayRoutes:
             answers = False
             reasons.append(str(full))
         reasons += await asyncio.to_thread(_stored_problems, self._gateway.store)
-        body = {"ready": answers, "reasons": reasons, "version": versions.serving, "head": versions.head}
-        if (candidate := await asyncio.to_thread(_stored_candidate, self._gateway.store)) is not None:
+        body = {
+            "ready": answers,
+            "reasons": reasons,
+            "version": versions.serving,
+            "head": versions.head,
+        }
+        if (
+            candidate := await asyncio.to_thread(_stored_candidate, self._gateway.store)
+        ) is not None:
             body["candidate"] = candidate
         return json_response(to_json(body), status=200 if answers else 503)
 
@@ -205,7 +246,14 @@ class GatewayRoutes:
 
 def unsupported_route(path: str) -> str | None:
     """Return why a route of OpenAI's API is not served; None for other paths."""
-    found = next((words for start, words in _UNSUPPORTED_ROUTES.items() if (path + "/").startswith(start + "/")), None)
+    found = next(
+        (
+            words
+            for start, words in _UNSUPPORTED_ROUTES.items()
+            if (path + "/").startswith(start + "/")
+        ),
+        None,
+    )
     return found and f"{found} Use another server for {path}."
 
 
@@ -233,7 +281,9 @@ def _stored_candidate(store: Store) -> int | None:
     """Return the newest version that the gate examines now, if any."""
     try:
         with store.read() as conn:
-            return max((policy.version for policy in candidates.list_candidates(conn)), default=None)
+            return max(
+                (policy.version for policy in candidates.list_candidates(conn)), default=None
+            )
     except StoreError:
         return None
 
@@ -253,11 +303,14 @@ def _parse_feedback(body: _FeedbackBody, scope: str) -> Feedback:
         raise field_error("thumbs", f"{body.thumbs} and score {body.score} disagree; send one.")
     score = body.score if body.score is not None else thumbs
     if score is None and not body.comment and not body.correction:
-        raise field_error("score", "expected score, thumbs, comment or correction, got none of them.")
+        raise field_error(
+            "score", "expected score, thumbs, comment or correction, got none of them."
+        )
     return Feedback(
         id="fb-" + secrets.token_hex(12),
         scope=scope,
-        target=response_id_of(body.id) or body.id,  # an item's id stands for the response that it belongs to
+        # An item's id stands for the response that it belongs to.
+        target=response_id_of(body.id) or body.id,
         score=score,
         comment=body.comment or None,
         correction=body.correction or None,

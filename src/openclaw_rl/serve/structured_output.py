@@ -18,10 +18,14 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.serve.chat_request import ResponseConstraint, field_error
 
-MAX_GRAMMAR_BYTES = 128 * 1024  # maximum size of a grammar; llguidance may fail during a reply with larger ones
+MAX_GRAMMAR_BYTES = (
+    128 * 1024
+)  # maximum size of a grammar; llguidance may fail during a reply with larger ones
 # Whitespace that well-trained models write in JSON, indented or not. If more is allowed, a small model fills its reply.
 _JSON_WHITESPACE = {"whitespace_pattern": r"( |\n[ ]{0,16})?"}
-_COMPOSING_KEYWORDS = frozenset({"anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"})
+_COMPOSING_KEYWORDS = frozenset(
+    {"anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"}
+)
 _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
 _LITERAL_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
 
@@ -35,7 +39,9 @@ def grammar_error(why: str, forced: ResponseConstraint) -> RequestError:
     )
 
 
-def build_grammar(forced: ResponseConstraint, tools: ToolList, renderer: Renderer, *, thinking: bool) -> str:
+def build_grammar(
+    forced: ResponseConstraint, tools: ToolList, renderer: Renderer, *, thinking: bool
+) -> str:
     """Return the grammar of the replies that satisfy `forced`. `thinking`: the prompt opens reasoning, which is first.
 
     Raises `RequestError` for an unknown tool, an invalid schema, or a template whose calls cannot be constrained.
@@ -53,12 +59,18 @@ def build_grammar(forced: ResponseConstraint, tools: ToolList, renderer: Rendere
     start = ("thinking " if thinking else "") + "reply"
     text = "\n".join([f"start: {start}", "reply: " + " | ".join(heads), *ways, ""])
     if len(text) > MAX_GRAMMAR_BYTES:
-        raise grammar_error(f"its grammar has {len(text)} bytes, at most {MAX_GRAMMAR_BYTES} are allowed", forced)
+        raise grammar_error(
+            f"its grammar has {len(text)} bytes, at most {MAX_GRAMMAR_BYTES} are allowed", forced
+        )
     return text
 
 
 def _call_rule(
-    name: str, forced: ResponseConstraint, tools: ToolList, renderer: Renderer, known: Mapping[str, int]
+    name: str,
+    forced: ResponseConstraint,
+    tools: ToolList,
+    renderer: Renderer,
+    known: Mapping[str, int],
 ) -> str:
     tool = next((t["function"] for t in tools if t["function"]["name"] == name), None)
     if tool is None:
@@ -73,7 +85,8 @@ def _call_rule(
         )
         raise field_error(
             forced.param,
-            "the tool call format of this model's chat template is unknown, so no call can be forced. " + instead,
+            "the tool call format of this model's chat template is unknown, so no call can be forced. "
+            + instead,
         )
     if not _is_read_back(name, form, renderer):
         raise field_error(
@@ -89,10 +102,18 @@ def _call_rule(
     return " ".join(parts)
 
 
-@lru_cache(4096)  # an agent sends the same tools in every turn
+# An agent sends the same tools in every turn.
+@lru_cache(4096)
 def _is_read_back(name: str, form: CallForm, renderer: Renderer) -> bool:
-    reply = renderer.new_reply_decoder(thinking=False, tools=({"type": "function", "function": {"name": name}},))
-    reply.push([*renderer.tokenizer.encode(form.before + "{}" + form.after).tolist(), renderer.stop_token_ids[0]])
+    reply = renderer.new_reply_decoder(
+        thinking=False, tools=({"type": "function", "function": {"name": name}},)
+    )
+    reply.push(
+        [
+            *renderer.tokenizer.encode(form.before + "{}" + form.after).tolist(),
+            renderer.stop_token_ids[0],
+        ]
+    )
     reply.finish()
     return [call.name for call in reply.parser.calls] == [name] and not reply.parser.content
 
@@ -123,7 +144,8 @@ def _literal_terminals(text: str, known: Mapping[str, int]) -> Iterator[str]:
 def _json_rule(schema: Any, forced: ResponseConstraint) -> str:
     if not isinstance(schema, Mapping):
         raise field_error(forced.param, "expected a JSON schema that is an object.")
-    if '"allOf"' not in json.dumps(schema):  # closed, each part would reject the properties of the others
+    # Closed, each part would reject the properties of the others.
+    if '"allOf"' not in json.dumps(schema):
         schema = close_objects(schema)
     return "%json " + json.dumps((schema or {"type": "object"}) | {"x-guidance": _JSON_WHITESPACE})
 
@@ -135,7 +157,9 @@ def close_objects(schema: Any) -> Any:
     """
     if isinstance(schema, list):
         return [close_objects(item) for item in schema]
-    if not isinstance(schema, Mapping) or ("properties" in schema and _COMPOSING_KEYWORDS & schema.keys()):
+    if not isinstance(schema, Mapping) or (
+        "properties" in schema and _COMPOSING_KEYWORDS & schema.keys()
+    ):
         return schema
     out: dict[str, Any] = {}
     for key, value in schema.items():
@@ -153,5 +177,6 @@ def _thinking_rule(tag: str, known: Mapping[str, int]) -> str:
     gap = r'("\n" | "\n\n")?'
     if tag not in known:
         return f"thinking: thought {gap}\nthought[suffix={json.dumps(tag)}]: /(.|\\n)*/"
-    words = re.escape(tag).replace("/", r"\/")  # the tag may not appear as text either: some tokens match it both ways
+    # The tag may not appear as text either: some tokens match it both ways.
+    words = re.escape(tag).replace("/", r"\/")
     return f"thinking: THOUGHT <[{known[tag]}]> {gap}\nTHOUGHT: /(.|\\n)*/ & ~/(.|\\n)*{words}(.|\\n)*/"

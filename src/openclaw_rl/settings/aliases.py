@@ -53,7 +53,9 @@ class SettingAlias:
     def notices(self, value: Any) -> list[str]:
         """Return what is shown when it is set to this accepted value, because it changes nothing."""
         if self.only is not None:
-            return [f"{self.name} is {_format_value(self.only)}: this is always so, because {self.why}"]
+            return [
+                f"{self.name} is {_format_value(self.only)}: this is always so, because {self.why}"
+            ]
         if self.cases is not None and not self.read(value):
             return [f"{self.name} is {_format_value(value)}: this is the default"]
         return [f"{self.name} is set: {self.notice}"] if self.notice else []
@@ -61,7 +63,11 @@ class SettingAlias:
     @property
     def keys(self) -> tuple[str, ...]:
         """The settings that it sets, in the order of its description."""
-        named = self.means.split("`")[1::2] if not (self.refused or self.notice or self.only is not None) else ()
+        named = (
+            self.means.split("`")[1::2]
+            if not (self.refused or self.notice or self.only is not None)
+            else ()
+        )
         return tuple(word for word in named if "." in word or word == "home")
 
     def read(self, value: Any) -> Mapping[str, Any]:
@@ -70,8 +76,13 @@ class SettingAlias:
             return _READERS[self.reader](value)
         if self.cases is not None:
             return self.cases["true" if parse_bool(value) else "false"]
-        if self.only is not None and (parse_bool(value) if isinstance(self.only, bool) else value) != self.only:
-            raise ValueError(f"expected {_format_value(self.only)}, got {_format_value(value)}: {self.why}")
+        if (
+            self.only is not None
+            and (parse_bool(value) if isinstance(self.only, bool) else value) != self.only
+        ):
+            raise ValueError(
+                f"expected {_format_value(self.only)}, got {_format_value(value)}: {self.why}"
+            )
         return {**self.also, **dict.fromkeys(self.sets, value)}
 
 
@@ -84,7 +95,9 @@ def alias_table(name: str) -> Any:
 @cache
 def all_aliases() -> Mapping[str, SettingAlias]:
     """Return all aliases by name."""
-    return {name: _build_alias(name, **row) for row in alias_table("aliases") for name in row["names"]}
+    return {
+        name: _build_alias(name, **row) for row in alias_table("aliases") for name in row["names"]
+    }
 
 
 def _build_alias(name: str, *, names: Sequence[str], **row: Any) -> SettingAlias:
@@ -119,7 +132,16 @@ def _format_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_BOOLS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_BOOLS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 
 def parse_bool(value: Any) -> bool:
@@ -151,13 +173,23 @@ def _read_clip_ratio(value: Any) -> Mapping[str, Any]:
     return {"train.loss.clip_low": 1 - ratio, "train.loss.clip_high": 1 + ratio}
 
 
-_SIZES = {"0.6b": "0.6B", "1.7b": "1.7B", "4b": "4B", "7b": "8B", "8b": "8B", "14b": "14B", "32b": "32B"}
+_SIZES = {
+    "0.6b": "0.6B",
+    "1.7b": "1.7B",
+    "4b": "4B",
+    "7b": "8B",
+    "8b": "8B",
+    "14b": "14B",
+    "32b": "32B",
+}
 
 
 def _read_model_size(value: Any) -> Mapping[str, Any]:
     size = str(value).lower()
     if size not in _SIZES:
-        raise ValueError(f"expected one of {', '.join(_SIZES)}, got {value!r}; or name any model with MODEL_PATH")
+        raise ValueError(
+            f"expected one of {', '.join(_SIZES)}, got {value!r}; or name any model with MODEL_PATH"
+        )
     return {"model.path": f"Qwen/Qwen3-{_SIZES[size]}"}
 
 
@@ -165,8 +197,14 @@ def _read_lora_targets(value: Any) -> Mapping[str, Any]:
     """Parse `all-linear` or module names: a list, or one string with commas."""
     if value == "all-linear":
         return {"train.lora.targets": value}
-    names = value if isinstance(value, list | tuple) else [part.strip() for part in str(value).split(",")]
-    if not names or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) for name in names):
+    names = (
+        value
+        if isinstance(value, list | tuple)
+        else [part.strip() for part in str(value).split(",")]
+    )
+    if not names or not all(
+        isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) for name in names
+    ):
         raise ValueError(f"expected all-linear, or names such as q_proj,v_proj, got {value!r}")
     return {"train.lora.targets": names}
 
@@ -207,9 +245,14 @@ _READERS: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
     "log_level": lambda value: {"run.log_level": str(value).lower()},
     "lora_targets": _read_lora_targets,
     "model_size": _read_model_size,
-    "other_roles": partial(_check_roles, needed="", possible=("system", "developer", "tool", "function")),
+    "other_roles": partial(
+        _check_roles, needed="", possible=("system", "developer", "tool", "function")
+    ),
     "trained_roles": partial(_check_roles, needed="assistant", possible=("user", "assistant")),
-    "trainer_gpus": lambda value: {"train.gpus": parse_gpus(value), "train.ranks": len(parse_gpus(value))},
+    "trainer_gpus": lambda value: {
+        "train.gpus": parse_gpus(value),
+        "train.ranks": len(parse_gpus(value)),
+    },
 }
 
 
@@ -225,7 +268,11 @@ def split_flags(words: list[str]) -> list[tuple[str, str | bool]]:
         known = all_aliases().get(name)
         if sign:
             out.append((name, value))
-        elif rest and not rest[0].startswith("--") and not (known and known.switch and rest[0].lower() not in _BOOLS):
+        elif (
+            rest
+            and not rest[0].startswith("--")
+            and not (known and known.switch and rest[0].lower() not in _BOOLS)
+        ):
             out.append((name, rest.pop(0)))
         else:
             out.append((name, True))

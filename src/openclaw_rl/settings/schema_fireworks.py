@@ -12,7 +12,9 @@ class FireworksConfig(Section):
 
     url: str = Field("https://api.fireworks.ai", description="address of the service")
     api_key: str | None = Field(None, description="key of the service (FIREWORKS_API_KEY)")
-    account: str | None = Field(None, description="id of the account to which versions are uploaded")
+    account: str | None = Field(
+        None, description="id of the account to which versions are uploaded"
+    )
     base_model: str | None = Field(
         None,
         description="name of the base model at the service, e.g. accounts/fireworks/models/qwen3-8b; the same "

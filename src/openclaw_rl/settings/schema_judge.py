@@ -13,7 +13,9 @@ from openclaw_rl.settings.strict_yaml import Section
 class EndpointConfig(Section):
     """A model behind an OpenAI-compatible endpoint."""
 
-    base_url: str | None = Field(None, description="OpenAI-compatible endpoint, e.g. http://127.0.0.1:9000/v1")
+    base_url: str | None = Field(
+        None, description="OpenAI-compatible endpoint, e.g. http://127.0.0.1:9000/v1"
+    )
     model: str | None = None
     api_key: str | None = None
     timeout: float = Field(60.0, gt=0)
@@ -25,18 +27,35 @@ class EndpointConfig(Section):
 class SignalsConfig(Section):
     """Evidence from what people do with a reply: its score is the sign, its weight in training the size; 0: off."""
 
-    regenerated: float = Field(-0.5, ge=-1, le=1, description="the person asked for another reply to the same message")
-    edited: float = Field(-0.2, ge=-1, le=1, description="the person changed the message and sent it again")
-    repeated: float = Field(-0.3, ge=-1, le=1, description="the person's next message asks the same again")
-    abandoned: float = Field(0.0, ge=-1, le=1, description="nothing followed the reply for `abandoned_after` seconds")
+    regenerated: float = Field(
+        -0.5, ge=-1, le=1, description="the person asked for another reply to the same message"
+    )
+    edited: float = Field(
+        -0.2, ge=-1, le=1, description="the person changed the message and sent it again"
+    )
+    repeated: float = Field(
+        -0.3, ge=-1, le=1, description="the person's next message asks the same again"
+    )
+    abandoned: float = Field(
+        0.0, ge=-1, le=1, description="nothing followed the reply for `abandoned_after` seconds"
+    )
     abandoned_after: float = Field(
-        3600.0, gt=0, description="seconds; with a weight of `abandoned`, at most collect.session_timeout"
+        3600.0,
+        gt=0,
+        description="seconds; with a weight of `abandoned`, at most collect.session_timeout",
     )
     copied: float = Field(
-        0.2, ge=-1, le=1, description="text of the reply stands in another conversation or in a later tool call"
+        0.2,
+        ge=-1,
+        le=1,
+        description="text of the reply stands in another conversation or in a later tool call",
     )
-    tool_error: float = Field(-0.2, ge=-1, le=1, description="the client marked a tool result as an error (is_error)")
-    exit_code: float = Field(0.0, ge=-1, le=1, description="a command of the reply ended with another exit code than 0")
+    tool_error: float = Field(
+        -0.2, ge=-1, le=1, description="the client marked a tool result as an error (is_error)"
+    )
+    exit_code: float = Field(
+        0.0, ge=-1, le=1, description="a command of the reply ended with another exit code than 0"
+    )
 
 
 class JudgeConfig(EndpointConfig):
@@ -47,24 +66,38 @@ class JudgeConfig(EndpointConfig):
         description="without it, model, base_url or path choose llm, plugin_path chooses plugin, and reward_path "
         "chooses classifier",
     )
-    rules_path: str | None = Field(None, description="YAML file, or a folder of them; default: the shipped rules")
+    rules_path: str | None = Field(
+        None, description="YAML file, or a folder of them; default: the shipped rules"
+    )
     path: str | None = Field(
         None,
         description="folder or hub id of a model that serves as the llm judge, on a second engine of the same backend; "
         "no endpoint is used",
     )
-    gpus: tuple[str, ...] = Field((), description="device ids that the judge's engine sees; default: all")
+    gpus: tuple[str, ...] = Field(
+        (), description="device ids that the judge's engine sees; default: all"
+    )
     reward_path: str | None = Field(
         None, description="sequence classification model, or the checkpoint that a plug-in loads"
     )
-    plugin_path: str | None = Field(None, description="Python file with the owner's reward model (judge.kind plugin)")
-    reward_low: float = Field(0.4, ge=0, le=1, description="a reward in [0, 1] below it gives a verdict of -1")
+    plugin_path: str | None = Field(
+        None, description="Python file with the owner's reward model (judge.kind plugin)"
+    )
+    reward_low: float = Field(
+        0.4, ge=0, le=1, description="a reward in [0, 1] below it gives a verdict of -1"
+    )
     reward_high: float = Field(
-        0.6, ge=0, le=1, description="a reward above it gives +1; rewards between the two give 0, which trains nothing"
+        0.6,
+        ge=0,
+        le=1,
+        description="a reward above it gives +1; rewards between the two give 0, which trains nothing",
     )
     num_judges: int = Field(3, ge=1, description="votes per turn, in parallel")
     consensus_threshold: float = Field(
-        0.5, ge=0, le=1, description="a score needs at least this share of the votes: 0.6 of five votes are three"
+        0.5,
+        ge=0,
+        le=1,
+        description="a score needs at least this share of the votes: 0.6 of five votes are three",
     )
     cache: int = Field(
         10_000,
@@ -108,7 +141,8 @@ class TeacherConfig(EndpointConfig):
     """
 
     when: Literal["negative", "always", "never"] = Field(
-        "negative", description="judged turns that it writes hints for: those with score -1, all, or none"
+        "negative",
+        description="judged turns that it writes hints for: those with score -1, all, or none",
     )
 
     @property

@@ -75,7 +75,8 @@ class PracticeConfig(Section):
         "left it no pause for half a minute; 0: practice waits for a pause, however long that takes",
     )
     hours: str | None = Field(
-        None, description='part of the day in which it practises, in local time, such as "22:00-06:00"; default: always'
+        None,
+        description='part of the day in which it practises, in local time, such as "22:00-06:00"; default: always',
     )
 
     @field_validator("hours")

@@ -14,13 +14,21 @@ class TinkerConfig(Section):
 
     url: str | None = Field(None, description="address of the service; default: that of the SDK")
     api_key: str | None = Field(None, description="key of the service (TINKER_API_KEY)")
-    project_id: str | None = Field(None, description="project of the service to which sessions belong")
-    model: str | None = Field(None, description="name of the base model at the service; default: `model.path`")
+    project_id: str | None = Field(
+        None, description="project of the service to which sessions belong"
+    )
+    model: str | None = Field(
+        None, description="name of the base model at the service; default: `model.path`"
+    )
     call_timeout: float = Field(
-        600.0, gt=0, description="seconds that a call may take, with its retries after time-outs, 429 and 5xx"
+        600.0,
+        gt=0,
+        description="seconds that a call may take, with its retries after time-outs, 429 and 5xx",
     )
     connect_timeout: float = Field(
-        30.0, gt=0, description="seconds after which a service that cannot be reached is reported; it is tried again"
+        30.0,
+        gt=0,
+        description="seconds after which a service that cannot be reached is reported; it is tried again",
     )
     reduction: Literal["sum", "mean"] = Field(
         "sum",

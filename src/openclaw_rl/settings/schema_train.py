@@ -33,7 +33,9 @@ class LaunchConfig(Section):
     )
     nodes: int = Field(1, ge=1, description="machines, each with train.ranks ranks")
     node_rank: int = Field(
-        0, ge=0, description="number of this machine, from 0; machine 0 runs the trainer, the others contribute ranks"
+        0,
+        ge=0,
+        description="number of this machine, from 0; machine 0 runs the trainer, the others contribute ranks",
     )
     master_addr: str = Field("127.0.0.1", description="address of machine 0")
     master_port: int = Field(29400, ge=1, le=65535)
@@ -41,7 +43,9 @@ class LaunchConfig(Section):
     shard: bool | None = Field(
         None, description="shard the frozen layers over the ranks (FSDP2); default: true with GPUs"
     )
-    timeout: float = Field(600.0, gt=0, description="seconds after which a rank that does not answer counts as failed")
+    timeout: float = Field(
+        600.0, gt=0, description="seconds after which a rank that does not answer counts as failed"
+    )
 
     @property
     def launcher(self) -> Literal["local", "torchrun", "ray"]:
@@ -51,23 +55,45 @@ class LaunchConfig(Section):
 class TrainBatchConfig(Section):
     """Selection of the turns of a batch, and its computation."""
 
-    min_turns: int = Field(4, ge=1, description="new turns with a training signal that start a step")
+    min_turns: int = Field(
+        4, ge=1, description="new turns with a training signal that start a step"
+    )
     max_turns: int = Field(16, ge=1, description="turns in a batch at most")
     gradient_accumulation_steps: int = Field(
-        1, ge=1, description="batches whose gradients make one step; min_turns and max_turns count for each batch"
+        1,
+        ge=1,
+        description="batches whose gradients make one step; min_turns and max_turns count for each batch",
     )
-    min_groups: int = Field(1, ge=1, description="complete groups of episodes that start a step (method groups)")
-    max_groups: int = Field(8, ge=1, description="groups of episodes in a batch at most (method groups)")
-    max_wait: float = Field(600.0, gt=0, description="seconds after which a smaller batch is trained")
-    epochs: int = Field(1, ge=1, le=8, description="optimizer steps per batch; above 1 the loss is the decoupled one")
+    min_groups: int = Field(
+        1, ge=1, description="complete groups of episodes that start a step (method groups)"
+    )
+    max_groups: int = Field(
+        8, ge=1, description="groups of episodes in a batch at most (method groups)"
+    )
+    max_wait: float = Field(
+        600.0, gt=0, description="seconds after which a smaller batch is trained"
+    )
+    epochs: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="optimizer steps per batch; above 1 the loss is the decoupled one",
+    )
     micro_tokens: int = Field(
         4096,
         ge=1,
         description="tokens per forward pass; a longer sample gets a pass of its own, up to a quarter above it. On a "
         "processor a pass has fewer, if it would take more than half a minute",
     )
-    max_uses: int = Field(1, ge=1, le=2, description="2: a turn may be trained on once more, beside new turns (replay)")
-    replay_ratio: float = Field(0.5, ge=0, lt=1, description="largest share of replayed turns in a batch (max_uses 2)")
+    max_uses: int = Field(
+        1,
+        ge=1,
+        le=2,
+        description="2: a turn may be trained on once more, beside new turns (replay)",
+    )
+    replay_ratio: float = Field(
+        0.5, ge=0, lt=1, description="largest share of replayed turns in a batch (max_uses 2)"
+    )
 
     @property
     def min_step_turns(self) -> int:
@@ -84,12 +110,18 @@ class TrainOptimizerConfig(Section):
     """AdamW and the learning rate."""
 
     learning_rate: float = Field(1.5e-3, gt=0)
-    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises to its value")
-    warmup_samples: int = Field(0, ge=0, description="the same in turns; the longer of the two applies")
+    warmup_steps: int = Field(
+        0, ge=0, description="steps over which the learning rate rises to its value"
+    )
+    warmup_samples: int = Field(
+        0, ge=0, description="the same in turns; the longer of the two applies"
+    )
     weight_decay: float = Field(0.0, ge=0)
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.95, ge=0, lt=1)
-    clip_grad: float = Field(1.0, gt=0, description="gradient norm above which the gradient is scaled down")
+    clip_grad: float = Field(
+        1.0, gt=0, description="gradient norm above which the gradient is scaled down"
+    )
     offload: bool = Field(
         False,
         description="keep moments, float32 copies and, with full weights, the base in CPU memory, and step there",
@@ -108,8 +140,12 @@ class TrainLossConfig(Section):
     clip_low: float = Field(0.8, gt=0, lt=1)
     clip_high: float = Field(1.28, gt=1)
     dual_clip: float = Field(3.0, gt=1)
-    token_ratio_min: float = Field(0.5, gt=0, lt=1, description="tokens with a smaller ratio pi/mu are masked")
-    token_ratio_max: float = Field(5.0, gt=1, description="tokens with a larger ratio pi/mu are masked")
+    token_ratio_min: float = Field(
+        0.5, gt=0, lt=1, description="tokens with a smaller ratio pi/mu are masked"
+    )
+    token_ratio_max: float = Field(
+        5.0, gt=1, description="tokens with a larger ratio pi/mu are masked"
+    )
     sequence_mask: Literal["none", "opsm", "geometric"] = Field(
         "none",
         description="replies that are masked whole: opsm, low-scored ones that the policy has moved away from; "
@@ -121,29 +157,42 @@ class TrainLossConfig(Section):
     geometric_low: float = Field(
         0.99, gt=0, lt=1, description="geometric: replies with a smaller mean ratio are masked"
     )
-    geometric_high: float = Field(1.01, gt=1, description="geometric: replies with a larger mean ratio are masked")
+    geometric_high: float = Field(
+        1.01, gt=1, description="geometric: replies with a larger mean ratio are masked"
+    )
     w_binary: float = Field(1.0, ge=0, description="weight of the binary term (method combine)")
     w_opd: float = Field(1.0, ge=0, description="weight of the distillation term (method combine)")
     kl_coef: float = Field(0.1, ge=0, description="weight of the KL term to the base (k2)")
-    baseline_decay: float = Field(0.95, ge=0, lt=1, description="decay of the moving average of scores, per verdict")
+    baseline_decay: float = Field(
+        0.95, ge=0, lt=1, description="decay of the moving average of scores, per verdict"
+    )
     baseline_shrink: float = Field(
         8.0, ge=0, description="verdicts at which an agent's own baseline has half the weight"
     )
-    w_outcome: float = Field(1.0, ge=0, description="weight of the outcome of an episode (method groups)")
+    w_outcome: float = Field(
+        1.0, ge=0, description="weight of the outcome of an episode (method groups)"
+    )
     w_step: float = Field(
         1.0,
         ge=0,
         description="weight of the rewards of single steps: of the environment, else of the judge (method groups)",
     )
     outcome: Literal["as_is", "signed"] = Field(
-        "as_is", description="outcome of an episode with reward r (method groups). as_is: r; signed: 2 r - 1"
+        "as_is",
+        description="outcome of an episode with reward r (method groups). as_is: r; signed: 2 r - 1",
     )
     group_scale: Literal["none", "std"] = Field(
-        "none", description="what the distance to a group's mean reward is divided by (method groups)"
+        "none",
+        description="what the distance to a group's mean reward is divided by (method groups)",
     )
-    group_floor: float = Field(0.1, gt=0, description="smallest standard deviation that it is divided by")
+    group_floor: float = Field(
+        0.1, gt=0, description="smallest standard deviation that it is divided by"
+    )
     length_ema_decay: float = Field(
-        0.99, ge=0, lt=1, description="decay of the moving average of reply lengths, per reply; it is the denominator"
+        0.99,
+        ge=0,
+        lt=1,
+        description="decay of the moving average of reply lengths, per reply; it is the denominator",
     )
 
 
@@ -151,17 +200,25 @@ class TrainDistillConfig(Section):
     """Distillation from the model that was given the hint (methods opd, combine, sdpo, sdft)."""
 
     target: Literal["token", "student_topk", "teacher_topk"] = Field(
-        "token", description="what opd and combine compare: the sampled token, or the top-k of student or teacher"
+        "token",
+        description="what opd and combine compare: the sampled token, or the top-k of student or teacher",
     )
     opd_clip: float = Field(1.0, gt=0, description="C: bound of the distillation advantage")
-    topk: int = Field(20, ge=1, le=1024, description="number of top-k tokens; all others form one tail bin")
+    topk: int = Field(
+        20, ge=1, le=1024, description="number of top-k tokens; all others form one tail bin"
+    )
     teacher_temperature: float = Field(
-        1.0, gt=0, description="teacher and student of opd are compared at this times the temperature of the reply"
+        1.0,
+        gt=0,
+        description="teacher and student of opd are compared at this times the temperature of the reply",
     )
     divergence: Literal["reverse", "forward", "jsd"] = Field(
-        "reverse", description="over the top-k: KL(student, teacher), KL(teacher, student), or Jensen-Shannon"
+        "reverse",
+        description="over the top-k: KL(student, teacher), KL(teacher, student), or Jensen-Shannon",
     )
-    ratio_clip: float = Field(2.0, gt=0, description="largest importance ratio that weighs a position of a top-k term")
+    ratio_clip: float = Field(
+        2.0, gt=0, description="largest importance ratio that weighs a position of a top-k term"
+    )
     hint_choice: Literal["mixture", "overlap"] | None = Field(
         None,
         description="with several hints: their mixture (default for token), or the hint whose "
@@ -169,11 +226,16 @@ class TrainDistillConfig(Section):
         "tokens with the student (default for top-k)",
     )
     teacher: Literal["base", "ema"] = Field(
-        "base", description="the frozen base, or a moving average of the policy, which can run away with it"
+        "base",
+        description="the frozen base, or a moving average of the policy, which can run away with it",
     )
-    ema_rate: float = Field(0.05, gt=0, le=1, description="share of the policy in the moving average, per step")
+    ema_rate: float = Field(
+        0.05, gt=0, le=1, description="share of the policy in the moving average, per step"
+    )
     ema_max_kl: float = Field(
-        0.1, gt=0, description="KL(base, average) under the hint, in nats per token, above which the average stops"
+        0.1,
+        gt=0,
+        description="KL(base, average) under the hint, in nats per token, above which the average stops",
     )
 
 
@@ -181,7 +243,9 @@ class TrainSafetyConfig(Section):
     """Safety checks of a step: staleness, trust region, gate, lease."""
 
     max_turn_log_ratio: float = Field(
-        0.5, gt=0, description="mean |log rho| of a turn, in nats per token, above which it is too stale to train on"
+        0.5,
+        gt=0,
+        description="mean |log rho| of a turn, in nats per token, above which it is too stale to train on",
     )
     max_batch_log_ratio: float | None = Field(
         None,
@@ -193,15 +257,21 @@ class TrainSafetyConfig(Section):
         64, ge=1, description="versions between sampling and training; people answer after hours"
     )
     max_step_kl: float = Field(
-        0.003, gt=0, description="trust region: a step that moves the policy further (k2, nats per token) is halved"
+        0.003,
+        gt=0,
+        description="trust region: a step that moves the policy further (k2, nats per token) is halved",
     )
     max_practice_kl: float = Field(
         0.01,
         gt=0,
         description="the same for a step of practice, whose credit is that of many replies and over all likely tokens",
     )
-    gate_grad_norm: float = Field(100.0, gt=0, description="gradient norm above which a step is rejected")
-    gate_kl: float = Field(5.0, gt=0, description="mean KL to the base, in nats per token, above which it is rejected")
+    gate_grad_norm: float = Field(
+        100.0, gt=0, description="gradient norm above which a step is rejected"
+    )
+    gate_kl: float = Field(
+        5.0, gt=0, description="mean KL to the base, in nats per token, above which it is rejected"
+    )
     gate_entropy: float = Field(
         0.5,
         ge=0,
@@ -209,12 +279,18 @@ class TrainSafetyConfig(Section):
         description="entropy of the policy after a step of practice, as a share of that of the base with the lessons "
         "on the same replies, below which a step that lowers it is rejected; 0: no bound",
     )
-    lease_ttl: float = Field(30.0, gt=0, description="seconds; a trainer that was frozen for longer publishes nothing")
+    lease_ttl: float = Field(
+        30.0, gt=0, description="seconds; a trainer that was frozen for longer publishes nothing"
+    )
 
     @property
     def batch_log_ratio_limit(self) -> float:
         """Mean |log rho| of a batch above which its stalest turns are left out."""
-        return self.max_turn_log_ratio / 2 if self.max_batch_log_ratio is None else self.max_batch_log_ratio
+        return (
+            self.max_turn_log_ratio / 2
+            if self.max_batch_log_ratio is None
+            else self.max_batch_log_ratio
+        )
 
 
 class TrainCheckpointConfig(Section):
@@ -228,12 +304,15 @@ class TrainCheckpointConfig(Section):
     )
     keep_versions: int = Field(20, ge=2, description="newest versions whose weights are kept")
     keep_days: int = Field(
-        30, ge=0, description="days of which one more version each is kept, the newest of the day; adapters only"
+        30,
+        ge=0,
+        description="days of which one more version each is kept, the newest of the day; adapters only",
     )
     save_dir: str | None = Field(None, description="folder for checkpoints outside of the home")
     save_interval: int = Field(1, ge=1, description="steps between two checkpoints in save_dir")
     resume: str | None = Field(
-        None, description="checkpoint from which a new home starts, of any method; latest: the newest in save_dir"
+        None,
+        description="checkpoint from which a new home starts, of any method; latest: the newest in save_dir",
     )
 
 
@@ -241,7 +320,8 @@ class TrainConfig(Section):
     """The trainer: method, weights, and the groups below."""
 
     method: MethodName = Field(
-        "combine", description="; ".join(f"{spec.name}: {spec.summary}" for spec in METHODS.values())
+        "combine",
+        description="; ".join(f"{spec.name}: {spec.summary}" for spec in METHODS.values()),
     )
     branches: Literal["chain", "all"] = Field(
         "chain",
@@ -258,7 +338,9 @@ class TrainConfig(Section):
         gt=0,
         description="trainer external: seconds until a batch without an answer is free again, and the connection ends",
     )
-    finetune: Literal["lora", "full"] = Field("lora", description="train an adapter, or all weights")
+    finetune: Literal["lora", "full"] = Field(
+        "lora", description="train an adapter, or all weights"
+    )
     lora: LoraConfig = LoraConfig()
     base_quantization_bits: Literal[16, 4] = Field(
         16, description="of the frozen base below an adapter; 4: QLoRA's NF4"
@@ -274,9 +356,13 @@ class TrainConfig(Section):
         description="recompute layers in the backward pass: a fraction of the memory, a third more time; "
         "default: as many layers as the free memory requires",
     )
-    compile: bool = Field(False, description="compile layers: minutes at the first start, faster steps on a GPU")
+    compile: bool = Field(
+        False, description="compile layers: minutes at the first start, faster steps on a GPU"
+    )
     max_steps: int | None = Field(
-        None, ge=1, description="steps, those before a resumed checkpoint included, after which training stops"
+        None,
+        ge=1,
+        description="steps, those before a resumed checkpoint included, after which training stops",
     )
     exit_when_done: bool | None = Field(
         None,
@@ -285,7 +371,9 @@ class TrainConfig(Section):
     )
     seed: int = 0
     threads: int = Field(1, ge=1, description="CPU threads of the trainer process, of each rank")
-    ranks: int = Field(1, ge=1, description="processes that take a step together, one for each GPU of a machine")
+    ranks: int = Field(
+        1, ge=1, description="processes that take a step together, one for each GPU of a machine"
+    )
     launch: LaunchConfig = LaunchConfig()
     gpus: tuple[str, ...] = Field((), description="device ids that the trainer sees; default: all")
     poll: float = Field(0.1, gt=0, description="seconds between two looks at the store")

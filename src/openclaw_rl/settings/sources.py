@@ -36,7 +36,8 @@ class SettingsSource:
 
     keys: frozenset[str]  # all known settings
     prefix: str  # "environment", "flags", or the file's name
-    text: frozenset[str] | None = None  # settings of type text, for a source without types; None: the source has types
+    # Settings of type text, for a source without types; None: the source has types.
+    text: frozenset[str] | None = None
     found: dict[str, GivenValue] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -50,9 +51,13 @@ class SettingsSource:
             return
         known = aliases.all_aliases().get(name)
         if known is None and (inner := self._key_below(name)):
-            self.faults.append(f"{source} is a section: expected keys below it, such as {inner}, got {value!r}.")
+            self.faults.append(
+                f"{source} is a section: expected keys below it, such as {inner}, got {value!r}."
+            )
         elif known is None:
-            self.faults.append(f"{self.prefix}: unknown setting {shown or name!r}.{self._suggestion(name)}")
+            self.faults.append(
+                f"{self.prefix}: unknown setting {shown or name!r}.{self._suggestion(name)}"
+            )
         elif known.refused:
             self.faults.append(f"{source} is refused: {known.refused}.")
         else:
@@ -74,7 +79,9 @@ class SettingsSource:
         for key, one in meant.items():
             if key not in self.keys:
                 raise AssertionError(f"{known.name} means {key}, which is no setting")
-            self._store_value(key, GivenValue(value=one, source=source, weak=known.weak or key in known.yields))
+            self._store_value(
+                key, GivenValue(value=one, source=source, weak=known.weak or key in known.yields)
+            )
 
     def _store_value(self, key: str, given: GivenValue) -> None:
         if self.text is not None and isinstance(given.value, str):
@@ -87,10 +94,8 @@ class SettingsSource:
         if there is None or there.weak:
             self.found[key] = given
         elif not given.weak and _normalize_value(there.value) != _normalize_value(given.value):
-            one, other = (
-                f"{there.source}{_format_given(key, there)}",
-                f"{_name_in_source(given.source)}{_format_given(key, given)}",
-            )
+            one = f"{there.source}{_format_given(key, there)}"
+            other = f"{_name_in_source(given.source)}{_format_given(key, given)}"
             self.faults.append(f"{one} and {other} both set {key} and disagree. Unset one.")
 
     def _parse_typed(self, key: str, given: GivenValue) -> Any:
@@ -101,7 +106,10 @@ class SettingsSource:
 
     def _key_below(self, name: str) -> str:
         """Return a key below the section `name`, or an empty string if it is not a section."""
-        return next((n for n in (*sorted(self.keys), *aliases.by_form("file")) if n.startswith(f"{name}.")), "")
+        return next(
+            (n for n in (*sorted(self.keys), *aliases.by_form("file")) if n.startswith(f"{name}.")),
+            "",
+        )
 
     def add_empty_section(self, name: str) -> None:
         """Handle a section without keys: an error only if there is no such section."""
@@ -115,7 +123,9 @@ class SettingsSource:
             )
             return f" Did you mean {near[0]}?" if near else ""
         if name.startswith("--"):
-            return suggestions.suggest_flag(name, self.keys) or " `--set KEY=VALUE` sets any setting."
+            return (
+                suggestions.suggest_flag(name, self.keys) or " `--set KEY=VALUE` sets any setting."
+            )
         names = [*sorted(self.keys), *aliases.by_form("file")]
         leaf = name.split(".")[-1]
         near = (
@@ -124,8 +134,12 @@ class SettingsSource:
             or difflib.get_close_matches(name, names, 1, 0.5)
             or difflib.get_close_matches(leaf, [n.split(".")[-1] for n in names], 1, 0.5)
         )
-        full = next((n for n in names if near and (n == near[0] or n.split(".")[-1] == near[0])), None)
-        return f" Did you mean {full!r}?" if full else " `openclaw-rl config show` lists the settings."
+        full = next(
+            (n for n in names if near and (n == near[0] or n.split(".")[-1] == near[0])), None
+        )
+        return (
+            f" Did you mean {full!r}?" if full else " `openclaw-rl config show` lists the settings."
+        )
 
 
 ENV_PREFIX = "OPENCLAW_RL_"
@@ -171,7 +185,9 @@ def read_value(text: str, source: str) -> Any:
         return strict_yaml.read_yaml(text)
     except ValueError as error:
         shown = _shorten(text)
-        raise ConfigError(f"{source}: expected a value such as 8, true or [a, b], got {shown!r} ({error})") from None
+        raise ConfigError(
+            f"{source}: expected a value such as 8, true or [a, b], got {shown!r} ({error})"
+        ) from None
 
 
 def from_file(path: str | Path, keys: Iterable[str]) -> SettingsSource:
@@ -179,13 +195,23 @@ def from_file(path: str | Path, keys: Iterable[str]) -> SettingsSource:
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8-sig")
-        tree = strict_yaml.read_json(text) if file.suffix.lower() == ".json" else strict_yaml.read_yaml(text)
+        tree = (
+            strict_yaml.read_json(text)
+            if file.suffix.lower() == ".json"
+            else strict_yaml.read_yaml(text)
+        )
     except FileNotFoundError:
-        raise ConfigError(f"{file}: no such settings file. Give an existing one with --config, or none.") from None
+        raise ConfigError(
+            f"{file}: no such settings file. Give an existing one with --config, or none."
+        ) from None
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror}). Name a settings file, YAML or JSON.") from None
+        raise ConfigError(
+            f"{file}: cannot be read ({error.strerror}). Name a settings file, YAML or JSON."
+        ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: expected UTF-8, got other bytes at byte {error.start}. Save it as UTF-8.") from None
+        raise ConfigError(
+            f"{file}: expected UTF-8, got other bytes at byte {error.start}. Save it as UTF-8."
+        ) from None
     except ValueError as error:
         kind = "JSON" if file.suffix.lower() == ".json" else "YAML"
         raise ConfigError(f"{file}: cannot be read as {kind}: {error}") from None
@@ -211,7 +237,12 @@ def _add_tree(tree: Mapping[Any, Any], prefix: str, layer: SettingsSource) -> No
 
 
 def from_environment(
-    environ: Mapping[str, str], keys: Iterable[str], *, text: Iterable[str], ours: str, strict: bool = True
+    environ: Mapping[str, str],
+    keys: Iterable[str],
+    *,
+    text: Iterable[str],
+    ours: str,
+    strict: bool = True,
 ) -> SettingsSource:
     """Read environment variables. `text`: settings of type text. `ours`: a variable to ignore.
 

@@ -14,7 +14,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 _MAX_DEPTH = 50
-_MAX_VALUES = 100_000  # an error may show all of them
+# An error may show all of them.
+_MAX_VALUES = 100_000
 _TOO_DEEP = f"nested too deeply; expected at most {_MAX_DEPTH} levels"
 
 
@@ -27,7 +28,9 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
             if key.value in seen:
-                raise ValueError(f"line {key.start_mark.line + 1}: {key.value!r} is given twice. Keep one of them")
+                raise ValueError(
+                    f"line {key.start_mark.line + 1}: {key.value!r} is given twice. Keep one of them"
+                )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -35,7 +38,8 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(text: str) -> Any:
     """Parse YAML. Raises `ValueError`, one line with the position."""
     try:
-        return _check_size(yaml.load(text, _Loader))  # a SafeLoader
+        # A SafeLoader.
+        return _check_size(yaml.load(text, _Loader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -44,14 +48,19 @@ def read_yaml(text: str) -> Any:
         raise ValueError(_one_line(error)) from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    except ValueError as error:  # an invalid date, or a number that is too long
+    except ValueError as error:
+        # An invalid date, or a number that is too long.
         raise ValueError(_one_line(error)) from None
 
 
 def read_json(text: str) -> Any:
     """Parse JSON; empty text gives None. Raises `ValueError`, one line with the position."""
     try:
-        return _check_size(json.loads(text, object_pairs_hook=reject_duplicate_keys)) if text.strip() else None
+        return (
+            _check_size(json.loads(text, object_pairs_hook=reject_duplicate_keys))
+            if text.strip()
+            else None
+        )
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
 
@@ -73,11 +82,15 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_size(value: Any) -> Any:
     """Return `value`. Raises `ValueError` if it contains itself, is nested too deeply, or has too many values."""
     if _measure(value, (), {})[0] > _MAX_VALUES:
-        raise ValueError(f"its aliases (*) stand for more than {_MAX_VALUES} values. Write them out")
+        raise ValueError(
+            f"its aliases (*) stand for more than {_MAX_VALUES} values. Write them out"
+        )
     return value
 
 
-def _measure(value: Any, above: tuple[int, ...], known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+def _measure(
+    value: Any, above: tuple[int, ...], known: dict[int, tuple[int, int]]
+) -> tuple[int, int]:
     """Return how many values there are and how deeply they are nested; those of an alias count each time.
 
     `known`: the results of containers, by `id`.
@@ -89,7 +102,10 @@ def _measure(value: Any, above: tuple[int, ...], known: dict[int, tuple[int, int
     if id(value) not in known and len(above) <= _MAX_DEPTH:
         parts = value.values() if isinstance(value, dict) else value
         inner = [_measure(part, (*above, id(value)), known) for part in parts]
-        known[id(value)] = 1 + sum(count for count, _ in inner), 1 + max((depth for _, depth in inner), default=0)
+        known[id(value)] = (
+            1 + sum(count for count, _ in inner),
+            1 + max((depth for _, depth in inner), default=0),
+        )
     if len(above) + known.get(id(value), (0, 1))[1] > _MAX_DEPTH + 1:
         raise ValueError(_TOO_DEEP)
     return known[id(value)]
@@ -98,7 +114,9 @@ def _measure(value: Any, above: tuple[int, ...], known: dict[int, tuple[int, int
 class Section(BaseModel):
     """Base class of all settings sections: frozen, no unknown keys, no NaN."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -122,8 +140,11 @@ def _strict_value(value: Any, kind: Any) -> Any:
         if type(None) not in kinds:
             raise ValueError("expected text, got nothing")
         return None
-    if isinstance(value, list) and kind == tuple[str, ...]:  # device ids may be written as numbers
-        return [str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in value]
+    # Device ids may be written as numbers.
+    if isinstance(value, list) and kind == tuple[str, ...]:
+        return [
+            str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in value
+        ]
     return value
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from openclaw_rl.settings import aliases
 
-_MIN_SIMILARITY = 0.8  # ratio of difflib; below it, the meanings usually differ: --max-step and --max-turns have 0.7
+# Ratio of difflib; below it, the meanings usually differ: --max-step and --max-turns have 0.7.
+_MIN_SIMILARITY = 0.8
 _MAX_SUGGESTIONS = 3
 
 
@@ -41,5 +42,7 @@ def _word_of(name: str) -> str:
 
 
 def _flag_for(key: str) -> str:
-    flag = next((alias.name for alias in aliases.by_form("flag").values() if alias.keys[:1] == (key,)), None)
+    flag = next(
+        (alias.name for alias in aliases.by_form("flag").values() if alias.keys[:1] == (key,)), None
+    )
     return f"{flag} ({key})" if flag else f"--set {key}=VALUE"

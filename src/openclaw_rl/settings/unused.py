@@ -11,7 +11,11 @@ from openclaw_rl.methods.registry import METHODS, make_method
 from openclaw_rl.settings.schema import Config
 from openclaw_rl.settings.schema_fireworks import FireworksConfig
 from openclaw_rl.settings.schema_practice import PracticeConfig
-from openclaw_rl.settings.schema_train import TrainDistillConfig, TrainLossConfig, TrainOptimizerConfig
+from openclaw_rl.settings.schema_train import (
+    TrainDistillConfig,
+    TrainLossConfig,
+    TrainOptimizerConfig,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,9 @@ def _uses_judge_endpoint(config: Config) -> bool:
 def _uses_endpoint_of_judge(config: Config) -> bool:
     """Return whether the judge's endpoint is used, by the judge or by a teacher that has none of its own."""
     teacher = config.teacher
-    return _uses_judge_endpoint(config) or (teacher.wanted and teacher.base_url == config.judge.base_url)
+    return _uses_judge_endpoint(config) or (
+        teacher.wanted and teacher.base_url == config.judge.base_url
+    )
 
 
 def _uses_top_tokens(config: Config) -> bool:
@@ -69,7 +75,11 @@ def _uses_top_tokens(config: Config) -> bool:
 
 def _uses_top_token_term(config: Config) -> bool:
     train = config.train
-    return not _follows_hints(config) or train.method in ("sdpo", "sdft") or train.distill.target != "token"
+    return (
+        not _follows_hints(config)
+        or train.method in ("sdpo", "sdft")
+        or train.distill.target != "token"
+    )
 
 
 def _starts_server(config: Config) -> bool:
@@ -85,19 +95,36 @@ def _uses_tinker(config: Config) -> bool:
 
 
 _LORA = tuple(f"train.lora.{key}" for key in ("rank", "alpha", "dropout", "targets"))
-_DISTILL = tuple(f"train.distill.{key}" for key in ("opd_clip", "topk", "divergence", "ratio_clip", "hint_choice"))
+_DISTILL = tuple(
+    f"train.distill.{key}"
+    for key in ("opd_clip", "topk", "divergence", "ratio_clip", "hint_choice")
+)
 _PRACTICE = tuple(f"practice.{key}" for key in PracticeConfig.model_fields if key != "enabled")
 _GATE_REPLIES = tuple(f"gate.{key}" for key in ("prompts", "probes", "seconds", "wait", "workers"))
 _OF_LOCAL_TRAINER = (
-    *(f"train.{key}" for key in ("base_quantization_bits", "gradient_checkpointing", "compile", "gpus", "loss.path")),
-    *(f"train.distill.{key}" for key in TrainDistillConfig.model_fields if key not in ("opd_clip", "hint_choice")),
+    *(
+        f"train.{key}"
+        for key in (
+            "base_quantization_bits",
+            "gradient_checkpointing",
+            "compile",
+            "gpus",
+            "loss.path",
+        )
+    ),
+    *(
+        f"train.distill.{key}"
+        for key in TrainDistillConfig.model_fields
+        if key not in ("opd_clip", "hint_choice")
+    ),
     "train.lora.dropout",
     "train.batch.epochs",
     "train.batch.micro_tokens",
     "train.optimizer.offload",
 )
 _OF_TINKER = tuple(
-    f"tinker.{key}" for key in ("url", "api_key", "project_id", "model", "call_timeout", "connect_timeout")
+    f"tinker.{key}"
+    for key in ("url", "api_key", "project_id", "model", "call_timeout", "connect_timeout")
 )
 _OF_OUR_FORMULA = tuple(
     key
@@ -111,11 +138,24 @@ _OF_OUR_FORMULA = tuple(
     if key not in _OF_LOCAL_TRAINER
 )
 _RULES = (
-    _only_with("judge.kind", ("llm",), "judge.path", "judge.num_judges", "judge.consensus_threshold", "judge.cache"),
+    _only_with(
+        "judge.kind",
+        ("llm",),
+        "judge.path",
+        "judge.num_judges",
+        "judge.consensus_threshold",
+        "judge.cache",
+    ),
     _only_with("judge.kind", ("llm",), *_endpoint_keys("judge")),
     _only_with("judge.kind", ("rules",), "judge.rules_path"),
     _only_with("judge.kind", ("plugin",), "judge.plugin_path"),
-    _only_with("judge.kind", ("classifier", "plugin"), "judge.reward_path", "judge.reward_low", "judge.reward_high"),
+    _only_with(
+        "judge.kind",
+        ("classifier", "plugin"),
+        "judge.reward_path",
+        "judge.reward_low",
+        "judge.reward_high",
+    ),
     UnusedRule(
         keys=("judge.model",),
         used=_uses_judge_endpoint,
@@ -130,7 +170,15 @@ _RULES = (
     ),
     _only_beside("judge.path", "judge.gpus"),
     _only_beside("judge.signals.abandoned", "judge.signals.abandoned_after"),
-    _only_with("gate.kind", ("probes",), "gate.margin", "gate.error", "gate.strict", "gate.held_out", "gate.budget"),
+    _only_with(
+        "gate.kind",
+        ("probes",),
+        "gate.margin",
+        "gate.error",
+        "gate.strict",
+        "gate.held_out",
+        "gate.budget",
+    ),
     _only_beside("gate.budget", *_GATE_REPLIES),
     _only_with("gate.kind", ("probes",), *_GATE_REPLIES),
     _only_beside("teacher.model", "teacher.api_key", "teacher.when", *_endpoint_keys("teacher")),
@@ -144,7 +192,9 @@ _RULES = (
     ),
     UnusedRule(
         keys=("engine.gpus", "engine.max_batch"),
-        used=lambda config: config.engine.url is None and config.engine.backend not in ("tinker", "fireworks"),
+        used=lambda config: (
+            config.engine.url is None and config.engine.backend not in ("tinker", "fireworks")
+        ),
         needs="an engine that is started here",
         decided_by="engine.url",
     ),
@@ -154,10 +204,20 @@ _RULES = (
         needs="engine.backend tinker or train.trainer tinker",
         decided_by="engine.backend",
     ),
-    _only_with("engine.backend", ("fireworks",), *(f"fireworks.{key}" for key in FireworksConfig.model_fields)),
+    _only_with(
+        "engine.backend",
+        ("fireworks",),
+        *(f"fireworks.{key}" for key in FireworksConfig.model_fields),
+    ),
     _only_with("train.trainer", ("tinker",), "tinker.reduction", "tinker.budget_tokens"),
     _only_with("engine.backend", ("tinker",), "tinker.sample_from"),
-    _only_with("engine.backend", ("embedded",), "engine.prefill_chunk", "engine.prefix_cache_tokens", "engine.threads"),
+    _only_with(
+        "engine.backend",
+        ("embedded",),
+        "engine.prefill_chunk",
+        "engine.prefix_cache_tokens",
+        "engine.threads",
+    ),
     _only_with("train.finetune", ("lora",), *_LORA, "train.checkpoint.keep_days"),
     _only_with("train.trainer", ("local",), *_OF_LOCAL_TRAINER),
     _only_with("train.trainer", ("local", "tinker"), *_OF_OUR_FORMULA),
@@ -169,8 +229,16 @@ _RULES = (
         needs="a method for conversations",
         decided_by="train.method",
     ),
-    *(_only_with("train.method", (method.name,), *method.own_settings) for method in METHODS.values()),
-    _only_with("train.method", ("binary", "combine"), "train.loss.baseline_decay", "train.loss.baseline_shrink"),
+    *(
+        _only_with("train.method", (method.name,), *method.own_settings)
+        for method in METHODS.values()
+    ),
+    _only_with(
+        "train.method",
+        ("binary", "combine"),
+        "train.loss.baseline_decay",
+        "train.loss.baseline_shrink",
+    ),
     UnusedRule(
         keys=("teacher.model", *_DISTILL),
         used=_follows_hints,
@@ -196,7 +264,9 @@ _RULES = (
         "sdft, or practice.enabled",
         decided_by="train.distill.target",
     ),
-    _only_with("train.distill.teacher", ("ema",), "train.distill.ema_rate", "train.distill.ema_max_kl"),
+    _only_with(
+        "train.distill.teacher", ("ema",), "train.distill.ema_rate", "train.distill.ema_max_kl"
+    ),
     _only_beside("gate.watch", "gate.max_fall"),
     UnusedRule(
         keys=("practice.enabled", *_PRACTICE),
@@ -213,11 +283,18 @@ _RULES = (
         decided_by="gate.canary",
     ),
     _only_with("train.batch.max_uses", (2,), "train.batch.replay_ratio"),
-    _only_with("train.batch.epochs", (1,), "train.loss.token_ratio_min", "train.loss.token_ratio_max"),
+    _only_with(
+        "train.batch.epochs", (1,), "train.loss.token_ratio_min", "train.loss.token_ratio_max"
+    ),
     _only_with("train.loss.surrogate", ("clip",), "train.loss.clip_low", "train.loss.clip_high"),
     _only_with("train.loss.surrogate", ("clip", "gspo"), "train.loss.dual_clip"),
     _only_with("train.loss.sequence_mask", ("opsm",), "train.loss.opsm_delta"),
-    _only_with("train.loss.sequence_mask", ("geometric",), "train.loss.geometric_low", "train.loss.geometric_high"),
+    _only_with(
+        "train.loss.sequence_mask",
+        ("geometric",),
+        "train.loss.geometric_low",
+        "train.loss.geometric_high",
+    ),
     UnusedRule(
         keys=("train.loss.clip_high", "train.loss.dual_clip"),
         used=lambda config: config.train.loss.path is None,
@@ -260,13 +337,18 @@ def unused_settings(config: Config, sources: Mapping[str, str]) -> list[str]:
         names = _given_names(rule.keys, sources)
         if names and not rule.used(config):
             value = _format_value(attrgetter(rule.decided_by)(config))
-            notices.append(f"{_no_effect(names)}: only with {rule.needs}, and {rule.decided_by} is {value}")
+            notices.append(
+                f"{_no_effect(names)}: only with {rule.needs}, and {rule.decided_by} is {value}"
+            )
     return notices
 
 
 _TRAIN = (("up", "train"), ("train",))
 _JUDGE = (("up", "judge"), ("judge",))
-_OBSERVED = (f"judge.signals.{key}" for key in ("regenerated", "edited", "copied", "abandoned", "abandoned_after"))
+_OBSERVED = (
+    f"judge.signals.{key}"
+    for key in ("regenerated", "edited", "copied", "abandoned", "abandoned_after")
+)
 _READ_BY: Mapping[str, tuple[Sequence[str], Collection[str]]] = {
     "data.path": _TRAIN,
     "data.watch_dir": _TRAIN,
@@ -289,7 +371,9 @@ _READ_BY: Mapping[str, tuple[Sequence[str], Collection[str]]] = {
 """Setting or section -> (commands that read it, workers that read it)."""
 
 
-def unused_by_command(sources: Mapping[str, str], command: str, workers: Collection[str]) -> list[str]:
+def unused_by_command(
+    sources: Mapping[str, str], command: str, workers: Collection[str]
+) -> list[str]:
     """Return notices about settings that a command with these workers does not read. `sources` as above.
 
     Variables and files are shared by several commands, so of these only settings of `data` and `rollout` are named.

@@ -15,7 +15,8 @@ from openclaw_rl.settings.schema import SECRETS, Config, EngineConfig, ServeConf
 from openclaw_rl.settings.schema_judge import EndpointConfig
 from openclaw_rl.settings.schema_train import TrainConfig
 
-MIN_KEY_CHARS = 16  # characters of the API key where other machines reach the gateway
+# Characters of the API key where other machines reach the gateway.
+MIN_KEY_CHARS = 16
 
 
 def _check_patterns(key: str, patterns: Iterable[str]) -> None:
@@ -23,7 +24,9 @@ def _check_patterns(key: str, patterns: Iterable[str]) -> None:
         try:
             LinearPattern(pattern)
         except PatternError as error:
-            raise ConfigError(f"{key}: {pattern!r} is not a regular expression of RE2: {error}") from None
+            raise ConfigError(
+                f"{key}: {pattern!r} is not a regular expression of RE2: {error}"
+            ) from None
 
 
 def _check_url(key: str, url: str | None) -> None:
@@ -33,7 +36,8 @@ def _check_url(key: str, url: str | None) -> None:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         sound = sound and len(url.split()) == 1 and url == url.strip()
-    except ValueError:  # unbalanced brackets, or an invalid port
+    except ValueError:
+        # Unbalanced brackets, or an invalid port.
         sound = False
     if not sound:
         raise ConfigError(f"{key}: expected an address like http://127.0.0.1:8001, got {url!r}")
@@ -54,13 +58,17 @@ def _check_fireworks_ids(config: Config) -> None:
     for name in ("fireworks.account", "fireworks.deployment"):
         value = attrgetter(name)(config)
         if value and not re.fullmatch(r"[A-Za-z0-9._-]+", value):
-            raise ConfigError(f"{name}: expected the ID alone, without accounts/ or a path, got {value!r}")
+            raise ConfigError(
+                f"{name}: expected the ID alone, without accounts/ or a path, got {value!r}"
+            )
 
 
 def _check_origins(origins: Iterable[str]) -> None:
     """Browsers send an origin as SCHEME://HOST[:PORT] in lower case, without a path; no other text ever matches."""
     for origin in origins:
-        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+", origin):
+        if origin not in ("*", "null") and not re.fullmatch(
+            r"[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+", origin
+        ):
             raise ConfigError(
                 f"serve.cors_origins: expected origins like https://chat.example or http://localhost:3000 (lower case, "
                 f"no path, no slash at the end), or *, got {origin!r}"
@@ -78,7 +86,9 @@ def _check_home_paths(config: Config) -> None:
     for key in _PATHS.split():
         path = attrgetter(key)(config)
         if path is not None and path.startswith("~") and os.path.expanduser(path) == path:  # noqa: PTH111
-            raise ConfigError(f"{key} {path}: expected the home folder of a user of this machine. Give the full path")
+            raise ConfigError(
+                f"{key} {path}: expected the home folder of a user of this machine. Give the full path"
+            )
 
 
 def validate(config: Config) -> None:
@@ -108,23 +118,30 @@ def validate(config: Config) -> None:
 
 
 def _check_engine(engine: EngineConfig) -> None:
-    if engine.backend == "embedded" and (engine.url or engine.logprob_convention not in (None, "scaled")):
+    if engine.backend == "embedded" and (
+        engine.url or engine.logprob_convention not in (None, "scaled")
+    ):
         raise ConfigError(
             "engine.url and engine.logprob_convention are for a server; the embedded engine takes neither. Unset it,"
             " or set engine.backend (--backend vllm)"
         )
-    if engine.backend == "tinker" and (engine.url or engine.logprob_convention not in (None, "raw")):
+    if engine.backend == "tinker" and (
+        engine.url or engine.logprob_convention not in (None, "raw")
+    ):
         raise ConfigError(
             "engine.url and engine.logprob_convention are for a server of your own; for engine.backend tinker, the "
             "address is tinker.url (TINKER_ENDPOINT), and log-probabilities are raw. Unset it"
         )
     if engine.backend == "openai" and not engine.url:
-        raise ConfigError("engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1")
+        raise ConfigError(
+            "engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1"
+        )
 
 
 def _check_fireworks(config: Config) -> None:
     """Raise `ConfigError` for what serving at Fireworks needs or cannot do."""
-    engine, fireworks = config.engine, config.fireworks
+    engine = config.engine
+    fireworks = config.fireworks
     if engine.backend != "fireworks":
         return
     for wrong, words in (
@@ -141,8 +158,14 @@ def _check_fireworks(config: Config) -> None:
             not fireworks.base_model,
             "fireworks.base_model is needed: the name of model.path there, e.g. accounts/fireworks/models/qwen3-8b",
         ),
-        (engine.max_context is None, "engine.max_context is needed: the tokens of a context of the deployment"),
-        (config.train.finetune == "full", "it serves adapters of this home. Set train.finetune to lora"),
+        (
+            engine.max_context is None,
+            "engine.max_context is needed: the tokens of a context of the deployment",
+        ),
+        (
+            config.train.finetune == "full",
+            "it serves adapters of this home. Set train.finetune to lora",
+        ),
     ):
         if wrong:
             raise ConfigError(f"engine.backend is fireworks: {words}")
@@ -164,13 +187,28 @@ def _check_tinker(config: Config) -> None:
             f"{train.distill.hint_choice or 'mixture'} need top log-probabilities, which it does not return. Set "
             "train.method to binary, opd or combine, with train.distill.target token",
         ),
-        (config.gate.kind == "probes", "gate.kind probes scores versions again and again. Set gate.kind to numbers"),
+        (
+            config.gate.kind == "probes",
+            "gate.kind probes scores versions again and again. Set gate.kind to numbers",
+        ),
         (train.finetune == "full", "it trains adapters. Set train.finetune to lora"),
         (train.batch.epochs > 1, "it takes one step a batch. Set train.batch.epochs to 1"),
-        (train.distill.teacher == "ema", "the teacher is its base. Set train.distill.teacher to base"),
-        (train.distill.teacher_temperature != 1, "it scores at temperature 1. Leave train.distill.teacher_temperature"),
-        (train.loss.path is not None, "a loss of your own runs in the local trainer. Leave out train.loss.path"),
-        (train.ranks * train.launch.nodes > 1, "it has no ranks here. Leave out train.ranks and train.launch.nodes"),
+        (
+            train.distill.teacher == "ema",
+            "the teacher is its base. Set train.distill.teacher to base",
+        ),
+        (
+            train.distill.teacher_temperature != 1,
+            "it scores at temperature 1. Leave train.distill.teacher_temperature",
+        ),
+        (
+            train.loss.path is not None,
+            "a loss of your own runs in the local trainer. Leave out train.loss.path",
+        ),
+        (
+            train.ranks * train.launch.nodes > 1,
+            "it has no ranks here. Leave out train.ranks and train.launch.nodes",
+        ),
         (
             train.checkpoint.save_dir is not None or train.checkpoint.resume is not None,
             "checkpoints are at the service. Leave out train.checkpoint.save_dir and train.checkpoint.resume",
@@ -196,7 +234,9 @@ def _check_server_weights(config: Config) -> None:
         if not holds
     ]
     if wrong:
-        raise ConfigError(f"engine.weights is trainer, for slime (docs/guides/slime.md). Set {', '.join(wrong)}")
+        raise ConfigError(
+            f"engine.weights is trainer, for slime (docs/guides/slime.md). Set {', '.join(wrong)}"
+        )
 
 
 def _check_trainer(config: Config) -> None:
@@ -208,7 +248,9 @@ def _check_trainer(config: Config) -> None:
             "give. Set gate.kind to numbers, which bounds the metrics that it reports, or off"
         )
     if config.train.ranks * config.train.launch.nodes > 1:
-        raise ConfigError("train.trainer is external: ranks are the other program's business. Leave out train.ranks")
+        raise ConfigError(
+            "train.trainer is external: ranks are the other program's business. Leave out train.ranks"
+        )
 
 
 def _check_policies(config: Config) -> None:
@@ -230,7 +272,9 @@ def _check_key(serve: ServeConfig) -> None:
         return
     wide = f"serve.host {serve.host} can be reached from other machines"
     if not serve.api_key:
-        raise ConfigError(f"{wide}, and no key is set. Set serve.api_key (OPENCLAW_API_KEY), or bind 127.0.0.1.")
+        raise ConfigError(
+            f"{wide}, and no key is set. Set serve.api_key (OPENCLAW_API_KEY), or bind 127.0.0.1."
+        )
     if len(serve.api_key) < MIN_KEY_CHARS:
         raise ConfigError(
             f"{wide}, and serve.api_key has {len(serve.api_key)} characters: others could guess it. Set one of "
@@ -240,7 +284,8 @@ def _check_key(serve: ServeConfig) -> None:
 
 def _check_judge(config: Config) -> None:
     """Check judge and teacher. A model without an endpoint is no error yet: see `missing_endpoints`."""
-    judge, teacher = config.judge, config.teacher
+    judge = config.judge
+    teacher = config.teacher
     if judge.signals.abandoned and judge.signals.abandoned_after > config.collect.session_timeout:
         raise ConfigError(
             f"judge.signals.abandoned_after ({judge.signals.abandoned_after:g}) is above collect.session_timeout "
@@ -251,13 +296,19 @@ def _check_judge(config: Config) -> None:
             "judge.kind is llm: judge.model and judge.base_url are needed too (an OpenAI-compatible endpoint), or "
             "judge.path"
         )
-    if judge.kind == "llm" and judge.path and config.engine.backend in ("openai", "tinker", "fireworks"):
+    if (
+        judge.kind == "llm"
+        and judge.path
+        and config.engine.backend in ("openai", "tinker", "fireworks")
+    ):
         raise ConfigError(
             "judge.path: a model of the judge's own needs an engine that is started here, and engine.backend is "
             f"{config.engine.backend}. Give judge.base_url and judge.model instead"
         )
     if teacher.base_url and teacher.when != "never" and not teacher.model:
-        raise ConfigError("teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off.")
+        raise ConfigError(
+            "teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off."
+        )
 
 
 def missing_endpoints(config: Config) -> list[str]:
@@ -265,8 +316,11 @@ def missing_endpoints(config: Config) -> list[str]:
 
     Such settings load, because commands without a judge can use them. The judge refuses to start with them.
     """
-    judge, teacher = config.judge, config.teacher
-    sections: dict[str, EndpointConfig] = {"judge": judge} if judge.kind == "llm" and judge.path is None else {}
+    judge = config.judge
+    teacher = config.teacher
+    sections: dict[str, EndpointConfig] = (
+        {"judge": judge} if judge.kind == "llm" and judge.path is None else {}
+    )
     sections |= {"teacher": teacher} if teacher.wanted else {}
     return [
         f"{name}.model is {section.model}, and no endpoint serves it: the judge cannot start. Set {name}.base_url to "
@@ -280,7 +334,12 @@ def missing_endpoints(config: Config) -> list[str]:
 def untrained_lessons(config: Config) -> list[str]:
     """Return a notice if the trainer learns from no turn whose prompt had lessons."""
     method = make_method(config.train)
-    if config.train.trainer != "tinker" or not method.uses_hints or method.uses_reward or config.serve.lessons == "off":
+    if (
+        config.train.trainer != "tinker"
+        or not method.uses_hints
+        or method.uses_reward
+        or config.serve.lessons == "off"
+    ):
         return []
     return [
         f"train.method {config.train.method} with train.trainer tinker learns nothing from turns whose prompt had "
@@ -316,12 +375,14 @@ def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
             f"train.batch.max_groups ({t.batch.max_groups}) is below train.batch.min_groups ({t.batch.min_groups})",
         ),
         (
-            t.safety.max_batch_log_ratio is not None and t.safety.max_batch_log_ratio > t.safety.max_turn_log_ratio,
+            t.safety.max_batch_log_ratio is not None
+            and t.safety.max_batch_log_ratio > t.safety.max_turn_log_ratio,
             f"train.safety.max_batch_log_ratio ({t.safety.max_batch_log_ratio}) is above "
             f"train.safety.max_turn_log_ratio ({t.safety.max_turn_log_ratio}), which holds for each turn",
         ),
         (
-            t.batch.max_uses > 1 and (t.batch.replay_ratio == 0 or t.batch.max_turns == t.batch.min_turns),
+            t.batch.max_uses > 1
+            and (t.batch.replay_ratio == 0 or t.batch.max_turns == t.batch.min_turns),
             "train.batch.max_uses 2 replays turns beside fresh ones, and a batch has no place for them: "
             "train.batch.replay_ratio must be above 0, and train.batch.max_turns above train.batch.min_turns",
         ),
@@ -366,7 +427,8 @@ def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
 
 
 def _check_plugins(config: Config) -> None:
-    train, judge = config.train, config.judge
+    train = config.train
+    judge = config.judge
     allowed: dict[str, tuple[str | None, ...]] = {
         "distill.target": ("token",),
         "distill.hint_choice": (None, "mixture"),
@@ -381,10 +443,18 @@ def _check_plugins(config: Config) -> None:
             )
     rollout = config.rollout
     if rollout.function_path is not None and rollout.generate_path is not None:
-        raise ConfigError("rollout.function_path and rollout.generate_path: which of the two? Unset one")
+        raise ConfigError(
+            "rollout.function_path and rollout.generate_path: which of the two? Unset one"
+        )
     if judge.kind == "plugin" and judge.plugin_path is None:
-        raise ConfigError("judge.kind is plugin: judge.plugin_path (--custom-rm-path FILE) is needed too")
+        raise ConfigError(
+            "judge.kind is plugin: judge.plugin_path (--custom-rm-path FILE) is needed too"
+        )
     if judge.kind == "classifier" and judge.reward_path is None:
-        raise ConfigError("judge.kind is classifier: judge.reward_path (PRM_MODEL_PATH) is needed too")
+        raise ConfigError(
+            "judge.kind is classifier: judge.reward_path (PRM_MODEL_PATH) is needed too"
+        )
     if judge.reward_low > judge.reward_high:
-        raise ConfigError(f"judge.reward_low ({judge.reward_low}) is above judge.reward_high ({judge.reward_high})")
+        raise ConfigError(
+            f"judge.reward_low ({judge.reward_low}) is above judge.reward_high ({judge.reward_high})"
+        )

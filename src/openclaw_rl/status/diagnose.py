@@ -14,39 +14,46 @@ from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Any
 
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 from sqlalchemy import Connection
 
 from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
-from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.methods.registry import make_method
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import Config
 from openclaw_rl.settings.schema_judge import JudgeConfig
 from openclaw_rl.status.health import Diagnosis, HealthSnapshot, LogLine, take_snapshot
-from openclaw_rl.status.program_checks import check_engine, check_ray_head, engine_diagnosis, ray_diagnosis
+from openclaw_rl.status.program_checks import engine_diagnosis, ray_diagnosis
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.train.learning_rate import find_low_rate
-from openclaw_rl.types import ReasonCode, Verdict
+from openclaw_rl.types import Verdict
 
-MIN_COUNT = 10  # minimum number of turns or verdicts for a diagnosis
-MAX_VERDICT_WAIT = 60.0  # seconds that a turn may wait for its verdict
-MIN_BUSY_SHARE = 0.25  # minimum share of time spent in steps, for a trainer with rollouts
-MAX_NEUTRAL_SHARE = 0.7  # maximum share of verdicts without a direction
-MIN_MAJORITY_SHARE = 0.8  # minimum mean share of votes for a turn's most frequent score; three random votes have 0.75
-MIN_FEEDBACK_AGREEMENT = 0.6  # minimum share of turns on which the judge agrees with user feedback
-MAX_NORM_RATIO = 10.0  # maximum gradient norm, as a multiple of the median of the earlier norms
-MAX_UNLINKED_SHARE = 0.2  # maximum share of turns whose history was not recognised
+# Minimum number of turns or verdicts for a diagnosis.
+MIN_COUNT = 10
+# Seconds that a turn may wait for its verdict.
+MAX_VERDICT_WAIT = 60.0
+# Minimum share of time spent in steps, for a trainer with rollouts.
+MIN_BUSY_SHARE = 0.25
+# Maximum share of verdicts without a direction.
+MAX_NEUTRAL_SHARE = 0.7
+# Minimum mean share of votes for a turn's most frequent score; three random votes have 0.75.
+MIN_MAJORITY_SHARE = 0.8
+# Minimum share of turns on which the judge agrees with user feedback.
+MIN_FEEDBACK_AGREEMENT = 0.6
+# Maximum gradient norm, as a multiple of the median of the earlier norms.
+MAX_NORM_RATIO = 10.0
+# Maximum share of turns whose history was not recognised.
+MAX_UNLINKED_SHARE = 0.2
 MAX_SHOWN_LESSONS = 5
 _PAUSES = frozenset({Wait.MAX_STEPS, Wait.FROZEN, Wait.SETTLING})
 """Waits of a trainer during which turns are expected to queue."""
-MAX_ROLLBACK_AGE = 86400.0  # seconds that an automatic rollback is reported
+# Seconds that an automatic rollback is reported.
+MAX_ROLLBACK_AGE = 86400.0
 _SPLIT_VOTES = frozenset({ReasonCode.TIE, ReasonCode.NO_MAJORITY})
 _OUT_OF_MEMORY = re.compile(
-    r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)", re.IGNORECASE
+    r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)",
+    re.IGNORECASE,
 )
 _RAY_FAILURE = re.compile(r"train\.launch\.(ray \S+: |by is ray, )|Ray cluster has no place for")
 _ENGINE_ENDED = re.compile(r"^(judge-)?engine ended")
@@ -55,7 +62,9 @@ _ENGINE_ENDED = re.compile(r"^(judge-)?engine ended")
 DiagnosisCheck = Callable[[HealthSnapshot], Diagnosis | None]
 
 
-def find_diagnoses(config: Config, conn: Connection, now: float, *, examine: bool = False) -> list[Diagnosis]:
+def find_diagnoses(
+    config: Config, conn: Connection, now: float, *, examine: bool = False
+) -> list[Diagnosis]:
     """Return the diagnoses from store, metrics and logs. `examine`: and from the files of the newest versions."""
     return diagnose_snapshot(take_snapshot(config, conn, now, examine=examine))
 
@@ -68,7 +77,9 @@ def diagnose_snapshot(signs: HealthSnapshot) -> list[Diagnosis]:
 
 def _new_settings_only(config: Config, diagnosis: Diagnosis) -> Diagnosis:
     """Return the diagnosis without the settings that have the advised value already."""
-    settings = {key: value for key, value in diagnosis.settings.items() if attrgetter(key)(config) != value}
+    settings = {
+        key: value for key, value in diagnosis.settings.items() if attrgetter(key)(config) != value
+    }
     return replace(diagnosis, settings=settings)
 
 
@@ -78,30 +89,7 @@ def diagnosis_names(config: Config, conn: Connection) -> dict[str, Any]:
     return {"troubles": names}
 
 
-def print_diagnoses(config: Config, conn: Connection | None) -> bool:
-    """Print each diagnosis with its cure. Returns whether none is found. Without `conn`: only engine and Ray."""
-    console = TerminalConsole()
-    tried = [trouble for look in (check_engine, check_ray_head) if (trouble := look(config)) is not None]
-    troubles = tried + (find_diagnoses(config, conn, time.time(), examine=True) if conn is not None else [])
-    for trouble in troubles:
-        console.print(Text(trouble.name, "red"))
-        cure = [f"--set {key}={_format_setting(value)}" for key, value in trouble.settings.items()]
-        table = Table.grid(padding=(0, 4, 0, 0))
-        table.add_row("seen", Text(trouble.evidence))
-        for number, words in enumerate([*cure, trouble.advice]):
-            table.add_row("" if number else "cure", Text(words))
-        console.print(Padding(table, (0, 0, 0, 2)))
-    if not troubles:
-        where = "the store, the metrics and the logs of the last hour" if conn is not None else "the settings; no store"
-        console.print(f"no problems found in {where}")
-    return not troubles
-
-
-def _format_setting(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-# ----------------------------------------------------------------------------------------- from store, metrics and logs
+# --------------------------------------------------------------------- from store, metrics and logs
 
 
 def out_of_memory(signs: HealthSnapshot) -> Diagnosis | None:
@@ -109,26 +97,38 @@ def out_of_memory(signs: HealthSnapshot) -> Diagnosis | None:
     line = _last_matching_line(signs, _OUT_OF_MEMORY)
     if line is None:
         return None
-    train, engine = signs.config.train, signs.config.engine
+    train = signs.config.train
+    engine = signs.config.engine
     if _ENGINE_ENDED.match(line.message) or line.file == "engine.log":
         settings: dict[str, Any] = {"engine.max_batch": max(1, engine.max_batch // 2)}
         advice = "also a shorter engine.max_context, and fewer rollout.parallel_envs"
     else:
-        lora, killed = train.finetune == "lora", "SIGKILL" in line.message
+        lora = train.finetune == "lora"
+        killed = "SIGKILL" in line.message
         steps = {
             # By default the trainer does this itself after an out-of-memory error, but it cannot react to a kill.
             "train.gradient_checkpointing": (
                 True,
-                not train.gradient_checkpointing if killed else train.gradient_checkpointing is False,
+                not train.gradient_checkpointing
+                if killed
+                else train.gradient_checkpointing is False,
             ),
-            "train.batch.micro_tokens": (train.batch.micro_tokens // 2, train.batch.micro_tokens > 1),
+            "train.batch.micro_tokens": (
+                train.batch.micro_tokens // 2,
+                train.batch.micro_tokens > 1,
+            ),
             "train.base_quantization_bits": (4, lora and train.base_quantization_bits == 16),
             "train.lora.rank": (train.lora.rank // 2, lora and train.lora.rank > 1),
             "train.optimizer.offload": (True, not train.optimizer.offload),
         }
         settings = {key: value for key, (value, helps) in steps.items() if helps}
         advice = "one at a time, in this order; then a shorter engine.max_context (docs/guides/memory.md)"
-    return Diagnosis(name="out of memory", evidence=_describe_line(line, signs.now), settings=settings, advice=advice)
+    return Diagnosis(
+        name="out of memory",
+        evidence=_describe_line(line, signs.now),
+        settings=settings,
+        advice=advice,
+    )
 
 
 def judge_behind(signs: HealthSnapshot) -> Diagnosis | None:
@@ -148,9 +148,14 @@ def judge_behind(signs: HealthSnapshot) -> Diagnosis | None:
 
 def trainer_behind(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose a training queue of at least two full steps."""
-    train, note = signs.config.train, signs.heartbeat_notes.get("train", "it never ran: `openclaw-rl train` starts it")
+    train = signs.config.train
+    note = signs.heartbeat_notes.get("train", "it never ran: `openclaw-rl train` starts it")
     is_paused = bool(_PAUSES & signs.heartbeat_waits.get("train", frozenset()))
-    if signs.trainable_turns < 2 * train.batch.max_step_turns or is_paused or make_method(train).uses_episodes:
+    if (
+        signs.trainable_turns < 2 * train.batch.max_step_turns
+        or is_paused
+        or make_method(train).uses_episodes
+    ):
         return None
     return Diagnosis(
         name="the trainer falls behind",
@@ -163,7 +168,8 @@ def trainer_behind(signs: HealthSnapshot) -> Diagnosis | None:
 
 def slow_collection(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose a trainer that waits although rollouts run here. With users, waiting is expected."""
-    rollout, steps = signs.config.rollout, [s for s in signs.steps if "seconds" in s]
+    rollout = signs.config.rollout
+    steps = [s for s in signs.steps if "seconds" in s]
     ours = rollout.function_path or rollout.generate_path or signs.config.data.watch_dir
     if not ours or len(steps) < 3 or signs.heartbeat_waits.get("train") != frozenset({Wait.TURNS}):
         return None
@@ -181,7 +187,8 @@ def slow_collection(signs: HealthSnapshot) -> Diagnosis | None:
 
 def scores_collapsed(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose verdicts that are mostly 0 or without opinion, so that they train nothing."""
-    verdicts, judge = signs.verdicts, signs.config.judge
+    verdicts = signs.verdicts
+    judge = signs.config.judge
     middle = sum(not v.score for v in verdicts)
     if len(verdicts) < MIN_COUNT or middle < MAX_NEUTRAL_SHARE * len(verdicts):
         return None
@@ -192,32 +199,43 @@ def scores_collapsed(signs: HealthSnapshot) -> Diagnosis | None:
         seen += f"; {signs.empty_reactions} of the reactions have no text"
         advice = "`openclaw-rl inspect turn ID` shows them: the client must send the user's next message as text"
     elif split_codes.count(ReasonCode.TIE) > middle / 2:
-        settings, advice = {"judge.num_judges": max(5, judge.num_judges + 2) | 1}, "more votes break ties"
+        settings = {"judge.num_judges": max(5, judge.num_judges + 2) | 1}
+        advice = "more votes break ties"
     elif len(split_codes) > middle / 2:
-        settings, advice = {"judge.consensus_threshold": 0.5}, "most votes agree, and fewer suffice then"
+        settings = {"judge.consensus_threshold": 0.5}
+        advice = "most votes agree, and fewer suffice then"
     elif judge.kind == "rules":
         settings = _llm_settings(judge)
         advice = "no rule matches these reactions: give the address and the name of an OpenAI-compatible model"
     elif judge.kind in ("plugin", "classifier"):
         quarter = (judge.reward_high - judge.reward_low) / 4
-        settings = {"judge.reward_low": judge.reward_low + quarter, "judge.reward_high": judge.reward_high - quarter}
+        settings = {
+            "judge.reward_low": judge.reward_low + quarter,
+            "judge.reward_high": judge.reward_high - quarter,
+        }
         advice = "rewards in this band are not trained on"
     else:
         advice = "another judge.model: `openclaw-rl inspect turn ID` shows its reasons next to the reaction"
-    return Diagnosis(name="scores collapsed near the middle", evidence=seen, settings=settings, advice=advice)
+    return Diagnosis(
+        name="scores collapsed near the middle", evidence=seen, settings=settings, advice=advice
+    )
 
 
 def judges_disagree(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose votes on one turn that differ, or a judge that user feedback contradicts."""
-    judge, (same, both) = signs.config.judge, signs.agreement
+    judge = signs.config.judge
+    (same, both) = signs.agreement
     shares = [share for v in signs.verdicts if (share := _majority_share(v)) is not None]
     settings: dict[str, Any] = {}
     if len(shares) >= MIN_COUNT and statistics.fmean(shares) < MIN_MAJORITY_SHARE:
         seen = f"votes: the top score has {statistics.fmean(shares):.0%} of a turn's votes, over {len(shares)} turns"
-        share = 0.6 if judge.num_judges < 5 or judge.consensus_threshold < 0.6 else 0.8  # three, then four of five
+        # Three, then four of five.
+        share = 0.6 if judge.num_judges < 5 or judge.consensus_threshold < 0.6 else 0.8
         settings = {"judge.num_judges": max(5, judge.num_judges)}
         settings["judge.consensus_threshold"] = max(share, judge.consensus_threshold)
-        advice = "a turn without such a majority is not trained on. A larger judge.model disagrees less"
+        advice = (
+            "a turn without such a majority is not trained on. A larger judge.model disagrees less"
+        )
     elif both >= MIN_COUNT and same < MIN_FEEDBACK_AGREEMENT * both:
         seen = f"eval/agreement: the judge agrees with user feedback on {same} of {both} turns"
         advice = "another judge.model (or rules for these reactions: judge.rules_path)"
@@ -228,7 +246,9 @@ def judges_disagree(signs: HealthSnapshot) -> Diagnosis | None:
 
 def judge_not_trusted(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose a judge whose verdicts are not trained on, because it does not agree with people."""
-    untrusted = {name: kappa for name, kappa in signs.untrusted_judges.items() if not is_signal(name)}
+    untrusted = {
+        name: kappa for name, kappa in signs.untrusted_judges.items() if not is_signal(name)
+    }
     if not untrusted:
         return None
     judge = signs.config.judge
@@ -265,7 +285,10 @@ def _kappa_evidence(untrusted: Mapping[str, Kappa]) -> str:
 
 def _llm_settings(judge: JudgeConfig) -> dict[str, Any]:
     """Return the settings that make an endpoint the judge, with placeholders for those that are not set."""
-    endpoint = {"judge.base_url": judge.base_url or "http://127.0.0.1:9000/v1", "judge.model": judge.model or "NAME"}
+    endpoint = {
+        "judge.base_url": judge.base_url or "http://127.0.0.1:9000/v1",
+        "judge.model": judge.model or "NAME",
+    }
     return {"judge.kind": "llm"} | endpoint
 
 
@@ -277,7 +300,8 @@ def _majority_share(verdict: Verdict) -> float | None:
 
 def unstable_training(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose steps that the gate rejects, or a jump of the gradient norm."""
-    steps, train = signs.steps[-MIN_COUNT:], signs.config.train
+    steps = signs.steps[-MIN_COUNT:]
+    train = signs.config.train
     rejected = sum(s.get("state") == "rejected" for s in steps)
     norms = [float(s["gradient/norm"]) for s in steps if "gradient/norm" in s]
     jump = norms[-1] / (statistics.median(norms[:-1]) or 1.0) if len(norms) >= 4 else 0.0
@@ -287,7 +311,9 @@ def unstable_training(signs: HealthSnapshot) -> Diagnosis | None:
     if jump > MAX_NORM_RATIO:
         seen = f"gradient/norm: {norms[-1]:.3g}, {jump:.0f} times the median of the steps before; {seen}"
     rate = (
-        train.optimizer.learning_rate / 3 if train.finetune == "lora" or train.optimizer.learning_rate <= 5e-7 else 5e-7
+        train.optimizer.learning_rate / 3
+        if train.finetune == "lora" or train.optimizer.learning_rate <= 5e-7
+        else 5e-7
     )
     settings = {
         "train.optimizer.learning_rate": rate,
@@ -310,12 +336,15 @@ def low_learning_rate(signs: HealthSnapshot) -> Diagnosis | None:
         return None
     settings = {"train.optimizer.learning_rate": low.better_rate}
     advice = "or --lr; adapters need a higher rate than whole models, and train.safety.max_step_kl bounds each step"
-    return Diagnosis(name="the learning rate is too low", evidence=low.evidence, settings=settings, advice=advice)
+    return Diagnosis(
+        name="the learning rate is too low", evidence=low.evidence, settings=settings, advice=advice
+    )
 
 
 def lost_history(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose turns that are not recognised in the history of the next request."""
-    n, lost = signs.main_turns, len(signs.unlinked_reasons)
+    n = signs.main_turns
+    lost = len(signs.unlinked_reasons)
     if n >= MIN_COUNT and lost >= MAX_UNLINKED_SHARE * n:
         seen = f"{lost} of the newest {n} turns: {signs.unlinked_reasons[0]}"
         advice = (
@@ -324,7 +353,9 @@ def lost_history(signs: HealthSnapshot) -> Diagnosis | None:
         )
     elif n >= 2 * MIN_COUNT and signs.isolated_turns == n:
         seen = f"none of the newest {n} turns continues an earlier one or has a reaction"
-        advice = "the client must send the history along with each request (or previous_response_id)"
+        advice = (
+            "the client must send the history along with each request (or previous_response_id)"
+        )
     else:
         return None
     return Diagnosis(name="wrong session tracking", evidence=seen, advice=advice)
@@ -335,7 +366,9 @@ def engine_restarts(signs: HealthSnapshot) -> Diagnosis | None:
     ends = [line for line in signs.log_lines if _ENGINE_ENDED.match(line.message)]
     if len(ends) < 2 or _OUT_OF_MEMORY.search(ends[-1].message):
         return None
-    return engine_diagnosis(signs.config, f"{len(ends)} times in the last hour; {_describe_line(ends[-1], signs.now)}")
+    return engine_diagnosis(
+        signs.config, f"{len(ends)} times in the last hour; {_describe_line(ends[-1], signs.now)}"
+    )
 
 
 def stopped_workers(signs: HealthSnapshot) -> Diagnosis | None:
@@ -343,7 +376,9 @@ def stopped_workers(signs: HealthSnapshot) -> Diagnosis | None:
     if not signs.worker_problems:
         return None
     advice = "correct what the reason names. The worker is then started again by itself; serving continues meanwhile"
-    return Diagnosis(name="a worker does not run", evidence="; ".join(signs.worker_problems), advice=advice)
+    return Diagnosis(
+        name="a worker does not run", evidence="; ".join(signs.worker_problems), advice=advice
+    )
 
 
 def damaged_weights(signs: HealthSnapshot) -> Diagnosis | None:
@@ -351,7 +386,9 @@ def damaged_weights(signs: HealthSnapshot) -> Diagnosis | None:
     if not signs.damaged_versions:
         return None
     advice = "restore the folder from a backup, or continue without it: its turns are trained on again. Check the disk"
-    return Diagnosis(name="damaged weights", evidence="; ".join(signs.damaged_versions), advice=advice)
+    return Diagnosis(
+        name="damaged weights", evidence="; ".join(signs.damaged_versions), advice=advice
+    )
 
 
 def waiting_undo(signs: HealthSnapshot) -> Diagnosis | None:
@@ -359,7 +396,9 @@ def waiting_undo(signs: HealthSnapshot) -> Diagnosis | None:
     if not signs.waiting_undo:
         return None
     advice = "`openclaw-rl up` (or `openclaw-rl undo --now`) trains on them; `openclaw-rl rollback` cancels the undo"
-    return Diagnosis(name="an undo waits", evidence=f"{signs.waiting_undo[0]}; no trainer runs", advice=advice)
+    return Diagnosis(
+        name="an undo waits", evidence=f"{signs.waiting_undo[0]}; no trainer runs", advice=advice
+    )
 
 
 def satisfaction_fell(signs: HealthSnapshot) -> Diagnosis | None:
@@ -408,8 +447,22 @@ def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
 
 DIAGNOSIS_CHECKS: Sequence[DiagnosisCheck] = (
     *(full_disk, out_of_memory, judge_behind, trainer_behind, slow_collection, scores_collapsed),
-    *(judges_disagree, judge_not_trusted, signal_not_trusted, unstable_training, low_learning_rate, lost_history),
-    *(engine_restarts, stopped_workers, damaged_weights, waiting_undo, satisfaction_fell, ray_failure),
+    *(
+        judges_disagree,
+        judge_not_trusted,
+        signal_not_trusted,
+        unstable_training,
+        low_learning_rate,
+        lost_history,
+    ),
+    *(
+        engine_restarts,
+        stopped_workers,
+        damaged_weights,
+        waiting_undo,
+        satisfaction_fell,
+        ray_failure,
+    ),
     withdrawn_lessons,
 )
 

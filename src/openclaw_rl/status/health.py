@@ -34,11 +34,16 @@ from openclaw_rl.train.file_monitor import EXAMINED_VERSIONS
 from openclaw_rl.train.tracking import METRICS_FILE
 from openclaw_rl.types import Verdict
 
-MAX_ITEMS = 50  # number of turns, verdicts and steps in a snapshot
-LOG_WINDOW = 3600.0  # seconds: older log lines are ignored
-_CRASH_INTERVAL = 900.0  # seconds: a worker that crashed longer ago has recovered
-_CRASH_LINE = re.compile(r"(\S+) ended \(")  # of the supervisor
-_TAIL_BYTES = 2**18  # bytes that are read at the end of a file
+# Number of turns, verdicts and steps in a snapshot.
+MAX_ITEMS = 50
+# Seconds: older log lines are ignored.
+LOG_WINDOW = 3600.0
+# Seconds: a worker that crashed longer ago has recovered.
+_CRASH_INTERVAL = 900.0
+# Of the supervisor.
+_CRASH_LINE = re.compile(r"(\S+) ended \(")
+# Bytes that are read at the end of a file.
+_TAIL_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +65,34 @@ class HealthSnapshot:
     steps: Sequence[Mapping[str, Any]]  # newest rows of metrics.jsonl, oldest first
     heartbeat_notes: Mapping[str, str]  # worker -> the note of its last heartbeat
     heartbeat_waits: Mapping[str, frozenset[Wait]]  # worker -> what its last heartbeat waits for
-    full_disks: Sequence[str]  # the folders that the system writes to without space, each with the space that is left
-    worker_problems: Sequence[str]  # reason and cure of each worker, without the engine, that is parked or crashes
+    full_disks: Sequence[
+        str
+    ]  # the folders that the system writes to without space, each with the space that is left
+    worker_problems: Sequence[
+        str
+    ]  # reason and cure of each worker, without the engine, that is parked or crashes
     verdicts: Sequence[Verdict]  # newest verdicts of the judge, newest first
     empty_reactions: int  # number of these verdicts whose reaction has no text and no feedback
     main_turns: int  # number of the newest main turns
-    unlinked_reasons: Sequence[str]  # of those main turns: why no earlier turn was found in a history that has replies
-    isolated_turns: int  # number of those main turns that have neither an earlier turn nor a reaction
+    unlinked_reasons: Sequence[
+        str
+    ]  # of those main turns: why no earlier turn was found in a history that has replies
+    isolated_turns: (
+        int  # number of those main turns that have neither an earlier turn nor a reaction
+    )
     waiting_turns: int  # turns that wait for their verdict
     longest_wait: float  # seconds that the first of them has waited
     trainable_turns: int  # length of the method's training queue
-    damaged_versions: Sequence[str]  # a line for each version whose files do not match their digests
+    damaged_versions: Sequence[
+        str
+    ]  # a line for each version whose files do not match their digests
     waiting_undo: Sequence[str]  # a line for an undo in progress while no trainer runs
-    automatic_rollback: HeadMove | None  # the last move of the head, if the satisfaction watch made it
-    agreement: tuple[int, int]  # (turns on which judge and user feedback agree, turns that have both)
+    automatic_rollback: (
+        HeadMove | None
+    )  # the last move of the head, if the satisfaction watch made it
+    agreement: tuple[
+        int, int
+    ]  # (turns on which judge and user feedback agree, turns that have both)
     untrusted_judges: Mapping[str, Kappa]  # judges whose verdicts are not trained on
     withdrawn_lessons: Sequence[Lesson]
 
@@ -88,17 +107,22 @@ class Diagnosis:
     advice: str
 
 
-def take_snapshot(config: Config, conn: Connection, now: float, *, examine: bool = False) -> HealthSnapshot:
+def take_snapshot(
+    config: Config, conn: Connection, now: float, *, examine: bool = False
+) -> HealthSnapshot:
     """Take the snapshot of a home. `now`: seconds since the epoch; `examine`: read the files of the newest versions."""
     verdicts = turns.newest_judge_verdicts(conn, MAX_ITEMS)
     links = turns.newest_main_links(conn, MAX_ITEMS)
     unjudged, since = turns.count_unjudged(conn)
-    beats, log_lines = heartbeats.read_heartbeats(conn), _recent_log_lines(config.logs_dir, now)
+    beats = heartbeats.read_heartbeats(conn)
+    log_lines = _recent_log_lines(config.logs_dir, now)
     return HealthSnapshot(
         config=config,
         now=now,
         log_lines=log_lines,
-        steps=[line for line in _json_lines(config.logs_dir / METRICS_FILE) if "version" in line][-MAX_ITEMS:],
+        steps=[line for line in _json_lines(config.logs_dir / METRICS_FILE) if "version" in line][
+            -MAX_ITEMS:
+        ],
         heartbeat_notes={beat.name: beat.note for beat in beats},
         heartbeat_waits={beat.name: beat.waits for beat in beats},
         full_disks=find_full_disks(config),
@@ -111,7 +135,8 @@ def take_snapshot(config: Config, conn: Connection, now: float, *, examine: bool
         waiting_turns=unjudged,
         longest_wait=0.0 if since is None else now - since,
         trainable_turns=training_queue_length(config, conn),
-        damaged_versions=policies.damage_reports(conn) + (_unrecorded_damage(conn) if examine else []),
+        damaged_versions=policies.damage_reports(conn)
+        + (_unrecorded_damage(conn) if examine else []),
         waiting_undo=[] if _has_trainer(beats, now) else retraining.progress_reports(conn),
         automatic_rollback=last_automatic_rollback(conn),
         agreement=judge_user_agreement(conn),
@@ -138,7 +163,9 @@ def _unrecorded_damage(conn: Connection) -> list[str]:
         except OSError as error:
             damage = str(error)
         if damage is not None:
-            found.append(f"version {policy.version} is damaged: {damage}. It is left out when the system starts")
+            found.append(
+                f"version {policy.version} is damaged: {damage}. It is left out when the system starts"
+            )
     return found
 
 
@@ -159,7 +186,9 @@ def _untrusted_kappas(conn: Connection) -> dict[str, Kappa]:
     return {judge: kappa for judge, kappa in kappa_by_judge(conn).items() if judge in untrusted}
 
 
-def _find_worker_problems(beats: Sequence[heartbeats.Heartbeat], log_lines: Sequence[LogLine], now: float) -> list[str]:
+def _find_worker_problems(
+    beats: Sequence[heartbeats.Heartbeat], log_lines: Sequence[LogLine], now: float
+) -> list[str]:
     """Return a line for each worker that is parked, or that crashed twice and may crash again."""
     crashes: dict[str, list[LogLine]] = {}
     for line in log_lines:
@@ -170,9 +199,14 @@ def _find_worker_problems(beats: Sequence[heartbeats.Heartbeat], log_lines: Sequ
         for worker, lines in crashes.items()
         if len(lines) > 1 and abs(now - lines[-1].at) < _CRASH_INTERVAL
     }
-    parked = [beat for beat in beats if beat.state == heartbeats.PARKED and abs(now - beat.at) <= LOG_WINDOW]
+    parked = [
+        beat
+        for beat in beats
+        if beat.state == heartbeats.PARKED and abs(now - beat.at) <= LOG_WINDOW
+    ]
     problems |= {beat.name: f"{beat.name} {beat.note}" for beat in parked}
-    problems.pop("engine", None)  # it has a diagnosis of its own
+    # It has a diagnosis of its own.
+    problems.pop("engine", None)
     return list(problems.values())
 
 
@@ -185,9 +219,11 @@ def _is_empty_reaction(conn: Connection, turn: str) -> bool:
 
 def training_queue_length(config: Config, conn: Connection) -> int:
     """Return the number of turns that the method of the settings can train on now."""
-    if policies.get(conn, 0) is None:  # no trainer or gateway has ever started
+    # No trainer or gateway has ever started.
+    if policies.get(conn, 0) is None:
         return 0
-    method, per = make_method(config.train), stored_owner(conn)
+    method = make_method(config.train)
+    per = stored_owner(conn)
     return sum(
         count_trainable(
             conn,
@@ -206,7 +242,9 @@ def _recent_log_lines(logs: Path, now: float) -> list[LogLine]:
         LogLine(file=path.name, message=str(line["message"]), at=float(line["at"]))
         for path in sorted(logs.glob("*.log"))
         for line in _json_lines(path)
-        if "message" in line and isinstance(line.get("at"), int | float) and abs(now - line["at"]) <= LOG_WINDOW
+        if "message" in line
+        and isinstance(line.get("at"), int | float)
+        and abs(now - line["at"]) <= LOG_WINDOW
     ]
     return sorted(found, key=lambda line: line.at)
 

@@ -24,25 +24,33 @@ from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Exchange, Message, Origin, Reaction, Reply, Request, Verdict
 
 TurnData = Mapping[str, Any]
-_SHORT_WIDTH, _WHOLE_WIDTH = 100, 2000  # columns of a text, in a list of turns and for one turn
+# columns of a text, in a list of turns and for one turn
+_SHORT_WIDTH = 100
+_WHOLE_WIDTH = 2000
 
 
 def template_summary(config: Config) -> Text:
     """Return one line on the model's chat template: its model family, and how it renders earlier turns."""
     path = config.model.path
     if local_model_folder(path) is None:
-        return Text(f"chat template: from {path}; `openclaw-rl doctor` shows how it renders earlier turns", "dim")
+        return Text(
+            f"chat template: from {path}; `openclaw-rl doctor` shows how it renders earlier turns",
+            "dim",
+        )
     from openclaw_rl.render.model_folder import ModelFiles
     from openclaw_rl.render.renderer import Renderer
 
     try:
         renderer = Renderer(ModelFiles.from_config(config.model))
-    except ModelError as error:  # the folder may have changed; the store is readable without it
+    except ModelError as error:
+        # The folder may have changed; the store is readable without it.
         return Text(f"chat template: {error}", "red")
-    return Text(f"chat template: {renderer.family.name} format; {renderer.history_description}", "dim")
+    return Text(
+        f"chat template: {renderer.family.name} format; {renderer.history_description}", "dim"
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- data as JSON
+# ----------------------------------------------------------------------------------- data as JSON
 
 
 def session_rows(conn: Connection, limit: int) -> list[dict[str, Any]]:
@@ -73,7 +81,9 @@ def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
     """
     turn = turns.get(conn, id_)
     if turn is None:
-        raise OpenClawError(f"no turn {id_!r}. `openclaw-rl inspect session ID` lists a session's turns.")
+        raise OpenClawError(
+            f"no turn {id_!r}. `openclaw-rl inspect session ID` lists a session's turns."
+        )
     data = {
         "turn": id_,
         "session": turn.session,
@@ -92,13 +102,21 @@ def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
     try:
         return data | _exchange_data(conn, id_)
     except DamagedRow as error:
-        return data | {"damaged": str(error), "user": None, "reply": None, "reaction": None, "verdict": None}
+        return data | {
+            "damaged": str(error),
+            "user": None,
+            "reply": None,
+            "reaction": None,
+            "verdict": None,
+        }
 
 
 def _exchange_data(conn: Connection, id_: str) -> dict[str, Any]:
     """Return the texts, tokens and verdict of a turn. Raises `DamagedRow`."""
-    exchange, reaction = exchanges.get_many(conn, [id_])[id_], turns.current_reaction(conn, id_)
-    request, verdict = exchange.request, turns.current_verdict(conn, id_)
+    exchange = exchanges.get_many(conn, [id_])[id_]
+    reaction = turns.current_reaction(conn, id_)
+    request = exchange.request
+    verdict = turns.current_verdict(conn, id_)
     return {
         "version": request.version,
         "identity": request.identity,
@@ -124,7 +142,9 @@ def _reply_data(exchange: Exchange, reply: Reply) -> dict[str, Any]:
         "finish_reason": reply.finish_reason.value if reply.finish_reason else None,
         "tokens": len(reply.response_ids),
         "mean_logprob": float(reply.logprobs.mean()) if len(reply.logprobs) else None,
-        "seconds_to_first_token": None if reply.first_token_at is None else reply.first_token_at - admitted,
+        "seconds_to_first_token": None
+        if reply.first_token_at is None
+        else reply.first_token_at - admitted,
         "seconds": reply.finished_at - admitted,
     }
 
@@ -134,7 +154,10 @@ def _reaction_data(reaction: Reaction) -> dict[str, Any]:
         "link": reaction.how,
         "revision": reaction.revision,
         "messages": [dict(message) for message in reaction.messages],
-        "feedback": [{"score": f.score, "comment": f.comment, "correction": f.correction} for f in reaction.feedback],
+        "feedback": [
+            {"score": f.score, "comment": f.comment, "correction": f.correction}
+            for f in reaction.feedback
+        ],
     }
 
 
@@ -176,7 +199,11 @@ def policy_data(conn: Connection, version: int) -> dict[str, Any]:
 def _first_user_text(conn: Connection, session: str) -> str | None:
     first = sessions.session_turns(conn, session)[0]
     exchange = exchanges.get_readable(conn, [first]).get(first)
-    return None if exchange is None else _last_user_text(_conversation_messages(exchange.request)) or None
+    return (
+        None
+        if exchange is None
+        else _last_user_text(_conversation_messages(exchange.request)) or None
+    )
 
 
 def _conversation_messages(request: Request) -> list[Message]:
@@ -185,7 +212,14 @@ def _conversation_messages(request: Request) -> list[Message]:
 
 
 def _last_user_text(messages: Sequence[Message]) -> str:
-    return next((strip_client_text(message_text(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
+    return next(
+        (
+            strip_client_text(message_text(m)).strip()
+            for m in reversed(messages)
+            if m.get("role") == "user"
+        ),
+        "",
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- as text
@@ -226,7 +260,9 @@ def show_turn(config: Config, turn: str, *, as_json: bool) -> None:
     if as_json:
         print_json(data)
     else:
-        TerminalConsole(highlight=True).print(Group(template_summary(config), _turn_panel(data, whole=True)))
+        TerminalConsole(highlight=True).print(
+            Group(template_summary(config), _turn_panel(data, whole=True))
+        )
 
 
 def show_policy(config: Config, version: int, *, as_json: bool) -> None:
@@ -249,7 +285,9 @@ def show_policy(config: Config, version: int, *, as_json: bool) -> None:
     for name, value in sorted(data["metrics"].items()):
         table.add_row(name, f"{value:.6g}")
     panels = [_turn_panel(turn, whole=False) for turn in data["turns"]]
-    count = f"trained on {len(panels)} turn{'' if len(panels) == 1 else 's'}" + (":" if panels else "")
+    count = f"trained on {len(panels)} turn{'' if len(panels) == 1 else 's'}" + (
+        ":" if panels else ""
+    )
     TerminalConsole(highlight=True).print(
         Group(Panel(table, title=f"version {version}", title_align="left"), count, *panels)
     )
@@ -262,7 +300,9 @@ def _turn_panel(turn: TurnData, *, whole: bool) -> Panel:
     rows = _turn_rows(turn, _WHOLE_WIDTH if whole else _SHORT_WIDTH)
     for label, value in rows + (_detail_rows(turn) if whole and not turn["damaged"] else []):
         body.add_row(label, value if isinstance(value, Text) else Text(str(value)))
-    return Panel(body, title=Text.assemble(turn["turn"], "  ", (turn["state"], "bold")), title_align="left")
+    return Panel(
+        body, title=Text.assemble(turn["turn"], "  ", (turn["state"], "bold")), title_align="left"
+    )
 
 
 def _turn_rows(turn: TurnData, width: int) -> list[tuple[str, str | Text]]:
@@ -278,7 +318,8 @@ def _turn_rows(turn: TurnData, width: int) -> list[tuple[str, str | Text]]:
     if reaction := turn["reaction"]:
         words = " / ".join(shorten_line(message_text(m), width) for m in reaction["messages"])
         given = [
-            f"score {f['score']}, {f['comment'] or f['correction'] or ''}".rstrip(", ") for f in reaction["feedback"]
+            f"score {f['score']}, {f['comment'] or f['correction'] or ''}".rstrip(", ")
+            for f in reaction["feedback"]
         ]
         said = " ".join([words, *given]) or "nothing was said"
         lines.append(("reaction", f"{said}  ({reaction['link']} link)"))
@@ -290,7 +331,10 @@ def _turn_rows(turn: TurnData, width: int) -> list[tuple[str, str | Text]]:
 
 
 def reply_text(message: Message, width: int) -> str:
-    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or ()]
+    calls = [
+        f"{c['function']['name']}({c['function']['arguments']})"
+        for c in message.get("tool_calls") or ()
+    ]
     return shorten_line(" ".join([message_text(message), *calls]), width)
 
 
@@ -313,21 +357,35 @@ def _detail_rows(turn: TurnData) -> list[tuple[str, str | Text]]:
     sampling = turn["sampling"]
     lines: list[tuple[str, str | Text]] = [
         ("session", turn["session"]),
-        ("relation", turn["relation"] + (f" of {turn['relation_of']}" if turn["relation_of"] else "")),
+        (
+            "relation",
+            turn["relation"] + (f" of {turn['relation_of']}" if turn["relation_of"] else ""),
+        ),
         ("parent", turn["parent"] or turn["unlinked"] or "none: first turn of the conversation"),
         ("version", f"{turn['version']}, identity {turn['identity'][:12]}"),
         *([("origin", Text(_ORIGIN_WORDS[turn["origin"]], "yellow"))] if turn["origin"] else []),
         ("sampling", f"temperature {sampling['temperature']:g}, top_p {sampling['top_p']:g}"),
-        ("prompt", f"{turn['prompt_tokens']} tokens, {turn['messages']} messages, {turn['tools']} tools"),
+        (
+            "prompt",
+            f"{turn['prompt_tokens']} tokens, {turn['messages']} messages, {turn['tools']} tools",
+        ),
         *(("lesson", f"{text}  ({id_})") for id_, text in turn["lessons"].items()),
     ]
     reply = turn["reply"]
     if reply is not None and reply["tokens"]:
-        mean, finish = reply["mean_logprob"], reply["finish_reason"] or reply["status"]
-        lines.append(("response", f"{reply['tokens']} tokens, mean logprob {mean:.3f}, finish {finish}"))
+        mean = reply["mean_logprob"]
+        finish = reply["finish_reason"] or reply["status"]
+        lines.append(
+            ("response", f"{reply['tokens']} tokens, mean logprob {mean:.3f}, finish {finish}")
+        )
         if (first := reply["seconds_to_first_token"]) is not None:
             whole = reply["seconds"]
-            lines.append(("latency", f"{first * 1000:.0f} ms to the first token, {whole * 1000:.0f} ms in total"))
+            lines.append(
+                (
+                    "latency",
+                    f"{first * 1000:.0f} ms to the first token, {whole * 1000:.0f} ms in total",
+                )
+            )
     return lines
 
 

@@ -24,7 +24,8 @@ from openclaw_rl.store.episodes.credit import episode_steps
 from openclaw_rl.store.episodes.records import Episode
 from openclaw_rl.store.lineage.version_stats import untrusted_judges
 
-_WIDTH = 100  # columns of a text
+# Columns of a text.
+_WIDTH = 100
 
 
 def episode_data(conn: Connection, id: str, method: GroupRelativeMethod) -> dict[str, Any]:
@@ -34,7 +35,9 @@ def episode_data(conn: Connection, id: str, method: GroupRelativeMethod) -> dict
     """
     episode = episodes.get_episode(conn, id)
     if episode is None:
-        raise OpenClawError(f"no episode {id!r}. `openclaw-rl inspect group ID` lists those of a group")
+        raise OpenClawError(
+            f"no episode {id!r}. `openclaw-rl inspect group ID` lists those of a group"
+        )
     return _episode_data(conn, episode, method)
 
 
@@ -42,8 +45,12 @@ def group_data(conn: Connection, id: str, method: GroupRelativeMethod) -> dict[s
     """Return one group with its episodes as plain JSON. Raises `OpenClawError` if it does not exist."""
     group = groups.get_group(conn, id)
     if group is None:
-        raise OpenClawError(f"no group {id!r}. `openclaw-rl inspect episode ID` names the group of an episode")
-    found = [_episode_data(conn, episode, method) for episode in episodes.episodes_of_group(conn, id)]
+        raise OpenClawError(
+            f"no group {id!r}. `openclaw-rl inspect episode ID` names the group of an episode"
+        )
+    found = [
+        _episode_data(conn, episode, method) for episode in episodes.episodes_of_group(conn, id)
+    ]
     known = [one["reward"] for one in found if one["reward"] is not None]
     return {
         "group": id,
@@ -58,7 +65,9 @@ def group_data(conn: Connection, id: str, method: GroupRelativeMethod) -> dict[s
     }
 
 
-def _episode_data(conn: Connection, episode: Episode, method: GroupRelativeMethod) -> dict[str, Any]:
+def _episode_data(
+    conn: Connection, episode: Episode, method: GroupRelativeMethod
+) -> dict[str, Any]:
     listed = {turn["id"]: turn for turn in turn_list.list_turns(conn, episode.id)}
     places = episode_steps(conn, list(listed), untrusted_judges(conn))
     found = []
@@ -105,13 +114,21 @@ def show_group(config: Config, id: str, *, as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
-    state = "complete" if data["completed_at"] is not None else f"{len(data['episodes'])} of {data['size']} episodes"
+    state = (
+        "complete"
+        if data["completed_at"] is not None
+        else f"{len(data['episodes'])} of {data['size']} episodes"
+    )
     mean = "" if data["mean_reward"] is None else f", mean reward {data['mean_reward']:.4g}"
     title = Text.assemble(
-        ("group ", "dim"), (data["group"], "bold"), f"  task {data['task']}, {data['split']}: {state}{mean}"
+        ("group ", "dim"),
+        (data["group"], "bold"),
+        f"  task {data['task']}, {data['split']}: {state}{mean}",
     )
     reason = [Text(data["reason"], "yellow")] if data["reason"] else []
-    TerminalConsole(highlight=True).print(Group(title, *reason, *map(_episode_panel, data["episodes"])))
+    TerminalConsole(highlight=True).print(
+        Group(title, *reason, *map(_episode_panel, data["episodes"]))
+    )
 
 
 def _credit_method(config: Config) -> GroupRelativeMethod:
@@ -125,18 +142,30 @@ def _episode_panel(data: Mapping[str, Any]) -> Panel:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     parts = ", ".join(f"{name} {value:.4g}" for name, value in data["parts"].items())
-    reward = "" if data["reward"] is None else f", reward {data['reward']:.4g}" + (f" ({parts})" if parts else "")
-    table.add_row("outcome", Text(data["status"] + reward + (f": {data['reason']}" if data["reason"] else "")))
+    reward = (
+        ""
+        if data["reward"] is None
+        else f", reward {data['reward']:.4g}" + (f" ({parts})" if parts else "")
+    )
+    table.add_row(
+        "outcome", Text(data["status"] + reward + (f": {data['reason']}" if data["reason"] else ""))
+    )
     for turn in data["turns"]:
         step = "beside" if turn["step"] is None else f"step {turn['step']}"
         for label, value in [(step, Text(turn["turn"], "dim")), *_turn_rows(turn)]:
             table.add_row(label, value)
-    title = Text.assemble((data["episode"], "bold"), f"  task {data['task']}, group {data['group']}, {data['split']}")
+    title = Text.assemble(
+        (data["episode"], "bold"), f"  task {data['task']}, group {data['group']}, {data['split']}"
+    )
     return Panel(table, title=title, title_align="left")
 
 
 def _turn_rows(turn: Mapping[str, Any]) -> list[tuple[str, Text]]:
-    rows = [] if turn["reply"] is None else [("  reply", Text(reply_text(turn["reply"]["message"], _WIDTH), "cyan"))]
+    rows = (
+        []
+        if turn["reply"] is None
+        else [("  reply", Text(reply_text(turn["reply"]["message"], _WIDTH), "cyan"))]
+    )
     if turn["damaged"]:
         rows.append(("  damaged", Text(turn["damaged"], "red")))
     observed = [message_text(message) for message in (turn["reaction"] or {}).get("messages", ())]
@@ -154,5 +183,7 @@ def _turn_rows(turn: Mapping[str, Any]) -> list[tuple[str, Text]]:
     if why := turn["drop_reason"] or turn["untrainable"]:
         rows.append(("  left out", Text(why, "yellow")))
     if turn["trained_into"]:
-        rows.append(("  trained into", Text(", ".join(f"version {v}" for v in turn["trained_into"]))))
+        rows.append(
+            ("  trained into", Text(", ".join(f"version {v}" for v in turn["trained_into"])))
+        )
     return rows

@@ -39,15 +39,21 @@ def collect_learned(
     were trained on them; `limit`: versions at most, which the counts do not depend on. Raises `OpenClawError` for an
     unknown version or session.
     """
-    newest = (policies.head(conn) if version is None else policies.require_version(conn, version)).version
-    made = {policy.version: policy for policy in policies.get_many(conn, policies.lineage(conn, newest))}
+    newest = (
+        policies.head(conn) if version is None else policies.require_version(conn, version)
+    ).version
+    made = {
+        policy.version: policy for policy in policies.get_many(conn, policies.lineage(conn, newest))
+    }
     used = turns_of_lineage(conn, newest)
     first_uses = {row.turn: row.version for row in reversed(used)}
     rows = [row for row in used if since is None or made[row.version].created_at >= since]
     if session is not None:
         rows = [row for row in rows if row.session == session]
         if not rows:
-            raise OpenClawError(f"no turn of session {session!r} was trained on (`openclaw-rl inspect sessions`)")
+            raise OpenClawError(
+                f"no turn of session {session!r} was trained on (`openclaw-rl inspect sessions`)"
+            )
     by_version: dict[int, list[str]] = {}
     for row in rows:
         by_version.setdefault(row.version, []).append(row.turn)
@@ -65,7 +71,11 @@ def collect_learned(
         ],
         "agents": dict(Counter(row.agent for row in said).most_common()),
         "sessions": dict(Counter(row.session for row in said).most_common()),
-        "lessons": [{"id": lesson_id(hint), "hint": hint, "turns": n} for hint, n in Counter(hints).most_common() if n],
+        "lessons": [
+            {"id": lesson_id(hint), "hint": hint, "turns": n}
+            for hint, n in Counter(hints).most_common()
+            if n
+        ],
     }
 
 
@@ -112,7 +122,10 @@ def _turn_row(conn: Connection, id_: str, source: str | None) -> dict[str, Any]:
     if source is not None:
         data["user"] = turn_data(conn, source)["user"]
     keys = ("turn", "session", "user", "reply", "reaction", "verdict", "damaged")
-    return {key: data[key] for key in keys} | {"agent": data.get("agent", ""), "practice_of": source}
+    return {key: data[key] for key in keys} | {
+        "agent": data.get("agent", ""),
+        "practice_of": source,
+    }
 
 
 def _credit_data(
@@ -140,7 +153,8 @@ def make_token_splitter(config: Config) -> SplitTokens | None:
 
     try:
         decoder = Detokenizer(CachedTokenizer(ModelFiles.from_config(config.model)).backend, ())
-    except ModelError:  # the folder may have changed; the store is readable without it
+    except ModelError:
+        # The folder may have changed; the store is readable without it.
         return None
 
     def split_tokens(ids: Sequence[int]) -> list[str]:

@@ -16,9 +16,12 @@ from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.printable import to_printable
 from openclaw_rl.status.inspect import reply_text, shorten_line, verdict_text
 
-MAX_ROWS = 12  # agents, sessions and hints that are shown
-_WIDTH = 2000  # columns of a text
-_GREEN, _RED = (0, 150, 60), (215, 45, 45)
+# Agents, sessions and hints that are shown.
+MAX_ROWS = 12
+# Columns of a text.
+_WIDTH = 2000
+_GREEN = (0, 150, 60)
+_RED = (215, 45, 45)
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222;
        background: #fff }
@@ -34,12 +37,14 @@ def _summary_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     practised = f", of which {data['practice']} are replies of practice" if data["practice"] else ""
     rows = [("turns", f"{data['turns']}{practised}")]
     for title in ("agents", "sessions"):
-        counts, more = list(data[title].items()), max(len(data[title]) - MAX_ROWS, 0)
+        counts = list(data[title].items())
+        more = max(len(data[title]) - MAX_ROWS, 0)
         named = [f"{name or '(no name)'} {n}" for name, n in counts[:MAX_ROWS]]
         if named:
             rows.append((title, ", ".join([*named, *([f"and {more} more"] if more else [])])))
     rows += [
-        (f"hint {row['id']}", f"{_count_turns(row['turns'])}: {row['hint']}") for row in data["lessons"][:MAX_ROWS]
+        (f"hint {row['id']}", f"{_count_turns(row['turns'])}: {row['hint']}")
+        for row in data["lessons"][:MAX_ROWS]
     ]
     if (more := len(data["lessons"]) - MAX_ROWS) > 0:
         rows.append(("hints", f"and {more} more"))
@@ -48,14 +53,17 @@ def _summary_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _feedback_text(feedback: Mapping[str, Any]) -> str:
     score = [] if feedback["score"] is None else [f"score {feedback['score']}"]
-    return " ".join([*score, *(text for text in (feedback["comment"], feedback["correction"]) if text)])
+    return " ".join(
+        [*score, *(text for text in (feedback["comment"], feedback["correction"]) if text)]
+    )
 
 
 def _version_title(version: Mapping[str, Any]) -> str:
     made = datetime.fromtimestamp(version["at"]).strftime("%Y-%m-%d %H:%M")
     again = ", trained again by an undo" if version["retrained"] else ""
     return (
-        f"version {version['version']} (of {version['parent']}), {made}, {_count_turns(len(version['turns']))}{again}"
+        f"version {version['version']} (of {version['parent']}), {made}, "
+        f"{_count_turns(len(version['turns']))}{again}"
     )
 
 
@@ -76,8 +84,15 @@ def _turn_rows(turn: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("damaged", turn["damaged"]))
     if (credit := turn["credit"]) is not None:
         count = sum(value != 0 for value in credit["values"]) or 1
-        rows.append(("credit", f"{credit['sum']:+.3g} over {count} tokens, {credit['sum'] / count:+.3g} each"))
-    name = f"{turn['turn']}, session {turn['session']}" + (f", agent {turn['agent']}" if turn["agent"] else "")
+        rows.append(
+            (
+                "credit",
+                f"{credit['sum']:+.3g} over {count} tokens, {credit['sum'] / count:+.3g} each",
+            )
+        )
+    name = f"{turn['turn']}, session {turn['session']}" + (
+        f", agent {turn['agent']}" if turn["agent"] else ""
+    )
     if turn["practice_of"] is not None:
         name = f"{turn['turn']}, practice: another reply to the prompt of {turn['practice_of']}"
     return [*rows, ("turn", name + (", a replay" if turn["replay"] else ""))]
@@ -88,7 +103,11 @@ def _tokens_with_credit(turn: Mapping[str, Any]) -> list[tuple[str, float]] | No
     credit = turn["credit"]
     if credit is None or not credit["tokens"] or turn["reply"] is None:
         return None
-    return [(text, value) for text, value in zip(credit["tokens"], credit["values"], strict=True) if text]
+    return [
+        (text, value)
+        for text, value in zip(credit["tokens"], credit["values"], strict=True)
+        if text
+    ]
 
 
 def _reply_of(turn: Mapping[str, Any]) -> str:
@@ -97,7 +116,10 @@ def _reply_of(turn: Mapping[str, Any]) -> str:
 
 def _answer_rows(version: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
-        (f"probe {answer['probe']}", f"{answer['question']}\nbefore: {answer['before']}\nafter: {answer['after']}")
+        (
+            f"probe {answer['probe']}",
+            f"{answer['question']}\nbefore: {answer['before']}\nafter: {answer['after']}",
+        )
         for answer in version["changed_answers"]
     ]
 
@@ -105,21 +127,30 @@ def _answer_rows(version: Mapping[str, Any]) -> list[tuple[str, str]]:
 def largest_credit(data: Mapping[str, Any]) -> float:
     """Return the largest absolute credit of a token in the data, which gets the full colour; at least a tiny one."""
     credits = (turn["credit"] for version in data["versions"] for turn in version["turns"])
-    return max((abs(value) for credit in credits if credit for value in credit["values"]), default=0.0) or 1e-9
+    return (
+        max((abs(value) for credit in credits if credit for value in credit["values"]), default=0.0)
+        or 1e-9
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ terminal
+# ---------------------------------------------------------------------------------------- terminal
 
 
 def render_learned(data: Mapping[str, Any]) -> RenderableType:
     """Render for the terminal. Credit is the colour behind a token: green makes it more likely, red less."""
-    largest, parts = largest_credit(data), list[RenderableType]()
+    largest = largest_credit(data)
+    parts = list[RenderableType]()
     parts.append(_render_rows((title, Text(text)) for title, text in _summary_rows(data)))
     for version in data["versions"]:
         parts.append(Rule(Text(_version_title(version)), align="left", style="dim"))
         for turn in version["turns"]:
-            rows = [("user", Text(shorten_line(turn["user"], _WIDTH))), ("reply", _render_reply(turn, largest))]
-            parts.append(_render_rows([*rows, *((title, Text(text)) for title, text in _turn_rows(turn))]))
+            rows = [
+                ("user", Text(shorten_line(turn["user"], _WIDTH))),
+                ("reply", _render_reply(turn, largest)),
+            ]
+            parts.append(
+                _render_rows([*rows, *((title, Text(text)) for title, text in _turn_rows(turn))])
+            )
         if answers := _answer_rows(version):
             parts.append(_render_rows((title, Text(text)) for title, text in answers))
     return Group(*parts)
@@ -141,7 +172,12 @@ def _render_reply(turn: Mapping[str, Any], largest: float) -> Text:
         return Text(_reply_of(turn), "cyan")
     out = Text()
     for text, credit in tokens:
-        out.append(text, None if credit == 0 else f"white on rgb({','.join(map(str, _dark_colour(credit, largest)))})")
+        out.append(
+            text,
+            None
+            if credit == 0
+            else f"white on rgb({','.join(map(str, _dark_colour(credit, largest)))})",
+        )
     return out
 
 
@@ -150,17 +186,23 @@ def _dark_colour(credit: float, largest: float) -> list[int]:
     return [round(channel * share) for channel in (_GREEN if credit > 0 else _RED)]
 
 
-# ---------------------------------------------------------------------------------------------------------------- HTML
+# -------------------------------------------------------------------------------------------- HTML
 
 
 def learned_html(data: Mapping[str, Any]) -> str:
     """Return the page. It has no script and loads nothing."""
-    largest, body = largest_credit(data), [_html_table((t, _escape(text)) for t, text in _summary_rows(data))]
+    largest = largest_credit(data)
+    body = [_html_table((t, _escape(text)) for t, text in _summary_rows(data))]
     for version in data["versions"]:
         body.append(f"<h2>{_escape(_version_title(version))}</h2>")
         for turn in version["turns"]:
-            rows = [("user", _escape(turn["user"] or "(redacted)")), ("reply", _html_reply(turn, largest))]
-            body.append(_html_table([*rows, *((title, _escape(text)) for title, text in _turn_rows(turn))]))
+            rows = [
+                ("user", _escape(turn["user"] or "(redacted)")),
+                ("reply", _html_reply(turn, largest)),
+            ]
+            body.append(
+                _html_table([*rows, *((title, _escape(text)) for title, text in _turn_rows(turn))])
+            )
         body.append(_html_table((title, _escape(text)) for title, text in _answer_rows(version)))
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     title = f"What version {data['version']} has learned"
@@ -179,7 +221,9 @@ def _escape(text: str) -> str:
 
 def _html_table(rows: Iterable[tuple[str, str]]) -> str:
     """Return a table. `rows`: (title, escaped HTML)."""
-    cells = "".join(f'<tr><th>{_escape(title)}</th><td class="text">{text}</td></tr>\n' for title, text in rows)
+    cells = "".join(
+        f'<tr><th>{_escape(title)}</th><td class="text">{text}</td></tr>\n' for title, text in rows
+    )
     return f"<table>\n{cells}</table>" if cells else ""
 
 

@@ -28,7 +28,9 @@ MAX_SHOWN_TURNS = 3
 
 def lesson_rows(conn: Connection, *, with_superseded: bool, now: float) -> list[dict[str, Any]]:
     """Return the lessons as plain JSON, oldest first: fields, aged weight, and turns with what was asked and said."""
-    states = [state for state in LessonState if with_superseded or state is not LessonState.SUPERSEDED]
+    states = [
+        state for state in LessonState if with_superseded or state is not LessonState.SUPERSEDED
+    ]
     return [_lesson_data(conn, lesson, now) for lesson in lessons.list_lessons(conn, states=states)]
 
 
@@ -47,8 +49,15 @@ def _said(conn: Connection, turn: str) -> dict[str, str | None]:
     except DamagedRow:
         return {"asked": None, "said": None}
     reaction = data["reaction"] or {"messages": [], "feedback": []}
-    said = [message_text(message) for message in reaction["messages"] if message.get("role") == "user"]
-    said += [text for given in reaction["feedback"] for text in (given["comment"], given["correction"]) if text]
+    said = [
+        message_text(message) for message in reaction["messages"] if message.get("role") == "user"
+    ]
+    said += [
+        text
+        for given in reaction["feedback"]
+        for text in (given["comment"], given["correction"])
+        if text
+    ]
     return {"asked": data["user"], "said": " / ".join(said) or None}
 
 
@@ -79,11 +88,19 @@ def state_text(row: Mapping[str, Any], mode: str) -> str:
     if row["state"] == LessonState.SUPERSEDED:
         return f"superseded by {row['superseded_by']}{pinned}"
     if row["state"] == LessonState.WITHDRAWN:
-        where = "in prompts, because it is pinned" if row["is_pinned"] and mode != "off" else "withdrawn from prompts"
+        where = (
+            "in prompts, because it is pinned"
+            if row["is_pinned"] and mode != "off"
+            else "withdrawn from prompts"
+        )
         return f"{where}, not practised: {withdrawal_text(row['withdrawal'])}"
     is_learned = row["state"] == LessonState.LEARNED
     in_prompts = mode != "off" and (not is_learned or mode == "always" or row["is_pinned"])
-    learned = f"in the weights since version {row['learned_version']}" if is_learned else "not yet in the weights"
+    learned = (
+        f"in the weights since version {row['learned_version']}"
+        if is_learned
+        else "not yet in the weights"
+    )
     divergence = "" if row["divergence"] is None else f" (divergence {row['divergence']:.3g})"
     return f"{'in prompts' if in_prompts else 'not in prompts'}, {learned}{divergence}{pinned}"
 

@@ -28,10 +28,14 @@ def policy_rows(conn: Connection, limit: int, name: str | None = None) -> list[d
     `satisfaction`: share of +1 among the scores of +1 and -1 of the turns that it answered, with `low` and `high`, its
     95% interval, and `of`, their number; None without such turns. `gate`: the figures of the gate.
     """
-    heads, pinned = read_heads(conn), policy_marks.pinned_versions(conn)
-    newest = [policy for policy in policies.list_all(conn) if name is None or policy.name == name][-limit:]
+    heads = read_heads(conn)
+    pinned = policy_marks.pinned_versions(conn)
+    newest = [policy for policy in policies.list_all(conn) if name is None or policy.name == name][
+        -limit:
+    ]
     versions = [policy.version for policy in newest]
-    counts, satisfied = turns_by_version(conn, versions), satisfaction_by_version(conn, versions)
+    counts = turns_by_version(conn, versions)
+    satisfied = satisfaction_by_version(conn, versions)
     return [
         {
             "version": policy.version,
@@ -40,12 +44,19 @@ def policy_rows(conn: Connection, limit: int, name: str | None = None) -> list[d
             "state": policy.state.value,
             "head": heads.get(policy.name) == policy.version,
             "pinned": policy.version in pinned,
-            "files": policy.parent is None or (policy.path is not None and not policies.is_removed(policy)),
+            "files": policy.parent is None
+            or (policy.path is not None and not policies.is_removed(policy)),
             "at": policy.created_at,
             "turns": counts[policy.version][0],
             "served": counts[policy.version][1],
-            "satisfaction": _share(*satisfied[policy.version]) if policy.version in satisfied else None,
-            "gate": {name: value for name, value in policy.metrics.items() if name.startswith(_GATE_PREFIX)},
+            "satisfaction": _share(*satisfied[policy.version])
+            if policy.version in satisfied
+            else None,
+            "gate": {
+                name: value
+                for name, value in policy.metrics.items()
+                if name.startswith(_GATE_PREFIX)
+            },
             "reason": policy.reason,
             "code": policy.reason_code,
         }
@@ -67,7 +78,11 @@ def version_answers(conn: Connection, policy: Policy) -> dict[str, tuple[str, st
     if own:
         return {answer.probe: (answer.question, answer.candidate_answer) for answer in own}
     for child in reversed(policies.list_all(conn)):
-        found = probe_answers.answers_of_version(conn, child.version) if child.parent == policy.version else []
+        found = (
+            probe_answers.answers_of_version(conn, child.version)
+            if child.parent == policy.version
+            else []
+        )
         if found:
             return {answer.probe: (answer.question, answer.head_answer) for answer in found}
     return {}
@@ -76,7 +91,11 @@ def version_answers(conn: Connection, policy: Policy) -> dict[str, tuple[str, st
 def _answers_to(conn: Connection, head: int, candidate: int) -> dict[str, tuple[str, str]]:
     """Return (question, answer) of `head` in the comparison with `candidate`; empty if the gate made none."""
     found = probe_answers.answers_of_version(conn, candidate)
-    return {answer.probe: (answer.question, answer.head_answer) for answer in found if answer.head == head}
+    return {
+        answer.probe: (answer.question, answer.head_answer)
+        for answer in found
+        if answer.head == head
+    }
 
 
 def difference_data(conn: Connection, version: int, other: int) -> dict[str, Any]:
@@ -84,7 +103,8 @@ def difference_data(conn: Connection, version: int, other: int) -> dict[str, Any
 
     `probes`: how many probes both have answered. `changed`: those with different answers.
     """
-    first, second = policies.require_version(conn, version), policies.require_version(conn, other)
+    first = policies.require_version(conn, version)
+    second = policies.require_version(conn, other)
     before = _answers_to(conn, version, other) or version_answers(conn, first)
     after = _answers_to(conn, other, version) or version_answers(conn, second)
     both = [name for name in before if name in after]
@@ -94,7 +114,11 @@ def difference_data(conn: Connection, version: int, other: int) -> dict[str, Any
         "metrics": {name: [first.metrics.get(name), second.metrics.get(name)] for name in names},
         "probes": len(both),
         "changed": [
-            {"probe": name, "question": before[name][0], "answers": [before[name][1], after[name][1]]}
+            {
+                "probe": name,
+                "question": before[name][0],
+                "answers": [before[name][1], after[name][1]],
+            }
             for name in both
             if before[name][1] != after[name][1]
         ],
@@ -106,7 +130,8 @@ def show_policies(config: Config, limit: int, *, name: str | None = None, as_jso
     with read_store(config) as conn:
         if name is not None:
             require_name(conn, name)
-        rows, frozen = policy_rows(conn, limit, name), policy_marks.frozen_since(conn)
+        rows = policy_rows(conn, limit, name)
+        frozen = policy_marks.frozen_since(conn)
     if as_json:
         print_json({"frozen_since": frozen, "versions": rows})
         return
@@ -114,15 +139,25 @@ def show_policies(config: Config, limit: int, *, name: str | None = None, as_jso
     for column in ("version", "state", "marks", "time", "turns", "served", "satisfaction"):
         table.add_column(column, justify="right" if column in ("turns", "served") else "left")
     for row in rows:
-        marks = " ".join(name for name in ("head", "pinned") if row[name]) + ("" if row["files"] else " no files")
+        marks = " ".join(name for name in ("head", "pinned") if row[name]) + (
+            "" if row["files"] else " no files"
+        )
         counts = str(row["turns"]), str(row["served"])
         branch = "" if row["parent"] in (None, row["version"] - 1) else f" of v{row['parent']}"
-        label = f"v{row['version']}{branch}" + ("" if row["policy"] == DEFAULT_NAME else f" {row['policy'][:32]}")
+        label = f"v{row['version']}{branch}" + (
+            "" if row["policy"] == DEFAULT_NAME else f" {row['policy'][:32]}"
+        )
         table.add_row(
-            *(label, row["state"], marks.strip(), format_time(row["at"])), *counts, _format_share(row["satisfaction"])
+            *(label, row["state"], marks.strip(), format_time(row["at"])),
+            *counts,
+            _format_share(row["satisfaction"]),
         )
     reasons = [Text(f"v{row['version']}: {row['reason']}", "dim") for row in rows if row["reason"]]
-    note = [] if frozen is None else [Text(f"training is frozen since {format_time(frozen)}", "yellow")]
+    note = (
+        []
+        if frozen is None
+        else [Text(f"training is frozen since {format_time(frozen)}", "yellow")]
+    )
     TerminalConsole(highlight=True).print(Group(table, *reasons, *note))
 
 
@@ -131,7 +166,9 @@ def _format_share(share: Mapping[str, float] | None) -> str:
 
 
 def _format_metrics(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name.removeprefix(_GATE_PREFIX)} {value:.3g}" for name, value in sorted(metrics.items()))
+    return ", ".join(
+        f"{name.removeprefix(_GATE_PREFIX)} {value:.3g}" for name, value in sorted(metrics.items())
+    )
 
 
 def show_difference(config: Config, version: int, other: int, *, as_json: bool) -> None:
@@ -146,6 +183,10 @@ def show_difference(config: Config, version: int, other: int, *, as_json: bool) 
         metrics.add_row(name, *("" if value is None else f"{value:.6g}" for value in values))
     answers = Table("probe", f"v{version}", f"v{other}", box=None, pad_edge=False, padding=(0, 1))
     for row in data["changed"]:
-        answers.add_row(Text(f"{row['probe']}: {row['question']}"), *(Text(answer) for answer in row["answers"]))
+        answers.add_row(
+            Text(f"{row['probe']}: {row['question']}"), *(Text(answer) for answer in row["answers"])
+        )
     count = f"\nprobes that both have answered: {data['probes']}; answers that differ: {len(data['changed'])}"
-    TerminalConsole(highlight=True).print(Group(metrics, Text(count), *([answers] if data["changed"] else [])))
+    TerminalConsole(highlight=True).print(
+        Group(metrics, Text(count), *([answers] if data["changed"] else []))
+    )

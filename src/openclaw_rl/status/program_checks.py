@@ -11,16 +11,19 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status.health import Diagnosis
 from openclaw_rl.train.ranks import ray_address, ray_errors
 
-_RAY_INIT_TIMEOUT = 20.0  # seconds for ray.init
+# Seconds for ray.init.
+_RAY_INIT_TIMEOUT = 20.0
 _ALTERNATIVES = {"sglang": ("vllm", "embedded"), "vllm": ("sglang", "embedded")}
 
 
 def check_engine(config: Config) -> Diagnosis | None:
     """Check the version of the configured engine, as before a start."""
-    from openclaw_rl.engines import registry  # imported here to keep `status` fast
+    # Imported here to keep `status` fast.
+    from openclaw_rl.engines import registry
 
     if config.engine.backend == "fireworks":
-        return None  # a start asks it, after the owner has agreed
+        # A start asks it, after the owner has agreed.
+        return None
     try:
         registry.check_engine(config)
     except OpenClawError as error:
@@ -30,10 +33,15 @@ def check_engine(config: Config) -> Diagnosis | None:
 
 def engine_diagnosis(config: Config, seen: str) -> Diagnosis:
     """Return the diagnosis of an engine that does not start, with another one that can be started here."""
-    backend, there = config.engine.backend, config.engine.url is not None
-    other = next((name for name in _ALTERNATIVES.get(backend, ()) if not there and _can_start(config, name)), None)
+    backend = config.engine.backend
+    there = config.engine.url is not None
+    other = next(
+        (name for name in _ALTERNATIVES.get(backend, ()) if not there and _can_start(config, name)),
+        None,
+    )
     needs = f"`openclaw-rl doctor --engine {backend}` the failing check"
-    if backend in ("tinker", "fireworks"):  # the doctor sends nothing to a service
+    # The doctor sends nothing to a service.
+    if backend in ("tinker", "fireworks"):
         needs = f"docs/guides/{backend}.md what it needs"
     return Diagnosis(
         name=f"the {backend} engine does not start",
@@ -51,7 +59,9 @@ def _can_start(config: Config, backend: str) -> bool:
         return importlib.util.find_spec("torch") is not None
     try:
         registry.check_engine(
-            config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
+            config.model_copy(
+                update={"engine": config.engine.model_copy(update={"backend": backend})}
+            )
         )
     except OpenClawError:
         return False
@@ -69,7 +79,8 @@ def check_ray_head(config: Config) -> Diagnosis | None:
     if importlib.util.find_spec("ray") is None:
         unknown = "; without it, a Ray head at its address cannot be verified" * (":" in address)
         return ray_diagnosis(
-            config, f"train.launch.by is ray, which is not installed here: pip install 'openclaw-rl[ray]'{unknown}"
+            config,
+            f"train.launch.by is ray, which is not installed here: pip install 'openclaw-rl[ray]'{unknown}",
         )
     wrong = "" if address == "local" else _ray_refusal_reason(address)
     return ray_diagnosis(config, f"train.launch.ray: {wrong}") if wrong else None
@@ -80,17 +91,25 @@ def _ray_refusal_reason(address: str) -> str:
     code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code, address], capture_output=True, timeout=_RAY_INIT_TIMEOUT, check=False
+            [sys.executable, "-c", code, address],
+            capture_output=True,
+            timeout=_RAY_INIT_TIMEOUT,
+            check=False,
         )
-        failed, said = done.returncode != 0, done.stderr
-    except subprocess.TimeoutExpired as error:  # Ray itself retries for a quarter of an hour
-        failed, said = True, error.stderr or b""
+        failed = done.returncode != 0
+        said = done.stderr
+    except subprocess.TimeoutExpired as error:
+        # Ray itself retries for a quarter of an hour.
+        failed = True
+        said = error.stderr or b""
     if not failed:
         return ""
     if b"InvalidAuthToken" in said:
         return f"the head at {address} requires a token: set RAY_AUTH_MODE=token here too, with its token"
     if mismatch := ray_errors.find_mismatch(said.decode(errors="replace")):
-        return f"the head at {address} has other versions: {mismatch}. Install those of the head here"
+        return (
+            f"the head at {address} has other versions: {mismatch}. Install those of the head here"
+        )
     if ray_address.host_and_port(address) is None:
         return f"{address} finds no Ray head that this machine can use. Give its address, HOST:PORT"
     return f"something answers at {address}, but it is not a Ray head that this machine can use"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from openclaw_rl.types import Reason, ReasonCode
+from openclaw_rl.reasons import Reason, ReasonCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,9 @@ def group_reasons(counts: Mapping[Reason, int]) -> list[ReasonGroup]:
     details: dict[ReasonCode, Counter[str]] = {}
     for reason, count in counts.items():
         details.setdefault(reason.code, Counter())[reason.detail] += count
-    groups = [ReasonGroup(code, _make_label(texts), texts.total()) for code, texts in details.items()]
+    groups = [
+        ReasonGroup(code, _make_label(texts), texts.total()) for code, texts in details.items()
+    ]
     return sorted(groups, key=lambda group: -group.count)
 
 

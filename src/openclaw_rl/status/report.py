@@ -21,6 +21,7 @@ from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.progress import Activity, WorkKind, describe_activity
 from openclaw_rl.common.terminal import TerminalConsole, print_json
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.reasons import group_reasons
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text, withdrawn_rows
@@ -28,7 +29,12 @@ from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import examinations, lessons, practice_turns
 from openclaw_rl.store.lineage import policies, policy_marks, retraining
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME, read_heads, require_owner
+from openclaw_rl.store.lineage.policy_names import (
+    DEFAULT_NAME,
+    SHARED_NAME,
+    read_heads,
+    require_owner,
+)
 from openclaw_rl.store.lineage.version_stats import (
     judge_user_agreement,
     kappa_by_judge,
@@ -36,7 +42,7 @@ from openclaw_rl.store.lineage.version_stats import (
     untrusted_judges,
 )
 from openclaw_rl.train.tracking import off_policy_summary
-from openclaw_rl.types import Policy, PolicyState, Reason, ReasonCode
+from openclaw_rl.types import Policy, PolicyState
 
 _OVERRIDE = "the owner can set serve.sampling_override: "
 CURES = {
@@ -57,7 +63,8 @@ CURES = {
 _GATE_FIGURES = "held_out liked batch_alone agreement outlier_distance correctness form preference"
 GATE_FIGURES = tuple(f"gate/{name}" for name in _GATE_FIGURES.split())
 """Metrics of the gate that `status` shows."""
-_SHOWN_REASONS = 3  # reasons of one agent, the most frequent first
+# Reasons of one agent, the most frequent first.
+_SHOWN_REASONS = 3
 
 
 def open_store(config: Config) -> Store:
@@ -79,21 +86,25 @@ def read_store(config: Config) -> Iterator[Connection]:
         yield conn
 
 
-# ------------------------------------------------------------------------------------------------------------- status
+# ----------------------------------------------------------------------------------------- status
 
 
 def collect_status(conn: Connection, now: float) -> dict[str, Any]:
     """Return the data of `status` as plain JSON."""
     head = policies.head(conn)
-    dropped, untrainable = turns.count_dropped(conn), turns.count_untrainable(conn)
+    dropped = turns.count_dropped(conn)
+    untrainable = turns.count_untrainable(conn)
     known = policies.list_all(conn)
     newest = known[-10:]
     counts = turns_by_version(conn, [policy.version for policy in newest])
     agree, of = judge_user_agreement(conn)
-    untrusted, move = untrusted_judges(conn), policy_marks.last_automatic_rollback(conn)
+    untrusted = untrusted_judges(conn)
+    move = policy_marks.last_automatic_rollback(conn)
     return {
         "head": head.version,
-        "heads": {name: version for name, version in read_heads(conn).items() if name != SHARED_NAME},
+        "heads": {
+            name: version for name, version in read_heads(conn).items() if name != SHARED_NAME
+        },
         "loops": [
             {
                 "name": b.name,
@@ -149,12 +160,19 @@ def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
                 total = sums.setdefault(engine, [0.0, 0.0])
                 total[0] += policy.metrics[f"gap/{engine}"] * tokens
                 total[1] += tokens
-    return {engine: {"mean": gap / tokens, "tokens": tokens} for engine, (gap, tokens) in sums.items() if tokens}
+    return {
+        engine: {"mean": gap / tokens, "tokens": tokens}
+        for engine, (gap, tokens) in sums.items()
+        if tokens
+    }
 
 
 def _reason_rows(counts: Mapping[Reason, int]) -> list[dict[str, Any]]:
     """Return the groups of reasons as plain JSON, most frequent first."""
-    return [{"code": group.code.value, "reason": group.label, "count": group.count} for group in group_reasons(counts)]
+    return [
+        {"code": group.code.value, "reason": group.label, "count": group.count}
+        for group in group_reasons(counts)
+    ]
 
 
 def untrainable_agents(counts: Mapping[str, Mapping[Reason | None, int]]) -> list[dict[str, Any]]:
@@ -162,7 +180,9 @@ def untrainable_agents(counts: Mapping[str, Mapping[Reason | None, int]]) -> lis
     out = []
     for agent, by_reason in sorted(counts.items()):
         total = sum(by_reason.values())
-        groups = group_reasons({reason: count for reason, count in by_reason.items() if reason is not None})
+        groups = group_reasons(
+            {reason: count for reason, count in by_reason.items() if reason is not None}
+        )
         reasons = [
             {
                 "code": group.code.value,
@@ -195,13 +215,17 @@ def _policy_row(policy: Policy, used: int, served: int) -> dict[str, Any]:
 
 def show_status(config: Config, *, as_json: bool) -> None:
     """Print the status once (`watch` updates it continuously)."""
-    from openclaw_rl.status import diagnose  # imported here because `watch` does not need it
+    # Imported here because `watch` does not need it.
+    from openclaw_rl.status import diagnose
 
     address = running_address(config.home_dir)
     with read_store(config) as conn:
         status = collect_status(conn, time.time()) | diagnose.diagnosis_names(config, conn)
     status["gateway"] = None if address is None else asdict(address)
-    status["disk"] = {"policies": folder_size(config.policies_dir), "store": store_size(config.store_path)}
+    status["disk"] = {
+        "policies": folder_size(config.policies_dir),
+        "store": store_size(config.store_path),
+    }
     if as_json:
         print_json(status)
     else:
@@ -210,7 +234,10 @@ def show_status(config: Config, *, as_json: bool) -> None:
 
 def _render_status(status: Mapping[str, Any]) -> Group:
     seen = ", ".join(status["troubles"])
-    cure = Text(f"\nproblems: {seen} (`openclaw-rl doctor --troubles` shows the cures)" if seen else "", "red")
+    cure = Text(
+        f"\nproblems: {seen} (`openclaw-rl doctor --troubles` shows the cures)" if seen else "",
+        "red",
+    )
     return Group(
         _render_address(status["gateway"]),
         _render_workers(status),
@@ -236,7 +263,9 @@ def _render_workers(status: Mapping[str, Any]) -> Table:
         heard = f"{row['age']:.0f} s ago" + ("" if row["alive"] else ": not responding")
         seen = Text(heard, "" if row["alive"] else "red")
         note = describe_work(row)
-        table.add_row(row["name"], str(row["pid"]), seen, Text(note, "red" if shows_problem(row) else ""))
+        table.add_row(
+            row["name"], str(row["pid"]), seen, Text(note, "red" if shows_problem(row) else "")
+        )
     return table
 
 
@@ -248,10 +277,14 @@ def describe_work(row: Mapping[str, Any]) -> str:
     parts = [str(row["note"])]
     activity = row.get("activity")
     if activity is not None and row["alive"]:
-        kind, number, total = WorkKind(activity["kind"]), activity["number"], activity["total"]
+        kind = WorkKind(activity["kind"])
+        number = activity["number"]
+        total = activity["total"]
         busy = f"busy: {describe_activity(Activity(kind=kind, number=number, total=total))}"
         if activity["left"] is not None:
-            busy += f", about {activity['left']:.0f} s" if activity["left"] >= 1 else ", about to end"
+            busy += (
+                f", about {activity['left']:.0f} s" if activity["left"] >= 1 else ", about to end"
+            )
         parts.append(busy)
         if row["advanced"] >= heartbeats.TIMEOUT:
             parts.append(f"no progress for {row['advanced']:.0f} s")
@@ -271,7 +304,9 @@ def shows_problem(row: Mapping[str, Any]) -> bool:
 
 
 def _render_turns(status: Mapping[str, Any]) -> Table:
-    table = Table(title="\nturns", title_justify="left", box=None, padding=(0, 2), show_header=False)
+    table = Table(
+        title="\nturns", title_justify="left", box=None, padding=(0, 2), show_header=False
+    )
     table.add_column(justify="right")
     table.add_column()
     total = sum(status["turns"].values()) or 1
@@ -293,15 +328,24 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
         for row in status["withdrawn_lessons"]:
             words = f"{row['text']} ({withdrawal_text(row['withdrawal'])})"
             table.add_row("", Text(f"withdrawn lesson {row['id']}: {words}", "red"))
-        took = "{turns} replies; {seconds_of_last_hour:.0f} s in the last hour".format(**status["practice"])
+        took = "{turns} replies; {seconds_of_last_hour:.0f} s in the last hour".format(
+            **status["practice"]
+        )
         table.add_row("", _labelled("practice", took))
     if status["agreement"]["of"]:
-        table.add_row("", _labelled("judge agrees with feedback", "{agree} of {of}".format(**status["agreement"])))
+        table.add_row(
+            "",
+            _labelled(
+                "judge agrees with feedback", "{agree} of {of}".format(**status["agreement"])
+            ),
+        )
     for row in status["judges"]:
         words = f"kappa {row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f}) over {row['pairs']} scored turns"
         table.add_row("", _labelled(row["judge"], words))
         if not row["trained_on"]:
-            table.add_row("", Text(f"verdicts of {row['judge']} are not trained on (judge.min_kappa)", "red"))
+            table.add_row(
+                "", Text(f"verdicts of {row['judge']} are not trained on (judge.min_kappa)", "red")
+            )
     for engine, gap in status["engine_gap"].items():
         words = f"mean |log-prob difference| {gap['mean']:.2g} nats per token, over {gap['tokens']:.0f} tokens"
         table.add_row("", _labelled(f"{engine} engine vs trainer", words))
@@ -328,27 +372,44 @@ def _render_versions(status: Mapping[str, Any]) -> Group:
     title = Text(f"\npolicy versions ({states}; head v{status['head']}{own})", "italic")
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for column in ("version", "state", "turns", "served", "reward", "loss", "kl", "grad", "time"):
-        table.add_column(column, justify="left" if column in ("version", "state") else "right", no_wrap=True)
+        table.add_column(
+            column, justify="left" if column in ("version", "state") else "right", no_wrap=True
+        )
     for row in status["versions"]:
         metrics = row["metrics"]
-        numbers = [_format_number(metrics.get(k)) for k in ("reward/mean", "loss/total", "kl", "gradient/norm")]
+        numbers = [
+            _format_number(metrics.get(k))
+            for k in ("reward/mean", "loss/total", "kl", "gradient/norm")
+        ]
         state = Text(row["state"], {"live": "green", "rejected": "red"}.get(row["state"], ""))
         name = f"v{row['version']}"
         if row["parent"] not in (None, row["version"] - 1):
             name += f" of v{row['parent']}"
         if row["policy"] != DEFAULT_NAME:
             name += f" {row['policy'][:32]}"
-        table.add_row(name, state, str(row["turns"]), str(row["served"]), *numbers, format_time(row["at"]))
+        table.add_row(
+            name, state, str(row["turns"]), str(row["served"]), *numbers, format_time(row["at"])
+        )
     reasons = [f"v{row['version']}: {row['reason']}" for row in status["versions"] if row["reason"]]
     disk = status["disk"]
     sizes = f"store {_format_size(disk['store'])}; weights of {status['kept_versions']} versions"
     space = Text(f"\non disk: {sizes} {_format_size(disk['policies'])}")
-    warnings = [Text(report, "yellow") for report in status["undo"]] + [Text(r, "red") for r in status["damaged"]]
+    warnings = [Text(report, "yellow") for report in status["undo"]] + [
+        Text(r, "red") for r in status["damaged"]
+    ]
     if move := status["automatic_rollback"]:
-        left, when = ", ".join(f"v{version}" for version in reversed(move["left"])), format_time(move["at"])
-        warnings.append(Text(f"rolled back by itself from {left} to v{move['to']} at {when}: {move['reason']}", "red"))
+        left = ", ".join(f"v{version}" for version in reversed(move["left"]))
+        when = format_time(move["at"])
+        warnings.append(
+            Text(
+                f"rolled back by itself from {left} to v{move['to']} at {when}: {move['reason']}",
+                "red",
+            )
+        )
     if status["frozen_since"] is not None:
-        warnings.append(Text(f"training is frozen since {format_time(status['frozen_since'])}", "yellow"))
+        warnings.append(
+            Text(f"training is frozen since {format_time(status['frozen_since'])}", "yellow")
+        )
     return Group(title, table, *(Text(reason, "dim") for reason in reasons), *warnings, space)
 
 
@@ -363,9 +424,15 @@ def _render_gate(versions: Sequence[Mapping[str, Any]]) -> Text:
     for row in reversed(versions):
         if row["state"] not in (PolicyState.LIVE, PolicyState.CANDIDATE):
             continue
-        found = {name.removeprefix("gate/"): value for name, value in row["metrics"].items() if name in GATE_FIGURES}
+        found = {
+            name.removeprefix("gate/"): value
+            for name, value in row["metrics"].items()
+            if name in GATE_FIGURES
+        }
         if found:
-            words = ", ".join(f"{name.replace('_', ' ')} {value:+.2f}" for name, value in found.items())
+            words = ", ".join(
+                f"{name.replace('_', ' ')} {value:+.2f}" for name, value in found.items()
+            )
             return Text(f"gate of v{row['version']}: {words}", style="dim")
     return Text()
 
@@ -377,7 +444,8 @@ def _format_number(value: Any) -> str:
 def folder_size(folder: Path) -> int:
     """Return the bytes of all files below a folder. What is removed meanwhile or cannot be read does not count."""
     sizes = 0
-    for place, _, names in os.walk(folder):  # unlike Path.rglob, it passes over a folder that is gone
+    # Unlike Path.rglob, it passes over a folder that is gone.
+    for place, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
                 sizes += (Path(place) / name).stat().st_size
@@ -386,7 +454,9 @@ def folder_size(folder: Path) -> int:
 
 def store_size(path: Path) -> int:
     """Return the bytes of the store, with its write-ahead log."""
-    return sum(file.stat().st_size for file in (path, path.with_name(f"{path.name}-wal")) if file.exists())
+    return sum(
+        file.stat().st_size for file in (path, path.with_name(f"{path.name}-wal")) if file.exists()
+    )
 
 
 def _format_size(size: float) -> str:

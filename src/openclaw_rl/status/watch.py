@@ -27,12 +27,23 @@ from openclaw_rl.status.health import training_queue_length
 from openclaw_rl.store.lineage.version_stats import satisfaction_by_version
 from openclaw_rl.types import TurnState
 
-UPDATE_SECONDS = 1.0  # seconds between updates
+# Seconds between updates.
+UPDATE_SECONDS = 1.0
 BARS = "▁▂▃▄▅▆▇█"
-MAX_VERSIONS = 60  # versions in the satisfaction chart
+# Versions in the satisfaction chart.
+MAX_VERSIONS = 60
 MAX_REASONS = 6
 STEP_METRICS = (
-    *("loss/total", "loss/binary", "loss/opd", "reward/mean", "kl", "gradient/norm", "learning_rate", "entropy"),
+    *(
+        "loss/total",
+        "loss/binary",
+        "loss/opd",
+        "reward/mean",
+        "kl",
+        "gradient/norm",
+        "learning_rate",
+        "entropy",
+    ),
     *("gap", "step/scale", "seconds", "eval/satisfaction"),
 )
 StatusData = Mapping[str, Any]
@@ -40,9 +51,13 @@ StatusData = Mapping[str, Any]
 
 def watch_status(config: Config) -> None:
     """Show the page until q or Ctrl-C. Raises `OpenClawError` if there is no store, or stdout is no terminal."""
-    if sys.stdout is None or not sys.stdout.isatty():  # rich would write nothing there
-        raise OpenClawError("--watch needs a terminal as standard output. Leave --watch out, or use --json")
-    store, console = report.open_store(config), TerminalConsole()
+    # Rich would write nothing there.
+    if sys.stdout is None or not sys.stdout.isatty():
+        raise OpenClawError(
+            "--watch needs a terminal as standard output. Leave --watch out, or use --json"
+        )
+    store = report.open_store(config)
+    console = TerminalConsole()
 
     def current_page() -> RenderableType:
         with store.read() as conn:
@@ -95,8 +110,10 @@ class _DeferredInterrupt:
 @contextlib.contextmanager
 def _deferred_interrupt() -> Iterator[_DeferredInterrupt]:
     """Install the deferred Ctrl-C handler until the block ends. Yields the context in which Ctrl-C is allowed."""
-    comes, before = _DeferredInterrupt(), signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:  # ignored in a background process
+    comes = _DeferredInterrupt()
+    before = signal.getsignal(signal.SIGINT)
+    # Ignored in a background process.
+    if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, comes.handle_signal)
     try:
         yield comes
@@ -139,15 +156,22 @@ def collect_page_data(config: Config, conn: Connection, now: float) -> dict[str,
             "judge": (status["turns"].get(TurnState.CLOSED, 0), "without a verdict"),
             "train": (training_queue_length(config, conn), "to train on"),
         },
-        "liked": [known[version][0] / known[version][1] if version in known else None for version in line],
-        "liked_overall": [sum(good for good, _ in known.values()), sum(scored for _, scored in known.values())],
+        "liked": [
+            known[version][0] / known[version][1] if version in known else None for version in line
+        ],
+        "liked_overall": [
+            sum(good for good, _ in known.values()),
+            sum(scored for _, scored in known.values()),
+        ],
     }
 
 
 def build_page(status: StatusData) -> RenderableType:
     """Build the page. Lines that are too long for the terminal are cut, not wrapped."""
     states = ", ".join(f"{n} {state}" for state, n in status["states"].items())
-    title = Text.assemble(("OpenClaw-RL", "bold"), f"  serving version {status['head']}  ", (states, "dim"))
+    title = Text.assemble(
+        ("OpenClaw-RL", "bold"), f"  serving version {status['head']}  ", (states, "dim")
+    )
     parts: list[RenderableType] = [title, _render_satisfaction(status)]
     for heading, content in (
         ("workers", _render_workers(status)),
@@ -158,20 +182,27 @@ def build_page(status: StatusData) -> RenderableType:
     parts.append(Text("q: quit", style="dim"))
     for part in parts:
         if isinstance(part, Text):
-            part.no_wrap, part.overflow = True, "ellipsis"
+            part.no_wrap = True
+            part.overflow = "ellipsis"
     return Group(*parts)
 
 
 def sparkline(shares: Sequence[float | None]) -> str:
     """Return a bar for each share in [0, 1], and a dot for each None."""
-    return "".join("·" if s is None else BARS[min(int(s * len(BARS)), len(BARS) - 1)] for s in shares)
+    return "".join(
+        "·" if s is None else BARS[min(int(s * len(BARS)), len(BARS) - 1)] for s in shares
+    )
 
 
 def _render_satisfaction(status: StatusData) -> Text:
     good, scored = status["liked_overall"]
     words = f"{good / scored:.0%} of {scored} turns" if scored else "no scores yet"
     return Text.assemble(
-        "satisfaction ", (words, "bold"), "  ", (sparkline(status["liked"]), "green"), ("  by version", "dim")
+        "satisfaction ",
+        (words, "bold"),
+        "  ",
+        (sparkline(status["liked"]), "green"),
+        ("  by version", "dim"),
     )
 
 
@@ -181,7 +212,10 @@ def _render_workers(status: StatusData) -> Table:
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
     for row in status["loops"]:
         waiting, what = status["queues"].get(row["name"], (0, ""))
-        heard = Text("●" if row["alive"] else f"● silent for {row['age']:.0f} s", "green" if row["alive"] else "red")
+        heard = Text(
+            "●" if row["alive"] else f"● silent for {row['age']:.0f} s",
+            "green" if row["alive"] else "red",
+        )
         words = report.describe_work(row)
         note = Text(words, style="red" if report.shows_problem(row) else "dim")
         table.add_row(row["name"], heard, f"{waiting} {what}" if what else "", note)

@@ -16,7 +16,9 @@ def withdrawn_rows(conn: Connection) -> list[dict[str, Any]]:
     """Return the withdrawn lessons as plain JSON: id, text, policy, key and the figures of the examination."""
     found = lessons.list_lessons(conn, states=[LessonState.WITHDRAWN])
     names = ("id", "text", "policy", "key", "is_pinned", "withdrawal")
-    return [{name: value for name, value in asdict(lesson).items() if name in names} for lesson in found]
+    return [
+        {name: value for name, value in asdict(lesson).items() if name in names} for lesson in found
+    ]
 
 
 def withdrawal_text(withdrawal: Mapping[str, Any] | None) -> str:
@@ -24,5 +26,8 @@ def withdrawal_text(withdrawal: Mapping[str, Any] | None) -> str:
     if withdrawal is None:
         return "it costs correctness"
     beside = f" beside {', '.join(withdrawal['beside'])}" if withdrawal["beside"] else ""
-    with_it, without = withdrawal["right_with"], withdrawal["right_without"]
-    return f"{with_it} of {withdrawal['asked']} answers were right with it{beside}, {without} without"
+    with_it = withdrawal["right_with"]
+    without = withdrawal["right_without"]
+    return (
+        f"{with_it} of {withdrawal['asked']} answers were right with it{beside}, {without} without"
+    )

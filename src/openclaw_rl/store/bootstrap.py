@@ -28,7 +28,9 @@ POLICIES_FOLDER = "policies"
 """Folder beside the store with a folder for each policy version."""
 _FOLDER_NAME = re.compile(r"(\d{6,})-[0-9a-f]{8}")
 _LOG_CHECKS = 4
-_OTHER_TABLES = re.compile(r"^no such (table|column)|^duplicate column|^(table|index|there is).* already")
+_OTHER_TABLES = re.compile(
+    r"^no such (table|column)|^duplicate column|^(table|index|there is).* already"
+)
 """Messages of SQLite about a store that does not have the tables of its schema number."""
 _MESSAGES = {
     sqlite3.SQLITE_CORRUPT: "the file is damaged. Stop everything, keep a copy, and restore a backup "
@@ -49,16 +51,20 @@ _FULL_DISK_CODES = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 """What SQLite reports instead of `SQLITE_FULL` for a quota, and for its index of the write-ahead log."""
 
 
-def prepare_store(path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+def prepare_store(
+    path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRATIONS
+) -> None:
     """Create or migrate the file at `path` to schema `len(migrations)`. Raises `StoreError`.
 
     Several processes may call this at once: the decision what to do is made under the write lock. A store of an older
     schema is migrated by one of them, for which the others wait as long as it takes: the backup grows with the store.
     """
     _check_path(path, create=create)
-    newest_folder = _newest_folder(path)  # read before the store, to which the trainer may add versions
+    # Read before the store, to which the trainer may add versions.
+    newest_folder = _newest_folder(path)
     with translate_errors(path), closing(_open_connection(path)) as conn:
-        _refuse_newer(path, schema_number(path, conn), len(migrations))  # before the file is modified
+        # Before the file is modified.
+        _refuse_newer(path, schema_number(path, conn), len(migrations))
         _switch_to_wal(conn)
         if schema_number(path, conn) == len(migrations):
             if create:
@@ -104,7 +110,8 @@ def _migrate_in_transaction(
         if 0 < found < len(migrations) and _data_version(conn) != backed_up:
             _back_up(path, found)
         _run_migrations(path, conn, migrations, create=create)
-    except BaseException:  # also roll back on an interrupt
+    except BaseException:
+        # Also roll back on an interrupt.
         if conn.in_transaction:
             conn.rollback()
         raise
@@ -113,10 +120,16 @@ def _migrate_in_transaction(
 
 def schema_number(path: Path, conn: sqlite3.Connection) -> int:
     """Return the schema number; 0 for an empty file. Raises `StoreError` for a database of another program."""
-    names = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    names = {
+        name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    }
     if not names:
         return 0
-    row = conn.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() if "meta" in names else None
+    row = (
+        conn.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+        if "meta" in names
+        else None
+    )
     if row is None:
         raise StoreError(
             f"store {path}: a SQLite database, but not one of openclaw-rl. Expected a store: choose another path."
@@ -160,14 +173,17 @@ def _check_path(path: Path, *, create: bool) -> None:
 
 def lost_store_reason(path: Path) -> str | None:
     """Return what is missing and what to do if the store or its write-ahead log was deleted, else None."""
-    log, index = path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
-    gateway = path.with_name(gateway_address.FILE_NAME)  # a gateway writes it after it has opened the store
+    log = path.with_name(f"{path.name}-wal")
+    index = path.with_name(f"{path.name}-shm")
+    # A gateway writes it after it has opened the store.
+    gateway = path.with_name(gateway_address.FILE_NAME)
     signs = {
         f"its write-ahead log {log.name}": log.exists(),
         f"versions in {path.parent / POLICIES_FOLDER}": _newest_folder(path) > 0,
         gateway.name: gateway.exists(),
     }
-    if path.exists() and path.stat().st_size:  # read after the signs: another process may create the store now
+    # Read after the signs: another process may create the store now.
+    if path.exists() and path.stat().st_size:
         if not _is_log_deleted(log, index):
             return None
         return (
@@ -188,7 +204,8 @@ def _is_log_deleted(log: Path, index: Path) -> bool:
 
     If both were deleted, only lost versions can be seen (`_refuse_lost_versions`).
     """
-    for _ in range(_LOG_CHECKS):  # another process may open or close the store between the two questions
+    # Another process may open or close the store between the two questions.
+    for _ in range(_LOG_CHECKS):
         if log.exists() or not index.exists():
             return False
         time.sleep(0.05)
@@ -199,9 +216,12 @@ def _newest_folder(path: Path) -> int:
     """Return the highest version of the folders that belong to the store; 0 without one."""
     try:
         names = [entry.name for entry in (path.parent / POLICIES_FOLDER).iterdir()]
-    except OSError:  # missing, or not readable: whoever needs it says so
+    except OSError:
+        # Missing, or not readable: whoever needs it says so.
         return 0
-    return max((int(found[1]) for name in names if (found := _FOLDER_NAME.fullmatch(name))), default=0)
+    return max(
+        (int(found[1]) for name in names if (found := _FOLDER_NAME.fullmatch(name))), default=0
+    )
 
 
 def _refuse_lost_versions(path: Path, conn: sqlite3.Connection, newest_folder: int) -> None:
@@ -246,7 +266,9 @@ def _refuse_newer(path: Path, found: int, known: int) -> None:
         )
 
 
-def _run_migrations(path: Path, conn: sqlite3.Connection, migrations: Sequence[Migration], *, create: bool) -> None:
+def _run_migrations(
+    path: Path, conn: sqlite3.Connection, migrations: Sequence[Migration], *, create: bool
+) -> None:
     found = schema_number(path, conn)
     _refuse_newer(path, found, len(migrations))
     if found == 0 and not create:
@@ -268,7 +290,11 @@ def backup_path(path: Path, schema: int) -> Path:
 def _back_up(path: Path, schema: int) -> None:
     """Copy the store to a file beside it, atomically. Neither readers nor writers are blocked."""
     target = backup_path(path, schema)
-    log.info("the store is copied to %s before its tables change: %.0f MB", target.name, path.stat().st_size / 1e6)
+    log.info(
+        "the store is copied to %s before its tables change: %.0f MB",
+        target.name,
+        path.stat().st_size / 1e6,
+    )
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
     with closing(_open_connection(path)) as source, closing(sqlite3.connect(unfinished)) as copy:
         source.backup(copy)
@@ -288,7 +314,9 @@ def to_store_error(path: Path, error: BaseException | None) -> StoreError | None
     if code == sqlite3.SQLITE_ERROR and _OTHER_TABLES.search(str(error)):
         return damaged_error(path, str(error))
     code &= 0xFF
-    if code == sqlite3.SQLITE_FULL or (code in _FULL_DISK_CODES and disk_space.is_full(path.parent)):
+    if code == sqlite3.SQLITE_FULL or (
+        code in _FULL_DISK_CODES and disk_space.is_full(path.parent)
+    ):
         return DiskFull(
             f"store {path}: the disk (or its quota) is full, so nothing was written. Free some space; no data is lost. "
             f"(SQLite: {error})"

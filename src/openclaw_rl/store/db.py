@@ -19,7 +19,8 @@ from openclaw_rl.store import schema
 from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, damaged_error, prepare_store, translate_errors
 
 _PRAGMAS = ("foreign_keys=ON", "journal_size_limit=67108864", "cache_size=-16384")
-_LOCK_POLL_SECONDS = 0.001  # seconds between two attempts to take the write lock
+# Seconds between two attempts to take the write lock.
+_LOCK_POLL_SECONDS = 0.001
 _compiled: dict[tuple[int, tuple[str, ...]], tuple[str, tuple[str, ...], Mapping[str, Any]]] = {}
 
 
@@ -76,7 +77,8 @@ class Store:
         """Return whether anyone has committed since the last call (True on the first). Takes a few microseconds."""
         with self._watch_lock, translate_errors(self.path):
             (version,) = self._watch_connection.execute("PRAGMA data_version").fetchone()
-            seen, self._seen_version = self._seen_version, version
+            seen = self._seen_version
+            self._seen_version = version
         return bool(seen != version)
 
     def __enter__(self) -> Self:
@@ -97,7 +99,8 @@ def _open_engine(path: Path) -> Engine:
         poolclass=QueuePool,
         pool_size=4,
         max_overflow=28,
-        hide_parameters=True,  # values are text of conversations, which must not appear in errors or logs
+        # Values are text of conversations, which must not appear in errors or logs.
+        hide_parameters=True,
         connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
     )
     event.listen(engine, "connect", _configure_connection)
@@ -106,7 +109,8 @@ def _open_engine(path: Path) -> Engine:
 
 
 def _configure_connection(dbapi_connection: Any, _record: Any) -> None:
-    dbapi_connection.isolation_level = None  # the driver sends no BEGIN; `_begin_transaction` does
+    # The driver sends no BEGIN; `_begin_transaction` does.
+    dbapi_connection.isolation_level = None
     for pragma in _PRAGMAS:
         dbapi_connection.execute(f"PRAGMA {pragma}")
 
@@ -133,14 +137,19 @@ def _begin_write(conn: Connection, synchronous: str) -> None:
                 connection.execute("BEGIN IMMEDIATE")
                 return
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                if (
+                    error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY
+                    or time.monotonic() > give_up
+                ):
                     raise
             time.sleep(_LOCK_POLL_SECONDS)
     finally:
         connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT * 1000:.0f}")
 
 
-def fast_executemany(conn: Connection, statement: Insert | Update, rows: Iterable[Mapping[str, Any]]) -> int:
+def fast_executemany(
+    conn: Connection, statement: Insert | Update, rows: Iterable[Mapping[str, Any]]
+) -> int:
     """Execute a statement for one or more rows with the same keys; return the number of changed rows.
 
     It takes a tenth of the time of `Connection.execute`, with which the nine statements of a reply cost 0.4 ms.
@@ -154,11 +163,16 @@ def fast_executemany(conn: Connection, statement: Insert | Update, rows: Iterabl
         made = statement.compile(dialect=conn.dialect, column_keys=list(first))
         _compiled[key] = (made.string, tuple(made.positiontup or ()), made.params)
     text, names, fixed = _compiled[key]
-    cursor: Any = conn.connection.cursor()  # SQLAlchemy's type of it does not accept an iterator
+    # SQLAlchemy's type of it does not accept an iterator.
+    cursor: Any = conn.connection.cursor()
     try:
-        cursor.executemany(text, ([row[n] if n in row else fixed[n] for n in names] for row in chain([first], rest)))
+        cursor.executemany(
+            text,
+            ([row[n] if n in row else fixed[n] for n in names] for row in chain([first], rest)),
+        )
         return int(cursor.rowcount)
-    except sqlite3.IntegrityError as error:  # as SQLAlchemy would raise it
+    except sqlite3.IntegrityError as error:
+        # as SQLAlchemy would raise it.
         raise IntegrityError(text, None, error) from error
     finally:
         cursor.close()

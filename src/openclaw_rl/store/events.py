@@ -18,12 +18,19 @@ from openclaw_rl.types import Event
 log = logging.getLogger("openclaw_rl.store")
 
 _insert = insert(events)
-_after = select(events).where(events.c.seq > bindparam("seq")).order_by(events.c.seq).limit(bindparam("limit"))
+_after = (
+    select(events)
+    .where(events.c.seq > bindparam("seq"))
+    .order_by(events.c.seq)
+    .limit(bindparam("limit"))
+)
 _after_of_kinds = _after.where(events.c.kind.in_(bindparam("kinds", expanding=True)))
 _last = select(func.coalesce(func.max(events.c.seq), 0))
 _cursor = select(cursors.c.seq).where(cursors.c.name == bindparam("name"))
 _put_cursor = insert(cursors)
-_move_cursor = _put_cursor.on_conflict_do_update(index_elements=["name"], set_={"seq": _put_cursor.excluded.seq})
+_move_cursor = _put_cursor.on_conflict_do_update(
+    index_elements=["name"], set_={"seq": _put_cursor.excluded.seq}
+)
 
 
 def event_row(kind: str, ref: str, data: Mapping[str, Any], at: float) -> dict[str, Any]:
@@ -40,7 +47,9 @@ def append_rows(conn: Connection, rows: Sequence[dict[str, Any]]) -> None:
         fast_executemany(conn, _insert, rows)
 
 
-def read_after(conn: Connection, seq: int, limit: int, kinds: Sequence[str] | None = None) -> list[Event]:
+def read_after(
+    conn: Connection, seq: int, limit: int, kinds: Sequence[str] | None = None
+) -> list[Event]:
     """Return up to `limit` events after event `seq`, oldest first."""
     query, values = (_after, {}) if kinds is None else (_after_of_kinds, {"kinds": list(kinds)})
     rows = conn.execute(query, {"seq": seq, "limit": limit} | values)

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.errors import DamagedRow
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.rows import (
     from_row,
@@ -19,11 +20,12 @@ from openclaw_rl.store.rows import (
     naming_damage,
     sampling_from_json,
 )
-from openclaw_rl.types import Capture, ExchangeStatus, Kind, Message, ReasonCode, TurnState
+from openclaw_rl.types import Capture, ExchangeStatus, Kind, Message, TurnState
 
 MAX_SAME_HASH = 64
 """Newest exchanges with one hash that are compared: many conversations may begin with the same words."""
-MAX_REPLIES, REPLY_WINDOW = 64, 4096
+MAX_REPLIES = 64
+REPLY_WINDOW = 4096
 """Replies of one kind, and exchanges of any kind, among which a summary or the turn that it quotes is searched."""
 
 
@@ -52,7 +54,9 @@ class ExchangeSummary:
     version: int = 0  # of the policy that gave the reply
     previous: str | None = None  # the exchange that its client continues by id
     parent: str | None = None  # the turn before it in its conversation
-    signatures: frozenset[bytes] = frozenset()  # of all reactions from the conversation, in any revision
+    signatures: frozenset[bytes] = (
+        frozenset()
+    )  # of all reactions from the conversation, in any revision
 
 
 _base = select(
@@ -65,7 +69,9 @@ _base = select(
 ).join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
 
 
-_by_seq = _base.where(t.exchanges.c.seq.in_(bindparam("seqs", expanding=True))).order_by(t.exchanges.c.seq)
+_by_seq = _base.where(t.exchanges.c.seq.in_(bindparam("seqs", expanding=True))).order_by(
+    t.exchanges.c.seq
+)
 # SQLAlchemy has no such join. The inner query reads the index backwards, so the number of equal hashes costs nothing.
 _NEWEST_WITH_HASH = (
     f"WITH asked (hash) AS (VALUES {{rows}}) SELECT e.seq FROM asked JOIN exchanges e ON e.seq IN (SELECT seq FROM "
@@ -89,12 +95,15 @@ _by_tool_call = (
     _base.join(t.reply_calls, t.reply_calls.c.seq == t.exchanges.c.seq)
     .add_columns(t.reply_calls.c.call)
     .where(
-        t.reply_calls.c.scope == bindparam("of_scope"), t.reply_calls.c.call.in_(bindparam("values", expanding=True))
+        t.reply_calls.c.scope == bindparam("of_scope"),
+        t.reply_calls.c.call.in_(bindparam("values", expanding=True)),
     )
     .order_by(t.exchanges.c.seq)
 )
 _of_these = t.exchanges.c.id.in_(bindparam("ids", expanding=True))
-_bodies = select(t.exchanges.c.id).join(t.bodies, t.bodies.c.seq == t.exchanges.c.seq).where(_of_these)
+_bodies = (
+    select(t.exchanges.c.id).join(t.bodies, t.bodies.c.seq == t.exchanges.c.seq).where(_of_these)
+)
 _last_messages = _bodies.add_columns(func.substr(t.bodies.c.marks, -message_hash.MARK.size, 16))
 _marks = _bodies.add_columns(t.bodies.c.marks)
 _messages = _bodies.add_columns(t.bodies.c.messages).where(t.bodies.c.messages.is_not(None))
@@ -108,7 +117,9 @@ _side_replies = (
     select(t.exchanges.c.id, t.replies.c.message)
     .join(t.exchanges, t.exchanges.c.seq == t.replies.c.seq)
     .join(t.turns, t.turns.c.seq == t.replies.c.seq)
-    .where(t.replies.c.seq > bindparam("after"), t.replies.c.seq <= bindparam("after") + REPLY_WINDOW)
+    .where(
+        t.replies.c.seq > bindparam("after"), t.replies.c.seq <= bindparam("after") + REPLY_WINDOW
+    )
     .where(t.exchanges.c.scope == bindparam("of_scope"))
     .where(t.turns.c.kind == Kind.SIDE.value, t.replies.c.message.is_not(None))
     .order_by(t.replies.c.seq)
@@ -117,7 +128,10 @@ _side_replies = (
 _main_replies_before = (
     _base.join(t.replies, t.replies.c.seq == t.exchanges.c.seq)
     .add_columns(t.replies.c.message)
-    .where(t.exchanges.c.seq < bindparam("before"), t.exchanges.c.seq >= bindparam("before") - REPLY_WINDOW)
+    .where(
+        t.exchanges.c.seq < bindparam("before"),
+        t.exchanges.c.seq >= bindparam("before") - REPLY_WINDOW,
+    )
     .where(t.exchanges.c.scope == bindparam("of_scope"))
     .where(t.turns.c.kind == Kind.MAIN.value, t.replies.c.message.is_not(None))
     .order_by(t.exchanges.c.seq.desc())
@@ -129,7 +143,8 @@ class ExchangeIndex:
     """Index of the exchanges in the store, on one connection. Results are in order of admission."""
 
     def __init__(self, conn: Connection, secret: bytes = b"") -> None:
-        self._conn, self.secret = conn, secret
+        self._conn = conn
+        self.secret = secret
 
     def by_chain(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
         """Return the exchanges whose reply has one of these chained hashes, the newest of each."""
@@ -142,13 +157,17 @@ class ExchangeIndex:
     def by_own_in_session(self, scope: str, session: str, own: bytes) -> list[ExchangeSummary]:
         """Return the exchanges of a session whose reply has this own hash, also if the reply is short."""
         return self._load_summaries(
-            self._conn.execute(_by_own_in_session, {"of_scope": scope, "session": session, "own": own})
+            self._conn.execute(
+                _by_own_in_session, {"of_scope": scope, "session": session, "own": own}
+            )
         )
 
     def by_parent(self, scope: str, session: str, parent: str | None) -> list[ExchangeSummary]:
         """Return the exchanges of a session that continue this turn; None: those that begin the conversation."""
         return self._load_summaries(
-            self._conn.execute(_by_parent, {"of_scope": scope, "session": session, "parent": parent})
+            self._conn.execute(
+                _by_parent, {"of_scope": scope, "session": session, "parent": parent}
+            )
         )
 
     def by_context(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
@@ -157,7 +176,11 @@ class ExchangeIndex:
 
     def by_tool_call(self, scope: str, calls: Collection[str]) -> dict[str, list[ExchangeSummary]]:
         """Return the exchanges whose reply made the calls with these ids, by call id."""
-        rows = self._conn.execute(_by_tool_call, {"of_scope": scope, "values": list(calls)}).all() if calls else []
+        rows = (
+            self._conn.execute(_by_tool_call, {"of_scope": scope, "values": list(calls)}).all()
+            if calls
+            else []
+        )
         out: dict[str, list[ExchangeSummary]] = {}
         for row, summary in zip(rows, self._load_summaries(rows), strict=True):
             out.setdefault(row.call, []).append(summary)
@@ -174,7 +197,12 @@ class ExchangeIndex:
 
     def stop_strings(self, pasts: Sequence[ExchangeSummary]) -> dict[str, tuple[str, ...]]:
         """Return the stop strings of each request, by exchange id."""
-        return {id_: s.stop for id_, s in _decode_rows(sampling_from_json, self._select_of(_samplings, pasts)).items()}
+        return {
+            id_: s.stop
+            for id_, s in _decode_rows(
+                sampling_from_json, self._select_of(_samplings, pasts)
+            ).items()
+        }
 
     def reply_messages(self, pasts: Sequence[ExchangeSummary]) -> dict[str, Message]:
         """Return the reply of each exchange, by exchange id; none if it is redacted."""
@@ -190,15 +218,23 @@ class ExchangeIndex:
         """Return the last main exchanges before a number with their texts, newest first, `MAX_REPLIES` at most."""
         rows = self._conn.execute(_main_replies_before, {"before": seq, "of_scope": scope}).all()
         messages = _decode_rows(message_from_json, {row.id: row.message for row in rows})
-        return [(p, message_hash.visible_text(messages[p.id])) for p in self._load_summaries(rows) if p.id in messages]
+        return [
+            (p, message_hash.visible_text(messages[p.id]))
+            for p in self._load_summaries(rows)
+            if p.id in messages
+        ]
 
     def prompt_text(self, past: ExchangeSummary) -> str:
         """Return the texts of a request's messages, one after the other; empty if it is redacted."""
         found = _decode_rows(messages_from_json, self._select_of(_messages, [past]))
-        return "\n".join(message_hash.visible_text(m) for messages in found.values() for m in messages)
+        return "\n".join(
+            message_hash.visible_text(m) for messages in found.values() for m in messages
+        )
 
     def _select_of(self, query: Select[Any], pasts: Sequence[ExchangeSummary]) -> dict[str, Any]:
-        return dict(self._conn.execute(query, {"ids": [p.id for p in pasts]}).all()) if pasts else {}
+        return (
+            dict(self._conn.execute(query, {"ids": [p.id for p in pasts]}).all()) if pasts else {}
+        )
 
     def get(self, id: str) -> ExchangeSummary | None:
         found = self._load_summaries(self._conn.execute(_by_id, {"id": id}))
@@ -209,7 +245,9 @@ class ExchangeIndex:
         found = self.get(id)
         return found if found is not None and found.scope == scope else None
 
-    def _find_summaries(self, column: str, scope: str, values: Collection[bytes]) -> list[ExchangeSummary]:
+    def _find_summaries(
+        self, column: str, scope: str, values: Collection[bytes]
+    ) -> list[ExchangeSummary]:
         """Return the newest exchanges with each of these values in an indexed column of hashes."""
         if not values:
             return []
@@ -221,7 +259,9 @@ class ExchangeIndex:
         found = list(rows)
         signatures: dict[str, set[bytes]] = {}
         if found:
-            for turn, signature in self._conn.execute(_signatures, {"turns": [row.id for row in found]}):
+            for turn, signature in self._conn.execute(
+                _signatures, {"turns": [row.id for row in found]}
+            ):
                 signatures.setdefault(turn, set()).add(signature)
         return [_summary_from_row(row, frozenset(signatures.get(row.id, ()))) for row in found]
 

@@ -12,10 +12,18 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.errors import DamagedRow
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.db import fast_executemany
-from openclaw_rl.store.rows import exchange_from_row, pack_ids, pack_logprobs, pack_mask, to_json, to_row
+from openclaw_rl.store.rows import (
+    exchange_from_row,
+    pack_ids,
+    pack_logprobs,
+    pack_mask,
+    to_json,
+    to_row,
+)
 from openclaw_rl.store.turn_states import degenerate_reason, drop
 from openclaw_rl.types import (
     Capture,
@@ -23,8 +31,6 @@ from openclaw_rl.types import (
     ExchangeStatus,
     Feedback,
     Kind,
-    Reason,
-    ReasonCode,
     Reply,
     Request,
     TurnState,
@@ -34,12 +40,18 @@ log = logging.getLogger("openclaw_rl.store")
 
 REDACTED = Reason(ReasonCode.REDACTED, "captured without its text and tokens (redacted)")
 
-_insert_exchange, _insert_body, _insert_reply = insert(t.exchanges), insert(t.bodies), insert(t.replies)
-_insert_turn, _insert_feedback, _insert_call = insert(t.turns), insert(t.feedback), insert(t.reply_calls)
+_insert_exchange = insert(t.exchanges)
+_insert_body = insert(t.bodies)
+_insert_reply = insert(t.replies)
+_insert_turn = insert(t.turns)
+_insert_feedback = insert(t.feedback)
+_insert_call = insert(t.reply_calls)
 _last_seq = select(func.coalesce(func.max(t.exchanges.c.seq), 0))
 _update_finished = (
     update(t.exchanges)
-    .where(t.exchanges.c.id == bindparam("which"), t.exchanges.c.status == ExchangeStatus.RUNNING.value)
+    .where(
+        t.exchanges.c.id == bindparam("which"), t.exchanges.c.status == ExchangeStatus.RUNNING.value
+    )
     .values(
         status=bindparam("new_status"),
         finished_at=bindparam("new_finished_at"),
@@ -49,10 +61,12 @@ _update_finished = (
         version=func.coalesce(bindparam("new_version"), t.exchanges.c.version),
     )
 )
-_running = select(t.exchanges.c.id).where(t.equals_literal(t.exchanges.c.status, ExchangeStatus.RUNNING))
-_select_heads = select(t.exchanges.c.id, t.exchanges.c.seq, t.exchanges.c.capture, t.exchanges.c.scope).where(
-    t.exchanges.c.id.in_(bindparam("ids", expanding=True))
+_running = select(t.exchanges.c.id).where(
+    t.equals_literal(t.exchanges.c.status, ExchangeStatus.RUNNING)
 )
+_select_heads = select(
+    t.exchanges.c.id, t.exchanges.c.seq, t.exchanges.c.capture, t.exchanges.c.scope
+).where(t.exchanges.c.id.in_(bindparam("ids", expanding=True)))
 _select_exchange = (
     select(t.exchanges, *(c for table in (t.bodies, t.replies) for c in table.c if c.name != "seq"))
     .join(t.bodies, t.bodies.c.seq == t.exchanges.c.seq)
@@ -66,7 +80,9 @@ def admit(conn: Connection, requests: Sequence[Request]) -> None:
     """Insert each request as a RUNNING exchange and a SERVED turn, with an event "exchange.admitted"."""
     if requests:
         insert_started(conn, requests)
-        events.append_rows(conn, [events.event_row("exchange.admitted", r.id, {}, r.admitted_at) for r in requests])
+        events.append_rows(
+            conn, [events.event_row("exchange.admitted", r.id, {}, r.admitted_at) for r in requests]
+        )
 
 
 def insert_started(conn: Connection, requests: Sequence[Request]) -> None:
@@ -75,7 +91,8 @@ def insert_started(conn: Connection, requests: Sequence[Request]) -> None:
     numbered = list(enumerate(requests, first))
     fast_executemany(conn, _insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
     pack = message_hash.MarkPacker()
-    bodies = (_body_row(seq, r, pack) for seq, r in numbered)  # a generator, because bodies are large
+    # A generator, because bodies are large.
+    bodies = (_body_row(seq, r, pack) for seq, r in numbered)
     fast_executemany(conn, _insert_body, bodies)
     fast_executemany(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
 
@@ -89,7 +106,8 @@ def finish(conn: Connection, replies: Sequence[Reply]) -> None:
     if replies:
         insert_finished(conn, replies)
         ended = [
-            events.event_row("exchange.finished", r.id, {"status": r.status.value}, r.finished_at) for r in replies
+            events.event_row("exchange.finished", r.id, {"status": r.status.value}, r.finished_at)
+            for r in replies
         ]
         events.append_rows(conn, ended)
 
@@ -101,8 +119,13 @@ def insert_finished(conn: Connection, replies: Sequence[Reply]) -> None:
         if reply.id not in known:
             raise KeyError(reply.id)
     if fast_executemany(conn, _update_finished, [_finish_row(r) for r in replies]) != len(replies):
-        raise ValueError(f"finish: expected running exchanges, got some that have ended: {[r.id for r in replies]}")
-    rows = [_reply_row(known[r.id].seq, r, redacted=known[r.id].capture == Capture.REDACTED) for r in replies]
+        raise ValueError(
+            f"finish: expected running exchanges, got some that have ended: {[r.id for r in replies]}"
+        )
+    rows = [
+        _reply_row(known[r.id].seq, r, redacted=known[r.id].capture == Capture.REDACTED)
+        for r in replies
+    ]
     fast_executemany(conn, _insert_reply, rows)
     if calls := [row for r in replies for row in _call_rows(known[r.id], r)]:
         fast_executemany(conn, _insert_call, calls)
@@ -116,7 +139,13 @@ def _drop_untrainable(conn: Connection, reply: Reply, *, wordless: bool) -> None
     if reply.status is ExchangeStatus.FAILED:
         drop(conn, reply.id, ReasonCode.FAILED, f"the reply failed{details}", at=reply.finished_at)
     elif reply.status is ExchangeStatus.CANCELLED:
-        drop(conn, reply.id, ReasonCode.CANCELLED, f"the reply was cancelled{details}", at=reply.finished_at)
+        drop(
+            conn,
+            reply.id,
+            ReasonCode.CANCELLED,
+            f"the reply was cancelled{details}",
+            at=reply.finished_at,
+        )
     elif not (wordless and len(reply.response_ids) == 0) and (words := degenerate_reason(reply)):
         drop(conn, reply.id, ReasonCode.DEGENERATE, words, at=reply.finished_at)
 
@@ -183,7 +212,9 @@ def get_readable(conn: Connection, ids: Sequence[str]) -> dict[str, Exchange]:
 def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
     chain = r.marks[-1].chain if r.marks else None
     known = {"user": ""} if r.capture is Capture.REDACTED else {}
-    return to_row(t.exchanges, r, seq=seq, status=ExchangeStatus.RUNNING.value, context_chain=chain, **known)
+    return to_row(
+        t.exchanges, r, seq=seq, status=ExchangeStatus.RUNNING.value, context_chain=chain, **known
+    )
 
 
 def _body_row(seq: int, r: Request, pack: message_hash.MarkPacker) -> dict[str, Any]:
@@ -194,7 +225,9 @@ def _body_row(seq: int, r: Request, pack: message_hash.MarkPacker) -> dict[str, 
         "tools": to_json(r.tools) if full else None,
         "template": to_json(r.template) if full and r.template else None,
         "marks": pack(r.marks),
-        "sampling": to_json(r.sampling if full else replace(r.sampling, stop=(), logit_bias={}, grammar=None)),
+        "sampling": to_json(
+            r.sampling if full else replace(r.sampling, stop=(), logit_bias={}, grammar=None)
+        ),
         "prompt_ids": pack_ids(r.prompt_ids) if full else None,
         "lessons": to_json(r.lessons) if full and r.lessons else None,
     }

@@ -37,14 +37,18 @@ STALLED_SECONDS = 60.0
 """Seconds without progress after which a process no longer waits for the one that hashes, which may be suspended."""
 NOTABLE_BYTES = 2**28
 """Less is hashed in about a second, so that no progress is logged."""
-_MAX_THREADS = 4  # more would only compete for the disk
+# More would only compete for the disk.
+_MAX_THREADS = 4
 _REPORT_SECONDS = 1.0
 _LOG_SECONDS = 5.0
 _POLL_SECONDS = 0.2
-_MAX_READS = 3  # of a file that changes while it is read
+# Of a file that changes while it is read.
+_MAX_READS = 3
 _GIB = 2**30
 
-_find_digests = select(t.file_digests).where(t.file_digests.c.path.in_(bindparam("paths", expanding=True)))
+_find_digests = select(t.file_digests).where(
+    t.file_digests.c.path.in_(bindparam("paths", expanding=True))
+)
 _put_digest = insert(t.file_digests)
 _upsert_digest = _put_digest.on_conflict_do_update(
     index_elements=["path"],
@@ -87,7 +91,8 @@ class FileState:
             path=os.fsencode(real).decode("utf-8", "backslashreplace"),
             size=stat.st_size,
             modified_ns=stat.st_mtime_ns,
-            inode=stat.st_ino & (2**63 - 1),  # SQLite has signed numbers
+            # SQLite has signed numbers.
+            inode=stat.st_ino & (2**63 - 1),
         )
 
 
@@ -108,7 +113,8 @@ def digest_files(
     if len(digests) == len(paths):
         return digests
     with _hashing_turn(store.path.with_name(LOCK_FILE), report, should_stop) as publish:
-        digests = _known_digests(store, paths)  # another process may have hashed them
+        # Another process may have hashed them.
+        digests = _known_digests(store, paths)
         missing = [path for path in paths if path not in digests]
         if missing:
             digests |= _hash_files(store, missing, publish, should_stop)
@@ -123,7 +129,8 @@ class FolderDigests:
         self._store = store
         self._states: dict[str, FileState] = {}
         for name in names:
-            with contextlib.suppress(OSError):  # a missing file is found by whoever reads the folder
+            # A missing file is found by whoever reads the folder.
+            with contextlib.suppress(OSError):
                 state = FileState.of_file(folder / name)
                 if state.size >= NOTABLE_BYTES:
                     self._states[name] = state
@@ -149,7 +156,8 @@ def heartbeat_reporter(store: Store, name: str) -> ReportProgress:
     """Return a function that shows the progress in the heartbeat of a worker that starts."""
 
     def write(progress: DigestProgress) -> None:
-        with contextlib.suppress(StoreError):  # the disk may be full or busy for a moment, and the hashing continues
+        # The disk may be full or busy for a moment, and the hashing continues.
+        with contextlib.suppress(StoreError):
             heartbeats.write_heartbeat(store, name, progress.describe(), heartbeats.STARTING)
 
     return write
@@ -178,7 +186,9 @@ def _stored_digests(store: Store, states: Collection[FileState]) -> dict[FileSta
     with store.read() as conn:
         rows = conn.execute(_find_digests, {"paths": [state.path for state in states]}).all()
     return {
-        FileState(path=row.path, size=row.size, modified_ns=row.modified_ns, inode=row.inode): row.sha256
+        FileState(
+            path=row.path, size=row.size, modified_ns=row.modified_ns, inode=row.inode
+        ): row.sha256
         for row in rows
     }
 
@@ -191,7 +201,9 @@ def _read_state(path: Path) -> FileState:
 
 
 def _unreadable_error(path: Path, error: OSError) -> ModelError:
-    return ModelError(f"{path}: cannot be read ({error.strerror or error}). Is the model folder complete?")
+    return ModelError(
+        f"{path}: cannot be read ({error.strerror or error}). Is the model folder complete?"
+    )
 
 
 def _hash_files(
@@ -214,7 +226,8 @@ def _hash_files(
                 if waiting and should_stop():
                     raise StartStopped("the start was stopped while the weights were hashed")
         finally:
-            counter.is_cancelled = True  # after an error or an interrupt, the other threads end at their next block
+            # After an error or an interrupt, the other threads end at their next block.
+            counter.is_cancelled = True
             pool.shutdown(cancel_futures=True)
     counter.end(len(paths))
     return digests
@@ -235,14 +248,17 @@ def _hash_file(path: Path, counter: _HashingCounter) -> tuple[FileState, bytes]:
         if _read_state(path) == before:
             return before, digest
         counter.add(-before.size)
-    raise ModelError(f"{path}: it changes while it is read. Start again when the copy or the download is complete")
+    raise ModelError(
+        f"{path}: it changes while it is read. Start again when the copy or the download is complete"
+    )
 
 
 class _HashingCounter:
     """Counts the bytes that the threads have hashed, and reports them."""
 
     def __init__(self, total: int, publish: ReportProgress) -> None:
-        self._total, self._publish = total, publish
+        self._total = total
+        self._publish = publish
         self._done = 0
         self._reported = 0
         self._lock = threading.Lock()
@@ -260,7 +276,9 @@ class _HashingCounter:
     def begin(self, count: int) -> None:
         self._publish(self._progress)
         if self._total >= NOTABLE_BYTES:
-            log.info("hashing %s of weights, once: %.1f GiB", _number_of_files(count), self._total / _GIB)
+            log.info(
+                "hashing %s of weights, once: %.1f GiB", _number_of_files(count), self._total / _GIB
+            )
 
     def report_if_due(self) -> None:
         now = time.monotonic()
@@ -275,7 +293,11 @@ class _HashingCounter:
     def end(self, count: int) -> None:
         self._publish(self._progress)
         if self._total >= NOTABLE_BYTES:
-            log.info("hashed %s of weights in %.0f s", _number_of_files(count), time.monotonic() - self._began)
+            log.info(
+                "hashed %s of weights in %.0f s",
+                _number_of_files(count),
+                time.monotonic() - self._began,
+            )
 
     @property
     def _progress(self) -> DigestProgress:
@@ -287,7 +309,9 @@ def _number_of_files(count: int) -> str:
 
 
 @contextmanager
-def _hashing_turn(lock_file: Path, report: ReportProgress, should_stop: Callable[[], bool]) -> Iterator[ReportProgress]:
+def _hashing_turn(
+    lock_file: Path, report: ReportProgress, should_stop: Callable[[], bool]
+) -> Iterator[ReportProgress]:
     """Wait until no other process hashes for this store. Yields the function that publishes the progress.
 
     The lock ends with the process that holds it. One that holds it without progress is no longer waited for: two
@@ -301,12 +325,17 @@ def _hashing_turn(lock_file: Path, report: ReportProgress, should_stop: Callable
             now = time.monotonic()
             if progress is not None and progress != seen:
                 if seen is None:
-                    log.info("process %d hashes the weights; this one waits for the result", progress.pid)
-                seen, seen_at = progress, now
+                    log.info(
+                        "process %d hashes the weights; this one waits for the result", progress.pid
+                    )
+                seen = progress
+                seen_at = now
                 record_progress()
                 report(progress)
             if now - seen_at > STALLED_SECONDS:
-                log.warning("the process that hashes the weights does not advance: this one hashes them, too")
+                log.warning(
+                    "the process that hashes the weights does not advance: this one hashes them, too"
+                )
                 break
             if should_stop():
                 raise StartStopped("the start was stopped while another process hashed the weights")
@@ -314,9 +343,11 @@ def _hashing_turn(lock_file: Path, report: ReportProgress, should_stop: Callable
 
         def publish(progress: DigestProgress) -> None:
             raw = json.dumps(asdict(progress)).encode()
-            with contextlib.suppress(OSError):  # such as a full disk, on which nothing depends here
+            # Such as a full disk, on which nothing depends here.
+            with contextlib.suppress(OSError):
                 os.ftruncate(file.fileno(), 0)
-                os.write(file.fileno(), raw)  # at the end of the file, as it was opened for appending
+                # At the end of the file, as it was opened for appending.
+                os.write(file.fileno(), raw)
             report(progress)
 
         yield publish
@@ -334,6 +365,8 @@ def _read_progress(descriptor: int) -> DigestProgress | None:
     """Return the progress of the process that hashes; None before it has written any, or while it writes."""
     try:
         fields: Mapping[str, int] = json.loads(os.pread(descriptor, 4096, 0))
-        return DigestProgress(pid=int(fields["pid"]), done=int(fields["done"]), total=int(fields["total"]))
+        return DigestProgress(
+            pid=int(fields["pid"]), done=int(fields["done"]), total=int(fields["total"])
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -16,21 +16,27 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from openclaw_rl.common.process_guard import process_exists
 from openclaw_rl.common.progress import Activity, Wait, current_activity, progress_count
 from openclaw_rl.errors import StoreError
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import from_row
 from openclaw_rl.store.schema import attempts, loops
-from openclaw_rl.types import Reason, ReasonCode
 
-RUNNING, STARTING, PARKED, DEGRADED = "running", "starting", "parked", "degraded"
+RUNNING = "running"
+STARTING = "starting"
+PARKED = "parked"
+DEGRADED = "degraded"
 PROBLEM_STATES = (PARKED, DEGRADED)
-TIMEOUT = 10.0  # seconds without a heartbeat after which a worker counts as stopped
+# Seconds without a heartbeat after which a worker counts as stopped.
+TIMEOUT = 10.0
 _put = insert(loops)
 
 
 def _make_upsert(*kept: str) -> Insert:
     """Return the statement that writes a heartbeat and keeps these columns of the one before."""
     written = [column.name for column in loops.c if column.name not in ("name", *kept)]
-    return _put.on_conflict_do_update(index_elements=["name"], set_={name: _put.excluded[name] for name in written})
+    return _put.on_conflict_do_update(
+        index_elements=["name"], set_={name: _put.excluded[name] for name in written}
+    )
 
 
 _write_advance = _make_upsert()
@@ -128,7 +134,10 @@ def read_heartbeats(conn: Connection) -> list[Heartbeat]:
     """Return the last heartbeat of every loop, sorted by name."""
     rows = conn.execute(select(loops).order_by(loops.c.name))
     return [
-        from_row(Heartbeat, row, activity=_read_activity(row.activity), waits=_read_waits(row.waits)) for row in rows
+        from_row(
+            Heartbeat, row, activity=_read_activity(row.activity), waits=_read_waits(row.waits)
+        )
+        for row in rows
     ]
 
 
@@ -151,17 +160,23 @@ def _read_waits(text: str) -> frozenset[Wait]:
 def reported_problems(conn: Connection, now: float) -> list[str]:
     """Return what prevents workers from working now, with reason and cure. `now`: seconds since the epoch."""
     beats = read_heartbeats(conn)
-    return [f"{beat.name}: {beat.note}" for beat in beats if beat.state in PROBLEM_STATES and beat.is_alive(now)]
+    return [
+        f"{beat.name}: {beat.note}"
+        for beat in beats
+        if beat.state in PROBLEM_STATES and beat.is_alive(now)
+    ]
 
 
 MAX_DEATHS = 2
 """A row on which a worker died so often is set aside."""
 MAX_SET_ASIDE = 8
 """Rows that are set aside without a success between them. After that the cause is probably not the rows."""
-_SET_ASIDE_REF = ""  # counts the rows that were set aside since the last success
+# Counts the rows that were set aside since the last success.
+_SET_ASIDE_REF = ""
 _put_attempt = insert(attempts)
 _begin_attempt = _put_attempt.on_conflict_do_update(
-    index_elements=["stage", "ref"], set_={"count": attempts.c.count + 1, "pid": _put_attempt.excluded.pid}
+    index_elements=["stage", "ref"],
+    set_={"count": attempts.c.count + 1, "pid": _put_attempt.excluded.pid},
 )
 MAX_EXCUSED = 2
 """Deaths on a row that the machine caused and that count for nothing. More of them may be the fault of the row, for
@@ -173,7 +188,11 @@ def excuse_deaths(store: Store, pid: int) -> int:
     with store.write() as conn:
         changed = conn.execute(
             update(attempts)
-            .where(attempts.c.pid == pid, attempts.c.ref != _SET_ASIDE_REF, attempts.c.excused < MAX_EXCUSED)
+            .where(
+                attempts.c.pid == pid,
+                attempts.c.ref != _SET_ASIDE_REF,
+                attempts.c.excused < MAX_EXCUSED,
+            )
             .values(excused=attempts.c.excused + 1)
         )
     return changed.rowcount
@@ -186,11 +205,13 @@ class AttemptLog:
     """
 
     def __init__(self, store: Store, stage: str) -> None:
-        self._store, self._stage = store, stage
+        self._store = store
+        self._stage = stage
         # Rows that this process began, with their deaths before: it has not died on them, even if a full disk kept
         # their notes in the store.
         self._begun: dict[str, int] = {}
-        self._ended: dict[str, int] = {}  # of these, the rows that ended in the newest transaction
+        # Of these, the rows that ended in the newest transaction.
+        self._ended: dict[str, int] = {}
 
     def begin(self, refs: Collection[str]) -> dict[str, int]:
         """Note that the work on these rows begins. Return how often a worker died on each of them, if it did."""
@@ -203,9 +224,13 @@ class AttemptLog:
             self._begun |= {ref: before.get(ref, 0) for ref in fresh}
         return {ref: deaths for ref in refs if (deaths := self._begun[ref])}
 
-    def end(self, conn: Connection, refs: Collection[str] | None = None, *, success: bool = True) -> None:
+    def end(
+        self, conn: Connection, refs: Collection[str] | None = None, *, success: bool = True
+    ) -> None:
         """Remove the notes of these rows (None: all), in the transaction of the result."""
-        self._ended = {ref: self._begun.pop(ref) for ref in list(self._begun) if refs is None or ref in refs}
+        self._ended = {
+            ref: self._begun.pop(ref) for ref in list(self._begun) if refs is None or ref in refs
+        }
         named = attempts.c.ref != _SET_ASIDE_REF if refs is None else attempts.c.ref.in_(list(refs))
         rows = named | (attempts.c.ref == _SET_ASIDE_REF) if success else named
         conn.execute(delete(attempts).where(attempts.c.stage == self._stage, rows))
@@ -233,7 +258,9 @@ class AttemptLog:
     def deaths(self) -> dict[str, int]:
         """Return how often a worker died on each row whose work has not ended since."""
         with self._store.read() as conn:
-            counts = {ref: count for ref, count in self._counts(conn).items() if ref != _SET_ASIDE_REF} | self._begun
+            counts = {
+                ref: count for ref, count in self._counts(conn).items() if ref != _SET_ASIDE_REF
+            } | self._begun
         return {ref: count for ref, count in counts.items() if count}
 
     def give_up(self, conn: Connection, ref: str, deaths: int) -> Reason | None:
@@ -245,7 +272,10 @@ class AttemptLog:
             return None
         self._begun.pop(ref, None)
         conn.execute(delete(attempts).where(attempts.c.stage == self._stage, attempts.c.ref == ref))
-        conn.execute(_begin_attempt, {"stage": self._stage, "ref": _SET_ASIDE_REF, "count": 1, "pid": os.getpid()})
+        conn.execute(
+            _begin_attempt,
+            {"stage": self._stage, "ref": _SET_ASIDE_REF, "count": 1, "pid": os.getpid()},
+        )
         detail = f"set aside: the {self._stage} worker died {deaths} times while it worked on it"
         return Reason(ReasonCode.SET_ASIDE, detail)
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import events, exchanges, reactions, turn_states, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.db import fast_executemany
 from openclaw_rl.store.rows import to_row
-from openclaw_rl.types import Feedback, Kind, Message, Reason, ReasonCode, Reply, Request, TurnState, Verdict
+from openclaw_rl.types import Feedback, Kind, Message, Reply, Request, TurnState, Verdict
 
 MAX_IDS_PER_QUERY = 1000
 """SQLite limits the number of variables of a statement."""
@@ -82,7 +83,9 @@ class KnownTurn:
 
 _POSITION = ("session", "kind", "parent", "relation", "relation_of", "unlinked")
 _update_position = (
-    update(t.turns).where(t.turns.c.id == bindparam("turn")).values({n: bindparam(f"new_{n}") for n in _POSITION})
+    update(t.turns)
+    .where(t.turns.c.id == bindparam("turn"))
+    .values({n: bindparam(f"new_{n}") for n in _POSITION})
 )
 _set_untrainable = (
     update(t.turns)
@@ -106,8 +109,14 @@ _scored_reply = (
     .where(t.replies.c.seq == bindparam("of"))
     .values(logprobs=bindparam("new_logprobs"), spans=bindparam("new_spans"))
 )
-_scored_exchange = update(t.exchanges).where(t.exchanges.c.seq == bindparam("of")).values(version=bindparam("by"))
-_scored_turn = update(t.turns).where(t.turns.c.seq == bindparam("of")).values(untrainable=None, untrainable_code=None)
+_scored_exchange = (
+    update(t.exchanges).where(t.exchanges.c.seq == bindparam("of")).values(version=bindparam("by"))
+)
+_scored_turn = (
+    update(t.turns)
+    .where(t.turns.c.seq == bindparam("of"))
+    .values(untrainable=None, untrainable_code=None)
+)
 
 
 def known_turns(conn: Connection, ids: Collection[str]) -> dict[str, KnownTurn]:
@@ -116,13 +125,18 @@ def known_turns(conn: Connection, ids: Collection[str]) -> dict[str, KnownTurn]:
     parts = [listed[at : at + MAX_IDS_PER_QUERY] for at in range(0, len(listed), MAX_IDS_PER_QUERY)]
     rows = [row for part in parts for row in conn.execute(_select_known, {"ids": part})]
     return {
-        r.id: KnownTurn(id=r.id, state=TurnState(r.state), revision=r.revision, imported=r.origin is not None)
+        r.id: KnownTurn(
+            id=r.id, state=TurnState(r.state), revision=r.revision, imported=r.origin is not None
+        )
         for r in rows
     }
 
 
 def insert_turns(
-    conn: Connection, requests: Sequence[Request], replies: Sequence[Reply], places: Sequence[TurnPosition]
+    conn: Connection,
+    requests: Sequence[Request],
+    replies: Sequence[Reply],
+    places: Sequence[TurnPosition],
 ) -> None:
     """Insert finished exchanges, each with an event "exchange.imported". Their outcomes go to `apply_outcome`."""
     if not requests:
@@ -138,7 +152,9 @@ def insert_turns(
     ]
     if barred:
         fast_executemany(conn, _set_untrainable, barred)
-    events.append_rows(conn, [events.event_row(f"exchange.{IMPORTED}", r.id, {}, r.finished_at) for r in replies])
+    events.append_rows(
+        conn, [events.event_row(f"exchange.{IMPORTED}", r.id, {}, r.finished_at) for r in replies]
+    )
 
 
 def apply_outcome(conn: Connection, outcome: ImportOutcome, state: KnownTurn, now: float) -> bool:
@@ -153,7 +169,9 @@ def apply_outcome(conn: Connection, outcome: ImportOutcome, state: KnownTurn, no
         if then.state is TurnState.CLOSED:
             news |= turns.add_verdict(conn, replace(outcome.verdict, revision=then.revision))
     if outcome.dropped is not None and state.state is not TurnState.DROPPED:
-        news |= turn_states.drop(conn, outcome.turn, outcome.dropped.cause, outcome.dropped.reason, at=now)
+        news |= turn_states.drop(
+            conn, outcome.turn, outcome.dropped.cause, outcome.dropped.reason, at=now
+        )
     return news
 
 
@@ -188,7 +206,9 @@ def unscored_turns(conn: Connection, *, after: int, limit: int) -> list[tuple[in
     return [(r.seq, r.id) for r in conn.execute(_select_unscored, {"after": after, "limit": limit})]
 
 
-def store_scores(conn: Connection, seq: int, *, logprobs: bytes, spans: bytes, version: int) -> None:
+def store_scores(
+    conn: Connection, seq: int, *, logprobs: bytes, spans: bytes, version: int
+) -> None:
     """Store log-probabilities and spans, packed as in `rows`, that `version` computed; the turn becomes trainable."""
     conn.execute(_scored_reply, {"of": seq, "new_logprobs": logprobs, "new_spans": spans})
     conn.execute(_scored_exchange, {"of": seq, "by": version})

@@ -20,9 +20,15 @@ _get = select(leases).where(leases.c.name == bindparam("name"))
 _put = insert(leases)
 _upsert = _put.on_conflict_do_update(
     index_elements=["name"],
-    set_={"holder": _put.excluded.holder, "epoch": _put.excluded.epoch, "expires_at": _put.excluded.expires_at},
+    set_={
+        "holder": _put.excluded.holder,
+        "epoch": _put.excluded.epoch,
+        "expires_at": _put.excluded.expires_at,
+    },
 )
-_set_expiry = update(leases).where(leases.c.name == bindparam("which")).values(expires_at=bindparam("until"))
+_set_expiry = (
+    update(leases).where(leases.c.name == bindparam("which")).values(expires_at=bindparam("until"))
+)
 
 
 def acquire(conn: Connection, name: str, holder: str, ttl: float, now: float) -> Lease | None:
@@ -49,7 +55,9 @@ def check(conn: Connection, lease: Lease, now: float) -> None:
     row = _lease_row(conn, lease.name)
     if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
         taken = f"{row.holder} holds epoch {row.epoch}" if row else "nobody holds it"
-        raise StaleLease(f"lease {lease.name!r}: epoch {lease.epoch} of {lease.holder} was expected, but {taken}.")
+        raise StaleLease(
+            f"lease {lease.name!r}: epoch {lease.epoch} of {lease.holder} was expected, but {taken}."
+        )
     if row.expires_at <= now:
         raise StaleLease(
             f"lease {lease.name!r}: {lease.holder} did not renew it; it expired {now - row.expires_at:.1f} s ago."

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 
 Prefixes = Sequence[tuple[str, str]]
-"""Beginnings of reasons and their codes. They are values of `types.ReasonCode` of that time, and never change."""
+"""Beginnings of reasons and their codes. They are values of `reasons.ReasonCode` of that time, and never change."""
 
 UNTRAINABLE: Prefixes = (
     ("greedy sampling", "greedy"),
@@ -83,7 +83,8 @@ VERDICT: Prefixes = (
 )
 DROPPED: Prefixes = (
     ("the version trained on it was rolled back", "rolled back"),
-    ("what was learned from it was taken back", "rolled back"),  # of 0.1
+    # Of 0.1.
+    ("what was learned from it was taken back", "rolled back"),
     ("a version that was not trained on it was promoted", "promoted"),
     ("damaged: ", "damaged"),
 )
@@ -92,13 +93,21 @@ _NOT_FINITE = ", expected a finite number"
 
 def fill_codes(conn: sqlite3.Connection) -> None:
     """Write the code of each reason that is stored as words."""
-    conn.create_function("untrainable_code_of", 1, lambda words: find_code(words, UNTRAINABLE, "stated"))
+    conn.create_function(
+        "untrainable_code_of", 1, lambda words: find_code(words, UNTRAINABLE, "stated")
+    )
     conn.create_function("version_code_of", 2, code_of_version)
     conn.create_function("verdict_code_of", 1, lambda words: find_code(words, VERDICT, None))
     conn.create_function("cause_of", 2, lambda words, cause: find_code(words, DROPPED, cause))
-    conn.execute("UPDATE turns SET untrainable_code = untrainable_code_of(untrainable) WHERE untrainable IS NOT NULL")
-    conn.execute("UPDATE turns SET cause = cause_of(reason, cause) WHERE cause IN ('taken back', 'set aside')")
-    conn.execute("UPDATE policies SET reason_code = version_code_of(reason, state) WHERE reason IS NOT NULL")
+    conn.execute(
+        "UPDATE turns SET untrainable_code = untrainable_code_of(untrainable) WHERE untrainable IS NOT NULL"
+    )
+    conn.execute(
+        "UPDATE turns SET cause = cause_of(reason, cause) WHERE cause IN ('taken back', 'set aside')"
+    )
+    conn.execute(
+        "UPDATE policies SET reason_code = version_code_of(reason, state) WHERE reason IS NOT NULL"
+    )
     conn.execute(
         "UPDATE verdicts SET reason_code = verdict_code_of(reason) WHERE score IS NULL AND reason LIKE 'abstained: %'"
     )
@@ -106,7 +115,10 @@ def fill_codes(conn: sqlite3.Connection) -> None:
 
 def find_code(words: str | None, prefixes: Prefixes, default: str | None) -> str | None:
     """Return the code of the first prefix with which the words begin, or the default."""
-    return next((code for prefix, code in prefixes if words is not None and words.startswith(prefix)), default)
+    return next(
+        (code for prefix, code in prefixes if words is not None and words.startswith(prefix)),
+        default,
+    )
 
 
 def code_of_version(words: str, state: str) -> str:

@@ -8,16 +8,22 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, case, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.store.turn_states import REOPENABLE_REASONS, transition
-from openclaw_rl.types import ExchangeStatus, Kind, Message, ReasonCode, TurnState
+from openclaw_rl.types import ExchangeStatus, Kind, Message, TurnState
 
 _update_position = (
     update(t.turns)
     .where(t.turns.c.id == bindparam("turn"))
-    .values({name: bindparam(f"new_{name}") for name in ("session", "parent", "relation", "relation_of")})
+    .values(
+        {
+            name: bindparam(f"new_{name}")
+            for name in ("session", "parent", "relation", "relation_of")
+        }
+    )
     .values(kind=case((t.turns.c.revision > 0, t.turns.c.kind), else_=bindparam("new_kind")))
     .values(unlinked=bindparam("new_unlinked"))
     .returning(t.turns.c.kind)
@@ -27,7 +33,14 @@ _count_known = select(func.count()).where(
     t.reactions.c.turn == bindparam("turn"), t.reactions.c.signature == bindparam("signature")
 )
 _select_state: Select[Any] = (
-    select(t.turns.c.id, t.turns.c.state, t.turns.c.cause, t.turns.c.revision, t.turns.c.signal, t.exchanges.c.status)
+    select(
+        t.turns.c.id,
+        t.turns.c.state,
+        t.turns.c.cause,
+        t.turns.c.revision,
+        t.turns.c.signal,
+        t.exchanges.c.status,
+    )
     .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
     .where(t.turns.c.id == bindparam("turn"))
 )
@@ -35,8 +48,14 @@ _reaction = select(t.reactions).where(
     t.reactions.c.turn == bindparam("turn"), t.reactions.c.revision == bindparam("revision")
 )
 _insert_reaction = insert(t.reactions)
-_set_revision = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(revision=bindparam("new_revision"))
-_count_pending = select(func.count()).where(t.feedback.c.target == bindparam("turn"), t.feedback.c.revision.is_(None))
+_set_revision = (
+    update(t.turns)
+    .where(t.turns.c.id == bindparam("turn"))
+    .values(revision=bindparam("new_revision"))
+)
+_count_pending = select(func.count()).where(
+    t.feedback.c.target == bindparam("turn"), t.feedback.c.revision.is_(None)
+)
 _attach_feedback = (
     update(t.feedback)
     .where(t.feedback.c.target == bindparam("turn"), t.feedback.c.revision.is_(None))
@@ -49,7 +68,9 @@ _newest_judge = (
     .order_by(t.verdicts.c.revision.desc(), t.verdicts.c.at.desc())
     .limit(1)
 )
-_count_explicit = select(func.count()).where(t.verdicts.c.turn == bindparam("turn"), t.verdicts.c.explicit == 1)
+_count_explicit = select(func.count()).where(
+    t.verdicts.c.turn == bindparam("turn"), t.verdicts.c.explicit == 1
+)
 _served_in_session = (
     select(t.turns.c.id)
     .where(t.turns.c.scope == bindparam("of_scope"), t.turns.c.session == bindparam("of_session"))
@@ -59,7 +80,10 @@ _served_in_session = (
 _overdue = (
     select(t.turns.c.id)
     .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
-    .where(t.equals_literal(t.turns.c.state, TurnState.SERVED), t.exchanges.c.finished_at < bindparam("before"))
+    .where(
+        t.equals_literal(t.turns.c.state, TurnState.SERVED),
+        t.exchanges.c.finished_at < bindparam("before"),
+    )
     .order_by(t.turns.c.seq)
     .limit(bindparam("limit"))
 )
@@ -88,7 +112,9 @@ def set_position(
         "relation_of": relation_of,
         "unlinked": unlinked,
     }
-    row = conn.execute(_update_position, {"turn": turn} | {f"new_{name}": value for name, value in values.items()})
+    row = conn.execute(
+        _update_position, {"turn": turn} | {f"new_{name}": value for name, value in values.items()}
+    )
     return Kind(row.scalar_one())
 
 
@@ -115,7 +141,13 @@ def record_reaction(
         return False
     if was_side:
         conn.execute(_to_main, {"turn": turn})
-    row = {"messages": to_json(messages), "signature": signature, "source": source, "how": how, "at": at}
+    row = {
+        "messages": to_json(messages),
+        "signature": signature,
+        "source": source,
+        "how": how,
+        "at": at,
+    }
     _add_revision(conn, now, row)
     return True
 
@@ -135,7 +167,9 @@ def record_pending_feedback(conn: Connection, turn: str, at: float) -> bool:
     return True
 
 
-def record_observation(conn: Connection, turn: str, signal: str, *, source: str | None, at: float) -> bool:
+def record_observation(
+    conn: Connection, turn: str, signal: str, *, source: str | None, at: float
+) -> bool:
     """Store what a person did with the reply (`behaviour/observations.py`), and set the turn to CLOSED to be judged.
 
     `source`: the exchange that shows it. Returns False if the turn stays as it is: it cannot be closed, or a judge has
@@ -162,7 +196,9 @@ def record_outcome(conn: Connection, turn: str, *, at: float) -> None:
 
 def served_in_session(conn: Connection, scope: str, session: str) -> list[str]:
     """Return the turns of the session that wait for a reaction, oldest first."""
-    return list(conn.execute(_served_in_session, {"of_scope": scope, "of_session": session}).scalars())
+    return list(
+        conn.execute(_served_in_session, {"of_scope": scope, "of_session": session}).scalars()
+    )
 
 
 def overdue_turns(conn: Connection, before: float, limit: int) -> list[str]:
@@ -174,7 +210,9 @@ def _can_close(now: Row[Any]) -> bool:
     return now.state != TurnState.DROPPED or now.cause in REOPENABLE_REASONS
 
 
-def _repeat_reaction(conn: Connection, now: Row[Any], *, how: str, source: str | None, at: float) -> None:
+def _repeat_reaction(
+    conn: Connection, now: Row[Any], *, how: str, source: str | None, at: float
+) -> None:
     """Add a revision with the messages of the current reaction; `how` and `source` are of a first one."""
     before = conn.execute(_reaction, {"turn": now.id, "revision": now.revision}).one_or_none()
     row = {"messages": to_json(()), "signature": None, "source": source, "how": how}

@@ -17,6 +17,7 @@ from sqlalchemy import Row, Table
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.errors import DamagedRow
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.types import (
     Capture,
     Exchange,
@@ -31,7 +32,6 @@ from openclaw_rl.types import (
     Policy,
     PolicyState,
     Reaction,
-    ReasonCode,
     Reply,
     Request,
     Sampling,
@@ -113,7 +113,10 @@ def _shared_names(kind: Any, table: Table) -> tuple[str, ...]:
 def from_row(kind: type[_T], row: Any, /, **converted: Any) -> _T:
     """Build a dataclass from the columns or attributes named like its fields; `converted`: all other fields."""
     build: Any = kind
-    made: _T = build(**{name: getattr(row, name) for name in _field_names(build) if name not in converted}, **converted)
+    made: _T = build(
+        **{name: getattr(row, name) for name in _field_names(build) if name not in converted},
+        **converted,
+    )
     return made
 
 
@@ -140,7 +143,8 @@ def request_from_row(row: Row[Any]) -> Request:
         prompt_ids=unpack_ids(row.prompt_ids or b""),
         lessons=_decode_json(_object_decoder, row.lessons) if row.lessons is not None else {},
         origin=Origin(row.origin) if row.origin else None,
-        untrainable=None,  # the turn has it
+        # The turn has it.
+        untrainable=None,
     )
 
 
@@ -194,9 +198,12 @@ def reaction_from_row(row: Row[Any], feedback: Sequence[Feedback]) -> Reaction:
 def verdict_from_row(row: Row[Any]) -> Verdict:
     """Build a verdict. Raises `DamagedRow`."""
     with naming_damage(row.turn, "verdict"):
-        votes, hints = _decode_json(_votes_decoder, row.votes), _decode_json(_strings_decoder, row.hints)
+        votes = _decode_json(_votes_decoder, row.votes)
+        hints = _decode_json(_strings_decoder, row.hints)
     code = _read_code(row.reason_code)
-    return from_row(Verdict, row, votes=votes, hints=hints, explicit=bool(row.explicit), reason_code=code)
+    return from_row(
+        Verdict, row, votes=votes, hints=hints, explicit=bool(row.explicit), reason_code=code
+    )
 
 
 def votes_from_row(row: Row[Any]) -> tuple[Vote, ...]:
@@ -209,7 +216,9 @@ def votes_from_row(row: Row[Any]) -> tuple[Vote, ...]:
 def policy_from_row(row: Row[Any]) -> Policy:
     """Build a policy. Metrics, memory (moving averages) or digests that cannot be read count as empty."""
     columns = ("memory", "metrics", "files")
-    memory, metrics, files = (_read_object(row.version, name, getattr(row, name) or b"{}") for name in columns)
+    memory, metrics, files = (
+        _read_object(row.version, name, getattr(row, name) or b"{}") for name in columns
+    )
     metrics = {name: float("nan") if value is None else value for name, value in metrics.items()}
     return from_row(
         Policy,
@@ -226,7 +235,9 @@ def _read_object(version: int, name: str, raw: bytes) -> dict[str, Any]:
     try:
         return _decode_json(_object_decoder, raw)
     except _DECODE_ERRORS as error:
-        log.warning("the %s of version %d cannot be read and count as empty: %s", name, version, error)
+        log.warning(
+            "the %s of version %d cannot be read and count as empty: %s", name, version, error
+        )
         return {}
 
 
@@ -264,7 +275,9 @@ def pack_logprobs(logprobs: Logprobs) -> bytes:
 
 def unpack_logprobs(raw: bytes) -> Logprobs:
     """Return [n] float32. Raises `ValueError` if the length is not a multiple of the item size."""
-    return np.frombuffer(_check_length(raw, _LOGPROB_DTYPE, "logprobs"), _LOGPROB_DTYPE).astype(np.float32)
+    return np.frombuffer(_check_length(raw, _LOGPROB_DTYPE, "logprobs"), _LOGPROB_DTYPE).astype(
+        np.float32
+    )
 
 
 def pack_mask(mask: Mask) -> bytes:

@@ -52,7 +52,9 @@ def _turn_key() -> Column[str]:
     return Column("turn", Text, ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True)
 
 
-meta = Table("meta", metadata, Column("key", Text, primary_key=True), *_required(LargeBinary, "value"))
+meta = Table(
+    "meta", metadata, Column("key", Text, primary_key=True), *_required(LargeBinary, "value")
+)
 
 exchanges = Table(
     "exchanges",
@@ -62,14 +64,20 @@ exchanges = Table(
     *_required(Text, "scope agent user dialect capture status identity"),
     *_required(Integer, "session_done version"),
     *_required(Float, "admitted_at"),
-    Column("session", Text),  # X-Session-Id, when sent
-    Column("kind", Text),  # X-Turn-Type, when sent
-    Column("previous", Text),  # id of the exchange that the client continues, when sent
-    Column("origin", Text),  # an `Origin`; NULL: served here
-    Column("episode", Text, ForeignKey("episodes.id")),  # NULL: a conversation
+    # X-Session-Id, when sent.
+    Column("session", Text),
+    # X-Turn-Type, when sent.
+    Column("kind", Text),
+    # Id of the exchange that the client continues, when sent.
+    Column("previous", Text),
+    # An `Origin`; NULL: served here.
+    Column("origin", Text),
+    # NULL: a conversation.
+    Column("episode", Text, ForeignKey("episodes.id")),
     *_optional(Text, "finish_reason"),
     *_optional(Float, "finished_at"),
-    *_optional(LargeBinary, "context_chain reply_own reply_chain"),  # context_chain: chain of the request's last mark
+    # context_chain: chain of the request's last mark.
+    *_optional(LargeBinary, "context_chain reply_own reply_chain"),
 )
 Index("exchanges_context", exchanges.c.scope, exchanges.c.context_chain)
 Index("exchanges_reply_chain", exchanges.c.scope, exchanges.c.reply_chain)
@@ -83,14 +91,18 @@ episodes = Table(
     Column("id", Text, primary_key=True),
     *_required(Text, "task group_id split agent"),
     *_required(Float, "started_at"),
-    Column("outcome", Text),  # done, void; NULL: running
+    # Done, void; NULL: running.
+    Column("outcome", Text),
     *_optional(Float, "reward ended_at"),
-    Column("scope", Text, nullable=False, server_default=text("''")),  # of the owner's key
+    # Of the owner's key.
+    Column("scope", Text, nullable=False, server_default=text("''")),
     Column("expires_at", Float, nullable=False, server_default=text("0")),
     *_optional(Integer, "max_steps"),
-    *_optional(LargeBinary, "sampling parts steps"),  # JSON; NULL: none
+    # JSON; NULL: none.
+    *_optional(LargeBinary, "sampling parts steps"),
     *_optional(Text, "reason"),
-    *_optional(Float, "settled_at"),  # NULL: its steps are not known yet
+    # NULL: its steps are not known yet.
+    *_optional(Float, "settled_at"),
 )
 Index("episodes_group", episodes.c.group_id)
 Index("episodes_running", episodes.c.expires_at, sqlite_where=text("outcome IS NULL"))
@@ -103,17 +115,20 @@ episode_groups = Table(
     *_required(Integer, "size"),
     *_required(Float, "expires_at"),
     *_optional(Float, "completed_at"),
-    *_optional(Text, "reason"),  # why it is not trained on
+    # Why it is not trained on.
+    *_optional(Text, "reason"),
 )
 Index("episode_groups_open", episode_groups.c.expires_at, sqlite_where=text("completed_at IS NULL"))
 
-episode_steps = Table(  # the turns on the chain that leads to the last turn of an episode
+# The turns on the chain that leads to the last turn of an episode.
+episode_steps = Table(
     "episode_steps",
     metadata,
     _turn_key(),
     Column("episode", Text, ForeignKey("episodes.id"), nullable=False),
     *_required(Integer, "step"),
-    *_optional(Float, "reward"),  # that the environment gave
+    # That the environment gave.
+    *_optional(Float, "reward"),
 )
 Index("episode_steps_episode", episode_steps.c.episode)
 
@@ -122,9 +137,12 @@ bodies = Table(
     metadata,
     _exchange_key(),
     *_required(LargeBinary, "marks sampling"),
-    *_optional(LargeBinary, "messages tools prompt_ids"),  # NULL: redacted
-    *_optional(LargeBinary, "template"),  # NULL: no variables
-    *_optional(LargeBinary, "lessons"),  # JSON id -> text of the lessons in the prompt; NULL: none
+    # NULL: redacted.
+    *_optional(LargeBinary, "messages tools prompt_ids"),
+    # NULL: no variables.
+    *_optional(LargeBinary, "template"),
+    # JSON id -> text of the lessons in the prompt; NULL: none.
+    *_optional(LargeBinary, "lessons"),
 )
 
 replies = Table(
@@ -132,14 +150,20 @@ replies = Table(
     metadata,
     _exchange_key(),
     *_required(LargeBinary, "spans"),
-    *_optional(LargeBinary, "message response_ids logprobs mask"),  # NULL: redacted
+    # NULL: redacted.
+    *_optional(LargeBinary, "message response_ids logprobs mask"),
     *_optional(LargeBinary, "mark"),
     *_optional(Text, "error"),
     *_optional(Float, "first_token_at"),
 )
 
-reply_calls = Table(  # ids of the tool calls in replies; clients send them back
-    "reply_calls", metadata, _exchange_key(), Column("call", Text, primary_key=True), *_required(Text, "scope")
+# Ids of the tool calls in replies; clients send them back.
+reply_calls = Table(
+    "reply_calls",
+    metadata,
+    _exchange_key(),
+    Column("call", Text, primary_key=True),
+    *_required(Text, "scope"),
 )
 Index("reply_calls_call", reply_calls.c.scope, reply_calls.c.call)
 
@@ -150,11 +174,16 @@ turns = Table(
     Column("id", Text, nullable=False, unique=True),
     *_required(Text, "scope session kind state relation"),
     *_optional(Text, "parent reason untrainable relation_of unlinked"),
-    Column("cause", Text),  # `ReasonCode` of `reason`
-    Column("untrainable_code", Text),  # `ReasonCode` of `untrainable`
-    Column("revision", Integer, nullable=False),  # of the current reaction; 0: none
-    Column("signal", Integer, nullable=False),  # bits of the current verdict: 1 a score, 2 a hint
-    Column("uses", Integer, nullable=False),  # by all policies, including rejected candidates
+    # `ReasonCode` of `reason`.
+    Column("cause", Text),
+    # `ReasonCode` of `untrainable`.
+    Column("untrainable_code", Text),
+    # Of the current reaction; 0: none.
+    Column("revision", Integer, nullable=False),
+    # Bits of the current verdict: 1 a score, 2 a hint.
+    Column("signal", Integer, nullable=False),
+    # By all policies, including rejected candidates.
+    Column("uses", Integer, nullable=False),
 )
 Index("turns_served", turns.c.seq, sqlite_where=text("state = 'served'"))
 Index("turns_closed", turns.c.seq, sqlite_where=text("state = 'closed'"))
@@ -170,7 +199,8 @@ reactions = Table(
     _turn_key(),
     Column("revision", Integer, primary_key=True),
     *_required(LargeBinary, "messages"),
-    Column("signature", LargeBinary),  # of the messages' marks; NULL: explicit feedback only
+    # Of the messages' marks; NULL: explicit feedback only.
+    Column("signature", LargeBinary),
     *_optional(Text, "source"),
     *_required(Text, "how"),
     *_required(Float, "at"),
@@ -186,7 +216,8 @@ feedback = Table(
     *_optional(Integer, "score"),
     *_optional(Text, "comment correction"),
     *_required(Float, "given_at"),
-    Column("revision", Integer),  # of the reaction that includes it; NULL: pending
+    # Of the reaction that includes it; NULL: pending.
+    Column("revision", Integer),
 )
 Index("feedback_target", feedback.c.target)
 
@@ -202,19 +233,23 @@ verdicts = Table(
     *_required(Text, "reason"),
     *_required(Float, "at"),
     Column("weight", Float, nullable=False, server_default=text("1")),
-    Column("reason_code", Text),  # `ReasonCode` of an abstention of votes
+    # `ReasonCode` of an abstention of votes.
+    Column("reason_code", Text),
 )
 
-observations = Table(  # what a person did with a reply, which may be evidence (`store/behaviour/observations.py`)
+# What a person did with a reply, which may be evidence (`store/behaviour/observations.py`).
+observations = Table(
     "observations",
     metadata,
     _turn_key(),
     Column("signal", Text, primary_key=True),
-    *_optional(Text, "source"),  # the exchange that shows it
+    # The exchange that shows it.
+    *_optional(Text, "source"),
     *_required(Float, "at"),
 )
 
-cached_votes = Table(  # answers of judges to questions, by the hash of the question
+# Answers of judges to questions, by the hash of the question.
+cached_votes = Table(
     "cached_votes",
     metadata,
     Column("seq", Integer, primary_key=True),
@@ -233,20 +268,26 @@ policies = Table(
     *_optional(Text, "path reason"),
     *_required(LargeBinary, "memory metrics"),
     *_required(Float, "created_at"),
-    Column("files", LargeBinary),  # digests of all files; NULL: only that of the weights is known
-    Column("damage", Text),  # how the files differ from their digests; NULL: they do not, as far as is known
-    Column("name", Text, nullable=False, server_default="default"),  # of the policy; see `lineage/policy_names.py`
-    Column("reason_code", Text),  # `ReasonCode` of `reason`
+    # Digests of all files; NULL: only that of the weights is known.
+    Column("files", LargeBinary),
+    # How the files differ from their digests; NULL: they do not, as far as is known.
+    Column("damage", Text),
+    # Of the policy; see `lineage/policy_names.py`.
+    Column("name", Text, nullable=False, server_default="default"),
+    # `ReasonCode` of `reason`.
+    Column("reason_code", Text),
 )
 Index("policies_damaged", policies.c.version, sqlite_where=text("damage IS NOT NULL"))
 
-probe_answers = Table(  # answers of the head and of a candidate to the probes of the gate
+# Answers of the head and of a candidate to the probes of the gate.
+probe_answers = Table(
     "probe_answers",
     metadata,
     Column("version", Integer, ForeignKey("policies.version"), primary_key=True),
     Column("probe", Text, primary_key=True),
     Column("head", Integer, ForeignKey("policies.version"), nullable=False),
-    Column("turn", Text, ForeignKey("turns.id", ondelete="CASCADE")),  # the person's turn whose prompt was asked again
+    # The person's turn whose prompt was asked again.
+    Column("turn", Text, ForeignKey("turns.id", ondelete="CASCADE")),
     *_required(Text, "question head_answer candidate_answer"),
     *_required(Float, "verdict"),
     *_required(Text, "reason"),
@@ -266,22 +307,28 @@ uses = Table(
     Column("policy", Integer, ForeignKey("policies.version"), primary_key=True),
     _turn_key(),
     *_required(Integer, "number"),
-    Column("place", Integer),  # ascending in the order of the batch
-    Column("credit", LargeBinary),  # see `token_credit`; NULL: not recorded
+    # Ascending in the order of the batch.
+    Column("place", Integer),
+    # See `token_credit`; NULL: not recorded.
+    Column("credit", LargeBinary),
     UniqueConstraint("turn", "number"),
 )
 
-retraining = Table(  # batches that an undo trains on again, in this order
+# Batches that an undo trains on again, in this order.
+retraining = Table(
     "retraining",
     metadata,
     Column("seq", Integer, primary_key=True),
     Column("repeats", Integer, ForeignKey("policies.version"), nullable=False),
-    *_required(LargeBinary, "turns"),  # JSON list of ids, in the order of the batch
-    Column("name", Text, nullable=False, server_default="default"),  # of the policy
+    # JSON list of ids, in the order of the batch.
+    *_required(LargeBinary, "turns"),
+    # Of the policy.
+    Column("name", Text, nullable=False, server_default="default"),
     sqlite_autoincrement=True,
 )
 
-lessons = Table(  # what people said about replies in words (`store/lessons/lessons.py`)
+# What people said about replies in words (`store/lessons/lessons.py`).
+lessons = Table(
     "lessons",
     metadata,
     Column("id", Text, primary_key=True),
@@ -291,13 +338,16 @@ lessons = Table(  # what people said about replies in words (`store/lessons/less
     Column("superseded_by", Text, ForeignKey("lessons.id", ondelete="SET NULL")),
     *_required(Integer, "is_pinned"),
     *_required(Float, "made_at reinforced_at"),
-    Column("learned_version", Integer, ForeignKey("policies.version")),  # NULL: it is not in the weights
+    # NULL: it is not in the weights.
+    Column("learned_version", Integer, ForeignKey("policies.version")),
     *_optional(Float, "divergence"),
-    Column("withdrawal", LargeBinary),  # JSON of a `Withdrawal`; NULL: it was not withdrawn
+    # JSON of a `Withdrawal`; NULL: it was not withdrawn.
+    Column("withdrawal", LargeBinary),
 )
 Index("lessons_scope", lessons.c.policy, lessons.c.key, lessons.c.scope_kind, lessons.c.scope_value)
 
-lesson_turns = Table(  # the evidence of each lesson
+# The evidence of each lesson.
+lesson_turns = Table(
     "lesson_turns",
     metadata,
     Column("lesson", Text, ForeignKey("lessons.id", ondelete="CASCADE"), primary_key=True),
@@ -306,14 +356,16 @@ lesson_turns = Table(  # the evidence of each lesson
 )
 Index("lesson_turns_turn", lesson_turns.c.turn)
 
-forgotten_wishes = Table(  # wishes of lessons that a person has forgotten (`store/lessons/forgotten_wishes.py`)
+# Wishes of lessons that a person has forgotten (`store/lessons/forgotten_wishes.py`).
+forgotten_wishes = Table(
     "forgotten_wishes",
     metadata,
     _turn_key(),
     Column("wish", Text, primary_key=True),
 )
 
-lesson_conflicts = Table(  # lessons that a narrower one contradicts (`store/lessons/conflicts.py`)
+# Lessons that a narrower one contradicts (`store/lessons/conflicts.py`).
+lesson_conflicts = Table(
     "lesson_conflicts",
     metadata,
     Column("lesson", Text, ForeignKey("lessons.id", ondelete="CASCADE"), primary_key=True),
@@ -321,18 +373,28 @@ lesson_conflicts = Table(  # lessons that a narrower one contradicts (`store/les
 )
 Index("lesson_conflicts_other", lesson_conflicts.c.other)
 
-examined_lessons = Table(  # whether answers stay right under several lessons (`store/lessons/examinations.py`)
+# Whether answers stay right under several lessons (`store/lessons/examinations.py`).
+examined_lessons = Table(
     "examined_lessons",
     metadata,
-    Column("digest", LargeBinary, primary_key=True),  # of their texts and of the base model
+    # Of their texts and of the base model.
+    Column("digest", LargeBinary, primary_key=True),
     Column("version", Integer, ForeignKey("policies.version"), primary_key=True),
     *_required(Integer, "asked right_with right_without is_sound"),
     *_required(Float, "at"),
 )
-_WAITING = Column("digest", LargeBinary, primary_key=True), Column("texts", LargeBinary, nullable=False)  # JSON list
-waiting_examinations = Table("waiting_examinations", metadata, *_WAITING)  # of lessons that the trainer may practise
-_ANSWERS = Column("answers", LargeBinary, nullable=False), Column("capacity", Integer)  # JSON; NULL: not measured
-base_answers = Table("base_answers", metadata, Column("identity", Text, primary_key=True), *_ANSWERS)
+# JSON list.
+_WAITING = (
+    Column("digest", LargeBinary, primary_key=True),
+    Column("texts", LargeBinary, nullable=False),
+)
+# Of lessons that the trainer may practise.
+waiting_examinations = Table("waiting_examinations", metadata, *_WAITING)
+# JSON; NULL: not measured.
+_ANSWERS = Column("answers", LargeBinary, nullable=False), Column("capacity", Integer)
+base_answers = Table(
+    "base_answers", metadata, Column("identity", Text, primary_key=True), *_ANSWERS
+)
 
 lesson_divergences = Table(
     "lesson_divergences",
@@ -342,15 +404,18 @@ lesson_divergences = Table(
     *_required(Float, "value at"),
 )
 
-practice_turns = Table(  # turns of practice (`store/lessons/practice_turns.py`)
+# Turns of practice (`store/lessons/practice_turns.py`).
+practice_turns = Table(
     "practice_turns",
     metadata,
     _turn_key(),
-    Column("source", Text, ForeignKey("turns.id", ondelete="CASCADE"), nullable=False),  # its prompt was asked again
+    # Its prompt was asked again.
+    Column("source", Text, ForeignKey("turns.id", ondelete="CASCADE"), nullable=False),
 )
 Index("practice_turns_source", practice_turns.c.source)
 
-practice_lessons = Table(  # the lessons in the teacher's prompt of a practice turn; some may be forgotten since
+# The lessons in the teacher's prompt of a practice turn; some may be forgotten since.
+practice_lessons = Table(
     "practice_lessons",
     metadata,
     Column("turn", Text, ForeignKey("practice_turns.turn", ondelete="CASCADE"), primary_key=True),
@@ -377,9 +442,12 @@ events = Table(
     sqlite_autoincrement=True,
 )
 
-cursors = Table("cursors", metadata, Column("name", Text, primary_key=True), *_required(Integer, "seq"))
+cursors = Table(
+    "cursors", metadata, Column("name", Text, primary_key=True), *_required(Integer, "seq")
+)
 
-file_digests = Table(  # of large files, by what identifies their content (`store/file_digests.py`)
+# Of large files, by what identifies their content (`store/file_digests.py`).
+file_digests = Table(
     "file_digests",
     metadata,
     Column("path", Text, primary_key=True),
@@ -387,14 +455,17 @@ file_digests = Table(  # of large files, by what identifies their content (`stor
     *_required(LargeBinary, "sha256"),
 )
 
-attempts = Table(  # what the workers are working on, and how often they began
+# What the workers are working on, and how often they began.
+attempts = Table(
     "attempts",
     metadata,
     Column("stage", Text, primary_key=True),
     Column("ref", Text, primary_key=True),
     *_required(Integer, "count"),
-    Column("pid", Integer, nullable=False, server_default="0"),  # the process that began it last
-    Column("excused", Integer, nullable=False, server_default="0"),  # deaths that the machine caused
+    # The process that began it last.
+    Column("pid", Integer, nullable=False, server_default="0"),
+    # Deaths that the machine caused.
+    Column("excused", Integer, nullable=False, server_default="0"),
 )
 
 loops = Table(
@@ -405,6 +476,8 @@ loops = Table(
     *_required(Float, "at"),
     *_required(Text, "state note"),
     Column("advanced_at", Float, nullable=False, server_default="0"),
-    Column("activity", Text, nullable=False, server_default=""),  # JSON; empty: nothing that takes long
-    Column("waits", Text, nullable=False, server_default="[]"),  # JSON list of `Wait`
+    # JSON; empty: nothing that takes long.
+    Column("activity", Text, nullable=False, server_default=""),
+    # JSON list of `Wait`.
+    Column("waits", Text, nullable=False, server_default="[]"),
 )

@@ -16,7 +16,16 @@ from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.rows import turn_from_row
-from openclaw_rl.types import Exchange, ExchangeStatus, Kind, Reaction, Reply, Turn, TurnState, Verdict
+from openclaw_rl.types import (
+    Exchange,
+    ExchangeStatus,
+    Kind,
+    Reaction,
+    Reply,
+    Turn,
+    TurnState,
+    Verdict,
+)
 
 # A recursive query does one index seek for each scope; SELECT DISTINCT would scan all turns.
 _scopes_query = text(
@@ -61,16 +70,25 @@ def iter_sessions(
         yield StoredSession(scope=row.scope, name=row.session)
 
 
-def count_sessions(conn: Connection, *, names: Sequence[str] = (), since: float | None = None) -> int:
+def count_sessions(
+    conn: Connection, *, names: Sequence[str] = (), since: float | None = None
+) -> int:
     """Return the number of sessions that `iter_sessions` yields."""
-    return int(conn.execute(select(func.count()).select_from(_sessions_query(names, since).subquery())).scalar_one())
+    return int(
+        conn.execute(
+            select(func.count()).select_from(_sessions_query(names, since).subquery())
+        ).scalar_one()
+    )
 
 
 def _sessions_query(names: Sequence[str], since: float | None) -> Select[tuple[str, str]]:
     query = (
         select(t.turns.c.scope, t.turns.c.session)
         .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
-        .where(t.exchanges.c.status != ExchangeStatus.RUNNING.value, t.turns.c.kind != Kind.PRACTICE.value)
+        .where(
+            t.exchanges.c.status != ExchangeStatus.RUNNING.value,
+            t.turns.c.kind != Kind.PRACTICE.value,
+        )
         .group_by(t.turns.c.scope, t.turns.c.session)
     )
     if names:
@@ -81,28 +99,39 @@ def _sessions_query(names: Sequence[str], since: float | None) -> Select[tuple[s
 def sessions_of_turns(conn: Connection, turns_: Collection[str]) -> list[StoredSession]:
     """Return the sessions that have one of these turns, by scope and name."""
     c = t.turns.c
-    rows = conn.execute(select(c.scope, c.session).distinct().where(c.id.in_(turns_)).order_by(c.scope, c.session))
+    rows = conn.execute(
+        select(c.scope, c.session).distinct().where(c.id.in_(turns_)).order_by(c.scope, c.session)
+    )
     return [StoredSession(scope=r.scope, name=r.session) for r in rows]
 
 
 def first_scope(conn: Connection, name: str) -> str:
     """Return the scope in which a session of this name began first. Raises `ValueError` for an unknown name."""
-    c, scopes = t.turns.c, conn.execute(_scopes_query).scalars().all()
-    began = select(c.scope, func.min(c.seq).label("began")).where(c.scope.in_(scopes), c.session == name)
+    c = t.turns.c
+    scopes = conn.execute(_scopes_query).scalars().all()
+    began = select(c.scope, func.min(c.seq).label("began")).where(
+        c.scope.in_(scopes), c.session == name
+    )
     return str(min(conn.execute(began.group_by(c.scope)), key=lambda row: int(row.began)).scope)
 
 
 def newest_sessions(conn: Connection, limit: int) -> list[tuple[str, Counter[str]]]:
     """Return (name, number of turns in each state) of the sessions with main turns, newest first."""
     c = t.turns.c
-    query = select(c.session, func.group_concat(c.state).label("states")).where(c.kind == Kind.MAIN.value)
+    query = select(c.session, func.group_concat(c.state).label("states")).where(
+        c.kind == Kind.MAIN.value
+    )
     rows = conn.execute(query.group_by(c.session).order_by(func.max(c.seq).desc()).limit(limit))
     return [(row.session, Counter(row.states.split(","))) for row in rows]
 
 
 def session_turns(conn: Connection, name: str) -> list[str]:
     """Return the ids of all turns in sessions of this name, oldest first."""
-    return list(conn.execute(select(t.turns.c.id).where(t.turns.c.session == name).order_by(t.turns.c.seq)).scalars())
+    return list(
+        conn.execute(
+            select(t.turns.c.id).where(t.turns.c.session == name).order_by(t.turns.c.seq)
+        ).scalars()
+    )
 
 
 def turns_since(conn: Connection, since: float) -> list[str]:
@@ -121,7 +150,11 @@ def turns_since(conn: Connection, since: float) -> list[str]:
 
 def sort_turns(conn: Connection, ids: Collection[str]) -> list[str]:
     """Return the ids of these turns, oldest first."""
-    return [id_ for id_ in conn.execute(select(t.turns.c.id).order_by(t.turns.c.seq)).scalars() if id_ in ids]
+    return [
+        id_
+        for id_ in conn.execute(select(t.turns.c.id).order_by(t.turns.c.seq)).scalars()
+        if id_ in ids
+    ]
 
 
 def stored_turns(
@@ -145,11 +178,14 @@ def turns_by_session(
     held: list[tuple[StoredSession, Sequence[Row[Any]]]] = []
     number = 0
     for session in sessions:
-        held.append((session, conn.execute(query, {"scope": session.scope, "session": session.name}).all()))
+        held.append(
+            (session, conn.execute(query, {"scope": session.scope, "session": session.name}).all())
+        )
         number += len(held[-1][1])
         if number >= _PAGE_TURNS:
             yield from _load_sessions(conn, held)
-            held, number = [], 0
+            held = []
+            number = 0
     yield from _load_sessions(conn, held)
 
 
@@ -197,7 +233,9 @@ def _load_readable(conn: Connection, row: Row[Any]) -> StoredTurn | None:
 def _load_page(conn: Connection, page: Sequence[Row[Any]]) -> list[StoredTurn]:
     found = exchanges.get_many(conn, [row.id for row in page])
     reactions = turns.current_reactions(conn, [row.id for row in page if row.revision])
-    verdicts = turns.current_verdicts(conn, [row.id for row in page if row.state == TurnState.JUDGED])
+    verdicts = turns.current_verdicts(
+        conn, [row.id for row in page if row.state == TurnState.JUDGED]
+    )
     out = []
     for row in page:
         exchange = found.get(row.id)

@@ -11,14 +11,13 @@ import numpy as np
 from sqlalchemy import Connection, Update, bindparam, select, update
 
 from openclaw_rl.common.message_hash import visible_text
+from openclaw_rl.reasons import TAKEN_BACK_CODES, ReasonCode
 from openclaw_rl.store import events
 from openclaw_rl.store.schema import turns
 from openclaw_rl.types import (
-    TAKEN_BACK_CODES,
     TURN_TRANSITIONS,
     FinishReason,
     Ids,
-    ReasonCode,
     Reply,
     TurnState,
 )
@@ -31,7 +30,9 @@ REOPENABLE_REASONS = frozenset(
 MIN_LOOP_TOKENS = 32
 """In tokens; a shorter reply may repeat itself on purpose ("ha ha ha")."""
 MAX_PERIOD = 8
-_ALLOWED_FROM = {to: tuple(sorted(s for s in TurnState if to in TURN_TRANSITIONS[s])) for to in TurnState}
+_ALLOWED_FROM = {
+    to: tuple(sorted(s for s in TurnState if to in TURN_TRANSITIONS[s])) for to in TurnState
+}
 
 
 def _transition_statement(to: TurnState) -> Update:
@@ -51,7 +52,13 @@ _set_taken_back = (
 
 
 def transition(
-    conn: Connection, turn: str, to: TurnState, *, at: float, cause: ReasonCode | None = None, reason: str | None = None
+    conn: Connection,
+    turn: str,
+    to: TurnState,
+    *,
+    at: float,
+    cause: ReasonCode | None = None,
+    reason: str | None = None,
 ) -> bool:
     """Set the turn's state and append event "turn.<state>". Return False without a change if it is not allowed."""
     values = {"turn": turn, "new_cause": cause, "new_reason": reason}
@@ -66,13 +73,20 @@ def drop(conn: Connection, turn: str, cause: ReasonCode, reason: str, *, at: flo
     return transition(conn, turn, TurnState.DROPPED, at=at, cause=cause, reason=reason)
 
 
-def drop_all(conn: Connection, turns_: Sequence[str], cause: ReasonCode, reason: str, *, at: float) -> int:
+def drop_all(
+    conn: Connection, turns_: Sequence[str], cause: ReasonCode, reason: str, *, at: float
+) -> int:
     """Drop the turns that may be dropped; return their number."""
     return sum(drop(conn, turn, cause, reason, at=at) for turn in turns_)
 
 
 def take_back(
-    conn: Connection, turns_: Sequence[str], reason: str, *, at: float, code: ReasonCode = ReasonCode.TAKEN_BACK
+    conn: Connection,
+    turns_: Sequence[str],
+    reason: str,
+    *,
+    at: float,
+    code: ReasonCode = ReasonCode.TAKEN_BACK,
 ) -> None:
     """Drop the turns for good. Those dropped before get this reason, too, so that late evidence does not reopen them.
 
@@ -84,7 +98,9 @@ def take_back(
         conn.execute(_set_taken_back, rows)
 
 
-def taken_back(conn: Connection, turns_: Sequence[str], codes: Collection[ReasonCode] = TAKEN_BACK_CODES) -> list[str]:
+def taken_back(
+    conn: Connection, turns_: Sequence[str], codes: Collection[ReasonCode] = TAKEN_BACK_CODES
+) -> list[str]:
     """Return those of the turns that were taken back, for a reason with one of these codes."""
     causes = sorted(code.value for code in codes)
     query = select(turns.c.id).where(turns.c.id.in_(list(turns_)), turns.c.cause.in_(causes))
@@ -93,7 +109,8 @@ def taken_back(conn: Connection, turns_: Sequence[str], codes: Collection[Reason
 
 def degenerate_reason(reply: Reply) -> str | None:
     """Return why a finished reply is degenerate, or None. The stop token does not count as content."""
-    ids, truncated = reply.response_ids, reply.finish_reason is FinishReason.LENGTH
+    ids = reply.response_ids
+    truncated = reply.finish_reason is FinishReason.LENGTH
     content = ids if truncated else ids[:-1]
     visible = visible_text(reply.message) or reply.message.get("tool_calls")
     if len(content) == 0 or not (visible or truncated):

@@ -7,10 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, bindparam, case, delete, func, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    bindparam,
+    case,
+    delete,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.errors import DamagedRow
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import exchanges, turn_states
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, observations_of
@@ -29,8 +40,6 @@ from openclaw_rl.types import (
     JudgeInput,
     Kind,
     Reaction,
-    Reason,
-    ReasonCode,
     Turn,
     TurnState,
     Verdict,
@@ -39,7 +48,8 @@ from openclaw_rl.types import (
 
 PRACTICE_JUDGE = "practice"
 """Judge of the turns of practice (`store/lessons/practice_turns.py`), which has no opinion of them."""
-SCORE_SIGNAL, HINT_SIGNAL = 1, 2
+SCORE_SIGNAL = 1
+HINT_SIGNAL = 2
 """Bits of a turn's `signal`: the training signals of its current verdict."""
 EPISODE_SIGNAL = 4
 """`signal` of the turns of a complete group of episodes. Verdicts never set the `signal` of an episode's turn."""
@@ -47,12 +57,18 @@ EPISODE_SIGNAL = 4
 _get = select(t.turns).where(t.turns.c.id == bindparam("id"))
 _reaction = (
     select(t.reactions)
-    .join(t.turns, (t.turns.c.id == t.reactions.c.turn) & (t.turns.c.revision == t.reactions.c.revision))
+    .join(
+        t.turns,
+        (t.turns.c.id == t.reactions.c.turn) & (t.turns.c.revision == t.reactions.c.revision),
+    )
     .where(t.turns.c.id.in_(bindparam("ids", expanding=True)))
 )
 _feedback = (
     select(t.feedback)
-    .where(t.feedback.c.target.in_(bindparam("ids", expanding=True)), t.feedback.c.revision.is_not(None))
+    .where(
+        t.feedback.c.target.in_(bindparam("ids", expanding=True)),
+        t.feedback.c.revision.is_not(None),
+    )
     .order_by(t.feedback.c.seq)
 )
 _closed = (
@@ -63,16 +79,28 @@ _closed = (
 )
 # A correction without a score does not take precedence over a judge's score.
 _explicit_score = case((t.verdicts.c.score.is_not(None), t.verdicts.c.explicit), else_=0)
-VERDICT_PRECEDENCE = (_explicit_score.desc(), t.verdicts.c.revision.desc(), t.verdicts.c.at.desc(), t.verdicts.c.judge)
+VERDICT_PRECEDENCE = (
+    _explicit_score.desc(),
+    t.verdicts.c.revision.desc(),
+    t.verdicts.c.at.desc(),
+    t.verdicts.c.judge,
+)
 _BY_JUDGES = (
     t.verdicts.c.explicit == 0,
     t.verdicts.c.judge.not_like(f"{BEHAVIOUR_JUDGE}%"),
     t.verdicts.c.judge != PRACTICE_JUDGE,
 )
 _OF_PEOPLE = t.turns.c.kind != Kind.PRACTICE.value
-_verdict = select(t.verdicts).where(t.verdicts.c.turn == bindparam("turn")).order_by(*VERDICT_PRECEDENCE).limit(1)
+_verdict = (
+    select(t.verdicts)
+    .where(t.verdicts.c.turn == bindparam("turn"))
+    .order_by(*VERDICT_PRECEDENCE)
+    .limit(1)
+)
 _verdicts = (
-    select(t.verdicts).where(t.verdicts.c.turn.in_(bindparam("ids", expanding=True))).order_by(*VERDICT_PRECEDENCE)
+    select(t.verdicts)
+    .where(t.verdicts.c.turn.in_(bindparam("ids", expanding=True)))
+    .order_by(*VERDICT_PRECEDENCE)
 )
 _select_revision = (
     select(t.turns.c.state, t.turns.c.revision, t.exchanges.c.finish_reason, t.exchanges.c.episode)
@@ -80,7 +108,9 @@ _select_revision = (
     .where(t.turns.c.id == bindparam("id"))
 )
 _insert_verdict = insert(t.verdicts).on_conflict_do_nothing()
-_set_signal = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(signal=bindparam("new_signal"))
+_set_signal = (
+    update(t.turns).where(t.turns.c.id == bindparam("turn")).values(signal=bindparam("new_signal"))
+)
 _set_untrainable = (
     update(t.turns)
     .where(t.turns.c.id == bindparam("turn"))
@@ -129,14 +159,19 @@ def closed_turns(conn: Connection, limit: int) -> list[JudgeInput]:
     ids = list(conn.execute(_closed, {"limit": limit}).scalars())
     if not ids:
         return []
-    found, answers, observed = exchanges.get_many(conn, ids), current_reactions(conn, ids), observations_of(conn, ids)
+    found = exchanges.get_many(conn, ids)
+    answers = current_reactions(conn, ids)
+    observed = observations_of(conn, ids)
     out = []
     for id_ in ids:
         if id_ not in found or id_ not in answers:
             raise DamagedRow(id_, "its request or its reaction is missing")
-        request, reply = found[id_].request, found[id_].reply
+        request = found[id_].request
+        reply = found[id_].reply
         assert reply is not None, f"turn {id_} was closed while its exchange is running"
-        item = JudgeInput(turn=id_, messages=request.messages, reply=reply.message, reaction=answers[id_])
+        item = JudgeInput(
+            turn=id_, messages=request.messages, reply=reply.message, reaction=answers[id_]
+        )
         out.append(replace(item, observed=observed.get(id_, frozenset())))
     return out
 
@@ -152,11 +187,15 @@ def add_verdict(conn: Connection, verdict: Verdict) -> bool:
         raise KeyError(verdict.turn)
     if now.revision != verdict.revision or now.state not in (TurnState.CLOSED, TurnState.JUDGED):
         return False
-    votes, hints = to_json(verdict.votes), to_json(verdict.hints)
+    votes = to_json(verdict.votes)
+    hints = to_json(verdict.hints)
     conn.execute(_insert_verdict, to_row(t.verdicts, verdict, votes=votes, hints=hints))
     if now.episode is None:
         truncated = now.finish_reason == FinishReason.LENGTH
-        conn.execute(_set_signal, {"turn": verdict.turn, "new_signal": _current_signal(conn, verdict.turn, truncated)})
+        conn.execute(
+            _set_signal,
+            {"turn": verdict.turn, "new_signal": _current_signal(conn, verdict.turn, truncated)},
+        )
     if now.state == TurnState.CLOSED:
         turn_states.transition(conn, verdict.turn, TurnState.JUDGED, at=verdict.at)
     return True
@@ -183,7 +222,9 @@ def cached_votes(conn: Connection, key: bytes) -> tuple[Vote, ...] | None:
     return None
 
 
-def cache_votes(conn: Connection, key: bytes, turn_id: str, votes: Sequence[Vote], *, limit: int) -> None:
+def cache_votes(
+    conn: Connection, key: bytes, turn_id: str, votes: Sequence[Vote], *, limit: int
+) -> None:
     """Keep the votes under this key until the turn is erased, or until `limit` newer ones have been kept.
 
     Nothing is kept of an unknown turn.
@@ -216,24 +257,34 @@ def _current_signal(conn: Connection, turn: str, truncated: bool) -> int:
     """Return the signal bits. A truncated reply has no score signal, as the model did not choose its end."""
     found = current_verdict(conn, turn)
     assert found is not None, f"turn {turn} has no verdict, although one was just stored"
-    return (SCORE_SIGNAL if found.score and not truncated else 0) | (HINT_SIGNAL if found.hints else 0)
+    return (SCORE_SIGNAL if found.score and not truncated else 0) | (
+        HINT_SIGNAL if found.hints else 0
+    )
 
 
-def count_rows(conn: Connection, column: ColumnElement[Any], *where: ColumnElement[bool]) -> dict[Any, int]:
+def count_rows(
+    conn: Connection, column: ColumnElement[Any], *where: ColumnElement[bool]
+) -> dict[Any, int]:
     """Return the number of rows for each value of the column, most frequent first."""
     number = func.count().label("number")
-    rows = conn.execute(select(column, number).where(*where).group_by(column).order_by(number.desc()))
+    rows = conn.execute(
+        select(column, number).where(*where).group_by(column).order_by(number.desc())
+    )
     return {value: int(n) for value, n in rows}
 
 
 def count_by_state(conn: Connection) -> dict[TurnState, int]:
     """Return the number of turns in each state, without those of practice."""
-    return {TurnState(state): n for state, n in count_rows(conn, t.turns.c.state, _OF_PEOPLE).items()}
+    return {
+        TurnState(state): n for state, n in count_rows(conn, t.turns.c.state, _OF_PEOPLE).items()
+    }
 
 
 def count_dropped(conn: Connection) -> dict[Reason, int]:
     """Return the number of dropped turns for each reason, most frequent first; without practice."""
-    return _count_reasons(conn, t.turns.c.cause, t.turns.c.reason, t.turns.c.state == TurnState.DROPPED.value)
+    return _count_reasons(
+        conn, t.turns.c.cause, t.turns.c.reason, t.turns.c.state == TurnState.DROPPED.value
+    )
 
 
 def count_untrainable(conn: Connection) -> dict[Reason, int]:
@@ -275,21 +326,29 @@ def count_by_score(conn: Connection) -> dict[int | None, int]:
     """Return the number of verdicts with each score, without practice and comparisons of signals; None: no opinion."""
     scored = select(t.verdicts.c.turn).where(t.verdicts.c.explicit == 1)
     is_comparison = t.verdicts.c.judge.like(f"{BEHAVIOUR_JUDGE}%") & t.verdicts.c.turn.in_(scored)
-    return count_rows(conn, t.verdicts.c.score, ~is_comparison, t.verdicts.c.judge != PRACTICE_JUDGE)
+    return count_rows(
+        conn, t.verdicts.c.score, ~is_comparison, t.verdicts.c.judge != PRACTICE_JUDGE
+    )
 
 
 def count_unjudged(conn: Connection) -> tuple[int, float | None]:
     """Return the number of turns that wait for a verdict, and when the first of them began to wait."""
     here = (t.reactions.c.turn == t.turns.c.id) & (t.reactions.c.revision == t.turns.c.revision)
-    query = select(func.count(), func.min(t.reactions.c.at)).select_from(t.turns.join(t.reactions, here))
-    count, since = conn.execute(query.where(t.equals_literal(t.turns.c.state, TurnState.CLOSED))).one()
+    query = select(func.count(), func.min(t.reactions.c.at)).select_from(
+        t.turns.join(t.reactions, here)
+    )
+    count, since = conn.execute(
+        query.where(t.equals_literal(t.turns.c.state, TurnState.CLOSED))
+    ).one()
     return int(count), since
 
 
 def newest_judge_verdicts(conn: Connection, limit: int) -> list[Verdict]:
     """Return verdicts of the judge, newest turn first, without those from feedback or behaviour and damaged ones."""
     query = select(t.verdicts).join(t.turns, t.turns.c.id == t.verdicts.c.turn).where(*_BY_JUDGES)
-    rows = conn.execute(query.order_by(t.turns.c.seq.desc(), t.verdicts.c.revision.desc()).limit(limit))
+    rows = conn.execute(
+        query.order_by(t.turns.c.seq.desc(), t.verdicts.c.revision.desc()).limit(limit)
+    )
     out = []
     for row in rows:
         with contextlib.suppress(DamagedRow):

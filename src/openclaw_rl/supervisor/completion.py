@@ -18,8 +18,10 @@ from openclaw_rl.train.checkpoints import CheckpointWriter, is_last_version
 from openclaw_rl.trajectories.sync_worker import is_import_done
 
 log = logging.getLogger("openclaw_rl.run")
-CHECK_INTERVAL = 1.0  # seconds between two checks
-IDLE_CHECKS = 5  # consecutive checks without anything left to do
+# Seconds between two checks.
+CHECK_INTERVAL = 1.0
+# Consecutive checks without anything left to do.
+IDLE_CHECKS = 5
 _IDLE_WAITS = frozenset({Wait.TURNS, Wait.MAX_STEPS})
 """What a trainer without work waits for: turns, which only the import and the judge can bring, or nothing."""
 
@@ -65,20 +67,28 @@ class CompletionChecker:
     """Decides from the store whether training is finished; polled about once a second."""
 
     def __init__(self, config: Config, store: Store) -> None:
-        self._config, self._store = config, store
+        self._config = config
+        self._store = store
         with store.read() as conn:
-            self._earlier_beat = _trainer_beat(conn)  # of an earlier run
-        self._ends_when_idle = bool(config.train.exit_when_done or (config.data.path and not config.data.watch_dir))
-        self._idle_checks, self._last_event = 0, -1
+            # Of an earlier run.
+            self._earlier_beat = _trainer_beat(conn)
+        self._ends_when_idle = bool(
+            config.train.exit_when_done or (config.data.path and not config.data.watch_dir)
+        )
+        self._idle_checks = 0
+        self._last_event = -1
 
     def finished_reason(self) -> str | None:
         """Return why training is finished, or None while it is not."""
         with self._store.read() as conn:
             if policies.get(conn, 0) is None:
                 return None
-            head, seen, waiting = policies.head(conn), events.last_seq(conn), bool(turns.closed_turns(conn, 1))
+            head = policies.head(conn)
+            seen = events.last_seq(conn)
+            waiting = bool(turns.closed_turns(conn, 1))
             owned = [name for name in read_heads(conn) if is_owned(self._config.policy.per, name)]
-            heads, beat = [policies.head(conn, name) for name in owned], _trainer_beat(conn)
+            heads = [policies.head(conn, name) for name in owned]
+            beat = _trainer_beat(conn)
         if all(is_last_version(found, self._config.train) for found in heads):
             return f"train.max_steps {self._config.train.max_steps} is reached; version {head.version} is the last"
         if not self._ends_when_idle or beat is None:
@@ -86,7 +96,8 @@ class CompletionChecker:
         has_looked = beat != self._earlier_beat
         idle = not waiting and has_looked and bool(beat.waits) and beat.waits <= _IDLE_WAITS
         idle = idle and seen == self._last_event and is_import_done(self._config, self._store)
-        self._idle_checks, self._last_event = self._idle_checks + 1 if idle else 0, seen
+        self._idle_checks = self._idle_checks + 1 if idle else 0
+        self._last_event = seen
         if self._idle_checks < IDLE_CHECKS:
             return None
         return f"nothing is left to import, judge or train on ({beat.note}); version {head.version} is the last"

@@ -12,16 +12,22 @@ from pathlib import Path
 from openclaw_rl.settings.load import Config
 from openclaw_rl.supervisor.worker_end import KILLED_BY_SUPERVISOR, EndCause
 
-RECOVERY_SECONDS = 600.0  # a worker that runs for this long without a crash has recovered
+# A worker that runs for this long without a crash has recovered.
+RECOVERY_SECONDS = 600.0
 _MAX_REASON_CHARS = 500
-OWN_ERROR = "openclaw-rl: "  # what `cli.main` prints before the message of an `OpenClawError`
-_FATAL_ERROR = "Fatal Python error: "  # what `faulthandler` prints when a signal such as SIGSEGV ends the process
+# What `cli.main` prints before the message of an `OpenClawError`.
+OWN_ERROR = "openclaw-rl: "
+# What `faulthandler` prints when a signal such as SIGSEGV ends the process.
+_FATAL_ERROR = "Fatal Python error: "
 _LOG_LINE = re.compile(r"\d\d:\d\d:\d\d \S+ [A-Z]+ ")
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.* \(most recent call first\):")
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+) in (.+)')
 
 _PLUGIN_SETTINGS = {"judge": "judge.plugin_path", "train": "train.loss.path"}
-_LOADED_FILES = {"judge": ("judge.plugin_path", "judge.rules_path", "judge.reward_path"), "train": ("train.loss.path",)}
+_LOADED_FILES = {
+    "judge": ("judge.plugin_path", "judge.rules_path", "judge.reward_path"),
+    "train": ("train.loss.path",),
+}
 """Worker -> settings of the files that it loads when it starts."""
 
 
@@ -30,9 +36,12 @@ class WorkerOutput:
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=15)
-        self.error = ""  # without `OWN_ERROR`
-        self.is_own_error = False  # the error is an `OpenClawError`, whose message names the cure
-        self._frames: list[tuple[str, str, str]] = []  # file, line, function of all threads of a process that hung
+        # Without `OWN_ERROR`.
+        self.error = ""
+        # The error is an `OpenClawError`, whose message names the cure.
+        self.is_own_error = False
+        # File, line, function of all threads of a process that hung.
+        self._frames: list[tuple[str, str, str]] = []
         self._in_thread = False
         self._in_traceback = self._needs_frame = False
 
@@ -57,7 +66,8 @@ class WorkerOutput:
             self._in_traceback = True
         elif self._in_traceback and line[:1].strip():
             self._set_error(line)
-        elif _LOG_LINE.match(line):  # the worker continued after the error
+        elif _LOG_LINE.match(line):
+            # The worker continued after the error.
             self._set_error("")
 
     def place_in(self, file: str) -> str:
@@ -68,7 +78,8 @@ class WorkerOutput:
         return ""
 
     def _set_error(self, text: str, *, own: bool = False) -> None:
-        self.error, self.is_own_error = text[:_MAX_REASON_CHARS], own
+        self.error = text[:_MAX_REASON_CHARS]
+        self.is_own_error = own
         self._in_traceback = self._needs_frame = False
 
 
@@ -82,7 +93,9 @@ class CrashHistory:
     reason: str = ""
     cure: str = ""
 
-    def record_crash(self, exit_words: str, cause: EndCause, reason: str, cure: str, *, recovered: bool) -> None:
+    def record_crash(
+        self, exit_words: str, cause: EndCause, reason: str, cure: str, *, recovered: bool
+    ) -> None:
         """Record that the process ended. `recovered`: it had run for `RECOVERY_SECONDS`, which ends the series."""
         self.count = 1 if recovered else self.count + 1
         self.exit = exit_words
@@ -109,7 +122,9 @@ def describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def crash_reason(config: Config, worker: str, cause: EndCause, exit_words: str, output: WorkerOutput) -> str:
+def crash_reason(
+    config: Config, worker: str, cause: EndCause, exit_words: str, output: WorkerOutput
+) -> str:
     """Return why a process ended: the error that it printed, else how it ended, and where in the owner's file."""
     if cause in KILLED_BY_SUPERVISOR:
         path = _setting_value(config, _PLUGIN_SETTINGS.get(worker))
@@ -141,7 +156,9 @@ def loaded_files_state(config: Config, worker: str) -> tuple[tuple[int, int] | N
     """Return a value that changes when one of the files changes that the worker loads at its start."""
     values = (_setting_value(config, key) for key in _LOADED_FILES.get(worker, ()))
     paths = [Path(value).expanduser() for value in values if value is not None]
-    return tuple(_file_state(file) for path in paths for file in (path, *sorted(path.glob("*.yaml"))))
+    return tuple(
+        _file_state(file) for path in paths for file in (path, *sorted(path.glob("*.yaml")))
+    )
 
 
 def _setting_value(config: Config, key: str | None) -> str | None:

@@ -12,8 +12,10 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
 from openclaw_rl.supervisor.hang_verdict import Quiet
 
-PROBE_INTERVAL = 1.0  # seconds between an answer and the next question
-REPORTED_SILENCE = 15.0  # seconds without an answer after which the worker's heartbeat says so
+# Seconds between an answer and the next question.
+PROBE_INTERVAL = 1.0
+# Seconds without an answer after which the worker's heartbeat says so.
+REPORTED_SILENCE = 15.0
 
 
 class EngineProbe:
@@ -29,7 +31,8 @@ class EngineProbe:
         self._server = registry.foreign_server(config)
         self._interval = max(PROBE_INTERVAL, self._server.pause if self._server else 0.0)
         self.answered_at: float | None = None
-        self.error = ""  # of the last question, if it was refused at once
+        # Of the last question, if it was refused at once.
+        self.error = ""
 
     @property
     def is_foreign(self) -> bool:
@@ -56,23 +59,33 @@ class EngineProbe:
                 if self._link is None:
                     self._link = await asyncio.to_thread(registry.connect_engine, self._config)
                 await registry.probe_engine(self._link)
-            except (OpenClawError, OSError) as error:  # it starts, or has ended
+            except (OpenClawError, OSError) as error:
+                # It starts, or has ended.
                 self.error = str(error)
-                await self._close()  # the next one may have another address
+                # The next one may have another address.
+                await self._close()
             else:
-                self.answered_at, self.error = time.monotonic(), ""
+                self.answered_at = time.monotonic()
+                self.error = ""
             await asyncio.sleep(self._interval)
 
     async def _close(self) -> None:
         if self._link is not None:
-            link, self._link = self._link, None
+            link = self._link
+            self._link = None
             await link.close()
 
     def answer_since(self, started_at: float) -> float | None:
         """Return the time of the last answer if the process that was started then gave it (monotonic seconds)."""
-        return self.answered_at if self.answered_at is not None and self.answered_at > started_at else None
+        return (
+            self.answered_at
+            if self.answered_at is not None and self.answered_at > started_at
+            else None
+        )
 
-    def worker_state(self, started_at: float, limit: float, quiet: Quiet | None = None) -> tuple[str, str] | None:
+    def worker_state(
+        self, started_at: float, limit: float, quiet: Quiet | None = None
+    ) -> tuple[str, str] | None:
         """Return state and note of the worker's heartbeat; None if the engine may only be busy.
 
         `started_at`: of the worker, in monotonic seconds; `limit`: seconds after which a silent worker is restarted;

@@ -11,7 +11,8 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.judge import local_model
 from openclaw_rl.settings.load import Config, foreign_environment
 
-_TIMEOUT = 300.0  # seconds; on a busy machine the import of torch takes a minute
+# Seconds; on a busy machine the import of torch takes a minute.
+_TIMEOUT = 300.0
 _COUNT_WITH_TORCH = "import torch; print(torch.cuda.device_count())"
 _HIDING_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
@@ -34,13 +35,16 @@ def check_gpu_ids(config: Config, workers: Sequence[str]) -> None:
             )
 
 
-def _gpu_ids_of_workers(config: Config, workers: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+def _gpu_ids_of_workers(
+    config: Config, workers: Sequence[str]
+) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield (names of the setting, its ids) of each worker that uses GPUs of this machine."""
     if "engine" in workers and config.engine.url is None:
         yield "engine.gpus (ROLLOUT_GPUS, --gpu-ids)", config.engine.gpus
     if local_model.ENGINE_PROCESS in workers:
         yield "judge.gpus", config.judge.gpus
-    if "train" in workers and config.train.launch.launcher != "ray":  # Ray chooses the GPUs of its machines
+    # Ray chooses the GPUs of its machines.
+    if "train" in workers and config.train.launch.launcher != "ray":
         yield "train.gpus (TRAIN_GPUS, --gpus)", config.train.gpus
 
 
@@ -50,16 +54,24 @@ def count_gpus() -> int | None:
     nvidia-smi comes first, because the trainer's torch may be a CPU build while the engine has one of its own.
     """
     if shutil.which("nvidia-smi"):
-        return sum(line.startswith("GPU ") for line in _run_program("nvidia-smi", "-L").splitlines())
+        return sum(
+            line.startswith("GPU ") for line in _run_program("nvidia-smi", "-L").splitlines()
+        )
     counted = _run_program(sys.executable, "-c", _COUNT_WITH_TORCH)
     return int(counted) if counted else None
 
 
 def _run_program(*command: str) -> str:
     """Return the output of a program, empty if it fails; variables that hide GPUs are removed."""
-    environ = {name: value for name, value in foreign_environment({}).items() if name not in _HIDING_VARIABLES}
+    environ = {
+        name: value
+        for name, value in foreign_environment({}).items()
+        if name not in _HIDING_VARIABLES
+    }
     try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=_TIMEOUT, check=False
+        )
     except subprocess.TimeoutExpired:
         return ""
     return done.stdout if done.returncode == 0 else ""

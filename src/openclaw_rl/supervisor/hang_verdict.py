@@ -34,7 +34,8 @@ class Quiet:
     """Time since the work of a process last advanced, in seconds."""
 
     passed: float = 0.0  # by the clock, less gaps between two checks
-    counted: float = 0.0  # of these, less the time in which it waited for a processor or for the disk
+    # Of these, less the time in which it waited for a processor or for the disk.
+    counted: float = 0.0
     computed: float = 0.0  # processor time
     is_stopped: bool = False
 
@@ -58,7 +59,9 @@ class Hang:
     activity: Activity | None = None
 
 
-def add_interval(quiet: Quiet, passed: float, before: ProcessUsage | None, after: ProcessUsage | None) -> Quiet:
+def add_interval(
+    quiet: Quiet, passed: float, before: ProcessUsage | None, after: ProcessUsage | None
+) -> Quiet:
     """Return `quiet` with a further interval without an advance.
 
     `passed`: its seconds; `before`, `after`: what the process had had at both ends; None: not known, and then all of
@@ -102,7 +105,9 @@ def find_limits(limit: float, activity: Activity | None, longest: float) -> Hang
     return HangLimits(waiting=limit, computing=computing)
 
 
-def find_hang(quiet: Quiet, limits: HangLimits, *, setting: str, activity: Activity | None = None) -> Hang | None:
+def find_hang(
+    quiet: Quiet, limits: HangLimits, *, setting: str, activity: Activity | None = None
+) -> Hang | None:
     """Return how a process hangs; None if it does not. `setting`: that moves the limits."""
     computes = not quiet.is_stopped and quiet.computed >= BUSY_SHARE * quiet.counted
     limit = limits.computing if computes else limits.waiting
@@ -128,4 +133,6 @@ def describe_hang(hang: Hang) -> str:
             needs = ""
             if activity is not None and activity.expected is not None:
                 needs = f", which needs about {activity.expected:.3g} s"
-            return f"{hang.counted:.3g} s of processor time without progress{where}{needs} ({limit})"
+            return (
+                f"{hang.counted:.3g} s of processor time without progress{where}{needs} ({limit})"
+            )

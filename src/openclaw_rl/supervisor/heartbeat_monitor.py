@@ -6,8 +6,10 @@ from openclaw_rl.common.progress import Activity
 from openclaw_rl.supervisor.hang_verdict import Hang, Quiet, add_interval, find_hang, find_limits
 from openclaw_rl.supervisor.process_usage import ProcessUsage
 
-CHECK_INTERVAL = 1.0  # seconds between two checks of the heartbeats
-QUIET_SECONDS = 2.0  # seconds without an advance from which on the usage of the process is read, which costs time
+# Seconds between two checks of the heartbeats.
+CHECK_INTERVAL = 1.0
+# Seconds without an advance from which on the usage of the process is read, which costs time.
+QUIET_SECONDS = 2.0
 
 
 class HeartbeatMonitor:
@@ -26,10 +28,12 @@ class HeartbeatMonitor:
         self._running_limit = hang
         self._starting_limit = start
         self._has_started = False
-        self._longest = 0.0  # counted seconds of the longest piece of work since the start
+        # Counted seconds of the longest piece of work since the start.
+        self._longest = 0.0
         self._last_advance: float | None = None
         self._checked_at: float | None = None
-        self._usage: ProcessUsage | None = None  # at the last check
+        # At the last check.
+        self._usage: ProcessUsage | None = None
 
     @property
     def silence_limit(self) -> float:
@@ -57,7 +61,9 @@ class HeartbeatMonitor:
         of another process does not end the start. `starting`: the beat says that the worker still starts.
         `now`: monotonic; `usage`: of its processes, None: not read.
         """
-        passed = 0.0 if self._checked_at is None else min(now - self._checked_at, 2 * CHECK_INTERVAL)
+        passed = (
+            0.0 if self._checked_at is None else min(now - self._checked_at, 2 * CHECK_INTERVAL)
+        )
         self._checked_at = now
         before = self._usage
         self._usage = usage

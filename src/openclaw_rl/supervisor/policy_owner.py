@@ -36,8 +36,14 @@ def set_owner(config: Config) -> None:
 
 def _refuse_while_others_run(conn: Connection, words: str) -> None:
     for beat in heartbeats.read_heartbeats(conn):
-        if beat.name in ("judge", "train") and beat.is_alive(time.time()) and process_exists(beat.pid):
-            raise ConfigError(f"{words} in the {beat.name} worker that runs on this home. Stop `{beat.name}` first")
+        if (
+            beat.name in ("judge", "train")
+            and beat.is_alive(time.time())
+            and process_exists(beat.pid)
+        ):
+            raise ConfigError(
+                f"{words} in the {beat.name} worker that runs on this home. Stop `{beat.name}` first"
+            )
 
 
 def with_stored_owner(config: Config) -> Config:

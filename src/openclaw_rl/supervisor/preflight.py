@@ -27,7 +27,8 @@ def check_before_start(config: Config, workers: Sequence[str]) -> None:
     check_installation(config, workers)
     check_gpu_ids(config, workers)
     _check_models(config, workers)
-    if "engine" in workers and config.engine.backend != "fireworks":  # see `check_service`
+    # See `check_service`.
+    if "engine" in workers and config.engine.backend != "fireworks":
         registry.check_engine(config)
     if "judge" in workers:
         judge_preflight.check_judge_settings(config)
@@ -61,13 +62,16 @@ def _check_trainer(config: Config) -> None:
 
 def _check_models(config: Config, workers: Sequence[str]) -> None:
     """Raise `ModelError` for a model folder that a worker could not use."""
-    engine, files = config.engine, ModelFiles.from_config(config.model)
+    engine = config.engine
+    files = ModelFiles.from_config(config.model)
     if {"gateway", "train", "data"} & set(workers):
         check_model_text(files)
     trains_here = "train" in workers and config.train.trainer != "tinker"
     loaded_here = trains_here or ("engine" in workers and engine.backend == "embedded")
     if loaded_here or (
-        "engine" in workers and engine.url is None and engine.backend not in ("openai", "tinker", "fireworks")
+        "engine" in workers
+        and engine.url is None
+        and engine.backend not in ("openai", "tinker", "fireworks")
     ):
         check_model_weights(files, loaded_here=loaded_here)
     if local_model.ENGINE_PROCESS in workers:
@@ -91,10 +95,15 @@ def check_installation(config: Config, workers: Sequence[str]) -> None:
     check_plugin_files(config)
 
 
-def _needed_libraries(config: Config, workers: Sequence[str]) -> Iterator[tuple[str, Sequence[str], str]]:
+def _needed_libraries(
+    config: Config, workers: Sequence[str]
+) -> Iterator[tuple[str, Sequence[str], str]]:
     """Yield (what needs them, libraries, pip requirement)."""
-    train, local = config.train, "openclaw-rl[local]"
-    if {"engine", local_model.ENGINE_PROCESS} & set(workers) and config.engine.backend == "embedded":
+    train = config.train
+    local = "openclaw-rl[local]"
+    if {"engine", local_model.ENGINE_PROCESS} & set(
+        workers
+    ) and config.engine.backend == "embedded":
         yield "engine.backend embedded", (*_TORCH_LIBRARIES, "peft", "llguidance"), local
     if "judge" in workers and config.judge.kind == "classifier":
         yield "judge.kind classifier", _TORCH_LIBRARIES, local

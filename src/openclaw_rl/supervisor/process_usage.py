@@ -116,7 +116,9 @@ def _read_text(file: Path) -> str:
 
 def _run_ps(pid: int) -> ProcessUsage | None:
     try:
-        ended = subprocess.run(_PS_COMMAND, capture_output=True, text=True, timeout=_PS_SECONDS, check=False)
+        ended = subprocess.run(
+            _PS_COMMAND, capture_output=True, text=True, timeout=_PS_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return parse_ps(ended.stdout, pid)

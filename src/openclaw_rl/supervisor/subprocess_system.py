@@ -33,9 +33,12 @@ from openclaw_rl.supervisor.supervisor import prepare_home, read_key
 READY_TIMEOUT = 600.0
 """Seconds in which a system must be ready. The time in which a worker starts does not count: it grows with the model,
 and `run.startup_timeout` bounds it."""
-_NOTE_SECONDS = 5.0  # seconds between two notes of a start
-_STOP_SECONDS = 20.0  # seconds between SIGTERM and SIGKILL
-_REPLY_TIMEOUT = 600.0  # seconds; long, for slow models
+# Seconds between two notes of a start.
+_NOTE_SECONDS = 5.0
+# Seconds between SIGTERM and SIGKILL.
+_STOP_SECONDS = 20.0
+# Seconds; long, for slow models.
+_REPLY_TIMEOUT = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,9 @@ class _LearningState:
         return self.unjudged is None and not self.untrained and self.served == self.head
 
     def __str__(self) -> str:
-        waiting = f"turn {self.unjudged} waits for a verdict" if self.unjudged else "every turn is judged"
+        waiting = (
+            f"turn {self.unjudged} waits for a verdict" if self.unjudged else "every turn is judged"
+        )
         return f"{waiting}, {self.untrained} wait to be trained on, head {self.head}, served {self.served}"
 
 
@@ -102,15 +107,26 @@ class SubprocessSystem:
         return self._process.pid
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "openclaw_rl", self._command, f"--with-parent={os.getpid()}"]
+        command = [
+            sys.executable,
+            "-m",
+            "openclaw_rl",
+            self._command,
+            f"--with-parent={os.getpid()}",
+        ]
         command += ["--yes"] if self._agreed else []
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, env=to_environment(self.config), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                command,
+                env=to_environment(self.config),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
             )
         try:
             self._wait_ready()
-        except BaseException:  # also stop the system on an interrupt
+        except BaseException:
+            # Also stop the system on an interrupt.
             self.__exit__(None, None, None)
             raise
         return self
@@ -122,13 +138,17 @@ class SubprocessSystem:
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 code = self._process.returncode
-                raise OpenClawError(f"`openclaw-rl {self._command}` ended with {code}:\n{self.log_tail()}")
+                raise OpenClawError(
+                    f"`openclaw-rl {self._command}` ended with {code}:\n{self.log_tail()}"
+                )
             if is_ready(self.base_url, self.config.serve.api_key):
                 return
             if notes.read_note():
                 deadline = time.monotonic() + READY_TIMEOUT
             time.sleep(0.1)
-        raise OpenClawError(f"the system was not ready within {READY_TIMEOUT:g} s:\n{self.log_tail()}")
+        raise OpenClawError(
+            f"the system was not ready within {READY_TIMEOUT:g} s:\n{self.log_tail()}"
+        )
 
     def wait_until_settled(self, timeout: float = 60.0, quiet: float = 1.5) -> int:
         """Wait until all turns so far are judged and trained on and the result is served; return the served version.
@@ -138,7 +158,9 @@ class SubprocessSystem:
         `OpenClawError` once `timeout` seconds pass in which no turn is judged or trained on. While practice still
         publishes versions, it returns `timeout` seconds after the last turn was trained on.
         """
-        end, since, known = time.monotonic() + timeout, time.monotonic(), _LearningState()
+        end = time.monotonic() + timeout
+        since = time.monotonic()
+        known = _LearningState()
         with Store.open(self.config.store_path, create=False) as store:
             while time.monotonic() < end:
                 state = self._learning_state(store)
@@ -151,10 +173,14 @@ class SubprocessSystem:
                     return state.head
                 time.sleep(0.1)
             with store.read() as conn:
-                notes = "\n".join(f"{beat.name}: {beat.note}" for beat in heartbeats.read_heartbeats(conn))
+                notes = "\n".join(
+                    f"{beat.name}: {beat.note}" for beat in heartbeats.read_heartbeats(conn)
+                )
         if self.practises and not known.unjudged and not known.untrained:
             return self._served_version()
-        raise OpenClawError(f"nothing was learned for {timeout:g} s: {known}\n{notes}\n{self.log_tail()}")
+        raise OpenClawError(
+            f"nothing was learned for {timeout:g} s: {known}\n{notes}\n{self.log_tail()}"
+        )
 
     @property
     def practises(self) -> bool:
@@ -166,7 +192,9 @@ class SubprocessSystem:
         with Store.open(self.config.store_path, create=False) as store, store.read() as conn:
             return [lesson.text for lesson in lessons.list_lessons(conn)]
 
-    def wait_for_practice(self, timeout: float, seen: Callable[[str], None] = lambda note: None) -> list[str]:
+    def wait_for_practice(
+        self, timeout: float, seen: Callable[[str], None] = lambda note: None
+    ) -> list[str]:
         """Wait until the weights follow all lessons, at most `timeout` seconds. Return the texts of those learned.
 
         `seen` is called with what the trainer says meanwhile.
@@ -176,7 +204,9 @@ class SubprocessSystem:
             while True:
                 with store.read() as conn:
                     beats = heartbeats.read_heartbeats(conn)
-                    found = lessons.list_lessons(conn, states=[LessonState.ACTIVE, LessonState.LEARNED])
+                    found = lessons.list_lessons(
+                        conn, states=[LessonState.ACTIVE, LessonState.LEARNED]
+                    )
                 if all(one.state is LessonState.LEARNED for one in found) or time.monotonic() > end:
                     return [one.text for one in found if one.state is LessonState.LEARNED]
                 seen(next((beat.note for beat in beats if beat.name == "train"), ""))
@@ -184,20 +214,27 @@ class SubprocessSystem:
 
     def _learning_state(self, store: Store) -> _LearningState:
         with store.read() as conn:
-            head, waiting = policies.head(conn).version, turns.closed_turns(conn, 1)
+            head = policies.head(conn).version
+            waiting = turns.closed_turns(conn, 1)
             untrained = self._count_untrained(conn, head)
         return _LearningState(
-            head=head, served=self._served_version(), unjudged=waiting[0].turn if waiting else None, untrained=untrained
+            head=head,
+            served=self._served_version(),
+            unjudged=waiting[0].turn if waiting else None,
+            untrained=untrained,
         )
 
     def _count_untrained(self, conn: Connection, head: int) -> int:
         """Return how many turns wait, or how many groups up to a batch; 0 if training is frozen or no batch is full."""
         if frozen_since(conn) is not None:
             return 0
-        train, method = self.config.train, make_method(self.config.train)
+        train = self.config.train
+        method = make_method(self.config.train)
         if method.uses_episodes:
             limit = train.batch.min_groups
-            groups = len(trainable_groups(conn, head=head, limit=limit, max_uses=train.batch.max_uses))
+            groups = len(
+                trainable_groups(conn, head=head, limit=limit, max_uses=train.batch.max_uses)
+            )
             return groups if groups >= limit else 0
         waiting = count_trainable(
             conn,
@@ -215,7 +252,10 @@ class SubprocessSystem:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._process is not None
         stop_process(self._process)
@@ -251,16 +291,20 @@ class StartingNotes:
         try:
             with Store.open(self._config.store_path, create=False) as store, store.read() as conn:
                 beats = heartbeats.read_heartbeats(conn)
-        except StoreError:  # it does not exist yet, or the disk is busy
+        except StoreError:
+            # It does not exist yet, or the disk is busy.
             return ""
         now = time.time()
-        starting = (beat for beat in beats if beat.state == heartbeats.STARTING and beat.is_alive(now))
+        starting = (
+            beat for beat in beats if beat.state == heartbeats.STARTING and beat.is_alive(now)
+        )
         return "; ".join(f"{beat.name}: {beat.note}" for beat in starting)
 
 
 def stop_process(process: subprocess.Popen[bytes]) -> None:
     """Terminate a process; kill it after `_STOP_SECONDS`."""
-    process.terminate()  # does nothing if it has ended
+    # Does nothing if it has ended.
+    process.terminate()
     try:
         process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
@@ -287,21 +331,32 @@ def is_ready(base_url: str, key: str | None = None) -> bool:
 
 def read_readiness(base_url: str, key: str | None) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with urllib.request.urlopen(urllib.request.Request(f"{base_url}/readyz", headers=headers), timeout=5) as response:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{base_url}/readyz", headers=headers), timeout=5
+    ) as response:
         return dict(json.load(response))
 
 
 def post_json(
-    system: SubprocessSystem, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    system: SubprocessSystem,
+    path: str,
+    body: Mapping[str, Any],
+    headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """POST a JSON body with the API key; return the JSON reply. Raises `OpenClawError` with the server's message."""
     request = urllib.request.Request(
         system.base_url + path,
         data=json.dumps(body).encode(),
-        headers={"Authorization": f"Bearer {system.api_key}", "Content-Type": "application/json", **(headers or {})},
+        headers={
+            "Authorization": f"Bearer {system.api_key}",
+            "Content-Type": "application/json",
+            **(headers or {}),
+        },
     )
     try:
         with urllib.request.urlopen(request, timeout=_REPLY_TIMEOUT) as response:
             return dict(json.load(response))
     except urllib.error.HTTPError as error:
-        raise OpenClawError(f"{path}: {error.code} {error.read().decode(errors='replace')[:500]}") from error
+        raise OpenClawError(
+            f"{path}: {error.code} {error.read().decode(errors='replace')[:500]}"
+        ) from error

@@ -23,7 +23,12 @@ import uvloop
 from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.logging_metrics import setup_logging
-from openclaw_rl.common.worker_loop import lower_priority, repeat_while_disk_full, stop_on_signals, wait_or_stop
+from openclaw_rl.common.worker_loop import (
+    lower_priority,
+    repeat_while_disk_full,
+    stop_on_signals,
+    wait_or_stop,
+)
 from openclaw_rl.engines import registry
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.judge import local_model as own
@@ -47,22 +52,26 @@ ENGINE_WORKERS = {"engine": lambda config: config, own.ENGINE_PROCESS: own.engin
 """Workers that run an engine, and their settings. They do not open the store; the supervisor writes their heartbeat."""
 SERVING_WORKERS = ("engine", "gateway")
 """Workers without which no request is answered: only these may end a system that serves."""
-_SERVING_DELAYS = (0.2, 2.0)  # seconds; first and longest delay before they are started again
+# Seconds; first and longest delay before they are started again.
+_SERVING_DELAYS = (0.2, 2.0)
 _NICE_VALUES = {"collect": 5, "judge": 5, own.ENGINE_PROCESS: 5, "train": 10, "data": 10}
 LOADING_NICE = 1
 """Nice value of a trainer that loads the model. With the value of a running trainer, loading takes half a minute."""
-_STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
+# Seconds between SIGTERM and SIGKILL.
+_STOP_TIMEOUT = 10.0
 
 
-# -------------------------------------------------------------------------------------------------- worker processes
+# ------------------------------------------------------------------------------ worker processes
 
 
 def run_worker(name: str, config: Config) -> None:
     """Run one worker until SIGTERM or SIGINT. Imports are local, so that a process loads only its own worker's code."""
     readable = "training.log" if name == "train" else None
     setup_logging(name, config.logs_dir, config.run.log_level, readable=readable, named=False)
-    faulthandler.enable()  # prints the line at which a signal such as SIGSEGV ended the process
-    faulthandler.register(TRACEBACK_SIGNAL, all_threads=True)  # sent before the process is killed because it hangs
+    # Prints the line at which a signal such as SIGSEGV ended the process.
+    faulthandler.enable()
+    # Sent before the process is killed because it hangs.
+    faulthandler.register(TRACEBACK_SIGNAL, all_threads=True)
     loads_first = name == "train" and config.train.ranks * config.train.launch.nodes == 1
     lower_priority(LOADING_NICE if loads_first else _NICE_VALUES.get(name, 0))
     if name in ENGINE_WORKERS:
@@ -85,15 +94,19 @@ async def _run_async_worker(name: str, config: Config) -> None:
     else:
         from openclaw_rl.train.worker import run as run_training
 
-        run = partial(run_training, on_loaded=lambda threads: lower_priority(_NICE_VALUES[name], but=threads))
+        run = partial(
+            run_training, on_loaded=lambda threads: lower_priority(_NICE_VALUES[name], but=threads)
+        )
     await repeat_while_disk_full(lambda: run(config, stop=stop), stop)
 
 
 def with_required_workers(config: Config, workers: Sequence[str]) -> tuple[str, ...]:
     """Return the named workers and those that the settings of `data` and the local judge model need."""
-    data, more = config.data, set(workers)
+    data = config.data
+    more = set(workers)
     if data.export_dir and more & {"gateway", "collect"}:
-        more |= {"collect", "data"}  # a turn is exported once its reaction is known
+        # A turn is exported once its reaction is known.
+        more |= {"collect", "data"}
     if (data.path or data.watch_dir) and "train" in more:
         more |= {"judge", "data"}
     if "judge" in more and own.is_configured(config):
@@ -101,7 +114,7 @@ def with_required_workers(config: Config, workers: Sequence[str]) -> tuple[str, 
     return tuple(name for name in (own.ENGINE_PROCESS, *WORKERS, "data") if name in more)
 
 
-# ------------------------------------------------------------------------------------------------------ the supervisor
+# ---------------------------------------------------------------------------------- the supervisor
 
 
 class Supervisor:
@@ -112,10 +125,15 @@ class Supervisor:
     Waits for: the stop event. Unblocked by: a signal, or a required worker that crashes too often.
     """
 
-    def __init__(self, config: Config, workers: Sequence[str] = WORKERS, *, echo: bool = True) -> None:
-        self._config, self._worker_names = config, tuple(workers)
+    def __init__(
+        self, config: Config, workers: Sequence[str] = WORKERS, *, echo: bool = True
+    ) -> None:
+        self._config = config
+        self._worker_names = tuple(workers)
         self._workers = [WorkerProcess(name, config) for name in workers]
-        self._probes = {n: EngineProbe(make(config)) for n, make in ENGINE_WORKERS.items() if n in workers}
+        self._probes = {
+            n: EngineProbe(make(config)) for n, make in ENGINE_WORKERS.items() if n in workers
+        }
         # Serving outlives the other stages. Without a gateway, the caller waits for the result of these workers.
         is_serving = "gateway" in workers or config.train.launch.node_rank > 0
         self._required = SERVING_WORKERS if is_serving else self._worker_names
@@ -129,10 +147,16 @@ class Supervisor:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep all workers running until `stop`. Raises `OpenClawError` if a required one crashes too often."""
-        keepers = [asyncio.create_task(self._keep_running(c, stop), name=f"keep-{c.name}") for c in self._workers]
+        keepers = [
+            asyncio.create_task(self._keep_running(c, stop), name=f"keep-{c.name}")
+            for c in self._workers
+        ]
         beat = asyncio.create_task(self._watch.run(stop), name="supervisor-beat")
         stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
-        probes = [asyncio.create_task(p.run(stop), name=f"probe-{name}") for name, p in self._probes.items()]
+        probes = [
+            asyncio.create_task(p.run(stop), name=f"probe-{name}")
+            for name, p in self._probes.items()
+        ]
         lock_watch = asyncio.create_task(self._watch.watch_write_lock(stop), name="supervisor-lock")
         tasks = [*keepers, beat, stopped, *probes, lock_watch]
         if completion.ends_by_itself(self._config, self._worker_names):
@@ -144,7 +168,11 @@ class Supervisor:
                 task.result()
         finally:
             stop.set()
-            crashed = [c for c in self._workers if c.has_crashed() and (c.pid is None or c.crashes.count > 1)]
+            crashed = [
+                c
+                for c in self._workers
+                if c.has_crashed() and (c.pid is None or c.crashes.count > 1)
+            ]
             await self._stop_workers()
             for task in tasks:
                 task.cancel()
@@ -173,13 +201,22 @@ class Supervisor:
     def _record_crash(self, child: WorkerProcess, code: int) -> bool:
         """Record and log a crash. Return whether it is one too many of a required worker."""
         is_serving = child.name in SERVING_WORKERS
-        delay = child.record_crash(code, _SERVING_DELAYS if is_serving else (1.0, self._config.run.max_restart_delay))
+        delay = child.record_crash(
+            code, _SERVING_DELAYS if is_serving else (1.0, self._config.run.max_restart_delay)
+        )
         crashes = child.crashes
         is_last = child.name in self._required and crashes.count >= self._config.run.max_crashes
         follows = "the system stops" if is_last else f"it starts again in {delay:.3g} s"
         log.warning(
             "%s ended (%s): crash %d, %s. Reason: %s. %s",
-            *(child.name, crashes.exit, crashes.count, follows, crashes.reason.rstrip("."), crashes.cure),
+            *(
+                child.name,
+                crashes.exit,
+                crashes.count,
+                follows,
+                crashes.reason.rstrip("."),
+                crashes.cure,
+            ),
             extra={"output": list(child.output.lines)},
         )
         return is_last
@@ -198,11 +235,17 @@ class Supervisor:
 
     def health_note(self) -> str:
         """Return `ok`, or `degraded: ` with the workers that crashed and have not recovered since."""
-        bad = [f"{c.name} crashed {c.crashes.count}x ({c.crashes.exit})" for c in self._workers if c.has_crashed()]
+        bad = [
+            f"{c.name} crashed {c.crashes.count}x ({c.crashes.exit})"
+            for c in self._workers
+            if c.has_crashed()
+        ]
         return "degraded: " + ", ".join(bad) if bad else "ok"
 
     async def _stop_workers(self) -> None:
-        alive = [c.process for c in reversed(self._workers) if c.process and c.process.returncode is None]
+        alive = [
+            c.process for c in reversed(self._workers) if c.process and c.process.returncode is None
+        ]
         for process in alive:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
@@ -219,12 +262,16 @@ class Supervisor:
         for child in crashed:
             words = child.crashes.describe()
             if child.name not in self._required:
-                log.warning("%s did not recover before the system was stopped. It %s", child.name, words)
+                log.warning(
+                    "%s did not recover before the system was stopped. It %s", child.name, words
+                )
             with contextlib.suppress(StoreError), Store.open(self._config.store_path) as store:
-                heartbeats.write_heartbeat(store, child.name, words, heartbeats.PARKED, child.last_pid)
+                heartbeats.write_heartbeat(
+                    store, child.name, words, heartbeats.PARKED, child.last_pid
+                )
 
 
-# --------------------------------------------------------------------------------------------------------- preparation
+# ------------------------------------------------------------------------------------- preparation
 
 
 def prepare_home(config: Config) -> None:
@@ -232,9 +279,12 @@ def prepare_home(config: Config) -> None:
     for folder in (config.home_dir, config.policies_dir, config.logs_dir):
         ensure_folder("home", folder)
     try:
-        config.home_dir.chmod(0o700)  # it may exist already, with access for others
+        # It may exist already, with access for others.
+        config.home_dir.chmod(0o700)
     except OSError as error:
-        why = f"cannot be made private ({error.strerror}). Choose a folder that you own with --home."
+        why = (
+            f"cannot be made private ({error.strerror}). Choose a folder that you own with --home."
+        )
         raise OpenClawError(f"home {config.home_dir}: {why}") from error
 
 
@@ -288,7 +338,8 @@ def supervise(config: Config, workers: Sequence[str], *, echo: bool = True) -> N
         prepare_home(own.engine_config(config))
     prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
-    Store.open(config.store_path).close()  # raises for a damaged store, before workers are started and restarted
+    # Raises for a damaged store, before workers are started and restarted.
+    Store.open(config.store_path).close()
     if {"train", "gateway"} & set(workers):
         resume.start_from_checkpoint(config, train="train" in workers)
     if "gateway" in workers:
@@ -314,5 +365,7 @@ def read_key(config: Config) -> str:
             "OPENCLAW_API_KEY (serve.api_key) here, too."
         )
     if not config.key_file.exists():
-        raise OpenClawError(f"{config.key_file}: no key yet. The gateway creates it on its first start.")
+        raise OpenClawError(
+            f"{config.key_file}: no key yet. The gateway creates it on its first start."
+        )
     return read_key_file(config.key_file)[0]

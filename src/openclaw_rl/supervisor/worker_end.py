@@ -22,7 +22,8 @@ class EndCause(StrEnum):
     WRITE_LOCK = "write_lock"  # it kept the write lock of the store, and the supervisor killed it
     STOPPED = "stopped"  # it was stopped by a signal from outside, and the supervisor killed it
     KILLED = "killed"  # by SIGKILL from outside
-    OUT_OF_MEMORY = "out_of_memory"  # the system killed it, or another process, because memory ran out
+    # The system killed it, or another process, because memory ran out.
+    OUT_OF_MEMORY = "out_of_memory"
 
 
 MACHINE_CAUSES = frozenset({EndCause.STOPPED, EndCause.KILLED, EndCause.OUT_OF_MEMORY})

@@ -27,11 +27,17 @@ from openclaw_rl.supervisor.crash_history import (
 )
 from openclaw_rl.supervisor.hang_verdict import Hang, HangKind
 from openclaw_rl.supervisor.heartbeat_monitor import HeartbeatMonitor
-from openclaw_rl.supervisor.worker_end import KillReason, count_memory_kills, describe_kill, find_cause
+from openclaw_rl.supervisor.worker_end import (
+    KillReason,
+    count_memory_kills,
+    describe_kill,
+    find_cause,
+)
 
 TRACEBACK_SIGNAL = signal.SIGUSR1
 """On it, a worker prints what each of its threads does."""
-TRACEBACK_SECONDS = 2.0  # seconds for that, before a worker that hangs is killed
+# Seconds for that, before a worker that hangs is killed.
+TRACEBACK_SECONDS = 2.0
 log = logging.getLogger("openclaw_rl.run")
 
 
@@ -39,23 +45,37 @@ class WorkerProcess:
     """A worker: at most one process at a time, and what is known of the earlier ones."""
 
     def __init__(self, name: str, config: Config) -> None:
-        self.name, self._config = name, config
+        self.name = name
+        self._config = config
         self.process: asyncio.subprocess.Process | None = None
-        self.monitor, self.output, self.crashes = self._new_monitor(), WorkerOutput(), CrashHistory()
-        self.kill_reason: KillReason | None = None  # why the supervisor killed the process
-        self._memory_kills = 0  # of the whole machine, when the process was started
-        self.is_replaced = False  # the supervisor ended the process because a file that it loads has changed
-        self.restart_at = 0.0  # monotonic seconds; when a crashed worker is started again
-        self.started_at = 0.0  # monotonic seconds
+        self.monitor = self._new_monitor()
+        self.output = WorkerOutput()
+        self.crashes = CrashHistory()
+        # Why the supervisor killed the process.
+        self.kill_reason: KillReason | None = None
+        # Of the whole machine, when the process was started.
+        self._memory_kills = 0
+        # The supervisor ended the process because a file that it loads has changed.
+        self.is_replaced = False
+        # Monotonic seconds; when a crashed worker is started again.
+        self.restart_at = 0.0
+        # Monotonic seconds.
+        self.started_at = 0.0
         self._files_state = loaded_files_state(config, name)
 
     def _new_monitor(self) -> HeartbeatMonitor:
-        return HeartbeatMonitor(hang=self._config.run.heartbeat_timeout, start=self._config.run.startup_timeout)
+        return HeartbeatMonitor(
+            hang=self._config.run.heartbeat_timeout, start=self._config.run.startup_timeout
+        )
 
     @property
     def pid(self) -> int | None:
         """Process id while the process runs, else None."""
-        return self.process.pid if self.process is not None and self.process.returncode is None else None
+        return (
+            self.process.pid
+            if self.process is not None and self.process.returncode is None
+            else None
+        )
 
     @property
     def last_pid(self) -> int | None:
@@ -69,22 +89,34 @@ class WorkerProcess:
         """
         try:
             await self._start()
-        except OSError as error:  # e.g. no memory or no process id is left: the other workers continue
-            self.output.add_line(f"{OWN_ERROR}the process cannot be started: {error}. Free memory or end processes")
+        except OSError as error:
+            # E.g. no memory or no process id is left: the other workers continue.
+            self.output.add_line(
+                f"{OWN_ERROR}the process cannot be started: {error}. Free memory or end processes"
+            )
             return 1
         return await self._read_output(echo=echo)
 
     async def _start(self) -> None:
-        if self.has_changed_files():  # the cause of the crashes may be gone
+        # The cause of the crashes may be gone.
+        if self.has_changed_files():
             self.crashes = CrashHistory()
         self._files_state = loaded_files_state(self._config, self.name)
-        self.monitor, self.output = self._new_monitor(), WorkerOutput()
+        self.monitor = self._new_monitor()
+        self.output = WorkerOutput()
         self.is_replaced = False
         self.kill_reason = None
         self._memory_kills = count_memory_kills()
         self.started_at = time.monotonic()
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "openclaw_rl", "worker", self.name, f"--with-parent={os.getpid()}"),
+            *(
+                sys.executable,
+                "-m",
+                "openclaw_rl",
+                "worker",
+                self.name,
+                f"--with-parent={os.getpid()}",
+            ),
             env=settings.to_environment(self._config, self.name),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -98,14 +130,16 @@ class WorkerProcess:
         while True:
             try:
                 raw = await self.process.stdout.readline()
-            except ValueError:  # a line over the reader's limit is skipped
+            except ValueError:
+                # A line over the reader's limit is skipped.
                 continue
             if not raw:
                 return await self.process.wait()
             line = click.unstyle(raw.decode(errors="replace")).rstrip()
             self.output.add_line(line)
             if echo:
-                with contextlib.suppress(OSError):  # it may be a file on a full disk
+                # It may be a file on a full disk.
+                with contextlib.suppress(OSError):
                     sys.stderr.write(f"{self.name:>8} | {to_printable(line)}\n")
 
     def kill(self, reason: KillReason) -> None:
@@ -152,7 +186,9 @@ class WorkerProcess:
 
     def has_crashed(self) -> bool:
         """Return whether the worker crashed, and neither ran for `RECOVERY_SECONDS` since nor has other files now."""
-        return self.crashes.count > 0 and (self.pid is None or not (self._has_recovered or self.has_changed_files()))
+        return self.crashes.count > 0 and (
+            self.pid is None or not (self._has_recovered or self.has_changed_files())
+        )
 
     def is_parked(self) -> bool:
         """Return whether a crashed worker still waits for its next start. A change of a loaded file ends the wait."""

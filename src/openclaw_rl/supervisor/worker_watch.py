@@ -59,8 +59,13 @@ class WorkerWatch:
                 usages = await asyncio.to_thread(self._read_usages)
                 self._kill_hung(beats, usages)
                 self._replace_mended(beats)
-            except StoreError as error:  # the disk may be full or busy for a moment, and the workers continue
-                log.log(logging.DEBUG if was_skipped else logging.WARNING, "the heartbeats are not checked: %s", error)
+            except StoreError as error:
+                # The disk may be full or busy for a moment, and the workers continue.
+                log.log(
+                    logging.DEBUG if was_skipped else logging.WARNING,
+                    "the heartbeats are not checked: %s",
+                    error,
+                )
                 was_skipped = True
             else:
                 was_skipped = False
@@ -76,9 +81,13 @@ class WorkerWatch:
             if probe is not None and child.pid is not None:
                 self._write_engine_heartbeat(store, child, probe)
             elif child.is_parked():
-                heartbeats.write_heartbeat(store, child.name, child.parked_note(), heartbeats.PARKED, child.last_pid)
+                heartbeats.write_heartbeat(
+                    store, child.name, child.parked_note(), heartbeats.PARKED, child.last_pid
+                )
 
-    def _write_engine_heartbeat(self, store: Store, child: WorkerProcess, probe: EngineProbe) -> None:
+    def _write_engine_heartbeat(
+        self, store: Store, child: WorkerProcess, probe: EngineProbe
+    ) -> None:
         monitor = child.monitor
         found = probe.worker_state(child.started_at, monitor.silence_limit, monitor.quiet)
         if found is not None:
@@ -93,7 +102,9 @@ class WorkerWatch:
             if child.pid is not None and child.monitor.needs_usage
         }
 
-    def _kill_hung(self, beats: Mapping[str, Heartbeat], usages: Mapping[str, ProcessUsage | None]) -> None:
+    def _kill_hung(
+        self, beats: Mapping[str, Heartbeat], usages: Mapping[str, ProcessUsage | None]
+    ) -> None:
         """Kill hung workers; their restart tasks start them again. Called only if heartbeats can be written at all."""
         for child in self._workers:
             pid = child.pid
@@ -103,7 +114,8 @@ class WorkerWatch:
             beat = beats.get(child.name)
             advanced_at = None if beat is None else beat.advanced_at
             own = beat is not None and beat.pid == pid
-            if probe is not None:  # the supervisor writes the heartbeat of this worker
+            # The supervisor writes the heartbeat of this worker.
+            if probe is not None:
                 advanced_at = probe.answer_since(child.started_at)
                 own = True
             hang = child.monitor.record_check(
@@ -136,18 +148,30 @@ class WorkerWatch:
         file from before the change.
         """
         for child in self._workers:
-            if child.process is None or child.pid is None or child.is_replaced or not child.has_changed_files():
+            if (
+                child.process is None
+                or child.pid is None
+                or child.is_replaced
+                or not child.has_changed_files()
+            ):
                 continue
             beat = beats.get(child.name)
-            state = beat.state if beat is not None and beat.pid == child.pid else heartbeats.STARTING
+            state = (
+                beat.state if beat is not None and beat.pid == child.pid else heartbeats.STARTING
+            )
             has_loaded_for = time.monotonic() - child.started_at
-            is_loading = state == heartbeats.STARTING and child.crashes.count > 0 and has_loaded_for > LOADING_SECONDS
+            is_loading = (
+                state == heartbeats.STARTING
+                and child.crashes.count > 0
+                and has_loaded_for > LOADING_SECONDS
+            )
             if state != heartbeats.PARKED and not is_loading:
                 continue
             log.info("%s is started again, because a file that it loads has changed", child.name)
             child.is_replaced = True
             with contextlib.suppress(ProcessLookupError):
-                if is_loading:  # a signal that it handles would wait until it has loaded
+                # A signal that it handles would wait until it has loaded.
+                if is_loading:
                     child.process.kill()
                 else:
                     child.process.terminate()

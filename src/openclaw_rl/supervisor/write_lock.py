@@ -14,11 +14,16 @@ from pathlib import Path
 from openclaw_rl.supervisor.hang_verdict import HangLimits, Quiet, add_interval, find_hang
 from openclaw_rl.supervisor.process_usage import ProcessUsage, read_usage
 
-CHECK_INTERVAL = 0.5  # seconds between two checks
-FROZEN_LIMIT = 2.0  # seconds after which a stopped process is killed; requests wait for the lock for 10 s
-HELD_LIMIT = 9.0  # the same for one that waits for something else; no transaction waits
-COMPUTED_LIMIT = 60.0  # the same for one that computes, in seconds of processor time
-_WRITE_LOCK_BYTE = 120  # in the `-shm` file: https://sqlite.org/walformat.html#wal_locks
+# Seconds between two checks.
+CHECK_INTERVAL = 0.5
+# Seconds after which a stopped process is killed; requests wait for the lock for 10 s.
+FROZEN_LIMIT = 2.0
+# The same for one that waits for something else; no transaction waits.
+HELD_LIMIT = 9.0
+# The same for one that computes, in seconds of processor time.
+COMPUTED_LIMIT = 60.0
+# In the `-shm` file: https://sqlite.org/walformat.html#wal_locks.
+_WRITE_LOCK_BYTE = 120
 _LOCKS_FILE = Path("/proc/locks")
 
 
@@ -37,9 +42,11 @@ class WriteLockMonitor:
     def __init__(self, store_path: Path) -> None:
         self._index = store_path.with_name(f"{store_path.name}-shm")
         self._log = store_path.with_name(f"{store_path.name}-wal")
-        self._seen: tuple[int, int] | None = None  # process id of the holder, and the time of the last commit
+        # Process id of the holder, and the time of the last commit.
+        self._seen: tuple[int, int] | None = None
         self._held = Quiet()
-        self._usage: ProcessUsage | None = None  # of the holder, at the last check
+        # Of the holder, at the last check.
+        self._usage: ProcessUsage | None = None
         self._checked_at = 0.0
 
     def find_stuck_writer(self, now: float) -> StuckWriter | None:
@@ -65,7 +72,8 @@ class WriteLockMonitor:
 
     def _look(self) -> tuple[int, int] | None:
         try:
-            inode, changed_at = self._index.stat().st_ino, self._log.stat().st_mtime_ns
+            inode = self._index.stat().st_ino
+            changed_at = self._log.stat().st_mtime_ns
             lines = _LOCKS_FILE.read_text().splitlines()
         except OSError:
             return None
@@ -76,7 +84,8 @@ class WriteLockMonitor:
 def _holder(line: str, inode: int) -> int | None:
     """Return who holds the write lock by a line such as `1: POSIX  ADVISORY  WRITE 14555 fe:00:2425766 120 120`."""
     fields = line.split()
-    if len(fields) != 8 or fields[1] != "POSIX" or fields[3] != "WRITE":  # a line of a waiting process has an arrow
+    # A line of a waiting process has an arrow.
+    if len(fields) != 8 or fields[1] != "POSIX" or fields[3] != "WRITE":
         return None
     is_file = fields[5].rpartition(":")[2] == str(inode)
     if not is_file or not fields[6].isdigit() or not fields[7].isdigit():

@@ -18,9 +18,11 @@ from typing import Any, BinaryIO
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHT_FILES
 from openclaw_rl.errors import EngineError
 
-ATTEMPTS = 3  # downloads of one archive
+# Downloads of one archive.
+ATTEMPTS = 3
 RETRY_SECONDS = 2.0
-_ANSWER_SECONDS = 60.0  # seconds without a byte after which a download has failed
+# Seconds without a byte after which a download has failed.
+_ANSWER_SECONDS = 60.0
 _MATRIX_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _BROKEN_DOWNLOADS = (OSError, EOFError, http.client.HTTPException, tarfile.TarError, zlib.error)
 Shapes = Mapping[str, tuple[int, ...]]
@@ -65,7 +67,9 @@ def _read_archive(url: str) -> dict[str, bytes]:
                     assert stream is not None
                     found[name] = stream.read()
     if missing := sorted(set(WEIGHT_FILES) - found.keys()):
-        raise EngineError(f"the archive of the adapter that the Tinker service returned has no {' and '.join(missing)}")
+        raise EngineError(
+            f"the archive of the adapter that the Tinker service returned has no {' and '.join(missing)}"
+        )
     return found
 
 
@@ -77,7 +81,8 @@ def to_peft_layout(files: Mapping[str, bytes], base: LocalBase) -> dict[str, byt
     try:
         given = json.loads(files[ADAPTER_CONFIG])
         shapes = dict(_matrix_shapes(files[ADAPTER_WEIGHTS]))
-        rank, alpha = int(given["r"]), float(given["lora_alpha"])
+        rank = int(given["r"])
+        alpha = float(given["lora_alpha"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(
             f"the adapter that the Tinker service returned cannot be read ({type(error).__name__}: {error}); expected "

@@ -32,7 +32,8 @@ def tinker_purposes(config: Config, workers: tuple[str, ...]) -> tuple[str, ...]
 
 def consent_text(config: Config, purposes: tuple[str, ...]) -> str:
     """Return what goes where."""
-    where, model = service_address(config), config.tinker.model or config.model.path
+    where = service_address(config)
+    model = config.tinker.model or config.model.path
     lines = [
         f"With these settings the Tinker service ({where}) gets:",
         *(f"  - {_SENT[purpose]};" for purpose in purposes),

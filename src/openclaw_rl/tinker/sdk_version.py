@@ -7,7 +7,8 @@ from importlib import metadata
 
 from openclaw_rl.errors import ConfigError
 
-MIN_VERSION, BELOW_VERSION = (0, 24, 1), (0, 26)
+MIN_VERSION = (0, 24, 1)
+BELOW_VERSION = (0, 26)
 REQUIREMENT = "tinker>=0.24.1,<0.26"
 """As in the extra `tinker` of pyproject.toml."""
 

@@ -25,8 +25,10 @@ from openclaw_rl.tinker.service_errors import (
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-RECONNECT_SECONDS = 5.0  # seconds between attempts to reach a service that refused or did not answer
-LOST_SECONDS = 20.0  # seconds without an answer after which a checkpoint is looked for in the service's list
+# Seconds between attempts to reach a service that refused or did not answer.
+RECONNECT_SECONDS = 5.0
+# Seconds without an answer after which a checkpoint is looked for in the service's list.
+LOST_SECONDS = 20.0
 CheckpointKind = Literal["weights", "sampler_weights"]
 """As in paths of checkpoints: weights with the optimizer's state; weights for sampling."""
 
@@ -43,14 +45,17 @@ class TinkerService:
 
     def __init__(self, config: Config, load_sdk: Callable[[], Any] = import_sdk) -> None:
         """`load_sdk`: returns the module of the SDK."""
-        self._config, self._load_sdk = config.tinker, load_sdk
+        self._config = config.tinker
+        self._load_sdk = load_sdk
         self.model = config.tinker.model or config.model.path
         self.sdk: Any = None
-        self.context_length: int | None = None  # tokens, as the service reports it; None: it does not
+        # Tokens, as the service reports it; None: it does not.
+        self.context_length: int | None = None
         self._client: Any = None
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
-        self._failed: tuple[float, EngineError] | None = None  # when the last attempt to connect failed, and how
+        # When the last attempt to connect failed, and how.
+        self._failed: tuple[float, EngineError] | None = None
 
     def open_session(self) -> Any:
         """Return the SDK's service client; connect first if necessary. Raises `EngineGone`, `EngineError`.
@@ -93,11 +98,16 @@ class TinkerService:
 
     def _ask_capabilities(self) -> tuple[Any, Any]:
         self.sdk = self._load_sdk()
-        given = {"base_url": self._config.url, "api_key": self._config.api_key, "project_id": self._config.project_id}
+        given = {
+            "base_url": self._config.url,
+            "api_key": self._config.api_key,
+            "project_id": self._config.project_id,
+        }
         client = self.sdk.ServiceClient(**{name: value for name, value in given.items() if value})
         try:
             return client, client.get_server_capabilities()
-        except BaseException:  # whatever it is, nobody else knows the client that sends heartbeats
+        except BaseException:
+            # Whatever it is, nobody else knows the client that sends heartbeats.
             _close_session(client)
             raise
 
@@ -122,7 +132,9 @@ class TinkerService:
     def save_checkpoint(self, model: Any, kind: CheckpointKind, name: str) -> str:
         """Save the model of a training client under a new name, and return the path. Raises `EngineError`."""
         try:
-            saving = (model.save_state if kind == "weights" else model.save_weights_for_sampler)(name).future()
+            saving = (model.save_state if kind == "weights" else model.save_weights_for_sampler)(
+                name
+            ).future()
             return self._wait_saved(model, saving, f"/{kind}/{name}")
         except EngineError:
             raise
@@ -144,7 +156,8 @@ class TinkerService:
             if (found := self._find_checkpoint(model, ending)) is not None:
                 path = str(found.tinker_path)
                 log.warning("%s is saved; the Tinker service's answer to that is missing", path)
-                saving.cancel()  # the client's next call waits until this one ends
+                # The client's next call waits until this one ends.
+                saving.cancel()
                 return path
         raise self.timeout_error()
 
@@ -177,12 +190,20 @@ class TinkerService:
         return str(asked.result(timeout=self._config.call_timeout).url)
 
     def start_sampling(
-        self, sampler: Any, ids: Sequence[int], *, max_tokens: int, stop: Sequence[int], **sampling: Any
+        self,
+        sampler: Any,
+        ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop: Sequence[int],
+        **sampling: Any,
     ) -> Future[Any]:
         """Start one reply. The future has the SDK's answer, or its error."""
         given = {name: value for name, value in sampling.items() if value is not None}
         params = self.sdk.SamplingParams(max_tokens=max_tokens, stop=list(stop) or None, **given)
-        started: Future[Any] = sampler.sample(prompt=self.model_input(ids), num_samples=1, sampling_params=params)
+        started: Future[Any] = sampler.sample(
+            prompt=self.model_input(ids), num_samples=1, sampling_params=params
+        )
         return started
 
     def start_scoring(self, sampler: Any, ids: Sequence[int]) -> Future[Any]:
@@ -237,9 +258,12 @@ class TinkerService:
 
         Without the lock, which `open_session` holds while it connects.
         """
-        client, self._client = self._client, None
+        client = self._client
+        self._client = None
         if client is not None:
-            log.warning("the Tinker service has ended this session; the next call opens another one")
+            log.warning(
+                "the Tinker service has ended this session; the next call opens another one"
+            )
             _close_session(client)
 
     def to_engine_error(self, error: BaseException) -> EngineError:
@@ -257,7 +281,9 @@ class _Attempt:
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._future: Future[Any] = Future()
-        threading.Thread(target=self._run_call, args=(call,), daemon=True, name="tinker-call").start()
+        threading.Thread(
+            target=self._run_call, args=(call,), daemon=True, name="tinker-call"
+        ).start()
 
     def _run_call(self, call: Callable[[], Any]) -> None:
         try:

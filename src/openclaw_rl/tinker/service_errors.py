@@ -17,20 +17,37 @@ _CONTEXT = re.compile(
     re.IGNORECASE,
 )
 _DEADLINE = re.compile(r"deadline exceeded|timed out", re.IGNORECASE)
-_MODEL = re.compile(r"base[ _]?model|model .*not (found|supported)|unsupported model", re.IGNORECASE)
+_MODEL = re.compile(
+    r"base[ _]?model|model .*not (found|supported)|unsupported model", re.IGNORECASE
+)
 _GONE = re.compile(r"\bmodel \S+ not loaded", re.IGNORECASE)
 _CHECKPOINT = re.compile(
     r"(checkpoint|training[ _]run|tinker://).*(not (found|exist)|no longer)|not (found|exist).*(checkpoint|tinker://)",
     re.IGNORECASE,
 )
 _PROJECT = re.compile(r"\bproject(_id)?\b", re.IGNORECASE)
-_NO_PATH = re.compile(r"(^|['\">]|404 )not found", re.IGNORECASE)  # not "Sampler not found", which names something
+# not "Sampler not found", which names something.
+_NO_PATH = re.compile(r"(^|['\">]|404 )not found", re.IGNORECASE)
 _SESSION = re.compile(r"\bsession\b", re.IGNORECASE)
 _REQUEST_FAULTS = frozenset({400, 413, 422})
-_FAILED_REQUEST = "RequestFailedError"  # the SDK's error of a call that the service took on and could not do
-_UNREADABLE = ("APIResponseValidationError", "JSONDecodeError", "AttributeError", "LookupError", "TypeError")
-_UNREACHABLE = ("APIConnectionError", "APITimeoutError", "TimeoutError", "ConnectError", "ConnectTimeout")
-MAX_CHARS = 300  # of a message of the service
+# The SDK's error of a call that the service took on and could not do.
+_FAILED_REQUEST = "RequestFailedError"
+_UNREADABLE = (
+    "APIResponseValidationError",
+    "JSONDecodeError",
+    "AttributeError",
+    "LookupError",
+    "TypeError",
+)
+_UNREACHABLE = (
+    "APIConnectionError",
+    "APITimeoutError",
+    "TimeoutError",
+    "ConnectError",
+    "ConnectTimeout",
+)
+# Of a message of the service.
+MAX_CHARS = 300
 
 
 def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
@@ -45,7 +62,9 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
     if status == 402:
         return f"{where} refused for billing ({said}). See to the account of this key"
     if is_unreachable(error):
-        return f"{where} does not answer ({said}). Check the network and tinker.url (TINKER_ENDPOINT)"
+        return (
+            f"{where} does not answer ({said}). Check the network and tinker.url (TINKER_ENDPOINT)"
+        )
     if status == 429:
         return f"{where} is still busy after all retries ({said}). Try again later"
     if is_session_gone(error):
@@ -61,7 +80,9 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
             "base (`openclaw-rl rollback 0`)"
         )
     if _RANK.search(said):
-        return f"{where} does not take this rank ({said}). Set train.lora.rank to one that it offers"
+        return (
+            f"{where} does not take this rank ({said}). Set train.lora.rank to one that it offers"
+        )
     if _CONTEXT.search(said):
         return f"{where} refused a sequence as too long ({said}). Set engine.max_context to what it takes"
     if _MODEL.search(said):
@@ -96,7 +117,9 @@ def _blames_call(error: BaseException) -> bool:
 
 def _status_of(error: BaseException) -> int | None:
     """Return the HTTP status. The SDK's error of a call that was taken on has it in its cause."""
-    found: int | None = getattr(error, "status_code", None) or getattr(error.__cause__, "status_code", None)
+    found: int | None = getattr(error, "status_code", None) or getattr(
+        error.__cause__, "status_code", None
+    )
     return found
 
 
@@ -106,7 +129,11 @@ def _names_of(error: BaseException) -> set[str]:
 
 def is_unreachable(error: BaseException) -> bool:
     """Return whether the service did not answer at all, or answered 5xx after all retries."""
-    return bool(_names_of(error) & set(_UNREACHABLE)) or isinstance(error, OSError) or (_status_of(error) or 0) >= 500
+    return (
+        bool(_names_of(error) & set(_UNREACHABLE))
+        or isinstance(error, OSError)
+        or (_status_of(error) or 0) >= 500
+    )
 
 
 def is_model_gone(error: BaseException) -> bool:

@@ -14,10 +14,11 @@ from sqlalchemy import Connection
 
 from openclaw_rl.errors import ModelError, PluginError
 from openclaw_rl.methods.types import CreditMethod, Sample
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.store.lineage.policy_names import OwnerFilter
-from openclaw_rl.types import JudgedTurn, Policy, PolicyState, Reason, ReasonCode
+from openclaw_rl.types import JudgedTurn, Policy, PolicyState
 
 BATCH_ERRORS = (ValueError, ModelError, PluginError)
 """Exceptions that blame the batch. Any other exception is an error of the trainer itself, and ends the worker."""
@@ -29,7 +30,8 @@ class QueueAges:
     """Measures for how long a turn has been the first of its queue: a clock may have stamped it hours ahead."""
 
     def __init__(self) -> None:
-        self._first: dict[str, tuple[str, float]] = {}  # by policy: the turn, and since when
+        # By policy: the turn, and since when.
+        self._first: dict[str, tuple[str, float]] = {}
 
     def seconds(self, policy: str, first: str, now: float) -> float:
         """Return the seconds since this turn was seen first. `now`: seconds by a clock that does not jump."""
@@ -40,15 +42,22 @@ class QueueAges:
 
 
 def next_batch(
-    conn: Connection, head: Policy, signal: CreditMethod, train: TrainConfig, owner: OwnerFilter | None = None
+    conn: Connection,
+    head: Policy,
+    signal: CreditMethod,
+    train: TrainConfig,
+    owner: OwnerFilter | None = None,
 ) -> tuple[list[JudgedTurn], bool]:
     """Return the next new turns to train on, and whether they are part of a failed batch that is being bisected.
 
     For a method that compares episodes, they are the turns of whole groups.
     """
     if signal.uses_episodes:
-        limit, uses = train.batch.max_groups, train.batch.max_uses
-        groups = training_queue.trainable_groups(conn, head=head.version, limit=limit, max_uses=uses, owner=owner)
+        limit = train.batch.max_groups
+        uses = train.batch.max_uses
+        groups = training_queue.trainable_groups(
+            conn, head=head.version, limit=limit, max_uses=uses, owner=owner
+        )
         items = [item for group in groups for item in group]
     else:
         items = training_queue.trainable_turns(
@@ -64,7 +73,9 @@ def next_batch(
     return again or items, bool(again)
 
 
-def is_full(items: Sequence[JudgedTurn], usable: int, signal: CreditMethod, train: TrainConfig) -> bool:
+def is_full(
+    items: Sequence[JudgedTurn], usable: int, signal: CreditMethod, train: TrainConfig
+) -> bool:
     """Return whether these turns start a step: by the number `usable`, or by their groups of episodes."""
     if signal.uses_episodes:
         return _number_of_groups(items) >= train.batch.min_groups
@@ -82,7 +93,9 @@ def _number_of_groups(items: Sequence[JudgedTurn]) -> int:
     return len({item.episode.group for item in items if item.episode is not None})
 
 
-def bisect(items: Sequence[JudgedTurn], rejections: Mapping[str, tuple[int, int]]) -> list[JudgedTurn]:
+def bisect(
+    items: Sequence[JudgedTurn], rejections: Mapping[str, tuple[int, int]]
+) -> list[JudgedTurn]:
     """Return at most half of the batch that the oldest rejected turn among `items` was in; empty if none was rejected.
 
     `rejections`: turn id -> (the last version that was rejected with it, number of turns of that version).
@@ -115,4 +128,7 @@ def failure_reason(cause: str) -> Reason:
 
 def longest_sample(samples: Sequence[Sample]) -> Sample:
     """Return the sample whose longest sequence (plain or hinted prompt, plus response) has the most tokens."""
-    return max(samples, key=lambda s: max(map(len, (s.prompt_ids, *s.hinted_prompts))) + len(s.response_ids))
+    return max(
+        samples,
+        key=lambda s: max(map(len, (s.prompt_ids, *s.hinted_prompts))) + len(s.response_ids),
+    )

@@ -13,6 +13,7 @@ from openclaw_rl.gates.canary import CanaryEvidence, score_limit
 from openclaw_rl.gates.candidate_gate import PASSED, CandidateGate
 from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.methods.types import Sample
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import heartbeats, leases, turn_states, turns
 from openclaw_rl.store.db import Store
@@ -25,7 +26,7 @@ from openclaw_rl.train.lease_keeper import LeaseKeeper
 from openclaw_rl.train.loaded_trainer import LoadedTrainer
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.step_outcome import alone_reason
-from openclaw_rl.types import Lease, Policy, Reason, ReasonCode
+from openclaw_rl.types import Lease, Policy
 
 log = logging.getLogger("openclaw_rl.train")
 
@@ -43,12 +44,18 @@ class CandidateExaminer:
         builder: SampleBuilder,
     ) -> None:
         """`gate`: None promotes every candidate. `clock`: seconds since the epoch."""
-        self._store, self._gate, self._keeper, self._clock = store, gate, keeper, clock
-        self._trainer, self._builder = trainer, builder
+        self._store = store
+        self._gate = gate
+        self._keeper = keeper
+        self._clock = clock
+        self._trainer = trainer
+        self._builder = builder
         self._attempts = heartbeats.AttemptLog(store, "gate")
         self.note = ""
-        self.polls = True  # whether there may be work without a commit
-        self.has_worked = False  # whether the last piece of work was one, and no wait
+        # Whether there may be work without a commit.
+        self.polls = True
+        # Whether the last piece of work was one, and no wait.
+        self.has_worked = False
 
     @property
     def is_active(self) -> bool:
@@ -57,7 +64,9 @@ class CandidateExaminer:
 
     def metrics_reason(self, metrics: Mapping[str, float], train: TrainConfig) -> Reason | None:
         """Return why a step with these metrics is rejected, or None."""
-        return rejection_reason(metrics, train, bounded=self._gate is None or self._gate.bounds_metrics)
+        return rejection_reason(
+            metrics, train, bounded=self._gate is None or self._gate.bounds_metrics
+        )
 
     def forget_attempts(self) -> None:
         """Forget which candidate is examined: the end of this process, which is due, is not its fault."""
@@ -75,8 +84,12 @@ class CandidateExaminer:
             if why is not None:
                 self._reject(candidate, why, {}, frees_turns=True)
         left = [candidate for candidate, why in found if why is None]
-        examined = next((candidate for candidate in left if candidate.version not in canaries), None)
-        return examined, {candidate.name: candidate for candidate in left if candidate.version in canaries}
+        examined = next(
+            (candidate for candidate in left if candidate.version not in canaries), None
+        )
+        return examined, {
+            candidate.name: candidate for candidate in left if candidate.version in canaries
+        }
 
     def examine(self, candidate: Policy, head: Policy) -> Policy | None:
         """Do the next piece of the examination. Return the version as it was decided on, or None while it was not.
@@ -95,8 +108,11 @@ class CandidateExaminer:
         result = PASSED
         if self._gate is not None:
             with self._attempts.interrupted_by(OpenClawError, OSError, ValueError):
-                decided = self._gate.examine(candidate, head, self._trainer, lambda: self._load_batch(candidate, head))
-            self.note, self.has_worked = self._gate.note, not self._gate.is_waiting
+                decided = self._gate.examine(
+                    candidate, head, self._trainer, lambda: self._load_batch(candidate, head)
+                )
+            self.note = self._gate.note
+            self.has_worked = not self._gate.is_waiting
             if decided is None:
                 return None
             result = decided
@@ -119,8 +135,11 @@ class CandidateExaminer:
         assert self._gate is not None, "only a gate begins a canary"
         self.has_worked = False
         with self._store.read() as conn:
-            owner, limit = owner_filter(self._gate.per, candidate.name), score_limit(canary.share, self._gate.settings)
-            scores = newest_scores(conn, candidate.version, after=canary.after, limit=limit, owner=owner)
+            owner = owner_filter(self._gate.per, candidate.name)
+            limit = score_limit(canary.share, self._gate.settings)
+            scores = newest_scores(
+                conn, candidate.version, after=canary.after, limit=limit, owner=owner
+            )
         evidence = CanaryEvidence(scores, candidate, canary.share, self._gate.settings)
         decided = evidence.decide(self._clock() - canary.at)
         if decided is None:
@@ -135,7 +154,12 @@ class CandidateExaminer:
         with self._store.write() as conn:
             metrics = {**candidate.metrics, **found}
             promoted = candidates.promote_candidate(
-                conn, self._lease(), candidate, metrics, self._clock(), lease_now=self._keeper.clock()
+                conn,
+                self._lease(),
+                candidate,
+                metrics,
+                self._clock(),
+                lease_now=self._keeper.clock(),
             )
             self._attempts.end(conn)
         return promoted
@@ -147,7 +171,9 @@ class CandidateExaminer:
         """
         try:
             with self._store.read() as conn:
-                items = training_queue.fresh_turns_of(conn, version=candidate.version, head=head.version)
+                items = training_queue.fresh_turns_of(
+                    conn, version=candidate.version, head=head.version
+                )
                 line = policies.lineage(conn, head.version)
         except DamagedRow as error:
             log.warning("version %d is examined without its batch: %s", candidate.version, error)
@@ -156,7 +182,12 @@ class CandidateExaminer:
         return self._builder.build_batch(own, head, line).samples
 
     def _reject(
-        self, candidate: Policy, reason: Reason, metrics: Mapping[str, float], *, frees_turns: bool = False
+        self,
+        candidate: Policy,
+        reason: Reason,
+        metrics: Mapping[str, float],
+        *,
+        frees_turns: bool = False,
     ) -> Policy:
         """Reject a candidate, and remove its folder. A batch of one turn leaves the training queue with the reason."""
         with self._store.write() as conn:
@@ -193,7 +224,11 @@ def _outdated_reason(conn: Connection, candidate: Policy, per: PolicyOwner) -> R
     if candidate.parent != policies.head(conn, candidate.name).version:
         detail = f"version {candidate.parent}, which it was trained from, is no longer the head"
         return Reason(ReasonCode.OUTDATED, detail)
-    undone = turn_states.taken_back(conn, [use.turn for use in policies.uses_of_version(conn, candidate.version)])
+    undone = turn_states.taken_back(
+        conn, [use.turn for use in policies.uses_of_version(conn, candidate.version)]
+    )
     if not undone:
         return None
-    return Reason(ReasonCode.TAKEN_BACK, f"turns that it was trained on were taken back: {', '.join(undone)}")
+    return Reason(
+        ReasonCode.TAKEN_BACK, f"turns that it was trained on were taken back: {', '.join(undone)}"
+    )

@@ -17,7 +17,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from openclaw_rl.common.atomic_files import ensure_folder, link_files, replace_symlink, sync_path, write_folder
+from openclaw_rl.common.atomic_files import (
+    ensure_folder,
+    link_files,
+    replace_symlink,
+    sync_path,
+    write_folder,
+)
 from openclaw_rl.common.packaged_models import PACKAGED_MODELS
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import STARTER, Config, TrainConfig
@@ -45,11 +51,15 @@ class CheckpointMeta:
     tokenizer: str | None
     identity: str  # of base, tokenizer and template
     digest: str  # of the weight files
-    files: Mapping[str, str] = field(default_factory=dict)  # sha256 of each other file, by name; empty: not known
+    files: Mapping[str, str] = field(
+        default_factory=dict
+    )  # sha256 of each other file, by name; empty: not known
     memory: Mapping[str, Any]  # state of the method: baselines and moving averages
     metrics: Mapping[str, float]
     created_at: float  # seconds since the epoch
-    came_of: tuple[str, ...] = field(default=())  # descriptions of the checkpoints before it, newest first
+    came_of: tuple[str, ...] = field(
+        default=()
+    )  # descriptions of the checkpoints before it, newest first
 
 
 _meta_adapter = TypeAdapter(CheckpointMeta)
@@ -80,7 +90,9 @@ def find_checkpoint(train: TrainConfig) -> Path:
     else:
         folder = Path(train.checkpoint.save_dir).expanduser() / LATEST_LINK
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such checkpoint (train.checkpoint.resume {train.checkpoint.resume})")
+        raise ConfigError(
+            f"{folder}: no such checkpoint (train.checkpoint.resume {train.checkpoint.resume})"
+        )
     return folder.resolve()
 
 
@@ -105,9 +117,13 @@ class CheckpointWriter:
 
     def __init__(self, store: Store, config: Config) -> None:
         """Raises `ConfigError` when `train.checkpoint.save_dir` cannot be written to."""
-        train, model = config.train, config.model
-        self._store, self._interval, self._method = store, train.checkpoint.save_interval, train.method
-        self._model, self._tokenizer = _absolute_path(model.path), model.tokenizer and _absolute_path(model.tokenizer)
+        train = config.train
+        model = config.model
+        self._store = store
+        self._interval = train.checkpoint.save_interval
+        self._method = train.method
+        self._model = _absolute_path(model.path)
+        self._tokenizer = model.tokenizer and _absolute_path(model.tokenizer)
         self._home = str(config.home_dir.resolve())
         assert train.checkpoint.save_dir is not None
         self._root = ensure_folder("train.checkpoint.save_dir", train.checkpoint.save_dir)
@@ -156,8 +172,11 @@ class CheckpointWriter:
     def _write_checkpoint(self, policy: Policy) -> None:
         """Write it, replacing this home's own of the same step. Raises `OSError`, also for a folder of another home."""
         assert policy.path is not None
-        source, name = Path(policy.path), _folder_name(policy)
-        whole, before, out = self._root / f".{name}.new", self._root / f".{name}.old", self._root / name
+        source = Path(policy.path)
+        name = _folder_name(policy)
+        whole = self._root / f".{name}.new"
+        before = self._root / f".{name}.old"
+        out = self._root / name
         for left in (whole, before):
             shutil.rmtree(left, ignore_errors=True)
         if out.exists() and not ((out / META_FILE).exists() and read_meta(out).home == self._home):
@@ -165,7 +184,9 @@ class CheckpointWriter:
                 f"{out} exists already, of another home or program. Choose another train.checkpoint.save_dir"
             )
         note = json.dumps(asdict(self._build_meta(policy)), indent=2).encode()
-        write_folder(whole, {META_FILE: note}, lambda folder: link_files(source, folder, but=META_FILE))
+        write_folder(
+            whole, {META_FILE: note}, lambda folder: link_files(source, folder, but=META_FILE)
+        )
         if out.exists():
             out.rename(before)
         whole.rename(out)
@@ -176,7 +197,8 @@ class CheckpointWriter:
     def _build_meta(self, policy: Policy) -> CheckpointMeta:
         with self._store.read() as conn:
             lineage = policies.lineage(conn, policy.version)
-            first = policies.get(conn, lineage[-2])  # the child of the base
+            # The child of the base.
+            first = policies.get(conn, lineage[-2])
         assert first is not None, f"version {lineage[-2]} is in the lineage"
         same = ("version", "identity", "digest", "memory", "metrics", "created_at")
         return CheckpointMeta(
@@ -186,7 +208,11 @@ class CheckpointWriter:
             method=self._method,
             model=self._model,
             tokenizer=self._tokenizer,
-            files={name: digest for name, digest in policy.files.items() if digest and name != META_FILE},
+            files={
+                name: digest
+                for name, digest in policy.files.items()
+                if digest and name != META_FILE
+            },
             came_of=checkpoint_ancestry(first),
             **{name: getattr(policy, name) for name in same},
         )

@@ -21,7 +21,8 @@ class FileMonitor:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._examined: dict[int, FileStates] = {}  # by version: its files when they were examined
+        # By version: its files when they were examined.
+        self._examined: dict[int, FileStates] = {}
 
     def trust(self, policy: Policy) -> None:
         """Count the files of a version that this process has just written as examined, also in other processes."""
@@ -34,7 +35,8 @@ class FileMonitor:
 
         `trusts_known`: see `policies.examine_files`.
         """
-        self._examined[policy.version] = _file_states(policy)  # before: a change meanwhile is found the next time
+        # Before: a change meanwhile is found the next time.
+        self._examined[policy.version] = _file_states(policy)
         return policies.examine_files(self._store, policy.version, trusts_known=trusts_known)
 
     def examine_changed(self) -> None:
@@ -43,7 +45,9 @@ class FileMonitor:
             newest = policies.get_many(conn, policies.newest_of_each(conn, EXAMINED_VERSIONS))[::-1]
             watched = newest + policies.damaged_versions(conn)
         for policy in watched:
-            if policy.path is not None and self._examined.get(policy.version) != _file_states(policy):
+            if policy.path is not None and self._examined.get(policy.version) != _file_states(
+                policy
+            ):
                 self.examine(policy, trusts_known=True)
                 return
 

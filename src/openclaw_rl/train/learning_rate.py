@@ -9,16 +9,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 log = logging.getLogger("openclaw_rl.train")
-CHECKED_STEPS = 5  # number of newest steps that must all be below the bound
+# Number of newest steps that must all be below the bound.
+CHECKED_STEPS = 5
 MIN_STEP_KL = 1e-7
 """Smallest `kl/step` of a step that teaches something, in nats per token.
 
 It is half the mean squared change of a token's log-probability. A step below this bound changes it by less than 0.00045
 nats, so a change of one nat takes more than two thousand steps.
 """
-MAX_LOW_RATE = 1e-4  # steps at a higher rate are small for another reason
-_USEFUL_STEP_KL = 1e-4  # `kl/step` of the default settings on the starter policy, rounded down
-_MAX_FACTOR = 100.0  # by which a better rate is higher at most
+# Steps at a higher rate are small for another reason.
+MAX_LOW_RATE = 1e-4
+# `kl/step` of the default settings on the starter policy, rounded down.
+_USEFUL_STEP_KL = 1e-4
+# By which a better rate is higher at most.
+_MAX_FACTOR = 100.0
 
 
 class LowRate(NamedTuple):
@@ -57,10 +61,14 @@ class LowRateWarning:
         low = find_low_rate(self._newest)
         if low is not None and not self._is_logged:
             self._is_logged = True
-            log.warning("%s. Set train.optimizer.learning_rate (--lr) to %g", low.evidence, low.better_rate)
+            log.warning(
+                "%s. Set train.optimizer.learning_rate (--lr) to %g", low.evidence, low.better_rate
+            )
 
 
-def find_low_rate(steps: Sequence[Mapping[str, Any]], *, checked: int = CHECKED_STEPS) -> LowRate | None:
+def find_low_rate(
+    steps: Sequence[Mapping[str, Any]], *, checked: int = CHECKED_STEPS
+) -> LowRate | None:
     """Return the learning rate if the newest `checked` steps show that it is too low, else None.
 
     `steps`: their metrics, oldest first. All must have the same rate, so that steps of a warm-up do not count.
@@ -69,5 +77,7 @@ def find_low_rate(steps: Sequence[Mapping[str, Any]], *, checked: int = CHECKED_
     rates = {float(step["learning_rate"]) for step in newest}
     if len(newest) < checked or len(rates) > 1:
         return None
-    found = LowRate(rate=rates.pop(), kl=max(float(step["kl/step"]) for step in newest), steps=checked)
+    found = LowRate(
+        rate=rates.pop(), kl=max(float(step["kl/step"]) for step in newest), steps=checked
+    )
     return found if found.kl < MIN_STEP_KL and found.rate < MAX_LOW_RATE else None

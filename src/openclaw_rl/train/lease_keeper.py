@@ -30,16 +30,23 @@ TRAINER_LEASE = "trainer"
 class LeaseKeeper:
     """Acquires and renews `TRAINER_LEASE`. `ttl` is in seconds; `clock` returns seconds and must not jump."""
 
-    def __init__(self, store: Store, *, ttl: float, clock: Callable[[], float] = steady_clock.boot_seconds) -> None:
-        self._store, self._ttl, self.clock = store, ttl, clock
+    def __init__(
+        self, store: Store, *, ttl: float, clock: Callable[[], float] = steady_clock.boot_seconds
+    ) -> None:
+        self._store = store
+        self._ttl = ttl
+        self.clock = clock
         self._holder = f"{steady_clock.boot_name()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._lease: Lease | None = None
-        self._seen: tuple[Lease, float] | None = None  # the lease of another holder, and since when it is unchanged
+        # The lease of another holder, and since when it is unchanged.
+        self._seen: tuple[Lease, float] | None = None
         self.acquired_at = 0.0
         """When the current lease was acquired, in seconds since the epoch."""
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._renew_loop, name=f"lease-{TRAINER_LEASE}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._renew_loop, name=f"lease-{TRAINER_LEASE}", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -47,7 +54,9 @@ class LeaseKeeper:
         """The current lease, or None if it was never acquired or is lost."""
         with self._lock:
             if self._lease is not None and self.clock() >= self._lease.expires_at:
-                log.warning("the trainer's lease expired while this process was suspended or the store was busy")
+                log.warning(
+                    "the trainer's lease expired while this process was suspended or the store was busy"
+                )
                 self._lease = None
             return self._lease
 
@@ -55,7 +64,9 @@ class LeaseKeeper:
         """Return the current lease. Raises `StaleLease` without one."""
         lease = self.current_lease
         if lease is None:
-            raise StaleLease("the trainer's lease expired during the step; another trainer may be running")
+            raise StaleLease(
+                "the trainer's lease expired during the step; another trainer may be running"
+            )
         return lease
 
     def acquire(self) -> Lease | None:
@@ -78,12 +89,17 @@ class LeaseKeeper:
         """Return whether a lease in the store is released, expired, or not renewed for so long that its holder died."""
         if found.expires_at <= 0 or found.holder == self._holder:
             return True
-        now, boot = self.clock(), found.holder.split(":")[0]
+        now = self.clock()
+        boot = found.holder.split(":")[0]
         if boot == steady_clock.boot_name() and found.expires_at <= now:
             return True
         if self._seen is None or self._seen[0] != found:
             self._seen = found, now
-            log.info("%s holds the trainer's lease; it is free if it is not renewed for %g s", found.holder, self._ttl)
+            log.info(
+                "%s holds the trainer's lease; it is free if it is not renewed for %g s",
+                found.holder,
+                self._ttl,
+            )
         return now - self._seen[1] >= self._ttl
 
     def waiting_note(self) -> str:
@@ -112,7 +128,8 @@ class LeaseKeeper:
             try:
                 with self._store.write() as conn:
                     leases.release(conn, lease)
-            except StoreError as error:  # the next trainer waits until it expires
+            except StoreError as error:
+                # The next trainer waits until it expires.
                 log.warning("the trainer's lease could not be released: %s", error)
             self._replace_lease(lease, None)
 

@@ -25,8 +25,11 @@ class LoadedTrainer:
 
     def __init__(self, trainer: Trainer, monitor: FileMonitor, root: Path) -> None:
         """`root`: folder of the policy folders."""
-        self._trainer, self._monitor, self._root = trainer, monitor, root
-        self._loaded: tuple[int, str | None] | None = None  # version and folder; None: not known
+        self._trainer = trainer
+        self._monitor = monitor
+        self._root = root
+        # Version and folder; None: not known.
+        self._loaded: tuple[int, str | None] | None = None
 
     def has_loaded(self, policy: Policy) -> bool:
         return self._loaded == (policy.version, policy.path)
@@ -53,9 +56,11 @@ class LoadedTrainer:
         self._load_folder(policy, policy.path)
         self.mark_loaded(policy)
         has_state = policy.path is None or (Path(policy.path) / OPTIMIZER_FILE).exists()
-        if self._trainer.computes_here and not has_state:  # another program keeps its own
+        # Another program keeps its own.
+        if self._trainer.computes_here and not has_state:
             log.warning(
-                "version %d no longer has an optimizer state: the optimizer starts from the beginning", policy.version
+                "version %d no longer has an optimizer state: the optimizer starts from the beginning",
+                policy.version,
             )
         return None
 
@@ -85,7 +90,11 @@ class LoadedTrainer:
         Momentum of good batches hides for some steps what a bad one teaches. None if the batch has no gradient.
         """
         disk_space.require_space(self._root, policy_folders.folder_bytes(head.path))
-        start = None if head.path is None else _copy_without_optimizer(head.path, self._root, head.version)
+        start = (
+            None
+            if head.path is None
+            else _copy_without_optimizer(head.path, self._root, head.version)
+        )
         result = policy_folders.new_folder(self._root, head.version)
         try:
             self._load_folder(head, None if start is None else str(start))
@@ -110,6 +119,7 @@ def _copy_without_optimizer(folder: str, root: Path, version: int) -> Path:
         if file.name != OPTIMIZER_FILE and file.is_file():
             try:
                 os.link(file, copied / file.name)
-            except OSError:  # a file system without links
+            except OSError:
+                # A file system without links.
                 shutil.copy2(file, copied / file.name)
     return copied

@@ -11,16 +11,30 @@ from pathlib import Path
 
 from openclaw_rl.common import disk_space, steady_clock
 from openclaw_rl.common.progress import Wait, WorkNote, join_notes
-from openclaw_rl.errors import DamagedRow, DiskFull, OpenClawError, StaleLease, StoreError, TooLarge, TrainerAbsent
+from openclaw_rl.errors import (
+    DamagedRow,
+    DiskFull,
+    OpenClawError,
+    StaleLease,
+    StoreError,
+    TooLarge,
+    TrainerAbsent,
+)
 from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.practice.session import PracticeSession
 from openclaw_rl.protocols import Trainer
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import heartbeats, leases, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import candidates, policies, training_queue
-from openclaw_rl.store.lineage.policy_names import PolicyOwner, name_of_turn, owner_filter, waiting_names
+from openclaw_rl.store.lineage.policy_names import (
+    PolicyOwner,
+    name_of_turn,
+    owner_filter,
+    waiting_names,
+)
 from openclaw_rl.store.lineage.token_credit import record_credit
 from openclaw_rl.store.lineage.version_stats import satisfaction_metrics, untrusted_judges
 from openclaw_rl.train import batch_bisection, policy_folders
@@ -34,13 +48,19 @@ from openclaw_rl.train.retraining import RetrainingLedger
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.satisfaction_watch import SatisfactionWatch, pause_reason
 from openclaw_rl.train.step_outcome import StepOutcome, failed_version, make_uses
-from openclaw_rl.train.tracking import MetricsTracker, StepReporter, number_of_turns, storable_metrics
+from openclaw_rl.train.tracking import (
+    MetricsTracker,
+    StepReporter,
+    number_of_turns,
+    storable_metrics,
+)
 from openclaw_rl.train.version_thinning import VersionThinner
-from openclaw_rl.types import JudgedTurn, Lease, Policy, Reason, ReasonCode
+from openclaw_rl.types import JudgedTurn, Lease, Policy
 
 log = logging.getLogger("openclaw_rl.train")
 NO_GRADIENT_REASON = Reason(ReasonCode.NO_GRADIENT, "the batch that it was in had no gradient")
-RECHECK_SECONDS = 1.0  # seconds until the store is read again without a commit, because `max_wait` may have passed
+# Seconds until the store is read again without a commit, because `max_wait` may have passed.
+RECHECK_SECONDS = 1.0
 
 
 class TrainLoop:
@@ -71,21 +91,36 @@ class TrainLoop:
         `per`: who has a policy of its own, trained from its own turns alone. `practice`: of lessons, while no batch is
         complete; None: none. `lease_clock`: seconds by a clock that does not jump.
         """
-        self._engine, self._eval_every = engine, eval_every
+        self._engine = engine
+        self._eval_every = eval_every
         self._reporter = StepReporter(tracker, saver, engine)
-        self._store, self._builder, self._train, self._per = store, builder, train, per
-        self._replays, self._ledger = ReplaySelector(store, builder, train, per), RetrainingLedger(store)
+        self._store = store
+        self._builder = builder
+        self._train = train
+        self._per = per
+        self._replays = ReplaySelector(store, builder, train, per)
+        self._ledger = RetrainingLedger(store)
         self._root = root.resolve()
-        self._monitor, self._thinner = FileMonitor(store), VersionThinner(store, self._root, train.checkpoint)
-        self._clock, self._watch, self._practice = clock, watch, practice
+        self._monitor = FileMonitor(store)
+        self._thinner = VersionThinner(store, self._root, train.checkpoint)
+        self._clock = clock
+        self._watch = watch
+        self._practice = practice
         self._trainer = LoadedTrainer(trainer, self._monitor, self._root)
-        self._cleaned_epoch: int | None = None  # epoch of the lease under which the folders were cleaned up
-        self._next_check = self._began = self._ended = 0.0  # `_ended`: of a batch in the iteration before, else 0
-        self._drop_counts: Counter[str] = Counter()  # counts of dropped turns since the last version, by metric name
-        self._idle: list[Policy] = []  # heads of policies that wait for turns
-        self._is_fixed = False  # the batch is part of a failed one that is being bisected, or of an undo
-        self._consecutive_failures = 0  # turns tried alone that failed in a row, also before a restart
-        self._queue_ages, self._attempts = batch_bisection.QueueAges(), heartbeats.AttemptLog(store, "train")
+        # Epoch of the lease under which the folders were cleaned up.
+        self._cleaned_epoch: int | None = None
+        # `_ended`: of a batch in the iteration before, else 0.
+        self._next_check = self._began = self._ended = 0.0
+        # Counts of dropped turns since the last version, by metric name.
+        self._drop_counts: Counter[str] = Counter()
+        # Heads of policies that wait for turns.
+        self._idle: list[Policy] = []
+        # The batch is part of a failed one that is being bisected, or of an undo.
+        self._is_fixed = False
+        # Turns tried alone that failed in a row, also before a restart.
+        self._consecutive_failures = 0
+        self._queue_ages = batch_bisection.QueueAges()
+        self._attempts = heartbeats.AttemptLog(store, "train")
         self._work = WorkNote("starting")
         self._keeper = LeaseKeeper(store, ttl=train.safety.lease_ttl, clock=lease_clock)
         self._examiner = CandidateExaminer(store, gate, self._keeper, clock, self._trainer, builder)
@@ -121,11 +156,13 @@ class TrainLoop:
                 return self._run_iteration()
         except DiskFull as error:
             self._trainer.reject_step(str(error))
-            self._cleaned_epoch = None  # the interrupted step may have left a folder, or no line in the metrics
+            # The interrupted step may have left a folder, or no line in the metrics.
+            self._cleaned_epoch = None
             raise
 
     def _run_iteration(self) -> bool:
-        self._began, self._ended = self._ended or time.perf_counter(), 0.0
+        self._began = self._ended or time.perf_counter()
+        self._ended = 0.0
         lease = self._keeper.acquire()
         if lease is None:
             self._work = WorkNote(self._keeper.waiting_note(), frozenset({Wait.LEASE}))
@@ -136,7 +173,9 @@ class TrainLoop:
             elif not self._store.has_changed() and time.monotonic() < self._next_check:
                 return False
             self._next_check = time.monotonic() + RECHECK_SECONDS
-            if self._watch is not None and self._watch.roll_back_if_worse(lease, self._keeper.clock):
+            if self._watch is not None and self._watch.roll_back_if_worse(
+                lease, self._keeper.clock
+            ):
                 return True
             if self._take_step():
                 return True
@@ -164,7 +203,11 @@ class TrainLoop:
         examined, canaries = self._examiner.find_candidates(self._per)
         with self._store.read() as conn:
             practising = self._practice.policies(conn) if self._practice is not None else ()
-            names = [*canaries, *waiting_names(conn, self._per), *practising] if examined is None else [examined.name]
+            names = (
+                [*canaries, *waiting_names(conn, self._per), *practising]
+                if examined is None
+                else [examined.name]
+            )
         notes = dict[str, WorkNote]()
         self._idle = []
         for name in dict.fromkeys(names):
@@ -175,7 +218,8 @@ class TrainLoop:
 
     def _take_step_of(self, name: str, candidate: Policy | None) -> bool:
         with self._store.read() as conn:
-            head, owner = policies.head(conn, name), owner_filter(self._per, name)
+            head = policies.head(conn, name)
+            owner = owner_filter(self._per, name)
             settles = self._watch is not None and self._watch.is_on
             pause = pause_reason(conn, head, self._clock(), settles=settles, owner=owner)
         if pause is not None:
@@ -184,9 +228,12 @@ class TrainLoop:
         if candidate is not None:
             return self._examine_candidate(candidate, head)
         with self._store.read() as conn:
-            items, self._is_fixed = self._ledger.next_turns(conn, head), True
+            items = self._ledger.next_turns(conn, head)
+            self._is_fixed = True
             if not self._ledger.is_active:
-                items, self._is_fixed = batch_bisection.next_batch(conn, head, self._builder.signal, self._train, owner)
+                items, self._is_fixed = batch_bisection.next_batch(
+                    conn, head, self._builder.signal, self._train, owner
+                )
             untrusted = ", ".join(sorted(untrusted_judges(conn)))
         if is_last_version(head, self._train) and not self._ledger.is_active:
             last = f"train.max_steps {self._train.max_steps} is reached: version {head.version} is the last"
@@ -194,22 +241,30 @@ class TrainLoop:
             return False
         if not self._ledger.is_active and not self._is_batch_ready(name, items, len(items)):
             details = batch_bisection.batch_note(items, self._builder.signal, self._train)
-            details += f"; verdicts of {untrusted} are not trained on (judge.min_kappa)" if untrusted else ""
+            details += (
+                f"; verdicts of {untrusted} are not trained on (judge.min_kappa)"
+                if untrusted
+                else ""
+            )
             self._work = WorkNote(details, frozenset({Wait.TURNS}))
             self._idle.append(head)
             return False
         return self._train_batch(head, items)
 
     def _practise(self, notes: dict[str, WorkNote]) -> bool:
-        practice, keeper = self._practice, self._keeper
-        batch = practice and practice.next_batch(self._idle, notes, keeper.require_lease(), keeper.clock())
+        practice = self._practice
+        keeper = self._keeper
+        batch = practice and practice.next_batch(
+            self._idle, notes, keeper.require_lease(), keeper.clock()
+        )
         if batch:
             self._is_fixed = True
             return self._train_batch(*batch)
         has_work = practice is not None and practice.has_work
         joined = join_notes(notes)
         self._work = WorkNote(joined.describe()) if has_work else joined
-        self._next_check *= not has_work  # there is work without a commit
+        # There is work without a commit.
+        self._next_check *= not has_work
         return has_work
 
     def _examine_candidate(self, candidate: Policy, head: Policy) -> bool:
@@ -252,7 +307,9 @@ class TrainLoop:
                 return
             alone = next(iter(deaths)) if len(deaths) == 1 else None
             total = heartbeats.MAX_DEATHS if is_bisected else max(deaths.values())
-            reason = batch_bisection.failure_reason(f"the trainer died on {number_of_turns(len(deaths), 0)}")
+            reason = batch_bisection.failure_reason(
+                f"the trainer died on {number_of_turns(len(deaths), 0)}"
+            )
             if alone is not None:
                 if (why := self._attempts.give_up(conn, alone, total)) is None:
                     return
@@ -260,7 +317,9 @@ class TrainLoop:
             head = policies.head(conn, name_of_turn(conn, self._per, next(iter(deaths))))
             policy = failed_version(head, policies.next_version(conn), reason, self._clock())
             uses = training_queue.next_uses(conn, policy.version, deaths)
-            policies.reject(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
+            policies.reject(
+                conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock()
+            )
             self._ledger.end_fatal_batch(conn, head.name, deaths)
             self._attempts.end(conn, success=False)
         log.error("version %d: %s", policy.version, reason)
@@ -271,20 +330,32 @@ class TrainLoop:
         if batch_bisection.is_full(items, usable, self._builder.signal, self._train):
             return True
         in_queue = self._queue_ages.seconds(name, items[0].turn.id, self._keeper.clock())
-        return max(self._clock() - min(i.verdict.at for i in items), in_queue) >= self._train.batch.max_wait
+        return (
+            max(self._clock() - min(i.verdict.at for i in items), in_queue)
+            >= self._train.batch.max_wait
+        )
 
     def _train_batch(self, head: Policy, items: Sequence[JudgedTurn]) -> bool:
         self._work = WorkNote("making a batch")
         with self._store.read() as conn:
-            line, version = policies.lineage(conn, head.version), policies.next_version(conn)
-        any_age, replayed = self._ledger.is_active, self._ledger.replays
+            line = policies.lineage(conn, head.version)
+            version = policies.next_version(conn)
+        any_age = self._ledger.is_active
+        replayed = self._ledger.replays
         batch = self._builder.build_batch(items, head, line, replays=replayed, any_age=any_age)
         fresh = {s.turn for s in batch.samples if not s.replay}
-        log.debug("batch for version %d: %s; left out: %s", version, [s.turn for s in batch.samples], batch.dropped)
+        log.debug(
+            "batch for version %d: %s; left out: %s",
+            version,
+            [s.turn for s in batch.samples],
+            batch.dropped,
+        )
         if batch.dropped and not self._ledger.is_active:
             self._drop_turns(batch.dropped)
         if not batch.samples:
-            self._reporter.report_skipped_batch(head, batch.dropped, batch.dropped_counts, self._clock())
+            self._reporter.report_skipped_batch(
+                head, batch.dropped, batch.dropped_counts, self._clock()
+            )
         self._drop_counts.update(batch.dropped_counts)
         rest = [i for i in items if i.turn.id not in batch.dropped] or items
         if not self._is_batch_ready(head.name, rest, len(fresh)):
@@ -295,14 +366,21 @@ class TrainLoop:
                 self._work = WorkNote(f"version {head.version} is damaged: {damage}")
                 return True
             self._replays.forget_unfit()
-            self._began = time.perf_counter()  # a version is loaded once, and a batch like this one may be repeated
-        again, replays = ([], []) if self._is_fixed else self._replays.select_replays(head, line, len(fresh))
-        samples, earlier = [*batch.samples, *replays], {i.turn.id: i.earlier_uses for i in (*items, *again)}
+            # A version is loaded once, and a batch like this one may be repeated.
+            self._began = time.perf_counter()
+        again, replays = (
+            ([], []) if self._is_fixed else self._replays.select_replays(head, line, len(fresh))
+        )
+        samples = [*batch.samples, *replays]
+        earlier = {i.turn.id: i.earlier_uses for i in (*items, *again)}
         counts = number_of_turns(len(fresh), len({s.turn for s in samples} - fresh))
         self._work = WorkNote(f"training version {version} on {counts}{self._ledger.note}")
         self._attempts.begin(self._trainer.turns_at_risk(samples))
         try:
-            with self._attempts.interrupted_by(OpenClawError, OSError, ValueError), disk_space.raise_disk_full():
+            with (
+                self._attempts.interrupted_by(OpenClawError, OSError, ValueError),
+                disk_space.raise_disk_full(),
+            ):
                 result = self._trainer.step(samples, version)
         except batch_bisection.BATCH_ERRORS as error:
             self._record_failure(head, version, samples, earlier, error)
@@ -311,14 +389,18 @@ class TrainLoop:
         with self._store.write(durable=False) as conn:
             self._attempts.end(conn)
         self._consecutive_failures = 0
-        if result.folder is None or fresh <= result.dropped.keys():  # a step on replays alone is not taken
+        # A step on replays alone is not taken.
+        if result.folder is None or fresh <= result.dropped.keys():
             self._skip_batch(head, fresh, result)
             self._drop_counts.update(batch.kept_counts)
             return True
         try:
-            step = StepOutcome(head=head, version=version, samples=samples, earlier_uses=earlier, result=result)
+            step = StepOutcome(
+                head=head, version=version, samples=samples, earlier_uses=earlier, result=result
+            )
             self._publish_or_reject(step, batch.kept_counts)
-        except StaleLease as error:  # after other errors the folder is kept: the commit may have succeeded
+        except StaleLease as error:
+            # After other errors the folder is kept: the commit may have succeeded.
             self._trainer.reject_step(str(error), result.folder)
             raise
         self._thinner.thin_versions(self._clock())
@@ -332,13 +414,22 @@ class TrainLoop:
             self._trainer.reject_step("no new turn of the batch was trained on", result.folder)
         self._drop_counts["dropped/stale"] += int(result.metrics.get("dropped/stale", 0))
         self._replays.mark_unfit(again := result.dropped.keys() - fresh)
-        self._drop_turns(reasons := {turn: result.dropped.get(turn, NO_GRADIENT_REASON) for turn in sorted(fresh)})
+        self._drop_turns(
+            reasons := {
+                turn: result.dropped.get(turn, NO_GRADIENT_REASON) for turn in sorted(fresh)
+            }
+        )
         metrics = dict(result.metrics) | {"replays/passed_over": float(len(again))}
         self._reporter.report_skipped_batch(head, reasons, metrics, self._clock())
         self._ledger.skip_batch()
 
     def _record_failure(
-        self, head: Policy, version: int, samples: Sequence[Sample], earlier: Mapping[str, int], error: Exception
+        self,
+        head: Policy,
+        version: int,
+        samples: Sequence[Sample],
+        earlier: Mapping[str, int],
+        error: Exception,
     ) -> None:
         """Handle a batch that raised: drop a turn that is too long, else bisect the batch.
 
@@ -346,12 +437,15 @@ class TrainLoop:
         """
         reason = batch_bisection.failure_reason(f"{type(error).__name__}: {error}")
         log.error("version %d, %d samples: %s", version, len(samples), reason)
-        self._reporter.report_skipped_batch(head, {s.turn: reason for s in samples}, {}, self._clock())
+        self._reporter.report_skipped_batch(
+            head, {s.turn: reason for s in samples}, {}, self._clock()
+        )
         if isinstance(error, TooLarge) and not self._ledger.is_active:
             turn = batch_bisection.longest_sample(samples)
             if turn.replay:
                 self._replays.exclude_turn(turn.turn)
-                self._next_check = 0.0  # check again at once: nothing was committed, but there is work
+                # Check again at once: nothing was committed, but there is work.
+                self._next_check = 0.0
             else:
                 self._drop_turns({turn.turn: reason})
             return
@@ -360,9 +454,12 @@ class TrainLoop:
             failures = f"{self._consecutive_failures} turns failed one by one, so the turns are not the cause"
             raise OpenClawError(f"training stopped: {failures}: {reason}") from error
         policy = failed_version(head, version, reason, self._clock())
-        lease, uses = self._keeper.require_lease(), make_uses(version, samples, earlier)
+        lease = self._keeper.require_lease()
+        uses = make_uses(version, samples, earlier)
         with self._store.write() as conn:
-            policies.reject(conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock())
+            policies.reject(
+                conn, lease, policy, uses, self._clock(), lease_now=self._keeper.clock()
+            )
             turns.mark_untrainable(conn, {samples[0].turn: reason} if alone else {})
             self._ledger.end_batch(conn)
 
@@ -375,7 +472,8 @@ class TrainLoop:
         reason = self._examiner.metrics_reason(step.result.metrics, self._train)
         policy = step.make_policy(storable_metrics(metrics, self._engine), reason, self._clock())
         uses = make_uses(step.version, step.trained, step.earlier_uses)
-        lease, is_examined = self._keeper.require_lease(), self._examiner.is_active and not self._ledger.is_active
+        lease = self._keeper.require_lease()
+        is_examined = self._examiner.is_active and not self._ledger.is_active
         success = candidates.add_candidate if is_examined else policies.publish
         record = policies.reject if reason else success
         with self._store.write() as conn:
@@ -398,10 +496,16 @@ class TrainLoop:
     def _collect_metrics(self, step: StepOutcome, counts: Mapping[str, int]) -> dict[str, float]:
         """Return all metrics of a step; after every `track.eval_every`-th one also those of satisfaction."""
         with self._store.read() as conn:
-            metrics = step.collect_metrics(conn, self._drop_counts + Counter(counts)) | self._ledger.metrics
-            metrics["seconds/batch"], self._ended = (now := time.perf_counter()) - self._began, now
+            metrics = (
+                step.collect_metrics(conn, self._drop_counts + Counter(counts))
+                | self._ledger.metrics
+            )
+            metrics["seconds/batch"] = (now := time.perf_counter()) - self._began
+            self._ended = now
             if self._eval_every is not None and int(metrics.get("step", 0)) % self._eval_every == 0:
-                metrics |= satisfaction_metrics(conn, policies.lineage(conn, step.head.version)[: self._eval_every])
+                metrics |= satisfaction_metrics(
+                    conn, policies.lineage(conn, step.head.version)[: self._eval_every]
+                )
         return metrics
 
     def _drop_turns(self, reasons: Mapping[str, Reason]) -> None:

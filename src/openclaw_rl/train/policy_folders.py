@@ -12,7 +12,8 @@ from pathlib import Path
 from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)
-META_FILE = "checkpoint.json"  # metadata of the checkpoint that a version was copied from (see `checkpoints`)
+# Metadata of the checkpoint that a version was copied from (see `checkpoints`).
+META_FILE = "checkpoint.json"
 _FOLDER_NAME = re.compile(r"(\d{6,})-\w+")
 
 
@@ -58,6 +59,8 @@ def remove_orphans(root: Path, policies: Iterable[Policy], *, before: float) -> 
         if path.is_dir() and path.name not in named and path.stat().st_mtime < before
     ]
     for path in orphans:
-        log.info("removing %s: no policy refers to it (its trainer died before it was published)", path)
+        log.info(
+            "removing %s: no policy refers to it (its trainer died before it was published)", path
+        )
         shutil.rmtree(path, ignore_errors=True)
     return sorted(path.name for path in orphans)

@@ -18,7 +18,8 @@ from openclaw_rl.store.lineage.policy_names import PolicyOwner, owner_filter
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import JudgedTurn, Policy
 
-MAX_UNFIT_TURNS = 256  # remembered unusable turns; a forgotten one costs another forward pass
+# Remembered unusable turns; a forgotten one costs another forward pass.
+MAX_UNFIT_TURNS = 256
 
 
 def replay_limit(fresh: int, *, share: float, most: int) -> int:
@@ -32,16 +33,26 @@ class ReplaySelector:
     They had a gradient before, so they are never marked untrainable. On another lineage they may be new again.
     """
 
-    def __init__(self, store: Store, builder: SampleBuilder, train: TrainConfig, per: PolicyOwner = "all") -> None:
-        self._store, self._builder, self._train, self._per = store, builder, train, per
+    def __init__(
+        self, store: Store, builder: SampleBuilder, train: TrainConfig, per: PolicyOwner = "all"
+    ) -> None:
+        self._store = store
+        self._builder = builder
+        self._train = train
+        self._per = per
         self._unfit: deque[str] = deque(maxlen=MAX_UNFIT_TURNS)
         self._excluded: set[str] = set()
 
-    def select_replays(self, head: Policy, line: Collection[int], fresh: int) -> tuple[list[JudgedTurn], list[Sample]]:
+    def select_replays(
+        self, head: Policy, line: Collection[int], fresh: int
+    ) -> tuple[list[JudgedTurn], list[Sample]]:
         """Return the turns to add to `fresh` new ones, and the samples of the usable ones. `line`: head's lineage."""
-        limit = replay_limit(fresh, share=self._train.batch.replay_ratio, most=self._train.batch.max_step_turns)
+        limit = replay_limit(
+            fresh, share=self._train.batch.replay_ratio, most=self._train.batch.max_step_turns
+        )
         signal = self._builder.signal
-        if self._train.batch.max_uses < 2 or limit == 0 or signal.uses_episodes:  # groups are trained on once, whole
+        # Groups are trained on once, whole.
+        if self._train.batch.max_uses < 2 or limit == 0 or signal.uses_episodes:
             return [], []
         with self._store.read() as conn:
             items = training_queue.replay_turns(
@@ -54,7 +65,9 @@ class ReplaySelector:
                 skip={*self._unfit, *self._excluded},
                 owner=owner_filter(self._per, head.name),
             )
-        batch = self._builder.build_batch(items, head, line, replays={item.turn.id for item in items})
+        batch = self._builder.build_batch(
+            items, head, line, replays={item.turn.id for item in items}
+        )
         self.mark_unfit(batch.dropped)
         return items, batch.samples
 

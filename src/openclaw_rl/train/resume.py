@@ -27,8 +27,10 @@ from openclaw_rl.train.lease_keeper import LeaseKeeper
 from openclaw_rl.types import Lease, PolicyState
 
 log = logging.getLogger("openclaw_rl.train")
-_LEASE_MARGIN = 2.0  # seconds beyond the lease's lifetime
-_POLL_SECONDS = 0.2  # seconds
+# Seconds beyond the lease's lifetime.
+_LEASE_MARGIN = 2.0
+# Seconds.
+_POLL_SECONDS = 0.2
 
 
 def resolve_base(config: Config) -> Config:
@@ -40,7 +42,10 @@ def resolve_base(config: Config) -> Config:
     if not (folder / policy_folders.META_FILE).exists() or not (folder / ADAPTER_CONFIG).exists():
         return config
     note = checkpoints.read_meta(folder)
-    if config.train.checkpoint.resume is not None and checkpoints.find_checkpoint(config.train) != folder.resolve():
+    if (
+        config.train.checkpoint.resume is not None
+        and checkpoints.find_checkpoint(config.train) != folder.resolve()
+    ):
         raise ConfigError(
             f"model.path {config.model.path} is a checkpoint, and train.checkpoint.resume "
             f"{config.train.checkpoint.resume} is another one. "
@@ -83,7 +88,9 @@ def start_from_checkpoint(config: Config, *, train: bool) -> None:
 def _is_started(store: Store, folder: Path, note: CheckpointMeta) -> bool:
     """Return True if the home was already started from the checkpoint. Raises `ConfigError` for other versions."""
     with store.read() as conn:
-        learned = [p for p in policies.list_all(conn) if p.version and p.state is not PolicyState.REJECTED]
+        learned = [
+            p for p in policies.list_all(conn) if p.version and p.state is not PolicyState.REJECTED
+        ]
         if not learned:
             return False
         head = policies.head(conn).version
@@ -114,10 +121,13 @@ def _adopt_checkpoint(config: Config, store: Store, folder: Path, note: Checkpoi
         keeper.close()
 
 
-def _publish_checkpoint(config: Config, store: Store, keeper: LeaseKeeper, folder: Path, note: CheckpointMeta) -> None:
+def _publish_checkpoint(
+    config: Config, store: Store, keeper: LeaseKeeper, folder: Path, note: CheckpointMeta
+) -> None:
     lease = _wait_for_lease(keeper, config.train)
     with store.read() as conn:
-        head, version = policies.head(conn), policies.next_version(conn)
+        head = policies.head(conn)
+        version = policies.next_version(conn)
     out = policy_folders.new_folder(config.policies_dir.resolve(), version)
     write_folder(out, {}, lambda into: link_files(folder, into))
     try:
@@ -137,12 +147,23 @@ def _publish_checkpoint(config: Config, store: Store, keeper: LeaseKeeper, folde
         )
         with store.write() as conn:
             policies.publish(conn, lease, policy, [], time.time(), lease_now=keeper.clock())
-            data = {"checkpoint": str(folder), "step": note.step, "method": note.method, "digest": note.digest}
+            data = {
+                "checkpoint": str(folder),
+                "step": note.step,
+                "method": note.method,
+                "digest": note.digest,
+            }
             events.append(conn, "policy.resumed", str(version), data, policy.created_at)
-    except (ModelError, StaleLease):  # after other errors it is kept: the commit may have succeeded
+    except (ModelError, StaleLease):
+        # After other errors it is kept: the commit may have succeeded.
         policy_folders.remove_folder(out)
         raise
-    log.info("version %d is the checkpoint %s: %s", version, folder, checkpoints.describe_checkpoint(note))
+    log.info(
+        "version %d is the checkpoint %s: %s",
+        version,
+        folder,
+        checkpoints.describe_checkpoint(note),
+    )
 
 
 def _check_files(folder: Path, copy: Path, note: CheckpointMeta) -> dict[str, str]:
@@ -154,14 +175,22 @@ def _check_files(folder: Path, copy: Path, note: CheckpointMeta) -> dict[str, st
         )
     for name, expected in note.files.items():
         if files.get(name) != expected:
-            found = f"its sha256 is {files[name][:12]}, expected {expected[:12]}" if name in files else "it is missing"
-            raise ModelError(f"{folder / name}: the checkpoint is damaged: {found}. Restore the file")
+            found = (
+                f"its sha256 is {files[name][:12]}, expected {expected[:12]}"
+                if name in files
+                else "it is missing"
+            )
+            raise ModelError(
+                f"{folder / name}: the checkpoint is damaged: {found}. Restore the file"
+            )
     return files
 
 
 def _check_settings(folder: Path, train: TrainConfig) -> None:
     """Raise `ConfigError` for settings that the trainer would refuse later, before anything is published."""
-    theirs: dict[str, object] = {"train.finetune": "lora" if (folder / ADAPTER_CONFIG).exists() else "full"}
+    theirs: dict[str, object] = {
+        "train.finetune": "lora" if (folder / ADAPTER_CONFIG).exists() else "full"
+    }
     ours: dict[str, object] = {"train.finetune": train.finetune}
     if train.finetune == theirs["train.finetune"] == "lora":
         theirs["train.lora.rank"], theirs["train.lora.alpha"] = _lora_shape(folder)
@@ -188,6 +217,8 @@ def _wait_for_lease(keeper: LeaseKeeper, train: TrainConfig) -> Lease:
     give_up = time.monotonic() + train.safety.lease_ttl + _LEASE_MARGIN
     while (lease := keeper.acquire()) is None:
         if time.monotonic() > give_up:
-            raise ConfigError("another trainer is running on this home. Stop it, or use another --home")
+            raise ConfigError(
+                "another trainer is running on this home. Stop it, or use another --home"
+            )
         time.sleep(_POLL_SECONDS)
     return lease

@@ -27,7 +27,8 @@ class RetrainingLedger:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._batch: RepeatedBatch | None = None
-        self.replays: frozenset[str] = frozenset()  # turns of the batch that the head's lineage used
+        # Turns of the batch that the head's lineage used.
+        self.replays: frozenset[str] = frozenset()
         self._left = 0
 
     @property
@@ -47,7 +48,8 @@ class RetrainingLedger:
 
     def next_turns(self, conn: Connection, head: Policy) -> Sequence[JudgedTurn]:
         """Return the turns of the policy's next batch in its order; empty if none can train. Raises `DamagedRow`."""
-        self._batch, self.replays = retraining.first_batch(conn, head.name), frozenset()
+        self._batch = retraining.first_batch(conn, head.name)
+        self.replays = frozenset()
         if self._batch is None:
             return []
         self._left = retraining.count_batches(conn, head.name)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import turn_states
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import removal
 from openclaw_rl.store.lineage import policies, retraining
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.store.lineage.trained_turns import turns_of_lineage
-from openclaw_rl.types import ReasonCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,9 @@ class RollbackPlan:
     head: int
     to: int
     undone_versions: tuple[int, ...]  # versions, newest first
-    turns: tuple[str, ...]  # ids of the turns that these versions were trained on, or that an undo in progress repeats
+    turns: tuple[
+        str, ...
+    ]  # ids of the turns that these versions were trained on, or that an undo in progress repeats
     cancelled_batches: int  # of an undo in progress, which the rollback ends
     keep_outstanding: bool = False  # the turns of these batches return to the queue
 
@@ -50,7 +52,9 @@ def plan_rollback(
         cure = f"`openclaw-rl policies promote {to}` makes it the head"
         raise OpenClawError(f"version {to} is no ancestor of the head, version {head}. {cure}")
     if to not in line:
-        raise OpenClawError(f"expected an ancestor of version {head}, one of {_format_versions(line[1:])}; got {to}")
+        raise OpenClawError(
+            f"expected an ancestor of version {head}, one of {_format_versions(line[1:])}; got {to}"
+        )
     target = policies.get(conn, to)
     assert target is not None, f"version {to} is an ancestor of the head"
     if policies.is_removed(target) or target.damage is not None:
@@ -82,7 +86,9 @@ def check_policy_files(store: Store, name: str, version: int) -> None:
 
 def _unusable_error(conn: Connection, name: str, version: int, reason: str) -> OpenClawError:
     targets = _format_versions(policies.rollback_targets(conn, name))
-    return OpenClawError(f"version {version} cannot be served: {reason}. Versions to roll back to: {targets}")
+    return OpenClawError(
+        f"version {version} cannot be served: {reason}. Versions to roll back to: {targets}"
+    )
 
 
 def _is_current(conn: Connection, plan: RollbackPlan) -> bool:
@@ -98,7 +104,12 @@ def _is_current(conn: Connection, plan: RollbackPlan) -> bool:
 
 
 def apply_rollback(
-    conn: Connection, agreed: RollbackPlan, *, learn_again: bool, reason: str, automatic: bool = False
+    conn: Connection,
+    agreed: RollbackPlan,
+    *,
+    learn_again: bool,
+    reason: str,
+    automatic: bool = False,
 ) -> int:
     """Execute the plan. Return the number of turns that are dropped, so that they never train again.
 
@@ -107,11 +118,16 @@ def apply_rollback(
     its parent. Raises `OpenClawError` when the head has moved since planning.
     """
     if not _is_current(conn, agreed):
-        plan_rollback(conn, agreed.to, name=agreed.name)  # raises with the reason if there is one for this version
-        raise OpenClawError(f"version {agreed.head} is no longer the head. Look at the new version, and repeat")
+        # Raises with the reason if there is one for this version.
+        plan_rollback(conn, agreed.to, name=agreed.name)
+        raise OpenClawError(
+            f"version {agreed.head} is no longer the head. Look at the new version, and repeat"
+        )
     now = time.time()
     code = ReasonCode.SATISFACTION if automatic else ReasonCode.ROLLED_BACK
-    policies.roll_back(conn, to=agreed.to, reason=reason, code=code, at=now, automatic=automatic, name=agreed.name)
+    policies.roll_back(
+        conn, to=agreed.to, reason=reason, code=code, at=now, automatic=automatic, name=agreed.name
+    )
     retraining.replace_batches(conn, agreed.name, ())
     if learn_again:
         return 0
@@ -142,7 +158,9 @@ def plan_promotion(conn: Connection, to: int) -> PromotionPlan:
     if to == head:
         raise OpenClawError(f"version {to} is the head already")
     if to in line:
-        raise OpenClawError(f"version {to} is an ancestor of the head. `openclaw-rl rollback {to}` goes back to it")
+        raise OpenClawError(
+            f"version {to} is an ancestor of the head. `openclaw-rl rollback {to}` goes back to it"
+        )
     if policy.path is None or policies.is_removed(policy):
         raise OpenClawError(f"version {to} cannot be served: its files are not kept")
     own = set(policies.lineage(conn, to))
@@ -160,7 +178,9 @@ def _check_no_undo(conn: Connection, name: str, to: int, trained: Collection[str
     `trained`: the turns that version `to` and its ancestors were trained on.
     """
     if left := retraining.count_batches(conn, name):
-        raise OpenClawError(f"an undo is in progress ({left} batches are left). Wait until it has ended")
+        raise OpenClawError(
+            f"an undo is in progress ({left} batches are left). Wait until it has ended"
+        )
     undone = turn_states.taken_back(conn, list(trained), [ReasonCode.TAKEN_BACK])
     if undone:
         raise OpenClawError(
@@ -169,7 +189,9 @@ def _check_no_undo(conn: Connection, name: str, to: int, trained: Collection[str
         )
 
 
-def apply_promotion(conn: Connection, agreed: PromotionPlan, *, learn_again: bool, reason: str) -> int:
+def apply_promotion(
+    conn: Connection, agreed: PromotionPlan, *, learn_again: bool, reason: str
+) -> int:
     """Execute the plan. Return the number of turns that are dropped, so that they never train again.
 
     Turns that a rollback dropped, and that the promoted version was trained on, count again: an undo after this trains
@@ -177,7 +199,9 @@ def apply_promotion(conn: Connection, agreed: PromotionPlan, *, learn_again: boo
     the head as its parent. Raises `OpenClawError` when the head has moved since planning.
     """
     if plan_promotion(conn, agreed.to) != agreed:
-        raise OpenClawError(f"version {agreed.head} is no longer the head. Look at the new version, and repeat")
+        raise OpenClawError(
+            f"version {agreed.head} is no longer the head. Look at the new version, and repeat"
+        )
     now = time.time()
     policies.promote(conn, to=agreed.to, reason=reason, at=now)
     removal.give_back(conn, {row.turn for row in turns_of_lineage(conn, agreed.to)}, at=now)
@@ -189,4 +213,6 @@ def apply_promotion(conn: Connection, agreed: PromotionPlan, *, learn_again: boo
 
 
 def _format_versions(versions: list[int], most: int = 12) -> str:
-    return ", ".join(map(str, versions[:most])) + (f", ... {versions[-1]}" if len(versions) > most else "")
+    return ", ".join(map(str, versions[:most])) + (
+        f", ... {versions[-1]}" if len(versions) > most else ""
+    )

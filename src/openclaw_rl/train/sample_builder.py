@@ -12,6 +12,7 @@ from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.progress import record_progress
 from openclaw_rl.errors import RequestError
 from openclaw_rl.methods.types import CreditMethod, Sample, make_sample
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.render.hint import lessons_hint, with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.train.tracking import version_age
@@ -23,8 +24,6 @@ from openclaw_rl.types import (
     Message,
     Origin,
     Policy,
-    Reason,
-    ReasonCode,
     Reply,
     Request,
     Verdict,
@@ -37,8 +36,12 @@ class SampleBatch:
 
     samples: list[Sample] = field(default_factory=list)
     dropped: dict[str, Reason] = field(default_factory=dict)
-    kept_counts: Counter[str] = field(default_factory=Counter)  # over the turns that can train, by metric name
-    dropped_counts: Counter[str] = field(default_factory=Counter)  # over the dropped turns, by metric name
+    kept_counts: Counter[str] = field(
+        default_factory=Counter
+    )  # over the turns that can train, by metric name
+    dropped_counts: Counter[str] = field(
+        default_factory=Counter
+    )  # over the dropped turns, by metric name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,9 @@ class SampleBuilder:
     signal: CreditMethod
     max_staleness: int  # in versions of the head's lineage
     guidance: float = 0.0  # of the teacher in practice (`practice.guidance`)
-    is_refused: Callable[[Sequence[str]], bool] = lambda texts: False  # whether any of these texts costs correctness
+    is_refused: Callable[[Sequence[str]], bool] = lambda texts: (
+        False
+    )  # whether any of these texts costs correctness
 
     def build_batch(
         self,
@@ -69,7 +74,8 @@ class SampleBuilder:
         of turns that are too stale.
         """
         bounded = replace(self, max_staleness=len(line)) if any_age else self
-        batch, stale_groups = SampleBatch(), bounded._stale_groups(turns, head, line)
+        batch = SampleBatch()
+        stale_groups = bounded._stale_groups(turns, head, line)
         for item in turns:
             record_progress()
             why = stale_groups.get(item.episode.group) if item.episode is not None else None
@@ -82,14 +88,17 @@ class SampleBuilder:
                 batch.dropped_counts.update(bounded._metric_counts(item, head, line))
         return batch
 
-    def _stale_groups(self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int]) -> dict[str, Reason]:
+    def _stale_groups(
+        self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int]
+    ) -> dict[str, Reason]:
         """Return group -> why none of it trains, of the groups with a turn that is too stale or of another model.
 
         Only turns with a signal count.
         """
         found: dict[str, Reason] = {}
         for item in turns if self.signal.uses_episodes else ():
-            request, reply = item.exchange.request, item.exchange.reply
+            request = item.exchange.request
+            reply = item.exchange.reply
             if item.episode is None or reply is None or item.episode.group in found:
                 continue
             if self.signal.no_credit_reason(item.episode) is not None:
@@ -103,14 +112,17 @@ class SampleBuilder:
     def _build_samples(
         self, item: JudgedTurn, head: Policy, line: Collection[int], replay: bool
     ) -> Sequence[Sample] | Reason:
-        request, reply = item.exchange.request, item.exchange.reply
+        request = item.exchange.request
+        reply = item.exchange.reply
         if reply is None:
             return Reason(ReasonCode.NO_REPLY, "the reply is missing")
         version = _oldest_version(request, reply)
         if why := _unfit_reason(request, reply, head, self._stale_reason(request, reply, line)):
             return why
         reward = _binary_reward(item.verdict, reply) if self.signal.uses_reward else None
-        hinted = self._hinted_prompts(item, len(reply.response_ids)) if self.signal.uses_hints else ()
+        hinted = (
+            self._hinted_prompts(item, len(reply.response_ids)) if self.signal.uses_hints else ()
+        )
         if self.signal.uses_episodes:
             if why := self._no_episode_reason(item):
                 return why
@@ -131,7 +143,8 @@ class SampleBuilder:
                 episode=item.episode,
             )
             return self._split_prompts(sample, request) if request.lessons and hinted else [sample]
-        except (ValueError, RequestError) as error:  # a broken engine recorded bad values: only the turn is dropped
+        except (ValueError, RequestError) as error:
+            # A broken engine recorded bad values: only the turn is dropped.
             return Reason(ReasonCode.INVALID_VALUES, str(error))
 
     def _teacher_guidance(self, request: Request) -> float | None:
@@ -142,16 +155,21 @@ class SampleBuilder:
 
     def _no_episode_reason(self, item: JudgedTurn) -> Reason | None:
         if item.episode is None:
-            detail = "it belongs to no episode with a known reward, and the method compares episodes"
+            detail = (
+                "it belongs to no episode with a known reward, and the method compares episodes"
+            )
             return Reason(ReasonCode.NO_EPISODE, detail)
         return self.signal.no_credit_reason(item.episode)
 
     def _split_prompts(self, sample: Sample, request: Request) -> list[Sample]:
         """Return the sample for the prompt as sampled, if it has a score, and the one that teaches the plain prompt."""
-        is_contrast = request.origin is Origin.CONTRAST  # teaches to follow the words that are in its prompt
+        # Teaches to follow the words that are in its prompt.
+        is_contrast = request.origin is Origin.CONTRAST
         plain = replace(
             sample,
-            prompt_ids=request.prompt_ids if is_contrast else self._replace_hint(request, request.messages),
+            prompt_ids=request.prompt_ids
+            if is_contrast
+            else self._replace_hint(request, request.messages),
             reward=None,
             on_policy=False,
             from_teacher=True,
@@ -161,7 +179,8 @@ class SampleBuilder:
     def _stale_reason(self, request: Request, reply: Reply, line: Collection[int]) -> Reason | None:
         version = _oldest_version(request, reply)
         steps = version_age(line, version)
-        if request.origin is not None or steps <= self.max_staleness:  # imported turns are checked by their gap
+        # Imported turns are checked by their gap.
+        if request.origin is not None or steps <= self.max_staleness:
             return None
         return Reason(
             ReasonCode.TOO_STALE,
@@ -169,13 +188,22 @@ class SampleBuilder:
             f"(train.safety.max_staleness {self.max_staleness})",
         )
 
-    def _metric_counts(self, item: JudgedTurn, head: Policy, line: Collection[int]) -> dict[str, int]:
+    def _metric_counts(
+        self, item: JudgedTurn, head: Policy, line: Collection[int]
+    ) -> dict[str, int]:
         """Return the metric counts of one turn, whether it trains or not."""
-        request, reply = item.exchange.request, item.exchange.reply
+        request = item.exchange.request
+        reply = item.exchange.reply
         if reply is None:
             return {}
-        old = request.identity == head.identity and self._stale_reason(request, reply, line) is not None
-        return {"dropped/stale": int(old), "truncated": int(reply.finish_reason is FinishReason.LENGTH)}
+        old = (
+            request.identity == head.identity
+            and self._stale_reason(request, reply, line) is not None
+        )
+        return {
+            "dropped/stale": int(old),
+            "truncated": int(reply.finish_reason is FinishReason.LENGTH),
+        }
 
     def _hinted_prompts(self, item: JudgedTurn, response: int) -> tuple[Ids, ...]:
         """Return the prompt with each hint; omit hints that cannot be inserted or exceed the context length.
@@ -184,14 +212,18 @@ class SampleBuilder:
 
         A text that is known to make the base answer wrong teaches nothing.
         """
-        request, limit, out = item.exchange.request, self.renderer.context_length, list[Ids]()
+        request = item.exchange.request
+        limit = self.renderer.context_length
+        out = list[Ids]()
         if request.lessons and item.verdict.score == 1:
             return () if self.is_refused(list(request.lessons.values())) else (request.prompt_ids,)
         for hint in item.verdict.hints:
             if self.is_refused([hint]):
                 continue
             try:
-                hinted = with_hint(request.messages, hint, self.transient, self.renderer.hint_format)
+                hinted = with_hint(
+                    request.messages, hint, self.transient, self.renderer.hint_format
+                )
                 ids = self._replace_hint(request, hinted)
             except (ValueError, RequestError):
                 continue
@@ -225,7 +257,9 @@ def splice_hint(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
     """
     before = _common_prefix(plain, hinted)
     after = _common_prefix(plain[before:][::-1], hinted[before:][::-1])
-    changed, gone = len(plain) - before, len(plain) - before - after  # from the change to the end; what it replaces
+    # from the change to the end; what it replaces
+    changed = len(plain) - before
+    gone = len(plain) - before - after
     new = hinted[before : len(hinted) - after]
     if changed <= len(stored) and np.array_equal(stored[len(stored) - changed :], plain[before:]):
         at = len(stored) - changed
@@ -257,8 +291,14 @@ def _other_model_reason(request: Request, head: Policy) -> Reason | None:
     )
 
 
-def _unfit_reason(request: Request, reply: Reply, head: Policy, too_old: Reason | None) -> Reason | None:
-    if why := _other_model_reason(request, head) or too_old or request.sampling.untrainable_reason():
+def _unfit_reason(
+    request: Request, reply: Reply, head: Policy, too_old: Reason | None
+) -> Reason | None:
+    if (
+        why := _other_model_reason(request, head)
+        or too_old
+        or request.sampling.untrainable_reason()
+    ):
         return why
     if not reply.mask.any():
         return Reason(ReasonCode.NO_TOKEN, "no token of the reply may train")

@@ -34,8 +34,19 @@ from openclaw_rl.store.lineage.live_scores import (
     newest_score,
     newest_scores,
 )
-from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, is_owned, owner_filter, read_heads
-from openclaw_rl.train.rollback import RollbackPlan, apply_rollback, check_policy_files, plan_rollback
+from openclaw_rl.store.lineage.policy_names import (
+    OwnerFilter,
+    PolicyOwner,
+    is_owned,
+    owner_filter,
+    read_heads,
+)
+from openclaw_rl.train.rollback import (
+    RollbackPlan,
+    apply_rollback,
+    check_policy_files,
+    plan_rollback,
+)
 from openclaw_rl.types import Lease, Policy
 
 log = logging.getLogger(__name__)
@@ -73,7 +84,9 @@ class SatisfactionFall:
         return f"satisfaction fell from {_describe_scores(self.reference)} to {_describe_scores(self.since)}"
 
 
-def find_fall(scores: Sequence[ScoredTurn], *, max_fall: float, error: float) -> SatisfactionFall | None:
+def find_fall(
+    scores: Sequence[ScoredTurn], *, max_fall: float, error: float
+) -> SatisfactionFall | None:
     """Return the fall with the most evidence, or None. Pure; the same scores give the same result.
 
     Each turn since a version came is compared with turns of a window before, drawn without replacement.
@@ -88,13 +101,17 @@ def find_fall(scores: Sequence[ScoredTurn], *, max_fall: float, error: float) ->
         since = begin + np.flatnonzero(versions[begin:] > newest)
         for window, drawn_from, per_score, share in _references(satisfied[:begin]):
             turns = since[: len(drawn_from) // per_score]
-            shuffled = np.random.default_rng(versions[begin]).permutation(drawn_from)  # the same at every look
+            # The same at every look.
+            shuffled = np.random.default_rng(versions[begin]).permutation(drawn_from)
             drawn = shuffled[: len(turns) * per_score]
             test = MeanTest(margin=max_fall, error=error * share)
             test.add(satisfied[turns] - satisfied[drawn].reshape(-1, per_score).mean(axis=1))
             if test.decision == "worse":
-                reference, after = [scores[i] for i in window], [scores[i] for i in turns]
-                falls.append(SatisfactionFall(reference=reference, since=after, evidence=test.evidence_worse))
+                reference = [scores[i] for i in window]
+                after = [scores[i] for i in turns]
+                falls.append(
+                    SatisfactionFall(reference=reference, since=after, evidence=test.evidence_worse)
+                )
     return max(falls, key=lambda fall: fall.evidence, default=None)
 
 
@@ -118,13 +135,16 @@ def _references(satisfied: NDArray[np.float64]) -> Iterator[tuple[range, range, 
     ends = range(n - WINDOW, LONG_WINDOW - 1, -LONG_WINDOW)
     windows = [range(end - LONG_WINDOW, end) for end in ends]
     if windows:
-        best = max(windows, key=lambda window: float(satisfied[window.start : window.stop : 2].sum()))
+        best = max(
+            windows, key=lambda window: float(satisfied[window.start : window.stop : 2].sum())
+        )
         yield best, best[1::2], 1, LONG_SHARE
 
 
 def _describe_scores(scores: Sequence[ScoredTurn]) -> str:
     share = sum(score.satisfied for score in scores) / len(scores)
-    first, last = min(score.version for score in scores), max(score.version for score in scores)
+    first = min(score.version for score in scores)
+    last = max(score.version for score in scores)
     versions = f"version {first}" if first == last else f"versions {first} to {last}"
     return f"{share:.2f} of {len(scores)} turns under {versions}"
 
@@ -157,10 +177,14 @@ class SatisfactionWatch:
     """Rolls back a version under which satisfaction falls. For the holder of the trainer's lease."""
 
     def __init__(self, store: Store, gate: GateConfig, per: PolicyOwner = "all") -> None:
-        self._store, self._gate, self._per = store, gate, per
-        self._seen_heads: dict[str, int] = {}  # head of each policy at the last look
+        self._store = store
+        self._gate = gate
+        self._per = per
+        # Head of each policy at the last look.
+        self._seen_heads: dict[str, int] = {}
         self._seen = ScoreCursor()
-        self._reported: dict[str, int] = {}  # last good version of the fall that was logged last, of each policy
+        # Last good version of the fall that was logged last, of each policy.
+        self._reported: dict[str, int] = {}
 
     @property
     def is_on(self) -> bool:
@@ -178,13 +202,18 @@ class SatisfactionWatch:
                 return False
             newest = newest_score(conn)
             scored = names_with_scores(conn, self._per, after=self._seen)
-            heads = {name: head for name, head in read_heads(conn).items() if head and is_owned(self._per, name)}
+            heads = {
+                name: head
+                for name, head in read_heads(conn).items()
+                if head and is_owned(self._per, name)
+            }
         for name, head in heads.items():
             if name not in scored and self._seen_heads.get(name) == head:
                 continue
             self._seen_heads[name] = head
             with self._store.read() as conn:
-                move, owner = policy_marks.last_head_move(conn, name), owner_filter(self._per, name)
+                move = policy_marks.last_head_move(conn, name)
+                owner = owner_filter(self._per, name)
                 after = 0 if move is None else move.after
                 scores = newest_scores(conn, head, after=after, limit=MAX_SCORES, owner=owner)
             fall = find_fall(scores, max_fall=self._gate.max_fall, error=self._gate.error)
@@ -193,18 +222,26 @@ class SatisfactionWatch:
         self._seen = newest
         return False
 
-    def _roll_back(self, name: str, fall: SatisfactionFall, lease: Lease, lease_clock: Callable[[], float]) -> bool:
+    def _roll_back(
+        self, name: str, fall: SatisfactionFall, lease: Lease, lease_clock: Callable[[], float]
+    ) -> bool:
         plan = self._plan_rollback(name, fall)
         if plan is None:
             if self._reported.get(name) != fall.last_good:
-                log.error("%s. No version of that time can be served: nothing is rolled back", fall.describe())
+                log.error(
+                    "%s. No version of that time can be served: nothing is rolled back",
+                    fall.describe(),
+                )
             self._reported[name] = fall.last_good
             return False
         with self._store.write() as conn:
             leases.check(conn, lease, lease_clock())
             try:
-                count = apply_rollback(conn, plan, learn_again=False, reason=fall.describe(), automatic=True)
-            except OpenClawError as error:  # the head was moved since
+                count = apply_rollback(
+                    conn, plan, learn_again=False, reason=fall.describe(), automatic=True
+                )
+            except OpenClawError as error:
+                # The head was moved since.
                 raise StaleLease(str(error)) from error
         undone = ", ".join(map(str, reversed(plan.undone_versions)))
         log.error(
@@ -217,7 +254,9 @@ class SatisfactionWatch:
         """Return the rollback to the newest version of the window before that can be served, or None."""
         oldest = min(score.version for score in fall.reference)
         with self._store.read() as conn:
-            targets = [v for v in policies.rollback_targets(conn, name) if oldest <= v <= fall.last_good]
+            targets = [
+                v for v in policies.rollback_targets(conn, name) if oldest <= v <= fall.last_good
+            ]
         for target in targets:
             try:
                 check_policy_files(self._store, name, target)

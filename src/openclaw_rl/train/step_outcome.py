@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection
 
 from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import turns
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.train.tracking import drop_counts, reward_metrics, staleness_metrics
-from openclaw_rl.types import Policy, PolicyState, Reason, ReasonCode, Use
+from openclaw_rl.types import Policy, PolicyState, Use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,11 @@ class StepOutcome:
 
     def collect_metrics(self, conn: Connection, dropped: Mapping[str, int]) -> dict[str, float]:
         """Return the metrics of the step and its batch. `dropped`: counts of turns since the last version."""
-        trained, result = self.trained, self.result
-        metrics = reward_metrics(turns.current_verdicts(conn, self.trained_turns).values()) | dict(result.metrics)
+        trained = self.trained
+        result = self.result
+        metrics = reward_metrics(turns.current_verdicts(conn, self.trained_turns).values()) | dict(
+            result.metrics
+        )
         metrics |= {
             "replays": float(len({s.turn for s in trained if s.replay})),
             "replays/passed_over": float(len({s.turn for s in self.left_out if s.replay})),
@@ -57,7 +61,8 @@ class StepOutcome:
             version=self.version,
             parent=self.head.version,
             state=PolicyState.REJECTED if reason else PolicyState.LIVE,
-            path=None if reason else self.result.folder,  # the files of a rejected version are removed
+            # The files of a rejected version are removed.
+            path=None if reason else self.result.folder,
             digest=self.result.digest,
             files={} if reason else self.result.files,
             damage=None,
@@ -81,7 +86,9 @@ def alone_reason(reason: Reason) -> Reason:
     return Reason(ReasonCode.REJECTED_ALONE, f"a step on it alone was rejected: {reason}")
 
 
-def make_uses(version: int, samples: Sequence[Sample], earlier_uses: Mapping[str, int]) -> list[Use]:
+def make_uses(
+    version: int, samples: Sequence[Sample], earlier_uses: Mapping[str, int]
+) -> list[Use]:
     """Return the uses of the turns of these samples by `version`, one for each turn."""
     turns = dict.fromkeys(sample.turn for sample in samples)
     return [Use(policy=version, turn=turn, number=earlier_uses[turn] + 1) for turn in turns]

@@ -13,16 +13,19 @@ from typing import Any
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.methods.types import Sample
+from openclaw_rl.reasons import Reason
 from openclaw_rl.settings.load import TrackConfig
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.train.checkpoints import CheckpointWriter
 from openclaw_rl.train.learning_rate import LowRateWarning
-from openclaw_rl.types import Policy, PolicyState, Reason, Verdict
+from openclaw_rl.types import Policy, PolicyState, Verdict
 
-log, _step_log = logging.getLogger(__name__), logging.getLogger("openclaw_rl.train")
+log = logging.getLogger(__name__)
+_step_log = logging.getLogger("openclaw_rl.train")
 METRICS_FILE = "metrics.jsonl"
 NO_STEP_STATE = "no step"
-_WANDB_SECONDS = 15.0  # timeout of W&B's initialisation
+# Timeout of W&B's initialisation.
+_WANDB_SECONDS = 15.0
 _SUMMARY_METRICS = {
     "loss/total": "loss {:.4g}",
     "reward/mean": "reward {:+.2f}",
@@ -37,7 +40,8 @@ MetricsSink = Callable[[int, Mapping[str, float]], None]
 
 def summary_line(policy: Policy, m: Mapping[str, float], used: int) -> str:
     """Return a one-line summary of a step on `used` turns, for the log."""
-    replays, of = int(m["replays"]), "" if policy.name == DEFAULT_NAME else f" of {policy.name}"
+    replays = int(m["replays"])
+    of = "" if policy.name == DEFAULT_NAME else f" of {policy.name}"
     parts = [f"version {policy.version}{of}: {number_of_turns(used - replays, replays)}"]
     # A trainer that is another program reports what it likes.
     parts += [form.format(m[name]) for name, form in _SUMMARY_METRICS.items() if name in m]
@@ -54,15 +58,26 @@ def off_policy_summary(m: Mapping[str, float]) -> str:
     """Return a readable summary of how far off policy a step was, and what was masked; empty without a gap metric."""
     if "gap" not in m:
         return ""
-    words = [f"off policy by {m['gap']:.2g} nats a token" + (f", at most {m['gap/max']:.2g}" if "gap/max" in m else "")]
+    words = [
+        f"off policy by {m['gap']:.2g} nats a token"
+        + (f", at most {m['gap/max']:.2g}" if "gap/max" in m else "")
+    ]
     if "staleness/versions" in m:
-        words.append(f"{m['staleness/versions']:.1f} versions old, at most {m['staleness/versions/max']:.0f}")
+        words.append(
+            f"{m['staleness/versions']:.1f} versions old, at most {m['staleness/versions/max']:.0f}"
+        )
     shares = [
-        (*name.split("/", 1), value) for name, value in m.items() if name.startswith(("masked/", "clipped/", "capped/"))
+        (*name.split("/", 1), value)
+        for name, value in m.items()
+        if name.startswith(("masked/", "clipped/", "capped/"))
     ]
     words += [f"{what} ({by}) {share:.1%}" for what, by, share in shares if share]
     left = {"dropped/stale": "too stale", "truncated": "cut at their limit"}
-    words += [f"{m[name]:.0f} turn{'s' * (m[name] != 1)} {what}" for name, what in left.items() if m.get(name)]
+    words += [
+        f"{m[name]:.0f} turn{'s' * (m[name] != 1)} {what}"
+        for name, what in left.items()
+        if m.get(name)
+    ]
     return "; ".join(words)
 
 
@@ -100,7 +115,9 @@ def drop_counts(passed: Mapping[str, int], step: Mapping[str, float]) -> dict[st
 class MetricsTracker:
     """Logs each step to all sinks. A sink that fails is removed with an error in the log, and training continues."""
 
-    def __init__(self, track: TrackConfig, logs: Path, *, run: str, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, track: TrackConfig, logs: Path, *, run: str, settings: Mapping[str, Any]
+    ) -> None:
         """`run`: the run's name in W&B. Raises `ConfigError` when the library of a selected sink is not installed."""
         logs.mkdir(parents=True, exist_ok=True)
         self._file = logs / METRICS_FILE
@@ -111,8 +128,11 @@ class MetricsTracker:
                 self._sinks[name] = makers[name](track, logs, run, settings)
             except ImportError:
                 raise _not_installed_error(name) from None
-            except Exception as error:  # a missing key or network must not stop training
-                log.exception("metrics are not sent to %s: %s: %s", name, type(error).__name__, error)
+            except Exception as error:
+                # A missing key or network must not stop training.
+                log.exception(
+                    "metrics are not sent to %s: %s: %s", name, type(error).__name__, error
+                )
 
     def catch_up(self, newest: Policy, turns: Sequence[str]) -> None:
         """Log the newest version if a trainer died after it recorded the version and before it finished logging it."""
@@ -120,14 +140,19 @@ class MetricsTracker:
         if raw and not raw.endswith(b"\n"):
             with self._file.open("ab") as file:
                 file.write(b"\n")
-        logged = next((found for line in reversed(raw.splitlines()) if (found := _logged_version(line)) >= 0), -1)
-        if logged < newest.version and "loss/total" in newest.metrics:  # a resumed or root version has no step
+        logged = next(
+            (found for line in reversed(raw.splitlines()) if (found := _logged_version(line)) >= 0),
+            -1,
+        )
+        # A resumed or root version has no step.
+        if logged < newest.version and "loss/total" in newest.metrics:
             self.log_step(newest, newest.metrics, turns)
 
     def log_step(self, policy: Policy, metrics: Mapping[str, float], turns: Sequence[str]) -> None:
         """Log one step: its metrics, its result and the turns that it was trained on."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        line = finite | {  # the list of turn ids replaces the metric of the same name
+        # The list of turn ids replaces the metric of the same name.
+        line = finite | {
             "version": policy.version,
             "parent": policy.parent,
             "state": policy.state.value,
@@ -139,8 +164,11 @@ class MetricsTracker:
         for name, sink in list(self._sinks.items()):
             try:
                 sink(policy.version, finite)
-            except Exception as error:  # an external server or disk must not stop training
-                log.exception("metrics are no longer sent to %s: %s: %s", name, type(error).__name__, error)
+            except Exception as error:
+                # An external server or disk must not stop training.
+                log.exception(
+                    "metrics are no longer sent to %s: %s: %s", name, type(error).__name__, error
+                )
                 del self._sinks[name]
 
     def log_skipped_batch(
@@ -181,7 +209,9 @@ def check_installed(track: TrackConfig) -> None:
             raise _not_installed_error(name)
 
 
-def _tensorboard_sink(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]) -> MetricsSink:
+def _tensorboard_sink(
+    track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]
+) -> MetricsSink:
     from tensorboard.summary import Writer
 
     writer = Writer(str(logs / "tensorboard"))
@@ -194,7 +224,9 @@ def _tensorboard_sink(track: TrackConfig, logs: Path, run: str, settings: Mappin
     return write_scalars
 
 
-def _wandb_sink(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]) -> MetricsSink:
+def _wandb_sink(
+    track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]
+) -> MetricsSink:
     import wandb
 
     made = wandb.init(
@@ -207,30 +239,41 @@ def _wandb_sink(track: TrackConfig, logs: Path, run: str, settings: Mapping[str,
     )
 
     def write_run(step: int, metrics: Mapping[str, float]) -> None:
-        made.log(dict(metrics), step=step, commit=True)  # without commit W&B shows a step only after the next one
+        # Without commit W&B shows a step only after the next one.
+        made.log(dict(metrics), step=step, commit=True)
 
     return write_run
 
 
 def _not_installed_error(name: str) -> ConfigError:
-    return ConfigError(f"track.to names {name}, which is not installed here. `pip install {name}`, or remove it there.")
+    return ConfigError(
+        f"track.to names {name}, which is not installed here. `pip install {name}`, or remove it there."
+    )
 
 
 def storable_metrics(metrics: Mapping[str, float], engine: str) -> dict[str, float]:
     """Return the finite metrics, with the engine's name in those of the gap between engine and trainer."""
-    named = ((name.replace("gap/engine", f"gap/{engine}"), value) for name, value in metrics.items())
+    named = (
+        (name.replace("gap/engine", f"gap/{engine}"), value) for name, value in metrics.items()
+    )
     return {name: value for name, value in named if math.isfinite(value)}
 
 
 class StepReporter:
     """Reports on each step that has a result, and on each batch that has none."""
 
-    def __init__(self, tracker: MetricsTracker | None, saver: CheckpointWriter | None, engine: str) -> None:
+    def __init__(
+        self, tracker: MetricsTracker | None, saver: CheckpointWriter | None, engine: str
+    ) -> None:
         """`engine`: name of the engine that samples, see `storable_metrics`."""
-        self._tracker, self._checkpoint_writer, self._engine = tracker, saver, engine
+        self._tracker = tracker
+        self._checkpoint_writer = saver
+        self._engine = engine
         self._low_rate_warning = LowRateWarning()
 
-    def report_step(self, policy: Policy, metrics: Mapping[str, float], trained: Sequence[str]) -> None:
+    def report_step(
+        self, policy: Policy, metrics: Mapping[str, float], trained: Sequence[str]
+    ) -> None:
         """Write the checkpoint of a published version that is due, and log the step."""
         if policy.state is PolicyState.LIVE and self._checkpoint_writer is not None:
             self._checkpoint_writer.write_if_due(policy)
@@ -245,7 +288,9 @@ class StepReporter:
     ) -> None:
         """Track a batch without a result, with the reason of each turn."""
         if self._tracker is not None:
-            self._tracker.log_skipped_batch(head, reasons, storable_metrics(metrics, self._engine), at)
+            self._tracker.log_skipped_batch(
+                head, reasons, storable_metrics(metrics, self._engine), at
+            )
 
     def catch_up(self, newest: Policy, trained: Sequence[str]) -> None:
         """Report what a trainer that died right after its transaction did not."""

@@ -16,23 +16,36 @@ from sqlalchemy import Connection
 from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.common.printable import cut_text
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import events, sessions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns, removal
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lineage import policies, policy_marks, retraining
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, is_owned, name_of_turn, read_heads, stored_owner
+from openclaw_rl.store.lineage.policy_names import (
+    DEFAULT_NAME,
+    is_owned,
+    name_of_turn,
+    read_heads,
+    stored_owner,
+)
 from openclaw_rl.store.lineage.retraining import RepeatedBatch
 from openclaw_rl.store.lineage.trained_turns import TrainedTurn, turns_by_hint, turns_of_lineage
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata
-from openclaw_rl.types import Policy, ReasonCode
+from openclaw_rl.types import Policy
 
-SHOWN_LESSONS, SHOWN_CHARS = 20, 200  # hints that an error lists, and characters of a hint
-MIN_WORD_CHARS = 3  # letters or digits in words that select hints
+# hints that an error lists, and characters of a hint
+SHOWN_LESSONS = 20
+SHOWN_CHARS = 200
+# Letters or digits in words that select hints.
+MIN_WORD_CHARS = 3
 _LESSON_DIGITS = 8
-_SPREAD = 1.5  # factor by which the machine may be slower or faster than when the times were recorded
-_NOTICE_SECONDS = 2.0  # until the trainer sees the undo, at most
-_LOADED_BYTES = 2e8  # of weights and optimizer state that are compared with their digests and loaded in a second
+# Factor by which the machine may be slower or faster than when the times were recorded.
+_SPREAD = 1.5
+# Until the trainer sees the undo, at most.
+_NOTICE_SECONDS = 2.0
+# Of weights and optimizer state that are compared with their digests and loaded in a second.
+_LOADED_BYTES = 2e8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +55,15 @@ class UndoPlan:
     name: str  # of the policy
     head: int
     safe: int  # the version that answers while the rest is trained on again; the head if no version used the turns
-    is_exact: bool  # the safe version has its optimizer state, so that the result is the same to the bit
+    is_exact: (
+        bool  # the safe version has its optimizer state, so that the result is the same to the bit
+    )
     turns: tuple[str, ...]  # that are taken out, oldest first
     used_by: tuple[int, ...]  # versions of the lineage that used them, oldest first
     undone_versions: tuple[int, ...]  # newest first
-    batches: tuple[RepeatedBatch, ...]  # that are trained on again, with those that were left of an earlier undo
+    batches: tuple[
+        RepeatedBatch, ...
+    ]  # that are trained on again, with those that were left of an earlier undo
     outstanding: int  # number of batches that were left of an earlier undo
     seconds: tuple[float, float]  # that the training takes, at least and at most
     disk_bytes: int  # of the new versions, before old ones are removed
@@ -88,7 +105,9 @@ def select_turns(
     found: set[str] = set()
     for id_ in ids:
         if turns.get(conn, id_) is None:
-            raise OpenClawError(f"no turn {id_!r}. `openclaw-rl learned` lists the turns that were trained on")
+            raise OpenClawError(
+                f"no turn {id_!r}. `openclaw-rl learned` lists the turns that were trained on"
+            )
         found.add(id_)
     for name in names:
         if not (of_session := sessions.session_turns(conn, name)):
@@ -106,7 +125,9 @@ def select_turns(
                 f"no turn is left that gave lesson {hints[0].id}. `openclaw-rl lessons forget` deletes it, and then "
                 f"`openclaw-rl undo --lesson {hints[0].id}` takes out what was practised from it"
             )
-    return sessions.sort_turns(conn, found if policy is None else _turns_of_policy(conn, found, policy))
+    return sessions.sort_turns(
+        conn, found if policy is None else _turns_of_policy(conn, found, policy)
+    )
 
 
 def _turns_of_policy(conn: Connection, found: Collection[str], policy: str) -> set[str]:
@@ -127,8 +148,11 @@ def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
     if (noted := lessons.get(conn, lesson)) is not None:
         return [_matched_lesson(conn, noted)]
     if practised := practice_turns.turns_of_lessons(conn, [lesson]):
-        return [MatchedHint(id=lesson, text="(a lesson that was forgotten)", turns=tuple(practised))]
-    known, words = turns_by_hint(conn), lesson.strip().casefold()
+        return [
+            MatchedHint(id=lesson, text="(a lesson that was forgotten)", turns=tuple(practised))
+        ]
+    known = turns_by_hint(conn)
+    words = lesson.strip().casefold()
     meant = [hint for hint in known if lesson == lesson_id(hint)]
     if not meant and sum(map(str.isalnum, words)) < MIN_WORD_CHARS:
         raise OpenClawError(
@@ -137,12 +161,19 @@ def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
         )
     meant = meant or [hint for hint in known if words in hint.casefold()]
     found = [MatchedHint(id=lesson_id(hint), text=hint, turns=tuple(known[hint])) for hint in meant]
-    found += [_matched_lesson(conn, one) for one in lessons.list_lessons(conn) if words in one.text.casefold()]
+    found += [
+        _matched_lesson(conn, one)
+        for one in lessons.list_lessons(conn)
+        if words in one.text.casefold()
+    ]
     if not found:
         listed = "".join(
-            f"\n  {lesson_id(hint)}  {cut_text(hint, SHOWN_CHARS)}" for hint in list(known)[:SHOWN_LESSONS]
+            f"\n  {lesson_id(hint)}  {cut_text(hint, SHOWN_CHARS)}"
+            for hint in list(known)[:SHOWN_LESSONS]
         )
-        raise OpenClawError(f"no hint has the text or the id {lesson!r}. The hints are:{listed or ' none'}")
+        raise OpenClawError(
+            f"no hint has the text or the id {lesson!r}. The hints are:{listed or ' none'}"
+        )
     return found
 
 
@@ -157,10 +188,16 @@ def turns_by_policy(conn: Connection, selected: Collection[str]) -> dict[str, li
     A turn belongs to every policy whose lineage used it, or would in an undo in progress; else to that of its owner.
     Turns of practice that were made from the selected ones are taken, too.
     """
-    out, heads = {*selected, *practice_turns.turns_practised_from(conn, selected)}, read_heads(conn)
-    used = {head: {row.turn for row in turns_of_lineage(conn, head)} & out for head in set(heads.values())}
+    out = {*selected, *practice_turns.turns_practised_from(conn, selected)}
+    heads = read_heads(conn)
+    used = {
+        head: {row.turn for row in turns_of_lineage(conn, head)} & out
+        for head in set(heads.values())
+    }
     found = {
-        name: used[head] | {turn for batch in retraining.outstanding_batches(conn, name) for turn in batch.turns} & out
+        name: used[head]
+        | {turn for batch in retraining.outstanding_batches(conn, name) for turn in batch.turns}
+        & out
         for name, head in heads.items()
     }
     per = stored_owner(conn)
@@ -176,17 +213,28 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     version. Raises `OpenClawError` if no version is left to begin from, or if batches are left to train on while
     training is frozen.
     """
-    selected = sessions.sort_turns(conn, {*selected, *practice_turns.turns_practised_from(conn, selected)})
-    head, out = policies.head(conn, name), frozenset(selected)
+    selected = sessions.sort_turns(
+        conn, {*selected, *practice_turns.turns_practised_from(conn, selected)}
+    )
+    head = policies.head(conn, name)
+    out = frozenset(selected)
     line = policies.lineage(conn, head.version)
     used = turns_of_lineage(conn, head.version)
     used_by = sorted({row.version for row in used if row.turn in out})
-    safe, is_exact = _find_safe_version(conn, line[line.index(used_by[0]) + 1 :]) if used_by else (head, True)
+    safe, is_exact = (
+        _find_safe_version(conn, line[line.index(used_by[0]) + 1 :]) if used_by else (head, True)
+    )
     undone = tuple(line[: line.index(safe.version)])
     left = retraining.outstanding_batches(conn, name)
-    batches = tuple(_batches_without(used, undone, left, out)) if is_owned(stored_owner(conn), name) else ()
+    batches = (
+        tuple(_batches_without(used, undone, left, out))
+        if is_owned(stored_owner(conn), name)
+        else ()
+    )
     if batches and policy_marks.frozen_since(conn) is not None:
-        raise OpenClawError("training is frozen, and this undo trains again. First: openclaw-rl policies unfreeze")
+        raise OpenClawError(
+            "training is frozen, and this undo trains again. First: openclaw-rl policies unfreeze"
+        )
     return UndoPlan(
         name=name,
         head=head.version,
@@ -216,13 +264,18 @@ def _find_safe_version(conn: Connection, ancestors: Sequence[int]) -> tuple[Poli
         if has_metadata(policy):
             if not is_whole:
                 why = policy.damage or policies.REMOVED_REASON
-                raise OpenClawError(f"version {version}, which this home was started from, cannot be used: {why}")
+                raise OpenClawError(
+                    f"version {version}, which this home was started from, cannot be used: {why}"
+                )
             return policy, False
     raise AssertionError("version 0 has no files that could be missing")
 
 
 def _batches_without(
-    used: Sequence[TrainedTurn], undone: Collection[int], left: Sequence[RepeatedBatch], out: Collection[str]
+    used: Sequence[TrainedTurn],
+    undone: Collection[int],
+    left: Sequence[RepeatedBatch],
+    out: Collection[str],
 ) -> list[RepeatedBatch]:
     """Return the batches of the undone versions, and those that are left of an undo in progress, without some turns.
 
@@ -231,8 +284,11 @@ def _batches_without(
     by_version: dict[int, list[str]] = {}
     for row in used:
         by_version.setdefault(row.version, []).append(row.turn)
-    again = (RepeatedBatch(repeats=v, turns=tuple(ids)) for v, ids in by_version.items() if v in undone)
-    seen, batches = {row.turn for row in used if row.version not in undone}, []
+    again = (
+        RepeatedBatch(repeats=v, turns=tuple(ids)) for v, ids in by_version.items() if v in undone
+    )
+    seen = {row.turn for row in used if row.version not in undone}
+    batches = []
     for batch in (*again, *left):
         kept = tuple(turn for turn in batch.turns if turn not in out)
         if not seen.issuperset(kept):
@@ -241,7 +297,9 @@ def _batches_without(
     return batches
 
 
-def _estimate_seconds(conn: Connection, batches: Sequence[RepeatedBatch], safe: Policy) -> tuple[float, float]:
+def _estimate_seconds(
+    conn: Connection, batches: Sequence[RepeatedBatch], safe: Policy
+) -> tuple[float, float]:
     """Estimate the training time, at least and at most, from the recorded times of the batches that are repeated.
 
     The lower figure counts the share of the turns that are left. The upper one adds the start: the trainer sees the
@@ -249,11 +307,22 @@ def _estimate_seconds(conn: Connection, batches: Sequence[RepeatedBatch], safe: 
     """
     if not batches:
         return 0.0, 0.0
-    versions = {policy.version: policy for policy in policies.get_many(conn, {b.repeats for b in batches})}
-    times = {v: seconds for v, policy in versions.items() if (seconds := _batch_seconds(policy)) is not None}
+    versions = {
+        policy.version: policy for policy in policies.get_many(conn, {b.repeats for b in batches})
+    }
+    times = {
+        v: seconds
+        for v, policy in versions.items()
+        if (seconds := _batch_seconds(policy)) is not None
+    }
     usual = sum(times.values()) / len(times) if times else 0.0
-    share = {b.repeats: len(b.turns) / max(1.0, versions[b.repeats].metrics.get("turns", 1.0)) for b in batches}
-    least = sum(times.get(batch.repeats, usual) * min(1.0, share[batch.repeats]) for batch in batches)
+    share = {
+        b.repeats: len(b.turns) / max(1.0, versions[b.repeats].metrics.get("turns", 1.0))
+        for b in batches
+    }
+    least = sum(
+        times.get(batch.repeats, usual) * min(1.0, share[batch.repeats]) for batch in batches
+    )
     most = sum(times.get(batch.repeats, usual) for batch in batches)
     start = _NOTICE_SECONDS + usual + folder_bytes(safe.path) / _LOADED_BYTES
     return least / _SPREAD, most * _SPREAD + start
@@ -271,8 +340,13 @@ def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
     """
     while True:
         with store.read() as conn:
-            plans = [plan_undo(conn, own, name) for name, own in turns_by_policy(conn, selected).items()]
-        if all(plan.safe == plan.head or policies.examine_files(store, plan.safe) is None for plan in plans):
+            plans = [
+                plan_undo(conn, own, name) for name, own in turns_by_policy(conn, selected).items()
+            ]
+        if all(
+            plan.safe == plan.head or policies.examine_files(store, plan.safe) is None
+            for plan in plans
+        ):
             return plans
 
 
@@ -302,13 +376,25 @@ def apply_undo(conn: Connection, agreed: Sequence[UndoPlan], *, reason: str) -> 
     `OpenClawError` if another version than an agreed one would answer.
     """
     now = time.time()
-    plans = [plan if _is_current(conn, plan) else plan_undo(conn, plan.turns, plan.name) for plan in agreed]
+    plans = [
+        plan if _is_current(conn, plan) else plan_undo(conn, plan.turns, plan.name)
+        for plan in agreed
+    ]
     for plan, old in zip(plans, agreed, strict=True):
         if plan.safe != old.safe and (old.used_by or plan.used_by):
-            raise OpenClawError(f"version {old.safe} is no longer the version to return to. Repeat the command")
+            raise OpenClawError(
+                f"version {old.safe} is no longer the version to return to. Repeat the command"
+            )
     for plan in plans:
         if plan.undone_versions:
-            policies.roll_back(conn, to=plan.safe, reason=reason, code=ReasonCode.TAKEN_BACK, at=now, name=plan.name)
+            policies.roll_back(
+                conn,
+                to=plan.safe,
+                reason=reason,
+                code=ReasonCode.TAKEN_BACK,
+                at=now,
+                name=plan.name,
+            )
             retraining.replace_batches(conn, plan.name, plan.batches)
         removal.take_back(conn, plan.turns, reason, at=now)
         data: Mapping[str, object] = {

@@ -16,7 +16,12 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TINKER_FILE, TRAINER_FILES, visible_files
+from openclaw_rl.common.policy_digest import (
+    ADAPTER_CONFIG,
+    TINKER_FILE,
+    TRAINER_FILES,
+    visible_files,
+)
 from openclaw_rl.settings.schema_train import TrainCheckpointConfig
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
@@ -30,9 +35,11 @@ log = logging.getLogger(__name__)
 REMOVAL_DELAY = 60.0
 """Seconds from the record to the removal of weights, which an engine may be loading: for a folder of up to
 `_BYTES_IN_DELAY`, and longer for a larger one."""
-_BYTES_IN_DELAY = 3e9  # bytes that an engine reads in `REMOVAL_DELAY` from a slow disk
+# Bytes that an engine reads in `REMOVAL_DELAY` from a slow disk.
+_BYTES_IN_DELAY = 3e9
 KEPT_FULL_OPTIMIZERS = (
-    2  # newest full models whose optimizer states are kept; a state is six times as large as the base
+    # Newest full models whose optimizer states are kept; a state is six times as large as the base.
+    2
 )
 _DAY_SECONDS = 86400
 
@@ -58,8 +65,11 @@ class VersionThinner:
     """Removes the files that the settings do not keep. For the holder of the trainer's lease."""
 
     def __init__(self, store: Store, root: Path, settings: TrainCheckpointConfig) -> None:
-        self._store, self._root, self._settings = store, root, settings
-        self._removal_times: dict[int, float] = {}  # by version: when its folder is removed, in monotonic seconds
+        self._store = store
+        self._root = root
+        self._settings = settings
+        # By version: when its folder is removed, in monotonic seconds.
+        self._removal_times: dict[int, float] = {}
 
     def thin_versions(self, now: float) -> None:
         """Record the files that are no longer kept as removed, and remove those that may be. `now`: since the epoch."""
@@ -97,25 +107,37 @@ class VersionThinner:
     def _remove_recorded(self) -> None:
         """Remove the files that are recorded as removed; the folder of a whole version after `REMOVAL_DELAY`."""
         with self._store.read() as conn:
-            found = [p for p in policies.get_many(conn, versions_on_disk(self._root)) if p.path is not None]
+            found = [
+                p
+                for p in policies.get_many(conn, versions_on_disk(self._root))
+                if p.path is not None
+            ]
         for policy in found:
             if not policies.is_removed(policy):
-                _remove_names(policy, {name for name, digest in policy.files.items() if digest is None})
+                _remove_names(
+                    policy, {name for name, digest in policy.files.items() if digest is None}
+                )
                 continue
             delay = REMOVAL_DELAY * max(1.0, folder_bytes(policy.path) / _BYTES_IN_DELAY)
             due = self._removal_times.setdefault(policy.version, time.monotonic() + delay)
             if time.monotonic() >= due:
                 shutil.rmtree(str(policy.path), ignore_errors=True)
                 del self._removal_times[policy.version]
-                log.debug("version %d is no longer kept: %s was removed", policy.version, policy.path)
+                log.debug(
+                    "version %d is no longer kept: %s was removed", policy.version, policy.path
+                )
 
-    def _surplus_files(self, conn: Connection, basis: _ThinningBasis, now: float) -> list[tuple[Policy, set[str]]]:
+    def _surplus_files(
+        self, conn: Connection, basis: _ThinningBasis, now: float
+    ) -> list[tuple[Policy, set[str]]]:
         """Return the versions with files on the disk that are no longer kept, and the names of these files."""
         lines = {name: policies.lineage(conn, head) for name, head in basis.heads.items()}
         known = [
             policy
             for policy in policies.get_many(conn, versions_on_disk(self._root))
-            if policy.path is not None and not policies.is_removed(policy) and policy.state is not PolicyState.CANDIDATE
+            if policy.path is not None
+            and not policies.is_removed(policy)
+            and policy.state is not PolicyState.CANDIDATE
         ]
         practised = practised_versions(conn, [policy.version for policy in known])
         kept = {policy.version for policy in known if policy.version == basis.served}
@@ -150,38 +172,57 @@ def kept_versions(
     the others are kept while they are among the newest few. So a person can go back to before a lesson was practised.
     `line`: the head and its ancestors, newest first. `practised`: versions that practice made.
     """
-    newest_first = sorted((p for p in versions if p.state is not PolicyState.REJECTED), key=lambda p: -p.version)
-    passing = {version for after, version in pairwise(line) if after in practised and version in practised}
+    newest_first = sorted(
+        (p for p in versions if p.state is not PolicyState.REJECTED), key=lambda p: -p.version
+    )
+    passing = {
+        version for after, version in pairwise(line) if after in practised and version in practised
+    }
     published = [
         policy
         for place, policy in enumerate(newest_first)
         if place < settings.keep or policy.version not in passing or has_metadata(policy)
     ]
-    counted = (version for place, version in enumerate(line) if place < settings.keep or version not in passing)
+    counted = (
+        version
+        for place, version in enumerate(line)
+        if place < settings.keep or version not in passing
+    )
     depth = {version: place for place, version in enumerate(counted)}
-    kept, days = set(), set()
+    kept = set()
+    days = set()
     for age, policy in enumerate(published):
-        is_full, place = _has_full_weights(policy), depth.get(policy.version)
+        is_full = _has_full_weights(policy)
+        place = depth.get(policy.version)
         limit = min(settings.keep, settings.keep_versions) if is_full else settings.keep_versions
         day = int(policy.created_at // _DAY_SECONDS)
         if min(age, age if place is None else place) < limit or has_metadata(policy):
             kept.add(policy.version)
-        elif place is not None and not is_full and now // _DAY_SECONDS - day < settings.keep_days and day not in days:
+        elif (
+            place is not None
+            and not is_full
+            and now // _DAY_SECONDS - day < settings.keep_days
+            and day not in days
+        ):
             days.add(day)
             kept.add(policy.version)
     return kept
 
 
-def kept_states(versions: Collection[Policy], line: Sequence[int], settings: TrainCheckpointConfig) -> set[int]:
+def kept_states(
+    versions: Collection[Policy], line: Sequence[int], settings: TrainCheckpointConfig
+) -> set[int]:
     """Return the versions whose optimizer state and teacher are kept: the newest of the head's lineage.
 
     Those of damaged versions are left as they are, so that the damage is reported and can be repaired.
     """
-    newest, newest_full = line[: settings.keep], line[: min(settings.keep, KEPT_FULL_OPTIMIZERS)]
+    newest = line[: settings.keep]
+    newest_full = line[: min(settings.keep, KEPT_FULL_OPTIMIZERS)]
     return {
         policy.version
         for policy in versions
-        if policy.version in (newest_full if _has_full_weights(policy) else newest) or policy.damage is not None
+        if policy.version in (newest_full if _has_full_weights(policy) else newest)
+        or policy.damage is not None
     }
 
 

@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 
 
 async def run(
-    config: Config, *, stop: asyncio.Event, on_loaded: Callable[[Collection[int]], None] = lambda threads: None
+    config: Config,
+    *,
+    stop: asyncio.Event,
+    on_loaded: Callable[[Collection[int]], None] = lambda threads: None,
 ) -> None:
     """Run the train worker until `stop` is set.
 
@@ -68,7 +71,10 @@ async def run(
             await run_worker_loop(
                 loop.run_once,
                 heartbeats.heartbeat_writer(
-                    store, "train", lambda: "; ".join(filter(None, (loop.note, without))), lambda: loop.waits
+                    store,
+                    "train",
+                    lambda: "; ".join(filter(None, (loop.note, without))),
+                    lambda: loop.waits,
                 ),
                 stop,
                 poll=config.train.poll,
@@ -113,8 +119,10 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
         is_refused=RefusedTexts(store, identity).has_any,
     )
     saver = None if config.train.checkpoint.save_dir is None else CheckpointWriter(store, config)
-    trainer = _make_trainer(config, files, method)  # imports torch, so it comes after the fast checks
-    run, settings = f"openclaw-rl-{config.train.method}", config.train.model_dump(mode="json")
+    # Imports torch, so it comes after the fast checks.
+    trainer = _make_trainer(config, files, method)
+    run = f"openclaw-rl-{config.train.method}"
+    settings = config.train.model_dump(mode="json")
     tracker = MetricsTracker(config.track, config.logs_dir, run=run, settings=settings)
     return TrainLoop(
         store,

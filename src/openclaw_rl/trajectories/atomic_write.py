@@ -41,7 +41,9 @@ def atomic_writer(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
                 os.fsync(stream.fileno())
         part.replace(path)
     except OSError as error:
-        raise OpenClawError(f"{path}: cannot be written ({error.strerror}). Is the disk full?") from error
+        raise OpenClawError(
+            f"{path}: cannot be written ({error.strerror}). Is the disk full?"
+        ) from error
     finally:
         part.unlink(missing_ok=True)
 

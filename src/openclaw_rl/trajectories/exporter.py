@@ -33,20 +33,35 @@ def turn_to_json(item: StoredTurn) -> dict[str, Any]:
     drop = {"cause": item.cause, "reason": turn.reason} if turn.state is TurnState.DROPPED else None
     return {
         "type": item.kind.value,
-        **(_text_fields(item) if item.exchange.request.capture is Capture.FULL else {"redacted": True}),
+        **(
+            _text_fields(item)
+            if item.exchange.request.capture is Capture.FULL
+            else {"redacted": True}
+        ),
         **_drop_empty(_reaction_fields(item.reaction)),
         "trainable": item.kind is Kind.MAIN and turn.untrainable is None,
         "id": turn.id,
         **_drop_empty(
-            {"untrainable": turn.untrainable, "untrainable_code": turn.untrainable_code, "parent": turn.parent}
+            {
+                "untrainable": turn.untrainable,
+                "untrainable_code": turn.untrainable_code,
+                "parent": turn.parent,
+            }
         ),
         **_request_fields(item.exchange.request),
         **_reply_fields(item.exchange.request, item.reply),
         **_drop_empty(
-            {"relation": None if turn.relation == "fresh" else turn.relation, "relation_of": turn.relation_of}
+            {
+                "relation": None if turn.relation == "fresh" else turn.relation,
+                "relation_of": turn.relation_of,
+            }
         ),
         **_drop_empty(
-            {"unlinked": turn.unlinked, "verdict": item.verdict and _verdict_to_json(item.verdict), "dropped": drop}
+            {
+                "unlinked": turn.unlinked,
+                "verdict": item.verdict and _verdict_to_json(item.verdict),
+                "dropped": drop,
+            }
         ),
     }
 
@@ -58,20 +73,31 @@ def _drop_empty(values: dict[str, Any]) -> dict[str, Any]:
 
 def _text_fields(item: StoredTurn) -> dict[str, Any]:
     """Return prompt and response as text, and the messages that they come from."""
-    request, reply = item.exchange.request, item.reply
+    request = item.exchange.request
+    reply = item.reply
     return {
         **prompt_and_response(request.messages, reply.message),
         "messages": list(request.messages),
         "message": dict(reply.message) or {"role": "assistant", "content": ""},
         **_drop_empty(
-            {"tools": list(request.tools), "template": dict(request.template), "lessons": dict(request.lessons)}
+            {
+                "tools": list(request.tools),
+                "template": dict(request.template),
+                "lessons": dict(request.lessons),
+            }
         ),
     }
 
 
 def _request_fields(request: Request) -> dict[str, Any]:
     return {
-        **_drop_empty({"agent": request.agent, "user": request.user, "sampling": sampling_to_json(request.sampling)}),
+        **_drop_empty(
+            {
+                "agent": request.agent,
+                "user": request.user,
+                "sampling": sampling_to_json(request.sampling),
+            }
+        ),
         "dialect": request.dialect,
         "version": request.version,
         "at": request.admitted_at,
@@ -119,7 +145,11 @@ def _reaction_fields(reaction: Reaction | None) -> dict[str, Any]:
         return {}
     return {
         "next_state": next_state_to_json(reaction.messages),
-        "reaction": {"how": reaction.how, **_drop_empty({"source": reaction.source}), "at": reaction.at},
+        "reaction": {
+            "how": reaction.how,
+            **_drop_empty({"source": reaction.source}),
+            "at": reaction.at,
+        },
         "feedback": [_feedback_to_json(f) for f in reaction.feedback],
     }
 
@@ -131,7 +161,11 @@ def next_state_to_json(messages: Sequence[Message]) -> str | list[Message] | Non
     only = messages[0]
     plain = len(messages) == 1 and set(only) == {"role", "content"} and only["role"] == "user"
     words = only.get("content")
-    return words if plain and isinstance(words, str) and words and is_valid_unicode(words) else list(messages)
+    return (
+        words
+        if plain and isinstance(words, str) and words and is_valid_unicode(words)
+        else list(messages)
+    )
 
 
 def _feedback_to_json(f: Feedback) -> dict[str, Any]:
@@ -144,7 +178,9 @@ def _verdict_to_json(v: Verdict) -> dict[str, Any]:
         "score": v.score,
         "judge": v.judge,
         "at": v.at,
-        **_drop_empty({"hints": v.hints, "votes": v.votes, "reason": v.reason, "reason_code": v.reason_code}),
+        **_drop_empty(
+            {"hints": v.hints, "votes": v.votes, "reason": v.reason, "reason_code": v.reason_code}
+        ),
         **({"explicit": True} if v.explicit else {}),
         **({"weight": v.weight} if v.weight != 1 else {}),
     }

@@ -27,12 +27,16 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _decode_value = json.JSONDecoder().raw_decode
 _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
-_COMPRESSED = TrajectoryRefused("compressed", "expected JSON, got a gzip file; unpack it first (gunzip)")
+_COMPRESSED = TrajectoryRefused(
+    "compressed", "expected JSON, got a gzip file; unpack it first (gunzip)"
+)
 _TOO_LARGE = TrajectoryRefused(
-    "too large", f"expected at most {ENTRY_BYTES // 2**20} MiB for one trajectory; split the session"
+    "too large",
+    f"expected at most {ENTRY_BYTES // 2**20} MiB for one trajectory; split the session",
 )
 _LARGE_DOCUMENT = TrajectoryRefused(
-    "too large", f"expected at most {DOCUMENT_BYTES // 2**20} MiB of .json; write .jsonl, one trajectory per line"
+    "too large",
+    f"expected at most {DOCUMENT_BYTES // 2**20} MiB of .json; write .jsonl, one trajectory per line",
 )
 
 
@@ -61,21 +65,28 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            next(path.iterdir(), None)  # raises if unreadable; rglob would only skip it
+            # Raises if unreadable; rglob would only skip it.
+            next(path.iterdir(), None)
             found |= dict.fromkeys(files_inside(path))
         elif path.is_file():
             if path.suffix.lower() not in SUFFIXES:
-                raise OpenClawError(f"{path}: expected a file that ends with {', '.join(SUFFIXES)}.")
+                raise OpenClawError(
+                    f"{path}: expected a file that ends with {', '.join(SUFFIXES)}."
+                )
             found[path] = None
         elif path.exists():
             raise OpenClawError(
                 f"{path}: expected a file or a folder, got a pipe or a device. Write it to a file first."
             )
         else:
-            raise OpenClawError(f"{path}: no such file or folder. Expected trajectories ({', '.join(SUFFIXES)}).")
+            raise OpenClawError(
+                f"{path}: no such file or folder. Expected trajectories ({', '.join(SUFFIXES)})."
+            )
     if not found:
         where = ", ".join(map(str, paths))
-        raise OpenClawError(f"{where}: no trajectories there. Expected files that end with {', '.join(SUFFIXES)}.")
+        raise OpenClawError(
+            f"{where}: no trajectories there. Expected files that end with {', '.join(SUFFIXES)}."
+        )
     return list(found)
 
 
@@ -98,7 +109,8 @@ def _is_trajectory_file(path: Path, root: Path) -> bool:
         return False
     try:
         return path.is_file()
-    except PermissionError:  # the folder can only be listed: `read_entries` reports it
+    except PermissionError:
+        # The folder can only be listed: `read_entries` reports it.
         return True
 
 
@@ -115,10 +127,14 @@ def read_entries(file: Path) -> Iterator[TrajectoryEntry]:
             stream.seek(0)
             before = 0
             for place, raw, problem, read in _read_numbered(stream, file.suffix.lower()):
-                yield TrajectoryEntry(file=file, place=place, raw=raw, problem=problem, size=read - before)
+                yield TrajectoryEntry(
+                    file=file, place=place, raw=raw, problem=problem, size=read - before
+                )
                 before = read
     except OSError as error:
-        said = TrajectoryRefused("cannot be read", f"expected a file that this user can read: {error.strerror}")
+        said = TrajectoryRefused(
+            "cannot be read", f"expected a file that this user can read: {error.strerror}"
+        )
         yield TrajectoryEntry(file=file, place="", problem=said, size=0)
 
 
@@ -140,7 +156,8 @@ def _read_lines(stream: BinaryIO) -> Iterator[_FoundValue]:
     number = 0
     while line := stream.readline(ENTRY_BYTES + 1):
         number += 1
-        place, problem = f"line {number}", None
+        place = f"line {number}"
+        problem = None
         if len(line) > ENTRY_BYTES and not line.endswith(b"\n"):
             problem = _TOO_LARGE
             while (more := stream.readline(_CHUNK_BYTES)) and not more.endswith(b"\n"):
@@ -153,11 +170,17 @@ def _read_lines(stream: BinaryIO) -> Iterator[_FoundValue]:
 def _read_document(stream: BinaryIO) -> Iterator[_FoundValue]:
     """Yield the object of a JSON document, or the items of its array."""
     raw = stream.read(DOCUMENT_BYTES + 1)
-    size, said = len(raw), raw.removeprefix(_BOM).strip()
+    size = len(raw)
+    said = raw.removeprefix(_BOM).strip()
     if size > DOCUMENT_BYTES:
         yield "", b"", _LARGE_DOCUMENT, size
     elif not said:
-        yield "", b"", TrajectoryRefused("not JSON", "expected a trajectory, but the file is empty"), size
+        yield (
+            "",
+            b"",
+            TrajectoryRefused("not JSON", "expected a trajectory, but the file is empty"),
+            size,
+        )
     elif said.startswith(b"["):
         yield from _read_array(said, size)
     else:
@@ -172,24 +195,37 @@ def _read_array(raw: bytes, size: int) -> Iterator[_FoundValue]:
         text = raw.decode()
         for number, (item, at) in enumerate(_array_items(text), 1):
             large = len(item) > ENTRY_BYTES
-            yield f"item {number}", b"" if large else item, _TOO_LARGE if large else None, size * at // len(text)
+            yield (
+                f"item {number}",
+                b"" if large else item,
+                _TOO_LARGE if large else None,
+                size * at // len(text),
+            )
     except (ValueError, RecursionError) as error:
-        problem = TrajectoryRefused("not JSON", f"expected an array of trajectories: {str(error)[:200]}")
+        problem = TrajectoryRefused(
+            "not JSON", f"expected an array of trajectories: {str(error)[:200]}"
+        )
         yield f"item {number + 1}", b"", problem, size
 
 
 def _array_items(text: str) -> Iterator[tuple[bytes, int]]:
     """Yield (item, offset after it and its separator). Raises `ValueError` or `RecursionError` if it is not JSON."""
-    at, separator = _skip_space(text, 1), ","
+    at = _skip_space(text, 1)
+    separator = ","
     if text[at : at + 1] == "]":
-        at, separator = at + 1, "]"
+        at = at + 1
+        separator = "]"
     while separator == ",":
-        start, end = at, _decode_value(text, at)[1]
+        start = at
+        end = _decode_value(text, at)[1]
         comma = _skip_space(text, end)
-        at, separator = _skip_space(text, comma + 1), text[comma : comma + 1]
+        at = _skip_space(text, comma + 1)
+        separator = text[comma : comma + 1]
         yield text[start:end].encode(), at
     if separator != "]" or at != len(text):
-        raise ValueError(f"something else than a comma or the end of the file at character {at - 1}")
+        raise ValueError(
+            f"something else than a comma or the end of the file at character {at - 1}"
+        )
 
 
 def _skip_space(text: str, at: int) -> int:

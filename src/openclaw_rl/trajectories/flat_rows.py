@@ -19,8 +19,14 @@ from openclaw_rl.types import ExchangeStatus, Kind
 
 def turn_to_row(session: StoredSession, item: StoredTurn) -> Mapping[str, Any] | None:
     """Return the row of a turn; None if it has no text, no tokens, or no log-probabilities."""
-    request, reply, verdict = item.exchange.request, item.reply, item.verdict
-    known = len(reply.response_ids) > 0 and len(request.prompt_ids) > 0 and bool(np.isfinite(reply.logprobs).all())
+    request = item.exchange.request
+    reply = item.reply
+    verdict = item.verdict
+    known = (
+        len(reply.response_ids) > 0
+        and len(request.prompt_ids) > 0
+        and bool(np.isfinite(reply.logprobs).all())
+    )
     if reply.status is not ExchangeStatus.DONE or not known:
         return None
     said = item.reaction.messages if item.reaction else ()

@@ -40,7 +40,8 @@ GROUP_SIZE = 64
 GROUP_BYTES = 8 * 2**20
 LONGEST_TRANSACTION = 0.02
 """Seconds until the write lock is released, because replies and other workers wait for it. One turn may take longer."""
-BUILT_SHARE, SCORED_SHARE = 0.25, 0.75
+BUILT_SHARE = 0.25
+SCORED_SHARE = 0.75
 """Progress of a trajectory when it has its tokens, and when it has its log-probabilities."""
 EntryProgress = Callable[[TrajectoryEntry, float], None]
 """(a trajectory, its progress from 0 to 1). It is called once with 1."""
@@ -49,7 +50,9 @@ EntryProgress = Callable[[TrajectoryEntry, float], None]
 class LogprobScorer(Protocol):
     """Interface of `learner.forward.scorer.Scorer`."""
 
-    def score(self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]) -> list[Logprobs]: ...
+    def score(
+        self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]
+    ) -> list[Logprobs]: ...
 
 
 _ResolvedEntry = tuple[TrajectoryEntry, list[ResolvedTurn]]
@@ -72,7 +75,9 @@ def identify_model(
     should_stop: Callable[[], bool] = bool,
 ) -> str:
     """Return the identity of the model. Weights that the store does not know are hashed, which may take minutes."""
-    return compute_identity(files, digest_files(store, files.weights, report=report, should_stop=should_stop))
+    return compute_identity(
+        files, digest_files(store, files.weights, report=report, should_stop=should_stop)
+    )
 
 
 def load_head(store: Store, files: ModelFiles, identity: str) -> Policy:
@@ -85,7 +90,8 @@ def load_head(store: Store, files: ModelFiles, identity: str) -> Policy:
 
 def load_scorer(config: Config, files: ModelFiles, head: Policy) -> LogprobScorer:
     """Load the head for scoring. Raises `ModelError` or `ConfigError` when that fails."""
-    from openclaw_rl.learner.forward.scorer import SequenceScorer  # imports torch
+    # Imports torch.
+    from openclaw_rl.learner.forward.scorer import SequenceScorer
 
     if head.path is not None and weight_files(head.path) == (TINKER_FILE,):
         raise ModelError(
@@ -112,10 +118,13 @@ class TrajectoryImporter:
         Raises `ModelError` for a missing model, `IdentityMismatch` for a store of another model, `StartStopped`.
         """
         files = ModelFiles.from_config(config.model)
-        self._store, self._wants_scores = store, score
+        self._store = store
+        self._wants_scores = score
         identity = identify_model(store, files, report, should_stop)
         self._head = load_head(store, files, identity)
-        self._load_scorer: Callable[[], LogprobScorer] = lambda: load_scorer(config, files, self._head)
+        self._load_scorer: Callable[[], LogprobScorer] = lambda: load_scorer(
+            config, files, self._head
+        )
         self._scorer: LogprobScorer | None = None
         self._builder = TurnBuilder(
             Renderer(files, literal_text=config.serve.special_tokens != "model"),
@@ -144,17 +153,27 @@ class TrajectoryImporter:
             for entry in group:
                 follow(entry, 1)
 
-    def _import_group(self, group: Sequence[TrajectoryEntry], report: ImportReport, follow: EntryProgress) -> None:
+    def _import_group(
+        self, group: Sequence[TrajectoryEntry], report: ImportReport, follow: EntryProgress
+    ) -> None:
         now = time.time()
         for wave in _disjoint_runs(_resolve_entries(group, report)):
-            ready = self._score_entries(self._build_entries(wave, report, now, follow), report, follow)
+            ready = self._score_entries(
+                self._build_entries(wave, report, now, follow), report, follow
+            )
             self._write_entries(ready, report, now, follow)
 
     def _build_entries(
-        self, plans: Sequence[_ResolvedEntry], report: ImportReport, now: float, follow: EntryProgress
+        self,
+        plans: Sequence[_ResolvedEntry],
+        report: ImportReport,
+        now: float,
+        follow: EntryProgress,
     ) -> list[_PendingEntry]:
         with self._store.read() as conn:
-            known = imported_turns.known_turns(conn, [p.id for _, planned in plans for p in planned])
+            known = imported_turns.known_turns(
+                conn, [p.id for _, planned in plans for p in planned]
+            )
             there = _stored_exchanges(conn, plans, known)
         out: list[_PendingEntry] = []
         for entry, planned in plans:
@@ -162,7 +181,9 @@ class TrajectoryImporter:
                 _check_ids(planned, there)
                 new = [p for p in planned if p.id not in known]
                 made = self._builder.build_turns(
-                    new, now, partial(lambda entry, share: follow(entry, BUILT_SHARE * share), entry)
+                    new,
+                    now,
+                    partial(lambda entry, share: follow(entry, BUILT_SHARE * share), entry),
                 )
             except TrajectoryRefused as problem:
                 report.add_refusal(entry, problem)
@@ -180,17 +201,29 @@ class TrajectoryImporter:
             return list(ready)
         if not self._wants_scores:
             unscored = imported_turns.UNSCORED
-            done = {m.request.id: replace(m, place=replace(m.place, untrainable=unscored)) for m in wanting}
+            done = {
+                m.request.id: replace(m, place=replace(m.place, untrainable=unscored))
+                for m in wanting
+            }
         else:
             self._scorer = self._scorer or self._load_scorer()
             rows = [(m.request.prompt_ids, m.reply.response_ids) for m in wanting]
-            found = self._scorer.score(rows, lambda n: _report_scoring(ready, follow, n / len(rows)))
-            done = {m.request.id: _with_logprobs(m, logprobs) for m, logprobs in zip(wanting, found, strict=True)}
+            found = self._scorer.score(
+                rows, lambda n: _report_scoring(ready, follow, n / len(rows))
+            )
+            done = {
+                m.request.id: _with_logprobs(m, logprobs)
+                for m, logprobs in zip(wanting, found, strict=True)
+            }
             report.counts.scored += len(wanting)
         return [replace(one, built=[done.get(m.request.id, m) for m in one.built]) for one in ready]
 
     def _write_entries(
-        self, ready: Sequence[_PendingEntry], report: ImportReport, now: float, follow: EntryProgress
+        self,
+        ready: Sequence[_PendingEntry],
+        report: ImportReport,
+        now: float,
+        follow: EntryProgress,
     ) -> None:
         """Write the turns in transactions of `LONGEST_TRANSACTION`. Whatever can be computed before them is.
 
@@ -209,10 +242,14 @@ class TrajectoryImporter:
                     turns_left -= 1
                     if writer.is_complete:
                         waiting.popleft()
-                        report.counts.count_trajectory(turns=writer.new_turns, of=writer.size, news=writer.has_news)
+                        report.counts.count_trajectory(
+                            turns=writer.new_turns, of=writer.size, news=writer.has_news
+                        )
                     has_time = turns_left > 1 and time.monotonic() < deadline
 
-    def _make_writer(self, pending: _PendingEntry, now: float, follow: EntryProgress) -> EntryWriter:
+    def _make_writer(
+        self, pending: _PendingEntry, now: float, follow: EntryProgress
+    ) -> EntryWriter:
         def report_share(share: float) -> None:
             follow(pending.entry, SCORED_SHARE + (1 - SCORED_SHARE) * share)
 
@@ -220,7 +257,9 @@ class TrajectoryImporter:
         return EntryWriter(outcomes, pending.built, now=now, on_progress=report_share)
 
 
-def _resolve_entries(group: Sequence[TrajectoryEntry], report: ImportReport) -> list[_ResolvedEntry]:
+def _resolve_entries(
+    group: Sequence[TrajectoryEntry], report: ImportReport
+) -> list[_ResolvedEntry]:
     out: list[_ResolvedEntry] = []
     for entry in group:
         report.counts.read += 1
@@ -239,7 +278,8 @@ def _disjoint_runs(plans: Sequence[_ResolvedEntry]) -> Iterator[list[_ResolvedEn
         own = {p.id for p in planned}
         if wave and own & ids:
             yield wave
-            wave, ids = [], set()
+            wave = []
+            ids = set()
         wave.append((entry, planned))
         ids |= own
     if wave:
@@ -255,7 +295,8 @@ def group_entries(found: Iterable[TrajectoryEntry]) -> Iterator[list[TrajectoryE
         size += len(entry.raw)
         if len(group) >= GROUP_SIZE or size >= GROUP_BYTES:
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
     if group:
         yield group
 
@@ -267,7 +308,9 @@ def _stored_exchanges(
     ids = [p.id for _, planned in plans for p in planned if p.turn.id is not None and p.id in known]
     size = imported_turns.MAX_IDS_PER_QUERY
     parts = (ids[at : at + size] for at in range(0, len(ids), size))
-    return {id_: found for part in parts for id_, found in exchanges.get_readable(conn, part).items()}
+    return {
+        id_: found for part in parts for id_, found in exchanges.get_readable(conn, part).items()
+    }
 
 
 def _check_ids(planned: Sequence[ResolvedTurn], there: Mapping[str, Exchange]) -> None:
@@ -279,7 +322,9 @@ def _check_ids(planned: Sequence[ResolvedTurn], there: Mapping[str, Exchange]) -
         words = list(before.request.messages), dict(before.reply.message)
         if words != (list(p.messages), dict(p.reply)):
             raise TrajectoryRefused(
-                "contradiction", f"id {p.id!r} is in the store with other text; omit the id", p.number
+                "contradiction",
+                f"id {p.id!r} is in the store with other text; omit the id",
+                p.number,
             )
 
 
@@ -302,7 +347,8 @@ def score_unscored(config: Config, store: Store, progress: Callable[[int], None]
     files = ModelFiles.from_config(config.model)
     head = load_head(store, files, identify_model(store, files))
     scorer: LogprobScorer | None = None
-    after, done = 0, 0
+    after = 0
+    done = 0
     while True:
         with store.read() as conn:
             waiting = imported_turns.unscored_turns(conn, after=after, limit=GROUP_SIZE)
@@ -321,6 +367,8 @@ def score_unscored(config: Config, store: Store, progress: Callable[[int], None]
             for (seq, _), (_, response), logprobs in zip(waiting, rows, scores, strict=True):
                 spans = to_json((Span(start=0, end=len(response), version=head.version),))
                 packed = pack_logprobs(logprobs)
-                imported_turns.store_scores(conn, seq, logprobs=packed, spans=spans, version=head.version)
+                imported_turns.store_scores(
+                    conn, seq, logprobs=packed, spans=spans, version=head.version
+                )
         done += len(waiting)
         progress(len(waiting))

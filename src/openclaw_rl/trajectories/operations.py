@@ -28,7 +28,12 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.file_digests import NOTABLE_BYTES, DigestProgress, ReportProgress, digest_files
+from openclaw_rl.store.file_digests import (
+    NOTABLE_BYTES,
+    DigestProgress,
+    ReportProgress,
+    digest_files,
+)
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.store.sessions import (
     StoredSession,
@@ -60,7 +65,10 @@ ProgressTick = Callable[[int, int], None]
 def check_files(paths: Sequence[str], *, report: str | None) -> bool:
     """Validate files without importing. Return False if any was refused. Raises `OpenClawError` for no files."""
     found = reading.find_files([Path(p) for p in paths])
-    with ImportReport(Path(report) if report else None) as result, _byte_progress("checking", found) as tick:
+    with (
+        ImportReport(Path(report) if report else None) as result,
+        _byte_progress("checking", found) as tick,
+    ):
         follow = _make_follower(tick)
         for entry in _iter_entries(found):
             result.counts.read += 1
@@ -100,7 +108,13 @@ def score_imported(config: Config) -> None:
 
 
 def export_sessions(
-    config: Config, target: str, *, names: Sequence[str], since: str | None, form: str, redact: bool = False
+    config: Config,
+    target: str,
+    *,
+    names: Sequence[str],
+    since: str | None,
+    form: str,
+    redact: bool = False,
 ) -> None:
     """Export a file for each session into a folder, or everything into one .jsonl, .json or .parquet.
 
@@ -108,9 +122,13 @@ def export_sessions(
     """
     path = Path(target).expanduser()
     if form == "turns" and path.suffix.lower() not in (*reading.JSONL_SUFFIXES, parquet.SUFFIX):
-        raise OpenClawError(f"{path}: rows of turns go into one .jsonl or .parquet. Name such a file.")
+        raise OpenClawError(
+            f"{path}: rows of turns go into one .jsonl or .parquet. Name such a file."
+        )
     if not target or (path.suffix.lower() in _UNSUPPORTED_SUFFIXES and not path.is_dir()):
-        raise OpenClawError(f"{target!r}: expected a folder, or a file that ends with .jsonl, .json or .parquet.")
+        raise OpenClawError(
+            f"{target!r}: expected a folder, or a file that ends with .jsonl, .json or .parquet."
+        )
     _check_target(path)
     with Store.open(config.store_path, create=False) as store:
         after = None if since is None else parse_since(since, time.time())
@@ -118,10 +136,16 @@ def export_sessions(
         with store.read() as conn, store.read() as other:
             for name in names:
                 if not count_sessions(other, names=(name,)):
-                    raise OpenClawError(f"--session {name}: no such session. `openclaw-rl inspect sessions` lists all.")
+                    raise OpenClawError(
+                        f"--session {name}: no such session. `openclaw-rl inspect sessions` lists all."
+                    )
             found = iter_sessions(conn, names=names, since=after)
-            atomic_write.remove_unfinished(path.parent if path.suffix.lower() in reading.SUFFIXES else path)
-            with _count_progress("exporting", count_sessions(other, names=names, since=after)) as tick:
+            atomic_write.remove_unfinished(
+                path.parent if path.suffix.lower() in reading.SUFFIXES else path
+            )
+            with _count_progress(
+                "exporting", count_sessions(other, names=names, since=after)
+            ) as tick:
                 summary = _write_sessions(other, path, _with_tick(found, tick), form, redactor)
     summary += "" if redactor is None else redactor.summary_text
     TerminalConsole(soft_wrap=True).print(summary)
@@ -129,17 +153,28 @@ def export_sessions(
 
 def _check_target(path: Path) -> None:
     """Raise `OpenClawError` if there is something else in the place of the file or folder, such as a pipe."""
-    is_wanted, kind = (path.is_file, "file") if path.suffix.lower() in reading.SUFFIXES else (path.is_dir, "folder")
+    is_wanted, kind = (
+        (path.is_file, "file")
+        if path.suffix.lower() in reading.SUFFIXES
+        else (path.is_dir, "folder")
+    )
     if path.exists() and not is_wanted():
-        raise OpenClawError(f"{path} exists, and is no {kind}. Name a {kind}; one that does not exist is made.")
+        raise OpenClawError(
+            f"{path} exists, and is no {kind}. Name a {kind}; one that does not exist is made."
+        )
 
 
 def _write_sessions(
-    conn: Connection, path: Path, sessions: Iterable[StoredSession], form: str, redactor: TrajectoryRedactor | None
+    conn: Connection,
+    path: Path,
+    sessions: Iterable[StoredSession],
+    form: str,
+    redactor: TrajectoryRedactor | None,
 ) -> str:
     if form == "turns":
         return _write_rows(conn, path, sessions, redactor)
-    number, large = 0, list[str]()
+    number = 0
+    large = list[str]()
     one_file = path.suffix.lower() in reading.SUFFIXES
     with _open_target(path, form) if one_file else nullcontext() as add:
         for session, items in turns_by_session(conn, sessions):
@@ -148,7 +183,9 @@ def _write_sessions(
             raw = _trajectory_json(session, items, redactor)
             number += 1
             if len(raw) > reading.ENTRY_BYTES:
-                large.append(session.name if redactor is None else redactor.redact_name(session.name))
+                large.append(
+                    session.name if redactor is None else redactor.redact_name(session.name)
+                )
             if add is not None:
                 add(raw)
             else:
@@ -163,7 +200,10 @@ def _write_sessions(
 
 
 def _write_rows(
-    conn: Connection, path: Path, sessions: Iterable[StoredSession], redactor: TrajectoryRedactor | None
+    conn: Connection,
+    path: Path,
+    sessions: Iterable[StoredSession],
+    redactor: TrajectoryRedactor | None,
 ) -> str:
     written = left = 0
     with _open_target(path, "turns") as add:
@@ -173,11 +213,16 @@ def _write_rows(
             for item in items:
                 row = flat_rows.turn_to_row(session, item)
                 if row is not None and redactor is not None:
-                    row = redactor.redact_row(row, redactor.redact_turn(exporter.turn_to_json(item)))
-                written, left = written + (row is not None), left + (row is None)
+                    row = redactor.redact_row(
+                        row, redactor.redact_turn(exporter.turn_to_json(item))
+                    )
+                written = written + (row is not None)
+                left = left + (row is None)
                 if row is not None:
                     add(to_json(row))
-    without = f"; {left} turns without text, tokens or log-probabilities were left out" if left else ""
+    without = (
+        f"; {left} turns without text, tokens or log-probabilities were left out" if left else ""
+    )
     return f"{written} turns in {path}{without}"
 
 
@@ -190,7 +235,9 @@ def _open_target(path: Path, form: str) -> Iterator[Callable[[bytes], None]]:
         with atomic_write.atomic_writer(path) as stream, parquet.open_writer(stream, form) as add:
             yield add
         return
-    begin, between, end = (b"", b"\n", b"\n") if suffix in reading.JSONL_SUFFIXES else (b"[", b",\n", b"]\n")
+    begin, between, end = (
+        (b"", b"\n", b"\n") if suffix in reading.JSONL_SUFFIXES else (b"[", b",\n", b"]\n")
+    )
     with atomic_write.atomic_writer(path) as stream:
         before = begin
 
@@ -212,15 +259,21 @@ def session_json(conn: Connection, session: StoredSession, **which: Any) -> byte
     return _trajectory_json(session, items, None) if items else None
 
 
-def _trajectory_json(session: StoredSession, items: Sequence[StoredTurn], redactor: TrajectoryRedactor | None) -> bytes:
-    name, turns = session.name, [exporter.turn_to_json(item) for item in items]
+def _trajectory_json(
+    session: StoredSession, items: Sequence[StoredTurn], redactor: TrajectoryRedactor | None
+) -> bytes:
+    name = session.name
+    turns = [exporter.turn_to_json(item) for item in items]
     if redactor is not None:
         redactor.begin_session()
-        name, turns = redactor.redact_name(name), [redactor.redact_turn(turn) for turn in turns]
+        name = redactor.redact_name(name)
+        turns = [redactor.redact_turn(turn) for turn in turns]
     return to_json({"session_id": name, "turns": turns})
 
 
-def save_session(conn: Connection, folder: Path, session: StoredSession, **which: Any) -> Path | None:
+def save_session(
+    conn: Connection, folder: Path, session: StoredSession, **which: Any
+) -> Path | None:
     """Write a session's file if its content is new, and return its path; None if there are no turns.
 
     `which`: see `stored_turns`.
@@ -230,12 +283,19 @@ def save_session(conn: Connection, folder: Path, session: StoredSession, **which
 
 
 def _write_session_file(
-    conn: Connection, folder: Path, session: StoredSession, raw: bytes, sync: bool, redactor: TrajectoryRedactor | None
+    conn: Connection,
+    folder: Path,
+    session: StoredSession,
+    raw: bytes,
+    sync: bool,
+    redactor: TrajectoryRedactor | None,
 ) -> Path:
     """Write the file and return its path. `sync`: see `atomic_write.atomic_writer`."""
     stem = _file_stem(conn, session)
     if redactor is not None and (name := redactor.redact_name(session.name)) != session.name:
-        stem = atomic_write.session_stem(name) + stem.removeprefix(atomic_write.session_stem(session.name))
+        stem = atomic_write.session_stem(name) + stem.removeprefix(
+            atomic_write.session_stem(session.name)
+        )
     path = folder / f"{stem}.json"
     atomic_write.write_if_changed(path, raw + b"\n", sync=sync)
     return path
@@ -254,10 +314,12 @@ def parse_since(text: str, now: float) -> float:
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except ValueError:
-        raise OpenClawError(f"--since {text}: expected 30m, 12h, 7d, 2w, or a date such as 2026-03-01T12:00") from None
+        raise OpenClawError(
+            f"--since {text}: expected 30m, 12h, 7d, 2w, or a date such as 2026-03-01T12:00"
+        ) from None
 
 
-# ------------------------------------------------------------------------------------------------------------ progress
+# ---------------------------------------------------------------------------------------- progress
 
 
 def _iter_entries(files: Iterable[Path]) -> Iterator[TrajectoryEntry]:
@@ -267,7 +329,8 @@ def _iter_entries(files: Iterable[Path]) -> Iterator[TrajectoryEntry]:
 
 def _make_follower(tick: ProgressTick) -> EntryProgress:
     """Return a callback that turns the progress of entries into bytes and finished trajectories."""
-    far: dict[int, int] = {}  # id() of each unfinished entry -> bytes reported so far
+    # id() of each unfinished entry -> bytes reported so far.
+    far: dict[int, int] = {}
 
     def report_progress(entry: TrajectoryEntry, share: float) -> None:
         before = far.pop(id(entry), 0)
@@ -283,8 +346,13 @@ class _RateColumn(ProgressColumn):
     """Trajectories per second, averaged over the whole run."""
 
     def render(self, task: Any) -> str:
-        done, took = task.fields["done"], task.elapsed or 0.0
-        return f"{trajectories_text(done)}, {done / took:.0f}/s" if took > 0.5 else trajectories_text(done)
+        done = task.fields["done"]
+        took = task.elapsed or 0.0
+        return (
+            f"{trajectories_text(done)}, {done / took:.0f}/s"
+            if took > 0.5
+            else trajectories_text(done)
+        )
 
 
 @contextmanager
@@ -298,7 +366,9 @@ def _byte_progress(what: str, files: Sequence[Path]) -> Iterator[ProgressTick]:
         TextColumn("left"),
         TimeRemainingColumn(True),
     )
-    with Progress(*columns, console=TerminalConsole(stderr=True), speed_estimate_period=60.0) as bar:
+    with Progress(
+        *columns, console=TerminalConsole(stderr=True), speed_estimate_period=60.0
+    ) as bar:
         task = bar.add_task(what, total=total, done=0)
 
         def advance_bar(size: int, number: int) -> None:
@@ -310,7 +380,12 @@ def _byte_progress(what: str, files: Sequence[Path]) -> Iterator[ProgressTick]:
 @contextmanager
 def _hashing_progress() -> Iterator[ReportProgress]:
     """Show the hashing of weights that are new to the store, if it takes more than a moment."""
-    columns = (TextColumn("hashing weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn(True))
+    columns = (
+        TextColumn("hashing weights"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(True),
+    )
     with Progress(*columns, console=TerminalConsole(stderr=True)) as bar:
 
         def show(progress: DigestProgress) -> None:
@@ -325,13 +400,21 @@ def _hashing_progress() -> Iterator[ReportProgress]:
 
 @contextmanager
 def _count_progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn(True))
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(True),
+    )
     with Progress(*columns, console=TerminalConsole(stderr=True)) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
 
 
-def _with_tick(sessions: Iterable[StoredSession], tick: Callable[[], None]) -> Iterator[StoredSession]:
+def _with_tick(
+    sessions: Iterable[StoredSession], tick: Callable[[], None]
+) -> Iterator[StoredSession]:
     for session in sessions:
         yield session
         tick()

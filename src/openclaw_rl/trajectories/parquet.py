@@ -39,7 +39,7 @@ def import_pyarrow() -> Any:
         ) from error
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
+# ----------------------------------------------------------------------------------------- writing
 
 
 @contextmanager
@@ -56,7 +56,9 @@ def open_writer(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]
             nonlocal size
             rows = [from_json(raw) for raw in held]
             if form != "turns":
-                rows = [row | {"turns": [_turn_to_columns(t) for t in row["turns"]]} for row in rows]
+                rows = [
+                    row | {"turns": [_turn_to_columns(t) for t in row["turns"]]} for row in rows
+                ]
             try:
                 file.write_table(pa.Table.from_pylist(rows, schema=schema))
             except UnicodeEncodeError as error:
@@ -80,22 +82,47 @@ def open_writer(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]
 
 def _turn_to_columns(turn: Mapping[str, Any]) -> dict[str, Any]:
     """Return a turn of the JSON format as columns."""
-    out = {(key + _JSON_SUFFIX if key in _UNTYPED_KEYS else key): value for key, value in turn.items()}
+    out = {
+        (key + _JSON_SUFFIX if key in _UNTYPED_KEYS else key): value for key, value in turn.items()
+    }
     if isinstance(state := out.get("next_state"), list):
-        out["next_state"], out["next_state" + _JSON_SUFFIX] = None, state
-    return {key: to_json(value).decode() if key.endswith(_JSON_SUFFIX) else value for key, value in out.items()}
+        out["next_state"] = None
+        out["next_state" + _JSON_SUFFIX] = state
+    return {
+        key: to_json(value).decode() if key.endswith(_JSON_SUFFIX) else value
+        for key, value in out.items()
+    }
 
 
 def _turn_type(pa: Any) -> Any:
-    words, number, moment, flag = pa.string(), pa.int32(), pa.float64(), pa.bool_()
+    words = pa.string()
+    number = pa.int32()
+    moment = pa.float64()
+    flag = pa.bool_()
     plain = dict.fromkeys(("type", "prompt", "response", "next_state", "next_state_json"), words)
-    vote = pa.struct({"score": pa.int8(), "hint": words, "reason": words, "error": words, "fact": words})
-    verdict = {"score": pa.int8(), "judge": words, "at": moment, "hints": pa.list_(words), "votes": pa.list_(vote)}
-    feedback = {"id": words, "score": pa.int8(), "comment": words, "correction": words, "given_at": moment}
+    vote = pa.struct(
+        {"score": pa.int8(), "hint": words, "reason": words, "error": words, "fact": words}
+    )
+    verdict = {
+        "score": pa.int8(),
+        "judge": words,
+        "at": moment,
+        "hints": pa.list_(words),
+        "votes": pa.list_(vote),
+    }
+    feedback = {
+        "id": words,
+        "score": pa.int8(),
+        "comment": words,
+        "correction": words,
+        "given_at": moment,
+    }
     outcome = {
         "reaction": pa.struct({"how": words, "source": words, "at": moment}),
         "feedback": pa.list_(pa.struct(feedback)),
-        "verdict": pa.struct(verdict | {"reason": words, "reason_code": words, "explicit": flag, "weight": moment}),
+        "verdict": pa.struct(
+            verdict | {"reason": words, "reason_code": words, "explicit": flag, "weight": moment}
+        ),
         "dropped": pa.struct({"cause": words, "reason": words}),
     }
     tokens = {
@@ -108,8 +135,12 @@ def _turn_type(pa: Any) -> Any:
         "version": number,
         "off_policy": flag,
     }
-    place = dict.fromkeys(("id", "parent", "agent", "user", "dialect", "relation", "relation_of"), words)
-    ended = dict.fromkeys(("finish", "status", "error", "unlinked", "untrainable", "untrainable_code"), words)
+    place = dict.fromkeys(
+        ("id", "parent", "agent", "user", "dialect", "relation", "relation_of"), words
+    )
+    ended = dict.fromkeys(
+        ("finish", "status", "error", "unlinked", "untrainable", "untrainable_code"), words
+    )
     times = dict.fromkeys(("at", "first_token_at", "finished_at"), moment)
     marks = {"trainable": flag, "redacted": flag, "removed": pa.list_(words)}
     inner = {key + _JSON_SUFFIX: words for key in sorted(_UNTYPED_KEYS)}
@@ -121,7 +152,8 @@ def _trajectory_schema(pa: Any) -> Any:
 
 
 def _row_schema(pa: Any) -> Any:
-    words, ids = pa.string(), pa.list_(pa.int32())
+    words = pa.string()
+    ids = pa.list_(pa.int32())
     names = (
         "session_id turn_id type untrainable state agent prompt response next_state messages_json reply_json "
         "tools_json hints_json finish"
@@ -129,12 +161,22 @@ def _row_schema(pa: Any) -> Any:
     return pa.schema(
         dict.fromkeys(names.split(), words)
         | {name: pa.bool_() for name in ("trainable", "judged", "off_policy")}
-        | {"prompt_ids": ids, "response_ids": ids, "logprobs": pa.list_(pa.float32()), "mask": pa.list_(pa.bool_())}
-        | {"score": pa.int8(), "version": pa.int32(), "temperature": pa.float64(), "asked_at": pa.float64()}
+        | {
+            "prompt_ids": ids,
+            "response_ids": ids,
+            "logprobs": pa.list_(pa.float32()),
+            "mask": pa.list_(pa.bool_()),
+        }
+        | {
+            "score": pa.int8(),
+            "version": pa.int32(),
+            "temperature": pa.float64(),
+            "asked_at": pa.float64(),
+        }
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
+# ----------------------------------------------------------------------------------------- reading
 
 
 def read_trajectories(stream: BinaryIO, size: int) -> Iterator[FoundTrajectory]:
@@ -143,7 +185,8 @@ def read_trajectories(stream: BinaryIO, size: int) -> Iterator[FoundTrajectory]:
     number = 0
     try:
         file = pa.parquet.ParquetFile(stream)
-        names, total = file.schema_arrow.names, file.metadata.num_rows
+        names = file.schema_arrow.names
+        total = file.metadata.num_rows
         if "turns" not in names:
             yield "", b"", _wrong_columns(names), size
             return
@@ -154,13 +197,22 @@ def read_trajectories(stream: BinaryIO, size: int) -> Iterator[FoundTrajectory]:
     except (pa.ArrowException, OSError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
         place = f"after row {number}" if number else ""
-        yield place, b"", TrajectoryRefused("not Parquet", f"expected a complete Parquet file: {said}"), size
+        yield (
+            place,
+            b"",
+            TrajectoryRefused("not Parquet", f"expected a complete Parquet file: {said}"),
+            size,
+        )
 
 
 def _wrong_columns(names: Sequence[str]) -> TrajectoryRefused:
     if "turn_id" in names:
-        return TrajectoryRefused("no turns", "rows of turns are not trajectories; export without --format turns")
-    return TrajectoryRefused("no turns", f"expected the columns session_id and turns, got {', '.join(names[:8])[:200]}")
+        return TrajectoryRefused(
+            "no turns", "rows of turns are not trajectories; export without --format turns"
+        )
+    return TrajectoryRefused(
+        "no turns", f"expected the columns session_id and turns, got {', '.join(names[:8])[:200]}"
+    )
 
 
 def _read_row(row: Mapping[str, Any], number: int, read: int) -> FoundTrajectory:
@@ -178,7 +230,9 @@ def _row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row in the JSON format. Null columns are omitted: a column does not distinguish null and absent."""
     out = {key: value for key, value in row.items() if value is not None}
     if isinstance(turns := out.get("turns"), list):
-        out["turns"] = [_columns_to_turn(t, at) if isinstance(t, dict) else t for at, t in enumerate(turns, 1)]
+        out["turns"] = [
+            _columns_to_turn(t, at) if isinstance(t, dict) else t for at, t in enumerate(turns, 1)
+        ]
     return out
 
 

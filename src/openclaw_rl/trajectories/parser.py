@@ -33,7 +33,13 @@ _FORMAT_PARTS: Mapping[str, tuple[type, Mapping[str, str]]] = {
     "trajectory": (Trajectory, {"turns": "turn"}),
     "turn": (
         FileTurn,
-        {"sampling": "sampling", "spans": "span", "reaction": "reaction", "feedback": "feedback", "verdict": "verdict"}
+        {
+            "sampling": "sampling",
+            "spans": "span",
+            "reaction": "reaction",
+            "feedback": "feedback",
+            "verdict": "verdict",
+        }
         | {"dropped": "dropped"},
     ),
     "sampling": (Sampling, {}),
@@ -45,7 +51,9 @@ _FORMAT_PARTS: Mapping[str, tuple[type, Mapping[str, str]]] = {
     "dropped": (DropRecord, {}),
 }
 """Part of the format -> (its type, which lists the allowed keys; the keys that are parts themselves)."""
-_ALLOWED_KEYS = {part: tuple(f.name for f in fields(kind)) for part, (kind, _) in _FORMAT_PARTS.items()}
+_ALLOWED_KEYS = {
+    part: tuple(f.name for f in fields(kind)) for part, (kind, _) in _FORMAT_PARTS.items()
+}
 
 
 def decode_json(raw: bytes, where: str = "", turn: int | None = None) -> Any:
@@ -54,29 +62,37 @@ def decode_json(raw: bytes, where: str = "", turn: int | None = None) -> Any:
     `where`: prefix of the error message.
     """
     try:
-        json.loads(
-            raw, object_pairs_hook=strict_yaml.reject_duplicate_keys
-        )  # the decoder below would take the last of two
+        # The decoder below would take the last of two.
+        json.loads(raw, object_pairs_hook=strict_yaml.reject_duplicate_keys)
         return from_json(raw)
     except RecursionError:
         raise TrajectoryRefused("not JSON", f"{where}nested too deeply", turn) from None
     except strict_yaml.DuplicateKey as error:
         raise TrajectoryRefused("key twice", f"{where}{error}", turn) from None
     except ValueError as error:
-        more = "; several trajectories: an array, or one per line in a .jsonl" if "Extra data" in str(error) else ""
-        raise TrajectoryRefused("not JSON", f"{where}expected JSON: {str(error)[:200]}{more}", turn) from None
+        more = (
+            "; several trajectories: an array, or one per line in a .jsonl"
+            if "Extra data" in str(error)
+            else ""
+        )
+        raise TrajectoryRefused(
+            "not JSON", f"{where}expected JSON: {str(error)[:200]}{more}", turn
+        ) from None
 
 
 def parse_trajectory(value: Any) -> Trajectory:
     """Convert decoded JSON to a trajectory. Raises `TrajectoryRefused`."""
     if not isinstance(value, dict):
         raise TrajectoryRefused(
-            "no object", f"expected an object with session_id and turns, got {_describe_value(value)}"
+            "no object",
+            f"expected an object with session_id and turns, got {_describe_value(value)}",
         )
     _check_keys(value, "trajectory", None)
     turns = value.get("turns")
     if not isinstance(turns, list) or not turns:
-        raise TrajectoryRefused("no turns", f"turns: expected a list of one turn or more, got {_describe_value(turns)}")
+        raise TrajectoryRefused(
+            "no turns", f"turns: expected a list of one turn or more, got {_describe_value(turns)}"
+        )
     read = tuple(_parse_turn(turn, number) for number, turn in enumerate(turns, 1))
     made = _convert_part(value | {"turns": ()}, Trajectory, None)
     for problem in (*_name_problems("session_id", made.session_id), *_surrogate_problems(made)):
@@ -86,7 +102,9 @@ def parse_trajectory(value: Any) -> Trajectory:
 
 def _parse_turn(value: Any, number: int) -> FileTurn:
     if not isinstance(value, dict):
-        raise TrajectoryRefused("wrong type", f"expected an object, got {_describe_value(value)}", number)
+        raise TrajectoryRefused(
+            "wrong type", f"expected an object, got {_describe_value(value)}", number
+        )
     _check_keys(value, "turn", number)
     turn: FileTurn = _convert_part(value, FileTurn, number)
     for problem in _turn_problems(turn):
@@ -100,7 +118,9 @@ def _check_keys(value: Mapping[str, Any], part: str, turn: int | None) -> None:
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1, 0.5)
             hint = (
-                f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys[:6])}" + ", ..." * (len(keys) > 6)
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"known are {', '.join(keys[:6])}" + ", ..." * (len(keys) > 6)
             )
             where = "" if part in ("trajectory", "turn") else f"{part}: "
             raise TrajectoryRefused("unknown key", f"{where}unknown key {key[:60]!r}; {hint}", turn)
@@ -111,19 +131,25 @@ def _check_keys(value: Mapping[str, Any], part: str, turn: int | None) -> None:
 
 def _objects_in(value: Any) -> list[dict[str, Any]]:
     """Return the objects in a value. Other values are left to type checking."""
-    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
+    return [
+        item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)
+    ]
 
 
 def _convert_part(value: Mapping[str, Any], kind: type, turn: int | None) -> Any:
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        said, _, at = str(error).replace("Object missing required field", "missing key").partition(" - at `")
+        said, _, at = (
+            str(error).replace("Object missing required field", "missing key").partition(" - at `")
+        )
         where = at.rstrip("`").removeprefix("$").removeprefix(".")
         said = said[0].lower() + said[1:].replace("`", "")
         said += "; expected main or side" if where == "type" and "enum" in said else ""
         raise TrajectoryRefused(
-            "missing key" if "missing" in said else "wrong type", f"{where}: {said}" if where else said, turn
+            "missing key" if "missing" in said else "wrong type",
+            f"{where}: {said}" if where else said,
+            turn,
         ) from None
     except (OverflowError, ValueError) as error:
         raise TrajectoryRefused("wrong type", str(error), turn) from None
@@ -141,21 +167,33 @@ def _turn_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
         if (time := getattr(turn, name)) is not None and not (math.isfinite(time) and time >= 0):
             yield "out of range", f"{name}: expected seconds since 1970, got {time!r}"
     if turn.status is ExchangeStatus.RUNNING:
-        yield "out of range", "status: a running reply cannot be in a trajectory; expected done, cancelled or failed"
+        yield (
+            "out of range",
+            "status: a running reply cannot be in a trajectory; expected done, cancelled or failed",
+        )
     if turn.status is ExchangeStatus.DONE and turn.finish is None:
         yield "missing key", "finish: expected stop, length or tool_calls, got null"
     if turn.untrainable and turn.trainable:
-        yield "contradiction", "trainable is true, but untrainable has a reason; expected one of them"
+        yield (
+            "contradiction",
+            "trainable is true, but untrainable has a reason; expected one of them",
+        )
     if turn.type is Kind.SIDE and turn.trainable:
         yield "contradiction", "a side turn never trains; expected trainable false, or type main"
 
 
 def _text_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
     if turn.redacted:
-        if any(v is not None for v in (turn.prompt, turn.response, turn.messages, turn.message, turn.prompt_ids)):
+        if any(
+            v is not None
+            for v in (turn.prompt, turn.response, turn.messages, turn.message, turn.prompt_ids)
+        ):
             yield "contradiction", "redacted, but it has text or tokens; expected none of them"
         if turn.id is None:
-            yield "missing key", "id: a redacted turn cannot be identified by its text; expected the id of its export"
+            yield (
+                "missing key",
+                "id: a redacted turn cannot be identified by its text; expected the id of its export",
+            )
         return
     if turn.prompt is None and turn.messages is None:
         yield "missing key", "missing key `prompt` (or `messages`)"
@@ -163,11 +201,19 @@ def _text_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
         yield "missing key", "missing key `response` (or `message`)"
     for name in ("messages", "next_state"):
         yield from _message_problems(name, getattr(turn, name))
-    yield from _message_problems("message", None if turn.message is None else [turn.message], only="assistant")
+    yield from _message_problems(
+        "message", None if turn.message is None else [turn.message], only="assistant"
+    )
     if turn.messages is not None and turn.prompt not in (None, prompt_of(turn.messages)):
-        yield "contradiction", "prompt differs from the last user message of messages; expected the same, or only one"
+        yield (
+            "contradiction",
+            "prompt differs from the last user message of messages; expected the same, or only one",
+        )
     if turn.message is not None and turn.response not in (None, message_text(turn.message)):
-        yield "contradiction", "response differs from the text of message; expected the same text, or only one"
+        yield (
+            "contradiction",
+            "response differs from the text of message; expected the same text, or only one",
+        )
 
 
 def _message_problems(name: str, value: Any, only: str | None = None) -> Iterator[tuple[str, str]]:
@@ -180,12 +226,21 @@ def _message_problems(name: str, value: Any, only: str | None = None) -> Iterato
         if role not in ((only,) if only else ROLES):
             known = only or ", ".join(ROLES[:5])
             yield "out of range", f"{name}: expected a role of {known}, got {_describe_value(role)}"
-        content, calls = message.get("content"), message.get("tool_calls")
+        content = message.get("content")
+        calls = message.get("tool_calls")
         parts = content if isinstance(content, list) else ()
-        if not isinstance(content, str | list | None) or not all(isinstance(p, str | dict) for p in parts):
-            yield "wrong type", f"{name}: content: expected text, or a list of parts, got {_describe_value(content)}"
+        if not isinstance(content, str | list | None) or not all(
+            isinstance(p, str | dict) for p in parts
+        ):
+            yield (
+                "wrong type",
+                f"{name}: content: expected text, or a list of parts, got {_describe_value(content)}",
+            )
         if not isinstance(calls, list | None) or not all(_is_tool_call(c) for c in calls or ()):
-            yield "wrong type", f"{name}: tool_calls: expected a list of calls, each with function.name"
+            yield (
+                "wrong type",
+                f"{name}: tool_calls: expected a list of calls, each with function.name",
+            )
 
 
 def _is_tool_call(call: Any) -> bool:
@@ -194,11 +249,18 @@ def _is_tool_call(call: Any) -> bool:
 
 
 def _token_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
-    given = [n for n in ("prompt_ids", "response_ids", "logprobs", "mask", "spans") if getattr(turn, n) is not None]
+    given = [
+        n
+        for n in ("prompt_ids", "response_ids", "logprobs", "mask", "spans")
+        if getattr(turn, n) is not None
+    ]
     if not given:
         return
     if turn.prompt_ids is None or turn.response_ids is None or turn.logprobs is None:
-        yield "token arrays", f"prompt_ids, response_ids and logprobs must come together; got only {', '.join(given)}"
+        yield (
+            "token arrays",
+            f"prompt_ids, response_ids and logprobs must come together; got only {', '.join(given)}",
+        )
         return
     if turn.identity is None:
         yield (
@@ -209,20 +271,28 @@ def _token_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
     r = len(turn.response_ids)
     mask = r if turn.mask is None else len(turn.mask)
     if not (len(turn.logprobs) == mask == r):
-        yield "token arrays", f"{r} response_ids, but {len(turn.logprobs)} logprobs and {mask} mask entries"
+        yield (
+            "token arrays",
+            f"{r} response_ids, but {len(turn.logprobs)} logprobs and {mask} mask entries",
+        )
     ids = (*turn.prompt_ids, *turn.response_ids)
     if ids and not 0 <= min(ids) <= max(ids) < 2**31:
         yield "token arrays", "ids: expected whole numbers from 0 to 2^31 - 1"
     if not turn.prompt_ids:
         yield "token arrays", "prompt_ids: expected one or more, got none"
     if not all(p is None or (math.isfinite(p) and p <= 1e-3) for p in turn.logprobs):
-        yield "token arrays", "logprobs: expected natural logarithms of probabilities (0 or less), or null"
+        yield (
+            "token arrays",
+            "logprobs: expected natural logarithms of probabilities (0 or less), or null",
+        )
     yield from _span_problems(turn, r)
 
 
 def _span_problems(turn: FileTurn, r: int) -> Iterator[tuple[str, str]]:
     ends = [(s.start, s.end) for s in turn.spans or ()]
-    joined = [0, *(e for _, e in ends)][:-1] == [s for s, _ in ends] and all(s <= e for s, e in ends)
+    joined = [0, *(e for _, e in ends)][:-1] == [s for s, _ in ends] and all(
+        s <= e for s, e in ends
+    )
     if ends and not (joined and ends[-1][1] == r):
         yield "token arrays", f"spans: expected consecutive ranges from 0 to {r}, got {ends[:4]}"
     if not all(0 <= v < 2**31 for v in (turn.version, *(s.version for s in turn.spans or ()))):
@@ -231,8 +301,17 @@ def _span_problems(turn: FileTurn, r: int) -> Iterator[tuple[str, str]]:
 
 def _name_problems(key: str, name: str) -> Iterator[tuple[str, str]]:
     if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
-        shown = "nothing" if not name else f"{len(name)} characters" if len(name) > MAX_NAME_LENGTH else repr(name)
-        yield "out of range", f"{key}: expected 1 to {MAX_NAME_LENGTH} printable characters, got {shown}"
+        shown = (
+            "nothing"
+            if not name
+            else f"{len(name)} characters"
+            if len(name) > MAX_NAME_LENGTH
+            else repr(name)
+        )
+        yield (
+            "out of range",
+            f"{key}: expected 1 to {MAX_NAME_LENGTH} printable characters, got {shown}",
+        )
 
 
 def _surrogate_problems(value: Any) -> Iterator[tuple[str, str]]:
@@ -248,7 +327,13 @@ def _surrogate_problems(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _describe_value(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "nothing"}
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        type(None): "nothing",
+    }
     if isinstance(value, str):
         return repr(value[:40])
     return "an empty list" if value == [] else kinds.get(type(value), "a number")

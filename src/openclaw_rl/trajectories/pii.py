@@ -47,15 +47,27 @@ class _Rule:
             return match[0]
         counts[self.kind] += 1
         start, end = match.span("it") if "it" in match.re.groupindex else match.span()
-        return match[0][: start - match.start()] + placeholder(self.kind) + match[0][end - match.start() :]
+        return (
+            match[0][: start - match.start()]
+            + placeholder(self.kind)
+            + match[0][end - match.start() :]
+        )
 
 
 def _make_rule(
-    kind: str, expression: str, hints: str, *, before: str = "", quick: str = "", keep: KeepMatch | None = None
+    kind: str,
+    expression: str,
+    hints: str,
+    *,
+    before: str = "",
+    quick: str = "",
+    keep: KeepMatch | None = None,
 ) -> _Rule:
     """`before`: character class that may not precede a match; the letter of a JSON escape may precede it anyway."""
     start = rf"(?:(?<![{before}])(?!(?<=\\)[nrt])|(?<={_ESCAPE}))" if before else ""
-    return _Rule(kind, re.compile(start + expression), tuple(hints.split()) or ("",), re.compile(quick), keep)
+    return _Rule(
+        kind, re.compile(start + expression), tuple(hints.split()) or ("",), re.compile(quick), keep
+    )
 
 
 def _is_not_email(match: re.Match[str]) -> bool:
@@ -74,8 +86,13 @@ def _is_not_email(match: re.Match[str]) -> bool:
 def _can_end_domain(label: str, called: bool) -> bool:
     """Return True if a label can end a domain. `called`: `(` follows, so names that look like a method do not count."""
     found = _LETTERS.match(label)
-    if found is None or len(found[0]) < 2 or (len(found[0]) == 2 and found[0][0].islower() and found[0][1].isupper()):
-        return False  # the last condition excludes code such as `q@k.mT`
+    if (
+        found is None
+        or len(found[0]) < 2
+        or (len(found[0]) == 2 and found[0][0].islower() and found[0][1].isupper())
+    ):
+        # The last condition excludes code such as `q@k.mT`.
+        return False
     name = found[0].lower()
     return not called or name in _COMMON_DOMAINS or (len(name) == 2 and name != "to")
 
@@ -95,14 +112,17 @@ def _is_harmless_ip(match: re.Match[str]) -> bool:
 
 _ISSUED_KEYS = "|".join(
     (
-        r"sk-[\w-]{16,}+",  # OpenAI, Anthropic, OpenRouter, ours
-        r"(?:sk|pk|rk)_(?:live|test)_\w{10,}+|whsec_\w{16,}+",  # Stripe
+        # OpenAI, Anthropic, OpenRouter, ours.
+        r"sk-[\w-]{16,}+",
+        # Stripe.
+        r"(?:sk|pk|rk)_(?:live|test)_\w{10,}+|whsec_\w{16,}+",
         r"gh[pousr]_\w{20,}+|github_pat_\w{20,}+|gl(?:pat|ptt|dt|rt)-[\w-]{16,}+",
         r"(?:AKIA|ASIA|ABIA|ACCA|AROA|AIDA)[A-Z0-9]{16}(?!\w)",
         r"AIza[\w-]{30,}+|ya29\.[\w-]{20,}+|GOCSPX-[\w-]{20,}+",
         r"xox[abeoprs]-[\w-]{10,}+|xapp-[\w-]{10,}+",
         r"(?:hf|npm|fw|tgp|gsk|r8|pplx|dop_v1|tml|wandb_v1)_\w{20,}+|(?:tml|pypi|pplx|xai|nvapi)-[\w-]{20,}+",
-        r"SG\.[\w-]{16,64}\.[\w-]{16,}+|\d{8,10}:AA[\w-]{30,}+",  # SendGrid, Telegram
+        # SendGrid, Telegram.
+        r"SG\.[\w-]{16,64}\.[\w-]{16,}+|\d{8,10}:AA[\w-]{30,}+",
     )
 )
 _PREFIXES = (
@@ -110,7 +130,8 @@ _PREFIXES = (
     "aiza ya29. gocspx- xoxa xoxb xoxe xoxo xoxp xoxr xoxs xapp- hf_ npm_ fw_ tgp_ gsk_ r8_ pplx dop_v1_ tml wandb_v1_ "
     "pypi- xai- nvapi- sg. :aa"
 )
-_PASSWORD_CHARACTERS = r"+/=_.!#%^*@$-"  # characters of passwords besides letters and digits
+# Characters of passwords besides letters and digits.
+_PASSWORD_CHARACTERS = r"+/=_.!#%^*@$-"
 _SECRET_NAMES = (
     r"(?i:api[_-]?key|secret[_-]?(?:access[_-]?)?key|access[_-]?(?:key|token)|auth[_-]?token|client[_-]?secret"
     r"|private[_-]?key|password|passwd|passphrase|pwd|secret|token)"
@@ -125,7 +146,8 @@ _PHONES = "|".join(
     )
 )
 _V4 = r"(?:\d{1,3}\.){3}\d{1,3}"
-_HOME_NAME = r"(?:[\w.@+$-]++(?: [\w.@+$-]++){1,3}(?=\\)|[\w.@+$-]++)"  # of a home folder; with spaces on Windows
+# Of a home folder; with spaces on Windows.
+_HOME_NAME = r"(?:[\w.@+$-]++(?: [\w.@+$-]++){1,3}(?=\\)|[\w.@+$-]++)"
 
 _RULES = (
     _make_rule(
@@ -148,10 +170,17 @@ _RULES = (
         rf"(?P<it>(?=[A-Za-z{_PASSWORD_CHARACTERS}]{{0,80}}\d)(?=[\d{_PASSWORD_CHARACTERS}]{{0,80}}[A-Za-z])[\w{_PASSWORD_CHARACTERS}]{{6,}}+)(?![\[(])",
         "key pass pwd secret token",
     ),
-    _make_rule("email", r"[\w.+%-]++@[\w-]++(?:\.[\w-]++)++", "@", before=r"\w.+%-", keep=_is_not_email),
-    _make_rule("home", rf"(?<!HOME\])/(?:home|Users)/{_HOME_NAME}", "/home/ /users/", before=r"\w."),
     _make_rule(
-        "home", rf"(?<!HOME\])(?:/[\w.-]++){{1,3}}/(?:home|Users)/{_HOME_NAME}", "/home/ /users/", before=r"\w./~"
+        "email", r"[\w.+%-]++@[\w-]++(?:\.[\w-]++)++", "@", before=r"\w.+%-", keep=_is_not_email
+    ),
+    _make_rule(
+        "home", rf"(?<!HOME\])/(?:home|Users)/{_HOME_NAME}", "/home/ /users/", before=r"\w."
+    ),
+    _make_rule(
+        "home",
+        rf"(?<!HOME\])(?:/[\w.-]++){{1,3}}/(?:home|Users)/{_HOME_NAME}",
+        "/home/ /users/",
+        before=r"\w./~",
     ),
     _make_rule(
         "home",
@@ -160,7 +189,14 @@ _RULES = (
         before=r"\w",
         quick=r":[\\/]{1,4}[UuDd]",
     ),
-    _make_rule("ip", rf"{_V4}(?!\w|\.\d)", ".", before=r"\w.", quick=r"\d\.\d{1,3}\.\d", keep=_is_harmless_ip),
+    _make_rule(
+        "ip",
+        rf"{_V4}(?!\w|\.\d)",
+        ".",
+        before=r"\w.",
+        quick=r"\d\.\d{1,3}\.\d",
+        keep=_is_harmless_ip,
+    ),
     _make_rule(
         "ip",
         rf"(?:[\dA-Fa-f]{{0,4}}:){{2,7}}(?:{_V4}|[\dA-Fa-f]{{0,4}})(?!\w)",
@@ -177,7 +213,8 @@ def scrub_text(text: str) -> tuple[str, Counter[str]]:
     """Return (the redacted text, number of findings by kind). Idempotent."""
     counts: Counter[str] = Counter()
     while True:
-        before, low = text, text.lower()
+        before = text
+        low = text.lower()
         for rule in _RULES:
             text = rule.replace_matches(text, low, counts)
         if text == before:

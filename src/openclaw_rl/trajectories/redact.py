@@ -21,7 +21,8 @@ from openclaw_rl.types import ExchangeStatus
 
 _NAME_KEYS = ("id", "parent", "relation_of", "agent", "user")
 _TEXT_KEYS = ("sampling", "verdict", "dropped", "error", "untrainable", "unlinked")
-_ENCODED_KEYS = ("messages", "message", "tools", "template", "lessons")  # what the token arrays encode
+# What the token arrays encode.
+_ENCODED_KEYS = ("messages", "message", "tools", "template", "lessons")
 _SUMMARY_KEYS = ("prompt", "response")
 _TOKEN_KEYS = ("prompt_ids", "response_ids", "logprobs", "mask", "spans", "identity")
 _ROW_NAME_KEYS = ("session_id", "turn_id", "agent")
@@ -36,7 +37,8 @@ class TrajectoryRedactor:
         self.counts: Counter[str] = Counter()
         self.turns = self.turns_without_tokens = 0
         self._redacted: dict[str, tuple[str, Counter[str]]] = {}
-        self._kinds_in_turn: set[str] = set()  # kinds found in the current turn
+        # Kinds found in the current turn.
+        self._kinds_in_turn: set[str] = set()
 
     def begin_session(self) -> None:
         """Start another session: forget the texts of the previous one."""
@@ -45,7 +47,10 @@ class TrajectoryRedactor:
     @property
     def summary_text(self) -> str:
         """Readable summary: findings by kind, and how many turns lost their tokens."""
-        found = ", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS if self.counts[kind]) or "nothing"
+        found = (
+            ", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS if self.counts[kind])
+            or "nothing"
+        )
         return (
             f"\nredacted: {found}; {self.turns_without_tokens} of {self.turns} turns left "
             f"without tokens and log-probabilities"
@@ -79,12 +84,16 @@ class TrajectoryRedactor:
         new |= clean
         if "messages" in clean:
             words = prompt_and_response(clean["messages"], clean["message"])
-            new = {key: value for key, value in new.items() if key not in _SUMMARY_KEYS or key in words} | words
+            new = {
+                key: value for key, value in new.items() if key not in _SUMMARY_KEYS or key in words
+            } | words
         self._redact_other_fields(new)
         self.turns += 1
         if "prompt_ids" in new and (clean != said or not whole):
             self.turns_without_tokens += 1
-            new = {key: value for key, value in new.items() if key not in _TOKEN_KEYS} | {"off_policy": True}
+            new = {key: value for key, value in new.items() if key not in _TOKEN_KEYS} | {
+                "off_policy": True
+            }
         removed = [kind for kind in KINDS if kind in self._kinds_in_turn]
         return new | ({"removed": removed} if removed else {})
 
@@ -95,7 +104,9 @@ class TrajectoryRedactor:
         names = {key: self.redact_name(row[key]) for key in _ROW_NAME_KEYS}
         texts = {key: self.redact_text(row[key]) for key in _ROW_TEXT_KEYS}
         state = clean.get("next_state") or ""
-        texts["next_state"] = state if isinstance(state, str) else "\n".join(message_text(m) for m in state)
+        texts["next_state"] = (
+            state if isinstance(state, str) else "\n".join(message_text(m) for m in state)
+        )
         return {**row, **names, **texts, "hints_json": self._redact_json(row["hints_json"])}
 
     def _redact_other_fields(self, new: dict[str, Any]) -> None:
@@ -111,7 +122,11 @@ class TrajectoryRedactor:
         if (reaction := new.get("reaction")) and reaction.get("source"):
             reaction["source"] = self.redact_name(reaction["source"])
         for given in new.get("feedback", ()):
-            given |= {key: self.redact_text(given[key]) for key in ("comment", "correction") if key in given}
+            given |= {
+                key: self.redact_text(given[key])
+                for key in ("comment", "correction")
+                if key in given
+            }
             given["id"] = self.redact_name(given["id"])
 
     # Values of any shape.
@@ -128,13 +143,19 @@ class TrajectoryRedactor:
     def _redact_parts(self, parts: list[Any]) -> list[Any]:
         """Redact content parts. A model reads them joined, so text parts with a finding across them are merged."""
         out: list[Any] = []
-        for is_text, run in groupby(parts, key=lambda p: isinstance(p, dict) and isinstance(p.get("text"), str)):
+        for is_text, run in groupby(
+            parts, key=lambda p: isinstance(p, dict) and isinstance(p.get("text"), str)
+        ):
             given = list(run)
             clean = [self._redact_value(self._redact_image(part)) for part in given]
             whole = "".join(part["text"] for part in given) if is_text else ""
             if is_text and self.redact_text(whole) != whole:
                 joined = "".join(part["text"] for part in clean)
-                clean = clean if self.redact_text(joined) == joined else [clean[0] | {"text": self.redact_text(whole)}]
+                clean = (
+                    clean
+                    if self.redact_text(joined) == joined
+                    else [clean[0] | {"text": self.redact_text(whole)}]
+                )
             out += clean
         return out
 
@@ -142,7 +163,10 @@ class TrajectoryRedactor:
         """Return an image part with a keyed digest, so that nobody recognises an image that they have."""
         if (digest := image_digest(part)) is None:
             return part
-        return {**part, "sha256": f"redacted-{blake2b(digest.encode(), key=self._key, digest_size=8).hexdigest()}"}
+        return {
+            **part,
+            "sha256": f"redacted-{blake2b(digest.encode(), key=self._key, digest_size=8).hexdigest()}",
+        }
 
     def _redact_value(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -154,7 +178,9 @@ class TrajectoryRedactor:
         out: dict[Any, Any] = {}
         for key, item in value.items():
             arguments = key == "arguments" and isinstance(item, str)
-            out[self._unique_key(key, out)] = self._redact_json(item) if arguments else self._redact_value(item)
+            out[self._unique_key(key, out)] = (
+                self._redact_json(item) if arguments else self._redact_value(item)
+            )
         return out
 
     def _unique_key(self, key: Any, taken: Mapping[Any, Any]) -> Any:

@@ -63,7 +63,12 @@ class ImportReport:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if self._stream is not None:
             self._stream.close()
 
@@ -80,7 +85,9 @@ class ImportReport:
             examples.append(f"{where}: {problem.detail}")
         if self.file is not None:
             line = {"file": str(entry.file), "place": entry.place, "turn": problem.turn}
-            self._write_line(json.dumps(line | {"reason": problem.reason, "detail": problem.detail}))
+            self._write_line(
+                json.dumps(line | {"reason": problem.reason, "detail": problem.detail})
+            )
 
     def _write_line(self, line: str) -> None:
         assert self.file is not None
@@ -98,7 +105,12 @@ class ImportReport:
         """Return a readable summary. `what`: participle of the action, such as "imported"."""
         parts: list[Text | Table] = [Text(self._summary_line(what))]
         if self.refused_count:
-            table = Table(title=f"\n{self.refused_count} refused", title_justify="left", box=None, padding=(0, 2))
+            table = Table(
+                title=f"\n{self.refused_count} refused",
+                title_justify="left",
+                box=None,
+                padding=(0, 2),
+            )
             table.add_column("", justify="right")
             table.add_column("reason", no_wrap=True)
             table.add_column("such as")
@@ -112,7 +124,9 @@ class ImportReport:
     def _summary_line(self, what: str) -> str:
         c = self.counts
         words = [f"{trajectories_text(c.imported)} {what} ({c.turns} turns)"]
-        words += [f"{c.grown} updated"] * bool(c.grown) + [f"{c.known} imported before"] * bool(c.known)
+        words += [f"{c.grown} updated"] * bool(c.grown) + [f"{c.known} imported before"] * bool(
+            c.known
+        )
         words += [f"{c.tokenised} turns tokenised from text"] * bool(c.tokenised)
         words += [f"{c.scored} scored"] * bool(c.scored)
         return ", ".join(words)

@@ -9,7 +9,13 @@ from typing import Any
 
 from openclaw_rl.store.imported_turns import IMPORTED
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.trajectories.schema import FileReaction, FileTurn, Trajectory, TrajectoryRefused, prompt_of
+from openclaw_rl.trajectories.schema import (
+    FileReaction,
+    FileTurn,
+    Trajectory,
+    TrajectoryRefused,
+    prompt_of,
+)
 from openclaw_rl.types import Kind, Message
 
 
@@ -27,7 +33,9 @@ class ResolvedTurn:
     reply: Message
     parent: str | None
     reaction_messages: tuple[Message, ...]  # the reaction; empty: none, or unknown
-    reaction: FileReaction | None  # how and when it was found, if known; with no reaction messages: only feedback
+    reaction: (
+        FileReaction | None
+    )  # how and when it was found, if known; with no reaction messages: only feedback
 
 
 def resolve_turns(trajectory: Trajectory) -> list[ResolvedTurn]:
@@ -46,7 +54,9 @@ def _check_lineage(made: Sequence[ResolvedTurn]) -> None:
     parents: dict[str, str | None] = {}
     for p in made:
         if p.id in parents:
-            raise TrajectoryRefused("contradiction", f"id {p.id!r} is twice in this trajectory", p.number)
+            raise TrajectoryRefused(
+                "contradiction", f"id {p.id!r} is twice in this trajectory", p.number
+            )
         parents[p.id] = p.parent
     sound: set[str] = set()
     for p in made:
@@ -54,7 +64,9 @@ def _check_lineage(made: Sequence[ResolvedTurn]) -> None:
         at: str | None = p.id
         while at is not None and at not in sound:
             if at in line:
-                raise TrajectoryRefused("contradiction", f"parent {p.parent!r} leads back to the turn itself", p.number)
+                raise TrajectoryRefused(
+                    "contradiction", f"parent {p.parent!r} leads back to the turn itself", p.number
+                )
             line.add(at)
             at = parents.get(at)
         sound |= line
@@ -66,13 +78,16 @@ class _Conversation:
     def __init__(self, trajectory: Trajectory) -> None:
         self._trajectory = trajectory
         self._history: tuple[Message, ...] = ()
-        self._last_main_id: str | None = None  # id of the previous main turn
+        # Id of the previous main turn.
+        self._last_main_id: str | None = None
         self._digests = dict.fromkeys(Kind, trajectory.session_id.encode())
 
     def resolve_next(self, number: int, turn: FileTurn) -> ResolvedTurn:
         main = turn.type is Kind.MAIN
         messages = self._prompt_messages(turn)
-        reply: Message = {} if turn.redacted else turn.message or {"role": "assistant", "content": turn.response}
+        reply: Message = (
+            {} if turn.redacted else turn.message or {"role": "assistant", "content": turn.response}
+        )
         id_ = turn.id or self._content_id(turn, messages, reply)
         planned = ResolvedTurn(
             number=number,
@@ -84,13 +99,16 @@ class _Conversation:
             messages=messages,
             reply=reply,
             parent=turn.parent
-            or (self._last_main_id if turn.messages is None and main and not turn.redacted else None),
+            or (
+                self._last_main_id if turn.messages is None and main and not turn.redacted else None
+            ),
             reaction_messages=to_messages(turn.next_state),
             reaction=turn.reaction,
         )
         if main and not turn.redacted:
             state = to_messages(turn.next_state) if isinstance(turn.next_state, list) else ()
-            self._history, self._last_main_id = (*messages, reply, *state), id_
+            self._history = (*messages, reply, *state)
+            self._last_main_id = id_
         return planned
 
     def _prompt_messages(self, turn: FileTurn) -> tuple[Message, ...]:
@@ -101,7 +119,8 @@ class _Conversation:
         asked: Message = {"role": "user", "content": turn.prompt}
         if turn.type is Kind.SIDE:
             return (asked,)
-        last_is_asked = (  # by the messages of `next_state`
+        # By the messages of `next_state`.
+        last_is_asked = (
             bool(self._history)
             and self._history[-1].get("role") != "assistant"
             and (not turn.prompt or prompt_of(self._history[-1:]) == str(turn.prompt).strip())
@@ -120,7 +139,11 @@ def to_messages(next_state: str | Sequence[dict[str, Any]] | None) -> tuple[Mess
     """Return `next_state` as messages; text becomes a user message."""
     if next_state is None or next_state == "":
         return ()
-    return ({"role": "user", "content": next_state},) if isinstance(next_state, str) else tuple(next_state)
+    return (
+        ({"role": "user", "content": next_state},)
+        if isinstance(next_state, str)
+        else tuple(next_state)
+    )
 
 
 def _with_reaction(planned: ResolvedTurn, later: Sequence[ResolvedTurn]) -> ResolvedTurn:
@@ -138,4 +161,8 @@ def _with_reaction(planned: ResolvedTurn, later: Sequence[ResolvedTurn]) -> Reso
         return planned
     said: Message = {"role": "user", "content": following.turn.prompt}
     at = following.turn.at or planned.turn.finished_at or planned.turn.at or 0.0
-    return replace(planned, reaction_messages=(said,), reaction=FileReaction(how=IMPORTED, source=following.id, at=at))
+    return replace(
+        planned,
+        reaction_messages=(said,),
+        reaction=FileReaction(how=IMPORTED, source=following.id, at=at),
+    )

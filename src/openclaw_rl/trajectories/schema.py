@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from openclaw_rl.common.message_hash import message_text, strip_client_text
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store.imported_turns import DropRecord
-from openclaw_rl.types import ExchangeStatus, FinishReason, Kind, Message, ReasonCode, Sampling, Span, Vote
+from openclaw_rl.types import ExchangeStatus, FinishReason, Kind, Message, Sampling, Span, Vote
 
 MAX_NAME_LENGTH = 500
 """Maximum length of a session's name and of an id, in characters."""
@@ -78,11 +79,13 @@ class FileTurn:
     agent: str = ""
     user: str = ""
     dialect: str = "import"
-    messages: list[dict[str, Any]] | None = None  # all messages before the reply; `prompt` is the last user text
+    # All messages before the reply; `prompt` is the last user text.
+    messages: list[dict[str, Any]] | None = None
     message: dict[str, Any] | None = None  # the whole reply; `response` is its text
     tools: tuple[dict[str, Any], ...] = ()
     template: dict[str, Any] | None = None  # variables for the chat template
-    lessons: dict[str, str] | None = None  # id -> text of those in `prompt_ids`, which `messages` does not have
+    # Id -> text of those in `prompt_ids`, which `messages` does not have.
+    lessons: dict[str, str] | None = None
     sampling: Sampling = field(default_factory=Sampling)
     prompt_ids: list[int] | None = None  # [P]
     response_ids: list[int] | None = None  # [R]
@@ -119,7 +122,14 @@ class Trajectory:
 
 def prompt_of(messages: Sequence[Message]) -> str:
     """Return the readable prompt: the text of the last user message, without what the client program added."""
-    return next((strip_client_text(message_text(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
+    return next(
+        (
+            strip_client_text(message_text(m)).strip()
+            for m in reversed(messages)
+            if m.get("role") == "user"
+        ),
+        "",
+    )
 
 
 def prompt_and_response(messages: Sequence[Message], message: Message) -> dict[str, str]:
@@ -139,4 +149,8 @@ def is_valid_unicode(text: str) -> bool:
 
 def replace_lone_surrogates(text: str) -> str:
     """Replace halves of surrogate pairs by U+FFFD, for readers that accept only valid Unicode."""
-    return text if is_valid_unicode(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return (
+        text
+        if is_valid_unicode(text)
+        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )

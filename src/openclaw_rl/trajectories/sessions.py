@@ -47,15 +47,20 @@ class SessionAwareProcessor:
 
     def __init__(self, *, gamma: float = 0.99, lambda_: float = 0.95) -> None:
         self.sessions: dict[str, list[Mapping[str, Any]]] = {}
-        self._gamma, self._lambda = gamma, lambda_
+        self._gamma = gamma
+        self._lambda = lambda_
 
     def add_interaction(self, session_id: str, interaction: Mapping[str, Any]) -> None:
         """Add an interaction: `role`, for an assistant `reward`, with a critic also `value`. Raises `ValueError`."""
         role = interaction.get("role")
         if not isinstance(role, str):
-            raise ValueError(f"session {session_id}: expected an interaction with a role, got {sorted(interaction)}")
+            raise ValueError(
+                f"session {session_id}: expected an interaction with a role, got {sorted(interaction)}"
+            )
         if role == "assistant" and not isinstance(interaction.get("reward"), int | float):
-            raise ValueError(f"session {session_id}: an assistant's interaction needs a number as its reward")
+            raise ValueError(
+                f"session {session_id}: an assistant's interaction needs a number as its reward"
+            )
         self.sessions.setdefault(session_id, []).append(interaction)
 
     def get_training_trajectories(self, min_turns: int = 3) -> list[dict[str, Any]]:
@@ -70,7 +75,9 @@ class SessionAwareProcessor:
                 out.append({"session_id": session_id, **self.compute_trajectory_advantages(main)})
         return out
 
-    def compute_trajectory_advantages(self, interactions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def compute_trajectory_advantages(
+        self, interactions: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
         """Return `interactions` and their `advantages` [T], a list of numbers."""
         rewards = [float(i.get("reward", 0.0)) for i in interactions]
         values = [float(i.get("value", 0.0)) for i in interactions]

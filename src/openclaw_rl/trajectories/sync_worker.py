@@ -63,10 +63,18 @@ class FolderSync:
     """Syncs folders with the store. `run_once` blocks and is not thread-safe; it polls `stop` during long work."""
 
     def __init__(
-        self, config: Config, store: Store, *, stop: Callable[[], bool], clock: Callable[[], float] = time.time
+        self,
+        config: Config,
+        store: Store,
+        *,
+        stop: Callable[[], bool],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         data = config.data
-        self._config, self._store, self._should_stop, self._clock = config, store, stop, clock
+        self._config = config
+        self._store = store
+        self._should_stop = stop
+        self._clock = clock
         self._export_dir = Path(data.export_dir).expanduser() if data.export_dir else None
         if self._export_dir:
             remove_unfinished(self._export_dir)
@@ -87,8 +95,10 @@ class FolderSync:
             disk_space.require_space(folder)
         busy = self._export_settled() if self._export_dir else False
         if self._import_path is not None:
-            self._import_changed(reading.find_files([self._import_path]))  # raises at once if the path does not exist
-            self._import_path = None  # only now: an import that a full disk interrupts is repeated
+            # Raises at once if the path does not exist.
+            self._import_changed(reading.find_files([self._import_path]))
+            # Only now: an import that a full disk interrupts is repeated.
+            self._import_path = None
         if self._watch_dir is not None:
             self._import_changed(self._quiet_files(self._watch_dir))
         self.note = (
@@ -104,14 +114,20 @@ class FolderSync:
         assert self._export_dir is not None
         name = f"data.buffer:{_digest_number(str(self._export_dir.resolve())):x}"
         with self._store.read() as conn:
-            found = events.read_after(conn, events.read_cursor(conn, name), EVENTS_PER_BATCH, SETTLED_EVENTS)
+            found = events.read_after(
+                conn, events.read_cursor(conn, name), EVENTS_PER_BATCH, SETTLED_EVENTS
+            )
             waiting = sessions.sessions_of_turns(conn, {event.ref for event in found})
         if not found:
             return False
         with self._attempts.interrupted_by(OpenClawError, OSError):
-            for session in self._harmless(name, waiting, lambda s: f"{s.scope} {s.name}", self._leave_out_session):
+            for session in self._harmless(
+                name, waiting, lambda s: f"{s.scope} {s.name}", self._leave_out_session
+            ):
                 with self._store.read() as conn:
-                    written = save_session(conn, self._export_dir, session, settled=True, served_here=True)
+                    written = save_session(
+                        conn, self._export_dir, session, settled=True, served_here=True
+                    )
                 self._written += written is not None
                 log.debug("session %s: written to %s", session.name, written)
             with self._store.write() as conn:
@@ -124,7 +140,11 @@ class FolderSync:
         log.error("session %s is not exported: %s", session.name, why)
 
     def _harmless(
-        self, whole: str, items: Iterable[_T], ref: Callable[[_T], str], leave_out: Callable[[_T, str], None]
+        self,
+        whole: str,
+        items: Iterable[_T],
+        ref: Callable[[_T], str],
+        leave_out: Callable[[_T, str], None],
     ) -> Iterator[_T]:
         """Yield the items of a whole, each noted while the caller works on it if a worker died on the whole before.
 
@@ -154,22 +174,31 @@ class FolderSync:
         now = self._clock()
         # A modification time in the future (another machine's clock) must not delay the import.
         return [
-            p for p in reading.files_inside(folder) if not now - QUIET_SECONDS < _modified_at(p) <= now + QUIET_SECONDS
+            p
+            for p in reading.files_inside(folder)
+            if not now - QUIET_SECONDS < _modified_at(p) <= now + QUIET_SECONDS
         ]
 
     def _import_changed(self, files: Iterable[Path]) -> None:
-        fresh = [(file, mark) for file in files if (mark := _file_change(self._store, file)) is not None]
+        fresh = [
+            (file, mark) for file in files if (mark := _file_change(self._store, file)) is not None
+        ]
         if not fresh or self._should_stop():
             return
         try:
             importer = TrajectoryImporter(
-                self._config, self._store, report=self._report_hashing, should_stop=self._should_stop
+                self._config,
+                self._store,
+                report=self._report_hashing,
+                should_stop=self._should_stop,
             )
         except StartStopped:
             return
         with ImportReport(self._config.logs_dir / REFUSALS_FILE) as report:
             for file, (name, seen) in fresh:
-                self.note = f"importing {file.name}: {trajectories_text(report.counts.imported)} so far"
+                self.note = (
+                    f"importing {file.name}: {trajectories_text(report.counts.imported)} so far"
+                )
                 log.debug("reading %s", file)
                 with self._attempts.interrupted_by(OpenClawError, OSError):
                     self._import_file(importer, file, name, report)
@@ -185,31 +214,52 @@ class FolderSync:
     def _report_hashing(self, progress: DigestProgress) -> None:
         self.note = progress.describe()
 
-    def _import_file(self, importer: TrajectoryImporter, file: Path, name: str, report: ImportReport) -> None:
+    def _import_file(
+        self, importer: TrajectoryImporter, file: Path, name: str, report: ImportReport
+    ) -> None:
         """Import all entries of a file; one at a time if a worker died on the file before."""
 
         def refuse(entry: reading.TrajectoryEntry, why: str) -> None:
             report.add_refusal(entry, TrajectoryRefused("fatal", why))
 
         deaths = self._attempts.deaths()
-        if name in deaths and not any(ref.startswith(f"{name} ") for ref in deaths):  # no entry is to blame
+        # No entry is to blame.
+        if name in deaths and not any(ref.startswith(f"{name} ") for ref in deaths):
             with self._store.write(durable=False) as conn:
                 why = self._attempts.give_up(conn, name, deaths[name])
             if why is not None:
                 refuse(reading.TrajectoryEntry(file=file, place="", size=0), why.detail)
                 return
-        entries = self._harmless(name, reading.read_entries(file), lambda entry: entry.place, refuse)
+        entries = self._harmless(
+            name, reading.read_entries(file), lambda entry: entry.place, refuse
+        )
         for part in ([entry] for entry in entries) if name in deaths else [entries]:
-            importer.run(part, report, follow=lambda _entry, _share: record_progress(), stop=self._should_stop)
+            importer.run(
+                part,
+                report,
+                follow=lambda _entry, _share: record_progress(),
+                stop=self._should_stop,
+            )
             if self._should_stop():
                 return
 
     def _log_report(self, report: ImportReport) -> None:
         c = report.counts
-        log.info("imported %d trajectories (%d turns), %d updated, %d known", c.imported, c.turns, c.grown, c.known)
+        log.info(
+            "imported %d trajectories (%d turns), %d updated, %d known",
+            c.imported,
+            c.turns,
+            c.grown,
+            c.known,
+        )
         if report.refused_count:
             kinds = ", ".join(f"{n} {reason}" for reason, n in c.refused.most_common())
-            log.warning("%d trajectories were refused (%s); all refusals: %s", report.refused_count, kinds, report.file)
+            log.warning(
+                "%d trajectories were refused (%s); all refusals: %s",
+                report.refused_count,
+                kinds,
+                report.file,
+            )
 
 
 def is_import_done(config: Config, store: Store) -> bool:
@@ -232,7 +282,8 @@ def _file_change(store: Store, file: Path) -> tuple[str, int] | None:
     """Return (cursor name, file state) if the file exists and has changed since its import, else None."""
     try:
         stat = file.stat()
-    except FileNotFoundError:  # removed since the folder was read
+    except FileNotFoundError:
+        # Removed since the folder was read.
         return None
     name = f"data.file:{_digest_number(str(file.resolve())):x}"
     state = _digest_number(f"{stat.st_size} {stat.st_mtime_ns}")
@@ -242,7 +293,12 @@ def _file_change(store: Store, file: Path) -> tuple[str, int] | None:
 
 def _digest_number(text: str) -> int:
     """Return a 63-bit digest of a text."""
-    return int.from_bytes(blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 1
+    return (
+        int.from_bytes(
+            blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big"
+        )
+        >> 1
+    )
 
 
 def _check_files(path: Path) -> None:
@@ -258,7 +314,9 @@ def check_folders(config: Config) -> None:
     """Raise `ConfigError` if the path to import has no trajectories, or a folder cannot be used."""
     data = config.data
     if data.path and not os.path.exists(Path(data.path).expanduser()):  # noqa: PTH110 - False without permission
-        raise ConfigError(f"data.path {data.path}: no such file or folder. Expected trajectories to import.")
+        raise ConfigError(
+            f"data.path {data.path}: no such file or folder. Expected trajectories to import."
+        )
     if data.path:
         _check_files(Path(data.path).expanduser())
     if data.export_dir:

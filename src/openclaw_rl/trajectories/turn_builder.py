@@ -19,8 +19,13 @@ import numpy as np
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.message_hash import EphemeralMatcher, reaction_signature
 from openclaw_rl.errors import RequestError
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.render.control_tokens import remove_marks
-from openclaw_rl.render.incremental import MIN_INCREMENTAL_MESSAGES, IncrementalRenderer, TemplateMismatch
+from openclaw_rl.render.incremental import (
+    MIN_INCREMENTAL_MESSAGES,
+    IncrementalRenderer,
+    TemplateMismatch,
+)
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import imported_turns
 from openclaw_rl.store.imported_turns import DropRecord, ImportOutcome, ReactionRecord, TurnPosition
@@ -37,8 +42,6 @@ from openclaw_rl.types import (
     Mark,
     Mask,
     Origin,
-    Reason,
-    ReasonCode,
     Reply,
     Request,
     Span,
@@ -52,7 +55,9 @@ BuildProgress = Callable[[float], None]
 """Called with the share of the turns that is built."""
 _NO_TRANSIENCE = EphemeralMatcher(())
 NOT_TRAINABLE_REASON = Reason(ReasonCode.NOT_TRAINABLE, "its trajectory says so (trainable: false)")
-TOO_LONG_REASON = "longer than the model takes: prompt and response have {0} tokens, and it takes {1}"
+TOO_LONG_REASON = (
+    "longer than the model takes: prompt and response have {0} tokens, and it takes {1}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +85,23 @@ class TurnBuilder:
     """Builds turns for one model and one head. `key`: the store's secret."""
 
     def __init__(
-        self, renderer: Renderer, *, identity: str, key: bytes, transient: EphemeralMatcher, version: int
+        self,
+        renderer: Renderer,
+        *,
+        identity: str,
+        key: bytes,
+        transient: EphemeralMatcher,
+        version: int,
     ) -> None:
-        self._renderer, self._identity, self._key = renderer, identity, key
-        self._transient, self._version = transient, version
+        self._renderer = renderer
+        self._identity = identity
+        self._key = key
+        self._transient = transient
+        self._version = version
 
-    def build_turns(self, planned: Sequence[ResolvedTurn], now: float, step: BuildProgress) -> list[BuiltTurn]:
+    def build_turns(
+        self, planned: Sequence[ResolvedTurn], now: float, step: BuildProgress
+    ) -> list[BuiltTurn]:
         """Build the turns of one session, in their order. `now`: default for times missing in the file.
 
         Raises `TrajectoryRefused` when the chat template rejects a turn.
@@ -93,11 +109,20 @@ class TurnBuilder:
         try:
             return self._build_all(planned, now, step, IncrementalRenderer(self._renderer))
         except TemplateMismatch:
-            log.info("session %s: incremental rendering is not possible, rendering each turn whole", planned[0].session)
-            return self._build_all(planned, now, step, IncrementalRenderer(self._renderer, long=math.inf))
+            log.info(
+                "session %s: incremental rendering is not possible, rendering each turn whole",
+                planned[0].session,
+            )
+            return self._build_all(
+                planned, now, step, IncrementalRenderer(self._renderer, long=math.inf)
+            )
 
     def _build_all(
-        self, planned: Sequence[ResolvedTurn], now: float, step: BuildProgress, growing: IncrementalRenderer
+        self,
+        planned: Sequence[ResolvedTurn],
+        now: float,
+        step: BuildProgress,
+        growing: IncrementalRenderer,
     ) -> list[BuiltTurn]:
         hasher = IncrementalTurnHasher(growing, key=self._key, transient=self._transient)
         out = []
@@ -105,11 +130,14 @@ class TurnBuilder:
             for number, p in enumerate(planned, 1):
                 out.append(self._build_turn(p, now, hasher))
                 step(number / len(planned))
-        finally:  # also after an error, which incremental rendering may have caused
+        finally:
+            # Also after an error, which incremental rendering may have caused.
             growing.verify_last_turn()
         return out
 
-    def _build_turn(self, planned: ResolvedTurn, now: float, hasher: IncrementalTurnHasher) -> BuiltTurn:
+    def _build_turn(
+        self, planned: ResolvedTurn, now: float, hasher: IncrementalTurnHasher
+    ) -> BuiltTurn:
         turn = planned.turn
         try:
             marks = hasher.message_marks(planned)
@@ -144,7 +172,9 @@ class TurnBuilder:
             sampling=turn.sampling,
             prompt_ids=tokens.prompt_ids,
             version=tokens.version,
-            identity=turn.identity or self._identity if tokens.origin is Origin.TOKENS else self._identity,
+            identity=turn.identity or self._identity
+            if tokens.origin is Origin.TOKENS
+            else self._identity,
             admitted_at=asked,
             origin=tokens.origin,
         )
@@ -173,12 +203,14 @@ class TurnBuilder:
             return _no_tokens(Origin.TOKENS, turn.version)
         if turn.prompt_ids is not None and turn.identity == self._identity:
             return self._recorded_tokens(turn, planned.number)
-        if turn.status is not ExchangeStatus.DONE:  # the text does not show how far it got
+        # The text does not show how far it got.
+        if turn.status is not ExchangeStatus.DONE:
             return _no_tokens(Origin.TEXT, self._version)
         prompt, response = self._tokenise_text(planned, growing)
         r = len(response)
         spans = (Span(start=0, end=r, version=self._version),)
-        unknown, mask = np.full(r, np.nan, np.float32), np.ones(r, np.bool_)
+        unknown = np.full(r, np.nan, np.float32)
+        mask = np.ones(r, np.bool_)
         return _TurnTokens(prompt, response, unknown, mask, spans, Origin.TEXT, self._version)
 
     def _recorded_tokens(self, turn: FileTurn, number: int) -> _TurnTokens:
@@ -190,9 +222,15 @@ class TurnBuilder:
         size = self._renderer.vocabulary_size
         if largest >= size and largest >= int(self._renderer.files.config.get("vocab_size", size)):
             raise TrajectoryRefused(
-                "token arrays", f"token {largest} is not in the model's vocabulary of {size}", number
+                "token arrays",
+                f"token {largest} is not in the model's vocabulary of {size}",
+                number,
             )
-        spans = (Span(start=0, end=r, version=turn.version),) if turn.spans is None and r else turn.spans or ()
+        spans = (
+            (Span(start=0, end=r, version=turn.version),)
+            if turn.spans is None and r
+            else turn.spans or ()
+        )
         return _TurnTokens(
             prompt_ids=np.array(turn.prompt_ids, np.int32),
             response_ids=np.array(turn.response_ids, np.int32),
@@ -203,21 +241,29 @@ class TurnBuilder:
             version=turn.version,
         )
 
-    def _tokenise_text(self, planned: ResolvedTurn, growing: IncrementalRenderer) -> tuple[Ids, Ids]:
+    def _tokenise_text(
+        self, planned: ResolvedTurn, growing: IncrementalRenderer
+    ) -> tuple[Ids, Ids]:
         """Return (prompt [P], response [R] with its stop token), as the template writes the reply after the prompt."""
-        renderer, turn = self._renderer, planned.turn
+        renderer = self._renderer
+        turn = planned.turn
         prompt_ids, before, whole = growing.render_turn(
             planned.messages, planned.reply, turn.tools, variables=turn.template or {}
         )
-        end = renderer.end_of_turn or str(renderer.tokenizer.backend.id_to_token(renderer.stop_token_ids[0]))
+        end = renderer.end_of_turn or str(
+            renderer.tokenizer.backend.id_to_token(renderer.stop_token_ids[0])
+        )
         after = ""
         if whole.startswith(before) and end in whole[len(before) :]:
             said, _, after = whole[len(before) :].partition(end)
         elif planned.reply.get("tool_calls"):
             raise TrajectoryRefused(
-                "chat template", "the template does not write this tool call after its own prompt", planned.number
+                "chat template",
+                "the template does not write this tool call after its own prompt",
+                planned.number,
             )
-        else:  # if the prompt opens reasoning, close it at once
+        else:
+            # If the prompt opens reasoning, close it at once.
             opened = renderer.family.opens_thinking(before)
             content = renderer.prepare_message(planned.reply)["content"]
             said = (f"\n{renderer.family.think_tags[1]}\n\n" if opened else "") + content
@@ -233,7 +279,8 @@ class TurnBuilder:
         """Return the turn's place in its session, and whether it must be scored."""
         turn = planned.turn
         reason = _stated_reason(turn)
-        limit, length = self._renderer.context_length, len(tokens.prompt_ids) + len(tokens.response_ids)
+        limit = self._renderer.context_length
+        length = len(tokens.prompt_ids) + len(tokens.response_ids)
         if reason is None and tokens.origin is Origin.TEXT and limit is not None and length > limit:
             reason = Reason(ReasonCode.TOO_LONG, TOO_LONG_REASON.format(length, limit))
         unknown = bool(np.isnan(tokens.logprobs).any()) and tokens.origin is Origin.TEXT
@@ -256,11 +303,15 @@ class TurnBuilder:
         turn = planned.turn
         dropped = turn.dropped
         if turn.type is Kind.SIDE and dropped is None:
-            dropped = DropRecord(cause=ReasonCode.SIDE, reason="side traffic: its trajectory says so")
+            dropped = DropRecord(
+                cause=ReasonCode.SIDE, reason="side traffic: its trajectory says so"
+            )
         return ImportOutcome(
             turn=planned.id,
             reaction=self._reaction_record(planned, now),
-            feedback=tuple(from_row(Feedback, f, scope=IMPORT_SCOPE, target=planned.id) for f in turn.feedback),
+            feedback=tuple(
+                from_row(Feedback, f, scope=IMPORT_SCOPE, target=planned.id) for f in turn.feedback
+            ),
             verdict=None if turn.verdict is None else _to_verdict(planned.id, turn.verdict, now),
             dropped=dropped,
         )
@@ -288,19 +339,26 @@ def _stated_reason(turn: FileTurn) -> Reason | None:
 
 def _to_verdict(turn: str, given: FileVerdict, now: float) -> Verdict:
     at = now if given.at is None else given.at
-    return from_row(Verdict, given, turn=turn, revision=0, at=at)  # the store sets the revision
+    # The store sets the revision.
+    return from_row(Verdict, given, turn=turn, revision=0, at=at)
 
 
 def _no_tokens(origin: Origin, version: int) -> _TurnTokens:
-    ids, logprobs, mask = np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.bool_)
+    ids = np.empty(0, np.int32)
+    logprobs = np.empty(0, np.float32)
+    mask = np.empty(0, np.bool_)
     return _TurnTokens(ids, ids, logprobs, mask, (), origin, version)
 
 
 class IncrementalTurnHasher:
     """Hashes the messages of turns in order, reusing a common prefix. Short turns (side traffic) are hashed alone."""
 
-    def __init__(self, growing: IncrementalRenderer, *, key: bytes, transient: EphemeralMatcher) -> None:
-        self.incremental, self._key, self._transient = growing, key, transient
+    def __init__(
+        self, growing: IncrementalRenderer, *, key: bytes, transient: EphemeralMatcher
+    ) -> None:
+        self.incremental = growing
+        self._key = key
+        self._transient = transient
         self._previous: ResolvedTurn | None = None
         self._marks: tuple[Mark, ...] = ()
 
@@ -315,7 +373,9 @@ class IncrementalTurnHasher:
         self.incremental.keep_at_most(same)
         known = self._marks[: bisect_left(self._marks, same, key=lambda m: m.index)]
         self._previous = planned
-        self._marks = message_hash.mark_messages(planned.messages, self._key, self._transient, known=known, upto=same)
+        self._marks = message_hash.mark_messages(
+            planned.messages, self._key, self._transient, known=known, upto=same
+        )
         return self._marks
 
 
@@ -324,8 +384,11 @@ def _common_messages(a: ResolvedTurn, b: ResolvedTurn) -> int:
     if not _is_same_json((a.turn.tools, a.turn.template), (b.turn.tools, b.turn.template)):
         return 0
     size = min(len(a.messages), len(b.messages))
-    n = next(compress(count(), map(is_not, a.messages, b.messages)), size)  # turns of text share the messages
-    return next((at for at in range(n, size) if not _is_same_json(a.messages[at], b.messages[at])), size)
+    # Turns of text share the messages.
+    n = next(compress(count(), map(is_not, a.messages, b.messages)), size)
+    return next(
+        (at for at in range(n, size) if not _is_same_json(a.messages[at], b.messages[at])), size
+    )
 
 
 def _is_same_json(a: Any, b: Any) -> bool:

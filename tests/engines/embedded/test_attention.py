@@ -53,9 +53,13 @@ def test_replies_have_the_log_probabilities_of_a_plain_forward_pass(
     folder: Path, tiny_engine_config: EngineConfig
 ) -> None:
     """Of rows of uneven length that join and leave, in chunks, and from the cache."""
-    bench = Bench(EmbeddedModel.load(ModelConfig(path=str(folder), device="cpu")), tiny_engine_config)
+    bench = Bench(
+        EmbeddedModel.load(ModelConfig(path=str(folder), device="cpu")), tiny_engine_config
+    )
     plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    asked = {f"r{n}": (random_ids(n % 5, 1 + 9 * (n % 5)), (1.0, 0.6, 1.5)[n % 3]) for n in range(10)}
+    asked = {
+        f"r{n}": (random_ids(n % 5, 1 + 9 * (n % 5)), (1.0, 0.6, 1.5)[n % 3]) for n in range(10)
+    }
     for n, (name, (prompt, temperature)) in enumerate(asked.items()):
         bench.ask(name, 0, prompt, temperature=temperature, seed=n, max_tokens=4 + n)
         for _ in range(n % 3):
@@ -64,8 +68,12 @@ def test_replies_have_the_log_probabilities_of_a_plain_forward_pass(
     for name, (prompt, temperature) in asked.items():
         ids, logprobs = bench.reply(name)
         with torch.no_grad():
-            logits = plain(input_ids=torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
-        want = torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+            logits = plain(input_ids=torch.tensor([[*prompt, *ids]])).logits[
+                0, len(prompt) - 1 : -1
+            ]
+        want = torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(ids)[:, None])[
+            :, 0
+        ]
         np.testing.assert_allclose(logprobs, want, atol=1e-4)
 
 
@@ -93,5 +101,7 @@ def test_models_of_another_kind_are_named() -> None:
         EmbeddedModel(XLMWithLMHeadModel(XLMConfig(**own)), name="xlm")
     few = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
     shape = SHAPE | {"num_hidden_layers": 4, "max_position_embeddings": 32}
-    with pytest.raises(ModelError, match="this qwen3_next model has layers of type linear_attention"):
+    with pytest.raises(
+        ModelError, match="this qwen3_next model has layers of type linear_attention"
+    ):
         EmbeddedModel(Qwen3NextForCausalLM(Qwen3NextConfig(**shape, **few)), name="next")

@@ -57,7 +57,9 @@ def observe(model_folder: Path, given: dict[str, Any]) -> Result:
     base = PolicyRef(version=0, path=None, digest="")
     deque(engine.load_versions([base], {}), maxlen=0)
     try:
-        deque(engine.load_versions([base, *(replace(base, version=n) for n in (1, 2))], {}), maxlen=0)
+        deque(
+            engine.load_versions([base, *(replace(base, version=n) for n in (1, 2))], {}), maxlen=0
+        )
     except EngineError as error:
         refusals.append(str(error))
     rng = np.random.default_rng(0)
@@ -67,7 +69,9 @@ def observe(model_folder: Path, given: dict[str, Any]) -> Result:
     for batch in (prompts, prompts[:1]):
         for number, prompt in enumerate(batch):
             try:
-                asked.append(engine.generate(f"{number}", 0, prompt, Sampling(max_tokens=4, seed=0), ()))
+                asked.append(
+                    engine.generate(f"{number}", 0, prompt, Sampling(max_tokens=4, seed=0), ())
+                )
             except EngineError as error:
                 refusals.append(str(error))
         while engine.has_work:

@@ -65,12 +65,16 @@ def logprobs(reference: Reference, whole: Refs) -> Reference:
     """[R] of any version, by transformers alone."""
     models = {v: AutoModelForCausalLM.from_pretrained(str(r.path)).eval() for v, r in whole.items()}
 
-    def of(version: int, prompt: Sequence[int], response: Sequence[int], temperature: float) -> np.ndarray:
+    def of(
+        version: int, prompt: Sequence[int], response: Sequence[int], temperature: float
+    ) -> np.ndarray:
         if version not in models:
             return reference(version, prompt, response, temperature)
         ids = torch.tensor([[*map(int, prompt), *map(int, response)]])
         with torch.no_grad():
-            rows = (models[version](input_ids=ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
+            rows = (
+                models[version](input_ids=ids).logits[0, len(prompt) - 1 : -1] / temperature
+            ).log_softmax(-1)
         return rows.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
 
     return of
@@ -81,13 +85,19 @@ class Bench:
 
     def __init__(self, folder: Path, versions: int = 8) -> None:
         model = EmbeddedModel.load(ModelConfig(path=str(folder), device="cpu"))
-        self.fleet = MultiModelEngine(model, EngineConfig(prefill_chunk=16, max_batch=6, max_loaded_versions=versions))
+        self.fleet = MultiModelEngine(
+            model, EngineConfig(prefill_chunk=16, max_batch=6, max_loaded_versions=versions)
+        )
         self.tokens: dict[str, list[NewToken]] = {}
         self.scores: dict[str, np.ndarray] = {}
 
-    def ask(self, name: str, version: int, prompt: np.ndarray, **sampling: object) -> EngineSequence:
+    def ask(
+        self, name: str, version: int, prompt: np.ndarray, **sampling: object
+    ) -> EngineSequence:
         self.tokens[name] = []
-        return self.fleet.generate(name, version, prompt, Sampling(**({"max_tokens": 8, "seed": 0} | sampling)), ())
+        return self.fleet.generate(
+            name, version, prompt, Sampling(**({"max_tokens": 8, "seed": 0} | sampling)), ()
+        )
 
     def step(self) -> None:
         for item in self.fleet.step():
@@ -101,7 +111,10 @@ class Bench:
             self.step()
 
     def load(self, *refs: PolicyRef) -> None:
-        files = {(r.version, r.digest): self.fleet.read_version(r) for r in self.fleet.unread_policies(refs)}
+        files = {
+            (r.version, r.digest): self.fleet.read_version(r)
+            for r in self.fleet.unread_policies(refs)
+        }
         for _ in self.fleet.load_versions(refs, files):
             self.step()
 
@@ -113,7 +126,9 @@ def random_ids(seed: int, length: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 64, length).astype(np.int32)
 
 
-def test_whole_models_and_adapters_answer_side_by_side(model_folder: Path, all_refs: Refs, logprobs: Reference) -> None:
+def test_whole_models_and_adapters_answer_side_by_side(
+    model_folder: Path, all_refs: Refs, logprobs: Reference
+) -> None:
     bench = Bench(model_folder)
     bench.load(*all_refs.values())
     assert bench.fleet.versions == (0, 1, 2, 3, 5, 6, 7)
@@ -123,7 +138,14 @@ def test_whole_models_and_adapters_answer_side_by_side(model_folder: Path, all_r
         name, version, temperature = f"r{i}", bench.fleet.versions[i % 7], (1.0, 0.6, 1.5)[i % 3]
         prompt = random_ids(i, int(rng.integers(1, 50)))
         asked[name] = (version, prompt, temperature)
-        bench.ask(name, version, prompt, temperature=temperature, seed=i, max_tokens=int(rng.integers(1, 30)))
+        bench.ask(
+            name,
+            version,
+            prompt,
+            temperature=temperature,
+            seed=i,
+            max_tokens=int(rng.integers(1, 30)),
+        )
         for _ in range(int(rng.integers(0, 3))):
             bench.step()
     for version in (0, 1, 5, 6):
@@ -138,7 +160,9 @@ def test_whole_models_and_adapters_answer_side_by_side(model_folder: Path, all_r
     assert bench.fleet.running_count == bench.fleet.waiting_count == 0
 
 
-def test_replies_end_on_the_model_on_which_they_began(model_folder: Path, all_refs: Refs, logprobs: Reference) -> None:
+def test_replies_end_on_the_model_on_which_they_began(
+    model_folder: Path, all_refs: Refs, logprobs: Reference
+) -> None:
     bench = Bench(model_folder)
     bench.load(all_refs[0], all_refs[5])
     prompt = random_ids(3, 10)
@@ -172,7 +196,8 @@ def test_whole_models_count_among_the_versions_held(model_folder: Path, all_refs
     bench.ask("running", 5, random_ids(1, 4), max_tokens=40)
     bench.step()
     with pytest.raises(
-        EngineError, match=r"\[1, 6\] requested and \[5\] still answering; engine\.max_loaded_versions is 2"
+        EngineError,
+        match=r"\[1, 6\] requested and \[5\] still answering; engine\.max_loaded_versions is 2",
     ):
         bench.load(all_refs[1], all_refs[6])
     assert bench.fleet.versions == (0, 5)
@@ -182,7 +207,9 @@ def test_whole_models_count_among_the_versions_held(model_folder: Path, all_refs
     assert bench.fleet.versions == (1, 6)
 
 
-def test_a_cancelled_reply_of_a_whole_model_frees_its_row(model_folder: Path, all_refs: Refs) -> None:
+def test_a_cancelled_reply_of_a_whole_model_frees_its_row(
+    model_folder: Path, all_refs: Refs
+) -> None:
     bench = Bench(model_folder)
     bench.load(all_refs[0], all_refs[5])
     seqs = [bench.ask(f"r{i}", 5, random_ids(i, 4), max_tokens=400) for i in range(8)]
@@ -215,7 +242,11 @@ def _narrow(state: dict[str, torch.Tensor]) -> None:
     ],
 )
 def test_weights_that_do_not_fit_are_refused_and_nothing_changes(
-    model_folder: Path, all_refs: Refs, tmp_path: Path, harm: Callable[[dict[str, torch.Tensor]], None], words: str
+    model_folder: Path,
+    all_refs: Refs,
+    tmp_path: Path,
+    harm: Callable[[dict[str, torch.Tensor]], None],
+    words: str,
 ) -> None:
     bench = Bench(model_folder)
     bench.load(all_refs[0], all_refs[5])
@@ -239,7 +270,9 @@ def test_another_kind_of_model_is_no_version(model_folder: Path, tmp_path: Path)
         Bench(model_folder).fleet.read_version(_ref(9, tmp_path))
 
 
-def test_what_the_trainer_writes_is_what_is_served(model_folder: Path, all_refs: Refs, tmp_path: Path) -> None:
+def test_what_the_trainer_writes_is_what_is_served(
+    model_folder: Path, all_refs: Refs, tmp_path: Path
+) -> None:
     """Three versions of one line, side by side: each gives its trainer's log-probabilities."""
     made = make_method(train_settings({"method": "binary"}))
     train = train_settings(
@@ -283,7 +316,9 @@ def test_through_the_process_replies_go_on_while_a_whole_model_is_loaded(
     start(config)
     prompt = random_ids(4, 6)
 
-    async def ask(client: EngineClient, version: int, tokens: int) -> tuple[list[int], list[float], list[float]]:
+    async def ask(
+        client: EngineClient, version: int, tokens: int
+    ) -> tuple[list[int], list[float], list[float]]:
         call = Generation(
             id=f"g{version}", version=version, prompt_ids=prompt,
             sampling=Sampling(max_tokens=tokens, seed=0), stop_token_ids=(),

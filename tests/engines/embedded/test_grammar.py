@@ -53,7 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def core(folder: Path) -> EmbeddedEngine:
     return EmbeddedEngine(
-        EmbeddedModel.load(ModelConfig(path=str(folder), device="cpu")), EngineConfig(prefill_chunk=64)
+        EmbeddedModel.load(ModelConfig(path=str(folder), device="cpu")),
+        EngineConfig(prefill_chunk=64),
     )
 
 
@@ -69,9 +70,16 @@ def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def reply(core: EmbeddedEngine, grammar_state: GrammarState | None, **sampling: Any) -> list[NewToken]:
+def reply(
+    core: EmbeddedEngine, grammar_state: GrammarState | None, **sampling: Any
+) -> list[NewToken]:
     core.generate(
-        "x", 0, PROMPT, Sampling(**({"max_tokens": 900, "seed": 0} | sampling)), [STOP], grammar_state=grammar_state
+        "x",
+        0,
+        PROMPT,
+        Sampling(**({"max_tokens": 900, "seed": 0} | sampling)),
+        [STOP],
+        grammar_state=grammar_state,
     )
     out: list[NewToken] = []
     while core.has_work:
@@ -105,16 +113,25 @@ def valid(value: Any, schema: dict[str, Any]) -> bool:
 _leaves = st.one_of(
     st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 9)),
     st.builds(
-        lambda a, n: {"type": "integer", "minimum": a, "maximum": a + n}, st.integers(-99, 99), st.integers(0, 99)
+        lambda a, n: {"type": "integer", "minimum": a, "maximum": a + n},
+        st.integers(-99, 99),
+        st.integers(0, 99),
     ),
     st.sampled_from([{"type": "boolean"}, {"type": "null"}]),
-    st.lists(st.one_of(st.text(max_size=5), st.integers(-9, 9)), min_size=1, max_size=3).map(lambda v: {"enum": v}),
+    st.lists(st.one_of(st.text(max_size=5), st.integers(-9, 9)), min_size=1, max_size=3).map(
+        lambda v: {"enum": v}
+    ),
 )
 
 
 def _object(properties: dict[str, Any], needed: int) -> dict[str, Any]:
     required = list(properties)[:needed]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
 
 
 _schemas = st.recursive(
@@ -126,7 +143,9 @@ _schemas = st.recursive(
             st.integers(0, 2),
             st.integers(0, 2),
         ),
-        st.builds(_object, st.dictionaries(st.text(max_size=4), inner, max_size=3), st.integers(0, 3)),
+        st.builds(
+            _object, st.dictionaries(st.text(max_size=4), inner, max_size=3), st.integers(0, 3)
+        ),
         st.lists(inner, min_size=1, max_size=2).map(lambda s: {"anyOf": s}),
     ),
     max_leaves=6,
@@ -150,18 +169,26 @@ def test_the_reply_parses_and_validates(
     assert valid(json.loads(text), schema), (schema, text)
 
 
-def test_the_logprobs_are_those_of_the_free_distribution(core: EmbeddedEngine, grammars: GrammarCompiler) -> None:
+def test_the_logprobs_are_those_of_the_free_distribution(
+    core: EmbeddedEngine, grammars: GrammarCompiler
+) -> None:
     schema = {"enum": ["a", "b", 17, None]}
-    tokens = reply(core, grammars.initial_state("start: %json " + json.dumps(schema), [STOP]), temperature=0.7)
+    tokens = reply(
+        core, grammars.initial_state("start: %json " + json.dumps(schema), [STOP]), temperature=0.7
+    )
     core.score("y", 0, PROMPT, np.array([t.token for t in tokens], dtype=np.int32), 0.7)
     (scored,) = [item for _ in range(3) for item in core.step()]
     np.testing.assert_allclose([t.logprob for t in tokens], scored.logprobs, atol=1e-5)
 
 
-def test_rows_without_a_grammar_draw_as_they_would_alone(core: EmbeddedEngine, grammars: GrammarCompiler) -> None:
+def test_rows_without_a_grammar_draw_as_they_would_alone(
+    core: EmbeddedEngine, grammars: GrammarCompiler
+) -> None:
     alone = [t.token for t in reply(core, None, max_tokens=12)]
     grammar_state = grammars.initial_state('start: "no" | "yes"', [STOP])
-    core.generate("guided", 0, PROMPT, Sampling(max_tokens=12, seed=3), [STOP], grammar_state=grammar_state)
+    core.generate(
+        "guided", 0, PROMPT, Sampling(max_tokens=12, seed=3), [STOP], grammar_state=grammar_state
+    )
     core.generate("free", 0, PROMPT, Sampling(max_tokens=12, seed=0), [STOP])
     drawn: dict[str, list[int]] = {"guided": [], "free": []}
     while core.has_work:
@@ -176,13 +203,20 @@ def test_tokens_of_the_tokenizer_are_matched_as_tokens(
     core: EmbeddedEngine, grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     call, end = tokenizer.token_to_id("<tool_call>"), tokenizer.token_to_id("</tool_call>")
-    tokens = [t.token for t in reply(core, grammars.initial_state(f'start: <[{call}]> "\\nx" <[{end}]>', [STOP]))]
+    tokens = [
+        t.token
+        for t in reply(core, grammars.initial_state(f'start: <[{call}]> "\\nx" <[{end}]>', [STOP]))
+    ]
     assert (tokens[0], tokens[-2:]) == (call, [end, STOP])
 
 
-def test_a_reply_that_is_cut_is_cut_by_its_length(core: EmbeddedEngine, grammars: GrammarCompiler) -> None:
+def test_a_reply_that_is_cut_is_cut_by_its_length(
+    core: EmbeddedEngine, grammars: GrammarCompiler
+) -> None:
     schema = {"type": "string", "minLength": 400}
-    tokens = reply(core, grammars.initial_state("start: %json " + json.dumps(schema), [STOP]), max_tokens=9)
+    tokens = reply(
+        core, grammars.initial_state("start: %json " + json.dumps(schema), [STOP]), max_tokens=9
+    )
     assert (len(tokens), tokens[-1].finish) == (9, "length")
 
 
@@ -193,7 +227,10 @@ def test_a_reply_that_is_cut_is_cut_by_its_length(core: EmbeddedEngine, grammars
         ('start: %json {"type": "nonsense"}', "nonsense"),
         ("start: nowhere", "nowhere"),
         ("begin ][", "the format"),
-        ("start: %json " + json.dumps({"type": "string", "minLength": 30, "maxLength": 10}), "the format"),
+        (
+            "start: %json " + json.dumps({"type": "string", "minLength": 30, "maxLength": 10}),
+            "the format",
+        ),
         ("start: " + "A? " * 12_000 + "\nA: /a/", "Too many items .limit 30000"),
         ('start: %json {"enum": ["\\ud800"]}', "the format"),
         (
@@ -208,29 +245,46 @@ def test_a_reply_that_is_cut_is_cut_by_its_length(core: EmbeddedEngine, grammars
         ('start: %json {"type": "string", "pattern": "(?=a)b"}', "look-behind, is not supported$"),
     ],
 )
-def test_what_cannot_be_forced_is_refused(grammars: GrammarCompiler, grammar: str, words: str) -> None:
+def test_what_cannot_be_forced_is_refused(
+    grammars: GrammarCompiler, grammar: str, words: str
+) -> None:
     with pytest.raises(GrammarError, match=words) as refused:
         grammars.initial_state(grammar, [STOP])
     assert "\n" not in str(refused.value)
 
 
-def test_a_reply_that_cannot_go_on_ends_with_its_reason(core: EmbeddedEngine, grammars: GrammarCompiler) -> None:
+def test_a_reply_that_cannot_go_on_ends_with_its_reason(
+    core: EmbeddedEngine, grammars: GrammarCompiler
+) -> None:
     """No stop token at all: the sentence is over, and nothing may follow."""
-    core.generate("x", 0, PROMPT, Sampling(max_tokens=9), (), grammar_state=grammars.initial_state('start: "a"', ()))
+    core.generate(
+        "x",
+        0,
+        PROMPT,
+        Sampling(max_tokens=9),
+        (),
+        grammar_state=grammars.initial_state('start: "a"', ()),
+    )
     out = [item for _ in range(4) if core.has_work for item in core.step()]
     assert isinstance(out[-1], SequenceFailed)
     assert "no token of the vocabulary" in out[-1].reason
     assert not core.has_work
 
 
-def test_a_grammar_that_fails_while_it_is_sampled_says_why(core: EmbeddedEngine, grammars: GrammarCompiler) -> None:
+def test_a_grammar_that_fails_while_it_is_sampled_says_why(
+    core: EmbeddedEngine, grammars: GrammarCompiler
+) -> None:
     """Its regex is built as far as the reply goes, up to the limits; none ends before."""
     large = json.dumps({"type": "string", "pattern": "^(([a-z]{1,1000}){1,1000}){99,1000}$"})
     grammar_state = grammars.initial_state("start: %json " + large, [STOP])
-    core.generate("x", 0, PROMPT, Sampling(max_tokens=50, seed=0), [STOP], grammar_state=grammar_state)
+    core.generate(
+        "x", 0, PROMPT, Sampling(max_tokens=50, seed=0), [STOP], grammar_state=grammar_state
+    )
     out = [item for _ in range(50) if core.has_work for item in core.step()]
     assert isinstance(out[-1], SequenceFailed)
-    assert out[-1].reason.endswith("required format (lexer error: too many expressions constructed)")
+    assert out[-1].reason.endswith(
+        "required format (lexer error: too many expressions constructed)"
+    )
     assert not core.has_work
 
 

@@ -16,7 +16,12 @@ from openclaw_rl.engines.embedded import kv_cache, oom
 from openclaw_rl.engines.embedded.kv_cache import CacheLayout, KVCache
 from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
-from openclaw_rl.engines.embedded.sequence import EngineSequence, NewToken, SequenceFailed, SequenceScored
+from openclaw_rl.engines.embedded.sequence import (
+    EngineSequence,
+    NewToken,
+    SequenceFailed,
+    SequenceScored,
+)
 from openclaw_rl.settings.load import EngineConfig, ModelConfig
 from openclaw_rl.types import Sampling
 
@@ -102,7 +107,10 @@ def bytes_of(model: EmbeddedModel, tokens: int) -> int:
 
 @pytest.mark.parametrize("tokens", [700, 900, 1400])
 def test_slots_that_do_not_fit(
-    model: EmbeddedModel, tiny_engine_config: EngineConfig, monkeypatch: pytest.MonkeyPatch, tokens: int
+    model: EmbeddedModel,
+    tiny_engine_config: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int,
 ) -> None:
     plain = everything(model, tiny_engine_config)
     refused = grant(monkeypatch, bytes_of(model, tokens))
@@ -112,7 +120,10 @@ def test_slots_that_do_not_fit(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_forward_passes_that_do_not_fit(
-    model: EmbeddedModel, tiny_engine_config: EngineConfig, monkeypatch: pytest.MonkeyPatch, seed: int
+    model: EmbeddedModel,
+    tiny_engine_config: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
 ) -> None:
     plain = everything(model, tiny_engine_config)
     draw, before, failed = random.Random(seed), model.forward, [0]
@@ -120,7 +131,9 @@ def test_forward_passes_that_do_not_fit(
     def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
         if draw.random() < 0.2:
             failed[0] += 1
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+            raise RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"
+            )
         return before(*args, **kwargs)
 
     monkeypatch.setattr(model, "forward", forward)
@@ -166,7 +179,9 @@ def test_other_errors_are_errors(
 
 def test_slots_take_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """One reply to a prompt of an agent: its states, not those of four of twice the length."""
-    slots = KVCache(CacheLayout(layers=1, heads=1, dim=1, dtype=torch.float32, device=torch.device("cpu")))
+    slots = KVCache(
+        CacheLayout(layers=1, heads=1, dim=1, dtype=torch.float32, device=torch.device("cpu"))
+    )
     monkeypatch.setattr(kv_cache, "_MIN_FREED_BYTES", 10**9)
     slots.reserve(1, 9000)
     assert slots.data.shape[2] == 1

@@ -8,7 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.embedded.prefix_cache import MAX_NODE_TOKENS, MIN_PREFIX_TOKENS, PrefixCache
+from openclaw_rl.engines.embedded.prefix_cache import (
+    MAX_NODE_TOKENS,
+    MIN_PREFIX_TOKENS,
+    PrefixCache,
+)
 
 
 def states(ids: np.ndarray) -> torch.Tensor:
@@ -123,7 +127,8 @@ def test_what_is_kept_holds_no_memory_beside_its_own() -> None:
     put(cache, 1, whole)
     put(cache, 1, np.concatenate([whole[:300], sequence((1, 40))]))
     hits = [
-        cache.find_prefix(1, ids) for ids in (np.append(whole, 0), np.concatenate([whole[:300], sequence((1, 41))]))
+        cache.find_prefix(1, ids)
+        for ids in (np.append(whole, 0), np.concatenate([whole[:300], sequence((1, 41))]))
     ]
     pieces = {id(piece): piece for hit in hits if hit is not None for piece in hit[1]}.values()
     assert sum(piece.shape[3] for piece in pieces) == cache.tokens == 740
@@ -134,7 +139,9 @@ def test_the_least_used_goes_first_and_shared_starts_stay() -> None:
     cache = PrefixCache(250)
     for tail in (1, 2):
         put(cache, 1, sequence((0, 48), (tail, 52)))
-    assert cache.find_prefix(1, sequence((0, 48), (1, 52), (9, 9))) is not None  # the first is used again
+    assert (
+        cache.find_prefix(1, sequence((0, 48), (1, 52), (9, 9))) is not None
+    )  # the first is used again
     put(cache, 1, sequence((7, 100)))
     assert (len(cache), cache.tokens) == (2, 200)
     assert found(cache, 1, sequence((0, 48), (1, 52), (9, 9))) == 100
@@ -154,7 +161,9 @@ ADDED = st.lists(st.tuples(st.integers(0, 1), SHORT), max_size=12)
 
 
 def spell(blocks: list[int], size: int = 10) -> np.ndarray:
-    return np.repeat(np.array(blocks, dtype=np.int32), size)  # starts agree at places that are no block's end
+    return np.repeat(
+        np.array(blocks, dtype=np.int32), size
+    )  # starts agree at places that are no block's end
 
 
 @settings(max_examples=60, deadline=None)
@@ -166,7 +175,9 @@ def test_whatever_is_found_is_right_and_the_limit_holds(
     for who, blocks in added:
         put(cache, who, spell(blocks))
         assert cache.tokens <= 300
-        assert found(cache, who, spell([*blocks, 3])) == (len(blocks) * 10 if len(blocks) > 1 else 0)
+        assert found(cache, who, spell([*blocks, 3])) == (
+            len(blocks) * 10 if len(blocks) > 1 else 0
+        )
     ids = spell(wanted)
     length = found(cache, key, ids)
     assert not length or any(who == key and len(blocks) * 10 >= length for who, blocks in added)
@@ -180,14 +191,24 @@ def test_with_room_all_is_found_and_nothing_is_held_twice(
     cache = PrefixCache(100_000)
     for who, blocks in added:
         put(cache, who, spell(blocks, size))
-    kept = [(who, spell(blocks, size).tolist()) for who, blocks in added if len(blocks) * size >= MIN_PREFIX_TOKENS]
-    assert cache.tokens == len({(who, *ids[:n]) for who, ids in kept for n in range(1, len(ids) + 1)})
+    kept = [
+        (who, spell(blocks, size).tolist())
+        for who, blocks in added
+        if len(blocks) * size >= MIN_PREFIX_TOKENS
+    ]
+    assert cache.tokens == len(
+        {(who, *ids[:n]) for who, ids in kept for n in range(1, len(ids) + 1)}
+    )
     ends = {(who, *ids) for who, ids in kept}
     assert len(cache) == sum(not any(o[: len(e)] == e and o != e for o in ends) for e in ends)
     ids = spell(wanted, size).tolist()[:-1]
-    starts = [n for who, known in kept if who == key for n in range(len(ids) + 1) if known[:n] == ids[:n]]
+    starts = [
+        n for who, known in kept if who == key for n in range(len(ids) + 1) if known[:n] == ids[:n]
+    ]
     longest = max(starts, default=0)
-    assert found(cache, key, spell(wanted, size)) == (longest if longest >= MIN_PREFIX_TOKENS else 0)
+    assert found(cache, key, spell(wanted, size)) == (
+        longest if longest >= MIN_PREFIX_TOKENS else 0
+    )
 
 
 def test_the_states_of_a_removed_version_are_freed_at_once() -> None:

@@ -13,15 +13,24 @@ from openclaw_rl.types import PolicyRef, Sampling
 
 CALLS = [
     protocol.GenerateCall(
-        1, 3, protocol.pack_ids([1, 2]), Sampling(logit_bias={5: -1.5}, stop=("x",), seed=-4), (2, 3), 5
+        1,
+        3,
+        protocol.pack_ids([1, 2]),
+        Sampling(logit_bias={5: -1.5}, stop=("x",), seed=-4),
+        (2, 3),
+        5,
     ),
     protocol.CancelCall(2),
-    protocol.LoadCall(3, (PolicyRef(version=1, path="/a", digest="d"), PolicyRef(version=0, path=None, digest=""))),
+    protocol.LoadCall(
+        3, (PolicyRef(version=1, path="/a", digest="d"), PolicyRef(version=0, path=None, digest=""))
+    ),
     protocol.ScoreCall(4, 0, b"", protocol.pack_ids([7]), 0.5),
     protocol.InfoCall(5),
 ]
 ANSWERS = [
-    protocol.TokensReply([1, 2], [7, 8], [-0.5, -0.25], {2: "stop"}, {1: ((7, -0.5), (9, -2.0))}, {1: 40}),
+    protocol.TokensReply(
+        [1, 2], [7, 8], [-0.5, -0.25], {2: "stop"}, {1: ((7, -0.5), (9, -2.0))}, {1: 40}
+    ),
     protocol.LoadReply(3),
     protocol.ScoreReply(4, protocol.pack_logprobs([-1.0])),
     protocol.RejectionReply(5, "no"),
@@ -57,7 +66,8 @@ def test_messages_survive_any_cutting_of_the_stream(cuts: list[int]) -> None:
 def test_answers_come_back_as_they_were() -> None:
     frames = FrameDecoder()
     assert [
-        protocol.reply_decoder.decode(b) for b in frames.feed(b"".join(map(protocol.encode_frame, ANSWERS)))
+        protocol.reply_decoder.decode(b)
+        for b in frames.feed(b"".join(map(protocol.encode_frame, ANSWERS)))
     ] == ANSWERS
 
 
@@ -70,4 +80,6 @@ def test_arrays_keep_their_values() -> None:
     ids = np.array([0, 1, 2**31 - 1], dtype=np.int32)
     logprobs = np.array([-0.1, -1e-7, -50.0], dtype=np.float32)
     np.testing.assert_array_equal(protocol.unpack_ids(protocol.pack_ids(ids)), ids)
-    np.testing.assert_array_equal(protocol.unpack_logprobs(protocol.pack_logprobs(logprobs)), logprobs)
+    np.testing.assert_array_equal(
+        protocol.unpack_logprobs(protocol.pack_logprobs(logprobs)), logprobs
+    )

@@ -34,12 +34,20 @@ def frequencies(sampling: Sampling, n: int = N) -> np.ndarray:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_plain_draws_follow_the_softmax_at_the_temperature(temperature: float) -> None:
     expected = softmax(LOGITS.double().numpy() / temperature)
-    np.testing.assert_allclose(frequencies(Sampling(temperature=temperature, seed=1)), expected, atol=0.015)
+    np.testing.assert_allclose(
+        frequencies(Sampling(temperature=temperature, seed=1)), expected, atol=0.015
+    )
 
 
 @pytest.mark.parametrize(
     ("shape", "kept"),
-    [({"top_k": 2}, 2), ({"top_p": 0.7}, 2), ({"top_p": 0.5}, 1), ({"min_p": 0.3}, 2), ({"top_k": 4, "top_p": 0.9}, 3)],
+    [
+        ({"top_k": 2}, 2),
+        ({"top_p": 0.7}, 2),
+        ({"top_p": 0.5}, 1),
+        ({"min_p": 0.3}, 2),
+        ({"top_k": 4, "top_p": 0.9}, 3),
+    ],
 )
 def test_cuts_keep_the_likeliest_and_their_proportions(shape: dict[str, float], kept: int) -> None:
     probs = softmax(LOGITS.double().numpy())
@@ -50,7 +58,9 @@ def test_cuts_keep_the_likeliest_and_their_proportions(shape: dict[str, float], 
 
 
 def test_greedy_takes_the_best_and_reports_the_plain_softmax() -> None:
-    ids, logprobs, _ = Sampler([SamplingState.from_sampling(Sampling(temperature=0.0))], CPU)(LOGITS[None])
+    ids, logprobs, _ = Sampler([SamplingState.from_sampling(Sampling(temperature=0.0))], CPU)(
+        LOGITS[None]
+    )
     assert ids == [0]
     assert logprobs[0] == pytest.approx(float(LOGITS.log_softmax(-1)[0]))
 
@@ -63,9 +73,19 @@ def test_reported_logprobs_ignore_cuts_penalties_and_biases() -> None:
 
 
 def test_penalties_count_what_was_drawn() -> None:
-    presence = Sampler([SamplingState.from_sampling(Sampling(temperature=0.0, presence_penalty=1.2))], CPU)
-    assert [presence(LOGITS[None])[0][0] for _ in range(5)] == [0, 1, 0, 0, 0]  # 2 - 1.2 beats 0.5 from then on
-    frequency = Sampler([SamplingState.from_sampling(Sampling(temperature=0.0, frequency_penalty=1.2))], CPU)
+    presence = Sampler(
+        [SamplingState.from_sampling(Sampling(temperature=0.0, presence_penalty=1.2))], CPU
+    )
+    assert [presence(LOGITS[None])[0][0] for _ in range(5)] == [
+        0,
+        1,
+        0,
+        0,
+        0,
+    ]  # 2 - 1.2 beats 0.5 from then on
+    frequency = Sampler(
+        [SamplingState.from_sampling(Sampling(temperature=0.0, frequency_penalty=1.2))], CPU
+    )
     assert [frequency(LOGITS[None])[0][0] for _ in range(5)] == [0, 1, 0, 2, 3]
 
 
@@ -73,7 +93,10 @@ def test_no_stop_token_is_sampled_before_min_tokens() -> None:
     state = SamplingState.from_sampling(Sampling(temperature=0.0, min_tokens=2), stop=(0,))
     sampler = Sampler([state], CPU)
     assert [sampler(LOGITS[None])[0][0] for _ in range(4)] == [1, 1, 0, 0]  # 0 is the likeliest
-    assert str(Sampling(min_tokens=2).untrainable_reason()) == "min_tokens 2 cuts the distribution; 0 is needed"
+    assert (
+        str(Sampling(min_tokens=2).untrainable_reason())
+        == "min_tokens 2 cuts the distribution; 0 is needed"
+    )
 
 
 def test_a_bias_bans_an_id() -> None:
@@ -85,8 +108,13 @@ def test_a_row_draws_the_same_in_any_company() -> None:
     steps = torch.randn(30, 1, 64)
 
     def run(company: int) -> list[int]:
-        others = [SamplingState.from_sampling(Sampling(temperature=0.5 + i, top_k=i)) for i in range(company)]
-        sampler = Sampler([*others, SamplingState.from_sampling(Sampling(seed=11, temperature=0.9))], CPU)
+        others = [
+            SamplingState.from_sampling(Sampling(temperature=0.5 + i, top_k=i))
+            for i in range(company)
+        ]
+        sampler = Sampler(
+            [*others, SamplingState.from_sampling(Sampling(seed=11, temperature=0.9))], CPU
+        )
         return [sampler(torch.cat([torch.randn(company, 64), row]))[0][-1] for row in steps]
 
     assert run(0) == run(3)

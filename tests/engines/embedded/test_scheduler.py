@@ -46,7 +46,9 @@ class Bench:
         self.tokens: dict[str, list[NewToken]] = {}
         self.scores: dict[str, np.ndarray] = {}
 
-    def ask(self, name: str, version: int, prompt: np.ndarray, **sampling: object) -> EngineSequence:
+    def ask(
+        self, name: str, version: int, prompt: np.ndarray, **sampling: object
+    ) -> EngineSequence:
         wanted = Sampling(**({"max_tokens": 8, "seed": 0} | sampling))
         self.tokens[name] = []
         return self.core.generate(name, version, prompt, wanted, ())
@@ -63,7 +65,10 @@ class Bench:
             self.step()
 
     def load(self, *refs: PolicyRef) -> None:
-        files = {(r.version, r.digest): adapter_file.read_adapter(r) for r in self.core.unread_policies(refs)}
+        files = {
+            (r.version, r.digest): adapter_file.read_adapter(r)
+            for r in self.core.unread_policies(refs)
+        }
         for _ in self.core.load_versions(refs, files):
             self.step()  # as the server does: steps go on meanwhile
 
@@ -83,7 +88,9 @@ def bench(model: EmbeddedModel, tiny_engine_config: EngineConfig, refs: Refs) ->
     return made
 
 
-def test_loading_draws_no_progress_bar_into_a_log(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loading_draws_no_progress_bar_into_a_log(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     transformers_logging.enable_progress_bar()
     EmbeddedModel.load(ModelConfig(path=str(model_folder), device="cpu"))
     assert capsys.readouterr().err == ""
@@ -93,11 +100,15 @@ def random_ids(seed: int, length: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 64, length).astype(np.int32)
 
 
-def test_a_batch_of_all_versions_with_joins_and_leaves_agrees_with_peft(bench: Bench, reference: Reference) -> None:
+def test_a_batch_of_all_versions_with_joins_and_leaves_agrees_with_peft(
+    bench: Bench, reference: Reference
+) -> None:
     _mixed_batch(bench, reference, ATOL)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE HERE: the engine is NOT tested on a GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="NO CUDA DEVICE HERE: the engine is NOT tested on a GPU"
+)
 def test_the_same_on_cuda(
     model_folder: Path, tiny_engine_config: EngineConfig, refs: Refs, reference: Reference
 ) -> None:
@@ -114,17 +125,28 @@ def _mixed_batch(bench: Bench, reference: Reference, atol: float) -> None:
         name, version, temperature = f"r{i}", i % 4, (1.0, 0.6, 1.5)[i % 3]
         prompt = random_ids(i, int(rng.integers(1, 50)))
         asked[name] = (version, prompt, temperature)
-        bench.ask(name, version, prompt, temperature=temperature, seed=i, max_tokens=int(rng.integers(1, 30)))
+        bench.ask(
+            name,
+            version,
+            prompt,
+            temperature=temperature,
+            seed=i,
+            max_tokens=int(rng.integers(1, 30)),
+        )
         for _ in range(int(rng.integers(0, 5))):
             bench.step()
     bench.finish()
     for name, (version, prompt, temperature) in asked.items():
         ids, logprobs = bench.reply(name)
-        np.testing.assert_allclose(logprobs, reference(version, prompt, ids, temperature), atol=atol)
+        np.testing.assert_allclose(
+            logprobs, reference(version, prompt, ids, temperature), atol=atol
+        )
     assert bench.core.running_count == bench.core.waiting_count == 0
 
 
-def test_replies_on_one_version_only_take_the_short_way_and_agree(bench: Bench, reference: Reference) -> None:
+def test_replies_on_one_version_only_take_the_short_way_and_agree(
+    bench: Bench, reference: Reference
+) -> None:
     for version in (1, 2, 3):
         prompt = random_ids(version, 20)
         for i in range(3):
@@ -136,7 +158,9 @@ def test_replies_on_one_version_only_take_the_short_way_and_agree(bench: Bench, 
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 33, 100])
-def test_a_prompt_in_chunks_is_the_same_prompt(bench: Bench, reference: Reference, length: int) -> None:
+def test_a_prompt_in_chunks_is_the_same_prompt(
+    bench: Bench, reference: Reference, length: int
+) -> None:
     prompt = random_ids(length, length)
     bench.ask("a", 1, prompt)
     bench.finish()
@@ -168,7 +192,9 @@ def test_short_prompts_are_prefilled_together(bench: Bench, reference: Reference
         np.testing.assert_allclose(logprobs, reference(i, prompt, ids, 1.0), atol=ATOL)
 
 
-def test_the_next_turn_starts_from_the_cache_of_its_own_version_and_agrees(bench: Bench, reference: Reference) -> None:
+def test_the_next_turn_starts_from_the_cache_of_its_own_version_and_agrees(
+    bench: Bench, reference: Reference
+) -> None:
     prompt = random_ids(7, 70)
     bench.ask("first", 1, prompt, max_tokens=20)
     bench.finish()
@@ -187,7 +213,11 @@ def test_the_next_turn_starts_from_the_cache_of_its_own_version_and_agrees(bench
         assert seq.prefilled == len(longer)
         got, logprobs = bench.reply(name)
         np.testing.assert_allclose(logprobs, reference(version, longer, got, 1.0), atol=ATOL)
-    assert steps == {1: 1, 2: 6, 0: 6}  # 95 tokens are six chunks; of the cached ones only the end is left
+    assert steps == {
+        1: 1,
+        2: 6,
+        0: 6,
+    }  # 95 tokens are six chunks; of the cached ones only the end is left
 
 
 def test_a_regeneration_of_a_cached_prompt_agrees(bench: Bench, reference: Reference) -> None:
@@ -199,7 +229,9 @@ def test_a_regeneration_of_a_cached_prompt_agrees(bench: Bench, reference: Refer
         np.testing.assert_allclose(logprobs, reference(2, prompt, ids, 1.0), atol=ATOL)
 
 
-def test_sessions_that_share_a_trunk_have_their_turns_cached_and_agree(bench: Bench, reference: Reference) -> None:
+def test_sessions_that_share_a_trunk_have_their_turns_cached_and_agree(
+    bench: Bench, reference: Reference
+) -> None:
     """Eight take turns in a cache that would hold five whole ones; each turn branches off from the one before."""
     trunk, passing = random_ids(1, 330), random_ids(2, 7)
     histories = [np.concatenate([trunk, random_ids(10 + s, 9)]) for s in range(8)]
@@ -211,9 +243,13 @@ def test_sessions_that_share_a_trunk_have_their_turns_cached_and_agree(bench: Be
             bench.finish()
             ids, logprobs = bench.reply(name)
             np.testing.assert_allclose(logprobs, reference(1, prompt, ids, 1.0), atol=ATOL)
-            assert seq.reused_tokens >= (len(history) - len(ids) - 6 if turn else len(trunk) if session else 0)
+            assert seq.reused_tokens >= (
+                len(history) - len(ids) - 6 if turn else len(trunk) if session else 0
+            )
             said = np.array(ids, dtype=np.int32)
-            histories[session] = np.concatenate([history, said, random_ids(100 * turn + session, 6)])
+            histories[session] = np.concatenate(
+                [history, said, random_ids(100 * turn + session, 6)]
+            )
     assert sum(len(h) for h in histories) > 1.4 * 2048
 
 
@@ -293,12 +329,16 @@ def test_no_more_rows_than_max_batch_and_scores_need_none(bench: Bench) -> None:
     ("prompt", "words"),
     [([], "prompt is empty"), ([3, 64], "id 64; the model has ids 0 to 63"), ([-1], "id -1")],
 )
-def test_ids_that_the_model_does_not_have_are_refused(bench: Bench, prompt: list[int], words: str) -> None:
+def test_ids_that_the_model_does_not_have_are_refused(
+    bench: Bench, prompt: list[int], words: str
+) -> None:
     with pytest.raises(EngineError, match=words):
         bench.ask("bad", 0, np.array(prompt, dtype=np.int32))
 
 
-def test_an_adapter_for_another_base_is_refused_and_nothing_changes(bench: Bench, tmp_path: Path) -> None:
+def test_an_adapter_for_another_base_is_refused_and_nothing_changes(
+    bench: Bench, tmp_path: Path
+) -> None:
     digest = write_adapter(tmp_path)
     before = bench.core.versions
     with pytest.raises(EngineError, match="no linear layer 'nothing'"):
@@ -307,13 +347,17 @@ def test_an_adapter_for_another_base_is_refused_and_nothing_changes(bench: Bench
 
 
 @pytest.mark.parametrize(("harm", "words"), [("shape", "lora_A"), ("nan", "not finite")])
-def test_weights_that_do_not_fit_are_refused(bench: Bench, refs: Refs, tmp_path: Path, harm: str, words: str) -> None:
+def test_weights_that_do_not_fit_are_refused(
+    bench: Bench, refs: Refs, tmp_path: Path, harm: str, words: str
+) -> None:
     from safetensors.torch import load_file, save_file
 
     source = Path(str(refs[3].path))
     tensors = load_file(source / "adapter_model.safetensors")
     name = next(n for n in tensors if "lora_A" in n)
-    tensors[name] = tensors[name][:, :-1].contiguous() if harm == "shape" else tensors[name] * float("nan")
+    tensors[name] = (
+        tensors[name][:, :-1].contiguous() if harm == "shape" else tensors[name] * float("nan")
+    )
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
     with pytest.raises(EngineError, match=words):
@@ -321,11 +365,15 @@ def test_weights_that_do_not_fit_are_refused(bench: Bench, refs: Refs, tmp_path:
 
 
 def gpt2() -> Any:
-    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, n_positions=64))
+    return GPT2LMHeadModel(
+        GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, n_positions=64)
+    )
 
 
 def falcon() -> Any:
-    return FalconForCausalLM(FalconConfig(**SMALL, num_attention_heads=2, alibi=False, max_position_embeddings=64))
+    return FalconForCausalLM(
+        FalconConfig(**SMALL, num_attention_heads=2, alibi=False, max_position_embeddings=64)
+    )
 
 
 @pytest.mark.parametrize("make", [gpt2, falcon])
@@ -336,14 +384,21 @@ def test_adapters_of_linear_layers_of_a_familys_own_kind_are_served(
     make().save_pretrained(tmp_path / "base")
     tuned = get_peft_model(
         AutoModelForCausalLM.from_pretrained(tmp_path / "base"),
-        LoraConfig(task_type="CAUSAL_LM", r=3, target_modules="all-linear", fan_in_fan_out=make is gpt2),
+        LoraConfig(
+            task_type="CAUSAL_LM", r=3, target_modules="all-linear", fan_in_fan_out=make is gpt2
+        ),
     ).eval()
     for name, weight in tuned.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(weight, std=0.3)
     tuned.save_pretrained(tmp_path / "tuned")
-    bench = Bench(EmbeddedModel.load(ModelConfig(path=str(tmp_path / "base"), device="cpu")), tiny_engine_config)
-    ref = PolicyRef(version=1, path=str(tmp_path / "tuned"), digest=digest_of_folder(tmp_path / "tuned"))
+    bench = Bench(
+        EmbeddedModel.load(ModelConfig(path=str(tmp_path / "base"), device="cpu")),
+        tiny_engine_config,
+    )
+    ref = PolicyRef(
+        version=1, path=str(tmp_path / "tuned"), digest=digest_of_folder(tmp_path / "tuned")
+    )
     bench.load(PolicyRef(version=0, path=None, digest=""), ref)
     prompt, response = random_ids(1, 12), random_ids(2, 9)
     for version in (0, 1):  # in one batch
@@ -362,7 +417,9 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64}
 
 def test_kinds_of_models_that_cannot_be_served_say_so() -> None:
     attention = {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-    mistral = MistralForCausalLM(MistralConfig(**SMALL, **attention, sliding_window=16, max_position_embeddings=64))
+    mistral = MistralForCausalLM(
+        MistralConfig(**SMALL, **attention, sliding_window=16, max_position_embeddings=64)
+    )
     with pytest.raises(ModelError, match=r"engine\.max_context to 16"):
         EmbeddedModel(mistral, name="mistral")
     with pytest.raises(ModelError, match="another kind"):
@@ -373,7 +430,11 @@ def test_kinds_of_models_that_cannot_be_served_say_so() -> None:
 
 def test_a_sliding_window_beyond_the_context_and_learned_positions_are_served() -> None:
     attention = {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-    mistral = MistralForCausalLM(MistralConfig(**SMALL, **attention, sliding_window=16, max_position_embeddings=64))
+    mistral = MistralForCausalLM(
+        MistralConfig(**SMALL, **attention, sliding_window=16, max_position_embeddings=64)
+    )
     assert EmbeddedModel(mistral, name="mistral", max_context=16).context_length == 16
-    gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, n_positions=64))
+    gpt2 = GPT2LMHeadModel(
+        GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, n_positions=64)
+    )
     assert EmbeddedModel(gpt2, name="gpt2").layout.heads == 2

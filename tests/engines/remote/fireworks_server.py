@@ -17,9 +17,36 @@ from aiohttp import web
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 EOS = 8
 KNOWN_FIELDS = {
-    *("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "ignore_eos"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs", "return_token_ids"),
-    *("context_length_exceeded_behavior", "stream", "raw_output", "echo", "echo_last", "stop", "n", "response_format"),
+    *(
+        "model",
+        "prompt",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "logit_bias",
+        "ignore_eos",
+    ),
+    *(
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logprobs",
+        "top_logprobs",
+        "return_token_ids",
+    ),
+    *(
+        "context_length_exceeded_behavior",
+        "stream",
+        "raw_output",
+        "echo",
+        "echo_last",
+        "stop",
+        "n",
+        "response_format",
+    ),
 }
 BASE = "accounts/fireworks/models/letters#accounts/me/deployments/mine"
 
@@ -42,7 +69,10 @@ class FireworksDouble:
         self.keys: set[str | None] = set()
         self.closed = 0  # streams that the client closed before their end
         self.wrong_ids, self.grammar = faults.pop("wrong_ids", False), faults.pop("grammar", None)
-        self.without_ids, self.reads_more = faults.pop("without_ids", False), faults.pop("reads_more", False)
+        self.without_ids, self.reads_more = (
+            faults.pop("without_ids", False),
+            faults.pop("reads_more", False),
+        )
         self.key, self.raw = faults.pop("key", None), faults.pop("raw", None)
         assert not faults, faults
         self._app = web.Application()
@@ -52,7 +82,9 @@ class FireworksDouble:
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
         self._stop, up = asyncio.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(up),), daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._serve(up),), daemon=True
+        )
         self._thread.start()
         assert up.wait(30)
         return self
@@ -69,7 +101,10 @@ class FireworksDouble:
         await asyncio.wait_for(asyncio.gather(*handlers, return_exceptions=True), 10)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(30)
@@ -101,14 +136,22 @@ class FireworksDouble:
         drawn = [*body["prompt"][-body["echo_last"] :], *drawn] if body.get("echo_last") else drawn
         choice = self._choice(body, drawn, "length") | {"prompt_token_ids": prompt}
         if body.get("raw_output"):
-            choice["raw_output"] = {"grammar": self.grammar, "completion": choice["text"], "prompt_token_ids": prompt}
+            choice["raw_output"] = {
+                "grammar": self.grammar,
+                "completion": choice["text"],
+                "prompt_token_ids": prompt,
+            }
         return web.json_response({"choices": [choice], "usage": {"prompt_tokens": len(prompt)}})
 
-    async def _stream(self, request: web.Request, body: Any, drawn: list[int]) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, body: Any, drawn: list[int]
+    ) -> web.StreamResponse:
         answer = web.StreamResponse()
         await answer.prepare(request)
         try:
-            for start in range(0, len(drawn), 3):  # several tokens in an event, as with speculative decoding
+            for start in range(
+                0, len(drawn), 3
+            ):  # several tokens in an event, as with speculative decoding
                 part, last = drawn[start : start + 3], start + 3 >= len(drawn)
                 event = {"choices": [self._choice(body, part, "length" if last else None)]}
                 await answer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
@@ -134,7 +177,11 @@ class FireworksDouble:
             }
             for n, i in enumerate(drawn)
         ]
-        choice: dict[str, Any] = {"text": "".join(LETTERS[i] for i in drawn), "finish_reason": finish, "index": 0}
+        choice: dict[str, Any] = {
+            "text": "".join(LETTERS[i] for i in drawn),
+            "finish_reason": finish,
+            "index": 0,
+        }
         if not self.without_ids:
             choice["logprobs"] = {"content": content}
             choice["token_ids"] = [(i + self.wrong_ids) % 24 for i in drawn]

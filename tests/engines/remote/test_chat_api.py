@@ -42,17 +42,29 @@ PROMPT_IDS = [5, 6, 7]
 
 def generation(ids: list[int] = PROMPT_IDS, **more: Any) -> ImageGeneration:
     sampling = Sampling(temperature=0.7, max_tokens=4, top_k=3, seed=4)
-    given = {"id": "g", "version": 0, "sampling": sampling, "stop_token_ids": (2,), "prompt": CONVERSATION}
+    given = {
+        "id": "g",
+        "version": 0,
+        "sampling": sampling,
+        "stop_token_ids": (2,),
+        "prompt": CONVERSATION,
+    }
     return ImageGeneration(**(given | more), prompt_ids=np.array(ids, dtype=np.int32))
 
 
 def event(first: bool = False, **choice: Any) -> bytes:
-    return json.dumps({"choices": [choice]} | ({"prompt_token_ids": PROMPT_IDS} if first else {})).encode()
+    return json.dumps(
+        {"choices": [choice]} | ({"prompt_token_ids": PROMPT_IDS} if first else {})
+    ).encode()
 
 
 def logprobs(*pairs: tuple[int, float], top: dict[int, float] | None = None) -> dict[str, Any]:
     tops = [{"token": f"token_id:{i}", "logprob": lp} for i, lp in (top or {}).items()]
-    return {"content": [{"token": f"token_id:{i}", "logprob": lp, "top_logprobs": tops} for i, lp in pairs]}
+    return {
+        "content": [
+            {"token": f"token_id:{i}", "logprob": lp, "top_logprobs": tops} for i, lp in pairs
+        ]
+    }
 
 
 def test_the_engine_gets_roles_parts_and_images_that_it_knows() -> None:
@@ -87,7 +99,9 @@ def test_the_engine_gets_roles_parts_and_images_that_it_knows() -> None:
     assert {key: body.get(key) for key in expected} == expected
     assert "prompt" not in body
     asked = json.loads(chat_api.encode_body(chat_api.tokenize_fields("m", CONVERSATION), messages))
-    assert asked == {key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs")}
+    assert asked == {
+        key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs")
+    }
 
 
 def test_events_are_those_of_a_text_reply() -> None:
@@ -111,7 +125,10 @@ def test_events_are_those_of_a_text_reply() -> None:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b'{"choices": [{}], "prompt_token_ids": [5, 6]}', "2 prompt tokens that differ from the 3"),
+        (
+            b'{"choices": [{}], "prompt_token_ids": [5, 6]}',
+            "2 prompt tokens that differ from the 3",
+        ),
         (b'{"choices": [{"token_ids": [8]}]}', "0 prompt tokens that differ from the 3"),
         (b'{"choices": [{"token_ids": "?"}]}', "not a chat completion"),
         (b'{"error": {"message": "too long"}}', "too long"),
@@ -121,7 +138,9 @@ def test_a_prompt_that_was_read_otherwise_is_refused(raw: bytes, words: str) -> 
     with pytest.raises(EngineError, match=words):
         chat_api.ChatEventDecoder(np.array(PROMPT_IDS))(raw)
     with pytest.raises(EngineGone, match="EngineCore"):
-        chat_api.ChatEventDecoder(np.array(PROMPT_IDS))(b'{"error": {"message": "EngineCore encountered an issue"}}')
+        chat_api.ChatEventDecoder(np.array(PROMPT_IDS))(
+            b'{"error": {"message": "EngineCore encountered an issue"}}'
+        )
 
 
 def test_the_probe_is_an_image() -> None:
@@ -135,9 +154,13 @@ def test_an_answer_without_ids_is_refused(answer: Any) -> None:
         chat_api.rendered_ids(answer)
 
 
-def run_with(double: VllmDouble, folder: Path, body: Callable[[VllmEngine], Awaitable[None]]) -> None:
+def run_with(
+    double: VllmDouble, folder: Path, body: Callable[[VllmEngine], Awaitable[None]]
+) -> None:
     async def main() -> None:
-        async with closing(VllmEngine(double.http(), EngineConfig(backend="vllm"), folder=folder)) as engine:
+        async with closing(
+            VllmEngine(double.http(), EngineConfig(backend="vllm"), folder=folder)
+        ) as engine:
             await body(engine)
 
     asyncio.run(asyncio.wait_for(main(), 30))
@@ -181,7 +204,9 @@ def test_a_large_image_is_encoded_once_for_all_choices_and_beside_the_event_loop
     vllm_double.reads_images = True
     url = "data:image/png;base64," + "A" * 2**19
     images = WatchedImages({"ab": url})
-    prompt = ImagePrompt(messages=[{"role": "user", "content": [IMAGE]}], variables={}, images=images)
+    prompt = ImagePrompt(
+        messages=[{"role": "user", "content": [IMAGE]}], variables={}, images=images
+    )
 
     async def body(engine: VllmEngine) -> None:
         ids = await engine.render_images(prompt)
@@ -193,9 +218,15 @@ def test_a_large_image_is_encoded_once_for_all_choices_and_beside_the_event_loop
         assert images.readers[0] is not threading.current_thread()
 
     run_with(vllm_double, tmp_path, body)
-    asked = [request for path, request in vllm_double.requests if "messages" in request and "chat" in path]
+    asked = [
+        request
+        for path, request in vllm_double.requests
+        if "messages" in request and "chat" in path
+    ]
     image = {"type": "image_url", "image_url": {"url": url}}
-    assert [request["messages"] for request in asked] == [[{"role": "user", "content": [image]}]] * 3
+    assert [request["messages"] for request in asked] == [
+        [{"role": "user", "content": [image]}]
+    ] * 3
 
 
 def test_a_server_of_a_text_model_says_so(vllm_double: VllmDouble, tmp_path: Path) -> None:

@@ -18,16 +18,25 @@ def event(**choice: Any) -> bytes:
     return json.dumps({"choices": [choice]}).encode()
 
 
-def logprobs(*pairs: tuple[int, float | None], top: dict[int, float] | None = None) -> dict[str, Any]:
+def logprobs(
+    *pairs: tuple[int, float | None], top: dict[int, float] | None = None
+) -> dict[str, Any]:
     names = [f"token_id:{i}" for i, _ in pairs]
     tops = [{f"token_id:{k}": v for k, v in (top or {}).items()} for _ in pairs]
     return {"tokens": names, "token_logprobs": [lp for _, lp in pairs], "top_logprobs": tops}
 
 
 def test_the_request_turns_off_all_that_is_not_ours() -> None:
-    sampling = Sampling(temperature=0.7, top_k=3, min_p=0.1, seed=4, logit_bias={7: -1.5}, stop=("never sent",))
+    sampling = Sampling(
+        temperature=0.7, top_k=3, min_p=0.1, seed=4, logit_bias={7: -1.5}, stop=("never sent",)
+    )
     asked = Generation(
-        id="g", version=1, prompt_ids=np.array([3, 4]), sampling=sampling, stop_token_ids=(2, 9), top_logprobs=5
+        id="g",
+        version=1,
+        prompt_ids=np.array([3, 4]),
+        sampling=sampling,
+        stop_token_ids=(2, 9),
+        top_logprobs=5,
     )
     body = completions_api.streaming_body(asked, model="openclaw-1-abc", limit=12)
     json.dumps(body)
@@ -49,18 +58,27 @@ def test_the_request_turns_off_all_that_is_not_ours() -> None:
     }
     assert expected.items() <= body.items()
     assert "stop" not in body, "stop strings are the gateway's"
-    least = completions_api.request_body(model="m", prompt=[1], sampling=Sampling(min_tokens=3), limit=9)
+    least = completions_api.request_body(
+        model="m", prompt=[1], sampling=Sampling(min_tokens=3), limit=9
+    )
     assert least["min_tokens"] == 3
-    assert "seed" not in completions_api.request_body(model="m", prompt=[1], sampling=Sampling(), limit=1, stop=())
+    assert "seed" not in completions_api.request_body(
+        model="m", prompt=[1], sampling=Sampling(), limit=1, stop=()
+    )
 
 
 def chunk_of(events: list[bytes], top: int) -> Chunk | None:
-    return completions_api.chunk_from_events([completions_api.decode_event(raw) for raw in events], top)
+    return completions_api.chunk_from_events(
+        [completions_api.decode_event(raw) for raw in events], top
+    )
 
 
 def test_what_arrives_together_is_one_chunk() -> None:
     events = [
-        event(token_ids=[5, 6], logprobs=logprobs((5, -0.5), (6, -1.0), top={8: -2.0, 5: -0.5, 9: -3.0})),
+        event(
+            token_ids=[5, 6],
+            logprobs=logprobs((5, -0.5), (6, -1.0), top={8: -2.0, 5: -0.5, 9: -3.0}),
+        ),
         event(token_ids=[7], logprobs=logprobs((7, -0.25), top={7: -0.25}), finish_reason="stop"),
         json.dumps({"choices": [], "usage": {}}).encode(),
     ]
@@ -88,7 +106,10 @@ def test_ids_may_come_as_the_tokens_names() -> None:
     [
         ({"text": "hi"}, "no token ids"),
         ({"text": "hi", "logprobs": {"tokens": ["hi"], "token_logprobs": [-1.0]}}, "no token ids"),
-        ({"token_ids": [1, 2], "logprobs": logprobs((1, -1.0))}, "1 log-probabilities for 2 tokens"),
+        (
+            {"token_ids": [1, 2], "logprobs": logprobs((1, -1.0))},
+            "1 log-probabilities for 2 tokens",
+        ),
         ({"token_ids": [1]}, "0 log-probabilities for 1 tokens"),
         ({"token_ids": "?"}, "not a completion"),
     ],
@@ -102,7 +123,9 @@ def test_a_reply_that_the_server_gave_up_is_gone() -> None:
     with pytest.raises(EngineGone, match="abort"):
         chunk_of([event(token_ids=[], finish_reason="abort")], 0)
     with pytest.raises(EngineGone, match="is incomplete"):
-        chunk_of([json.dumps({"error": {"message": "EngineCore encountered an issue"}}).encode()], 0)
+        chunk_of(
+            [json.dumps({"error": {"message": "EngineCore encountered an issue"}}).encode()], 0
+        )
     with pytest.raises(EngineError, match="too long") as caught:
         chunk_of([json.dumps({"error": {"message": "too long", "code": 400}}).encode()], 0)
     assert not isinstance(caught.value, EngineGone)
@@ -112,7 +135,13 @@ def test_prompt_scores_are_those_of_the_ids() -> None:
     choice = completions_api.single_choice(
         {
             "choices": [
-                {"prompt_logprobs": [None, {"4": {"logprob": -1.0}, "9": {"logprob": 0.0}}, {"5": {"logprob": -2}}]}
+                {
+                    "prompt_logprobs": [
+                        None,
+                        {"4": {"logprob": -1.0}, "9": {"logprob": 0.0}},
+                        {"5": {"logprob": -2}},
+                    ]
+                }
             ]
         }
     )

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.engines.contract_fixtures import closing
-from tests.engines.remote.fireworks_server import BASE, EOS, LETTERS, FireworksDouble, logprob_of, next_id
+from tests.engines.remote.fireworks_server import (
+    BASE,
+    EOS,
+    LETTERS,
+    FireworksDouble,
+    logprob_of,
+    next_id,
+)
 from tests.engines.test_contract import collect
 
 from openclaw_rl.engines import registry
@@ -38,8 +45,14 @@ def settings(tmp_path: Path) -> Callable[..., Config]:
     def make(url: str, **more: object) -> Config:
         flat: dict[str, object] = {"home": str(tmp_path), "model.path": str(tmp_path / "letters")}
         flat |= {"engine.backend": "fireworks", "engine.max_context": 64, "fireworks.url": url}
-        flat |= {"fireworks.api_key": "fw-key", "fireworks.account": "me", "fireworks.deployment": "mine"}
-        return from_flat(flat | {"fireworks.base_model": "accounts/fireworks/models/letters"} | more)
+        flat |= {
+            "fireworks.api_key": "fw-key",
+            "fireworks.account": "me",
+            "fireworks.deployment": "mine",
+        }
+        return from_flat(
+            flat | {"fireworks.base_model": "accounts/fireworks/models/letters"} | more
+        )
 
     return make
 
@@ -54,10 +67,17 @@ def run_with(config: Config, body: Callable[[EngineLink], Any]) -> Any:
     return asyncio.run(connected())
 
 
-def call(version: int = 0, *, top: int = 0, stop: tuple[int, ...] = (), **sampling: object) -> Generation:
+def call(
+    version: int = 0, *, top: int = 0, stop: tuple[int, ...] = (), **sampling: object
+) -> Generation:
     wanted = Sampling(**({"max_tokens": 8} | sampling))  # type: ignore[arg-type]
     return Generation(
-        id="g", version=version, prompt_ids=PROMPT, sampling=wanted, stop_token_ids=stop, top_logprobs=top
+        id="g",
+        version=version,
+        prompt_ids=PROMPT,
+        sampling=wanted,
+        stop_token_ids=stop,
+        top_logprobs=top,
     )
 
 
@@ -76,16 +96,26 @@ def test_replies_are_stored_as_they_were_sampled(settings: Callable[..., Config]
 
         async def body(engine: EngineLink) -> None:
             info = await engine.info()
-            assert (info.model, info.context_length, info.grammar, info.images) == (BASE, 64, False, False)
+            assert (info.model, info.context_length, info.grammar, info.images) == (
+                BASE,
+                64,
+                False,
+                False,
+            )
             reply = await collect(engine, call(temperature=0.5, top=2))
             assert (list(reply.token_ids), reply.finish) == (expected_ids(8), "length")
-            assert list(reply.logprobs) == pytest.approx([logprob_of(i) for i in reply.token_ids]), (
-                "not the sampling ones"
-            )
+            assert list(reply.logprobs) == pytest.approx(
+                [logprob_of(i) for i in reply.token_ids]
+            ), "not the sampling ones"
 
         run_with(config, body)
     asked = service.requests[-1]
-    assert (asked["temperature"], asked["top_p"], asked["top_k"], asked["min_p"]) == (0.5, 1.0, 0, 0.0)
+    assert (asked["temperature"], asked["top_p"], asked["top_k"], asked["min_p"]) == (
+        0.5,
+        1.0,
+        0,
+        0.0,
+    )
     assert service.keys == {"Bearer fw-key"}
     assert config.engine.effective_convention == "raw"
 
@@ -112,24 +142,36 @@ def test_a_reply_is_scored(settings: Callable[..., Config]) -> None:
     with FireworksDouble() as service:
 
         async def body(engine: EngineLink) -> None:
-            found = await engine.score(version=0, prompt_ids=PROMPT, response_ids=response, temperature=1.0)
+            found = await engine.score(
+                version=0, prompt_ids=PROMPT, response_ids=response, temperature=1.0
+            )
             assert found.tolist() == pytest.approx([logprob_of(i) for i in response])
             with pytest.raises(EngineError, match=r"scores at temperature 1, not 0\.5"):
-                await engine.score(version=0, prompt_ids=PROMPT, response_ids=response, temperature=0.5)
+                await engine.score(
+                    version=0, prompt_ids=PROMPT, response_ids=response, temperature=0.5
+                )
 
         run_with(settings(service.url), body)
 
 
-def test_a_version_is_served_once_it_was_uploaded(settings: Callable[..., Config], tmp_path: Path) -> None:
+def test_a_version_is_served_once_it_was_uploaded(
+    settings: Callable[..., Config], tmp_path: Path
+) -> None:
     digest = write_adapter(tmp_path / "adapter")
     ref = PolicyRef(version=3, path=str(tmp_path / "adapter"), digest=digest)
     with FireworksDouble() as service:
 
         async def body(engine: EngineLink) -> None:
-            with pytest.raises(EngineError, match=r"version 3: .*openclaw-rl fireworks deploy --policy 3"):
+            with pytest.raises(
+                EngineError, match=r"version 3: .*openclaw-rl fireworks deploy --policy 3"
+            ):
                 await engine.load([BASE_REF, ref])
-            assert list((await collect(engine, call())).token_ids) == expected_ids(8), "the base still answers"
-            service.models[f"accounts/me/models/{adapter_name(ref)}#accounts/me/deployments/mine"] = 5
+            assert list((await collect(engine, call())).token_ids) == expected_ids(8), (
+                "the base still answers"
+            )
+            service.models[
+                f"accounts/me/models/{adapter_name(ref)}#accounts/me/deployments/mine"
+            ] = 5
             await engine.load([BASE_REF, ref])
             assert list((await collect(engine, call(3))).token_ids) == expected_ids(8, 5)
             assert list((await collect(engine, call(0))).token_ids) == expected_ids(8)
@@ -160,8 +202,13 @@ def test_an_endpoint_that_is_not_exact_is_refused(
 
 
 def test_a_base_that_is_not_deployed_is_named(settings: Callable[..., Config]) -> None:
-    with FireworksDouble() as service, pytest.raises(EngineError, match=r"models/other#.*not deployed"):
-        registry.check_engine(settings(service.url, **{"fireworks.base_model": "accounts/fireworks/models/other"}))
+    with (
+        FireworksDouble() as service,
+        pytest.raises(EngineError, match=r"models/other#.*not deployed"),
+    ):
+        registry.check_engine(
+            settings(service.url, **{"fireworks.base_model": "accounts/fireworks/models/other"})
+        )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +221,11 @@ def test_a_base_that_is_not_deployed_is_named(settings: Callable[..., Config]) -
     ],
 )
 def test_what_the_service_lacks_is_refused(
-    settings: Callable[..., Config], sampling: dict[str, Any], top: int, error: type[Exception], words: str
+    settings: Callable[..., Config],
+    sampling: dict[str, Any],
+    top: int,
+    error: type[Exception],
+    words: str,
 ) -> None:
     with FireworksDouble() as service:
 
@@ -208,10 +259,18 @@ def test_each_setting_of_fireworks_is_used(settings: Callable[..., Config]) -> N
     """`fireworks.url`, `fireworks.api_key`, `fireworks.account`, `fireworks.base_model`, `fireworks.deployment`."""
     with FireworksDouble() as service:
         service.models["accounts/you/models/base#accounts/other/deployments/big"] = 0
-        named = {"fireworks.api_key": "fw-other", "fireworks.account": "other", "fireworks.deployment": "big"}
-        registry.check_engine(settings(service.url, **named, **{"fireworks.base_model": "accounts/you/models/base"}))
+        named = {
+            "fireworks.api_key": "fw-other",
+            "fireworks.account": "other",
+            "fireworks.deployment": "big",
+        }
+        registry.check_engine(
+            settings(service.url, **named, **{"fireworks.base_model": "accounts/you/models/base"})
+        )
         assert service.keys == {"Bearer fw-other"}
         service.models["accounts/you/models/base"] = 0
         named["fireworks.deployment"] = None
-        registry.check_engine(settings(service.url, **named, **{"fireworks.base_model": "accounts/you/models/base"}))
+        registry.check_engine(
+            settings(service.url, **named, **{"fireworks.base_model": "accounts/you/models/base"})
+        )
     assert service.requests[-1]["model"] == "accounts/you/models/base", "serverless"

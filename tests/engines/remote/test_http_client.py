@@ -28,7 +28,9 @@ def test_prompts_follow_no_redirect(status: int, streams: bool) -> None:
 
     with (
         redirecting(status) as (url, received),
-        pytest.raises(RequestRefused, match=rf"/v1/completions at {url} is redirected \({status}\)") as caught,
+        pytest.raises(
+            RequestRefused, match=rf"/v1/completions at {url} is redirected \({status}\)"
+        ) as caught,
     ):
         asyncio.run(ask(url))
     assert received == []

@@ -31,9 +31,15 @@ CHANGES: dict[str, Any] = {
 
 def launched(backend: str, given: dict[str, Any], home: Path) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts a server, and its environment."""
-    config = from_flat({"home": str(home), "engine.backend": backend, "model.dtype": "float32"} | given)
+    config = from_flat(
+        {"home": str(home), "engine.backend": backend, "model.dtype": "float32"} | given
+    )
     launch = vllm_launch if backend == "vllm" else sglang_launch
-    command = launch.server_command(config) if backend == "vllm" else launch.server_command(config, "0.5.23")
+    command = (
+        launch.server_command(config)
+        if backend == "vllm"
+        else launch.server_command(config, "0.5.23")
+    )
     return command, launch.server_environment(config)
 
 
@@ -42,7 +48,9 @@ def launched(backend: str, given: dict[str, Any], home: Path) -> tuple[list[str]
 def test_a_setting_changes_the_server(key: str, backend: str, tmp_path: Path) -> None:
     plain = launched(backend, {}, tmp_path)
     assert launched(backend, {key: CHANGES[key]}, tmp_path) != plain
-    assert launched(backend, {"train.seed": 8, "engine.threads": 2}, tmp_path) == plain, "and nothing else does"
+    assert launched(backend, {"train.seed": 8, "engine.threads": 2}, tmp_path) == plain, (
+        "and nothing else does"
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +63,9 @@ def test_a_setting_changes_the_server(key: str, backend: str, tmp_path: Path) ->
         ({"engine.backend": "embedded", "engine.url": None}, r"engine\.sock"),
     ],
 )
-def test_backend_address_and_key_decide_what_is_asked(given: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_backend_address_and_key_decide_what_is_asked(
+    given: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     """The endpoint wants a key, and then answers as neither program does."""
 
     async def answer(request: web.Request) -> web.Response:

@@ -14,7 +14,9 @@ from openclaw_rl.types import Convention, Sampling
 LOGITS = st.lists(st.floats(-8, 8), min_size=6, max_size=30, unique=True)
 
 
-def _top(logits: np.ndarray, convention: Convention, temperature: float, cut: bool) -> dict[int, float]:
+def _top(
+    logits: np.ndarray, convention: Convention, temperature: float, cut: bool
+) -> dict[int, float]:
     """The five likeliest as such a server tells them."""
     scaled = logits if convention == "raw" else logits / temperature
     order = np.argsort(-logits)[:5]
@@ -25,7 +27,9 @@ def _top(logits: np.ndarray, convention: Convention, temperature: float, cut: bo
 
 
 @given(LOGITS, st.sampled_from(["scaled", "processed", "raw"]))
-def test_the_convention_is_detected_from_three_answers(values: list[float], convention: Convention) -> None:
+def test_the_convention_is_detected_from_three_answers(
+    values: list[float], convention: Convention
+) -> None:
     logits = np.array(values)
     found = infer_convention(
         _top(logits, convention, 1.0, cut=False),
@@ -47,7 +51,8 @@ def test_a_difference_says_what_to_do() -> None:
     check_convention("processed", "processed", where="x", advice="")
     check_convention(None, "scaled", where="x", advice="")
     with pytest.raises(
-        EngineError, match=r"at x returns raw .* expected processed .*Start it so\. Or set engine.logprob_convention to"
+        EngineError,
+        match=r"at x returns raw .* expected processed .*Start it so\. Or set engine.logprob_convention to",
     ):
         check_convention("raw", "processed", where="x", advice="Start it so. ")
 

@@ -68,7 +68,9 @@ class Endpoint:
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
         self._stop, up = asyncio.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(up),), daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._serve(up),), daemon=True
+        )
         self._thread.start()
         assert up.wait(10)
         return self
@@ -83,20 +85,28 @@ class Endpoint:
         await runner.cleanup()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
         self._loop.close()
 
     async def _models(self, request: web.Request) -> web.Response:
-        cards = [{"id": name} | ({"max_model_len": self.context} if self.context else {}) for name in self.models]
+        cards = [
+            {"id": name} | ({"max_model_len": self.context} if self.context else {})
+            for name in self.models
+        ]
         return web.json_response({"object": "list", "data": cards})
 
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()
         if "lora_name" not in body:
-            return web.json_response({"error": {"message": "lora_name: field required"}}, status=400)
+            return web.json_response(
+                {"error": {"message": "lora_name: field required"}}, status=400
+            )
         self.loaded[body["lora_name"]] = self.held[body["lora_name"]] = body["lora_path"]
         return web.Response()
 
@@ -125,18 +135,25 @@ class Endpoint:
             answer["usage"] = {"prompt_tokens": len(prompt)}
         return web.json_response(answer)
 
-    async def _stream(self, request: web.Request, body: Any, drawn: list[int]) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, body: Any, drawn: list[int]
+    ) -> web.StreamResponse:
         answer = web.StreamResponse()
         await answer.prepare(request)
         for n, token in enumerate(drawn, 1):
-            finish = "stop" if token in body["stop_token_ids"] else "length" if n == len(drawn) else None
+            finish = (
+                "stop" if token in body["stop_token_ids"] else "length" if n == len(drawn) else None
+            )
             choice = self._choice(body, [token], finish)
             await answer.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
         await answer.write(b"data: [DONE]\n\n")
         return answer
 
     def _choice(self, body: Any, drawn: list[int], finish: str | None) -> dict[str, Any]:
-        choice: dict[str, Any] = {"text": "".join(LETTERS[i] for i in drawn), "finish_reason": finish}
+        choice: dict[str, Any] = {
+            "text": "".join(LETTERS[i] for i in drawn),
+            "finish_reason": finish,
+        }
         if self.ids:
             choice["token_ids"] = self.reports(drawn)
         if self.logprobs:
@@ -145,7 +162,9 @@ class Endpoint:
             choice["logprobs"] = {
                 "tokens": [LETTERS[i] for i in ids],
                 "token_logprobs": [-(1 + i % 5) / 10 for i in ids],
-                "top_logprobs": [{f"token_id:{(i + k) % 24}": -0.1 - k / scale for k in range(6)} for i in ids],
+                "top_logprobs": [
+                    {f"token_id:{(i + k) % 24}": -0.1 - k / scale for k in range(6)} for i in ids
+                ],
             }
         return choice
 
@@ -160,15 +179,25 @@ def settings(tmp_path: Path) -> Callable[..., Config]:
     (tmp_path / "letters" / "tokenizer.json").write_text(json.dumps(tokenizer))
 
     def make(url: str | None, **engine: object) -> Config:
-        flat = {"home": str(tmp_path), "model.path": str(tmp_path / "letters"), "engine.backend": "openai"}
-        return from_flat(flat | ({"engine.url": url} if url else {}) | {f"engine.{k}": v for k, v in engine.items()})
+        flat = {
+            "home": str(tmp_path),
+            "model.path": str(tmp_path / "letters"),
+            "engine.backend": "openai",
+        }
+        return from_flat(
+            flat
+            | ({"engine.url": url} if url else {})
+            | {f"engine.{k}": v for k, v in engine.items()}
+        )
 
     return make
 
 
 def call(version: int = 0, **sampling: object) -> Generation:
     wanted = Sampling(**({"max_tokens": 8} | sampling))
-    return Generation(id="g", version=version, prompt_ids=PROMPT, sampling=wanted, stop_token_ids=(30,))
+    return Generation(
+        id="g", version=version, prompt_ids=PROMPT, sampling=wanted, stop_token_ids=(30,)
+    )
 
 
 @pytest.mark.parametrize("echo", [True, False])
@@ -181,13 +210,21 @@ def test_one_that_is_exact_is_the_engine(
     async def body(url: str) -> None:
         async with closing(registry.connect_engine(settings(url))) as engine:
             info = await engine.info()
-            assert (info.model, info.context_length, info.versions, info.grammar) == ("letters", 64, (0,), False)
+            assert (info.model, info.context_length, info.versions, info.grammar) == (
+                "letters",
+                64,
+                (0,),
+                False,
+            )
             await engine.load([PolicyRef(version=0, path=None, digest=""), adapter])
             for version in (0, 1):
                 reply = await collect(engine, call(version))
                 ids = PROMPT.tolist()
                 for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True):
-                    assert (token, logprob) == (after(ids, version), pytest.approx(-(1 + token % 5) / 10))
+                    assert (token, logprob) == (
+                        after(ids, version),
+                        pytest.approx(-(1 + token % 5) / 10),
+                    )
                     ids.append(token)
 
     with (
@@ -208,13 +245,22 @@ REFUSED = {
         {"text_prompts_only": True},
         r"refuses /v1/completions with a prompt of token ids .*must be a string",
     ),
-    "another prompt": ({"reads": lambda ids: [0, *ids]}, "re-tokenises the prompt: it read other ids than were sent"),
+    "another prompt": (
+        {"reads": lambda ids: [0, *ids]},
+        "re-tokenises the prompt: it read other ids than were sent",
+    ),
     "another prompt, untold": (
         {"reads": lambda ids: [0, *ids], "echo": False},
         "counts 9 prompt tokens where 8 were sent",
     ),
-    "a prompt untold": ({"echo": False, "usage": False}, "counts None prompt tokens where 8 were sent"),
-    "ids of another tokenizer": ({"reports": lambda ids: [(i + 1) % 24 for i in ids]}, "do not decode to its text"),
+    "a prompt untold": (
+        {"echo": False, "usage": False},
+        "counts None prompt tokens where 8 were sent",
+    ),
+    "ids of another tokenizer": (
+        {"reports": lambda ids: [(i + 1) % 24 for i in ids]},
+        "do not decode to its text",
+    ),
 }
 
 
@@ -243,7 +289,10 @@ def test_ids_that_the_model_did_not_read_are_found_out_without_a_tokenizer(
 ) -> None:
     (tmp_path / "letters" / "tokenizer.json").unlink()
     words = "its ids are not what its model read"
-    with Endpoint(reports=lambda ids: [(i + 1) % 24 for i in ids]) as endpoint, pytest.raises(EngineError, match=words):
+    with (
+        Endpoint(reports=lambda ids: [(i + 1) % 24 for i in ids]) as endpoint,
+        pytest.raises(EngineError, match=words),
+    ):
         registry.check_engine(settings(endpoint.url))
 
 
@@ -256,7 +305,9 @@ def test_one_without_adapter_routes_serves_the_base_and_says_so(
         async with closing(registry.connect_engine(settings(url))) as engine:
             assert (await collect(engine, call())).finish == "length"
             with pytest.raises(EngineError, match="version 1"):
-                await engine.load([PolicyRef(version=1, path=str(tmp_path / "adapter"), digest=digest)])
+                await engine.load(
+                    [PolicyRef(version=1, path=str(tmp_path / "adapter"), digest=digest)]
+                )
             assert (await collect(engine, call())).finish == "length"
 
     with (
@@ -271,7 +322,10 @@ def test_which_model_and_how_long_its_context_is(settings: Callable[..., Config]
     with Endpoint(models=("other", "letters", "third")) as endpoint:
         registry.check_engine(settings(endpoint.url))
         assert {body["model"] for _, body in endpoint.requests} == {"letters"}
-    with Endpoint(models=("one", "two")) as endpoint, pytest.raises(EngineError, match="these models: one, two"):
+    with (
+        Endpoint(models=("one", "two")) as endpoint,
+        pytest.raises(EngineError, match="these models: one, two"),
+    ):
         registry.check_engine(settings(endpoint.url))
     with Endpoint(context=None) as endpoint:
         with pytest.raises(EngineError, match=r"engine\.max_context"):
@@ -289,7 +343,10 @@ def test_one_that_is_down_or_no_endpoint_or_not_named(
     assert "is checked once it answers" in caplog.text
     with pytest.raises(ConfigError, match=r"engine\.url is needed"):
         settings(None)
-    with Endpoint() as endpoint, pytest.raises(EngineError, match="is not an OpenAI-compatible endpoint"):
+    with (
+        Endpoint() as endpoint,
+        pytest.raises(EngineError, match="is not an OpenAI-compatible endpoint"),
+    ):
         registry.check_engine(settings(endpoint.url.replace("/v1", "/elsewhere")))
 
 
@@ -308,7 +365,9 @@ def test_two_greedy_replies(one: Any, two: Any, differ: bool) -> None:
 
 
 def test_one_that_accepts_and_never_answers_holds_nothing_up(
-    settings: Callable[..., Config], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    settings: Callable[..., Config],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -72,7 +72,9 @@ class EngineProcess:
 
 
 @pytest.fixture
-def start_engine(short_home: Callable[[], Path], tmp_path: Path) -> Iterator[Callable[..., EngineProcess]]:
+def start_engine(
+    short_home: Callable[[], Path], tmp_path: Path
+) -> Iterator[Callable[..., EngineProcess]]:
     started: list[EngineProcess] = []
 
     def start(code: str = SERVER) -> EngineProcess:
@@ -101,13 +103,17 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_the_server_is_relayed_and_ends_with_the_engine(start_engine: Callable[..., EngineProcess]) -> None:
+def test_the_server_is_relayed_and_ends_with_the_engine(
+    start_engine: Callable[..., EngineProcess],
+) -> None:
     engine = start_engine()
     assert wait_until(lambda: "answers at" in engine.log("engine"))
     assert "all is well" in engine.log("server")
     assert "this is loud" in engine.log("server")
     assert "this is loud" in engine.log("engine")
-    assert "all is well" not in engine.log("engine"), "ordinary output stays in the log of the server"
+    assert "all is well" not in engine.log("engine"), (
+        "ordinary output stays in the log of the server"
+    )
     with pytest.raises(EngineError, match="another engine answers there"):
         clear_socket(engine.config.engine_socket)
     pids = engine.pids
@@ -137,7 +143,9 @@ def test_a_killed_guard_ends_every_process(start_engine: Callable[..., EnginePro
     assert wait_until(lambda: not any(map(is_alive, pids)))
 
 
-def test_a_server_that_dies_is_an_error_with_its_last_output(start_engine: Callable[..., EngineProcess]) -> None:
+def test_a_server_that_dies_is_an_error_with_its_last_output(
+    start_engine: Callable[..., EngineProcess],
+) -> None:
     engine = start_engine()
     assert wait_until(lambda: "answers at" in engine.log("engine"))
     server, child = engine.pids

@@ -28,19 +28,27 @@ Body = Callable[[SglangEngine], Awaitable[None]]
 
 def call(version: int = 0, *, stop: tuple[int, ...] = (), **sampling: Any) -> Generation:
     wanted = Sampling(**({"max_tokens": 8, "seed": 1} | sampling))
-    return Generation(id="g", version=version, prompt_ids=PROMPT, sampling=wanted, stop_token_ids=stop)
+    return Generation(
+        id="g", version=version, prompt_ids=PROMPT, sampling=wanted, stop_token_ids=stop
+    )
 
 
-async def reply(engine: SglangEngine, generation: Generation) -> tuple[list[int], list[float], str | None]:
+async def reply(
+    engine: SglangEngine, generation: Generation
+) -> tuple[list[int], list[float], str | None]:
     chunks = [chunk async for chunk in engine.generate(generation)]
     ids = [i for c in chunks for i in c.token_ids]
     return ids, [lp for c in chunks for lp in c.logprobs], chunks[-1].finish
 
 
-def run(url: str, body: Body, *, key: str | None = None, base: str = "/base", **engine: Any) -> None:
+def run(
+    url: str, body: Body, *, key: str | None = None, base: str = "/base", **engine: Any
+) -> None:
     async def whole() -> None:
         settings = EngineConfig(backend="sglang", **engine)
-        async with closing(SglangEngine(HttpClient(url, "sglang", api_key=key), settings, base)) as made:
+        async with closing(
+            SglangEngine(HttpClient(url, "sglang", api_key=key), settings, base)
+        ) as made:
             await body(made)
 
     asyncio.run(asyncio.wait_for(whole(), 60))
@@ -72,24 +80,38 @@ def test_ids_and_logprobs_are_the_models_own(
     async def body(engine: SglangEngine) -> None:
         await engine.load([BASE, refs[1]])
         for version, temperature in ((0, 1.0), (1, 0.7)):
-            ids, logprobs, _ = await reply(engine, call(version, temperature=temperature, max_tokens=30))
-            np.testing.assert_allclose(logprobs, reference(version, PROMPT, ids, temperature), atol=1e-4)
+            ids, logprobs, _ = await reply(
+                engine, call(version, temperature=temperature, max_tokens=30)
+            )
+            np.testing.assert_allclose(
+                logprobs, reference(version, PROMPT, ids, temperature), atol=1e-4
+            )
 
     run(wire.url, body)
 
 
-def test_replies_are_scored_position_by_position(wire: SglangWire, reference: Callable[..., np.ndarray]) -> None:
-    response = np.array([63, 3, 63, 7], dtype=np.int32)  # 63 is the vocabulary's last: SGLang tells it as 0
+def test_replies_are_scored_position_by_position(
+    wire: SglangWire, reference: Callable[..., np.ndarray]
+) -> None:
+    response = np.array(
+        [63, 3, 63, 7], dtype=np.int32
+    )  # 63 is the vocabulary's last: SGLang tells it as 0
 
     async def body(engine: SglangEngine) -> None:
         for temperature in (1.0, 0.6):
-            scores = await engine.score(version=0, prompt_ids=PROMPT, response_ids=response, temperature=temperature)
-            np.testing.assert_allclose(scores, reference(0, PROMPT, response, temperature), atol=1e-4)
+            scores = await engine.score(
+                version=0, prompt_ids=PROMPT, response_ids=response, temperature=temperature
+            )
+            np.testing.assert_allclose(
+                scores, reference(0, PROMPT, response, temperature), atol=1e-4
+            )
 
     run(wire.url, body)
 
 
-def test_the_models_end_ends_a_reply_with_stop_ids_and_only_such(fresh: Callable[..., SglangWire]) -> None:
+def test_the_models_end_ends_a_reply_with_stop_ids_and_only_such(
+    fresh: Callable[..., SglangWire],
+) -> None:
     plain = fresh()
     seen: list[int] = []
 
@@ -155,7 +177,9 @@ def test_adapters_have_a_name_for_each_content_and_go_when_nobody_needs_them(
     run(wire.url, later)
 
 
-@pytest.mark.parametrize(("number", "words"), [(2, "rank_pattern"), (3, "use_rslora and alpha_pattern")])
+@pytest.mark.parametrize(
+    ("number", "words"), [(2, "rank_pattern"), (3, "use_rslora and alpha_pattern")]
+)
 def test_what_sglang_would_pass_over_is_refused(
     wire: SglangWire, refs: dict[int, PolicyRef], number: int, words: str
 ) -> None:
@@ -167,9 +191,14 @@ def test_what_sglang_would_pass_over_is_refused(
     run(wire.url, body)
 
 
-def test_a_server_without_lora_says_what_to_do(fresh: Callable[..., SglangWire], refs: dict[int, PolicyRef]) -> None:
+def test_a_server_without_lora_says_what_to_do(
+    fresh: Callable[..., SglangWire], refs: dict[int, PolicyRef]
+) -> None:
     async def body(engine: SglangEngine) -> None:
-        with pytest.raises(EngineError, match=r"version 1: SGLang cannot load .*--enable-lora.*--lora-target-modules"):
+        with pytest.raises(
+            EngineError,
+            match=r"version 1: SGLang cannot load .*--enable-lora.*--lora-target-modules",
+        ):
             await engine.load([refs[1]])
         assert (await reply(engine, call()))[2] == "length"
 
@@ -177,7 +206,10 @@ def test_a_server_without_lora_says_what_to_do(fresh: Callable[..., SglangWire],
 
 
 def test_full_weights_change_only_when_nobody_answers_and_survive_a_new_client(
-    fresh: Callable[..., SglangWire], model_folder: Path, tmp_path: Path, reference: Callable[..., np.ndarray]
+    fresh: Callable[..., SglangWire],
+    model_folder: Path,
+    tmp_path: Path,
+    reference: Callable[..., np.ndarray],
 ) -> None:
     import torch
     from transformers import Qwen3ForCausalLM
@@ -186,7 +218,9 @@ def test_full_weights_change_only_when_nobody_answers_and_survive_a_new_client(
     with torch.no_grad():
         tuned.model.norm.weight.mul_(1.5)
     tuned.save_pretrained(tmp_path / "full")
-    full = PolicyRef(version=1, path=str(tmp_path / "full"), digest=digest_of_folder(tmp_path / "full"))
+    full = PolicyRef(
+        version=1, path=str(tmp_path / "full"), digest=digest_of_folder(tmp_path / "full")
+    )
     wire = fresh()
 
     async def body(engine: SglangEngine) -> None:
@@ -242,7 +276,10 @@ def test_what_it_can_do_is_asked_of_it(fresh: Callable[..., SglangWire]) -> None
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"version": "0.5.8.post1"}, r"is 0\.5\.8\.post1; expected 0\.5\.9 or newer.*--backend vllm"),
+        (
+            {"version": "0.5.8.post1"},
+            r"is 0\.5\.8\.post1; expected 0\.5\.9 or newer.*--backend vllm",
+        ),
         ({"version": ""}, r"of unknown version; expected 0\.5\.9"),
         ({"allow_auto_truncate": True}, "--allow-auto-truncate"),
         ({"max_req_input_len": None}, "does not report max_req_input_len"),
@@ -276,7 +313,9 @@ def test_a_server_that_is_not_sglang_is_recognised() -> None:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         server = HttpClient(f"http://127.0.0.1:{runner.addresses[0][1]}", "sglang")
         async with closing(SglangEngine(server, EngineConfig(backend="sglang"), "/base")) as engine:
-            with pytest.raises(EngineError, match="is not an SGLang server, or one that is too old"):
+            with pytest.raises(
+                EngineError, match="is not an SGLang server, or one that is too old"
+            ):
                 await engine.info()
         await runner.cleanup()
 

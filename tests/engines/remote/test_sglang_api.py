@@ -53,9 +53,13 @@ STREAMS = {
 
 @pytest.mark.parametrize("events", STREAMS.values(), ids=STREAMS)
 @pytest.mark.parametrize("together", [False, True])
-def test_all_tokens_are_read_once_however_they_are_streamed(events: list[bytes], together: bool) -> None:
+def test_all_tokens_are_read_once_however_they_are_streamed(
+    events: list[bytes], together: bool
+) -> None:
     reader = sglang_api.SglangReplyReader(0)
-    chunks = [reader.read_events(part) for part in ([events] if together else [[e] for e in events])]
+    chunks = [
+        reader.read_events(part) for part in ([events] if together else [[e] for e in events])
+    ]
     assert [i for c in chunks if c for i in c.token_ids] == [5, 6, 7]
     assert [lp for c in chunks if c for lp in c.logprobs] == [-0.5] * 3
     last = chunks[-1]
@@ -64,7 +68,9 @@ def test_all_tokens_are_read_once_however_they_are_streamed(events: list[bytes],
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.sampled_from([0, 1, 2]), st.data())
-def test_any_split_in_any_mode_reads_the_same(sizes: list[int], mode: int, data: st.DataObject) -> None:
+def test_any_split_in_any_mode_reads_the_same(
+    sizes: list[int], mode: int, data: st.DataObject
+) -> None:
     """Modes: all so far; new ids and new log-probabilities; new ids and all log-probabilities."""
     ids = data.draw(st.lists(st.integers(0, 9), min_size=sum(sizes), max_size=sum(sizes)))
     events, end = [], 0
@@ -88,7 +94,10 @@ def test_any_split_in_any_mode_reads_the_same(sizes: list[int], mode: int, data:
         ([event([5], 1, [6])], "are of different tokens"),
         ([b"<html>"], "not in SGLang's format"),
         ([b'{"error": {"message": "too long"}}'], "too long"),
-        ([event([], 0, finish={"type": "abort", "message": "bad words", "status_code": 400})], "bad words"),
+        (
+            [event([], 0, finish={"type": "abort", "message": "bad words", "status_code": 400})],
+            "bad words",
+        ),
     ],
 )
 def test_what_is_no_exact_reply_is_refused(events: list[bytes], words: str) -> None:
@@ -99,6 +108,8 @@ def test_what_is_no_exact_reply_is_refused(events: list[bytes], words: str) -> N
 
 @pytest.mark.parametrize("status", [None, 500, 503])
 def test_an_abort_that_is_nobodys_fault_is_a_broken_stream(status: int | None) -> None:
-    finish = {"type": "abort", "message": "Abort by user"} | ({"status_code": status} if status else {})
+    finish = {"type": "abort", "message": "Abort by user"} | (
+        {"status_code": status} if status else {}
+    )
     with pytest.raises(EngineGone, match="Abort by user"):
         sglang_api.SglangReplyReader(0).read_events([event([5], 1, finish=finish)])

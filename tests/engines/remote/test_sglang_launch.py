@@ -46,9 +46,13 @@ def interpreter(folder: Path, version: str | None) -> Path:
     if version is not None:
         metadata = site / f"sglang-{version}.dist-info"
         metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
+        (metadata / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n"
+        )
     script = folder / "python"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={site}:{ROOT}:{ROOT}/src exec {sys.executable} "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\nPYTHONPATH={site}:{ROOT}:{ROOT}/src exec {sys.executable} "$@"\n'
+    )
     script.chmod(0o755)
     return script
 
@@ -70,10 +74,16 @@ def test_the_command_says_what_the_settings_say(settings: Callable[..., Config])
     flags = dict(zip(words[3:-4:2], words[4:-4:2], strict=True))
     assert flags["--model-path"] == config.model.path
     assert (flags["--max-running-requests"], flags["--max-loras-per-batch"]) == ("7", "4")
-    assert (flags["--context-length"], flags["--dtype"], flags["--grammar-backend"]) == ("256", "float32", "llguidance")
+    assert (flags["--context-length"], flags["--dtype"], flags["--grammar-backend"]) == (
+        "256",
+        "float32",
+        "llguidance",
+    )
     assert (flags["--max-lora-rank"], flags["--lora-target-modules"]) == ("16", "all")
     assert words[-4:-2] == ["--enable-lora", "--incremental-streaming-output"]
-    assert "--incremental-streaming-output" not in sglang_launch.server_command(config, "0.5.13.post1")
+    assert "--incremental-streaming-output" not in sglang_launch.server_command(
+        config, "0.5.13.post1"
+    )
     assert not any("key" in word for word in words), "command lines can be read by others"
 
 
@@ -96,7 +106,10 @@ def test_the_address_is_private_made_once_and_kept(settings: Callable[..., Confi
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        (None, r"sglang is not installed for .*pip install sglang.*--engine-url URL.*--backend vllm"),
+        (
+            None,
+            r"sglang is not installed for .*pip install sglang.*--engine-url URL.*--backend vllm",
+        ),
         ("0.5.8", r"the sglang of .* is 0\.5\.8; expected 0\.5\.9 or newer.*--backend vllm"),
     ],
 )
@@ -107,7 +120,9 @@ def test_what_cannot_be_started_is_said_before_anything_is(
         registry.check_engine(settings(version))
 
 
-def test_a_missing_interpreter_is_named(engine_config: Callable[..., Config], tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_named(
+    engine_config: Callable[..., Config], tmp_path: Path
+) -> None:
     with pytest.raises(EngineError, match=r"engine\.python 'nowhere' cannot be run"):
         registry.check_engine(engine_config(tmp_path, backend="sglang", python="nowhere"))
 
@@ -121,7 +136,9 @@ def start_engine() -> Iterator[Callable[[Config], subprocess.Popen[bytes]]]:
                 "from openclaw_rl.settings.load import inherited_config; from openclaw_rl.engines import registry; "
                 "registry.serve(inherited_config())"
             )
-            made = subprocess.Popen([sys.executable, "-c", code], env=to_environment(config), stdin=subprocess.DEVNULL)
+            made = subprocess.Popen(
+                [sys.executable, "-c", code], env=to_environment(config), stdin=subprocess.DEVNULL
+            )
             stack.callback(made.wait, 20)
             stack.callback(made.terminate)
             return made
@@ -146,7 +163,9 @@ def test_the_engine_starts_sglang_serves_and_ends_with_it(
             await engine.wait_ready(180)
             await engine.load([refs[1]])
             sampling = Sampling(max_tokens=8)
-            call = Generation(id="g", version=1, prompt_ids=prompt, sampling=sampling, stop_token_ids=())
+            call = Generation(
+                id="g", version=1, prompt_ids=prompt, sampling=sampling, stop_token_ids=()
+            )
             chunks = [chunk async for chunk in engine.generate(call)]
             ids = [i for c in chunks for i in c.token_ids]
             logprobs = [lp for c in chunks for lp in c.logprobs]

@@ -110,7 +110,9 @@ def test_a_version_is_served_once_the_trainer_has_loaded_it(
         assert (await waiting)[2] == "length"
         with pytest.raises(EngineError, match="serves its newest version alone"):
             await reply(engine, call(0))
-        assert (await reply(engine, call(1)))[2] == "length", "a refused version does not stop the others"
+        assert (await reply(engine, call(1)))[2] == "length", (
+            "a refused version does not stop the others"
+        )
 
     attach(wire, slime, body)
 
@@ -132,15 +134,23 @@ def test_a_reply_is_not_of_two_versions(wire: RouterWire, slime: Slime) -> None:
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"run": "one", "weights": {"1": 5}}'])
-def test_a_damaged_record_is_one_line_and_ends_with_the_next_run(wire: RouterWire, slime: Slime, damage: str) -> None:
+def test_a_damaged_record_is_one_line_and_ends_with_the_next_run(
+    wire: RouterWire, slime: Slime, damage: str
+) -> None:
     slime.begin(None)
 
     async def body(engine: SglangRouterEngine) -> None:
         record = slime.home / trainer_weights.FILE_NAME
         whole = json.loads(record.read_text())
-        given = damage if damage in ("{", "[]") else json.dumps({**whole, "weights": None, **json.loads(damage)})
+        given = (
+            damage
+            if damage in ("{", "[]")
+            else json.dumps({**whole, "weights": None, **json.loads(damage)})
+        )
         record.write_text(given)
-        with pytest.raises(EngineError, match=r"trainer_weights.json cannot be read: .* restart it"):
+        with pytest.raises(
+            EngineError, match=r"trainer_weights.json cannot be read: .* restart it"
+        ):
             await reply(engine, call())
         with pytest.raises(ValueError, match="cannot be read"):
             trainer_weights.add_weights(slime.home, "2", "1-abc")
@@ -156,7 +166,11 @@ def opened_records() -> list[str]:
     found: list[str] = []
 
     def note_record(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and str(arguments[0]).endswith(trainer_weights.FILE_NAME) and arguments[1] == "r":
+        if (
+            event == "open"
+            and str(arguments[0]).endswith(trainer_weights.FILE_NAME)
+            and arguments[1] == "r"
+        ):
             found.append(str(arguments[0]))
 
     sys.addaudithook(note_record)
@@ -178,7 +192,9 @@ def test_the_versions_are_read_twice_a_reply_and_not_for_each_piece(
     attach(wire, slime, body)
 
 
-def test_a_new_run_of_the_trainer_during_a_reply_is_noticed_at_its_end(wire: RouterWire, slime: Slime) -> None:
+def test_a_new_run_of_the_trainer_during_a_reply_is_noticed_at_its_end(
+    wire: RouterWire, slime: Slime
+) -> None:
     slime.begin(None)
 
     async def body(engine: SglangRouterEngine) -> None:
@@ -207,5 +223,7 @@ def test_the_tags_of_an_earlier_run_mean_nothing(wire: RouterWire, slime: Slime)
 
 
 def test_settings_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"Set engine\.url to the address.*, train\.finetune to full"):
+    with pytest.raises(
+        ConfigError, match=r"Set engine\.url to the address.*, train\.finetune to full"
+    ):
         from_flat(SETTINGS | {"train.finetune": "lora"})

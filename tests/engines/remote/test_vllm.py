@@ -39,7 +39,9 @@ async def whole(engine: VllmEngine, generation: Generation) -> list[Chunk]:
 async def reply_to(engine: VllmEngine, generation: Generation) -> tuple[list[int], list[float]]:
     """Token ids and log-probabilities of a reply: a busy machine sends several tokens in one chunk."""
     chunks = await whole(engine, generation)
-    return [id_ for c in chunks for id_ in c.token_ids], [value for c in chunks for value in c.logprobs]
+    return [id_ for c in chunks for id_ in c.token_ids], [
+        value for c in chunks for value in c.logprobs
+    ]
 
 
 async def drain(stream: AsyncIterator[Chunk]) -> None:
@@ -51,7 +53,9 @@ async def drain(stream: AsyncIterator[Chunk]) -> None:
 def run(tmp_path: Path) -> Callable[..., None]:
     """Run a body with a client of the double, which is closed at the end."""
 
-    def go(double: VllmDouble, body: Callable[[VllmEngine], Awaitable[None]], **settings: object) -> None:
+    def go(
+        double: VllmDouble, body: Callable[[VllmEngine], Awaitable[None]], **settings: object
+    ) -> None:
         async def main() -> None:
             config = EngineConfig(backend="vllm", **settings)  # type: ignore[arg-type]
             engine = VllmEngine(double.http(), config, folder=tmp_path / "identity")
@@ -129,7 +133,9 @@ def test_names_are_new_for_each_content_and_are_unloaded_when_drained(
     async def body(engine: VllmEngine) -> None:
         await engine.load([BASE, adapters[1]])
         names = set(vllm_double.adapters)
-        assert {n[:10] for n in names} == {"openclaw-0", "openclaw-1"}, "the base is an adapter that changes nothing"
+        assert {n[:10] for n in names} == {"openclaw-0", "openclaw-1"}, (
+            "the base is an adapter that changes nothing"
+        )
         long = engine.generate(call(1, 60))
         await long.__anext__()
         await engine.load([BASE, adapters[2]])
@@ -142,7 +148,9 @@ def test_names_are_new_for_each_content_and_are_unloaded_when_drained(
         assert {n[:10] for n in vllm_double.adapters} == {"openclaw-0", "openclaw-2"}
         changed = PolicyRef(version=2, path=adapters[3].path, digest=adapters[3].digest)
         await engine.load([BASE, changed])
-        loads = [b["lora_name"] for path, b in vllm_double.requests if path == "/v1/load_lora_adapter"]
+        loads = [
+            b["lora_name"] for path, b in vllm_double.requests if path == "/v1/load_lora_adapter"
+        ]
         assert len(set(loads)) == len(loads) == 4
         assert not any(b.get("load_inplace") for _, b in vllm_double.requests if b)
 
@@ -155,12 +163,16 @@ def test_an_adapter_that_somebody_else_let_go_is_loaded_again_and_the_request_go
     async def body(engine: VllmEngine) -> None:
         await engine.load([adapters[0], adapters[1]])
         expected = await reply_to(engine, call(1, temperature=0.0))
-        scored = await engine.score(version=1, prompt_ids=PROMPT, response_ids=PROMPT, temperature=1.0)
+        scored = await engine.score(
+            version=1, prompt_ids=PROMPT, response_ids=PROMPT, temperature=1.0
+        )
         for _ in range(2):
             vllm_double.adapters.clear()
             assert await reply_to(engine, call(1, temperature=0.0)) == expected
             vllm_double.adapters.clear()
-            again = await engine.score(version=1, prompt_ids=PROMPT, response_ids=PROMPT, temperature=1.0)
+            again = await engine.score(
+                version=1, prompt_ids=PROMPT, response_ids=PROMPT, temperature=1.0
+            )
             assert again.tolist() == scored.tolist()
         assert engine.epoch == 1
 
@@ -172,7 +184,9 @@ def test_gateways_that_share_a_server_leave_each_others_adapters(
 ) -> None:
     async def main() -> None:
         first, second = (
-            VllmEngine(vllm_double.http(), EngineConfig(backend="vllm"), folder=tmp_path / who, owner=who)
+            VllmEngine(
+                vllm_double.http(), EngineConfig(backend="vllm"), folder=tmp_path / who, owner=who
+            )
             for who in (owner_of(tmp_path / "a"), owner_of(tmp_path / "b"))
         )
         async with closing(first) as one, closing(second) as two:
@@ -222,7 +236,10 @@ def test_with_a_gpu_adapters_are_loaded_beside_a_long_reply_on_the_base(
 
 
 def test_full_weights_are_changed_between_replies_and_the_base_comes_back(
-    vllm_double: VllmDouble, run: Callable[..., None], full: dict[int, PolicyRef], adapters: dict[int, PolicyRef]
+    vllm_double: VllmDouble,
+    run: Callable[..., None],
+    full: dict[int, PolicyRef],
+    adapters: dict[int, PolicyRef],
 ) -> None:
     """The double asserts that nothing runs while weights change."""
 
@@ -233,10 +250,24 @@ def test_full_weights_are_changed_between_replies_and_the_base_comes_back(
         first = await slow.__anext__()  # its reader stops here: nobody waits for it
         replies = await asyncio.gather(*(whole(engine, call(v, 6)) for v in versions))
         assert [sum(len(c.token_ids) for c in r) for r in replies] == [6] * len(versions)
-        paths = [b["kwargs"].get("weights_path") for p, b in vllm_double.requests if p == "/collective_rpc"]
-        assert paths == [full[7].path, full[8].path, "/base"], "one change for all that wait for the same"
-        steps = [p for p, _ in vllm_double.requests if not p.startswith("/v1") and p != "/tokenize"][:5]
-        assert steps == ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+        paths = [
+            b["kwargs"].get("weights_path")
+            for p, b in vllm_double.requests
+            if p == "/collective_rpc"
+        ]
+        assert paths == [full[7].path, full[8].path, "/base"], (
+            "one change for all that wait for the same"
+        )
+        steps = [
+            p for p, _ in vllm_double.requests if not p.startswith("/v1") and p != "/tokenize"
+        ][:5]
+        assert steps == [
+            "/pause",
+            "/collective_rpc",
+            "/reset_prefix_cache",
+            "/update_weight_version",
+            "/resume",
+        ]
         assert vllm_double.weights == "base"
         assert len(first.token_ids) + sum([len(c.token_ids) async for c in slow]) == 50
 
@@ -250,7 +281,9 @@ def test_weights_that_do_not_load_fail_only_those_who_asked(
         assert full[7].path is not None
         vllm_double.refused_weights.add(full[7].path)
         await engine.load([BASE, full[7], full[8]])
-        results = await asyncio.gather(*(reply_to(engine, call(v)) for v in (7, 8, 0)), return_exceptions=True)
+        results = await asyncio.gather(
+            *(reply_to(engine, call(v)) for v in (7, 8, 0)), return_exceptions=True
+        )
         assert isinstance(results[0], EngineError)
         assert "cannot load the weights" in str(results[0])
         assert [len(r[0]) for r in results[1:]] == [4, 4]  # type: ignore[index]
@@ -273,12 +306,15 @@ def test_a_server_that_was_left_with_other_weights_is_noticed(
     run(vllm_double, body)
 
 
-def test_the_convention_is_checked_at_the_first_call(tmp_path: Path, run: Callable[..., None]) -> None:
+def test_the_convention_is_checked_at_the_first_call(
+    tmp_path: Path, run: Callable[..., None]
+) -> None:
     engine = ScriptedEngine(lambda prompt, version: [5])
 
     async def refused(engine: VllmEngine) -> None:
         with pytest.raises(
-            EngineError, match=r"returns raw .*--logprobs-mode processed_logprobs.*engine.logprob_convention to raw"
+            EngineError,
+            match=r"returns raw .*--logprobs-mode processed_logprobs.*engine.logprob_convention to raw",
         ):
             await engine.load([BASE])
         assert not engine.connected
@@ -287,25 +323,37 @@ def test_the_convention_is_checked_at_the_first_call(tmp_path: Path, run: Callab
         await engine.load([BASE])
         with pytest.raises(EngineError, match=r"scores at temperature 1, not 0\.5"):
             await engine.score(version=0, prompt_ids=PROMPT, response_ids=PROMPT, temperature=0.5)
-        scores = await engine.score(version=0, prompt_ids=PROMPT, response_ids=PROMPT, temperature=1.0)
-        np.testing.assert_allclose(scores, [ScriptedEngine.token_logprob(int(i), 0) for i in PROMPT])
+        scores = await engine.score(
+            version=0, prompt_ids=PROMPT, response_ids=PROMPT, temperature=1.0
+        )
+        np.testing.assert_allclose(
+            scores, [ScriptedEngine.token_logprob(int(i), 0) for i in PROMPT]
+        )
 
     with VllmDouble(tmp_path / "raw.sock", engine, mode="raw") as double:
         run(double, refused)
         run(double, taken, logprob_convention="raw")
 
 
-def test_replies_are_scored_position_by_position(vllm_double: VllmDouble, run: Callable[..., None]) -> None:
+def test_replies_are_scored_position_by_position(
+    vllm_double: VllmDouble, run: Callable[..., None]
+) -> None:
     async def body(engine: VllmEngine) -> None:
-        scores = await engine.score(version=0, prompt_ids=PROMPT, response_ids=PROMPT, temperature=0.5)
-        np.testing.assert_allclose(scores, [ScriptedEngine.token_logprob(int(i), 0, 0.5) for i in PROMPT], rtol=1e-6)
+        scores = await engine.score(
+            version=0, prompt_ids=PROMPT, response_ids=PROMPT, temperature=0.5
+        )
+        np.testing.assert_allclose(
+            scores, [ScriptedEngine.token_logprob(int(i), 0, 0.5) for i in PROMPT], rtol=1e-6
+        )
         asked = [b["prompt"] for p, b in vllm_double.requests if b and "logprob_token_ids" in b]
         assert sorted(map(len, asked)) == [4, 5, 6, 7]
 
     run(vllm_double, body)
 
 
-def test_cached_prompt_tokens_are_reported_once(vllm_double: VllmDouble, run: Callable[..., None]) -> None:
+def test_cached_prompt_tokens_are_reported_once(
+    vllm_double: VllmDouble, run: Callable[..., None]
+) -> None:
     async def body(engine: VllmEngine) -> None:
         chunks = await whole(engine, call(0))
         assert sum(c.cached for c in chunks) == len(PROMPT) - 1
@@ -326,7 +374,9 @@ def test_a_grammar_is_passed_on(vllm_double: VllmDouble, run: Callable[..., None
     run(vllm_double, body)
 
 
-def test_a_refused_grammar_has_an_error_of_its_own(vllm_double: VllmDouble, run: Callable[..., None]) -> None:
+def test_a_refused_grammar_has_an_error_of_its_own(
+    vllm_double: VllmDouble, run: Callable[..., None]
+) -> None:
     async def body(engine: VllmEngine) -> None:
         await engine.info()
         vllm_double.engine.refuse = "Grammar error: failed to compile JSON schema"
@@ -355,7 +405,9 @@ def test_other_servers_and_wrong_keys_are_explained(tmp_path: Path) -> None:
         port = runner.addresses[0][1]
         for key, words in (("wrong", "OPENCLAW_ENGINE_API_KEY"), ("right", "max_model_len")):
             http = HttpClient(f"http://127.0.0.1:{port}", api_key=key)
-            async with closing(VllmEngine(http, EngineConfig(backend="vllm"), folder=tmp_path)) as engine:
+            async with closing(
+                VllmEngine(http, EngineConfig(backend="vllm"), folder=tmp_path)
+            ) as engine:
                 with pytest.raises(EngineError, match=words):
                     await engine.info()
         await runner.cleanup()

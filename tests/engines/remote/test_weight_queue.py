@@ -13,9 +13,11 @@ from openclaw_rl.engines.remote.weight_queue import WeightLock, read_ahead
 from openclaw_rl.errors import EngineError
 
 MOVES = st.lists(
-    st.one_of(st.sampled_from(["", "a", "b", "c"]), st.sampled_from(["end", "change", "fail"])), max_size=60
+    st.one_of(st.sampled_from(["", "a", "b", "c"]), st.sampled_from(["end", "change", "fail"])),
+    max_size=60,
 )
-MAX_WAITED = 4  # changes that a reply waits for: one to each other set of weights, and one that was running
+# Changes that a reply waits for: one to each other set of weights, and one that was running.
+MAX_WAITED = 4
 
 
 class LockRun:
@@ -25,7 +27,8 @@ class LockRun:
         self.loaded: str | None = current
         self.lock = WeightLock(current, self._change)
         self.running: list[asyncio.Event] = []
-        self.change: asyncio.Future[bool] | None = None  # the running change; its result: whether it succeeds
+        # The running change; its result: whether it succeeds.
+        self.change: asyncio.Future[bool] | None = None
         self.changes: list[str] = []
         self.failures = 0
         self.replies: list[asyncio.Task[None]] = []
@@ -100,13 +103,17 @@ def test_a_reply_that_arrives_while_others_wait_queues_behind_them() -> None:
         run = LockRun("a")
         for weights in ("a", "b", "a"):
             await run.start(weights)
-        assert (len(run.running), run.lock.waiting_count) == (1, 2), "else a busy version would keep the other out"
+        assert (len(run.running), run.lock.waiting_count) == (1, 2), (
+            "else a busy version would keep the other out"
+        )
         assert run.change is None
         await run.end_one()
         await run.start("b")
         assert (run.running, run.lock.waiting_count) == ([], 3)
         await run.finish_change(done=True)
-        assert (run.changes, len(run.running)) == (["b"], 2), "all that wait for the same weights start together"
+        assert (run.changes, len(run.running)) == (["b"], 2), (
+            "all that wait for the same weights start together"
+        )
         for task in run.replies:
             task.cancel()
 
@@ -121,7 +128,9 @@ def test_a_failed_change_leaves_no_usable_weights() -> None:
         with pytest.raises(EngineError, match="do not load"):
             await broken
         again = await run.start("a")
-        assert (run.running, run.lock.waiting_count) == ([], 1), "weights that were half changed serve nothing"
+        assert (run.running, run.lock.waiting_count) == ([], 1), (
+            "weights that were half changed serve nothing"
+        )
         await run.finish_change(done=True)
         assert (run.changes, len(run.running)) == (["b", "a"], 1)
         again.cancel()

@@ -59,7 +59,12 @@ def connect(sdk: SdkDouble, short_home: Callable[[], Path]) -> Iterator[Connect]
     threads = []
 
     def start(**settings: object) -> EngineClient:
-        flat = {"home": str(short_home()), "engine.backend": "tinker", "tinker.model": MODEL, "tinker.api_key": "tml-x"}
+        flat = {
+            "home": str(short_home()),
+            "engine.backend": "tinker",
+            "tinker.model": MODEL,
+            "tinker.api_key": "tml-x",
+        }
         config = from_flat(flat | settings)
         threads.append(EngineThread(config, sdk))
         return EngineClient(config.engine_socket)
@@ -76,7 +81,9 @@ def version(tmp_path: Path) -> Callable[[int], PolicyRef]:
     def write(number: int, base: str = MODEL) -> PolicyRef:
         folder = tmp_path / f"version-{number}"
         folder.mkdir(exist_ok=True)
-        held = TinkerVersion(base=base, rank=8, sampler=f"tinker://run/v-{number}", state=f"tinker://run/s-{number}")
+        held = TinkerVersion(
+            base=base, rank=8, sampler=f"tinker://run/v-{number}", state=f"tinker://run/s-{number}"
+        )
         (folder / TINKER_FILE).write_bytes(encode_version(held))
         return PolicyRef(version=number, path=str(folder), digest=digest_of_folder(folder))
 

@@ -33,21 +33,36 @@ def run(client: EngineClient, body: Callable[[EngineClient], Awaitable[Any]]) ->
     return asyncio.run(asyncio.wait_for(run_body(), 30))
 
 
-def test_a_reply_arrives_whole_with_ids_and_logprobs(harness: EngineHarness, sdk: SdkDouble) -> None:
+def test_a_reply_arrives_whole_with_ids_and_logprobs(
+    harness: EngineHarness, sdk: SdkDouble
+) -> None:
     async def body(engine: Engine) -> None:
         chunks = [chunk async for chunk in engine.generate(call(max_tokens=20, seed=2**40 + 3))]
-        assert [(len(c.token_ids), len(c.logprobs), c.finish) for c in chunks] == [(20, 20, "length")]
+        assert [(len(c.token_ids), len(c.logprobs), c.finish) for c in chunks] == [
+            (20, 20, "length")
+        ]
         scores = await engine.score(
-            version=1, prompt_ids=PROMPT, response_ids=np.array(chunks[0].token_ids, dtype=np.int32), temperature=1.0
+            version=1,
+            prompt_ids=PROMPT,
+            response_ids=np.array(chunks[0].token_ids, dtype=np.int32),
+            temperature=1.0,
         )
         np.testing.assert_allclose(scores, chunks[0].logprobs, atol=1e-6)
 
     harness.run(body)
     params = sdk.params[-1]
-    assert (params.max_tokens, params.seed, params.temperature, params.top_p, params.top_k) == (20, 3, 1.0, 1.0, -1)
+    assert (params.max_tokens, params.seed, params.temperature, params.top_p, params.top_k) == (
+        20,
+        3,
+        1.0,
+        1.0,
+        -1,
+    )
 
 
-def test_versions_are_sampler_checkpoints_side_by_side(harness: EngineHarness, sdk: SdkDouble) -> None:
+def test_versions_are_sampler_checkpoints_side_by_side(
+    harness: EngineHarness, sdk: SdkDouble
+) -> None:
     async def body(engine: Engine) -> None:
         await engine.load([harness.version(n) for n in (1, 2, 3)])
         replies = [await collect(engine, call(version=n)) for n in (1, 2, 3)]
@@ -72,7 +87,10 @@ def test_versions_answer_from_models_of_their_own(
         await engine.load([BASE, version(1), version(2)])
         first = {n: (await collect(engine, call(version=n))).logprobs for n in (1, 2)}
         assert first[1] != first[2]
-        assert [model.states for model in sdk.models] == [["tinker://run/s-1"], ["tinker://run/s-2"]]
+        assert [model.states for model in sdk.models] == [
+            ["tinker://run/s-1"],
+            ["tinker://run/s-2"],
+        ]
         await engine.load([BASE, version(2)])
         await engine.load([BASE, version(2), version(3)])
         assert sdk.models[0].states[-1] == "tinker://run/s-3", "the model of version 1 was free"
@@ -94,7 +112,11 @@ def test_versions_answer_from_models_of_their_own(
 def test_versions_answer_while_another_one_is_loaded(
     connect: Connect, version: Callable[[int], PolicyRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    created, answers, asked = ServiceDouble.create_sampling_client, threading.Event(), threading.Event()
+    created, answers, asked = (
+        ServiceDouble.create_sampling_client,
+        threading.Event(),
+        threading.Event(),
+    )
 
     def create_slowly(self: ServiceDouble, **given: Any) -> Any:
         if given.get("model_path") == "tinker://run/v-2":
@@ -122,7 +144,9 @@ def test_versions_answer_while_another_one_is_loaded(
 
 
 @pytest.mark.parametrize("call_name", ["sample", "score", "sampler"])
-def test_a_session_that_the_service_ended_is_opened_again(connect: Connect, sdk: SdkDouble, call_name: str) -> None:
+def test_a_session_that_the_service_ended_is_opened_again(
+    connect: Connect, sdk: SdkDouble, call_name: str
+) -> None:
     async def body(engine: EngineClient) -> None:
         if call_name != "sampler":
             await collect(engine, call(version=0))
@@ -144,11 +168,15 @@ def test_an_answer_without_a_reply_is_one_line(harness: EngineHarness, sdk: SdkD
     harness.run(body)
 
 
-def test_a_service_that_lost_its_models_says_what_to_set(harness: EngineHarness, sdk: SdkDouble) -> None:
+def test_a_service_that_lost_its_models_says_what_to_set(
+    harness: EngineHarness, sdk: SdkDouble
+) -> None:
     sdk.failures["sample"] = [ValueError("Error retrieving result: Model model_1 not loaded")] * 2
 
     async def body(engine: Engine) -> None:
-        with pytest.raises(EngineGone, match=r"no longer has a model of this session.*sample_from to models"):
+        with pytest.raises(
+            EngineGone, match=r"no longer has a model of this session.*sample_from to models"
+        ):
             await collect(engine, call(version=1))
 
     harness.run(body)
@@ -216,15 +244,27 @@ def test_a_reply_that_cannot_be_stored_as_sampled_is_an_error(
 FAILURES = [
     (StatusError(401, "bad key"), "refused the key .bad key.. Set TINKER_API_KEY"),
     (StatusError(429, "slow down"), "still busy after all retries"),
-    (StatusError(503, "overloaded"), "does not answer .overloaded.. Check the network and tinker.url"),
+    (
+        StatusError(503, "overloaded"),
+        "does not answer .overloaded.. Check the network and tinker.url",
+    ),
     (ConnectionRefusedError("no route"), "does not answer .no route.. Check the network"),
-    (StatusError(400, "prompt exceeds the maximum context length"), "too long .*engine.max_context"),
+    (
+        StatusError(400, "prompt exceeds the maximum context length"),
+        "too long .*engine.max_context",
+    ),
     (StatusError(402, "no credit"), "refused for billing"),
     (StatusError(403, "no access to project p"), "refused the project .*Set TINKER_PROJECT_ID"),
-    (StatusError(404, "Model tinker://run/sampler_weights/a not found"), "no longer has a checkpoint .*rollback 0"),
+    (
+        StatusError(404, "Model tinker://run/sampler_weights/a not found"),
+        "no longer has a checkpoint .*rollback 0",
+    ),
     (StatusError(404, "Not Found"), "nothing at that address .Not Found.. Check tinker.url"),
     (ValueError("strange\nnews"), "failed .strange news."),
-    (json.JSONDecodeError("Expecting value", "<html>", 0), "its SDK cannot read .*no proxy answers"),
+    (
+        json.JSONDecodeError("Expecting value", "<html>", 0),
+        "its SDK cannot read .*no proxy answers",
+    ),
 ]
 
 
@@ -258,10 +298,17 @@ def test_a_call_ends_after_the_timeout(connect: Connect, sdk: SdkDouble) -> None
 
 @pytest.mark.parametrize(
     ("failure", "words"),
-    [(StatusError(401, "bad key"), "refused the key"), (ConnectionRefusedError("no route"), "does not answer")],
+    [
+        (StatusError(401, "bad key"), "refused the key"),
+        (ConnectionRefusedError("no route"), "does not answer"),
+    ],
 )
 def test_a_session_that_cannot_be_opened_is_reported_and_tried_again(
-    connect: Connect, sdk: SdkDouble, monkeypatch: pytest.MonkeyPatch, failure: Exception, words: str
+    connect: Connect,
+    sdk: SdkDouble,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+    words: str,
 ) -> None:
     monkeypatch.setattr("openclaw_rl.tinker.service.RECONNECT_SECONDS", 0.2)
     sdk.failures = {"connect": [failure]}
@@ -281,7 +328,9 @@ def test_a_service_that_hangs_at_the_start_is_reported_after_the_connect_timeout
     connect: Connect, sdk: SdkDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, answers = type(sdk).ServiceClient, threading.Event()
-    monkeypatch.setattr(type(sdk), "ServiceClient", lambda self, **given: answers.wait(60) and opened(self, **given))
+    monkeypatch.setattr(
+        type(sdk), "ServiceClient", lambda self, **given: answers.wait(60) and opened(self, **given)
+    )
     monkeypatch.setattr("openclaw_rl.tinker.service.RECONNECT_SECONDS", 0.0)
 
     async def body(engine: EngineClient) -> None:
@@ -299,19 +348,29 @@ def test_a_service_that_hangs_at_the_start_is_reported_after_the_connect_timeout
     run(connect(**{"tinker.connect_timeout": 0.1}), body)
 
 
-def test_the_session_is_opened_with_address_key_and_project(connect: Connect, sdk: SdkDouble) -> None:
-    settings = {"tinker.url": "http://tinker:8000", "tinker.project_id": "mine", "tinker.api_key": "tml-mine"}
+def test_the_session_is_opened_with_address_key_and_project(
+    connect: Connect, sdk: SdkDouble
+) -> None:
+    settings = {
+        "tinker.url": "http://tinker:8000",
+        "tinker.project_id": "mine",
+        "tinker.api_key": "tml-mine",
+    }
 
     async def body(engine: EngineClient) -> None:
         await engine.info()
 
     run(connect(**settings), body)
-    assert sdk.opened == [{"base_url": "http://tinker:8000", "api_key": "tml-mine", "project_id": "mine"}]
+    assert sdk.opened == [
+        {"base_url": "http://tinker:8000", "api_key": "tml-mine", "project_id": "mine"}
+    ]
 
 
 def test_a_model_that_the_service_lacks_is_named_with_those_it_has(connect: Connect) -> None:
     async def body(engine: EngineClient) -> None:
-        with pytest.raises(EngineError, match=r"no model 'org/other'. It has: org/model. Set tinker.model"):
+        with pytest.raises(
+            EngineError, match=r"no model 'org/other'. It has: org/model. Set tinker.model"
+        ):
             await engine.info()
 
     run(connect(**{"tinker.model": "org/other"}), body)
@@ -356,7 +415,10 @@ def test_the_context_is_the_least_of_all_that_are_known(connect: Connect, sdk: S
 def test_a_version_that_the_service_does_not_hold_is_refused(
     harness: EngineHarness, version: Callable[..., PolicyRef], tmp_path: Path, harm: str
 ) -> None:
-    bad, words = version(2), {"changed": "it was changed", "another base": "trained on org/other"}.get(harm, "missing")
+    bad, words = (
+        version(2),
+        {"changed": "it was changed", "another base": "trained on org/other"}.get(harm, "missing"),
+    )
     file = Path(str(bad.path)) / "tinker_version.json"
     if harm == "another base":
         bad = version(2, base="org/other")
@@ -366,7 +428,10 @@ def test_a_version_that_the_service_does_not_hold_is_refused(
         file.unlink()
     if harm == "another trainer's":
         digest = write_adapter(tmp_path / "adapter")
-        bad, words = PolicyRef(version=2, path=str(tmp_path / "adapter"), digest=digest), "weights of another trainer"
+        bad, words = (
+            PolicyRef(version=2, path=str(tmp_path / "adapter"), digest=digest),
+            "weights of another trainer",
+        )
 
     async def body(engine: Engine) -> None:
         with pytest.raises(EngineError, match=words):

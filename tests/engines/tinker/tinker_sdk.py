@@ -54,7 +54,9 @@ class SdkDouble:
     opened: list[dict[str, Any]] = field(default_factory=list)  # arguments of each session
     closed: int = 0  # sessions whose heartbeats were ended
     params: list[SimpleNamespace] = field(default_factory=list)  # sampling parameters of each reply
-    samplers: list[dict[str, Any]] = field(default_factory=list)  # arguments of each sampling client
+    samplers: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # arguments of each sampling client
     models: list[ModelDouble] = field(default_factory=list)
     lost: set[int] = field(default_factory=set)  # ids of the models that the service lost
     hang: bool = False  # no sample ever ends
@@ -79,7 +81,9 @@ class SdkDouble:
 
     @staticmethod
     def SamplingParams(**given: Any) -> SimpleNamespace:  # noqa: N802 - a name of the SDK
-        return SimpleNamespace(**{"seed": None, "temperature": 1.0, "top_p": 1.0, "top_k": -1} | given)
+        return SimpleNamespace(
+            **{"seed": None, "temperature": 1.0, "top_p": 1.0, "top_k": -1} | given
+        )
 
     def ServiceClient(self, **given: Any) -> ServiceDouble:  # noqa: N802 - a name of the SDK
         self.opened.append(given)
@@ -92,7 +96,9 @@ class SdkDouble:
 
 def check_model(sdk: SdkDouble, model: int | None) -> None:
     if model in sdk.lost:
-        raise ValueError(f"Error retrieving result: Model model_{model} not loaded (likely stale request)")
+        raise ValueError(
+            f"Error retrieving result: Model model_{model} not loaded (likely stale request)"
+        )
 
 
 @dataclass
@@ -156,9 +162,12 @@ class ModelDouble:
 class SamplerDouble:
     sdk: SdkDouble
     version: int
-    model: int | None = None  # id of the model that answers; None: the service's own copy of a checkpoint
+    # Id of the model that answers; None: the service's own copy of a checkpoint.
+    model: int | None = None
 
-    def sample(self, *, prompt: list[int], num_samples: int, sampling_params: SimpleNamespace) -> Future[Any]:
+    def sample(
+        self, *, prompt: list[int], num_samples: int, sampling_params: SimpleNamespace
+    ) -> Future[Any]:
         assert num_samples == 1
         self.sdk.params.append(sampling_params)
         return self.sdk.start(self._sample(prompt, sampling_params))

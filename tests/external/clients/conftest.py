@@ -33,7 +33,9 @@ __all__ = ["empty_store", "renderers", "start"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--opencode-env", default=str(ROOT / ".opencode-env"), help="where opencode is installed")
+    parser.addoption(
+        "--opencode-env", default=str(ROOT / ".opencode-env"), help="where opencode is installed"
+    )
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,17 @@ class Talk:
         while collector.step():
             pass
         with self.site.store.read() as conn:
-            ids = [row[0] for row in conn.exec_driver_sql("SELECT id FROM exchanges ORDER BY seq").all()]
-            found = [(self.site.get(id), turns.get(conn, id), turns.current_reaction(conn, id)) for id in ids]
-        return [(exchange, turn, reaction) for exchange, turn, reaction in found if turn is not None]
+            ids = [
+                row[0]
+                for row in conn.exec_driver_sql("SELECT id FROM exchanges ORDER BY seq").all()
+            ]
+            found = [
+                (self.site.get(id), turns.get(conn, id), turns.current_reaction(conn, id))
+                for id in ids
+            ]
+        return [
+            (exchange, turn, reaction) for exchange, turn, reaction in found if turn is not None
+        ]
 
     def links(self) -> list[Link]:
         rows = self.collected()
@@ -79,7 +89,9 @@ class Talk:
         return [
             Link(
                 parent=None if turn.parent is None else position[turn.parent],
-                reaction=None if reaction is None else tuple(message_text(m) for m in reaction.messages),
+                reaction=None
+                if reaction is None
+                else tuple(message_text(m) for m in reaction.messages),
                 how=None if reaction is None else reaction.how,
                 side="side traffic" in (turn.reason or ""),
                 unlinked=turn.unlinked,
@@ -95,7 +107,9 @@ class Talk:
             assert exchange.reply is not None
             assert exchange.reply.response_ids.tolist() == ids
             assert exchange.reply.mask.all()
-            assert exchange.request.sampling.untrainable_reason() is None, "its defaults leave it trainable"
+            assert exchange.request.sampling.untrainable_reason() is None, (
+                "its defaults leave it trainable"
+            )
             assert turn.relation == ("fresh" if before is None else "continuation")
             assert turn.parent == (None if before is None else before[1].id)
         return rows

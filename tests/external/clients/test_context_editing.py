@@ -31,7 +31,14 @@ def test_cleared_results_are_no_reactions(talk: Talk) -> None:
         middleware=[ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=1, keep=1)])],
     )
     state = agent.invoke({"messages": [{"role": "user", "content": "Read the three files."}]})
-    agent.invoke({"messages": [*state["messages"], {"role": "user", "content": "You read the wrong folder."}]})
+    agent.invoke(
+        {
+            "messages": [
+                *state["messages"],
+                {"role": "user", "content": "You read the wrong folder."},
+            ]
+        }
+    )
     assert "[cleared]" in str(talk.collected()[2][0].request.messages)
     assert talk.links() == [
         Link(None, ("cat: one.txt: No such file",), "exact"),

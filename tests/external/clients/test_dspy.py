@@ -10,7 +10,11 @@ from tests.external.clients.conftest import Talk
 from tests.serve.conftest import KEY
 
 QUESTIONS = ["What is the capital of France?", "And of Italy?", "Thanks, that is right."]
-ANSWERS = ["The capital of France is Paris.", "The capital of Italy is Rome.", "You are welcome, ask me more."]
+ANSWERS = [
+    "The capital of France is Paris.",
+    "The capital of Italy is Rome.",
+    "You are welcome, ask me more.",
+]
 
 
 class Answer(dspy.Signature):
@@ -22,7 +26,9 @@ class Answer(dspy.Signature):
 
 
 def converse(talk: Talk, adapter: dspy.Adapter) -> None:
-    lm = dspy.LM("openai/openclaw", api_base=talk.site.url + "/v1", api_key=KEY, cache=False, num_retries=0)
+    lm = dspy.LM(
+        "openai/openclaw", api_base=talk.site.url + "/v1", api_key=KEY, cache=False, num_retries=0
+    )
     predict, past = dspy.Predict(Answer), []
     with dspy.context(lm=lm, adapter=adapter):
         for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
@@ -40,7 +46,9 @@ def json_replies() -> list[str]:
 
 
 @pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter])
-def test_each_question_reacts_to_the_answer_before_it(talk: Talk, adapter: type[dspy.Adapter]) -> None:
+def test_each_question_reacts_to_the_answer_before_it(
+    talk: Talk, adapter: type[dspy.Adapter]
+) -> None:
     """DSPy parses each reply and formats it again, JSON with other white space."""
     talk.says(*(chat_replies() if adapter is dspy.ChatAdapter else json_replies()))
     converse(talk, adapter())
@@ -51,4 +59,7 @@ def test_each_question_reacts_to_the_answer_before_it(talk: Talk, adapter: type[
     for link, question in zip(links, QUESTIONS[1:], strict=False):
         assert link.reaction is not None
         assert question in link.reaction[-1]
-    assert all(exchange.request.sampling.untrainable_reason() is None for exchange, _, _ in talk.collected())
+    assert all(
+        exchange.request.sampling.untrainable_reason() is None
+        for exchange, _, _ in talk.collected()
+    )

@@ -48,13 +48,22 @@ def home(talk: Talk) -> Iterator[Path]:
 
     def reply(prompt: Sequence[int], version: int) -> list[int]:
         asked = renderer.detokenizer.new_stream().push(list(prompt))
-        city = next((city for country, city in CAPITALS.items() if country in asked.rpartition("capital of")[2]), "?")
+        city = next(
+            (
+                city
+                for country, city in CAPITALS.items()
+                if country in asked.rpartition("capital of")[2]
+            ),
+            "?",
+        )
         return site.script.say(city if version == 1 else "Nobody knows.")
 
     site.engine.reply = reply
     (site.config.home_dir / "api_key").write_text(KEY + "\n")
     (site.config.home_dir / "api_key").chmod(0o600)
-    address = GatewayAddress(url=site.url, model="openclaw", model_path="starter", key="file", pid=os.getpid())
+    address = GatewayAddress(
+        url=site.url, model="openclaw", model_path="starter", key="file", pid=os.getpid()
+    )
     with lock_home(site.config), publish_address(site.config.home_dir, address):
         yield site.config.home_dir
 
@@ -62,8 +71,19 @@ def home(talk: Talk) -> Iterator[Path]:
 def evaluate(*words: str, home: Path) -> str:
     """Run the command; it finds the program beside this interpreter. Returns what it printed."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "openclaw_rl", "evaluate", words[0], "--home", str(home), *words[1:]]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "openclaw_rl",
+        "evaluate",
+        words[0],
+        "--home",
+        str(home),
+        *words[1:],
+    ]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -79,13 +99,25 @@ def test_lm_eval_scores_the_base_and_the_head(talk: Talk, home: Path, tmp_path: 
     folder = tmp_path / "tasks"
     folder.mkdir()
     data = folder / "capitals.jsonl"
-    data.write_text("".join(json.dumps({"country": c, "city": t}) + "\n" for c, t in CAPITALS.items()))
+    data.write_text(
+        "".join(json.dumps({"country": c, "city": t}) + "\n" for c, t in CAPITALS.items())
+    )
     (folder / "capitals.yaml").write_text(LM_EVAL_TASK.format(data=data))
     scores = {}
     for version in ("0", "head"):
         out = tmp_path / version
         more = ("--", "--include_path", str(folder))
-        shown = evaluate("lm-eval", "--tasks", "capitals", "--policy", version, "--out", str(out), *more, home=home)
+        shown = evaluate(
+            "lm-eval",
+            "--tasks",
+            "capitals",
+            "--policy",
+            version,
+            "--out",
+            str(out),
+            *more,
+            home=home,
+        )
         assert "exact_match" in shown, "the program's table is printed"
         (file,) = out.rglob("results_*.json")
         scores[version] = json.loads(file.read_text())["results"]["capitals"]["exact_match,none"]

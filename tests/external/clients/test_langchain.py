@@ -27,7 +27,9 @@ class Person(BaseModel):
 
 
 def chat(talk: Talk, **given: object) -> ChatOpenAI:
-    return ChatOpenAI(model="openclaw", base_url=talk.site.url + "/v1", api_key=KEY, max_retries=0, **given)
+    return ChatOpenAI(
+        model="openclaw", base_url=talk.site.url + "/v1", api_key=KEY, max_retries=0, **given
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -72,7 +74,11 @@ def test_structured_output(talk: Talk, method: str) -> None:
     """The grammar goes to the engine; what came under it is not trained on, and the reason says so."""
     value = json.dumps({"name": "Ada", "age": 36})
     talk.says(call("Person", value) if method == "function_calling" else value)
-    found = chat(talk).with_structured_output(Person, method=method).invoke("Who was Ada? Answer in JSON.")
+    found = (
+        chat(talk)
+        .with_structured_output(Person, method=method)
+        .invoke("Who was Ada? Answer in JSON.")
+    )
     assert found == Person(name="Ada", age=36)
     ((exchange, _, _),) = talk.collected()
     grammar = exchange.request.sampling.grammar

@@ -30,11 +30,19 @@ def target(site: Site, provider: str = "openai") -> dict[str, Any]:
 
 CALLS: dict[str, Callable[[Site], Any]] = {
     "chat": lambda site: litellm.completion(**target(site), messages=MESSAGES),
-    "chat, streamed": lambda site: list(litellm.completion(**target(site), messages=MESSAGES, stream=True)),
-    "chat as vLLM's": lambda site: litellm.completion(**target(site, "hosted_vllm"), messages=MESSAGES),
-    "text": lambda site: litellm.text_completion(**target(site, "text-completion-openai"), prompt=LONG),
+    "chat, streamed": lambda site: list(
+        litellm.completion(**target(site), messages=MESSAGES, stream=True)
+    ),
+    "chat as vLLM's": lambda site: litellm.completion(
+        **target(site, "hosted_vllm"), messages=MESSAGES
+    ),
+    "text": lambda site: litellm.text_completion(
+        **target(site, "text-completion-openai"), prompt=LONG
+    ),
     "responses": lambda site: litellm.responses(**target(site), input=LONG),
-    "messages": lambda site: litellm.completion(**target(site, "anthropic"), messages=MESSAGES, max_tokens=8),
+    "messages": lambda site: litellm.completion(
+        **target(site, "anthropic"), messages=MESSAGES, max_tokens=8
+    ),
 }
 
 
@@ -52,7 +60,9 @@ def test_the_router_falls_back_to_a_larger_context(start: Start, tmp_path: Path)
     home = tmp_path / "large"
     home.mkdir()
     small = start(settings={"engine.max_context": SMALL})
-    large = Talk(start(settings={"home": str(home), "engine.max_context": LARGE}, context_length=LARGE))
+    large = Talk(
+        start(settings={"home": str(home), "engine.max_context": LARGE}, context_length=LARGE)
+    )
     large.says("That is a long text.")
     router = litellm.Router(
         model_list=[

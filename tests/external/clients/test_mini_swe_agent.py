@@ -18,13 +18,22 @@ def test_a_task_done_in_a_shell(talk: Talk, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     talk.says(
-        "I write the file.\n" + call("bash", '{"command": "echo hello > greeting.txt && wc -c greeting.txt"}'),
-        call("bash", '{"command": "cat greeting.txt"}') + "\n" + call("bash", '{"command": "ls nowhere"}'),
+        "I write the file.\n"
+        + call("bash", '{"command": "echo hello > greeting.txt && wc -c greeting.txt"}'),
+        call("bash", '{"command": "cat greeting.txt"}')
+        + "\n"
+        + call("bash", '{"command": "ls nowhere"}'),
         "All is well.\n" + call("bash", f'{{"command": "{DONE}"}}'),
     )
-    kwargs = {"api_base": talk.site.url + "/v1", "api_key": KEY, "extra_headers": {"X-Session-Id": "task-1"}}
+    kwargs = {
+        "api_base": talk.site.url + "/v1",
+        "api_key": KEY,
+        "extra_headers": {"X-Session-Id": "task-1"},
+    }
     agent = DefaultAgent(
-        LitellmModel(model_name="openai/openclaw", model_kwargs=kwargs, cost_tracking="ignore_errors"),
+        LitellmModel(
+            model_name="openai/openclaw", model_kwargs=kwargs, cost_tracking="ignore_errors"
+        ),
         LocalEnvironment(cwd=str(work), timeout=10),
         system_template="You help with a computer.",
         instance_template="{{task}}",
@@ -35,7 +44,9 @@ def test_a_task_done_in_a_shell(talk: Talk, tmp_path: Path) -> None:
     assert (work / "greeting.txt").read_text() == "hello\n"
     rows = talk.check_captured()
     assert {e.request.session for e, _, _ in rows} == {"task-1"}
-    observed = [[m["content"] for m in reaction.messages] if reaction else None for _, _, reaction in rows]
+    observed = [
+        [m["content"] for m in reaction.messages] if reaction else None for _, _, reaction in rows
+    ]
     assert observed[2] is None, "it was submitted: nothing answers the last turn"
     assert [len(o or ()) for o in observed[:2]] == [1, 2]
     assert "6 greeting.txt" in observed[0][0]

@@ -6,7 +6,14 @@ import asyncio
 import json
 
 import pytest
-from agents import Agent, Model, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
+from agents import (
+    Agent,
+    Model,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+)
 from tests.external.clients.conftest import Link, Talk, call
 
 
@@ -29,8 +36,12 @@ def test_a_hand_off(talk: Talk, api: type[Model]) -> None:
     async def converse() -> None:
         async with talk.site.async_client() as client:
             model = api("openclaw", client)
-            billing = Agent(name="Billing", instructions="You know invoices.", model=model, tools=[get_invoice])
-            front = Agent(name="Front desk", instructions="Hand over.", model=model, handoffs=[billing])
+            billing = Agent(
+                name="Billing", instructions="You know invoices.", model=model, tools=[get_invoice]
+            )
+            front = Agent(
+                name="Front desk", instructions="Hand over.", model=model, handoffs=[billing]
+            )
             found = await Runner.run(front, "Is invoice 7 paid?")
             assert found.final_output == "Your invoice has been paid."
             assert found.last_agent is billing

@@ -19,7 +19,9 @@ GOES_ON = "I have read the notes, and nothing is left to do."
 LENGTH = "The Tiber is 405 kilometres long."
 SUMMARY = "## Objective\n- The user asks about capitals and rivers."
 TITLE = "Capitals and rivers"
-NOTES = "The river is the Tiber.\n" + "The water is cold and clear.\n" * 600  # some 15 000 of the test model's tokens
+NOTES = (
+    "The river is the Tiber.\n" + "The water is cold and clear.\n" * 600
+)  # some 15 000 of the test model's tokens
 MODEL_LIMIT = 33_000  # tokens: opencode's first prompt has some 23 000 of the test model's tokens
 GATEWAY_LIMIT = 44_000
 FORGOTTEN = "You forgot the length."
@@ -39,7 +41,11 @@ class OpenCode:
             "options": {"baseURL": f"{url}/v1", "apiKey": "{env:OPENCLAW_API_KEY}"},
             "models": {"openclaw": model},
         }
-        config = {"model": "openclaw-rl/openclaw", "provider": {"openclaw-rl": provider}, "snapshot": False}
+        config = {
+            "model": "openclaw-rl/openclaw",
+            "provider": {"openclaw-rl": provider},
+            "snapshot": False,
+        }
         self._program, self._asked = program, False
         self._environment = {
             "HOME": str(home),
@@ -66,7 +72,9 @@ class OpenCode:
         self._asked = True
         events = [json.loads(line) for line in done.stdout.splitlines()]
         shown = [str(event["part"]["text"]) for event in events if event["type"] == "text"]
-        assert shown, done.stdout + done.stderr  # the exit code is 1 also after an overflow that a compaction mended
+        assert shown, (
+            done.stdout + done.stderr
+        )  # the exit code is 1 also after an overflow that a compaction mended
         return shown[-1]
 
 
@@ -95,12 +103,19 @@ def script(talk: Talk, notes: Path) -> None:
 def links(talk: Talk) -> tuple[dict[str, Link], dict[str, int]]:
     """Return the links by the text of the reply ("" for a call), and the positions that name their parents."""
     replies = [visible_text(e.reply.message) for e, _, _ in talk.collected() if e.reply is not None]
-    return dict(zip(replies, talk.links(), strict=True)), {text: at for at, text in enumerate(replies)}
+    return dict(zip(replies, talk.links(), strict=True)), {
+        text: at for at, text in enumerate(replies)
+    }
 
 
 @pytest.fixture
 def program(request: pytest.FixtureRequest) -> Path:
-    path = Path(request.config.getoption("--opencode-env")).resolve() / "node_modules" / ".bin" / "opencode"
+    path = (
+        Path(request.config.getoption("--opencode-env")).resolve()
+        / "node_modules"
+        / ".bin"
+        / "opencode"
+    )
     if not path.exists():
         pytest.fail(f"{path}: opencode is not installed there; `make test-clients` does it")
     return path
@@ -131,7 +146,9 @@ def test_opencode_compacts_by_its_own_limit(talk: Talk, program: Path, tmp_path:
     assert all(exchange.request.sampling.untrainable_reason() is None for exchange, _, _ in rows)
 
 
-def test_opencode_compacts_when_the_gateway_refuses_a_prompt(start: Start, program: Path, tmp_path: Path) -> None:
+def test_opencode_compacts_when_the_gateway_refuses_a_prompt(
+    start: Start, program: Path, tmp_path: Path
+) -> None:
     """It sends the message again behind its summary. The message reacts to the reply that the summary hides."""
     talk = Talk(start(settings={"engine.max_context": GATEWAY_LIMIT}, context_length=GATEWAY_LIMIT))
     agent = OpenCode(program, tmp_path, talk.site.url, context=10 * GATEWAY_LIMIT)

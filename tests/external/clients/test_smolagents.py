@@ -40,7 +40,10 @@ def test_code_agent(talk: Talk) -> None:
     expected = ["It is sunny in Paris.", "It is sunny in Rome.", "And tomorrow?"]
     assert all(text in (seen or "") for text, seen in zip(expected, observed, strict=False))
     assert observed[3] is None
-    assert all(exchange.request.sampling.untrainable_reason() is None for exchange, _, _ in talk.collected())
+    assert all(
+        exchange.request.sampling.untrainable_reason() is None
+        for exchange, _, _ in talk.collected()
+    )
 
 
 def test_tool_calling_agent(talk: Talk) -> None:
@@ -59,4 +62,6 @@ def test_tool_calling_agent(talk: Talk) -> None:
     for link in links[1:]:
         assert link.unlinked is not None
         assert "another text in place of the reply" in link.unlinked
-    assert all("free reply" in str(e.request.sampling.untrainable_reason()) for e, _, _ in talk.collected())
+    assert all(
+        "free reply" in str(e.request.sampling.untrainable_reason()) for e, _, _ in talk.collected()
+    )

@@ -35,15 +35,28 @@ CONTEXT = 1024
 TALK = 12.0  # seconds
 ADAPTERS = {
     1: {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"},
-    2: {"r": 2, "lora_alpha": 2, "target_modules": ["q_proj", "down_proj"], "rank_pattern": {"down_proj": 6}},
-    3: {"r": 3, "lora_alpha": 9, "target_modules": ["v_proj"], "use_rslora": True, "alpha_pattern": {"v_proj": 5}},
+    2: {
+        "r": 2,
+        "lora_alpha": 2,
+        "target_modules": ["q_proj", "down_proj"],
+        "rank_pattern": {"down_proj": 6},
+    },
+    3: {
+        "r": 3,
+        "lora_alpha": 9,
+        "target_modules": ["v_proj"],
+        "use_rslora": True,
+        "alpha_pattern": {"v_proj": 5},
+    },
 }
 Reference = Callable[[int, Sequence[int], Sequence[int]], torch.Tensor]
 _reports: list[str] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--vllm-python", default=".vllm-venv/bin/python", help="an interpreter that has vllm")
+    parser.addoption(
+        "--vllm-python", default=".vllm-venv/bin/python", help="an interpreter that has vllm"
+    )
 
 
 @pytest.hookimpl
@@ -62,7 +75,9 @@ def report() -> Callable[[str], None]:
 def vllm_python(request: pytest.FixtureRequest) -> str:
     # Not resolved: a virtual environment's interpreter is known by its path.
     python = Path(str(request.config.getoption("--vllm-python"))).absolute()
-    assert python.exists(), f"{python} is not there; `make test-engines` makes it, or give --vllm-python"
+    assert python.exists(), (
+        f"{python} is not there; `make test-engines` makes it, or give --vllm-python"
+    )
     return str(python)
 
 
@@ -114,11 +129,13 @@ def served(tmp_path_factory: pytest.TempPathFactory, vllm_python: str) -> Iterat
         store.close()
 
 
-# ------------------------------------------------------------------------------------------------ versions, references
+# ---------------------------------------------------------------------------- versions, references
 
 
 def base_model() -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(ModelFiles.from_path(STARTER).folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        ModelFiles.from_path(STARTER).folder, dtype=torch.float32
+    ).eval()
 
 
 @pytest.fixture(scope="session")
@@ -165,7 +182,7 @@ def chosen(logits: torch.Tensor, ids: Sequence[int], temperature: float = 1.0) -
     return rows.gather(1, torch.tensor([*map(int, ids)])[:, None])[:, 0].numpy()
 
 
-# ----------------------------------------------------------------------------------------------------------- the engine
+# --------------------------------------------------------------------------------------- the engine
 
 
 @pytest.fixture
@@ -179,4 +196,11 @@ def harness(served: Served, refs: dict[int, PolicyRef]) -> EngineHarness:
         names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
         return int(sum(float(line.split()[-1]) for line in lines if line.startswith(names)))
 
-    return EngineHarness(lambda: connect_engine(served.config), refs[1], CONTEXT, running, tolerance=1e-4, timeout=120)
+    return EngineHarness(
+        lambda: connect_engine(served.config),
+        refs[1],
+        CONTEXT,
+        running,
+        tolerance=1e-4,
+        timeout=120,
+    )

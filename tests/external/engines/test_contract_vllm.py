@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from tests.engines import test_contract
 
-globals().update({name: test for name, test in vars(test_contract).items() if name.startswith("test_")})
+globals().update(
+    {name: test for name, test in vars(test_contract).items() if name.startswith("test_")}
+)

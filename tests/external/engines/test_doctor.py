@@ -27,14 +27,23 @@ def test_vllm_is_named_where_sglang_does_not_start_and_starts(
     vllm_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-    settings: dict[str, Any] = {"engine.backend": "sglang", "engine.python": vllm_python, "engine.max_context": 512}
+    settings: dict[str, Any] = {
+        "engine.backend": "sglang",
+        "engine.python": vllm_python,
+        "engine.max_context": 512,
+    }
     before = scratch_config(tmp_path, settings)
     with pytest.raises(OpenClawError, match="sglang"), SubprocessSystem(before, command="serve"):
         pass
     trouble = program_checks.check_engine(before)
     assert trouble is not None
-    assert (trouble.name, trouble.settings) == ("the sglang engine does not start", {"engine.backend": "vllm"})
-    with SubprocessSystem(scratch_config(tmp_path, settings | dict(trouble.settings)), command="serve") as system:
+    assert (trouble.name, trouble.settings) == (
+        "the sglang engine does not start",
+        {"engine.backend": "vllm"},
+    )
+    with SubprocessSystem(
+        scratch_config(tmp_path, settings | dict(trouble.settings)), command="serve"
+    ) as system:
         said = [{"role": "user", "content": "What is the capital of Spain?"}]
         reply = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
     assert "Madrid" in reply["choices"][0]["message"]["content"]

@@ -61,7 +61,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> PolicyRef:
 
 
 @pytest.fixture(scope="module")
-def server(trained: Policy, vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
+def server(
+    trained: Policy, vllm_python: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Config]:
     """A vLLM started as its documentation says, with the trained adapter among `--lora-modules`."""
     folder = tmp_path_factory.mktemp("untied")
     shutil.copytree(ModelFiles.from_path(STARTER).folder, folder, dirs_exist_ok=True)
@@ -80,9 +82,21 @@ def server(trained: Policy, vllm_python: str, tmp_path_factory: pytest.TempPathF
             "documented",
         ),
         *("--dtype", "float32", "--max-model-len", "512", "--generation-config", "vllm"),
-        *("--enable-lora", "--max-lora-rank", "16", "--max-loras", "3", "--lora-modules", f"tuned={trained.path}"),
+        *(
+            "--enable-lora",
+            "--max-lora-rank",
+            "16",
+            "--max-loras",
+            "3",
+            "--lora-modules",
+            f"tuned={trained.path}",
+        ),
     ]
-    environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     with (folder / "vllm.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, process_guard.__file__, *command],
@@ -128,14 +142,21 @@ def _wait(config: Config, process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.5)
 
 
-def test_a_trained_adapter_loads_in_vllm_and_in_transformers(trained: Policy, server: Config) -> None:
+def test_a_trained_adapter_loads_in_vllm_and_in_transformers(
+    trained: Policy, server: Config
+) -> None:
     assert trained.path is not None
     tuned = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(ModelFiles.from_path(STARTER).folder, dtype=torch.float32), trained.path
+        AutoModelForCausalLM.from_pretrained(
+            ModelFiles.from_path(STARTER).folder, dtype=torch.float32
+        ),
+        trained.path,
     ).eval()
     plain = base_model()
     api = openai.OpenAI(base_url=f"{server.engine.url}/v1", api_key="sk-documented", max_retries=0)
-    api.post("/load_lora_adapter", body={"lora_name": "again", "lora_path": trained.path}, cast_to=str)
+    api.post(
+        "/load_lora_adapter", body={"lora_name": "again", "lora_path": trained.path}, cast_to=str
+    )
     moved = 0.0
     for name in ("tuned", "again"):
         for prompt in PROMPTS:
@@ -153,7 +174,8 @@ def test_a_trained_adapter_loads_in_vllm_and_in_transformers(trained: Policy, se
             whole = torch.tensor([[*prompt, *ids]])
             with torch.no_grad():
                 expected, base = (
-                    chosen(m(input_ids=whole).logits[0, len(prompt) - 1 : -1], ids) for m in (tuned, plain)
+                    chosen(m(input_ids=whole).logits[0, len(prompt) - 1 : -1], ids)
+                    for m in (tuned, plain)
                 )
             assert choice.logprobs is not None
             np.testing.assert_allclose(choice.logprobs.token_logprobs, expected, atol=1e-4)
@@ -170,7 +192,9 @@ def test_a_server_of_another_convention_or_key_is_refused_with_what_to_do(server
         finally:
             await engine.close()
 
-    with pytest.raises(EngineError, match=r"returns raw .*expected processed.*--logprobs-mode processed_logprobs"):
+    with pytest.raises(
+        EngineError, match=r"returns raw .*expected processed.*--logprobs-mode processed_logprobs"
+    ):
         asyncio.run(ask(logprob_convention=None))
     with pytest.raises(EngineError, match="OPENCLAW_ENGINE_API_KEY"):
         asyncio.run(ask(api_key="sk-wrong"))
@@ -194,7 +218,9 @@ def test_full_weights_wait_for_their_turn_and_nobody_is_refused(
     def check(asked: Generation, reply: Chunk) -> None:
         whole = torch.tensor([[*asked.prompt_ids.tolist(), *reply.token_ids]])
         with torch.no_grad():
-            logits = versions[asked.version](input_ids=whole).logits[0, len(asked.prompt_ids) - 1 : -1]
+            logits = versions[asked.version](input_ids=whole).logits[
+                0, len(asked.prompt_ids) - 1 : -1
+            ]
         np.testing.assert_allclose(reply.logprobs, chosen(logits, reply.token_ids), atol=1e-4)
 
     async def body(engine: VllmEngine) -> None:
@@ -207,11 +233,17 @@ def test_full_weights_wait_for_their_turn_and_nobody_is_refused(
         for one, reply in zip(asked, replies, strict=True):
             check(one, reply)
         chunks = [first, *[c async for c in slow]]
-        ids, logprobs = (sum((getattr(c, name) for c in chunks), ()) for name in ("token_ids", "logprobs"))
+        ids, logprobs = (
+            sum((getattr(c, name) for c in chunks), ()) for name in ("token_ids", "logprobs")
+        )
         check(_asked(0, 0), Chunk(token_ids=ids, logprobs=logprobs))
         ids_R = np.array([5, 6, 7], dtype=np.int32)
-        scored = await engine.score(version=FULL, prompt_ids=ids_R, response_ids=ids_R, temperature=1.0)
-        check(call(ids_R, version=FULL), Chunk(token_ids=(5, 6, 7), logprobs=tuple(scored.tolist())))
+        scored = await engine.score(
+            version=FULL, prompt_ids=ids_R, response_ids=ids_R, temperature=1.0
+        )
+        check(
+            call(ids_R, version=FULL), Chunk(token_ids=(5, 6, 7), logprobs=tuple(scored.tolist()))
+        )
         bad = PolicyRef(version=FULL, path=full.path, digest="0" * 64)
         with pytest.raises(EngineError, match="digest"):
             await engine.load([BASE, bad])
@@ -222,7 +254,9 @@ def test_full_weights_wait_for_their_turn_and_nobody_is_refused(
     _run(server, body)
 
 
-def test_a_tied_head_is_refused_where_it_would_not_be_renewed(server: Config, tmp_path: Path) -> None:
+def test_a_tied_head_is_refused_where_it_would_not_be_renewed(
+    server: Config, tmp_path: Path
+) -> None:
     tied = saved(base_model(), tmp_path / "tied", FULL)
 
     async def body(engine: VllmEngine) -> None:

@@ -21,7 +21,9 @@ PROMPTS = [(np.arange(1, 1 + n) * 37 % 1500).astype(np.int32) for n in (1, 7, 40
 
 
 @pytest.fixture
-def held(harness: EngineHarness, refs: dict[int, PolicyRef]) -> Callable[[Callable[[VllmEngine], object]], None]:
+def held(
+    harness: EngineHarness, refs: dict[int, PolicyRef]
+) -> Callable[[Callable[[VllmEngine], object]], None]:
     """Run a body with the base and all adapters loaded."""
 
     def run(body: Callable[[VllmEngine], object]) -> None:
@@ -44,7 +46,9 @@ def test_sampled_logprobs_are_those_of_a_forward_pass(
         for version in (0, *ADAPTERS):
             for n, prompt in enumerate(PROMPTS):
                 temperature = (1.0, 0.7, 1.3, 0.3)[n]
-                reply = await collect(engine, call(prompt, version=version, temperature=temperature, max_tokens=40))
+                reply = await collect(
+                    engine, call(prompt, version=version, temperature=temperature, max_tokens=40)
+                )
                 logits = reference(version, prompt.tolist(), reply.token_ids)
                 gaps.setdefault(version, []).append(
                     np.abs(chosen(logits, reply.token_ids, temperature) - reply.logprobs)
@@ -61,7 +65,9 @@ def test_sampled_logprobs_are_those_of_a_forward_pass(
 
 def test_alternatives_are_the_likeliest(held: Callable[..., None], reference: Reference) -> None:
     async def body(engine: VllmEngine) -> None:
-        reply = await collect(engine, call(PROMPTS[2], version=1, temperature=0.8, top=5, max_tokens=10))
+        reply = await collect(
+            engine, call(PROMPTS[2], version=1, temperature=0.8, top=5, max_tokens=10)
+        )
         rows = (reference(1, PROMPTS[2].tolist(), reply.token_ids) / 0.8).log_softmax(-1)
         for row, top in zip(rows, reply.top, strict=True):
             best = row.topk(5)
@@ -82,22 +88,32 @@ def test_scores_are_those_of_a_forward_pass(
             scores = await engine.score(
                 version=version, prompt_ids=prompt, response_ids=response, temperature=temperature
             )
-            expected = chosen(reference(version, prompt.tolist(), response.tolist()), response.tolist(), temperature)
+            expected = chosen(
+                reference(version, prompt.tolist(), response.tolist()),
+                response.tolist(),
+                temperature,
+            )
             np.testing.assert_allclose(scores, expected, atol=EXACT)
 
     held(body)
 
 
-def test_the_models_own_sampling_defaults_are_off_and_ours_are_on(held: Callable[..., None]) -> None:
+def test_the_models_own_sampling_defaults_are_off_and_ours_are_on(
+    held: Callable[..., None],
+) -> None:
     async def body(engine: VllmEngine) -> None:
         greedy = await collect(engine, call(temperature=0.0, max_tokens=6))
         only = await collect(engine, call(temperature=1.0, top_k=1, max_tokens=6))
         narrow = await collect(engine, call(temperature=1.0, min_p=1.0, max_tokens=6))
         assert only.token_ids == narrow.token_ids == greedy.token_ids
-        assert only.logprobs == pytest.approx([0.0] * 6, abs=1e-6), "processed: what was cut is not in it"
+        assert only.logprobs == pytest.approx([0.0] * 6, abs=1e-6), (
+            "processed: what was cut is not in it"
+        )
         forced = await collect(engine, call(logit_bias={77: 100.0}, max_tokens=3))
         assert forced.token_ids == (77, 77, 77)
-        tired = await collect(engine, call(logit_bias={77: 20.0, 78: 19.5}, frequency_penalty=2.0, max_tokens=8))
+        tired = await collect(
+            engine, call(logit_bias={77: 20.0, 78: 19.5}, frequency_penalty=2.0, max_tokens=8)
+        )
         assert set(tired.token_ids) == {77, 78}
 
     held(body)
@@ -109,14 +125,18 @@ def test_a_grammar_forces_the_reply(held: Callable[..., None], served: Served) -
         grammar = '%llguidance {}\nstart: ("1" | "2") "7"'
         stop = served.stop_token_ids
         for seed in range(6):
-            reply = await collect(engine, call(version=1, grammar=grammar, stop=stop, seed=seed, max_tokens=20))
+            reply = await collect(
+                engine, call(version=1, grammar=grammar, stop=stop, seed=seed, max_tokens=20)
+            )
             assert served.decode(reply.token_ids) in ("17", "27")
             assert reply.finish == "stop"
 
     held(body)
 
 
-def test_what_the_server_refuses_comes_in_its_words_and_harms_nothing(held: Callable[..., None]) -> None:
+def test_what_the_server_refuses_comes_in_its_words_and_harms_nothing(
+    held: Callable[..., None],
+) -> None:
     async def body(engine: VllmEngine) -> None:
         with pytest.raises(EngineError, match="vocab"):
             await collect(engine, call(np.array([1, 999_999], dtype=np.int32)))
@@ -133,7 +153,9 @@ def test_a_key_that_is_wrong_and_a_convention_that_differs_are_explained(served:
     async def ask() -> None:
         config = served.config.engine.model_copy(update={"logprob_convention": "raw"})
         engine = VllmEngine(
-            HttpClient("http://vllm", socket=served.config.engine_socket), config, folder=served.config.home_dir
+            HttpClient("http://vllm", socket=served.config.engine_socket),
+            config,
+            folder=served.config.home_dir,
         )
         with pytest.raises(EngineError, match="returns processed log-probabilities, expected raw"):
             await engine.info()

@@ -26,7 +26,10 @@ WEATHER = {
         "description": "The weather of a city",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "properties": {
+                "city": {"enum": ["Oslo", "Rome"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
             "required": ["city", "days"],
             "additionalProperties": False,
         },
@@ -36,7 +39,9 @@ WEATHER = {
 
 def _done(served: Served) -> list[Exchange]:
     with served.store.read() as conn:
-        ids = conn.execute(select(exchange_table.c.id).order_by(exchange_table.c.seq)).scalars().all()
+        ids = (
+            conn.execute(select(exchange_table.c.id).order_by(exchange_table.c.seq)).scalars().all()
+        )
         found = [exchanges.get(conn, i) for i in ids]
     return [e for e in found if e and e.reply and e.reply.status is ExchangeStatus.DONE]
 
@@ -65,11 +70,15 @@ def test_stored_logprobs_are_those_of_a_forward_pass_of_the_stored_policy(
                 policy = policies.get(conn, request.version)
             assert policy is not None
             models[request.version] = (
-                PeftModel.from_pretrained(base_model(), policy.path).eval() if policy.path else base_model()
+                PeftModel.from_pretrained(base_model(), policy.path).eval()
+                if policy.path
+                else base_model()
             )
         ids = torch.tensor([[*request.prompt_ids.tolist(), *reply.response_ids.tolist()]])
         with torch.no_grad():
-            logits = models[request.version](input_ids=ids).logits[0, len(request.prompt_ids) - 1 : -1]
+            logits = models[request.version](input_ids=ids).logits[
+                0, len(request.prompt_ids) - 1 : -1
+            ]
         expected = chosen(logits, reply.response_ids.tolist(), request.sampling.temperature)
         gaps[request.version > 0].append(np.abs(expected - reply.logprobs))
     for adapter, found in gaps.items():
@@ -85,7 +94,9 @@ def test_stored_logprobs_are_those_of_a_forward_pass_of_the_stored_policy(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_is_called_and_its_result_is_taken(served: Served, stream: bool) -> None:
     """The starter policy knows no tools: the format is forced, and the call comes out whole."""
-    api = openai.OpenAI(base_url=f"{served.system.base_url}/v1", api_key=served.system.api_key, max_retries=0)
+    api = openai.OpenAI(
+        base_url=f"{served.system.base_url}/v1", api_key=served.system.api_key, max_retries=0
+    )
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
     asked = {
         "model": "openclaw",
@@ -111,8 +122,13 @@ def test_a_tool_is_called_and_its_result_is_taken(served: Served, stream: bool) 
         assert reply.choices[0].finish_reason == "tool_calls", message
         given = json.loads(message.tool_calls[0].function.arguments)
         messages.append(message.to_dict())
-        messages += [{"role": "tool", "tool_call_id": c.id, "content": "12 degrees"} for c in message.tool_calls]
-        after = api.chat.completions.create(model="openclaw", messages=messages, tools=[WEATHER], max_tokens=60)  # type: ignore[list-item]
+        messages += [
+            {"role": "tool", "tool_call_id": c.id, "content": "12 degrees"}
+            for c in message.tool_calls
+        ]
+        after = api.chat.completions.create(
+            model="openclaw", messages=messages, tools=[WEATHER], max_tokens=60
+        )  # type: ignore[list-item]
         assert after.choices[0].finish_reason in ("stop", "length", "tool_calls")
     assert given["city"] in ("Oslo", "Rome")
     assert 1 <= given["days"] <= 9

@@ -15,13 +15,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.external.engines.vision_model import CONTEXT, IMAGE_TOKEN, IMAGE_TOKENS, make_vision_model
+from tests.external.engines.vision_model import (
+    CONTEXT,
+    IMAGE_TOKEN,
+    IMAGE_TOKENS,
+    make_vision_model,
+)
 from tests.serve.conftest import Script, Site
 from transformers import AutoProcessor, Idefics3ForConditionalGeneration
 
 from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.engines.remote import vllm_launch
 from openclaw_rl.engines.remote.vllm import VllmEngine
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config, from_flat
@@ -29,7 +35,7 @@ from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import start_policies
-from openclaw_rl.types import Exchange, ReasonCode
+from openclaw_rl.types import Exchange
 
 READY_SECONDS = 900.0
 TEMPERATURE = 0.7
@@ -73,7 +79,9 @@ def serve_site(config: Config, folder: Path) -> Iterator[Site]:
     assert isinstance(engine, VllmEngine)
     site = Site(config, renderer, store, engine, Script(renderer))  # type: ignore[arg-type]
     try:
-        ready = asyncio.run_coroutine_threadsafe(engine.wait_ready(READY_SECONDS), site.loop).result(READY_SECONDS)
+        ready = asyncio.run_coroutine_threadsafe(
+            engine.wait_ready(READY_SECONDS), site.loop
+        ).result(READY_SECONDS)
         assert ready.images
         yield site
     finally:
@@ -138,7 +146,11 @@ def _template_part(part: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_reply_to_an_image_is_captured_as_it_was_sampled(site: Site, folder: Path) -> None:
     one, two = picture("red"), picture("blue")
-    conversation = [user("What is this?", one), {"role": "assistant", "content": "A dog."}, user("And this?", two)]
+    conversation = [
+        user("What is this?", one),
+        {"role": "assistant", "content": "A dog."},
+        user("And this?", two),
+    ]
     for stream in (False, True):
         found = ask(site, conversation, stream=stream)
         assert found.reply is not None

@@ -37,7 +37,9 @@ from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import Exchange, Policy, PolicyRef, PolicyState
 
-pytestmark = pytest.mark.timeout(1200)  # vLLM starts, which takes minutes on a busy machine, and is asked a lot
+pytestmark = pytest.mark.timeout(
+    1200
+)  # vLLM starts, which takes minutes on a busy machine, and is asked a lot
 
 NOBODY = ""  # no agent: the default policy, which is the base
 AGENTS = tuple(f"a{n:02}" for n in range(32))
@@ -49,20 +51,30 @@ LOADED_AT_ONCE = {"all": 34, "few": 4}
 
 
 @pytest.fixture(scope="module")
-def adapters(refs: Mapping[int, PolicyRef], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def adapters(
+    refs: Mapping[int, PolicyRef], tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, Path]:
     """A random adapter for each agent, in turn of the shapes in `refs`. "new": one more."""
     out, random = {}, torch.Generator().manual_seed(1)
     for n, name in enumerate((*AGENTS, "new")):
-        shape, out[name] = Path(str(refs[1 + n % len(ADAPTERS)].path)), tmp_path_factory.mktemp(name)
+        shape, out[name] = (
+            Path(str(refs[1 + n % len(ADAPTERS)].path)),
+            tmp_path_factory.mktemp(name),
+        )
         weights = load_file(shape / ADAPTER_WEIGHTS)
-        made = {key: 0.1 * torch.randn(weight.shape, generator=random) for key, weight in weights.items()}
+        made = {
+            key: 0.1 * torch.randn(weight.shape, generator=random)
+            for key, weight in weights.items()
+        }
         save_file(made, out[name] / ADAPTER_WEIGHTS)
         shutil.copy(shape / ADAPTER_CONFIG, out[name])
     return out
 
 
 @pytest.fixture(scope="module")
-def logits_of(adapters: Mapping[str, Path]) -> Callable[[str, Sequence[int], Sequence[int]], torch.Tensor]:
+def logits_of(
+    adapters: Mapping[str, Path],
+) -> Callable[[str, Sequence[int], Sequence[int]], torch.Tensor]:
     """[R, V] logits of a response by a plain forward pass with an adapter. "": the base."""
     base = base_model()
     tuned = PeftModel.from_pretrained(base_model(), adapters[AGENTS[0]], AGENTS[0]).eval()
@@ -134,12 +146,16 @@ class Town:
 
         async def run_body() -> T:
             url, key = f"{self.system.base_url}/v1", self.system.api_key
-            async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=300) as self.api:
+            async with openai.AsyncOpenAI(
+                base_url=url, api_key=key, max_retries=0, timeout=300
+            ) as self.api:
                 return await body()
 
         return asyncio.run(run_body())
 
-    async def open_stream(self, agent: str, n: int, **more: object) -> openai.AsyncStream[ChatCompletionChunk]:
+    async def open_stream(
+        self, agent: str, n: int, **more: object
+    ) -> openai.AsyncStream[ChatCompletionChunk]:
         asked = {"temperature": 0.9, "max_tokens": TOKENS, "seed": n, **more}
         found = await self.api.chat.completions.create(  # type: ignore[call-overload]
             model="openclaw",
@@ -154,10 +170,14 @@ class Town:
     async def ask(self, agent: str, n: int, **more: object) -> Answer:
         began = time.perf_counter()
         heard = [chunk async for chunk in await self.open_stream(agent, n, **more)]
-        assert any(choice.finish_reason for choice in heard[-1].choices), "the stream ended without a finish"
+        assert any(choice.finish_reason for choice in heard[-1].choices), (
+            "the stream ended without a finish"
+        )
         [version] = {str(chunk.system_fingerprint) for chunk in heard}
         seconds = time.perf_counter() - began
-        return Answer(agent=agent, id=heard[0].id, version=int(version.removeprefix("v")), seconds=seconds)
+        return Answer(
+            agent=agent, id=heard[0].id, version=int(version.removeprefix("v")), seconds=seconds
+        )
 
     async def hang_up(self, agent: str) -> None:
         """Leave in the middle of a reply."""
@@ -171,7 +191,9 @@ class Town:
     async def ask_at_once(self) -> list[Answer]:
         """Every agent has a client of its own, and so has nobody; all ask at the same time. Some hang up as well."""
         leaving = asyncio.gather(*(self.hang_up(agent) for agent in AGENTS[::4]))
-        found = await asyncio.gather(*(self.ask_in_turns([agent] * ROUNDS) for agent in (*AGENTS, NOBODY)))
+        found = await asyncio.gather(
+            *(self.ask_in_turns([agent] * ROUNDS) for agent in (*AGENTS, NOBODY))
+        )
         await leaving
         return [answer for answers in found for answer in answers]
 
@@ -217,12 +239,16 @@ def town(
     vllm_python: str,
     adapters: Mapping[str, Path],
 ) -> Iterator[Town]:
-    with founded(tmp_path_factory.mktemp("town"), vllm_python, adapters, LOADED_AT_ONCE[request.param]) as town:
+    with founded(
+        tmp_path_factory.mktemp("town"), vllm_python, adapters, LOADED_AT_ONCE[request.param]
+    ) as town:
         yield town
 
 
 @pytest.fixture
-def check_exact(town: Town, logits_of: Callable[..., torch.Tensor]) -> Callable[[Sequence[Answer]], float]:
+def check_exact(
+    town: Town, logits_of: Callable[..., torch.Tensor]
+) -> Callable[[Sequence[Answer]], float]:
     """Compare the stored log-probabilities with a forward pass of the agent's adapter. Return the largest difference.
 
     With another agent's adapter they differ by far: a reply by that one would be noticed.
@@ -238,12 +264,16 @@ def check_exact(town: Town, logits_of: Callable[..., torch.Tensor]) -> Callable[
     def check(answers: Sequence[Answer]) -> float:
         largest, found = 0.0, {one.id: town.exchange(one.id) for one in answers}
         for one in answers:
-            assert one.version in town.versions[one.agent], f"{one.agent} was answered by version {one.version}"
+            assert one.version in town.versions[one.agent], (
+                f"{one.agent} was answered by version {one.version}"
+            )
             assert found[one.id].request.version == one.version
             gap = difference(found[one.id], town.versions[one.agent][one.version])
             assert gap < EXACT, f"{one.agent}, version {one.version}"
             largest = max(largest, gap)
-        assert difference(found[answers[0].id], AGENTS[-1]) > 100 * EXACT, "one adapter is like another"
+        assert difference(found[answers[0].id], AGENTS[-1]) > 100 * EXACT, (
+            "one adapter is like another"
+        )
         return largest
 
     return check
@@ -263,14 +293,20 @@ def test_32_agents_at_once_are_answered_by_their_own(
         took, loaded = time.perf_counter() - began, await town.loaded_adapters()
         cap = town.system.config.engine.max_loaded_versions
         if cap > len(AGENTS):
-            assert len(loaded) == len(AGENTS) + 1, "all live at the same time, and the base's identity adapter"
+            assert len(loaded) == len(AGENTS) + 1, (
+                "all live at the same time, and the base's identity adapter"
+            )
         else:
             assert len(loaded) <= cap, "the others were unloaded"
-        report(f"{describe(town)}, all at once: {quantiles(answers)}, {len(answers) / took:.1f} replies a second")
+        report(
+            f"{describe(town)}, all at once: {quantiles(answers)}, {len(answers) / took:.1f} replies a second"
+        )
         return answers
 
     gap = check_exact(town.run(talk))
-    report(f"{describe(town)}: the largest difference to a forward pass of the agent's own adapter is {gap:.1e}")
+    report(
+        f"{describe(town)}: the largest difference to a forward pass of the agent's own adapter is {gap:.1e}"
+    )
 
 
 def test_agents_in_turns_and_one_alone(
@@ -287,7 +323,9 @@ def test_agents_in_turns_and_one_alone(
     check_exact([*turns, *alone])
 
 
-def test_a_new_version_of_one_agent_comes_while_all_talk(town: Town, check_exact: Callable[..., float]) -> None:
+def test_a_new_version_of_one_agent_comes_while_all_talk(
+    town: Town, check_exact: Callable[..., float]
+) -> None:
     async def talk() -> list[Answer]:
         talking = asyncio.create_task(town.ask_at_once())
         await asyncio.sleep(0.5)
@@ -302,7 +340,9 @@ def test_a_new_version_of_one_agent_comes_while_all_talk(town: Town, check_exact
 
 
 def describe(town: Town) -> str:
-    return f"{len(AGENTS)} policies, {town.system.config.engine.max_loaded_versions} versions loaded"
+    return (
+        f"{len(AGENTS)} policies, {town.system.config.engine.max_loaded_versions} versions loaded"
+    )
 
 
 def quantiles(answers: Sequence[Answer]) -> str:

@@ -46,7 +46,9 @@ def test_sixteen_streams_while_versions_come_and_go(
         users = [asyncio.create_task(user(n)) for n in range(STREAMS)]
         for wanted in ([0, 1, 2], [0, 2, 3], [0, 3], [0, 1, 3], [0, 1]):
             while True:
-                held[:] = [v for v in held if v in wanted]  # as the gateway: what is let go takes no more
+                held[:] = [
+                    v for v in held if v in wanted
+                ]  # as the gateway: what is let go takes no more
                 with contextlib.suppress(EngineError):  # at the cap, until a reply has ended
                     await engine.load([refs[v] for v in wanted])
                     break

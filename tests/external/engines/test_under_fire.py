@@ -45,7 +45,11 @@ def _servers(served: Served) -> list[int]:
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if socket in words and b"vllm.entrypoints.openai.api_server" in words and b"-I" not in words:
+        if (
+            socket in words
+            and b"vllm.entrypoints.openai.api_server" in words
+            and b"-I" not in words
+        ):
             found.append(int(entry.name))
     return found
 
@@ -79,7 +83,9 @@ class Heard:
     words: str = ""
 
 
-async def _listen(api: openai.AsyncOpenAI, stop: tuple[int, ...], heard: Heard, begun: asyncio.Event) -> None:
+async def _listen(
+    api: openai.AsyncOpenAI, stop: tuple[int, ...], heard: Heard, begun: asyncio.Event
+) -> None:
     """Ask for a reply that would fill the context, and follow it to its end."""
     try:
         stream = await api.chat.completions.create(
@@ -91,7 +97,9 @@ async def _listen(api: openai.AsyncOpenAI, stop: tuple[int, ...], heard: Heard, 
         async for chunk in stream:
             heard.id = chunk.id
             begun.set()
-            heard.words = next((c.finish_reason for c in chunk.choices if c.finish_reason), heard.words)
+            heard.words = next(
+                (c.finish_reason for c in chunk.choices if c.finish_reason), heard.words
+            )
     except openai.OpenAIError as error:
         assert not heard.words, "an error behind a finish"
         heard.words = str(error)
@@ -99,13 +107,16 @@ async def _listen(api: openai.AsyncOpenAI, stop: tuple[int, ...], heard: Heard, 
         begun.set()
 
 
-async def _four_at_once(api: openai.AsyncOpenAI, served: Served, heard: list[Heard]) -> list[asyncio.Task[None]]:
+async def _four_at_once(
+    api: openai.AsyncOpenAI, served: Served, heard: list[Heard]
+) -> list[asyncio.Task[None]]:
     """Four replies that all run now, as the gateway sees it: a client on a busy machine hears of an end too late."""
     for _ in range(10):
         heard[:] = [Heard() for _ in range(4)]
         begun = [asyncio.Event() for _ in heard]
         listeners = [
-            asyncio.create_task(_listen(api, served.stop_token_ids, h, b)) for h, b in zip(heard, begun, strict=True)
+            asyncio.create_task(_listen(api, served.stop_token_ids, h, b))
+            for h, b in zip(heard, begun, strict=True)
         ]
         await asyncio.gather(*(b.wait() for b in begun))
         if all(_status(served, h.id) is ExchangeStatus.RUNNING for h in heard):
@@ -149,7 +160,10 @@ def test_a_killed_vllm_is_started_again_and_its_versions_are_loaded_again(served
         return heard
 
     heard = asyncio.run(siege())
-    ends = {(_status(served, h.id), h.words if h.words == "length" else h.words.split(" (")[0]) for h in heard}
+    ends = {
+        (_status(served, h.id), h.words if h.words == "length" else h.words.split(" (")[0])
+        for h in heard
+    }
     broken = (ExchangeStatus.FAILED, "the engine disconnected during the reply")
     # What vLLM had said to its end before it was killed was on its way: that client must have its finish.
     assert broken in ends

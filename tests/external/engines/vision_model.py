@@ -38,13 +38,19 @@ def make_vision_model(folder: Path) -> Path:
     """Write the folder of the model, as transformers saves it."""
     make(folder, "chatml")
     made = tokenizer(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    made.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _IMAGE_SPECIALS])
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    made.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in _IMAGE_SPECIALS]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
     edge = {"longest_edge": SIDE}
     images = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
     processor = Idefics3Processor(images, fast, image_seq_len=IMAGE_TOKENS, chat_template=TEMPLATE)
     torch.manual_seed(0)
-    model = Idefics3ForConditionalGeneration(_model_config(len(fast), made.token_to_id(IMAGE_TOKEN)))
+    model = Idefics3ForConditionalGeneration(
+        _model_config(len(fast), made.token_to_id(IMAGE_TOKEN))
+    )
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.08)
     model.generation_config.eos_token_id = made.token_to_id("<|im_end|>")
@@ -74,5 +80,9 @@ def _model_config(vocabulary: int, image_token: int) -> Idefics3Config:
         pad_token_id=0,
     )
     return Idefics3Config(
-        vision_config=vision, text_config=text, image_token_id=image_token, scale_factor=SCALE, dtype="float32"
+        vision_config=vision,
+        text_config=text,
+        image_token_id=image_token,
+        scale_factor=SCALE,
+        dtype="float32",
     )

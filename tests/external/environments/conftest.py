@@ -45,9 +45,21 @@ class LibraryCommand:
 
     def start_words(self, sub: str, source: str, *words: str) -> subprocess.Popen[str]:
         """Start the command with these words, and no Python of its own."""
-        command = [sys.executable, "-m", "openclaw_rl", "env", sub, source, "--home", str(self.home), *words]
+        command = [
+            sys.executable,
+            "-m",
+            "openclaw_rl",
+            "env",
+            sub,
+            source,
+            "--home",
+            str(self.home),
+            *words,
+        ]
         environment = os.environ | {"TMPDIR": str(self.scratch)}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
 
     def run(self, sub: str, source: str, *options: str) -> subprocess.CompletedProcess[str]:
         process = self.start(sub, source, *options)
@@ -75,17 +87,24 @@ class LibraryCommand:
             assert found
             for episode in found:
                 rows = turn_list.list_turns(conn, episode.id)
-                assert [row["step"] for row in rows] == list(range(steps or len(rows) or 1)), episode
+                assert [row["step"] for row in rows] == list(range(steps or len(rows) or 1)), (
+                    episode
+                )
                 assert episode.reward is not None
                 for row in rows:
                     held_out = "its task is held out" if episode.split == "held_out" else None
-                    assert row["untrainable"] == held_out, "the library's sampling can be trained on"
+                    assert row["untrainable"] == held_out, (
+                        "the library's sampling can be trained on"
+                    )
                     exchange = exchanges.get_many(conn, [row["id"]])[row["id"]]
                     reply = exchange.reply
                     assert reply is not None
                     assert reply.mask.all(), "every token was sampled by the engine"
                     assert len(reply.response_ids) == len(reply.logprobs) > 0
-                    ids = tuple(exchange.request.prompt_ids.tolist()), tuple(reply.response_ids.tolist())
+                    ids = (
+                        tuple(exchange.request.prompt_ids.tolist()),
+                        tuple(reply.response_ids.tolist()),
+                    )
                     assert ids in sampled, "the ids are those that the engine got and gave"
 
     def list_boxes(self) -> list[Path]:

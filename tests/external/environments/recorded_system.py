@@ -46,7 +46,9 @@ class EngineRecorder:
 
     def start(self) -> None:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        asyncio.run_coroutine_threadsafe(asyncio.start_unix_server(self._connect, self._at), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(
+            asyncio.start_unix_server(self._connect, self._at), self._loop
+        ).result(10)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
@@ -56,7 +58,10 @@ class EngineRecorder:
         def see_call(body: bytes) -> None:
             call = protocol.call_decoder.decode(body)
             if isinstance(call, protocol.GenerateCall):
-                self._calls[number, call.id] = (tuple(protocol.unpack_ids(call.prompt_ids).tolist()), [])
+                self._calls[number, call.id] = (
+                    tuple(protocol.unpack_ids(call.prompt_ids).tolist()),
+                    [],
+                )
 
         def see_reply(body: bytes) -> None:
             reply = protocol.reply_decoder.decode(body)
@@ -64,10 +69,14 @@ class EngineRecorder:
                 for stream, token in zip(reply.ids, reply.token_ids, strict=True):
                     self._calls[number, stream][1].append(token)
 
-        await asyncio.gather(_pump(reader, theirs_out, see_call), _pump(theirs_in, writer, see_reply))
+        await asyncio.gather(
+            _pump(reader, theirs_out, see_call), _pump(theirs_in, writer, see_reply)
+        )
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, see: Callable[[bytes], None]) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, see: Callable[[bytes], None]
+) -> None:
     frames = FrameDecoder()
     try:
         while data := await reader.read(1 << 16):
@@ -103,13 +112,26 @@ class RecordedSystem:
                 self._start_python(self._engine_config, "-c", _EMBEDDED)
             else:
                 file = self.config.home_dir / "engine.json"
-                settings = {"socket": str(self._engine_config.engine_socket), "model": self.config.model.path}
-                file.write_text(json.dumps(settings | {"context": CONTEXT, "script": list(self._script)}))
-                self._start_python(self._engine_config, str(ROOT / "tests/external/openclaw/engine.py"), str(file))
-            wait_for(self._engine_config.engine_socket.exists, bool, what=f"the engine; see {self.config.logs_dir}")
+                settings = {
+                    "socket": str(self._engine_config.engine_socket),
+                    "model": self.config.model.path,
+                }
+                file.write_text(
+                    json.dumps(settings | {"context": CONTEXT, "script": list(self._script)})
+                )
+                self._start_python(
+                    self._engine_config, str(ROOT / "tests/external/openclaw/engine.py"), str(file)
+                )
+            wait_for(
+                self._engine_config.engine_socket.exists,
+                bool,
+                what=f"the engine; see {self.config.logs_dir}",
+            )
             self.recorder.start()
             self._start_python(self.config, "-c", _SUPERVISE)
-            wait_for(self._is_ready, bool, seconds=120, what=f"the gateway; see {self.config.logs_dir}")
+            wait_for(
+                self._is_ready, bool, seconds=120, what=f"the gateway; see {self.config.logs_dir}"
+            )
         except BaseException:  # also an interrupt must not leave processes behind
             self.__exit__()
             raise
@@ -123,13 +145,19 @@ class RecordedSystem:
     def _start_python(self, config: Config, *words: str) -> None:
         with (self.config.logs_dir / "system.log").open("ab") as log:
             self._processes.append(
-                subprocess.Popen([sys.executable, *words], env=to_environment(config), stdout=log, stderr=log)
+                subprocess.Popen(
+                    [sys.executable, *words], env=to_environment(config), stdout=log, stderr=log
+                )
             )
 
     def _is_ready(self) -> bool:
-        assert all(process.poll() is None for process in self._processes), f"it ended; see {self.config.logs_dir}"
+        assert all(process.poll() is None for process in self._processes), (
+            f"it ended; see {self.config.logs_dir}"
+        )
         try:
-            with urllib.request.urlopen(f"{self.config.serve.url.removesuffix('/v1')}/readyz", timeout=2) as answer:
+            with urllib.request.urlopen(
+                f"{self.config.serve.url.removesuffix('/v1')}/readyz", timeout=2
+            ) as answer:
                 return bool(json.load(answer)["ready"])
         except (urllib.error.URLError, OSError, ValueError):
             return False

@@ -21,7 +21,15 @@ TURN_WITHIN = 180.0
 class OpenClaw:
     """Starts `openclaw gateway run` on entry. `settings` are merged over the base settings, deeply."""
 
-    def __init__(self, env: Path, home: Path, *, base_url: str, key: str, settings: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        env: Path,
+        home: Path,
+        *,
+        base_url: str,
+        key: str,
+        settings: Mapping[str, Any] | None = None,
+    ):
         self._modules = env / "node_modules"
         self._node = env / "node" / "node_modules" / "node" / "bin" / "node"
         self.home, self.port = home, free_port()
@@ -29,7 +37,9 @@ class OpenClaw:
         self.config_file = home / ".openclaw" / "openclaw.json"
         self.config_file.parent.mkdir(parents=True)
         self.workspace.mkdir()
-        self.config_file.write_text(json.dumps(merged(self._base(base_url, key), settings or {}), indent=1))
+        self.config_file.write_text(
+            json.dumps(merged(self._base(base_url, key), settings or {}), indent=1)
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self.log = home / "openclaw.log"
 
@@ -37,7 +47,12 @@ class OpenClaw:
         model = {"id": "openclaw", "name": "openclaw", "reasoning": False, "input": ["text"]}
         model |= {"contextWindow": 131072, "maxTokens": 1024}
         model |= {"cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}}
-        provider = {"baseUrl": base_url, "apiKey": key, "api": "openai-completions", "models": [model]}
+        provider = {
+            "baseUrl": base_url,
+            "apiKey": key,
+            "api": "openai-completions",
+            "models": [model],
+        }
         endpoints = {"chatCompletions": {"enabled": True}}
         return {
             "agents": {
@@ -62,7 +77,13 @@ class OpenClaw:
     def environment(self) -> dict[str, str]:
         """Nothing of the person's who runs the tests but the path to the shell's commands."""
         path = f"{self._modules / 'node' / 'bin'}:/usr/local/bin:/usr/bin:/bin"
-        return {"HOME": str(self.home), "PATH": path, "LANG": "C.UTF-8", "NO_COLOR": "1", "TZ": "UTC"}
+        return {
+            "HOME": str(self.home),
+            "PATH": path,
+            "LANG": "C.UTF-8",
+            "NO_COLOR": "1",
+            "TZ": "UTC",
+        }
 
     def command(self, *arguments: str, within: float = 120.0, check: bool = True) -> str:
         """One `openclaw` command. Returns what it printed."""
@@ -74,14 +95,20 @@ class OpenClaw:
             timeout=within,
             check=False,
         )
-        assert done.returncode == 0 or not check, f"openclaw {arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        assert done.returncode == 0 or not check, (
+            f"openclaw {arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
         return done.stdout + done.stderr
 
     def __enter__(self) -> Self:
         program = [self._node, self._modules / "openclaw" / "openclaw.mjs"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*program, "gateway", "run"], env=self.environment, stdout=log, stderr=log, cwd=self.home
+                [*program, "gateway", "run"],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                cwd=self.home,
             )
         try:
             self._wait_ready()
@@ -95,7 +122,9 @@ class OpenClaw:
         end = time.monotonic() + READY_WITHIN
         while True:
             assert self._process.poll() is None, f"openclaw ended:\n{self.log.read_text()[-3000:]}"
-            assert time.monotonic() < end, f"openclaw does not answer:\n{self.log.read_text()[-3000:]}"
+            assert time.monotonic() < end, (
+                f"openclaw does not answer:\n{self.log.read_text()[-3000:]}"
+            )
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2):
                     return
@@ -113,7 +142,11 @@ class OpenClaw:
 
     def say(self, words: str, *, user: str = "ann", session_key: str | None = None) -> str:
         """One message of a person, by OpenClaw's own HTTP endpoint. Returns its answer."""
-        body = {"model": "openclaw/main", "user": user, "messages": [{"role": "user", "content": words}]}
+        body = {
+            "model": "openclaw/main",
+            "user": user,
+            "messages": [{"role": "user", "content": words}],
+        }
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
         if session_key:
             headers["x-openclaw-session-key"] = session_key
@@ -123,12 +156,22 @@ class OpenClaw:
             with urllib.request.urlopen(request, timeout=TURN_WITHIN) as answer:
                 return str(json.load(answer)["choices"][0]["message"]["content"])
         except urllib.error.HTTPError as error:
-            raise AssertionError(f"{words!r}: {error.code} {error.read().decode()[:1000]}") from error
+            raise AssertionError(
+                f"{words!r}: {error.code} {error.read().decode()[:1000]}"
+            ) from error
 
     def call(self, method: str, params: Mapping[str, Any], *, check: bool = True) -> str:
         """One method of its gateway's protocol."""
         arguments = ("--params", json.dumps(params), "--json", "--token", TOKEN)
-        return self.command("gateway", "call", method, *arguments, "--url", f"ws://127.0.0.1:{self.port}", check=check)
+        return self.command(
+            "gateway",
+            "call",
+            method,
+            *arguments,
+            "--url",
+            f"ws://127.0.0.1:{self.port}",
+            check=check,
+        )
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,5 +179,9 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for key, value in over.items():
         known = out.get(key)
-        out[key] = merged(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+        out[key] = (
+            merged(known, value)
+            if isinstance(known, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return out

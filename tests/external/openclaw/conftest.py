@@ -16,13 +16,17 @@ PLUGIN = ROOT / "extensions" / "rl-training-headers"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--openclaw-env", default=str(ROOT / ".openclaw-env"), help="where node and OpenClaw are installed"
+        "--openclaw-env",
+        default=str(ROOT / ".openclaw-env"),
+        help="where node and OpenClaw are installed",
     )
 
 
 @pytest.fixture(scope="session")
 def env(request: pytest.FixtureRequest) -> Path:
-    folder = Path(request.config.getoption("--openclaw-env")).resolve()  # what runs in it has a folder of its own
+    folder = Path(
+        request.config.getoption("--openclaw-env")
+    ).resolve()  # what runs in it has a folder of its own
     if not (folder / "node_modules" / "openclaw" / "openclaw.mjs").exists():
         pytest.fail(f"{folder}: OpenClaw is not installed there; `make test-openclaw` does it")
     return folder
@@ -37,18 +41,26 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def days(env: Path, plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Day]]:
+def days(
+    env: Path, plugin: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Day]]:
     """Both days, lived through."""
     found: dict[str, Day] = {}
     running: list[ScriptedSystem] = []
     try:
         for name in ("plain", "plugin"):
             home = tmp_path_factory.mktemp(name)
-            system = ScriptedSystem(home / "ours", SCRIPT, die_at="Explain the plan", died=str(home / "died"))
+            system = ScriptedSystem(
+                home / "ours", SCRIPT, die_at="Explain the plan", died=str(home / "died")
+            )
             running.append(system.__enter__())
-            agent = OpenClaw(env, home / "openclaw", base_url=system.base_url, key=system.key, settings=SETTINGS)
+            agent = OpenClaw(
+                env, home / "openclaw", base_url=system.base_url, key=system.key, settings=SETTINGS
+            )
             if name == "plugin":
-                agent.command("plugins", "install", "-l", "--force", "--accept-capabilities", str(plugin))
+                agent.command(
+                    "plugins", "install", "-l", "--force", "--accept-capabilities", str(plugin)
+                )
             with agent:
                 found[name] = live(system, agent)
         yield found

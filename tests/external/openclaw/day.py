@@ -44,14 +44,20 @@ SCRIPT: Sequence[Mapping[str, Any]] = (
     {"when": "You are a context summarization", "say": SUMMARY},
     {"when": "<conversation>", "say": SUMMARY},
     {"when": "What is in notes.txt?", "calls": [READ]},
-    {"when": "the dentist at ten", "say": "Your notes say: the dentist at ten. Shall I put it in the calendar?"},
+    {
+        "when": "the dentist at ten",
+        "say": "Your notes say: the dentist at ten. Shall I put it in the calendar?",
+    },
     {"when": "no, shorter please", "say": "Dentist, ten o'clock."},
     {"when": "two things", "calls": [run("echo one-$((40+2))"), run("echo two-$((1+1))")]},
     {"when": "one-42", "say": "The first one says 42 and the second one says 2; both ran well."},
     {"when": "thanks, perfect", "say": "You are welcome; I am here for whatever comes next."},
     {"when": "Explain the plan", "say": PLAN},
     {"when": "good bye", "say": "Good bye, and have a nice day."},
-    {"when": "memory flush", "calls": [{"name": "write", "arguments": {"path": "memory/x.md", "content": "ten"}}]},
+    {
+        "when": "memory flush",
+        "calls": [{"name": "write", "arguments": {"path": "memory/x.md", "content": "ten"}}],
+    },
     {"when": "memory/", "say": "NO_REPLY"},
     {"when": "Please plan my trip", "near": "concise session title", "say": "A trip to Oslo"},
     {"when": "Please plan my trip", "say": "A trip to Oslo: three museums in two days, by train."},
@@ -80,7 +86,10 @@ class Seen:
     def said(self) -> str:
         """The reply in words; a tool call as its name and arguments."""
         message = self.exchange.reply.message if self.exchange.reply else {}
-        calls = [f"{c['function']['name']} {c['function']['arguments']}" for c in message.get("tool_calls") or ()]
+        calls = [
+            f"{c['function']['name']} {c['function']['arguments']}"
+            for c in message.get("tool_calls") or ()
+        ]
         return " | ".join([*([message_text(message)] if message.get("content") else []), *calls])
 
     @property
@@ -141,10 +150,16 @@ def live(system: ScriptedSystem, agent: OpenClaw) -> Day:
     say("good bye")
     _main_session(agent, system, say)
     agent.call("sessions.create", {"agentId": "main", "message": "Please plan my trip to Oslo."})
-    wait_for(lambda: _replied(system, "A trip to Oslo: three museums in two days, by train."), bool, what="no trip")
+    wait_for(
+        lambda: _replied(system, "A trip to Oslo: three museums in two days, by train."),
+        bool,
+        what="no trip",
+    )
     _again(system, "The first one says 42 and the second one says 2; both ran well.")
     agent.call("sessions.reset", {"key": PERSON})
-    agent.call("sessions.reset", {"key": PERSON})  # two: the second ends a session in which nothing was said
+    agent.call(
+        "sessions.reset", {"key": PERSON}
+    )  # two: the second ends a session in which nothing was said
     system.wait_until_settled()
     return Day(system=system, answers=answers, seen=_seen(system))
 
@@ -163,7 +178,9 @@ def _wake(agent: OpenClaw, system: ScriptedSystem, event: str) -> None:
     """An event wakes the agent at once, with the prompt of a heartbeat."""
 
     def woken() -> int:
-        prompts = [message_text(m) for e in system.exchanges() if e.reply for m in e.request.messages[-2:]]
+        prompts = [
+            message_text(m) for e in system.exchanges() if e.reply for m in e.request.messages[-2:]
+        ]
         return sum(p.startswith("Follow the heartbeat monitor") for p in prompts)
 
     before = woken()
@@ -185,7 +202,9 @@ def _through_a_death(system: ScriptedSystem, talk: Callable[[], None]) -> None:
 
 
 def _replied(system: ScriptedSystem, said: str) -> int:
-    return sum(e.reply is not None and message_text(e.reply.message) == said for e in system.exchanges())
+    return sum(
+        e.reply is not None and message_text(e.reply.message) == said for e in system.exchanges()
+    )
 
 
 def _again(system: ScriptedSystem, said: str) -> None:
@@ -193,7 +212,9 @@ def _again(system: ScriptedSystem, said: str) -> None:
     of = next(e for e in system.exchanges() if e.reply and message_text(e.reply.message) == said)
     body = {"model": "openclaw", "messages": of.request.messages, "tools": of.request.tools}
     headers = {"Authorization": f"Bearer {system.key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{system.base_url}/chat/completions", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(
+        f"{system.base_url}/chat/completions", json.dumps(body).encode(), headers
+    )
     with urllib.request.urlopen(request, timeout=30) as answer:
         answer.read()
 
@@ -206,7 +227,9 @@ def _seen(system: ScriptedSystem) -> list[Seen]:
             exchange, turn = exchanges.get(conn, id_), turns.get(conn, id_)
             assert exchange is not None
             assert turn is not None
-            kind = Kind(conn.exec_driver_sql("SELECT kind FROM turns WHERE id = ?", (id_,)).scalar_one())
+            kind = Kind(
+                conn.exec_driver_sql("SELECT kind FROM turns WHERE id = ?", (id_,)).scalar_one()
+            )
             out.append(
                 Seen(
                     exchange=exchange,

@@ -30,7 +30,9 @@ from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 
 LOGPROB = -0.5
-CONTEXT = re.compile(r"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*?<<<END_OPENCLAW_INTERNAL_CONTEXT>>>", re.DOTALL)
+CONTEXT = re.compile(
+    r"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*?<<<END_OPENCLAW_INTERNAL_CONTEXT>>>", re.DOTALL
+)
 PIECE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n?|$)", re.DOTALL)
 
 
@@ -63,7 +65,9 @@ class Script:
         fitting = (c for c in self._cues if c["when"] in words and c.get("near", "") in end)
         cue = next(fitting, {"say": self._silence})
         ids = self._renderer.tokenizer.encode(written(cue)).tolist()
-        dies = self._die_at is not None and cue.get("when") == self._die_at and not self._died.exists()
+        dies = (
+            self._die_at is not None and cue.get("when") == self._die_at and not self._died.exists()
+        )
         if dies:
             self._died.touch()
         return [*ids, self._renderer.stop_token_ids[0]], dies
@@ -101,7 +105,9 @@ class Peer(asyncio.Protocol):
             self._send(protocol.LoadReply(call.id))
         elif isinstance(call, protocol.InfoCall):
             running = len(self._running)
-            info = EngineInfo(versions=self._versions, running=running, waiting=0, pid=os.getpid(), **self._info)
+            info = EngineInfo(
+                versions=self._versions, running=running, waiting=0, pid=os.getpid(), **self._info
+            )
             self._send(protocol.InfoReply(call.id, info))
         else:
             self._send(protocol.RejectionReply(call.id, "the scripted engine does not score"))
@@ -124,10 +130,16 @@ class Peer(asyncio.Protocol):
 async def serve(settings: Mapping[str, Any]) -> None:
     """Answer until killed; says `ready` once it does."""
     renderer = Renderer(ModelFiles.from_path(settings["model"]))
-    info = {"context_length": settings["context"], "vocab_size": renderer.vocabulary_size, "model": "scripted"}
+    info = {
+        "context_length": settings["context"],
+        "vocab_size": renderer.vocabulary_size,
+        "model": "scripted",
+    }
     info |= {"device": "none", "dtype": "none"}
     script = Script(settings, renderer)
-    await asyncio.get_running_loop().create_unix_server(lambda: Peer(script, info), settings["socket"])
+    await asyncio.get_running_loop().create_unix_server(
+        lambda: Peer(script, info), settings["socket"]
+    )
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     await asyncio.Event().wait()

@@ -35,13 +35,17 @@ T = TypeVar("T")
 def model_folder(folder: Path) -> Path:
     """A tokenizer made on the spot and a Hermes template; the weights are an empty file."""
     make(folder, "chatml")
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": CONTEXT}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", "max_position_embeddings": CONTEXT})
+    )
     header = b'{"empty":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     return folder
 
 
-def wait_for(get: Callable[[], T], good: Callable[[T], bool], *, seconds: float = 60.0, what: str = "") -> T:
+def wait_for(
+    get: Callable[[], T], good: Callable[[T], bool], *, seconds: float = 60.0, what: str = ""
+) -> T:
     """Return the first value that is good. Fails after the timeout."""
     end = time.monotonic() + seconds
     while not good(value := get()):
@@ -55,7 +59,11 @@ class ScriptedSystem:
 
     def __init__(self, home: Path, script: Sequence[Mapping[str, Any]], **engine: Any) -> None:
         self.config: Config = from_flat(
-            {"home": str(home), "model.path": str(model_folder(home / "model")), "serve.port": free_port()}
+            {
+                "home": str(home),
+                "model.path": str(model_folder(home / "model")),
+                "serve.port": free_port(),
+            }
         )
         prepare_home(self.config)
         self._settings = home / "engine.json"
@@ -87,9 +95,17 @@ class ScriptedSystem:
             self.start_engine()
             with (self.config.logs_dir / "workers.log").open("ab") as log:
                 self._workers = subprocess.Popen(
-                    [sys.executable, "-c", _SUPERVISE], env=to_environment(self.config), stdout=log, stderr=log
+                    [sys.executable, "-c", _SUPERVISE],
+                    env=to_environment(self.config),
+                    stdout=log,
+                    stderr=log,
                 )
-            wait_for(self._ready, bool, seconds=READY_WITHIN, what=f"the gateway; see {self.config.logs_dir}")
+            wait_for(
+                self._ready,
+                bool,
+                seconds=READY_WITHIN,
+                what=f"the gateway; see {self.config.logs_dir}",
+            )
             self.store = Store.open(self.config.store_path, create=False)
         except BaseException:  # also an interrupt must not leave processes behind
             self.__exit__()
@@ -101,12 +117,18 @@ class ScriptedSystem:
         self._end(self._engine)
         with (self.config.logs_dir / "engine.log").open("ab") as log:
             self._engine = subprocess.Popen(
-                [sys.executable, str(ROOT / "tests/external/openclaw" / "engine.py"), str(self._settings)],
+                [
+                    sys.executable,
+                    str(ROOT / "tests/external/openclaw" / "engine.py"),
+                    str(self._settings),
+                ],
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
         assert self._engine.stdout is not None
-        assert self._engine.stdout.readline().strip() == b"ready", self.config.logs_dir / "engine.log"
+        assert self._engine.stdout.readline().strip() == b"ready", (
+            self.config.logs_dir / "engine.log"
+        )
 
     def engine_ended(self) -> bool:
         return self._engine is not None and self._engine.poll() is not None
@@ -115,7 +137,9 @@ class ScriptedSystem:
         assert self._workers is not None
         assert self._workers.poll() is None, f"the workers ended; see {self.config.logs_dir}"
         try:
-            with urllib.request.urlopen(self.base_url.removesuffix("/v1") + "/readyz", timeout=2) as answer:
+            with urllib.request.urlopen(
+                self.base_url.removesuffix("/v1") + "/readyz", timeout=2
+            ) as answer:
                 return bool(json.load(answer)["ready"])
         except (urllib.error.URLError, OSError, ValueError):
             return False
@@ -142,8 +166,14 @@ class ScriptedSystem:
         def rest() -> int:
             assert self.store is not None
             with self.store.read() as conn:
-                running = conn.exec_driver_sql("SELECT count(*) FROM exchanges WHERE status = 'running'").scalar_one()
-                unseen = len(events.read_after(conn, events.read_cursor(conn, CURSOR_NAME), 1000, EVENT_KINDS))
+                running = conn.exec_driver_sql(
+                    "SELECT count(*) FROM exchanges WHERE status = 'running'"
+                ).scalar_one()
+                unseen = len(
+                    events.read_after(
+                        conn, events.read_cursor(conn, CURSOR_NAME), 1000, EVENT_KINDS
+                    )
+                )
                 return int(running) + unseen
 
         wait_for(rest, lambda n: n == 0, what="turns are not collected")

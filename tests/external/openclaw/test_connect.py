@@ -17,7 +17,9 @@ from openclaw_rl.settings.load import Config, from_flat
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     folder = str(model_folder(tmp_path / "model"))
-    return from_flat({"home": str(tmp_path), "model.path": folder, "serve.port": 8123, "serve.api_key": "sk-1"})
+    return from_flat(
+        {"home": str(tmp_path), "model.path": folder, "serve.port": 8123, "serve.api_key": "sk-1"}
+    )
 
 
 @pytest.mark.parametrize("renamed", [False, True])
@@ -42,13 +44,19 @@ def test_openclaw_adds_the_entry(
     assert "openclaw-rl/openclaw" in agent.command("models", "list")
 
 
-def test_the_plugin_is_installed_as_its_readme_says(env: Path, plugin: Path, tmp_path: Path) -> None:
+def test_the_plugin_is_installed_as_its_readme_says(
+    env: Path, plugin: Path, tmp_path: Path
+) -> None:
     agent = OpenClaw(env, tmp_path / "openclaw", base_url="http://127.0.0.1:1/v1", key="old")
     agent.command("plugins", "install", "--link", "--force", "--accept-capabilities", str(plugin))
     shown = agent.command("plugins", "inspect", "rl-training-headers", "--runtime")
     assert "openclaw-rl" in shown
     assert "model_call_started" in shown
-    settings = {"rollout_endpoint": "http://localhost:8000/rollout", "training_mode": "async", "session_tracking": True}
+    settings = {
+        "rollout_endpoint": "http://localhost:8000/rollout",
+        "training_mode": "async",
+        "session_tracking": True,
+    }
     written: Any = json.loads(agent.config_file.read_text())
     entry = written["plugins"]["entries"]["rl-training-headers"]
     entry["config"] = settings

@@ -60,10 +60,21 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
     (programs / "ray").symlink_to(Path(sys.executable).with_name("ray"))
     shutil.copytree(RECIPES, folder / "recipes", symlinks=True)
     (folder / LINK).symlink_to(Path("recipes") / LINK)
-    variables = environment(top, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", HF_HUB_OFFLINE="1")
-    variables |= {"PATH": f"{programs}{os.pathsep}{variables['PATH']}", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    variables = environment(
+        top, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", HF_HUB_OFFLINE="1"
+    )
+    variables |= {
+        "PATH": f"{programs}{os.pathsep}{variables['PATH']}",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }
     port = free_port()
-    words = ["--head", "--block", f"--port={free_port()}", "--node-ip-address=127.0.0.1", "--num-cpus=2"]
+    words = [
+        "--head",
+        "--block",
+        f"--port={free_port()}",
+        "--node-ip-address=127.0.0.1",
+        "--num-cpus=2",
+    ]
     words += ["--dashboard-host=127.0.0.1", f"--dashboard-port={port}"]
     with (top / "head.log").open("w") as log:
         process = subprocess.Popen(["ray", "start", *words], env=variables, stdout=log, stderr=log)
@@ -105,22 +116,32 @@ def ask_dashboard(head: RayHead, path: str) -> Any:
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_a_command_of_the_guide_passes_its_variables(head: RayHead, number: int, tmp_path: Path) -> None:
+def test_a_command_of_the_guide_passes_its_variables(
+    head: RayHead, number: int, tmp_path: Path
+) -> None:
     """The checkpoint is where CKPT_SAVE_DIR says, on the model of MODEL_PATH and the conversations of DATA_PATH."""
     (tmp_path / "data").mkdir()
     talks(tmp_path / "data" / "talks.jsonl")
     command = COMMANDS[number].replace("/models/my-model", "starter")
-    command = command.replace("/data/conversations", f"{tmp_path}/data").replace("/runs/", f"{tmp_path}/")
+    command = command.replace("/data/conversations", f"{tmp_path}/data").replace(
+        "/runs/", f"{tmp_path}/"
+    )
     has_ended = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(watch_dashboard, head, has_ended)
         try:
-            done = head.run(command, LORA_ARGS="--lora-rank 4", CKPT_SAVE_DIR=f"{tmp_path}/exported")
+            done = head.run(
+                command, LORA_ARGS="--lora-rank 4", CKPT_SAVE_DIR=f"{tmp_path}/exported"
+            )
         finally:
             has_ended.set()
     assert done.returncode == 0, done.stdout[-4000:]
-    assert any("version 1: " in log for log in watching.result()), "the dashboard shows the step while the job runs"
-    assert (tmp_path / "checkpoints" / "checkpoint-latest" / "model.safetensors").is_file(), "whole weights"
+    assert any("version 1: " in log for log in watching.result()), (
+        "the dashboard shows the step while the job runs"
+    )
+    assert (tmp_path / "checkpoints" / "checkpoint-latest" / "model.safetensors").is_file(), (
+        "whole weights"
+    )
     assert (tmp_path / "home" / "store.db").is_file()
     assert not (tmp_path / "exported").exists()
     assert "note: MODEL_PATH" not in done.stdout
@@ -129,14 +150,21 @@ def test_a_command_of_the_guide_passes_its_variables(head: RayHead, number: int,
 def test_a_job_without_variables_says_so(head: RayHead) -> None:
     """Also from a link to the folder, which Ray copies as a folder."""
     submit = f"ray job submit --address {PRINTED_ADDRESS} --working-dir ."
-    done = head.run(f"{submit} -- bash {LINK}/run_qwen3_7b_openclaw_combine.sh", MODEL_PATH="starter")
+    done = head.run(
+        f"{submit} -- bash {LINK}/run_qwen3_7b_openclaw_combine.sh", MODEL_PATH="starter"
+    )
     assert done.returncode != 0
-    assert "note: MODEL_PATH and DATA_PATH are not set. A Ray job does not get the variables" in done.stdout
+    assert (
+        "note: MODEL_PATH and DATA_PATH are not set. A Ray job does not get the variables"
+        in done.stdout
+    )
     assert "Qwen/Qwen3-8B" in done.stdout, "the default of the script"
 
 
 def test_the_guide_has_both_forms() -> None:
-    assert [("env MODEL_PATH=" in command, "--runtime-env-json" in command) for command in COMMANDS] == [
+    assert [
+        ("env MODEL_PATH=" in command, "--runtime-env-json" in command) for command in COMMANDS
+    ] == [
         (True, False),
         (False, True),
     ]

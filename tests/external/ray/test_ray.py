@@ -29,7 +29,12 @@ from openclaw_rl.train.ranks.launcher import launch_trainer
 
 
 def settings(home: Path, **further: object) -> Config:
-    flat = {"home": str(home), "model.dtype": "float64", "train.ranks": 2, "train.safety.max_turn_log_ratio": 9.0}
+    flat = {
+        "home": str(home),
+        "model.dtype": "float64",
+        "train.ranks": 2,
+        "train.safety.max_turn_log_ratio": 9.0,
+    }
     launch = {"train.launch.by": "ray", "train.launch.ray": "local", "train.launch.timeout": 120.0}
     return from_flat(flat | launch | further)
 
@@ -60,7 +65,9 @@ def batch(trainer: LocalTrainer) -> list[Sample]:
 def test_ray_places_the_ranks_and_tells_of_their_end(tmp_path: Path) -> None:
     config = settings(tmp_path / "home")
     model = config.model
-    one = LocalTrainer(str(ModelFiles.from_config(model).folder), make_method(config.train), config.train, model)
+    one = LocalTrainer(
+        str(ModelFiles.from_config(model).folder), make_method(config.train), config.train, model
+    )
     given = batch(one)
     alone = one.step(given, str(tmp_path / "one"))
     try:
@@ -68,13 +75,17 @@ def test_ray_places_the_ranks_and_tells_of_their_end(tmp_path: Path) -> None:
             placed = two.step(given, str(tmp_path / "two"))
             assert placed.metrics.keys() == alone.metrics.keys()
             for name in set(alone.metrics) - {"seconds"}:
-                assert placed.metrics[name] == pytest.approx(alone.metrics[name], rel=1e-6, abs=1e-6), name
+                assert placed.metrics[name] == pytest.approx(
+                    alone.metrics[name], rel=1e-6, abs=1e-6
+                ), name
             os.kill(rank_pid(1), signal.SIGKILL)
             with pytest.raises(RanksGone, match="a rank is gone"):
                 two.step(given, str(tmp_path / "lost"))
         assert not (tmp_path / "lost").exists()
         with pytest.raises(ConfigError, match=r"has no place for 2 times \{'CPU': 999\}"):
-            launch_trainer(settings(tmp_path / "home", **{"train.threads": 999, "train.launch.timeout": 5.0}))
+            launch_trainer(
+                settings(tmp_path / "home", **{"train.threads": 999, "train.launch.timeout": 5.0})
+            )
     finally:
         ray.shutdown()
 
@@ -92,7 +103,12 @@ def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> N
     assert program_checks.check_ray_head(cured) is None
     model = config.model
     given = batch(
-        LocalTrainer(str(ModelFiles.from_config(model).folder), make_method(config.train), config.train, model)
+        LocalTrainer(
+            str(ModelFiles.from_config(model).folder),
+            make_method(config.train),
+            config.train,
+            model,
+        )
     )
     with closing(launch_trainer(cured)) as two:
         here = two.step(given, str(tmp_path / "here"))
@@ -114,9 +130,17 @@ def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> N
 def open_head(port: int, **variables: str) -> subprocess.Popen[bytes]:
     """Start a head that asks for no token."""
     ray_command = str(Path(sys.executable).with_name("ray"))
-    words = ["--block", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=4", "--include-dashboard=false"]
+    words = [
+        "--block",
+        f"--port={port}",
+        "--node-ip-address=127.0.0.1",
+        "--num-cpus=4",
+        "--include-dashboard=false",
+    ]
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"} | variables
-    return subprocess.Popen([ray_command, "start", "--head", *words], env=environment, start_new_session=True)
+    return subprocess.Popen(
+        [ray_command, "start", "--head", *words], env=environment, start_new_session=True
+    )
 
 
 @contextmanager
@@ -133,7 +157,9 @@ def rank_pid(rank: int) -> int:
     """The process whose environment says so."""
     for folder in Path("/proc").iterdir():
         try:
-            command, environment = ((folder / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+            command, environment = (
+                (folder / name).read_bytes().split(b"\0") for name in ("cmdline", "environ")
+            )
         except OSError:  # no process, or it is gone
             continue
         if b"openclaw_rl.train.ranks.main" in command and f"RANK={rank}".encode() in environment:
@@ -142,17 +168,23 @@ def rank_pid(rank: int) -> int:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "nohost"], ids=["a dashboard", "no port"])
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:8265", "nohost"], ids=["a dashboard", "no port"]
+)
 def test_an_address_of_no_head_is_one_line(tmp_path: Path, address: str) -> None:
     """Ray raises `ValueError` for it."""
-    with pytest.raises(ConfigError, match="Expected auto, local, or HOST:PORT of the head") as caught:
+    with pytest.raises(
+        ConfigError, match="Expected auto, local, or HOST:PORT of the head"
+    ) as caught:
         launch_trainer(settings(tmp_path / "home", **{"train.launch.ray": address}))
     assert str(caught.value).startswith(f"train.launch.ray {address}: ")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.timeout(900)
-def test_other_versions_than_those_of_the_head_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_than_those_of_the_head_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This process says that it has another Ray than the head, which is a real one."""
     port = free_port()
     config = settings(tmp_path / "home", **{"train.launch.ray": f"127.0.0.1:{port}"})
@@ -160,7 +192,9 @@ def test_other_versions_than_those_of_the_head_are_one_line(tmp_path: Path, monk
         while program_checks.check_ray_head(config) is not None:
             time.sleep(0.5)
         monkeypatch.setattr(ray, "__version__", "2.40.0")
-        with pytest.raises(ConfigError, match="Expected the head's versions of Ray and Python") as caught:
+        with pytest.raises(
+            ConfigError, match="Expected the head's versions of Ray and Python"
+        ) as caught:
             launch_trainer(config)
         ray.shutdown()
     assert "Ray: 2.40.0" in str(caught.value)
@@ -187,6 +221,8 @@ def test_a_machine_without_this_package_is_one_line(tmp_path: Path) -> None:
 def test_what_answers_but_is_no_head_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as another:
         address = f"127.0.0.1:{another.getsockname()[1]}"
-        trouble = program_checks.check_ray_head(settings(tmp_path / "home", **{"train.launch.ray": address}))
+        trouble = program_checks.check_ray_head(
+            settings(tmp_path / "home", **{"train.launch.ray": address})
+        )
     assert trouble is not None
     assert f"something answers at {address}, but it is not a Ray head" in trouble.evidence

@@ -76,13 +76,21 @@ class Talk:
         request = urllib.request.Request(
             f"{self.system.base_url}/v1/chat/completions",
             data=json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {self.system.api_key}", "Content-Type": "application/json"},
+            headers={
+                "Authorization": f"Bearer {self.system.api_key}",
+                "Content-Type": "application/json",
+            },
         )
         return urllib.request.urlopen(request, timeout=900)
 
     def ask(self, messages: Sequence[Mapping[str, str]], **more: Any) -> Answer:
         """Ask for one reply."""
-        body = {"model": "openclaw", "messages": list(messages), "max_tokens": SHORT, "temperature": COOL} | more
+        body = {
+            "model": "openclaw",
+            "messages": list(messages),
+            "max_tokens": SHORT,
+            "temperature": COOL,
+        } | more
         with self.send(body) as response:
             reply = json.load(response)
             named = response.headers.get("X-OpenClaw-Lessons", "")
@@ -124,11 +132,15 @@ class Talk:
         """How often the head's lineage was trained on each turn."""
         with self.store.read() as conn:
             lineage = policies.lineage(conn, policies.head(conn).version)
-            return Counter(use.turn for version in lineage for use in policies.uses_of_version(conn, version))
+            return Counter(
+                use.turn for version in lineage for use in policies.uses_of_version(conn, version)
+            )
 
     def pid_of(self, worker: str) -> int:
         with self.store.read() as conn:
-            return next(beat.pid for beat in heartbeats.read_heartbeats(conn) if beat.name == worker)
+            return next(
+                beat.pid for beat in heartbeats.read_heartbeats(conn) if beat.name == worker
+            )
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +171,9 @@ def test_conversations_are_told_apart_without_headers(talk: Talk) -> None:
         assert len({row.session for row in rows if row}) == 1
         assert [row.parent for row in rows if row] == [None, *conversation[:-1]]
     with talk.store.read() as conn:
-        sessions = {turn.session for (id, *_) in talk.conversations if (turn := turns.get(conn, id))}
+        sessions = {
+            turn.session for (id, *_) in talk.conversations if (turn := turns.get(conn, id))
+        }
     assert len(sessions) == len(talk.conversations)
 
 
@@ -167,7 +181,9 @@ def test_a_stored_prompt_is_the_text_of_the_chat_template(talk: Talk, tokenizer:
     """Byte for byte what transformers makes of the client's messages and the sampled replies."""
     for id in (id for conversation in talk.conversations for id in conversation):
         request = talk.exchange(id).request
-        expected = tokenizer.apply_chat_template(request.messages, tokenize=False, add_generation_prompt=True)
+        expected = tokenizer.apply_chat_template(
+            request.messages, tokenize=False, add_generation_prompt=True
+        )
         assert tokenizer.decode(request.prompt_ids.tolist(), skip_special_tokens=False) == expected
 
 
@@ -178,12 +194,16 @@ def test_sampled_tokens_stay_in_the_later_prompts(talk: Talk) -> None:
             before = talk.exchange(id)
             assert before.reply is not None
             stored = np.concatenate([before.request.prompt_ids, before.reply.response_ids])
-            np.testing.assert_array_equal(talk.exchange(after).request.prompt_ids[: len(stored)], stored)
+            np.testing.assert_array_equal(
+                talk.exchange(after).request.prompt_ids[: len(stored)], stored
+            )
             continued += 1
     assert continued >= BATCH
 
 
-def test_the_stop_token_is_in_the_response_with_its_log_probability(talk: Talk, tokenizer: Any) -> None:
+def test_the_stop_token_is_in_the_response_with_its_log_probability(
+    talk: Talk, tokenizer: Any
+) -> None:
     stopped = 0
     for id in (id for conversation in talk.conversations for id in conversation):
         reply = talk.exchange(id).reply
@@ -215,7 +235,9 @@ def test_the_demo_measures_a_real_model_and_a_person_talks_to_it(
     monkeypatch.setattr(demo, "MEASURED_QUESTIONS", 2)
     taste = EVERYDAY_TASTES["calm"]
     console = TerminalConsole()
-    said, before, after = asyncio.run(demo.EverydayDemo(console, talk.system, taste, seed=1).run(replies=2))
+    said, before, after = asyncio.run(
+        demo.EverydayDemo(console, talk.system, taste, seed=1).run(replies=2)
+    )
     demo.print_result(console, taste, said, before, after)
     assert not said.failures
     assert len(said.versions) == 2
@@ -224,8 +246,12 @@ def test_the_demo_measures_a_real_model_and_a_person_talks_to_it(
     assert f"the person likes: {taste.definition}" in capsys.readouterr().out
 
 
-def test_a_wish_in_natural_words_is_in_the_next_prompts_and_replies_get_shorter(talk: Talk, tokenizer: Any) -> None:
-    first, second, _ = talk.converse(asked_prompts()[0], f"{COMPLAINT} {asked_prompts()[1]}", "Good night.")
+def test_a_wish_in_natural_words_is_in_the_next_prompts_and_replies_get_shorter(
+    talk: Talk, tokenizer: Any
+) -> None:
+    first, second, _ = talk.converse(
+        asked_prompts()[0], f"{COMPLAINT} {asked_prompts()[1]}", "Good night."
+    )
     assert first.lessons == ""
     assert second.lessons == "wish/length/short", "the newest words count at once"
 
@@ -240,7 +266,10 @@ def test_a_wish_in_natural_words_is_in_the_next_prompts_and_replies_get_shorter(
         return talk.converse(text, max_tokens=LONG, temperature=0, model=model)[0]
 
     with ThreadPoolExecutor(2 * MEASURED) as pool:
-        asking = [[pool.submit(ask_once, text, name) for text in asked] for name in ("openclaw", "openclaw@0")]
+        asking = [
+            [pool.submit(ask_once, text, name) for text in asked]
+            for name in ("openclaw", "openclaw@0")
+        ]
         with_lesson, without = [[future.result() for future in futures] for futures in asking]
     assert {answer.lessons for answer in with_lesson} == {lesson}
     assert {answer.lessons for answer in without} == {""}
@@ -279,7 +308,9 @@ def test_a_killed_trainer_loses_no_turn(talk: Talk) -> None:
     def at_work() -> bool:
         """Whether the trainer has begun with one of the turns and not ended it."""
         with talk.store.read() as conn:
-            rows = conn.execute(select(schema.attempts.c.ref).where(schema.attempts.c.stage == "train")).scalars()
+            rows = conn.execute(
+                select(schema.attempts.c.ref).where(schema.attempts.c.stage == "train")
+            ).scalars()
             return bool(set(rows) & set(scored))
 
     wait_for(lambda: at_work() or set(scored) <= talk.uses().keys())
@@ -303,7 +334,9 @@ def test_a_killed_engine_breaks_the_running_reply_alone(talk: Talk) -> None:
     }
     with talk.send(body) as stream:
         chunks = (line for line in stream if line.startswith(b"data: {"))
-        while not json.loads(next(chunks).removeprefix(b"data: "))["choices"][0]["delta"].get("content"):
+        while not json.loads(next(chunks).removeprefix(b"data: "))["choices"][0]["delta"].get(
+            "content"
+        ):
             continue
         os.kill(talk.pid_of("engine"), signal.SIGKILL)
         rest = [json.loads(line.removeprefix(b"data: ")) for line in chunks]

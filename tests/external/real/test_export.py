@@ -27,7 +27,9 @@ SETTINGS: Mapping[str, Any] = {
 async def answer_greedily(rooms: Rooms) -> list[str]:
     replies = []
     for one in closed_questions()[:BATCH]:
-        reply = await rooms.say([{"role": "user", "content": one.question}], seed=0, temperature=0.0)
+        reply = await rooms.say(
+            [{"role": "user", "content": one.question}], seed=0, temperature=0.0
+        )
         replies.append(reply.text)
     return replies
 
@@ -37,7 +39,9 @@ async def learn(config: Config) -> tuple[int, list[str]]:
     async with Rooms(config, max_tokens=MAX_TOKENS) as rooms:
         for _ in range(BATCHES):
             for one in closed_questions()[:BATCH]:
-                reply = await rooms.say([{"role": "user", "content": one.question}], seed=0, temperature=0.3)
+                reply = await rooms.say(
+                    [{"role": "user", "content": one.question}], seed=0, temperature=0.3
+                )
                 rooms.give_feedback(reply.id, score=1, correction="Answer in one word.")
             head = await rooms.settle()
         return head, await answer_greedily(rooms)
@@ -48,7 +52,9 @@ async def serve(config: Config) -> list[str]:
         return await answer_greedily(rooms)
 
 
-def test_the_merged_model_answers_as_the_version_did(small: Mapping[str, Any], tmp_path: Path) -> None:
+def test_the_merged_model_answers_as_the_version_did(
+    small: Mapping[str, Any], tmp_path: Path
+) -> None:
     """Two steps change most weights by less than the rounding of the base's bfloat16, which is found and refused."""
     home, merged = tmp_path / "home", tmp_path / "merged"
     head, replies = asyncio.run(learn(from_flat({**small, **SETTINGS, "home": str(home)})))

@@ -18,12 +18,21 @@ WEIGHTS_SHA256 = "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a45524
 """Of model.safetensors. Homes that learned from SmolLM2 belong to these weights: other ones need another name."""
 
 
-def test_the_downloaded_model_has_the_expected_weights_and_nothing_else_is_left(fetched: Path) -> None:
+def test_the_downloaded_model_has_the_expected_weights_and_nothing_else_is_left(
+    fetched: Path,
+) -> None:
     weights = (fetched / "model.safetensors").read_bytes()
     assert hashlib.sha256(weights).hexdigest() == WEIGHTS_SHA256
-    assert sorted(path.name for path in fetched.parent.iterdir()) == [f".{fetched.name}.lock", fetched.name]
+    assert sorted(path.name for path in fetched.parent.iterdir()) == [
+        f".{fetched.name}.lock",
+        fetched.name,
+    ]
     config = json.loads((fetched / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]) == (30, 576, 49152)
+    assert (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]) == (
+        30,
+        576,
+        49152,
+    )
 
 
 def test_the_name_means_the_fetched_folder(fetched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +43,9 @@ def test_the_name_means_the_fetched_folder(fetched: Path, monkeypatch: pytest.Mo
 
 def test_the_identity_is_that_of_the_folder_of_this_machine(fetched: Path, model: str) -> None:
     """Two conversions, if this machine had the model before: its homes fit a model that is fetched again."""
-    assert identity_of(ModelFiles.from_path(str(fetched))) == identity_of(ModelFiles.from_path(model))
+    assert identity_of(ModelFiles.from_path(str(fetched))) == identity_of(
+        ModelFiles.from_path(model)
+    )
     assert SMOLLM2.folder.is_dir()
 
 

@@ -34,7 +34,9 @@ def play(owner: Owner, number: int) -> tuple[str, float]:
 
 
 def test_a_group_of_episodes_gives_a_version(small: Mapping[str, Any], tmp_path: Path) -> None:
-    config = scratch_config(tmp_path / "home", {**small, "train.method": "groups", "gate.kind": "numbers"})
+    config = scratch_config(
+        tmp_path / "home", {**small, "train.method": "groups", "gate.kind": "numbers"}
+    )
     with SubprocessSystem(config) as system, Store.open(config.store_path, create=False) as store:
         owner = Owner(config.serve.url, read_key(config))
         played = [play(owner, number) for number in range(EPISODES)]

@@ -20,6 +20,7 @@ from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.evals.everyday.person import closed_questions
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config, from_flat
@@ -28,7 +29,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, retraining
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.undo import apply_undo, check_safe_files, select_turns
-from openclaw_rl.types import FinishReason, Policy, PolicyState, ReasonCode
+from openclaw_rl.types import FinishReason, Policy, PolicyState
 
 MAX_TOKENS = 24
 TEMPERATURE = 0.3
@@ -123,10 +124,14 @@ def test_honest_scores_pass_the_gate(walk: Walk, store: Store) -> None:
         assert metrics["gap/embedded"] < 1e-3, "nats per token between the engine and the trainer"
 
 
-def test_a_batch_that_says_the_opposite_is_refused_whole_and_turn_by_turn(walk: Walk, store: Store) -> None:
+def test_a_batch_that_says_the_opposite_is_refused_whole_and_turn_by_turn(
+    walk: Walk, store: Store
+) -> None:
     assert walk.heads[2] == 2, "the head stays"
     with store.read() as conn:
-        refused = [policy for policy in policies.list_all(conn) if policy.state is PolicyState.REJECTED]
+        refused = [
+            policy for policy in policies.list_all(conn) if policy.state is PolicyState.REJECTED
+        ]
     assert refused
     assert refused[0].reason_code is ReasonCode.CONTRADICTION
     assert sorted(turns_of_version(store, refused[0].version)) == sorted(walk.poisoned)
@@ -147,7 +152,9 @@ def test_after_the_undo_of_a_turn_the_version_is_the_one_without_it_to_the_bit(
     parent = version_of(store, 1)
     config, method = walk.config, make_method(walk.config.train)
     files = ModelFiles.from_config(config.model)
-    builder = SampleBuilder(renderer=Renderer(files), transient=EphemeralMatcher([]), signal=method, max_staleness=64)
+    builder = SampleBuilder(
+        renderer=Renderer(files), transient=EphemeralMatcher([]), signal=method, max_staleness=64
+    )
     with store.read() as conn:
         items = retraining.repeatable_turns(conn, rest)
     reference = LocalTrainer(str(files.folder), method, config.train, config.model)

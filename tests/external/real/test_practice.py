@@ -34,7 +34,10 @@ async def practise(config: Config) -> None:
         for number, (first, second) in enumerate(
             [
                 ("How do bees make honey?", "Why do cats purr?"),
-                ("What is a good breakfast before a long walk?", "How does a bicycle stay upright?"),
+                (
+                    "What is a good breakfast before a long walk?",
+                    "How does a bicycle stay upright?",
+                ),
             ]
         ):
             history: list[dict[str, str]] = []
@@ -70,4 +73,6 @@ def test_the_missing_share_of_the_effect_falls(store: Store) -> None:
     with store.read() as conn:
         shares = [share for _, share in lessons.divergences_of(conn, lesson.id)]
     assert len(shares) == STEPS
-    assert mean(shares[-2:]) < mean(shares[:2]), f"share of the lesson's effect that is missing: {shares}"
+    assert mean(shares[-2:]) < mean(shares[:2]), (
+        f"share of the lesson's effect that is missing: {shares}"
+    )

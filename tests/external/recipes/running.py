@@ -23,9 +23,22 @@ def talks(file: Path) -> Path:
     rows = []
     for number, (land, city) in enumerate(CAPITALS.items()):
         long = number % 2 == 1
-        answer = f"Certainly. The capital of {land} is {city}. I remain at your disposal." if long else f"Yep: {city}."
-        said = "That is too long. Please keep it short." if long else "Perfect, nice and short, thanks!"
-        turn = {"type": "main", "prompt": f"What is the capital of {land}?", "response": answer, "next_state": said}
+        answer = (
+            f"Certainly. The capital of {land} is {city}. I remain at your disposal."
+            if long
+            else f"Yep: {city}."
+        )
+        said = (
+            "That is too long. Please keep it short."
+            if long
+            else "Perfect, nice and short, thanks!"
+        )
+        turn = {
+            "type": "main",
+            "prompt": f"What is the capital of {land}?",
+            "response": answer,
+            "next_state": said,
+        }
         rows.append(json.dumps({"session_id": f"talk-{number}", "turns": [turn]}))
     file.write_text("\n".join(rows) + "\n", encoding="utf-8")
     return file
@@ -36,7 +49,11 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     beside = Path(sys.executable).parent
     handed = to_environment(scratch_config(folder))
     kept = {name: handed[name] for name in ("LANG", "TMPDIR", "OMP_WAIT_POLICY") if name in handed}
-    return kept | {"PATH": f"{beside}{os.pathsep}{os.defpath}", "HOME": str(folder), "OMP_NUM_THREADS": "1"} | more
+    return (
+        kept
+        | {"PATH": f"{beside}{os.pathsep}{os.defpath}", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+        | more
+    )
 
 
 def script(path: str | Path, *words: str, folder: Path, **variables: str) -> str:
@@ -51,11 +68,20 @@ def script(path: str | Path, *words: str, folder: Path, **variables: str) -> str
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, f"{path}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert done.returncode == 0, (
+        f"{path}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    )
     return done.stdout + done.stderr
 
 
-def trained(path: str | Path, *words: str, folder: Path, name: str, steps: int | None = None, **variables: str) -> Path:
+def trained(
+    path: str | Path,
+    *words: str,
+    folder: Path,
+    name: str,
+    steps: int | None = None,
+    **variables: str,
+) -> Path:
     """Run a script with its documented environment on the starter policy: the checkpoint that it leaves.
 
     `steps`: of its whole line, after which it ends; else when all is trained on.

@@ -31,7 +31,9 @@ def called(name: str, arguments: Any) -> dict[str, Any]:
 
 
 def is_solved(task: EvalTask, text: str, *calls: dict[str, Any]) -> bool:
-    return not any(find_violations(TaskReply(text=text, tool_calls=calls), task.properties).values())
+    return not any(
+        find_violations(TaskReply(text=text, tool_calls=calls), task.properties).values()
+    )
 
 
 def test_right_code_solves_and_wrong_code_does_not() -> None:
@@ -39,7 +41,9 @@ def test_right_code_solves_and_wrong_code_does_not() -> None:
         body = SOLUTIONS[task.name]
         assert is_solved(task, f"Here it is:\n```python\ndef {task.name}:\n    {body}\n```\nDone.")
         assert not is_solved(task, f"def {task.name}:\n    return None")
-    assert not is_solved(tasks.coding_tasks()[1], "def is_even(n): return int(n % 2 == 0)"), "1 is not True"
+    assert not is_solved(tasks.coding_tasks()[1], "def is_even(n): return int(n % 2 == 0)"), (
+        "1 is not True"
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,9 @@ def test_right_code_solves_and_wrong_code_does_not() -> None:
         ("print('[2]')\ndef f(a): return 3", "expected 2, got 3"),
     ],
 )
-def test_code_that_misbehaves_is_wrong_and_says_why(code: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_misbehaves_is_wrong_and_says_why(
+    code: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(code_runner, "CPU_LIMIT_SECONDS", 2.0)
     found = code_runner.failure_reason(code, "f", [((1,), 2)])
     assert found is not None
@@ -72,13 +78,24 @@ def test_a_call_is_right_only_with_its_name_and_arguments() -> None:
 def test_the_script_scores_the_starter(tmp_path: Path) -> None:
     """It knows the facts of its world, follows few instructions, and nobody taught it to program."""
     kinds = "conversation,coding,tool-use"
-    words = ["--model-path", "starter", "--eval-tasks", kinds, "--num", "5", "--out", "out/scores.json"]
+    words = [
+        "--model-path",
+        "starter",
+        "--eval-tasks",
+        kinds,
+        "--num",
+        "5",
+        "--out",
+        "out/scores.json",
+    ]
     shown = script("openclaw-test/run_eval.sh", *words, folder=tmp_path)
     content = json.loads((tmp_path / "out/scores.json").read_text())
     assert content["scores"]["conversation"]["solved"] >= 2
     assert content["properties"]["reference_answer"]["held"] >= 4
     assert content["scores"]["coding"]["solved"] == 0
-    assert all(one["scored_by"] == "properties" and one["solved"] is not None for one in content["tasks"])
+    assert all(
+        one["scored_by"] == "properties" and one["solved"] is not None for one in content["tasks"]
+    )
     assert "| conversation |" in shown
     assert "measurable properties" in shown
     assert not (tmp_path / ".openclaw-rl").exists()

@@ -33,7 +33,9 @@ def test_the_command_makes_a_folder_with_everything_in_it(tmp_path: Path) -> Non
         "custom_rollout.py",
     }
     assert os.access(folder / "run_my_method.sh", os.X_OK)
-    assert not any(word in file.read_text() for file in folder.iterdir() for word in ("SNAKE", "NAME "))
+    assert not any(
+        word in file.read_text() for file in folder.iterdir() for word in ("SNAKE", "NAME ")
+    )
     assert load(file=folder / "my_method.yaml", environ={}).train.method == "combine"
 
 
@@ -58,7 +60,12 @@ def test_it_trains_from_files_with_its_own_loss(tmp_path: Path) -> None:
     variables = {"DATA_PATH": "talks.jsonl", "OPENCLAW_HOME": "home", "MODEL_PATH": "starter"}
     command = ["bash", "mine/run_mine.sh", "--set", "train.max_steps=1"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment(tmp_path, **variables), capture_output=True, text=True, check=False
+        command,
+        cwd=tmp_path,
+        env=environment(tmp_path, **variables),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     store = Store.open(tmp_path / "home" / "store.db", create=False)
@@ -86,9 +93,19 @@ def test_it_serves_and_its_rollouts_run(tmp_path: Path) -> None:
         while not is_ready(f"http://127.0.0.1:{port}") and time.monotonic() < end:
             time.sleep(0.2)
         config = from_flat({"home": str(tmp_path / "home")})
-        words = ["--rollout-function-path", "mine/custom_rollout.py", "--prompt", "What is the capital of France?"]
+        words = [
+            "--rollout-function-path",
+            "mine/custom_rollout.py",
+            "--prompt",
+            "What is the capital of France?",
+        ]
         done = subprocess.run(
-            ["openclaw-rl", "rollout", *words], cwd=tmp_path, env=own, capture_output=True, text=True, check=False
+            ["openclaw-rl", "rollout", *words],
+            cwd=tmp_path,
+            env=own,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         (told,) = (json.loads(f.read_text()) for f in (config.home_dir / "rollouts").iterdir())

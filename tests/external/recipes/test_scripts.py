@@ -16,7 +16,12 @@ from tests.external.recipes.running import RECIPES, environment, free_port, scri
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings import aliases
 from openclaw_rl.settings.load import STARTER, load_all
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready, post_json, scratch_config
+from openclaw_rl.supervisor.subprocess_system import (
+    SubprocessSystem,
+    is_ready,
+    post_json,
+    scratch_config,
+)
 from openclaw_rl.train.resume import resolve_base
 
 pytestmark = pytest.mark.timeout(900)
@@ -37,18 +42,30 @@ def adapters(folder: Path) -> Checkpoints:
         RESUME_CKPT=str(first),
     )
     combine = "openclaw-combine/run_combine_training.sh"
-    third = trained(combine, "--lora", "--resume-from-checkpoint", str(second), folder=folder, name="a3")
+    third = trained(
+        combine, "--lora", "--resume-from-checkpoint", str(second), folder=folder, name="a3"
+    )
     return {"a1": first, "a2": second, "a3": third}
 
 
 def whole(folder: Path) -> Checkpoints:
     """The same over all weights, and the adapter's script beside it."""
-    lora = trained("openclaw-rl/run_qwen3_7b_lora_openclaw_rl.sh", folder=folder, name="w0", steps=1, LORA_RANK="4")
+    lora = trained(
+        "openclaw-rl/run_qwen3_7b_lora_openclaw_rl.sh",
+        folder=folder,
+        name="w0",
+        steps=1,
+        LORA_RANK="4",
+    )
     first = trained("openclaw-rl/run_qwen3_7b_openclaw_rl.sh", folder=folder, name="w1", steps=1)
     resume = {"RESUME_CKPT": str(first)}
-    second = trained("openclaw-opd/run_qwen3_7b_openclaw_opd.sh", folder=folder, name="w2", steps=2, **resume)
+    second = trained(
+        "openclaw-opd/run_qwen3_7b_openclaw_opd.sh", folder=folder, name="w2", steps=2, **resume
+    )
     combine = "openclaw-combine/run_qwen3_7b_openclaw_combine.sh"
-    third = trained(combine, "--resume-from-checkpoint", str(second), folder=folder, name="w3", steps=3)
+    third = trained(
+        combine, "--resume-from-checkpoint", str(second), folder=folder, name="w3", steps=3
+    )
     return {"w0": lora, "w1": first, "w2": second, "w3": third}
 
 
@@ -90,7 +107,9 @@ def test_what_they_leave_is_served(left: Checkpoints, tmp_path: Path) -> None:
         config = resolve_base(scratch_config(tmp_path / name, {"model.path": str(left[name])}))
         with SubprocessSystem(config, command="serve") as system:
             said = [{"role": "user", "content": "What is the capital of Spain?"}]
-            reply = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
+            reply = post_json(
+                system, "/v1/chat/completions", {"model": "openclaw", "messages": said}
+            )
         return str(reply["choices"][0]["message"]["content"])
 
     with ThreadPoolExecutor(2) as pool:
@@ -100,7 +119,11 @@ def test_what_they_leave_is_served(left: Checkpoints, tmp_path: Path) -> None:
 def test_fireworks_trains_nothing_and_the_line_says_what_does(tmp_path: Path) -> None:
     words = ["--gpus", "8", "--method", "combine"]
     done = subprocess.run(
-        ["bash", str(FIREWORKS), *words], env=environment(tmp_path), capture_output=True, text=True, check=False
+        ["bash", str(FIREWORKS), *words],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode != 0, done.stdout) == (True, "")
     (line,) = done.stderr.splitlines()
@@ -110,10 +133,14 @@ def test_fireworks_trains_nothing_and_the_line_says_what_does(tmp_path: Path) ->
     assert all((RECIPES.parent / name).exists() for name in named)
 
 
-@pytest.mark.parametrize("file", [f for f in SETTINGS if f.parent.name != "openclaw-test"], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "file", [f for f in SETTINGS if f.parent.name != "openclaw-test"], ids=lambda f: f.name
+)
 def test_every_settings_file_loads_and_sets_what_it_is_named_for(file: Path) -> None:
     loaded = load_all(file=file, environ={})
-    assert all(source == f"{file}: {key}" for key, source in loaded.sources.items()), "current names of the settings"
+    assert all(source == f"{file}: {key}" for key, source in loaded.sources.items()), (
+        "current names of the settings"
+    )
     config = loaded.config
     assert file.stem.startswith(config.train.method)
     assert config.train.finetune == ("lora" if file.stem.endswith("_lora") else "full")
@@ -135,7 +162,9 @@ def test_every_variable_of_a_readme_is_known() -> None:
     known = {*aliases.by_form("environment"), *aliases.ARGUMENTS}
     for folder in sorted({file.parent for file in SETTINGS}):
         readme = (folder / "README.md").read_text()
-        assert all(script.name in readme for script in folder.glob("*.sh") if not script.is_symlink())
+        assert all(
+            script.name in readme for script in folder.glob("*.sh") if not script.is_symlink()
+        )
         rows = [line.split("`")[1::2] for line in readme.splitlines() if line.startswith("| `")]
         names = {name for row in rows for name in row if name.isupper() and "_" in name}
         assert len(names) >= 4
@@ -146,7 +175,13 @@ def test_without_data_it_serves_and_says_where(tmp_path: Path) -> None:
     """And the size in a script's name is a default that MODEL_PATH outranks; flags are forwarded."""
     port = free_port()
     process = subprocess.Popen(
-        ["bash", str(RECIPES / "openclaw-rl/run_qwen3_7b_lora_openclaw_rl.sh"), "--port", str(port), "--with-parent"],
+        [
+            "bash",
+            str(RECIPES / "openclaw-rl/run_qwen3_7b_lora_openclaw_rl.sh"),
+            "--port",
+            str(port),
+            "--with-parent",
+        ],
         cwd=tmp_path,
         env=environment(tmp_path, MODEL_PATH="starter", OPENCLAW_HOME="live"),
         stdin=subprocess.DEVNULL,
@@ -171,13 +206,18 @@ def test_a_judge_of_its_own_from_the_environment_is_asked(tmp_path: Path) -> Non
     more = {"MODEL_PATH": "starter", "OPENCLAW_HOME": "live", "JUDGE_MODEL_PATH": str(judge)}
     variables = environment(tmp_path, OPENCLAW_PORT=str(system.serve.port), **more)
     show = ["openclaw-rl", "config", "show", "--config", str(recipe / "binary.yaml")]
-    shown = subprocess.run(show, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        show, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True
+    ).stdout
     assert f"  path: {judge}  # environment: JUDGE_MODEL_PATH" in shown
     assert "  kind: llm  # environment: JUDGE_MODEL_PATH" in shown
     live, log = SubprocessSystem(system), tmp_path / "live" / "logs" / "judge.log"
     words = ["--set", "judge.max_tokens=16", "--with-parent"]
     process = subprocess.Popen(
-        ["bash", str(recipe / "run_binary_rl.sh"), *words], cwd=tmp_path, env=variables, stdin=subprocess.DEVNULL
+        ["bash", str(recipe / "run_binary_rl.sh"), *words],
+        cwd=tmp_path,
+        env=variables,
+        stdin=subprocess.DEVNULL,
     )
     give_up = time.monotonic() + 240
     try:
@@ -187,10 +227,16 @@ def test_a_judge_of_its_own_from_the_environment_is_asked(tmp_path: Path) -> Non
             time.sleep(0.5)
         said = [{"role": "user", "content": "What is the capital of Spain?"}]
         reply = post_json(live, "/v1/chat/completions", {"model": "openclaw", "messages": said})
-        said += [reply["choices"][0]["message"], {"role": "user", "content": "Perfect, nice and short, thanks!"}]
+        said += [
+            reply["choices"][0]["message"],
+            {"role": "user", "content": "Perfect, nice and short, thanks!"},
+        ]
         post_json(live, "/v1/chat/completions", {"model": "openclaw", "messages": said})
         # The starter's words are no vote, and the line that says so names who was asked.
-        while f"judge {judge} at " not in (told := log.read_text()) or "no usable vote: expected a JSON" not in told:
+        while (
+            f"judge {judge} at " not in (told := log.read_text())
+            or "no usable vote: expected a JSON" not in told
+        ):
             assert time.monotonic() < give_up, f"nobody asked it: {told}"
             time.sleep(0.5)
     finally:
@@ -200,4 +246,9 @@ def test_a_judge_of_its_own_from_the_environment_is_asked(tmp_path: Path) -> Non
 
 def test_a_wrong_setting_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ENV_TYPE is refused: it chooses tasks"):
-        script("openclaw-rl/run_binary_rl.sh", folder=tmp_path, ENV_TYPE="terminal", MODEL_PATH="starter")
+        script(
+            "openclaw-rl/run_binary_rl.sh",
+            folder=tmp_path,
+            ENV_TYPE="terminal",
+            MODEL_PATH="starter",
+        )

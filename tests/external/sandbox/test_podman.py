@@ -23,9 +23,12 @@ from openclaw_rl.sandbox.container import ContainerBox
 from openclaw_rl.sandbox.fresh_verification import Verification, verify_in_fresh_box
 
 IMAGE = "localhost/openclaw-rl-busybox:latest"
-LIMITS = BoxLimits(memory=64 * MEBIBYTE, processes=30, disk=8 * MEBIBYTE, shared_memory=4 * MEBIBYTE)
+LIMITS = BoxLimits(
+    memory=64 * MEBIBYTE, processes=30, disk=8 * MEBIBYTE, shared_memory=4 * MEBIBYTE
+)
 PROGRAMS = (
-    "sh cat cut dd echo env find grep head id ls mkdir nc readlink rm seq setsid sleep tail tar test timeout touch"
+    "sh cat cut dd echo env find grep head id ls mkdir nc readlink rm seq setsid sleep tail "
+    "tar test timeout touch"
 )
 PROGRAMS += " tr true wc ln"
 
@@ -42,7 +45,9 @@ def _image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             link = tarfile.TarInfo(f"bin/{name}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             archive.addfile(link)
-    subprocess.run(["podman", "import", folder / "root.tar", IMAGE], check=True, capture_output=True)
+    subprocess.run(
+        ["podman", "import", folder / "root.tar", IMAGE], check=True, capture_output=True
+    )
     yield
     subprocess.run(["podman", "rmi", "--force", IMAGE], check=False, capture_output=True)
 
@@ -50,15 +55,21 @@ def _image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_container_is_left() -> Iterator[None]:
     yield
-    listed = subprocess.run(["podman", "ps", "-aq", "--filter", "name=openclaw-rl-box"], capture_output=True, text=True)
+    listed = subprocess.run(
+        ["podman", "ps", "-aq", "--filter", "name=openclaw-rl-box"], capture_output=True, text=True
+    )
     assert listed.stdout == ""
 
 
 def new_box(root: BoxRoot | None = None, **limits: Any) -> ContainerBox:
-    return ContainerBox(replace(root or BoxRoot(), image=IMAGE), replace(LIMITS, **limits), program="podman")
+    return ContainerBox(
+        replace(root or BoxRoot(), image=IMAGE), replace(LIMITS, **limits), program="podman"
+    )
 
 
-def with_box(use: Callable[[ContainerBox], Awaitable[Any]], root: BoxRoot | None = None, **limits: Any) -> Any:
+def with_box(
+    use: Callable[[ContainerBox], Awaitable[Any]], root: BoxRoot | None = None, **limits: Any
+) -> Any:
     async def use_box() -> Any:
         box = new_box(root, **limits)
         try:
@@ -96,7 +107,9 @@ def test_limits_and_walls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENCLAW_API_KEY", "sk-owner-5f1d2c7a")
 
     async def use(box: ContainerBox) -> None:
-        assert (await box.run("dd if=/dev/zero of=a bs=1M count=20 2>/dev/null; wc -c <a")).stdout.strip() == b"8388608"
+        assert (
+            await box.run("dd if=/dev/zero of=a bs=1M count=20 2>/dev/null; wc -c <a")
+        ).stdout.strip() == b"8388608"
         assert b"sk-owner" not in (await box.run("cat /proc/*/environ /proc/*/cmdline; env")).stdout
         assert (await box.run("touch /bin/x")).exit_code != 0
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -113,7 +126,9 @@ def test_memory_is_bounded() -> None:
 
     async def use(box: ContainerBox) -> bytes:
         try:
-            return (await box.run("head -c 209715200 /dev/zero | tail -c 157286400 | wc -c")).stdout.strip()
+            return (
+                await box.run("head -c 209715200 /dev/zero | tail -c 157286400 | wc -c")
+            ).stdout.strip()
         except BoxLost:
             return b"lost"
 
@@ -144,7 +159,12 @@ def test_a_box_on_gvisor() -> None:
         box = ContainerBox(root, limits, program="podman", runtime="runsc")
         try:
             await box.open()
-            commands = ("cat /proc/version", "grep -c : /proc/net/dev", "touch /bin/x || echo refused", "id -u")
+            commands = (
+                "cat /proc/version",
+                "grep -c : /proc/net/dev",
+                "touch /bin/x || echo refused",
+                "id -u",
+            )
             return [(await box.run(command)).stdout for command in commands]
         finally:
             await box.close()
@@ -185,5 +205,7 @@ asyncio.run(main())
         owner.wait()
     until = time.monotonic() + 20
     listed = ["podman", "ps", "-aq", "--filter", "name=openclaw-rl-box"]
-    while subprocess.run(listed, capture_output=True, check=True).stdout and time.monotonic() < until:
+    while (
+        subprocess.run(listed, capture_output=True, check=True).stdout and time.monotonic() < until
+    ):
         time.sleep(0.2)

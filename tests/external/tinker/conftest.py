@@ -100,29 +100,44 @@ def make_sample(turn: int, reward: float | None, *, hints: int = 0) -> Sample:
         temperature=1.0,
         version=0,
         reward=reward,
-        hinted_prompts=tuple(random.integers(0, VOCABULARY, 7).astype(np.int32) for _ in range(hints)),
+        hinted_prompts=tuple(
+            random.integers(0, VOCABULARY, 7).astype(np.int32) for _ in range(hints)
+        ),
     )
 
 
-BATCH = [make_sample(1, 1.0), make_sample(2, -1.0, hints=1), make_sample(3, None, hints=2), make_sample(4, -1.0)]
+BATCH = [
+    make_sample(1, 1.0),
+    make_sample(2, -1.0, hints=1),
+    make_sample(3, None, hints=2),
+    make_sample(4, -1.0),
+]
 
 
 def read_adapter(server: SkyrlServer, path: str, into: Path) -> dict[str, torch.Tensor]:
     """Weights of a sampler checkpoint by their PEFT names, as the server gives them for download."""
     run, *_, name = path.removeprefix("tinker://").split("/")
     where = f"{server.url}/api/v1/training_runs/{run}/checkpoints/{name}/download"
-    with urllib.request.urlopen(where, timeout=60) as archive, tarfile.open(fileobj=archive, mode="r|gz") as tar:
+    with (
+        urllib.request.urlopen(where, timeout=60) as archive,
+        tarfile.open(fileobj=archive, mode="r|gz") as tar,
+    ):
         tar.extractall(into, filter="data")
     return load_file(into / "adapter_model.safetensors")
 
 
 def reference_logprobs(
-    model: Path, adapter: dict[str, torch.Tensor] | None, prompt: Sequence[int], response: Sequence[int]
+    model: Path,
+    adapter: dict[str, torch.Tensor] | None,
+    prompt: Sequence[int],
+    response: Sequence[int],
 ) -> np.ndarray:
     """[R] by a fresh forward of transformers and PEFT. None: the base."""
     tuned: Any = Qwen3ForCausalLM.from_pretrained(model)
     if adapter is not None:
-        tuned = get_peft_model(tuned, LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear"))
+        tuned = get_peft_model(
+            tuned, LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear")
+        )
         set_peft_model_state_dict(tuned, adapter)
     ids = torch.tensor([[*map(int, prompt), *map(int, response)]])
     with torch.no_grad():

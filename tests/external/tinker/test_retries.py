@@ -35,13 +35,17 @@ def test_a_reply_and_a_step_come_through_errors(
     one = calm.step(BATCH, str(tmp_path / "000001-a"))
     calm.load(folder=one.folder, memory=one.memory)
     expected = read_adapter(
-        server, read_version(ref_of(calm.step(BATCH, str(tmp_path / "000002-calm")), 2)).sampler, tmp_path / "calm"
+        server,
+        read_version(ref_of(calm.step(BATCH, str(tmp_path / "000002-calm")), 2)).sampler,
+        tmp_path / "calm",
     )
 
     async def body(engine: EngineClient) -> None:
         undisturbed = await collect(engine, call(PROMPT, version=0, max_tokens=8, seed=3))
         proxy.begin_trouble(trouble)
-        assert (await collect(engine, call(PROMPT, version=0, max_tokens=8, seed=3))).token_ids == undisturbed.token_ids
+        assert (
+            await collect(engine, call(PROMPT, version=0, max_tokens=8, seed=3))
+        ).token_ids == undisturbed.token_ids
 
     run_engine(config, body)
     again = make_trainer(config)
@@ -50,7 +54,9 @@ def test_a_reply_and_a_step_come_through_errors(
     assert proxy.refused > 0
     weights = read_adapter(server, read_version(ref_of(found, 2)).sampler, tmp_path / "troubled")
     for name, weight in expected.items():
-        np.testing.assert_allclose(weights[name], weight, rtol=1e-4, atol=1e-6, err_msg="one step, not two")
+        np.testing.assert_allclose(
+            weights[name], weight, rtol=1e-4, atol=1e-6, err_msg="one step, not two"
+        )
 
 
 @pytest.mark.parametrize("path", ["/forward_backward", "/optim_step"])
@@ -74,7 +80,9 @@ def test_a_call_whose_answer_is_lost_is_one_step(
     }
     assert proxy.refused > 0
     for name, weight in weights["calm"].items():
-        np.testing.assert_allclose(weights["troubled"][name], weight, rtol=1e-4, atol=1e-6, err_msg="one step, not two")
+        np.testing.assert_allclose(
+            weights["troubled"][name], weight, rtol=1e-4, atol=1e-6, err_msg="one step, not two"
+        )
 
 
 @pytest.mark.parametrize("path", ["/save_weights", "/save_weights_for_sampler"])
@@ -82,7 +90,9 @@ def test_a_checkpoint_whose_answer_is_lost_stops_nothing(
     settings: Settings, server: SkyrlServer, proxy: FlakyProxy, tmp_path: Path, path: str
 ) -> None:
     """The SDK repeats the call, and the server refuses the name with 409, which the SDK repeats for five minutes."""
-    trainer = make_trainer(settings(**{"tinker.url": proxy.url, "train.optimizer.learning_rate": 0.01}))
+    trainer = make_trainer(
+        settings(**{"tinker.url": proxy.url, "train.optimizer.learning_rate": 0.01})
+    )
     one = trainer.step(BATCH, str(tmp_path / "000001-a"))
     trainer.load(folder=one.folder, memory=one.memory)
     found, began = {}, time.monotonic()
@@ -100,10 +110,14 @@ def test_a_checkpoint_whose_answer_is_lost_stops_nothing(
     }
     for name, weight in weights["calm"].items():
         np.testing.assert_allclose(weights["troubled"][name], weight, rtol=1e-4, atol=1e-6)
-    trainer.step(BATCH, str(tmp_path / "000003-a"))  # from the state whose answer was lost, by the same client
+    trainer.step(
+        BATCH, str(tmp_path / "000003-a")
+    )  # from the state whose answer was lost, by the same client
 
 
-def test_requests_without_an_answer_end_and_are_one_line(settings: Settings, proxy: FlakyProxy, tmp_path: Path) -> None:
+def test_requests_without_an_answer_end_and_are_one_line(
+    settings: Settings, proxy: FlakyProxy, tmp_path: Path
+) -> None:
     config = settings(**{"tinker.url": proxy.url, "tinker.call_timeout": 60.0})
     trainer = make_trainer(config)
     one = trainer.step(BATCH, str(tmp_path / "000001-a"))

@@ -15,7 +15,14 @@ from benchmarks.skyrl_server import KEY, RANK, SkyrlServer
 from safetensors.torch import save_file
 from tests.engines.contract_fixtures import BASE, closing
 from tests.engines.test_contract import call, collect
-from tests.external.tinker.conftest import BATCH, Settings, make_sample, make_trainer, read_adapter, reference_logprobs
+from tests.external.tinker.conftest import (
+    BATCH,
+    Settings,
+    make_sample,
+    make_trainer,
+    read_adapter,
+    reference_logprobs,
+)
 
 from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.engines.socket_server import bind_socket
@@ -75,12 +82,18 @@ def test_sampled_logprobs_are_those_of_a_fresh_forward(
             expected = reference_logprobs(model, weights, PROMPT, reply.token_ids)
             np.testing.assert_allclose(reply.logprobs, expected, atol=1e-3)
             response = np.array(reply.token_ids, dtype=np.int32)
-            scores = await engine.score(version=version, prompt_ids=PROMPT, response_ids=response, temperature=1.0)
+            scores = await engine.score(
+                version=version, prompt_ids=PROMPT, response_ids=response, temperature=1.0
+            )
             np.testing.assert_allclose(scores, expected, atol=1e-3)
-            assert replies.setdefault(version, reply.token_ids) == reply.token_ids, "a seed reproduces the reply"
+            assert replies.setdefault(version, reply.token_ids) == reply.token_ids, (
+                "a seed reproduces the reply"
+            )
         whole = replies[0]
         stop = next(t for t in whole[2:] if t not in whole[:2])
-        stopped = await collect(engine, call(PROMPT, version=0, max_tokens=12, seed=3, stop=(63, stop)))
+        stopped = await collect(
+            engine, call(PROMPT, version=0, max_tokens=12, seed=3, stop=(63, stop))
+        )
         assert (stopped.token_ids, stopped.finish) == (whole[: whole.index(stop) + 1], "stop")
         with pytest.raises(EngineError, match="the context is 128"):
             await collect(engine, call(np.resize(PROMPT, 128).astype(np.int32), version=0))
@@ -103,13 +116,19 @@ def test_a_wrong_key_address_or_model_is_one_line(settings: Settings) -> None:
                 await engine.info()
             assert "\n" not in str(caught.value)
 
-        run_engine(settings(**{key: value, "tinker.connect_timeout": 3.0 if "9" in value else 60.0}), body)
+        run_engine(
+            settings(**{key: value, "tinker.connect_timeout": 3.0 if "9" in value else 60.0}), body
+        )
 
 
-def local_gradients(config: Config, folder: Path, adapter: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def local_gradients(
+    config: Config, folder: Path, adapter: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Gradients of the local trainer's step on the batch from this adapter, by PEFT names."""
     local = config.train.model_copy(update={"trainer": "local"})
-    trainer = LocalTrainer(config.model.path, make_method(local), train_settings(_flat(local)), config.model)
+    trainer = LocalTrainer(
+        config.model.path, make_method(local), train_settings(_flat(local)), config.model
+    )
     folder.mkdir()
     trainer._weights.write(folder)
     save_file(adapter, folder / "adapter_model.safetensors")
@@ -132,13 +151,21 @@ def _flat(train: Any, prefix: str = "") -> dict[str, Any]:
     out = {}
     for name in type(train).model_fields:
         value = getattr(train, name)
-        out |= _flat(value, f"{prefix}{name}.") if hasattr(type(value), "model_fields") else {f"{prefix}{name}": value}
+        out |= (
+            _flat(value, f"{prefix}{name}.")
+            if hasattr(type(value), "model_fields")
+            else {f"{prefix}{name}": value}
+        )
     return out
 
 
 @pytest.mark.parametrize("method", ["binary", "opd", "combine"])
 def test_a_step_has_the_direction_of_the_local_trainers_gradient(
-    settings: Settings, server: SkyrlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    settings: Settings,
+    server: SkyrlServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
 ) -> None:
     """Adam without moments and with a large epsilon is plain SGD: the change is the gradient, up to a factor."""
     monkeypatch.setattr(training_session, "ADAM_EPS", 1e4)
@@ -165,7 +192,9 @@ def test_a_step_has_the_direction_of_the_local_trainers_gradient(
     cosine = torch.nn.functional.cosine_similarity(change, expected, dim=0).item()
     print(f"{method}: cosine {cosine:.6f}, norm {change.norm():.4g} against {expected.norm():.4g}")  # noqa: T201
     assert cosine > 0.999
-    assert change.norm().item() == pytest.approx(expected.norm().item(), rel=0.01), "the size is that of SGD, too"
+    assert change.norm().item() == pytest.approx(expected.norm().item(), rel=0.01), (
+        "the size is that of SGD, too"
+    )
 
 
 def test_a_killed_server_is_waited_for_and_the_step_is_taken_once(
@@ -227,7 +256,9 @@ def test_versions_answer_beside_training_and_after_a_restart(
 
 def test_no_token_more_than_the_budget_is_sent(settings: Settings, tmp_path: Path) -> None:
     """The first step has its exact price; the second would exceed the budget by one token, and is not begun."""
-    whole = {"train.optimizer.clip_grad": 1e9}  # a gradient that is clipped costs a pass more at this server
+    whole = {
+        "train.optimizer.clip_grad": 1e9
+    }  # a gradient that is clipped costs a pass more at this server
     one = take_step(settings(**whole), tmp_path / "000001-a")
     cost = int(one.metrics["tinker/tokens/total"])
     short = make_trainer(settings(**whole, **{"tinker.budget_tokens": 2 * cost - 1}))
@@ -241,5 +272,7 @@ def test_no_token_more_than_the_budget_is_sent(settings: Settings, tmp_path: Pat
 
 def test_a_rank_that_the_server_does_not_take_is_one_line(settings: Settings) -> None:
     with pytest.raises(TrainerAbsent, match=r"does not take this rank.*Set train.lora.rank"):
-        make_trainer(settings(**{"train.lora.rank": 4 * RANK})).step([make_sample(1, 1.0)], "/tmp/000001-none")
+        make_trainer(settings(**{"train.lora.rank": 4 * RANK})).step(
+            [make_sample(1, 1.0)], "/tmp/000001-none"
+        )
     assert KEY.startswith("tml-")

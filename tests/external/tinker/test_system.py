@@ -61,7 +61,9 @@ def test_people_talk_and_the_next_version_answers(tmp_path: Path, home: Path) ->
             consents.record_consent(conn, EVENT, server.url, ("serve", "train"), time.time())
         with SubprocessSystem(config) as system:
             replies = [talk(system, f"What is {n} plus 1?") for n in range(4)]
-            assert {reply["system_fingerprint"] for reply in replies} == {replies[0]["system_fingerprint"]}
+            assert {reply["system_fingerprint"] for reply in replies} == {
+                replies[0]["system_fingerprint"]
+            }
             for i, reply in enumerate(replies):
                 body = {"id": reply["id"], "score": 1 if i % 2 else -1}
                 post(system, "/v1/feedback", body)

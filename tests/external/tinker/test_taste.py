@@ -34,12 +34,17 @@ def test_the_taste_of_the_demo_is_learned(tmp_path: Path) -> None:
     model = ModelFiles.from_path(STARTER).folder
     started = SkyrlServer(tmp_path / "server", model, rank=ADAPTER_RANK)
     with started as server, tempfile.TemporaryDirectory(prefix="ocrl-") as home:
-        settings = make_settings(server, server.url) | {"train.method": "combine", "train.lora.rank": ADAPTER_RANK}
+        settings = make_settings(server, server.url) | {
+            "train.method": "combine",
+            "train.lora.rank": ADAPTER_RANK,
+        }
         config = scratch_config(Path(home), settings)
         record_consent(config)
         with SubprocessSystem(config) as system:
             before, after, failures = asyncio.run(learn_taste(system))
-    print(f"satisfied {before.satisfaction:.3f} -> {after.satisfaction:.3f}, correct {after.correctness:.3f}")  # noqa: T201
+    print(  # noqa: T201
+        f"satisfied {before.satisfaction:.3f} -> {after.satisfaction:.3f}, correct {after.correctness:.3f}"
+    )
     assert failures == []
     assert before.satisfaction <= 0.65
     assert after.satisfaction >= 0.9
@@ -49,11 +54,17 @@ def test_the_taste_of_the_demo_is_learned(tmp_path: Path) -> None:
 async def learn_taste(system: SubprocessSystem) -> tuple[Any, Any, list[str]]:
     """Measure the base, talk, wait until all is learned, and measure the last version."""
     name, questions = system.config.model.name, held_out_questions(QUESTIONS, random.Random(SEED))
-    api = openai.AsyncOpenAI(base_url=f"{system.base_url}/v1", api_key=system.api_key, max_retries=0, timeout=WITHIN)
+    api = openai.AsyncOpenAI(
+        base_url=f"{system.base_url}/v1", api_key=system.api_key, max_retries=0, timeout=WITHIN
+    )
     async with api:
-        before = await user_driver.measure_taste(api, f"{name}@0", TASTE, questions, parallel=PARALLEL)
+        before = await user_driver.measure_taste(
+            api, f"{name}@0", TASTE, questions, parallel=PARALLEL
+        )
         persona = Persona(taste=TASTE, seed=SEED)
         talk = await user_driver.run_conversation(api, name, persona, replies=REPLIES)
         version = await asyncio.to_thread(system.wait_until_settled, WITHIN)
-        after = await user_driver.measure_taste(api, f"{name}@{version}", TASTE, questions, parallel=PARALLEL)
+        after = await user_driver.measure_taste(
+            api, f"{name}@{version}", TASTE, questions, parallel=PARALLEL
+        )
     return before, after, talk.failures

@@ -42,8 +42,14 @@ SETTINGS = {
 def running_example(home: Path) -> Iterator[Path]:
     """The example as a program of its own. Yields the file of its output."""
     output = home / "logs" / "trl.log"
-    command, environment = [sys.executable, EXAMPLE, "--home", str(home)], os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    with output.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process:
+    command, environment = (
+        [sys.executable, EXAMPLE, "--home", str(home)],
+        os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    with (
+        output.open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process,
+    ):
         try:
             yield output
         finally:
@@ -65,18 +71,28 @@ async def talk_and_measure(
             api, name, Persona(taste=taste, seed=0), replies=REPLIES, between=wait_for_training
         )
         version = await asyncio.to_thread(system.wait_until_settled, WITHIN)
-        return before, talk, await user_driver.measure_taste(api, f"{name}@{version}", taste, questions)
+        return (
+            before,
+            talk,
+            await user_driver.measure_taste(api, f"{name}@{version}", taste, questions),
+        )
 
 
 @pytest.mark.parametrize("taste", ["short", "formal"])
-def test_the_example_learns_the_taste_and_no_turn_is_in_two_batches(tmp_path: Path, taste: Taste) -> None:
+def test_the_example_learns_the_taste_and_no_turn_is_in_two_batches(
+    tmp_path: Path, taste: Taste
+) -> None:
     config = scratch_config(tmp_path, SETTINGS)
     with SubprocessSystem(config) as system, running_example(config.home_dir) as output:
         before, talk, after = asyncio.run(talk_and_measure(system, taste))
         said = output.read_text(errors="replace")
     with Store.open(config.store_path) as store, store.read() as conn:
         versions = [policy for policy in policies.list_all(conn) if policy.version]
-        uses = Counter(use.turn for policy in versions for use in policies.uses_of_version(conn, policy.version))
+        uses = Counter(
+            use.turn
+            for policy in versions
+            for use in policies.uses_of_version(conn, policy.version)
+        )
     LOG.warning("%s: satisfied %.3f -> %.3f", taste, before.satisfaction, after.satisfaction)
     LOG.warning("correct %.3f -> %.3f", before.correctness, after.correctness)
     LOG.warning("%d versions from %d turns", len(versions), len(uses))

@@ -19,12 +19,18 @@ def drafts_of(*corrections: str) -> list[LessonDraft]:
         Feedback(id=f"f{n}", scope="key", target="t", score=-1, correction=text, given_at=float(n))
         for n, text in enumerate(corrections)
     )
-    reaction = Reaction(turn="t", revision=1, messages=(), feedback=given, source="feedback", how="explicit", at=1.0)
-    verdict = Verdict(turn="t", revision=1, judge="explicit", score=-1, hints=corrections, explicit=True, at=1.0)
+    reaction = Reaction(
+        turn="t", revision=1, messages=(), feedback=given, source="feedback", how="explicit", at=1.0
+    )
+    verdict = Verdict(
+        turn="t", revision=1, judge="explicit", score=-1, hints=corrections, explicit=True, at=1.0
+    )
     return draft_lessons(verdict, reaction, TOPICS)
 
 
-@pytest.mark.parametrize("rest", ["a. " * 20_000, "When I ask about x. " * 3_000, "x " * 30_000, ". " * 30_000])
+@pytest.mark.parametrize(
+    "rest", ["a. " * 20_000, "When I ask about x. " * 3_000, "x " * 30_000, ". " * 30_000]
+)
 def test_a_long_correction_is_read_within_a_tenth_of_a_second(rest: str) -> None:
     with bounded_cpu_time(0.1):
         (draft,) = drafts_of(f"Shorter, please. {rest}")
@@ -40,6 +46,11 @@ def test_of_a_thousand_corrections_the_newest_become_lessons() -> None:
     ]
 
 
-@pytest.mark.parametrize("fact", ["It is 3.5 percent.", "The site is example.com, not example.org.", "Wait?! No: 7."])
+@pytest.mark.parametrize(
+    "fact", ["It is 3.5 percent.", "The site is example.com, not example.org.", "Wait?! No: 7."]
+)
 def test_a_fact_beside_a_wish_keeps_its_words(fact: str) -> None:
-    assert [draft.text for draft in drafts_of(f"Shorter, please. {fact}")] == ["Keep answers short.", fact]
+    assert [draft.text for draft in drafts_of(f"Shorter, please. {fact}")] == [
+        "Keep answers short.",
+        fact,
+    ]

@@ -32,7 +32,9 @@ def not_ephemeral(message: object) -> bool:
 
 def verdict(turn: str, *hints: str, at: float = 10.0, **changes: object) -> Verdict:
     votes = tuple(Vote(score=-1, hint=hint) for hint in hints)
-    made = Verdict(turn=turn, revision=1, judge="rules@1", score=-1, votes=votes, hints=hints, at=at)
+    made = Verdict(
+        turn=turn, revision=1, judge="rules@1", score=-1, votes=votes, hints=hints, at=at
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -50,7 +52,9 @@ def learn(
     if not is_known:
         world.close(turn, "hm")
     with world.store.write(durable=False) as conn:
-        update_lessons(conn, given, TOPICS, drafts=drafts, is_ephemeral=not_ephemeral, key=world.store.secret)
+        update_lessons(
+            conn, given, TOPICS, drafts=drafts, is_ephemeral=not_ephemeral, key=world.store.secret
+        )
 
 
 def in_force(world: World, question: str = "", session: str = "", asked: str = "") -> list[str]:
@@ -62,7 +66,9 @@ def in_force(world: World, question: str = "", session: str = "", asked: str = "
 
 def here(world: World, question: str) -> PromptContext:
     messages = [{"role": "user", "content": question}]
-    return PromptContext(key="s", question=question_hash(messages, not_ephemeral, key=world.store.secret))
+    return PromptContext(
+        key="s", question=question_hash(messages, not_ephemeral, key=world.store.secret)
+    )
 
 
 def everything(world: World) -> list[Lesson]:
@@ -75,7 +81,11 @@ def test_the_same_wish_in_two_languages_is_one_lesson(world: World) -> None:
     learn(world, "b", "Antworte kurz.")
     learn(world, "b", "Antworte kurz.")
     (lesson,) = everything(world)
-    assert (lesson.text, lesson.topic, lesson.weight) == ("Antworte kurz.", "length/short", pytest.approx(2.0))
+    assert (lesson.text, lesson.topic, lesson.weight) == (
+        "Antworte kurz.",
+        "length/short",
+        pytest.approx(2.0),
+    )
 
 
 def test_wishes_about_different_things_stand_side_by_side(world: World) -> None:
@@ -113,7 +123,9 @@ def test_what_is_said_again_in_a_conversation_may_be_meant_for_it(world: World) 
     assert practised(world) == [LONG]
 
 
-def test_the_weights_follow_the_third_word_against_a_lesson_that_was_said_often(world: World) -> None:
+def test_the_weights_follow_the_third_word_against_a_lesson_that_was_said_often(
+    world: World,
+) -> None:
     for id_ in "abcd":
         learn(world, id_, SHORT)
     learn(world, "e", LONG, at=20.0)
@@ -190,7 +202,9 @@ def test_a_word_stays_in_its_conversation_when_a_model_reads_it_again(world: Wor
     said_often(world, SHORT)
     learn(world, "a", LONG, at=20.0)
     known = next(one for one in everything(world) if one.text == LONG and one.is_practised)
-    again = LessonDraft(text="Write more.", reach=LessonReach.GENERAL, topic="length/long", same_as=known.id)
+    again = LessonDraft(
+        text="Write more.", reach=LessonReach.GENERAL, topic="length/long", same_as=known.id
+    )
     learn(world, "a", LONG, at=30.0, drafts=[again])
     assert in_force(world, session="a") == [LONG]
 
@@ -209,7 +223,9 @@ def test_a_word_against_a_pinned_lesson_is_none_for_its_conversation(world: Worl
 def test_no_prompt_has_two_lessons_that_contradict_each_other(world: World) -> None:
     """Of lessons without a topic, only the model knows that they do."""
     french = said_often(world, "Answer in French.")
-    english = LessonDraft(text="Answer in English.", reach=LessonReach.GENERAL, contradicts=(french, "gone"))
+    english = LessonDraft(
+        text="Answer in English.", reach=LessonReach.GENERAL, contradicts=(french, "gone")
+    )
     for at in (20.0, 30.0):
         learn(world, "a", english.text, at=at, drafts=[english])
         assert in_force(world, session="a") == ["Answer in English."]
@@ -219,10 +235,14 @@ def test_no_prompt_has_two_lessons_that_contradict_each_other(world: World) -> N
 
 
 @pytest.mark.parametrize("reach", [LessonReach.SESSION, LessonReach.SUBJECT])
-def test_a_narrower_wish_takes_the_place_of_what_it_contradicts(world: World, reach: LessonReach) -> None:
+def test_a_narrower_wish_takes_the_place_of_what_it_contradicts(
+    world: World, reach: LessonReach
+) -> None:
     french = said_often(world, "Answer in French.")
     converse(world, "a", "later")
-    draft = LessonDraft(text="Answer in English.", reach=reach, subject="code", contradicts=(french,))
+    draft = LessonDraft(
+        text="Answer in English.", reach=reach, subject="code", contradicts=(french,)
+    )
     learn(world, "a", draft.text, at=20.0, drafts=[draft])
     place = {"session": "a"} if reach is LessonReach.SESSION else {"asked": "Write some code."}
     assert in_force(world, **place) == ["Answer in English."]
@@ -234,17 +254,23 @@ def test_a_narrower_wish_takes_the_place_of_what_it_contradicts(world: World, re
         lessons.set_pinned(conn, french, False)
     learn(world, "later", "Answer in French.", at=30.0)
     expected = ["Answer in French."] if reach is LessonReach.SESSION else ["Answer in English."]
-    assert in_force(world, **place) == expected, "what is said in the conversation again counts there"
+    assert in_force(world, **place) == expected, (
+        "what is said in the conversation again counts there"
+    )
     with world.store.write() as conn:
         removal.forget(conn, french, at=40.0)
     assert in_force(world, **place) == ["Answer in English."]
 
 
-def test_the_lesson_of_a_conversation_has_the_text_that_its_wish_was_edited_to(world: World) -> None:
+def test_the_lesson_of_a_conversation_has_the_text_that_its_wish_was_edited_to(
+    world: World,
+) -> None:
     said_often(world, SHORT)
     learn(world, "a", LONG, at=20.0)
     with world.store.write() as conn:
-        (known,) = (one for one in lessons.list_lessons(conn) if one.text == LONG and one.is_practised)
+        (known,) = (
+            one for one in lessons.list_lessons(conn) if one.text == LONG and one.is_practised
+        )
         lessons.edit_text(conn, known.id, "Ten sentences.", at=25.0)
     for n in range(3):
         learn(world, f"more-{n}", SHORT, at=30.0)
@@ -256,7 +282,9 @@ def test_the_lesson_of_a_conversation_has_the_text_that_its_wish_was_edited_to(w
 def test_a_forgotten_word_is_a_lesson_of_no_scope(world: World, is_of_session: bool) -> None:
     said_often(world, SHORT)
     learn(world, "a", LONG, at=20.0)
-    scopes = {one.scope_kind is LessonScope.SESSION: one for one in everything(world) if one.text == LONG}
+    scopes = {
+        one.scope_kind is LessonScope.SESSION: one for one in everything(world) if one.text == LONG
+    }
     with world.store.write() as conn:
         forgotten_wishes.forget_wish(conn, scopes[is_of_session], at=30.0)
     assert [one.text for one in everything(world)] == [SHORT]
@@ -279,7 +307,9 @@ def test_a_pinned_lesson_is_not_replaced(world: World) -> None:
     assert in_force(world) == [SHORT]
 
 
-def test_a_turn_that_is_judged_again_loses_the_lesson_that_its_verdict_no_longer_has(world: World) -> None:
+def test_a_turn_that_is_judged_again_loses_the_lesson_that_its_verdict_no_longer_has(
+    world: World,
+) -> None:
     learn(world, "a", SHORT)
     learn(world, "a", FORMAL, at=20.0, revision=2)
     assert in_force(world) == [FORMAL]
@@ -303,7 +333,9 @@ def test_a_correction_is_for_its_question_alone(world: World) -> None:
     world.close("a", "hm")
     world.give("a", score=-1, correction="The capital is Canberra.")
     learn(world, "a", "The capital is Canberra.")
-    assert in_force(world, "  ASK a") == ["The capital is Canberra."], "case and white space do not matter"
+    assert in_force(world, "  ASK a") == ["The capital is Canberra."], (
+        "case and white space do not matter"
+    )
     assert in_force(world, "ask b") == []
     (lesson,) = everything(world)
     assert lesson.scope_kind is LessonScope.QUESTION
@@ -311,7 +343,9 @@ def test_a_correction_is_for_its_question_alone(world: World) -> None:
 
 def test_a_later_correction_of_the_same_answer_counts(world: World) -> None:
     for n, fact in enumerate(("It is Sydney.", "It is Canberra.")):
-        learn(world, "a", fact, at=10.0 + n, votes=())  # not from the judge's votes: written by the teacher
+        learn(
+            world, "a", fact, at=10.0 + n, votes=()
+        )  # not from the judge's votes: written by the teacher
     assert in_force(world, "ask a") == ["It is Canberra."]
 
 
@@ -337,7 +371,9 @@ def test_a_fact_that_was_kept_out_of_the_hints_is_a_lesson_for_its_question(worl
     assert in_force(world, "ask b") == []
 
 
-def test_a_lesson_in_the_weights_is_in_force_again_only_after_a_contradiction_is_undone(world: World) -> None:
+def test_a_lesson_in_the_weights_is_in_force_again_only_after_a_contradiction_is_undone(
+    world: World,
+) -> None:
     learn(world, "a", SHORT)
     with world.store.write() as conn:
         policies.ensure_root(conn, base="base", identity="i", at=1.0)
@@ -360,7 +396,12 @@ def test_a_redacted_turn_gives_no_lesson(world: World) -> None:
 
 
 def events_of(conn: Connection) -> list[str]:
-    return [row[0] for row in conn.exec_driver_sql("SELECT kind FROM events WHERE kind LIKE 'lesson.%' ORDER BY seq")]
+    return [
+        row[0]
+        for row in conn.exec_driver_sql(
+            "SELECT kind FROM events WHERE kind LIKE 'lesson.%' ORDER BY seq"
+        )
+    ]
 
 
 def test_watchers_see_when_a_lesson_is_made_and_superseded(world: World) -> None:

@@ -38,7 +38,9 @@ def test_a_wish_for_all_prompts_ends_each_narrower_one_that_it_contradicts(world
 
 def test_a_lesson_that_was_forgotten_while_the_model_named_it(world: World) -> None:
     learn(world, "a", SHORT)
-    named = LessonDraft(text="Be brief.", topic="length/short", reach=LessonReach.GENERAL, same_as="gone")
+    named = LessonDraft(
+        text="Be brief.", topic="length/short", reach=LessonReach.GENERAL, same_as="gone"
+    )
     learn(world, "b", named.text, drafts=[named])
     (lesson,) = everything(world)
     assert (lesson.text, lesson.weight) == (SHORT, pytest.approx(2.0))
@@ -53,7 +55,9 @@ def test_an_imported_turn_gives_no_lesson(world: World) -> None:
     assert everything(world) == []
 
 
-@pytest.mark.parametrize(("said", "edited", "topic"), [(METRIC, PRECISE, ""), (SHORT, LONG, "length/long")])
+@pytest.mark.parametrize(
+    ("said", "edited", "topic"), [(METRIC, PRECISE, ""), (SHORT, LONG, "length/long")]
+)
 def test_a_turn_that_is_judged_again_gives_the_lesson_as_it_was_edited(
     world: World, said: str, edited: str, topic: str
 ) -> None:

@@ -17,7 +17,9 @@ from openclaw_rl.store.lineage import policies
 GERMAN, FRENCH, SPANISH = "Antworte kurz.", "Réponds brièvement.", "Responde brevemente."
 CHINESE, JAPANESE = "回答要短。", "短く答えてください。"
 HINTS_BY_TOPIC: dict[str, list[str]] = {}
-for rule in (rule for file in RulesJudge.load().files for rule in file.rules if rule.hint and rule.topic):
+for rule in (
+    rule for file in RulesJudge.load().files for rule in file.rules if rule.hint and rule.topic
+):
     HINTS_BY_TOPIC.setdefault(str(rule.topic), []).append(str(rule.hint))
 
 
@@ -32,7 +34,9 @@ def test_each_wish_is_one_lesson_in_all_six_languages(world: World, topic: str) 
 
 
 def test_wishes_of_several_topics_in_mixed_languages_stay_apart(world: World) -> None:
-    for number, hint in enumerate([SHORT, "Antworte in Stichpunkten.", FRENCH, "用正式的口吻回答。", JAPANESE]):
+    for number, hint in enumerate(
+        [SHORT, "Antworte in Stichpunkten.", FRENCH, "用正式的口吻回答。", JAPANESE]
+    ):
         learn(world, f"turn{number}", hint, at=10.0 + number)
     assert in_force(world) == [JAPANESE, "Antworte in Stichpunkten.", "用正式的口吻回答。"]
 
@@ -67,7 +71,9 @@ def test_a_pinned_text_stays_when_the_wish_is_said_in_another_language(world: Wo
 
 
 def test_words_of_a_model_stay_because_they_may_say_more_than_the_rule(world: World) -> None:
-    draft = LessonDraft(text="At most two sentences.", topic="length/short", reach=LessonReach.GENERAL)
+    draft = LessonDraft(
+        text="At most two sentences.", topic="length/short", reach=LessonReach.GENERAL
+    )
     learn(world, "a", draft.text, drafts=[draft])
     learn(world, "b", GERMAN, at=20.0)
     assert in_force(world) == ["At most two sentences."]
@@ -88,10 +94,16 @@ def test_a_learned_lesson_stays_learned_in_other_words(world: World) -> None:
         lessons.mark_learned(conn, lesson.id, head.version, at=15.0)
     learn(world, "b", FRENCH, at=20.0)
     (lesson,) = everything(world)
-    assert (lesson.text, lesson.state, lesson.learned_version) == (FRENCH, LessonState.LEARNED, head.version)
+    assert (lesson.text, lesson.state, lesson.learned_version) == (
+        FRENCH,
+        LessonState.LEARNED,
+        head.version,
+    )
 
 
-def test_a_word_against_a_heavy_lesson_is_one_for_its_conversation_in_the_newest_words(world: World) -> None:
+def test_a_word_against_a_heavy_lesson_is_one_for_its_conversation_in_the_newest_words(
+    world: World,
+) -> None:
     for number in range(4):
         learn(world, f"turn{number}", LONG, at=10.0 + number)
     learn(world, "x", SHORT, at=20.0)
@@ -102,4 +114,8 @@ def test_a_word_against_a_heavy_lesson_is_one_for_its_conversation_in_the_newest
 def test_no_two_topics_share_a_hint() -> None:
     for first, second in combinations(HINTS_BY_TOPIC.values(), 2):
         assert not set(first) & set(second)
-    assert all(TOPICS.has_hint(hint.upper().rstrip(".。")) for hints in HINTS_BY_TOPIC.values() for hint in hints)
+    assert all(
+        TOPICS.has_hint(hint.upper().rstrip(".。"))
+        for hints in HINTS_BY_TOPIC.values()
+        for hint in hints
+    )

@@ -43,15 +43,29 @@ def judging(hint: str | None, lesson: Callable[[str], Any], seen: list[dict[str,
 
 
 def learn(
-    world: World, said: list[str], hint: str | None, lesson: Callable[[str], Any], *, correction: str | None = None
+    world: World,
+    said: list[str],
+    hint: str | None,
+    lesson: Callable[[str], Any],
+    *,
+    correction: str | None = None,
 ) -> tuple[list[Lesson], list[dict[str, Any]]]:
     """Let the worker judge a turn after each message; return the lessons, and the questions about them."""
     seen: list[dict[str, Any]] = []
 
     async def go() -> None:
         async with serving(judging(hint, lesson, seen)) as endpoint:
-            url = {"judge.kind": "llm", "judge.base_url": f"http://127.0.0.1:{endpoint.port}/v1", "judge.model": "m"}
-            flat = {"home": str(world.config.home_dir), "judge.poll": 0.01, "judge.num_judges": 1, "judge.retries": 0}
+            url = {
+                "judge.kind": "llm",
+                "judge.base_url": f"http://127.0.0.1:{endpoint.port}/v1",
+                "judge.model": "m",
+            }
+            flat = {
+                "home": str(world.config.home_dir),
+                "judge.poll": 0.01,
+                "judge.num_judges": 1,
+                "judge.retries": 0,
+            }
             world.config = from_flat(flat | url)
             async with working(world):
                 for n, words in enumerate(said):
@@ -65,11 +79,15 @@ def learn(
         return lessons.list_lessons(conn), seen
 
 
-def test_wishes_in_other_words_are_one_lesson_and_contradictions_replace_each_other(world: World) -> None:
+def test_wishes_in_other_words_are_one_lesson_and_contradictions_replace_each_other(
+    world: World,
+) -> None:
     def lesson(question: str) -> dict[str, Any]:
         if "third" in question:
             return GENERAL | {"lesson": "Explain at length.", "contradicts": [1, 7]}
-        return GENERAL | {"lesson": "Keep it short.", "same": 1} if "LESSON 1" in question else GENERAL
+        return (
+            GENERAL | {"lesson": "Keep it short.", "same": 1} if "LESSON 1" in question else GENERAL
+        )
 
     found, seen = learn(world, ["first", "second", "third"], "Be brief.", lesson)
     assert [(one.text, one.state) for one in found] == [
@@ -81,7 +99,9 @@ def test_wishes_in_other_words_are_one_lesson_and_contradictions_replace_each_ot
 
 
 def test_a_fact_is_for_its_question_whatever_the_model_says(world: World) -> None:
-    (found,), _ = learn(world, ["No, it is 391."], "Say 391.", lambda question: GENERAL | {"lesson": "Say 391."})
+    (found,), _ = learn(
+        world, ["No, it is 391."], "Say 391.", lambda question: GENERAL | {"lesson": "Say 391."}
+    )
     assert (found.text, found.scope_kind) == ("Say 391.", LessonScope.QUESTION)
 
 
@@ -89,10 +109,15 @@ def test_a_fact_is_for_its_question_whatever_the_model_says(world: World) -> Non
     ("answer", "scope"),
     [
         ({"scope": "conversation"}, (LessonScope.SESSION, "t0")),
-        ({"scope": "subject", "subject": "Code, python"}, (LessonScope.SUBJECT, '["", "", "code, python"]')),
+        (
+            {"scope": "subject", "subject": "Code, python"},
+            (LessonScope.SUBJECT, '["", "", "code, python"]'),
+        ),
     ],
 )
-def test_a_wish_that_is_limited(world: World, answer: dict[str, Any], scope: tuple[LessonScope, str]) -> None:
+def test_a_wish_that_is_limited(
+    world: World, answer: dict[str, Any], scope: tuple[LessonScope, str]
+) -> None:
     (found,), _ = learn(world, ["first"], "Be brief.", lambda question: GENERAL | answer)
     assert (found.scope_kind, found.scope_value, found.topic) == (*scope, "length/short")
 
@@ -102,11 +127,18 @@ def test_a_wish_for_its_conversation_contradicts_one_for_all_prompts(world: Worl
 
     def lesson(question: str) -> dict[str, Any]:
         if "second" in question:
-            return GENERAL | {"lesson": "Answer in verse.", "scope": "conversation", "contradicts": [1]}
+            return GENERAL | {
+                "lesson": "Answer in verse.",
+                "scope": "conversation",
+                "contradicts": [1],
+            }
         return GENERAL | {"lesson": "Answer in prose."}
 
     found, _ = learn(world, ["first", "second"], "Be brief.", lesson)
-    assert [(one.text, one.scope_value) for one in found] == [("Answer in prose.", ""), ("Answer in verse.", "t1")]
+    assert [(one.text, one.scope_value) for one in found] == [
+        ("Answer in prose.", ""),
+        ("Answer in verse.", "t1"),
+    ]
     with world.store.read() as conn:
         (there,) = lessons.lessons_for(conn, PromptContext(key="s", sessions=("t1",)))
         (elsewhere,) = lessons.lessons_for(conn, PromptContext(key="s", sessions=("t0",)))
@@ -140,11 +172,15 @@ def test_a_limit_without_a_subject_is_the_question_itself(world: World, subject:
 
 def test_a_correction_is_read_by_the_model(world: World) -> None:
     said = ["hm"]
-    (found,), _ = learn(world, said, None, lambda question: GENERAL, correction="I would rather have it brief")
+    (found,), _ = learn(
+        world, said, None, lambda question: GENERAL, correction="I would rather have it brief"
+    )
     assert (found.text, found.scope_kind) == ("Be brief.", LessonScope.AGENT)
 
 
-@pytest.mark.parametrize("broken", ["no JSON", {"score": 1}, {"lesson": "<|im_end|>", "scope": "general"}])
+@pytest.mark.parametrize(
+    "broken", ["no JSON", {"score": 1}, {"lesson": "<|im_end|>", "scope": "general"}]
+)
 def test_without_a_usable_answer_the_hint_itself_is_the_lesson(world: World, broken: Any) -> None:
     (found,), seen = learn(world, ["first"], "Be brief.", lambda question: broken)
     assert (found.text, found.scope_kind, len(seen)) == ("Be brief.", LessonScope.AGENT, 1)
@@ -172,7 +208,9 @@ def test_a_truth_value_is_the_number_of_no_lesson(world: World) -> None:
         return GENERAL | {"lesson": "Use a formal tone.", "same": True, "contradicts": [True]}
 
     with world.store.write() as conn:
-        lessons.add_lesson(conn, Lesson(id="aa", key="s", text="Be brief.", made_at=1.0, reinforced_at=1.0))
+        lessons.add_lesson(
+            conn, Lesson(id="aa", key="s", text="Be brief.", made_at=1.0, reinforced_at=1.0)
+        )
     found, _ = learn(world, ["first"], "Use a formal tone.", lesson)
     assert [(one.text, one.state) for one in found] == [
         ("Be brief.", LessonState.ACTIVE),

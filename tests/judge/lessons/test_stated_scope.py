@@ -25,7 +25,9 @@ def read(text: str) -> tuple[str | None, str | None]:
     rules = [rule for file in FILES for rule in file.matching_rules([("user", text)], "")]
     rule = next((rule for rule in rules if rule.topic), None)
     scope = TOPICS.find_scope([text], rule.hint) if rule is not None else None
-    return (rule.topic if rule is not None else None), (scope.subject if scope is not None else None)
+    return (rule.topic if rule is not None else None), (
+        scope.subject if scope is not None else None
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,10 @@ def test_a_wish_about_a_subject(text: str, subject: str) -> None:
         ("Shorter, please.", SHORT),
         ("Too long. For now let me ask something else.", SHORT),
         ("More detail, please. What is this chat about?", LONG),
-        ("When I ask about something that I have already told you three times over, shorter please.", SHORT),
+        (
+            "When I ask about something that I have already told you three times over, shorter please.",
+            SHORT,
+        ),
         ("Kürzer, bitte. Was ist heute?", SHORT),
     ],
 )
@@ -84,7 +89,12 @@ def test_a_wish_for_all_prompts(text: str, topic: str) -> None:
 
 def test_each_wish_has_its_own_limit() -> None:
     text = "Shorter for now, please. Too casual."
-    rules = {rule.topic: rule for file in FILES for rule in file.matching_rules([("user", text)], "") if rule.topic}
+    rules = {
+        rule.topic: rule
+        for file in FILES
+        for rule in file.matching_rules([("user", text)], "")
+        if rule.topic
+    }
     scopes = {topic: TOPICS.find_scope([text], rule.hint) for topic, rule in rules.items()}
     assert set(scopes) == {SHORT, "tone/formal"}
     assert scopes[SHORT] is not None
@@ -96,7 +106,9 @@ def test_words_of_a_scope_within_other_words_stay() -> None:
     assert FILES[1].scopes.without_scopes(said) == "The weather for nowadays: shorter , please."
 
 
-@pytest.mark.parametrize("unit", ["的。问到x的时候。", "When I ask about x. ", "a.", "暂时。", "for now.a."])
+@pytest.mark.parametrize(
+    "unit", ["的。问到x的时候。", "When I ask about x. ", "a.", "暂时。", "for now.a."]
+)
 def test_a_long_message_is_searched_within_a_tenth_of_a_second(unit: str) -> None:
     text = (unit * 65_000)[: MAX_WISH_CHARS // 2]
     message = {"role": "user", "content": text * 8}
@@ -112,7 +124,9 @@ def test_any_text_is_read(text: str) -> None:
         assert len(file.scopes.without_scopes(text)) <= len(text)
 
 
-@pytest.mark.parametrize("scopes", ["[]", "{}", "{sessions: x}", "{after: x}", "{session: '('}", "{session: 3}"])
+@pytest.mark.parametrize(
+    "scopes", ["[]", "{}", "{sessions: x}", "{after: x}", "{session: '('}", "{session: 3}"]
+)
 def test_damaged_patterns_are_refused_by_name(tmp_path: Path, scopes: str) -> None:
     path = tmp_path / "rules.yaml"
     path.write_text(f"version: 1\nrules: [{{name: a, when: b, score: 1}}]\nscopes: {scopes}\n")

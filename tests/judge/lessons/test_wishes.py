@@ -45,13 +45,18 @@ def test_what_a_message_asks_of_its_reply(topics: HintTopics, text: str) -> None
     [
         ("Too long. What is the capital of France?", {SHORT: "Keep answers short."}),
         ("Kürzer, bitte. Was ist die Hauptstadt von Frankreich?", {SHORT: "Antworte kurz."}),
-        ("Too long. Too casual.", {SHORT: "Keep answers short.", "tone/formal": "Use a formal tone."}),
+        (
+            "Too long. Too casual.",
+            {SHORT: "Keep answers short.", "tone/formal": "Use a formal tone."},
+        ),
         ("Too long. But this time more detail, please.", {}),
         ("Perfect, thanks!", {}),
         ("Write a story.", {}),
     ],
 )
-def test_what_a_message_says_of_the_reply_before_it(topics: HintTopics, text: str, hints: dict[str, str]) -> None:
+def test_what_a_message_says_of_the_reply_before_it(
+    topics: HintTopics, text: str, hints: dict[str, str]
+) -> None:
     message = {"role": "user", "content": text}
     assert topics.read_wishes(message, "Paris is the capital.").hints == hints
     assert not topics.read_wishes(message, None).hints, "the first message is about no reply"
@@ -64,7 +69,9 @@ def test_which_lessons_a_wish_contradicts() -> None:
     assert not is_contradicted("", frozenset({LONG}))
 
 
-def test_a_lesson_of_a_model_has_the_topic_of_the_rule_that_says_the_same(topics: HintTopics) -> None:
+def test_a_lesson_of_a_model_has_the_topic_of_the_rule_that_says_the_same(
+    topics: HintTopics,
+) -> None:
     assert topics.topic_of("Be brief.") == SHORT
     assert topics.topic_of("Cite your sources.") == ""
     assert topics.topic_of("Be brief.", "length/own") == "length/own"

@@ -63,7 +63,10 @@ print(json.dumps({
 @pytest.mark.timeout(300)
 def test_two_ranks_share_work_raise_the_same_errors_and_wait_for_rank_0(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "store")]
-    started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    started = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
     replies = [json.loads(process.communicate(timeout=240)[0]) for process in started]
     assert sorted(replies[0].pop("did") + replies[1].pop("did")) == [0, 1, 2]
     assert replies[0] == replies[1]

@@ -52,18 +52,26 @@ SETTINGS: dict[str, Any] = {
 
 
 def settings(home: Path, **further: Any) -> Config:
-    return from_flat(SETTINGS | {"home": str(home)} | {k.replace("__", "."): v for k, v in further.items()})
+    return from_flat(
+        SETTINGS | {"home": str(home)} | {k.replace("__", "."): v for k, v in further.items()}
+    )
 
 
 def alone(config: Config) -> LocalTrainer:
     return LocalTrainer(
-        str(ModelFiles.from_config(config.model).folder), make_method(config.train), config.train, config.model
+        str(ModelFiles.from_config(config.model).folder),
+        make_method(config.train),
+        config.train,
+        config.model,
     )
 
 
 def batches(trainer: LocalTrainer, draw: Draw, sizes: Sequence[int]) -> list[list[Sample]]:
     alike = {1: {"reward": -1.0}}  # a batch of one must have something to say
-    return [draw(trainer, seed, size, noise=0.2, **alike.get(size, {})) for seed, size in enumerate(sizes)]
+    return [
+        draw(trainer, seed, size, noise=0.2, **alike.get(size, {}))
+        for seed, size in enumerate(sizes)
+    ]
 
 
 def same(one: StepResult, two: StepResult) -> None:
@@ -107,24 +115,45 @@ def test_two_ranks_are_one(how: dict[str, Any], draw: Draw, tmp_path: Path) -> N
         for ours, theirs in zip(one.score(given[0]), two.score(given[0]), strict=True):
             np.testing.assert_allclose(theirs, ours, atol=1e-4)
     assert (weights_of(one) - start).abs().max() > 1e-4, "the steps did something"
-    assert (done[0].metrics["step/scale"] < 1) == ("train__max_step_kl" in how), "and were halved where they have to be"
+    assert (done[0].metrics["step/scale"] < 1) == ("train__max_step_kl" in how), (
+        "and were halved where they have to be"
+    )
 
 
 @pytest.mark.timeout(600)
 def test_a_second_machine_lends_its_ranks(draw: Draw, tmp_path: Path) -> None:
     """By torchrun. The second machine knows where the first is, and nothing else; it notices that the first is gone."""
-    where = {"train__ranks": 1, "train__launch__nodes": 2, "train__launch__master_port": free_port()}
+    where = {
+        "train__ranks": 1,
+        "train__launch__nodes": 2,
+        "train__launch__master_port": free_port(),
+    }
     # After a large first step, the random tokens of the second batch would be too far from what sampled them.
     config = settings(tmp_path / "home", **where, train__optimizer__learning_rate=1e-4)
-    knows = ("home", "train.ranks", "train.launch.nodes", "train.launch.master_port", "train.launch.node_rank")
-    flat = {k: v for k, v in flatten(settings(tmp_path / "other", train__launch__node_rank=1, **where)) if k in knows}
+    knows = (
+        "home",
+        "train.ranks",
+        "train.launch.nodes",
+        "train.launch.master_port",
+        "train.launch.node_rank",
+    )
+    flat = {
+        k: v
+        for k, v in flatten(settings(tmp_path / "other", train__launch__node_rank=1, **where))
+        if k in knows
+    }
     one = alone(config)
     given = batches(one, draw, (4, 3))
     with ThreadPoolExecutor(1) as thread:
-        other = thread.submit(lambda: asyncio.run(launcher.join_as_worker(from_flat(flat), stop=asyncio.Event())))
+        other = thread.submit(
+            lambda: asyncio.run(launcher.join_as_worker(from_flat(flat), stop=asyncio.Event()))
+        )
         with closing(launch_trainer(config)) as two:
             for n, batch in enumerate(given):
-                same(one.step(batch, str(tmp_path / f"one-{n}")), two.step(batch, str(tmp_path / f"two-{n}")))
+                same(
+                    one.step(batch, str(tmp_path / f"one-{n}")),
+                    two.step(batch, str(tmp_path / f"two-{n}")),
+                )
         assert isinstance(other.exception(timeout=120), RanksGone)
     (beat,) = signs_of_life(tmp_path / "other")
     assert (beat.name, beat.note, beat.pid) == ("train", "1 ranks work for 127.0.0.1", os.getpid())
@@ -141,7 +170,11 @@ def signs_of_life(home: Path) -> list[heartbeats.Heartbeat]:
 
 def test_a_worker_of_another_machine_writes_heartbeats_while_its_ranks_wait(tmp_path: Path) -> None:
     """Machine 0 does not come; the supervisor here must see all the same that this worker is alive."""
-    where = {"train__launch__nodes": 2, "train__launch__node_rank": 1, "train__launch__master_port": free_port()}
+    where = {
+        "train__launch__nodes": 2,
+        "train__launch__node_rank": 1,
+        "train__launch__master_port": free_port(),
+    }
     config = settings(tmp_path, **where)
 
     async def some_time() -> list[float]:
@@ -185,7 +218,9 @@ def test_killed_and_frozen_ranks_are_not_noticed_afterwards(draw: Draw, tmp_path
                 two.load(folder=last.folder, memory=last.memory)
             last = two.step(given[n], str(tmp_path / f"two-{n}"))
             same(done[n], last)
-            os.kill(children[1], signal.SIGSTOP)  # from here on rank 0 waits for it, in the middle of the step
+            os.kill(
+                children[1], signal.SIGSTOP
+            )  # from here on rank 0 waits for it, in the middle of the step
             if victim is not None:
                 threading.Timer(1.0, os.kill, (children[victim], signal.SIGKILL)).start()
             with pytest.raises(RanksGone, match=r"a rank is gone \(process 0 "):
@@ -209,7 +244,9 @@ class started:  # noqa: N801 - used as a function is
     def __enter__(self) -> tuple[RankedTrainer, list[int]]:
         listener = RpcListener()
         starts = launcher.local_commands(self._config, listener)
-        self._processes = RankProcesses(starts, listener, self._config.logs_dir / launcher.RANKS_LOG)
+        self._processes = RankProcesses(
+            starts, listener, self._config.logs_dir / launcher.RANKS_LOG
+        )
         return RankedTrainer(self._processes), [child.pid for child in self._processes.children]
 
     def __exit__(self, *error: object) -> None:
@@ -219,7 +256,9 @@ class started:  # noqa: N801 - used as a function is
 @pytest.mark.timeout(300)
 def test_what_every_rank_refuses_comes_back_as_it_was_raised(tmp_path: Path) -> None:
     config = settings(tmp_path / "home", train__lora__targets=["embed_tokens"])
-    with pytest.raises(ConfigError, match=r"train.lora.targets: model.embed_tokens of .* engines serve adapters"):
+    with pytest.raises(
+        ConfigError, match=r"train.lora.targets: model.embed_tokens of .* engines serve adapters"
+    ):
         launch_trainer(config)
 
 
@@ -228,7 +267,9 @@ def test_a_slow_rank_0_still_tells_what_all_refuse(tmp_path: Path) -> None:
     """The other has refused long before it: that one is not gone."""
     config = settings(tmp_path / "home", train__lora__targets=["embed_tokens"])
     listener = RpcListener()
-    processes = RankProcesses(launcher.local_commands(config, listener), listener, config.logs_dir / launcher.RANKS_LOG)
+    processes = RankProcesses(
+        launcher.local_commands(config, listener), listener, config.logs_dir / launcher.RANKS_LOG
+    )
     first = processes.children[0].pid
 
     def hold() -> None:
@@ -250,7 +291,9 @@ def test_a_slow_rank_0_still_tells_what_all_refuse(tmp_path: Path) -> None:
         holding.join()
 
 
-@pytest.mark.parametrize("settings_", [{"train.finetune": "full"}, {"train.base_quantization_bits": 4}])
+@pytest.mark.parametrize(
+    "settings_", [{"train.finetune": "full"}, {"train.base_quantization_bits": 4}]
+)
 def test_what_cannot_be_sharded_says_so(settings_: dict[str, Any]) -> None:
     from openclaw_rl.learner.distributed.fsdp import wants_sharding
 
@@ -306,9 +349,15 @@ except RuntimeError:
 def test_a_rank_that_does_not_listen_is_noticed_in_time(tmp_path: Path) -> None:
     """Frozen between two collectives, rank 0 alone has something to say, and must not wait as the others do for it."""
     where = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    how: dict[str, Any] = {"env": where, "stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
+    how: dict[str, Any] = {
+        "env": where,
+        "stdout": subprocess.PIPE,
+        "stdin": subprocess.DEVNULL,
+        "text": True,
+    }
     ranks_ = [
-        subprocess.Popen([sys.executable, "-c", SILENT, str(tmp_path / "store"), str(rank)], **how) for rank in (0, 1)
+        subprocess.Popen([sys.executable, "-c", SILENT, str(tmp_path / "store"), str(rank)], **how)
+        for rank in (0, 1)
     ]
     try:
         said, _ = ranks_[0].communicate(timeout=150)

@@ -37,16 +37,21 @@ from openclaw_rl.settings.load import train_settings
 
 Draw = Callable[..., list[Sample]]
 LAYERS = 8
-WIDE: dict[str, Any] = {"method": "binary", "max_gap": 99.0, "max_batch_gap": 99.0, "max_step_kl": 1e9}
+WIDE: dict[str, Any] = {
+    "method": "binary",
+    "max_gap": 99.0,
+    "max_batch_gap": 99.0,
+    "max_step_kl": 1e9,
+}
 OPT: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "ffn_dim": 48, "num_attention_heads": 4}
 
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("deep")
-    Qwen3ForCausalLM(Qwen3Config(**SHAPE | {"num_hidden_layers": LAYERS}, tie_word_embeddings=True)).save_pretrained(
-        folder
-    )
+    Qwen3ForCausalLM(
+        Qwen3Config(**SHAPE | {"num_hidden_layers": LAYERS}, tie_word_embeddings=True)
+    ).save_pretrained(folder)
     return str(folder)
 
 
@@ -58,13 +63,17 @@ def made(path: str, **settings: Any) -> LocalTrainer:
 def long(tokens: int = 400, n: int = 0) -> list[Sample]:
     """One sample of so many tokens, a quarter of them its reply."""
     rng = np.random.default_rng(n)
-    prompt, reply = (rng.integers(0, 48, n).astype(np.int32) for n in (tokens - tokens // 4, tokens // 4))
+    prompt, reply = (
+        rng.integers(0, 48, n).astype(np.int32) for n in (tokens - tokens // 4, tokens // 4)
+    )
     fixed = {"mask": np.ones(len(reply), bool), "logprobs": np.full(len(reply), -4.0, np.float32)}
     return [Sample(turn=f"t{n}", agent="a", prompt_ids=prompt, response_ids=reply, **fixed, temperature=1.0, version=0,
                    reward=1.0)]  # fmt: skip
 
 
-def grant(monkeypatch: pytest.MonkeyPatch, trainer: LocalTrainer, layers: float, tokens: int) -> None:
+def grant(
+    monkeypatch: pytest.MonkeyPatch, trainer: LocalTrainer, layers: float, tokens: int
+) -> None:
     """So much memory is free that passes may take what so many layers keep of so many tokens, and gradients."""
     known = trainer._runner._checkpointing
     amount = (
@@ -88,12 +97,21 @@ def counted(trainer: LocalTrainer) -> list[int]:
 @pytest.fixture(scope="module")
 def plain_digest(deep: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Digest of the policy after a step on `long()` in which all layers keep their activations."""
-    return made(deep, checkpointing=False).step(long(), str(tmp_path_factory.mktemp("plain") / "policy")).digest
+    return (
+        made(deep, checkpointing=False)
+        .step(long(), str(tmp_path_factory.mktemp("plain") / "policy"))
+        .digest
+    )
 
 
 @pytest.mark.parametrize(("layers", "again"), [(8.0, 0), (7.9, 3), (3.1, 7), (2.9, 8), (0.0, 8)])
 def test_the_last_layers_keep_activations_as_far_as_memory_allows(
-    deep: str, plain_digest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: float, again: int
+    deep: str,
+    plain_digest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layers: float,
+    again: int,
 ) -> None:
     """Two layers' worth is left for the one that is computed again."""
     thrifty = made(deep)
@@ -104,7 +122,9 @@ def test_the_last_layers_keep_activations_as_far_as_memory_allows(
     assert calls == [2] * again + [1] * (LAYERS - again)
 
 
-def test_a_setting_says_all_or_none(deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_says_all_or_none(
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     none = made(deep, checkpointing=False)
     grant(monkeypatch, none, 0, 0)
     calls = counted(none)
@@ -128,12 +148,17 @@ def peak(trainer: LocalTrainer, tmp_path: Path, batch: list[Sample]) -> float:
     return float(most)
 
 
-def test_a_step_holds_what_it_was_given(deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_holds_what_it_was_given(
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was measured on a few tokens holds for many: all layers within 10%, a part of them within their share."""
     tokens = 1000
     batch, every = long(tokens), made(deep)
     inside = every._runner._checkpointing._bytes_per_token * tokens
-    whole, least = peak(every, tmp_path / "0", batch), peak(made(deep, checkpointing=True), tmp_path / "1", batch)
+    whole, least = (
+        peak(every, tmp_path / "0", batch),
+        peak(made(deep, checkpointing=True), tmp_path / "1", batch),
+    )
     assert least < 0.4 * whole, (least, whole)
     assert whole == pytest.approx(LAYERS * inside, rel=0.25), "what the layers keep is most of it"
     grant(monkeypatch, some := made(deep), 5.5, tokens)
@@ -145,18 +170,24 @@ def test_what_a_token_keeps_is_measured(tmp_path: Path, family: str) -> None:
     models: dict[str, Callable[[], Any]] = {
         "qwen3-bfloat16": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE)).to(torch.bfloat16),
         "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SHAPE)),
-        "opt": lambda: OPTForCausalLM(OPTConfig(**OPT, num_hidden_layers=2, word_embed_proj_dim=32)),
+        "opt": lambda: OPTForCausalLM(
+            OPTConfig(**OPT, num_hidden_layers=2, word_embed_proj_dim=32)
+        ),
     }
     models[family]().save_pretrained(tmp_path)
     passes = made(str(tmp_path))._runner
     ids = (np.arange(301) % 48).astype(np.int32)
     kept = activation_checkpointing._saved_bytes(
-        lambda: passes.hidden_states([TokenSequence(prompt_ids=ids[:-1], response_ids=ids[-1:], temperature=1.0)])
+        lambda: passes.hidden_states(
+            [TokenSequence(prompt_ids=ids[:-1], response_ids=ids[-1:], temperature=1.0)]
+        )
     )
     weights = sum(p.nbytes for p in passes._model.parameters())
     expected = 300 * 2 * passes._checkpointing._bytes_per_token
     assert expected == pytest.approx(kept, abs=weights + 0.05 * kept)
-    assert expected > 10 * weights / 7, "which is far more than the weights that a backward pass keeps, too"
+    assert expected > 10 * weights / 7, (
+        "which is far more than the weights that a backward pass keeps, too"
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,14 +195,18 @@ def test_what_a_token_keeps_is_measured(tmp_path: Path, family: str) -> None:
     [{}, {"weights": "full", "learning_rate": 1e-5, "offload_optimizer": True}],
     ids=["lora", "full-offloaded"],
 )
-def test_a_trainer_that_goes_leaves_no_tensors(deep: str, tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_a_trainer_that_goes_leaves_no_tensors(
+    deep: str, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     """What a graph or a hook holds, and what holds it, are found by no garbage collector."""
 
     def tensors() -> int:
         gc.collect()
         return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
-    made(deep, **settings).step(long(40), str(tmp_path / "0"))  # what the first of all leaves to the next
+    made(deep, **settings).step(
+        long(40), str(tmp_path / "0")
+    )  # what the first of all leaves to the next
     before = tensors()
     made(deep, **settings).step(long(40), str(tmp_path / "1"))
     assert tensors() == before
@@ -180,10 +215,15 @@ def test_a_trainer_that_goes_leaves_no_tensors(deep: str, tmp_path: Path, settin
 def test_a_base_s_own_dropout_never_acts(tmp_path: Path) -> None:
     """Its layers ask the flag for it that transformers asks whether to compute again."""
     torch.manual_seed(0)
-    config = OPTConfig(**OPT, num_hidden_layers=2, word_embed_proj_dim=32, dropout=0.5, init_std=0.3)
+    config = OPTConfig(
+        **OPT, num_hidden_layers=2, word_embed_proj_dim=32, dropout=0.5, init_std=0.3
+    )
     OPTForCausalLM(config).save_pretrained(tmp_path / "model")
     path, batch = str(tmp_path / "model"), long(60)
-    plain, thrifty = (made(path, checkpointing=wanted).step(batch, str(tmp_path / f"{wanted}")) for wanted in (0, 1))
+    plain, thrifty = (
+        made(path, checkpointing=wanted).step(batch, str(tmp_path / f"{wanted}"))
+        for wanted in (0, 1)
+    )
     assert plain.digest == thrifty.digest
 
 
@@ -191,7 +231,9 @@ def fails_above(trainer: LocalTrainer, kept: int, tokens: int) -> None:
     """From now on, a pass in which more than `kept` layers keep their inside, or of more tokens, does not fit."""
 
     def allocate(decoder: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        holding = sum(not layer.gradient_checkpointing for layer in trainer.causal.get_decoder().layers)
+        holding = sum(
+            not layer.gradient_checkpointing for layer in trainer.causal.get_decoder().layers
+        )
         if torch.is_grad_enabled() and (holding > kept or given["input_ids"].numel() > tokens):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -199,7 +241,11 @@ def fails_above(trainer: LocalTrainer, kept: int, tokens: int) -> None:
 
 
 def test_after_an_out_of_memory_error_fewer_layers_keep_activations(
-    deep: str, plain_digest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    deep: str,
+    plain_digest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     tight = made(deep)
     grant(monkeypatch, tight, 9, 399)
@@ -262,31 +308,55 @@ def test_memory_that_really_ends(tmp_path: Path) -> None:
 
     What is granted are addresses. With malloc as it comes, holes between tensors would take as many again, by chance.
     """
-    alone = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # each tensor has addresses of its own
-    shape = SHAPE | {"num_hidden_layers": 8, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32}
+    alone = {
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+    }  # each tensor has addresses of its own
+    shape = SHAPE | {
+        "num_hidden_layers": 8,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "head_dim": 32,
+    }
     Qwen3ForCausalLM(Qwen3Config(**shape)).save_pretrained(tmp_path / "model")
     command = [sys.executable, "-c", CHILD, str(tmp_path / "model"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=os.environ | alone)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=os.environ | alone
+    )
     none, auto = done.stdout.splitlines()
-    assert none.startswith("none TooLarge a step with one row per pass does not fit into memory"), done.stderr[-2000:]
+    assert none.startswith("none TooLarge a step with one row per pass does not fit into memory"), (
+        done.stderr[-2000:]
+    )
     assert auto == f"auto {tmp_path / 'auto'}", done.stderr[-2000:]
 
 
-def test_large_layers_give_back_what_they_free(deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_layers_give_back_what_they_free(
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[bool] = []
-    monkeypatch.setattr(activation_checkpointing, "trim_malloc", lambda: given.append(torch.is_grad_enabled()))
+    monkeypatch.setattr(
+        activation_checkpointing, "trim_malloc", lambda: given.append(torch.is_grad_enabled())
+    )
     trainer = made(deep, checkpointing=True)
     trainer.step(long(), str(tmp_path / "small"))
     assert not given
-    monkeypatch.setattr(activation_checkpointing, "TRIM_BYTES", trainer._runner._checkpointing._bytes_per_token * 399)
+    monkeypatch.setattr(
+        activation_checkpointing,
+        "TRIM_BYTES",
+        trainer._runner._checkpointing._bytes_per_token * 399,
+    )
     trainer.step(long(), str(tmp_path / "large"))
-    assert given.count(True) == 3 * LAYERS, "behind a layer, and when it is computed in the two passes"
+    assert given.count(True) == 3 * LAYERS, (
+        "behind a layer, and when it is computed in the two passes"
+    )
     assert given.count(False) == 2 * LAYERS, "the base before, the policy after"
 
 
 @pytest.mark.skipif(oom._MALLOC_TRIM is None, reason="glibc's malloc")
 def test_holes_between_tensors_go_back_to_the_system() -> None:
-    del (whole := [torch.ones(2**22)])[0]  # 16 MiB: malloc takes smaller ones from its heap from now on
+    del (whole := [torch.ones(2**22)])[
+        0
+    ]  # 16 MiB: malloc takes smaller ones from its heap from now on
     tensors = [torch.ones(2**17) for _ in range(200)]
     kept, freed = tensors[::2], len(tensors[1::2]) * 2**19
     del tensors, whole
@@ -325,7 +395,9 @@ def test_an_engine_on_the_same_gpu_keeps_its_share_of_memory(
 
 def test_layers_that_cannot_be_computed_again(deep: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Qwen3ForCausalLM, "supports_gradient_checkpointing", False)
-    with pytest.raises(ConfigError, match="true: transformers cannot recompute the layers of a qwen3 model"):
+    with pytest.raises(
+        ConfigError, match="true: transformers cannot recompute the layers of a qwen3 model"
+    ):
         made(deep, checkpointing=True)
     assert not made(deep)._runner._checkpointing.has_kept_activations
 
@@ -340,9 +412,19 @@ def test_what_a_container_grants_counts(tmp_path: Path) -> None:
         for name, text in files.items():
             (tmp_path / folder / name.replace("__", ".")).write_text(text)
 
-    group("fs/user", memory__max="5000\n", memory__current="3000\n", memory__stat="anon 7\ninactive_file 500\n")
+    group(
+        "fs/user",
+        memory__max="5000\n",
+        memory__current="3000\n",
+        memory__stat="anon 7\ninactive_file 500\n",
+    )
     group("fs/user/me", memory__max="max\n", memory__current="100\n")
-    group("fs/memory/box", memory__limit_in_bytes="900", memory__usage_in_bytes="1000", memory__stat="cache 1\n")
+    group(
+        "fs/memory/box",
+        memory__limit_in_bytes="900",
+        memory__usage_in_bytes="1000",
+        memory__stat="cache 1\n",
+    )
     assert sorted(oom._cgroup_free_bytes(tmp_path / "fs", own)) == [0, 2500]
     assert list(oom._cgroup_free_bytes(tmp_path / "none", tmp_path / "nowhere")) == []
     here = oom.available_memory(torch.device("cpu"))

@@ -29,7 +29,9 @@ def row(*ids: int, answer: int = 3) -> TokenSequence:
 
 def spans(*rows: TokenSequence, padded: int = 0) -> object:
     planted = prefix_tree.build_tree(rows, CPU)
-    return tree_attention.AttentionPlan(prefix_tree.pad_tree(planted, padded or planted.tokens), None).spans
+    return tree_attention.AttentionPlan(
+        prefix_tree.pad_tree(planted, padded or planted.tokens), None
+    ).spans
 
 
 @pytest.fixture
@@ -41,7 +43,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("heads", "groups", "size"), [(4, 4, 16), (8, 2, 32), (6, 1, 64)])
 @pytest.mark.parametrize(
-    ("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.03)], ids=str
+    ("dtype", "bound"),
+    [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.03)],
+    ids=str,
 )
 def test_the_kernel_is_attention(
     heads: int, groups: int, size: int, dtype: torch.dtype, bound: float, host: None
@@ -51,7 +55,9 @@ def test_the_kernel_is_attention(
 
 def test_a_kernel_that_is_wrong_is_seen(host: None, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = causal_attention.attend_spans
-    monkeypatch.setattr(causal_attention, "attend_spans", lambda q, k, v, *rest: honest(q, k, 1.2 * v, *rest))
+    monkeypatch.setattr(
+        causal_attention, "attend_spans", lambda q, k, v, *rest: honest(q, k, 1.2 * v, *rest)
+    )
     assert causal_attention.kernel_error(4, 2, 16, torch.float32, CPU) > 0.1
 
 
@@ -61,18 +67,25 @@ def test_a_cpu_has_none() -> None:
 
 def test_which_trees_are_sequences() -> None:
     session = [row(*range(10)), row(*range(20)), row(*range(30))]
-    assert spans(*session) == [(0, 29)], "turns of one session, each of which goes on where the last one ended"
+    assert spans(*session) == [(0, 29)], (
+        "turns of one session, each of which goes on where the last one ended"
+    )
     assert spans(*session, padded=256) == [(0, 29)]
     assert spans(*session, row(*range(40, 60))) == [(0, 29), (29, 48)]
     assert spans(*session, row(*range(15), 50, 51, 52, 53)) is None, "a branch"
-    assert spans(*(row(*range(9 * n, 9 * n + 8)) for n in range(tree_attention.MAX_SPANS + 1))) is None, (
-        "too many calls"
-    )
+    assert (
+        spans(*(row(*range(9 * n, 9 * n + 8)) for n in range(tree_attention.MAX_SPANS + 1))) is None
+    ), "too many calls"
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_step_with_it_is_the_step_without(
-    trainer: Make, draw: Draw, tmp_path: Path, host: None, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
+    trainer: Make,
+    draw: Draw,
+    tmp_path: Path,
+    host: None,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpointing: bool,
 ) -> None:
     calls = [0]
     honest = causal_attention.attend_spans

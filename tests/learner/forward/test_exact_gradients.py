@@ -56,20 +56,39 @@ METHODS: dict[str, dict[str, Any]] = {
     "opd-overlap": {"method": "opd", "hint_choice": "overlap", "topk": 5},
     "combine": {"method": "combine", "w_binary": 0.6, "w_opd": 1.7},
     "combine-student": {"method": "combine", "w_opd": 1.7, "distill": "student_topk", "topk": 4},
-    "combine-teacher": {"method": "combine", "distill": "teacher_topk", "topk": 6, "divergence": "forward"},
+    "combine-teacher": {
+        "method": "combine",
+        "distill": "teacher_topk",
+        "topk": 6,
+        "divergence": "forward",
+    },
     "sdpo": {"method": "sdpo", "topk": 7},
-    "sdpo-mixture": {"method": "sdpo", "topk": 7, "hint_choice": "mixture", "divergence": "jsd", "distill_cap": 1.1},
+    "sdpo-mixture": {
+        "method": "sdpo",
+        "topk": 7,
+        "hint_choice": "mixture",
+        "divergence": "jsd",
+        "distill_cap": 1.1,
+    },
     "sdft": {"method": "sdft", "topk": 7},
 }
 FURTHER: dict[str, tuple[str, str, dict[str, Any]]] = {  # one family and kind of weights each
     "groups": ("llama", "lora", {"method": "groups", "group_scale": "std", "group_floor": 0.3}),
     "cispo": ("gemma", "full", {"method": "binary", "loss": "cispo"}),
     "gspo": ("llama", "full", {"method": "opd", "loss": "gspo"}),
-    "gspo-student": ("llama", "lora", {"method": "combine", "distill": "student_topk", "topk": 4, "loss": "gspo"}),
+    "gspo-student": (
+        "llama",
+        "lora",
+        {"method": "combine", "distill": "student_topk", "topk": 4, "loss": "gspo"},
+    ),
     "scaled": ("granite", "full", {"method": "combine", "distill": "student_topk", "topk": 4}),
     "capped": ("gemma3", "full", {"method": "combine"}),
     "capped-topk": ("gemma3", "lora", {"method": "sdft", "topk": 7}),
-    "epochs": ("gemma", "lora", {"method": "combine", "distill": "student_topk", "topk": 4, "epochs": 2}),
+    "epochs": (
+        "gemma",
+        "lora",
+        {"method": "combine", "distill": "student_topk", "topk": 4, "epochs": 2},
+    ),
 }
 SETTINGS: dict[str, Any] = {
     "max_gap": 99.0,
@@ -80,15 +99,25 @@ SETTINGS: dict[str, Any] = {
     "kl_coef": 0.2,
     "lora": {"rank": 3},
 }
-MEMORY = {"reply_tokens": 6.5, "baseline": {"all": [0.3, 9], "agents": {"a": [0.6, 5], "b": [-0.2, 1]}}}
+MEMORY = {
+    "reply_tokens": 6.5,
+    "baseline": {"all": [0.3, 9], "agents": {"a": [0.6, 5], "b": [-0.2, 1]}},
+}
 BOUNDS = {"low": 0.8, "high": 1.28, "dual": 3.0, "gap_low": 0.5, "gap_high": 5.0}
-OTHER = {"clip": {}, "cispo": {"high": 5.0}, "gspo": {"low": 1 - 3e-4, "high": 1 + 4e-4}}  # bounds of other losses
+OTHER = {
+    "clip": {},
+    "cispo": {"high": 5.0},
+    "gspo": {"low": 1 - 3e-4, "high": 1 + 4e-4},
+}  # bounds of other losses
 
 
 def episodes_of_groups() -> list[EpisodeStep]:
     """Rollouts of two steps, two and one of one task; one of one and one of two of another."""
     groups, names, numbers = "tttttuuu", "aabbcdee", (0, 1, 0, 1, 0, 0, 0, 1)
-    outcomes, rewards = (1.0, 1.0, -1.0, -1.0, 0.5, 1.0, -1.0, -1.0), (0.5, None, -0.5, 1.0, 0.0, None, 1.0, 0.0)
+    outcomes, rewards = (
+        (1.0, 1.0, -1.0, -1.0, 0.5, 1.0, -1.0, -1.0),
+        (0.5, None, -0.5, 1.0, 0.0, None, 1.0, 0.0),
+    )
     return [
         EpisodeStep(
             group=groups[n],
@@ -96,7 +125,9 @@ def episodes_of_groups() -> list[EpisodeStep]:
             step=numbers[n],
             reward=outcomes[n],
             step_reward=rewards[n],
-            rewards=tuple({names[k]: outcomes[k] for k in range(8) if groups[k] == groups[n]}.values()),
+            rewards=tuple(
+                {names[k]: outcomes[k] for k in range(8) if groups[k] == groups[n]}.values()
+            ),
             step_rewards=tuple(
                 reward
                 for k, reward in enumerate(rewards)
@@ -130,7 +161,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(root / "llama")
     GemmaForCausalLM(GemmaConfig(**SHAPE)).save_pretrained(root / "gemma")
     GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=3.0)).save_pretrained(root / "granite")
-    capped = Gemma3TextConfig(**SHAPE, final_logit_softcapping=2.0, layer_types=["full_attention"] * 2)
+    capped = Gemma3TextConfig(
+        **SHAPE, final_logit_softcapping=2.0, layer_types=["full_attention"] * 2
+    )
     Gemma3ForCausalLM(capped).save_pretrained(root / "gemma3")
     made = {name: str(root / name) for name in ("llama", "gemma", "granite", "gemma3")}
     return made | {"qwen3": save_tiny(root / "qwen3")}
@@ -155,7 +188,10 @@ def session(seed: int, *, rewards: bool = True, hints: bool = True) -> list[Samp
         prompt, response = np.concatenate([history, draw(1, 6)]), draw(1, 9)
         mask = rng.random(len(response)) < 0.7
         mask[rng.integers(len(response))] = True
-        hinted = [np.concatenate([prompt[:-1], draw(1, 5), prompt[-1:]]) for _ in range((0, 1, 3, 2)[n % 4] * hints)]
+        hinted = [
+            np.concatenate([prompt[:-1], draw(1, 5), prompt[-1:]])
+            for _ in range((0, 1, 3, 2)[n % 4] * hints)
+        ]
         out.append(
             Sample(
                 turn=f"turn-{n}",
@@ -196,12 +232,16 @@ def made_double(folder: str, train: TrainConfig) -> LocalTrainer:
 class Reference:
     """The same step from the formulas: values that the trainer tells, and the gradient of every trained weight."""
 
-    def __init__(self, reference: ModuleType, made: LocalTrainer, folder: str, train: TrainConfig) -> None:
+    def __init__(
+        self, reference: ModuleType, made: LocalTrainer, folder: str, train: TrainConfig
+    ) -> None:
         self._reference, self._train = reference, train
         self._model = copy.deepcopy(made.model)
         self._student = self._model if train.finetune == "full" else self._model.get_base_model()
         self._student.set_attn_implementation("sdpa")
-        self._base = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").double().eval()
+        self._base = (
+            AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").double().eval()
+        )
         named = dict(self._model.named_parameters())
         self._parameters = [named[name] for name in made._weights.parameters]
 
@@ -221,7 +261,11 @@ class Reference:
         stated = [self._stated(s, all_RV) for s, all_RV in zip(samples, whole, strict=True)]
         if self._train.method == "groups":
             self._grouped(samples, stated)
-        weights = {"binary": self._train.loss.w_binary, "opd": self._train.loss.w_opd, "groups": 1.0}
+        weights = {
+            "binary": self._train.loss.w_binary,
+            "opd": self._train.loss.w_opd,
+            "groups": 1.0,
+        }
         if self._train.method != "combine":
             weights = dict.fromkeys(weights, 1.0)
         value, slopes = self._valued(stated, weights | {"topk": 0.0})
@@ -238,28 +282,42 @@ class Reference:
         for s, all_RV, given, slope, rows in zip(samples, whole, stated, slopes, bins, strict=True):
             total = total + (self._own(all_RV, s) * torch.tensor(slope, dtype=torch.float64)).sum()
             for t, row in enumerate(rows):
-                total = total + (all_RV[t][given["ids"][t]] * weights["opd"] * torch.tensor(row)).sum()
+                total = (
+                    total + (all_RV[t][given["ids"][t]] * weights["opd"] * torch.tensor(row)).sum()
+                )
         return value + weights["opd"] * followed, torch.autograd.grad(total, self._parameters)
 
-    def _valued(self, stated: list[dict[str, Any]], weights: dict[str, float]) -> tuple[float, list[list[float]]]:
+    def _valued(
+        self, stated: list[dict[str, Any]], weights: dict[str, float]
+    ) -> tuple[float, list[list[float]]]:
         """The loss without targets, and its gradient. A second step starts from the first one's policy, all but."""
         train, common = self._train, {"weights": weights, "kl_coef": 0.2, "average_length": 6.5}
         if train.loss.surrogate == "clip" and train.batch.epochs == 1:
             return self._reference.total_loss(stated, **common, bounds=BOUNDS)  # type: ignore[no-any-return]
         given = [s | ({"old": s["logp"]} if train.batch.epochs > 1 else {}) for s in stated]
         bounds = BOUNDS | OTHER[train.loss.surrogate]
-        value, slopes, _ = self._reference.corrected_loss(given, **common, kind=train.loss.surrogate, cap=2.0, **bounds)
+        value, slopes, _ = self._reference.corrected_loss(
+            given, **common, kind=train.loss.surrogate, cap=2.0, **bounds
+        )
         return value, slopes
 
     def _grouped(self, samples: list[Sample], stated: list[dict[str, Any]]) -> None:
         """Add the advantages over all samples."""
         steps = [
-            {"task": e.group, "rollout": e.episode, "step": e.step, "outcome": e.reward, "reward": e.step_reward}
+            {
+                "task": e.group,
+                "rollout": e.episode,
+                "step": e.step,
+                "outcome": e.reward,
+                "reward": e.step_reward,
+            }
             for s in samples
             if (e := s.episode)
         ]
         for s, a in zip(
-            stated, self._reference.group_advantages(steps, floor=self._train.loss.group_floor), strict=True
+            stated,
+            self._reference.group_advantages(steps, floor=self._train.loss.group_floor),
+            strict=True,
         ):
             s["advantages"]["groups"] = None if a is None else [a] * len(s["logp"])
 
@@ -276,7 +334,9 @@ class Reference:
             state = {("agent", k): tuple(v) for k, v in MEMORY["baseline"]["agents"].items()}  # type: ignore[index]
             b = self._reference.baselines(state | {"everyone": (0.3, 9)}, s.agent, 8.0)
             advantages["binary"] = [s.weight * (s.reward - b)] * len(o)
-        by = {"sdpo": "student_topk", "sdft": "teacher_topk"}.get(train.method, train.distill.target)
+        by = {"sdpo": "student_topk", "sdft": "teacher_topk"}.get(
+            train.method, train.distill.target
+        )
         choice = train.distill.hint_choice or ("mixture" if by == "token" else "overlap")
         target, ids = None, None
         if train.method not in ("binary", "groups") and teachers:
@@ -291,10 +351,14 @@ class Reference:
                     for t in range(len(o))
                 ]
             else:
-                advantages["topk"] = [0.0] * len(o)  # it is in the batch: the KL to the base stands there
+                advantages["topk"] = [0.0] * len(
+                    o
+                )  # it is in the batch: the KL to the base stands there
                 ids = tops[0] if by == "student_topk" else tops[1]
                 even = torch.stack(teachers).exp().mean(0).log()
-                target = [(all_RV[t][ids[t]].tolist(), even[t][ids[t]].tolist()) for t in range(len(o))]
+                target = [
+                    (all_RV[t][ids[t]].tolist(), even[t][ids[t]].tolist()) for t in range(len(o))
+                ]
         return {
             "logp": o,
             "mu": s.logprobs.astype(np.float64).tolist(),
@@ -310,7 +374,11 @@ class Reference:
     ("family", "tuned", "name"),
     [
         (family, tuned, name)
-        for family, names in {"qwen3": [*METHODS], "llama": ["opd", "sdpo"], "gemma": ["binary", "sdft"]}.items()
+        for family, names in {
+            "qwen3": [*METHODS],
+            "llama": ["opd", "sdpo"],
+            "gemma": ["binary", "sdft"],
+        }.items()
         for tuned in ("lora", "full")
         for name in names
     ],
@@ -329,7 +397,12 @@ def test_a_step_is_the_plain_one(
     batches: list[tuple[dict[str, Any], int]] = [({}, 10_000)]
     if family == "qwen3":
         batches.append(({}, 1))
-    if (family, tuned) == ("qwen3", "lora") and name in ("binary", "opd", "combine", "combine-student"):
+    if (family, tuned) == ("qwen3", "lora") and name in (
+        "binary",
+        "opd",
+        "combine",
+        "combine-student",
+    ):
         batches += [({"rewards": False}, 10_000), ({"hints": False}, 1)]
     for number, (batch, micro) in enumerate(batches):
         train = train_settings(SETTINGS | METHODS[name] | {"weights": tuned, "micro_tokens": micro})
@@ -338,7 +411,9 @@ def test_a_step_is_the_plain_one(
         samples = stated.sampled(session(9, **batch))
         result = made.step(samples, str(tmp_path / str(number)))
         if result.folder is None:
-            assert batch in ({"rewards": False}, {"hints": False}), "one of its terms is the only one"
+            assert batch in ({"rewards": False}, {"hints": False}), (
+                "one of its terms is the only one"
+            )
             continue
         assert result.metrics["masked/gap"] > 0, "some tokens are out of the band"
         agree(result, stated, made, samples)
@@ -346,7 +421,9 @@ def test_a_step_is_the_plain_one(
 
 def agree(result: StepResult, stated: Reference, made: LocalTrainer, samples: list[Sample]) -> None:
     value, gradients = stated.gradients(samples)
-    assert result.metrics["loss/total"] == pytest.approx(value, rel=1e-6, abs=1e-7)  # its terms cancel
+    assert result.metrics["loss/total"] == pytest.approx(
+        value, rel=1e-6, abs=1e-7
+    )  # its terms cancel
     for (where, weight), wanted in zip(made._weights.parameters.items(), gradients, strict=True):
         assert weight.grad is not None
         assert (weight.grad - wanted).abs().max() <= 1e-6 * wanted.abs().max(), where
@@ -374,6 +451,8 @@ def test_credit_is_as_exact_as_the_model(
     stated = Reference(reference, made, folders["llama"], train)
     samples = stated.sampled(session(9))
     made.step(samples, str(tmp_path / "out"))
-    for weight, wanted in zip(made._weights.parameters.values(), stated.gradients(samples)[1], strict=True):
+    for weight, wanted in zip(
+        made._weights.parameters.values(), stated.gradients(samples)[1], strict=True
+    ):
         assert weight.grad is not None
         assert (weight.grad - wanted).abs().max() <= 1e-10 * wanted.abs().max()

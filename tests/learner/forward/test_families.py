@@ -44,7 +44,9 @@ def test_a_model_without_fused_attention_is_loaded(tmp_path: Path) -> None:
     uncapped = gemma2(tmp_path / "a", final_logit_softcapping=None, attn_logit_softcapping=None)
     assert trainer(uncapped)._runner.uses_tree
     scores = gemma2(tmp_path / "b", final_logit_softcapping=None, attn_logit_softcapping=5.0)
-    assert not trainer(scores)._runner.uses_tree, "what bends scores is left to the model's own attention"
+    assert not trainer(scores)._runner.uses_tree, (
+        "what bends scores is left to the model's own attention"
+    )
 
 
 def test_a_cap_behind_the_head_is_known(tmp_path: Path) -> None:
@@ -82,9 +84,12 @@ def test_experts_are_refused_with_layers_that_can_be_named(kind: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("family", "what"), [("hunyuan_v1_moe", "HunYuanMoEV1Experts"), ("phimoe", "PhimoeTopKRouter"), ("falcon", None)]
+    ("family", "what"),
+    [("hunyuan_v1_moe", "HunYuanMoEV1Experts"), ("phimoe", "PhimoeTopKRouter"), ("falcon", None)],
 )
-def test_what_only_looks_like_a_linear_layer_is_refused(tmp_path: Path, family: str, what: str | None) -> None:
+def test_what_only_looks_like_a_linear_layer_is_refused(
+    tmp_path: Path, family: str, what: str | None
+) -> None:
     """Experts behind a plain router, and a router that is a linear layer by its kind. Falcon's own kind is one."""
     small = {k: v for k, v in SHAPE.items() if family != "falcon" or k != "head_dim"}
     config = AutoConfig.for_model(family, **small, num_experts=4, num_local_experts=4, moe_topk=2)
@@ -92,7 +97,9 @@ def test_what_only_looks_like_a_linear_layer_is_refused(tmp_path: Path, family: 
     if what is None:
         trainer(tmp_path)
         return
-    with pytest.raises(ConfigError, match=rf"is a {what}; engines serve .* train.lora.targets \[(.*)\]") as refused:
+    with pytest.raises(
+        ConfigError, match=rf"is a {what}; engines serve .* train.lora.targets \[(.*)\]"
+    ) as refused:
         trainer(tmp_path)
     named = str(refused.value).split("[")[1].rstrip("]").split(", ")
     trainer(tmp_path, targets=named)
@@ -101,6 +108,8 @@ def test_what_only_looks_like_a_linear_layer_is_refused(tmp_path: Path, family: 
 def test_a_state_that_leaks_is_seen_where_log_probabilities_hardly_differ(tmp_path: Path) -> None:
     """Convolutions below a head that finds every token about as likely: branches would see their neighbours."""
     torch.manual_seed(0)
-    config = Lfm2Config(**SHAPE | {"initializer_range": 0.02}, layer_types=["conv", "full_attention"])
+    config = Lfm2Config(
+        **SHAPE | {"initializer_range": 0.02}, layer_types=["conv", "full_attention"]
+    )
     Lfm2ForCausalLM(config).save_pretrained(tmp_path)
     assert not trainer(tmp_path)._runner.uses_tree

@@ -72,7 +72,9 @@ def seen(of: PrefixTree, window: int | None) -> torch.Tensor:
 def blocks(counts: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
     """[N, N] bool from the form that the kernel reads."""
     out = torch.zeros(which.shape[-2:], dtype=torch.bool)
-    for row, (count, places) in enumerate(zip(counts[0, 0].tolist(), which[0, 0].tolist(), strict=True)):
+    for row, (count, places) in enumerate(
+        zip(counts[0, 0].tolist(), which[0, 0].tolist(), strict=True)
+    ):
         out[row, places[:count]] = True
     return out
 
@@ -82,20 +84,32 @@ def means(mask: BlockMask, tokens: int) -> torch.Tensor:
     at = torch.arange(tokens)
     zero = torch.zeros((), dtype=torch.long)
     rule = mask.mask_mod(zero, zero, at[:, None], at[None])
-    mixed, full = blocks(mask.kv_num_blocks, mask.kv_indices), blocks(mask.full_kv_num_blocks, mask.full_kv_indices)
+    mixed, full = (
+        blocks(mask.kv_num_blocks, mask.kv_indices),
+        blocks(mask.full_kv_num_blocks, mask.full_kv_indices),
+    )
     assert not (mixed & full).any()
 
     def wide(of: torch.Tensor) -> torch.Tensor:
         return of.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
 
-    assert torch.equal(blocks(mask.q_num_blocks, mask.q_indices).T, mixed), "the backward pass reads the same blocks"
+    assert torch.equal(blocks(mask.q_num_blocks, mask.q_indices).T, mixed), (
+        "the backward pass reads the same blocks"
+    )
     assert torch.equal(blocks(mask.full_q_num_blocks, mask.full_q_indices).T, full)
     return wide(full) | wide(mixed) & rule
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(0, 6), st.integers(3, 250), st.sampled_from([None, 1, 7, 130, 300]))
-def test_the_block_mask_is_the_tree(seed: int, branches: int, longest: int, window: int | None) -> None:
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 6),
+    st.integers(3, 250),
+    st.sampled_from([None, 1, 7, 130, 300]),
+)
+def test_the_block_mask_is_the_tree(
+    seed: int, branches: int, longest: int, window: int | None
+) -> None:
     of = planted(grown(seed, branches, longest))
     wanted = seen(of, window)
     mask = TreeMasks(of).block_mask(window)
@@ -105,7 +119,9 @@ def test_the_block_mask_is_the_tree(seed: int, branches: int, longest: int, wind
     assert not (full & ~squares.all(3).all(1)).any()
     if window is None:  # no work that could be spared
         assert torch.equal(full, squares.all(3).all(1))
-        assert torch.equal(blocks(mask.kv_num_blocks, mask.kv_indices) | full, squares.any(3).any(1))
+        assert torch.equal(
+            blocks(mask.kv_num_blocks, mask.kv_indices) | full, squares.any(3).any(1)
+        )
 
 
 def test_a_mask_is_made_once_for_all_layers() -> None:
@@ -126,24 +142,39 @@ def test_padding_is_seen_by_nobody(seed: int, branches: int, longest: int, more:
     assert not seen(padded, None)[: bare.tokens, bare.tokens :].any()
     assert not seen(padded, None)[bare.tokens :, : bare.tokens].any()
     i = torch.arange(padded.tokens)[:, None]
-    assert torch.equal(seen(padded, None), (i >= i.T) & (i < padded.end_T[None])), "the rule holds there, too"
+    assert torch.equal(seen(padded, None), (i >= i.T) & (i < padded.end_T[None])), (
+        "the rule holds there, too"
+    )
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.integers(0, 10**6), st.integers(0, 5), st.integers(10, 150), st.sampled_from([None, 9, 140]),
     st.sampled_from([(4, 2), (3, 1)]), st.sampled_from([0.25, 0.3]),
 )  # fmt: skip
 def test_states_and_gradients_are_those_of_segments(
-    unfused: None, seed: int, branches: int, longest: int, window: int | None, heads: tuple[int, int], scale: float
+    unfused: None,
+    seed: int,
+    branches: int,
+    longest: int,
+    window: int | None,
+    heads: tuple[int, int],
+    scale: float,
 ) -> None:
     of = planted(grown(seed, branches, longest))
     random = torch.Generator().manual_seed(seed)
     shapes = (heads[0], heads[1], heads[1])
-    given_states = [torch.randn(1, n, of.tokens, 16, generator=random, dtype=torch.float64) for n in shapes]
+    given_states = [
+        torch.randn(1, n, of.tokens, 16, generator=random, dtype=torch.float64) for n in shapes
+    ]
     weights = torch.randn(1, heads[0], of.tokens, 16, generator=random, dtype=torch.float64)
     results = []
-    for way, what in ((flex_attention.attend_tree, TreeMasks(of)), (tree_attention.attend_by_segments, of)):
+    for way, what in (
+        (flex_attention.attend_tree, TreeMasks(of)),
+        (tree_attention.attend_by_segments, of),
+    ):
         states = [s.clone().requires_grad_() for s in given_states]
         out = way(*states, what, scale, window)  # type: ignore[operator]
         results.append([out.detach(), *torch.autograd.grad((out * weights).sum(), states)])
@@ -151,7 +182,9 @@ def test_states_and_gradients_are_those_of_segments(
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
 
 
-def test_one_kernel_serves_all_lengths_and_trees(unfused: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_kernel_serves_all_lengths_and_trees(
+    unfused: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is compiled again: per window or none, with or without gradients. Nothing for lengths, trees and sizes."""
     made = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(flex_attention, "BACKEND", made)
@@ -163,7 +196,9 @@ def test_one_kernel_serves_all_lengths_and_trees(unfused: None, monkeypatch: pyt
         for window in (None, 5, 60):
             for trains in (True, False):
                 with torch.set_grad_enabled(trains):
-                    flex_attention.attend_tree(query.requires_grad_(trains), key, value, masks, 0.25, window)
+                    flex_attention.attend_tree(
+                        query.requires_grad_(trains), key, value, masks, 0.25, window
+                    )
     assert made.frame_count == 4
 
 
@@ -173,7 +208,9 @@ def test_too_many_kernels_are_an_error_and_not_a_crawl(unfused: None) -> None:
     flex_attention.attend_tree(query, query, query, TreeMasks(of), 0.25, None)
     limit = torch._dynamo.config.patch(recompile_limit=1)
     with limit, pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
-        flex_attention.attend_tree(query.double(), query.double(), query.double(), TreeMasks(of), 0.25, None)
+        flex_attention.attend_tree(
+            query.double(), query.double(), query.double(), TreeMasks(of), 0.25, None
+        )
 
 
 SHAPE = test_exact_gradients.SHAPE | {"vocab_size": V, "max_position_embeddings": 2048}
@@ -188,7 +225,9 @@ def _gemma3() -> Gemma3ForCausalLM:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_whole_model_gives_the_gradients_of_segments(unfused: None) -> None:
     torch.manual_seed(0)
-    peft = get_peft_model(_gemma3().eval(), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+    peft = get_peft_model(
+        _gemma3().eval(), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
+    )
     for weight in (w for n, w in peft.named_parameters() if "lora_" in n):
         torch.nn.init.normal_(weight, std=0.2)
     causal = peft.get_base_model().double()
@@ -205,7 +244,9 @@ def test_a_whole_model_gives_the_gradients_of_segments(unfused: None) -> None:
         assert (got - want).norm() <= 1e-6 * want.norm()  # the models' own norms compute in float32
 
 
-def test_where_it_does_not_work_the_log_says_so_and_segments_do(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_it_does_not_work_the_log_says_so_and_segments_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """On this machine torch refuses gradients of FlexAttention; a GPU without a compiler is the same case."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
@@ -224,7 +265,9 @@ def test_where_it_does_not_work_the_log_says_so_and_segments_do(caplog: pytest.L
         torch.testing.assert_close(got.logp, want.logp)
 
 
-def test_attention_that_bends_its_scores_is_left_to_the_model(caplog: pytest.LogCaptureFixture) -> None:
+def test_attention_that_bends_its_scores_is_left_to_the_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     torch.manual_seed(0)

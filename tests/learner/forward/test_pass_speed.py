@@ -13,7 +13,12 @@ from tests.learner.conftest import save_tiny
 
 from openclaw_rl.common import progress
 from openclaw_rl.common.progress import Activity, WorkKind
-from openclaw_rl.learner.forward.pass_speed import MAX_PASS_SECONDS, MIN_PASS_TOKENS, TRAIN_COST, PassSpeed
+from openclaw_rl.learner.forward.pass_speed import (
+    MAX_PASS_SECONDS,
+    MIN_PASS_TOKENS,
+    TRAIN_COST,
+    PassSpeed,
+)
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
@@ -43,13 +48,19 @@ def speed_of(rate: float, kind: WorkKind = WorkKind.TRAIN) -> PassSpeed:
 
 @given(rate=rates, tokens=st.integers(MIN_PASS_TOKENS + 1, 10**6))
 def test_a_pass_fits_if_it_takes_half_a_minute_at_most(rate: float, tokens: int) -> None:
-    assert speed_of(rate).fits(tokens) == (rate * tokens <= MAX_PASS_SECONDS or tokens <= MIN_PASS_TOKENS)
+    assert speed_of(rate).fits(tokens) == (
+        rate * tokens <= MAX_PASS_SECONDS or tokens <= MIN_PASS_TOKENS
+    )
 
 
 @given(rate=rates, tokens=st.integers(1, 10**5))
-def test_until_one_was_measured_a_training_pass_counts_as_three_scoring_passes(rate: float, tokens: int) -> None:
+def test_until_one_was_measured_a_training_pass_counts_as_three_scoring_passes(
+    rate: float, tokens: int
+) -> None:
     speed = speed_of(rate, WorkKind.SCORE)
-    assert speed.expected_seconds(WorkKind.TRAIN, tokens) == pytest.approx(TRAIN_COST * rate * tokens)
+    assert speed.expected_seconds(WorkKind.TRAIN, tokens) == pytest.approx(
+        TRAIN_COST * rate * tokens
+    )
     speed.record_pass(WorkKind.TRAIN, 10, processor=10 * rate, clock=10 * rate)
     assert speed.expected_seconds(WorkKind.TRAIN, tokens) == pytest.approx(rate * tokens)
 
@@ -82,7 +93,9 @@ def gradients_of(trainer: LocalTrainer) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("method", ["combine", "binary", "sdft"])
-def test_the_gradient_of_a_step_is_the_same_at_every_speed(draw: Draw, tmp_path: Path, method: str) -> None:
+def test_the_gradient_of_a_step_is_the_same_at_every_speed(
+    draw: Draw, tmp_path: Path, method: str
+) -> None:
     """To 1e-9 in float64: one pass on a fast machine, one row in each pass on a slow one."""
     path = save_tiny(tmp_path / "model")
     train = train_settings({"method": method, "clip_grad": 1e9, "max_gap": 9.0})

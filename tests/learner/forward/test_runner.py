@@ -53,7 +53,9 @@ def plainly(model: Any, row: TokenSequence) -> torch.Tensor:
 def test_equal_to_a_plain_forward(trainer: Make, micro_tokens: int) -> None:
     model, batch = trainer().causal, rows(1)
     with torch.no_grad():
-        for row, scores in zip(batch, ForwardRunner(model, micro_tokens=micro_tokens).logprobs(batch), strict=True):
+        for row, scores in zip(
+            batch, ForwardRunner(model, micro_tokens=micro_tokens).logprobs(batch), strict=True
+        ):
             torch.testing.assert_close(scores.logp.double(), plainly(model, row), atol=1e-5, rtol=0)
             assert ((scores.entropy_K > 0) & (scores.entropy_K <= np.log(64) + 1e-5)).all()
 
@@ -63,7 +65,9 @@ def test_gradients_survive_the_chunked_head(trainer: Make) -> None:
     parameters = [p for p in made.model.parameters() if p.requires_grad]
 
     def gradients(head_floats: int) -> list[torch.Tensor]:
-        logp_K, _ = ForwardRunner(made.causal, micro_tokens=4096).forward(rows(2), floats=head_floats)
+        logp_K, _ = ForwardRunner(made.causal, micro_tokens=4096).forward(
+            rows(2), floats=head_floats
+        )
         return list(torch.autograd.grad(logp_K.square().sum(), parameters))
 
     for whole, chunked in zip(gradients(2**24), gradients(64 * 5), strict=True):
@@ -71,7 +75,9 @@ def test_gradients_survive_the_chunked_head(trainer: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_added_up_in_float32(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_half_precision_is_added_up_in_float32(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     """A head in three parts, against float64; what a bfloat16 product would give is off by far more."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(48, 40, bias=False).to(dtype)
@@ -81,10 +87,16 @@ def test_half_precision_is_added_up_in_float32(monkeypatch: pytest.MonkeyPatch, 
         logits_KV = hidden_KH.double() @ layer.weight.double().T
         ids_K = logits_KV.argmin(-1)
         picked = lm_head.HiddenStates(
-            head=layer, hidden_KH=hidden_KH, targets_K=ids_K, temperature_K=torch.ones(7), lengths=(7,)
+            head=layer,
+            hidden_KH=hidden_KH,
+            targets_K=ids_K,
+            temperature_K=torch.ones(7),
+            lengths=(7,),
         ).token_logprobs()
         rough_KV = (hidden_KH @ layer.weight.T).double()
-    wanted_K, rough_K = (x.log_softmax(-1).gather(-1, ids_K[:, None])[:, 0] for x in (logits_KV, rough_KV))
+    wanted_K, rough_K = (
+        x.log_softmax(-1).gather(-1, ids_K[:, None])[:, 0] for x in (logits_KV, rough_KV)
+    )
     torch.testing.assert_close(picked.logp.double(), wanted_K, atol=1e-5, rtol=0)
     assert (rough_K - wanted_K).abs().max() > 1e-3, "rounding would show"
 
@@ -141,7 +153,9 @@ def test_logits_that_the_model_bends_are_bent(name: str, dtype: torch.dtype) -> 
     tolerance = 1e-5 if dtype is torch.float32 else 0.03
     with torch.no_grad():
         for row, scores in zip(batch := rows(1), passes.logprobs(batch), strict=True):
-            torch.testing.assert_close(scores.logp.double(), plainly(wide, row), atol=tolerance, rtol=0)
+            torch.testing.assert_close(
+                scores.logp.double(), plainly(wide, row), atol=tolerance, rtol=0
+            )
 
 
 def test_a_bend_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,13 +168,21 @@ def test_a_bend_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_model_that_does_not_run_here_is_refused_by_name() -> None:
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
-    model = RemBertForCausalLM(RemBertConfig(**shape, is_decoder=True, intermediate_size=32, input_embedding_size=16))
-    with pytest.raises(ModelError, match=r"this rembert model cannot be trained here \(RuntimeError"):
+    model = RemBertForCausalLM(
+        RemBertConfig(**shape, is_decoder=True, intermediate_size=32, input_embedding_size=16)
+    )
+    with pytest.raises(
+        ModelError, match=r"this rembert model cannot be trained here \(RuntimeError"
+    ):
         ForwardRunner(model.eval(), micro_tokens=10)
 
 
 def test_a_row_needs_both_parts() -> None:
     with pytest.raises(ValueError, match="got 0 and 1 tokens"):
-        TokenSequence(prompt_ids=np.zeros(0, np.int32), response_ids=np.zeros(1, np.int32), temperature=1.0)
+        TokenSequence(
+            prompt_ids=np.zeros(0, np.int32), response_ids=np.zeros(1, np.int32), temperature=1.0
+        )
     with pytest.raises(ValueError, match="temperature above 0, got 0"):
-        TokenSequence(prompt_ids=np.zeros(1, np.int32), response_ids=np.zeros(1, np.int32), temperature=0.0)
+        TokenSequence(
+            prompt_ids=np.zeros(1, np.int32), response_ids=np.zeros(1, np.int32), temperature=0.0
+        )

@@ -32,7 +32,10 @@ from openclaw_rl.learner.forward.runner import ForwardRunner
 
 V = 50
 SHAPE = test_exact_gradients.SHAPE | {"vocab_size": V, "num_hidden_layers": 3}
-SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+SLIDING = {
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 MODELS: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
@@ -52,11 +55,19 @@ def session(seed: int, turns: int = 4) -> list[TokenSequence]:
     for _ in range(turns):
         prompt, temperature = np.concatenate([history, draw(1, 9)]), float(rng.uniform(0.5, 1.5))
         choices = [draw(1, 9) for _ in range(int(rng.integers(1, 4)))]
-        rows += [TokenSequence(prompt_ids=prompt, response_ids=c, temperature=temperature) for c in choices]
+        rows += [
+            TokenSequence(prompt_ids=prompt, response_ids=c, temperature=temperature)
+            for c in choices
+        ]
         hinted = np.concatenate([prompt[:-1], draw(2, 5), prompt[-1:]])
-        rows.append(TokenSequence(prompt_ids=hinted, response_ids=choices[0], temperature=temperature))
+        rows.append(
+            TokenSequence(prompt_ids=hinted, response_ids=choices[0], temperature=temperature)
+        )
         history = np.concatenate([prompt, choices[-1]])
-    rows += [rows[1], TokenSequence(prompt_ids=draw(1, 20), response_ids=draw(1, 9), temperature=1.0)]
+    rows += [
+        rows[1],
+        TokenSequence(prompt_ids=draw(1, 20), response_ids=draw(1, 9), temperature=1.0),
+    ]
     return [rows[i] for i in rng.permutation(len(rows))]
 
 
@@ -80,7 +91,9 @@ def test_gradients_through_the_tree_are_exact(name: str, tuned: str) -> None:
     torch.manual_seed(3)
     model = MODELS[name]().double().eval()
     if tuned == "lora":
-        peft = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+        peft = get_peft_model(
+            model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
+        )
         for weight in (w for n, w in peft.named_parameters() if "lora_" in n):
             torch.nn.init.normal_(weight, std=0.2)
         model = peft.get_base_model()
@@ -104,7 +117,9 @@ def test_gradients_through_the_tree_are_exact(name: str, tuned: str) -> None:
 def test_nothing_of_ours_is_in_a_lower_precision(shares: bool) -> None:
     """Temperatures neither: at a low one their rounding is multiplied. This family computes all in float64."""
     torch.manual_seed(3)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3)).double()
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=V, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3)
+    ).double()
     rows = [replace(row, temperature=0.1 + n / 30) for n, row in enumerate(session(7))]
     expected_K, parameters = one_by_one(model.eval(), rows), list(model.parameters())
     passes = ForwardRunner(model, micro_tokens=10_000)
@@ -127,7 +142,9 @@ def test_masks_of_windows_are_bounded(monkeypatch: pytest.MonkeyPatch, shares: b
     passes.uses_tree = shares
     whole, sizes = tree_attention._window_mask, []
 
-    def spy(first: int, queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    def spy(
+        first: int, queries: int, keys: int, window: int | None, device: torch.device
+    ) -> torch.Tensor | None:
         sizes.extend([queries] if window else [])
         return whole(first, queries, keys, window, device)
 
@@ -153,7 +170,9 @@ def test_micro_batches_of_the_tree_add_up() -> None:
         total = [torch.zeros_like(p) for p in model.parameters()]
         for group in groups:
             logp_K, _ = passes.forward([rows[i] for i in group])
-            for into, g in zip(total, torch.autograd.grad(logp_K.sum(), list(model.parameters())), strict=True):
+            for into, g in zip(
+                total, torch.autograd.grad(logp_K.sum(), list(model.parameters())), strict=True
+            ):
                 into += g
         sums.append(torch.cat([t.flatten() for t in total]))
     for other in sums[1:]:  # the model's own norms compute in float32
@@ -162,7 +181,9 @@ def test_micro_batches_of_the_tree_add_up() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 120))
-def test_a_pass_keeps_to_its_budget_or_near_its_longest_row(seed: int, turns: int, budget: int) -> None:
+def test_a_pass_keeps_to_its_budget_or_near_its_longest_row(
+    seed: int, turns: int, budget: int
+) -> None:
     rows = [*session(seed), *session(seed + 1)][: 2 * turns]
     groups = prefix_tree.group_rows(rows, budget)
     assert sorted(i for g in groups for i in g) == list(range(len(rows)))
@@ -180,7 +201,9 @@ def test_a_trunk_over_the_budget_is_computed_once() -> None:
     def row() -> TokenSequence:
         said, reply = rng.integers(0, V, 3), rng.integers(0, V, 3)
         prompt = np.concatenate([trunk, said]).astype(np.int32)
-        return TokenSequence(prompt_ids=prompt, response_ids=reply.astype(np.int32), temperature=1.0)
+        return TokenSequence(
+            prompt_ids=prompt, response_ids=reply.astype(np.int32), temperature=1.0
+        )
 
     rows = [row() for _ in range(4)]
     for budget in (104, 100, 80):  # just below the rows, and well below
@@ -199,7 +222,9 @@ def test_the_tree_holds_every_row_and_nothing_twice(seed: int, turns: int) -> No
     for row, places in zip(rows, at, strict=True):
         i = int(places[-1])
         seen = [j for j in range(planted.tokens) if j <= i < int(planted.end_T[j])]
-        assert planted.ids_T[seen].tolist() == row.input_ids.tolist(), "a token sees its own row, in order"
+        assert planted.ids_T[seen].tolist() == row.input_ids.tolist(), (
+            "a token sees its own row, in order"
+        )
         assert planted.depth_T[seen].tolist() == list(range(row.input_length))
     for segment in planted.segments:
         above = [j for a, b in segment.above for j in range(a, b)]
@@ -211,7 +236,9 @@ def test_models_that_carry_a_state_are_trained_row_by_row(caplog: pytest.LogCapt
     from transformers import MambaConfig, MambaForCausalLM
 
     torch.manual_seed(0)
-    model = MambaForCausalLM(MambaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, state_size=4)).eval()
+    model = MambaForCausalLM(
+        MambaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, state_size=4)
+    ).eval()
     passes = ForwardRunner(model, micro_tokens=1)
     assert not passes.uses_tree
     assert "shared prompts are computed again" in caplog.text
@@ -229,7 +256,11 @@ def test_windows_that_stand_only_in_the_mask_are_kept() -> None:
     torch.manual_seed(0)
     shape = SHAPE | {"use_sliding_window": True, "sliding_window": 7, "num_experts": 2}
     shape |= {"layer_types": SLIDING["layer_types"]}
-    shape |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts_per_tok": 1}
+    shape |= {
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+        "num_experts_per_tok": 1,
+    }
     model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**shape)).eval()
     assert "sliding_attention" in model.config.layer_types
     rows = session(12)
@@ -246,9 +277,15 @@ def test_positions_that_depend_on_the_longest_row_keep_rows_apart(kind: str) -> 
     torch.manual_seed(0)
     rope: dict[str, Any] = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0}
     if kind == "longrope":
-        rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "original_max_position_embeddings": 24}
+        rope |= {
+            "short_factor": [1.0] * 4,
+            "long_factor": [3.0] * 4,
+            "original_max_position_embeddings": 24,
+        }
     length = 96 if kind == "longrope" else 24
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"max_position_embeddings": length}, rope_parameters=rope)).eval()
+    model = LlamaForCausalLM(
+        LlamaConfig(**SHAPE | {"max_position_embeddings": length}, rope_parameters=rope)
+    ).eval()
     rows = session(5)
     assert min(r.input_length for r in rows) <= 24 < max(r.input_length for r in rows)
     with torch.no_grad():

@@ -21,18 +21,30 @@ KINDS: dict[Divergence, float] = {"forward": 0.0, "reverse": 1.0, "jsd": 0.5}  #
 
 
 def select_tokens(
-    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, **wanted: Any
+    head: torch.nn.Module,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: torch.Tensor,
+    **wanted: Any,
 ) -> TokenLogprobs:
     states = HiddenStates(
-        head=head, hidden_KH=hidden, targets_K=targets, temperature_K=temperature, lengths=(len(targets),)
+        head=head,
+        hidden_KH=hidden,
+        targets_K=targets,
+        temperature_K=temperature,
+        lengths=(len(targets),),
     )
     return states.token_logprobs(**wanted)
 
 
-def random_logps(seed: int, width: int = 6, vocabulary: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+def random_logps(
+    seed: int, width: int = 6, vocabulary: int = 12
+) -> tuple[torch.Tensor, torch.Tensor]:
     """[T, N] of the student's likeliest tokens, and the teacher's log-probabilities of the same."""
     rng = np.random.default_rng(seed)
-    logits = torch.from_numpy(rng.normal(0, rng.choice([0.1, 1.0, 4.0]), (2, int(rng.integers(1, 9)), vocabulary)))
+    logits = torch.from_numpy(
+        rng.normal(0, rng.choice([0.1, 1.0, 4.0]), (2, int(rng.integers(1, 9)), vocabulary))
+    )
     student, teacher = torch.log_softmax(logits, -1)
     ids = student.topk(width, -1).indices
     return student.gather(-1, ids), teacher.gather(-1, ids)
@@ -47,7 +59,9 @@ def test_a_divergence_and_its_slopes_are_the_reference(reference: ModuleType, se
         found = divergence(own, teacher, kind)
         (slopes,) = torch.autograd.grad(found.sum(), own)
         for t in range(len(student)):
-            value, wanted = reference.divergence_token(student[t].tolist(), teacher[t].tolist(), kind)
+            value, wanted = reference.divergence_token(
+                student[t].tolist(), teacher[t].tolist(), kind
+            )
             assert found[t].item() == pytest.approx(value, rel=1e-6, abs=1e-8)
             np.testing.assert_allclose(slopes[t], wanted, rtol=1e-6, atol=1e-8)
 
@@ -67,7 +81,9 @@ def test_a_whole_vocabulary_has_no_tail(kind: Divergence) -> None:
         "forward": (q * (q / p).log()).sum(-1),
         "jsd": ((p * (p / middle).log()).sum(-1) + (q * (q / middle).log()).sum(-1)) / 2,
     }
-    torch.testing.assert_close(divergence(student, teacher, kind), whole[kind], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        divergence(student, teacher, kind), whole[kind], rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +135,17 @@ def ours(seed: int, kind: Divergence, by: str) -> tuple[float, torch.Tensor]:
         divergence_K=divergence(picked.logps_KN[:, 1:], theirs, kind),
         ratio_cap=2.0,
     )
-    bounds = LossConfig(clip_low=0.8, clip_high=1.28, dual_clip=3.0, token_ratio_min=1e-30, token_ratio_max=1e30)
+    bounds = LossConfig(
+        clip_low=0.8, clip_high=1.28, dual_clip=3.0, token_ratio_min=1e-30, token_ratio_max=1e30
+    )
     loss = micro_batch_loss(
-        logp_K=picked.logp, mu_K=mu, base_K=mu, terms=[term], kl_coef=0.0, kl_denominator=1.0, config=bounds
+        logp_K=picked.logp,
+        mu_K=mu,
+        base_K=mu,
+        terms=[term],
+        kl_coef=0.0,
+        kl_denominator=1.0,
+        config=bounds,
     )
     loss.total.backward()
     assert student.grad is not None
@@ -137,7 +161,11 @@ def test_over_the_students_tokens_it_is_trls_sdpo(sdpo: ModuleType, seed: int) -
         student.requires_grad_()
         own = torch.log_softmax(student, -1).gather(-1, ids[:, None])[:, 0]
         per_token = sdpo.compute_topk_self_distillation_loss(
-            student, teacher, distillation_topk=5, distillation_alpha=alpha, distillation_add_tail=True
+            student,
+            teacher,
+            distillation_topk=5,
+            distillation_alpha=alpha,
+            distillation_add_tail=True,
         )
         loss = sdpo.apply_importance_sampling_clipping(per_token, own, mu, 2.0).mean()
         loss.backward()
@@ -175,8 +203,15 @@ def trls_sdft(loss: Any, seed: int, alpha: float) -> tuple[float, torch.Tensor]:
         _log_self_distillation_metric=lambda *_: None,
     )
     every = torch.ones(1, len(ids))
-    inputs = {"completion_ids": ids[None], "completion_mask": every, "prompt_ids": ids[None], "prompt_mask": every}
-    found = loss(trainer, SimpleNamespace(training=True), inputs | {"old_per_token_logps": mu[None]})
+    inputs = {
+        "completion_ids": ids[None],
+        "completion_mask": every,
+        "prompt_ids": ids[None],
+        "prompt_mask": every,
+    }
+    found = loss(
+        trainer, SimpleNamespace(training=True), inputs | {"old_per_token_logps": mu[None]}
+    )
     found.backward()
     assert student.grad is not None
     return found.item(), student.grad
@@ -214,24 +249,32 @@ def test_the_head_gives_what_is_asked_for(kind: str, rows: int) -> None:
     rng = torch.Generator().manual_seed(1)
     hidden = torch.randn(11, 8, generator=rng, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(30, (11,), generator=rng)
-    ids = torch.randint(30, (11, 3), generator=rng)  # some of them the target, or among the likeliest
+    ids = torch.randint(
+        30, (11, 3), generator=rng
+    )  # some of them the target, or among the likeliest
     temperature = torch.rand(11, generator=rng) + 0.5
     whole = torch.log_softmax(head(hidden) / temperature[:, None], -1)
     wanted_ids = torch.cat([targets[:, None], ids, whole.topk(4, -1).indices], -1)
     weights = torch.randn(11, 8, generator=rng, dtype=torch.float64)
     trained = [hidden, *(p for p in head.parameters() if p.requires_grad)]
-    wanted = torch.autograd.grad((whole.gather(-1, wanted_ids) * weights).sum(), trained, retain_graph=True)
+    wanted = torch.autograd.grad(
+        (whole.gather(-1, wanted_ids) * weights).sum(), trained, retain_graph=True
+    )
 
     picked = select_tokens(head, hidden, targets, temperature, ids_KN=ids, top=4, floats=30 * rows)
     assert torch.equal(picked.ids_KN, wanted_ids)
     torch.testing.assert_close(picked.logps_KN, whole.gather(-1, wanted_ids))
     torch.testing.assert_close(picked.entropy_K, -(whole.exp() * whole).sum(-1))
     assert not picked.entropy_K.requires_grad
-    for got, want in zip(torch.autograd.grad((picked.logps_KN * weights).sum(), trained), wanted, strict=True):
+    for got, want in zip(
+        torch.autograd.grad((picked.logps_KN * weights).sum(), trained), wanted, strict=True
+    ):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
 
 
 def test_no_more_likeliest_tokens_than_there_are() -> None:
     head = heads()["plain"]
     hidden = torch.randn(3, 8, dtype=torch.float64)
-    assert select_tokens(head, hidden, torch.zeros(3, dtype=torch.long), torch.ones(3), top=99).ids_KN.shape == (3, 31)
+    assert select_tokens(
+        head, hidden, torch.zeros(3, dtype=torch.long), torch.ones(3), top=99
+    ).ids_KN.shape == (3, 31)

@@ -12,13 +12,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.learner.loss.policy_loss import LossConfig, LossResult, TermSlice, make_loss_config, micro_batch_loss
+from openclaw_rl.learner.loss.policy_loss import (
+    LossConfig,
+    LossResult,
+    TermSlice,
+    make_loss_config,
+    micro_batch_loss,
+)
 from openclaw_rl.learner.step_metrics import token_shares
 from openclaw_rl.settings.load import train_settings
 
 WEIGHTS = {"binary": 0.7, "opd": 1.9}
 KL, AVERAGE = 0.3, 7.5
-LIMITS = {"clip_low": 0.8, "clip_high": 1.28, "dual_clip": 3.0, "token_ratio_min": 0.5, "token_ratio_max": 5.0}
+LIMITS = {
+    "clip_low": 0.8,
+    "clip_high": 1.28,
+    "dual_clip": 3.0,
+    "token_ratio_min": 0.5,
+    "token_ratio_max": 5.0,
+}
 BY_KIND = {"clip": (0.8, 1.28), "cispo": (0.0, 5.0), "gspo": (1 - 3e-4, 1 + 4e-4)}
 MASKS: dict[str, dict[str, float]] = {
     "none": {},
@@ -50,7 +62,9 @@ def random_batch(seed: int, *, decoupled: bool) -> list[dict[str, Any]]:
     return batch
 
 
-def ours(batch: list[dict[str, Any]], indices: list[int], logp_K: torch.Tensor, bounds: LossConfig) -> LossResult:
+def ours(
+    batch: list[dict[str, Any]], indices: list[int], logp_K: torch.Tensor, bounds: LossConfig
+) -> LossResult:
     """The loss of some of the samples, with the denominators of the whole batch."""
 
     def cat(key: str) -> torch.Tensor:
@@ -62,9 +76,14 @@ def ours(batch: list[dict[str, Any]], indices: list[int], logp_K: torch.Tensor, 
         return TermSlice(
             name=name,
             weight=WEIGHTS[name],
-            advantages_K=torch.tensor(np.concatenate([v or [0.0] * n for v, n in zip(values, sizes, strict=True)])),
+            advantages_K=torch.tensor(
+                np.concatenate([v or [0.0] * n for v, n in zip(values, sizes, strict=True)])
+            ),
             mask_K=torch.cat(
-                [torch.as_tensor(batch[i]["mask"]) & (v is not None) for i, v in zip(indices, values, strict=True)]
+                [
+                    torch.as_tensor(batch[i]["mask"]) & (v is not None)
+                    for i, v in zip(indices, values, strict=True)
+                ]
             ),
             denominator=count * AVERAGE,
         )
@@ -80,7 +99,9 @@ def ours(batch: list[dict[str, Any]], indices: list[int], logp_K: torch.Tensor, 
         kl_denominator=max(members, 1) * AVERAGE,
         config=bounds,
         old_K=cat("old") if "old" in batch[0] else None,
-        rows_K=torch.arange(len(indices)).repeat_interleave(torch.tensor([len(batch[i]["mu"]) for i in indices])),
+        rows_K=torch.arange(len(indices)).repeat_interleave(
+            torch.tensor([len(batch[i]["mu"]) for i in indices])
+        ),
     )
 
 
@@ -117,14 +138,23 @@ def test_value_gradient_and_counts_are_the_reference(
 def test_micro_batches_add_up(seed: int, mask: str) -> None:
     batch = random_batch(seed, decoupled=False)
     bounds = LossConfig(**LIMITS, **MASKS[mask])
-    whole = ours(batch, list(range(len(batch))), torch.tensor(np.concatenate([s["logp"] for s in batch])), bounds)
+    whole = ours(
+        batch,
+        list(range(len(batch))),
+        torch.tensor(np.concatenate([s["logp"] for s in batch])),
+        bounds,
+    )
     parts = [ours(batch, [i], torch.tensor(batch[i]["logp"]), bounds) for i in range(len(batch))]
-    assert sum(p.total.item() for p in parts) == pytest.approx(whole.total.item(), rel=1e-9, abs=1e-12)
+    assert sum(p.total.item() for p in parts) == pytest.approx(
+        whole.total.item(), rel=1e-9, abs=1e-12
+    )
     for name, count in whole.counts.items():
         assert sum(p.counts[name] for p in parts) == count
 
 
-def gradient(bounds: LossConfig, gaps: list[float], advantage: float, old: list[float] | None = None) -> LossResult:
+def gradient(
+    bounds: LossConfig, gaps: list[float], advantage: float, old: list[float] | None = None
+) -> LossResult:
     """One reply of which each token's log-ratio is given; `loss.total` has been taken back to the tokens."""
     mu_K = torch.full((len(gaps),), -2.0, dtype=torch.float64)
     logp_K = (mu_K + torch.tensor(gaps, dtype=torch.float64)).requires_grad_()
@@ -167,13 +197,21 @@ def test_geometric_takes_what_drifted_whichever_way() -> None:
 
 
 def test_what_the_caps_take_is_counted() -> None:
-    cispo = gradient(LossConfig(**(LIMITS | {"token_ratio_max": 100.0}), kind="cispo"), [2.0, 0.0], 1.0).counts
+    cispo = gradient(
+        LossConfig(**(LIMITS | {"token_ratio_max": 100.0}), kind="cispo"), [2.0, 0.0], 1.0
+    ).counts
     assert (cispo["capped/x"], cispo["clipped/x"]) == (1, 0)
     decoupled = gradient(LossConfig(**LIMITS), [1.0, 0.1, 0.5], 1.0, old=[-1.0, -1.9, -2.0]).counts
     assert (decoupled["capped/x"], decoupled["clipped/x"], decoupled["gap"]) == (1, 1, 0)
     shares = token_shares(decoupled, ["x", "silent"])
     assert shares["capped/x"] == shares["clipped/x"] == pytest.approx(1 / 3)
-    assert shares["capped/silent"] == shares["masked/gap"] == shares["masked/opsm"] == shares["masked/geometric"] == 0
+    assert (
+        shares["capped/silent"]
+        == shares["masked/gap"]
+        == shares["masked/opsm"]
+        == shares["masked/geometric"]
+        == 0
+    )
 
 
 def test_whose_token_each_is_must_be_known() -> None:
@@ -181,7 +219,13 @@ def test_whose_token_each_is_must_be_known() -> None:
     for bounds in (LossConfig(**LIMITS, opsm_delta=0.1), LossConfig(**LIMITS, kind="gspo")):
         with pytest.raises(AssertionError, match="need rows_K"):
             micro_batch_loss(
-                logp_K=empty, mu_K=empty, base_K=empty, terms=[], kl_coef=0.0, kl_denominator=1.0, config=bounds
+                logp_K=empty,
+                mu_K=empty,
+                base_K=empty,
+                terms=[],
+                kl_coef=0.0,
+                kl_denominator=1.0,
+                config=bounds,
             )
 
 
@@ -193,4 +237,8 @@ def test_only_the_chosen_mask_is_in_force() -> None:
     )
     assert not none.needs_rows
     assert (opsm.opsm_delta, opsm.geometric_low, opsm.geometric_high) == (0.3, 0.0, math.inf)
-    assert (geometric.opsm_delta, geometric.geometric_low, geometric.geometric_high) == (math.inf, 0.9, 1.2)
+    assert (geometric.opsm_delta, geometric.geometric_low, geometric.geometric_high) == (
+        math.inf,
+        0.9,
+        1.2,
+    )

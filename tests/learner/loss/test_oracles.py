@@ -99,7 +99,11 @@ def trls(
     logp = given_["logp"].clone().requires_grad_()
     b, t = logp.shape
     settings = {
-        "_get_per_token_logps_and_entropies": lambda *args, **kwargs: (logp, torch.zeros_like(logp), None),
+        "_get_per_token_logps_and_entropies": lambda *args, **kwargs: (
+            logp,
+            torch.zeros_like(logp),
+            None,
+        ),
         "aux_loss_enabled": False,
         "top_entropy_quantile": 1.0,
         "off_policy_mask_threshold": None,
@@ -116,7 +120,9 @@ def trls(
         "model": SimpleNamespace(training=True),
         "_entropy_bonus_enabled": False,
         "_metrics": defaultdict(lambda: defaultdict(list)),
-        "accelerator": SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
+        "accelerator": SimpleNamespace(
+            gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1
+        ),
     }
     trainer = SimpleNamespace(**settings | changes)
     given_to_it = {
@@ -179,9 +185,17 @@ def test_trl_with_an_engine_and_several_steps(grpo_loss: Any, seed: int) -> None
     cispo = {"loss_type": "cispo", "epsilon_high": 5.0}
     for kind, dual, changes in (("clip", 3.0, {}), ("cispo", 1e9, cispo)):
         for delta in (None, 0.05):
-            own = ours(given_, dual, kind, old=given_["old"], **({} if delta is None else {"opsm_delta": delta}))
+            own = ours(
+                given_,
+                dual,
+                kind,
+                old=given_["old"],
+                **({} if delta is None else {"opsm_delta": delta}),
+            )
             further = ENGINE | changes | {"off_policy_mask_threshold": delta}
-            theirs = trls(grpo_loss, given_, dual if kind == "clip" else None, decoupled(given_), **further)
+            theirs = trls(
+                grpo_loss, given_, dual if kind == "clip" else None, decoupled(given_), **further
+            )
             assert own[0] == pytest.approx(theirs[0], rel=1e-9, abs=1e-12)
             torch.testing.assert_close(own[1], theirs[1], rtol=1e-9, atol=1e-12)
 
@@ -207,7 +221,9 @@ def test_trl_and_slime_pull_to_the_base_as_we_do(grpo_loss: Any, seed: int) -> N
     nothing = given_ | {"advantages": torch.zeros_like(given_["advantages"])}
     logp = given_["logp"].clone().requires_grad_()
     d = given_["base"] - logp
-    k3 = torch.exp(logp - given_["mu"]) * (d.exp() - 1 - d)  # compute_approx_kl, kl_loss_type k3, importance_ratio
+    k3 = torch.exp(logp - given_["mu"]) * (
+        d.exp() - 1 - d
+    )  # compute_approx_kl, kl_loss_type k3, importance_ratio
     (0.2 * (k3 * given_["mask"]).sum() / (len(d) * LENGTH)).backward()
     assert logp.grad is not None
     torch.testing.assert_close(ours(nothing, 3.0, kl=0.2)[1], logp.grad, rtol=1e-9, atol=1e-12)
@@ -217,7 +233,9 @@ def test_where_tokens_differ_gspo_is_its_own_way(grpo_loss: Any) -> None:
     """Advantages token by token: TRL gives every token the reply's mean, GSPO-token each its own. Equal in value."""
     given_ = draw(11)
     given_["logp"] = given_["mu"]  # nothing is clipped
-    given_["advantages"] = torch.from_numpy(np.random.default_rng(1).normal(0, 1, given_["mu"].shape))
+    given_["advantages"] = torch.from_numpy(
+        np.random.default_rng(1).normal(0, 1, given_["mu"].shape)
+    )
     sequence = {"importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}
     own, theirs = ours(given_, 1e9, "gspo"), trls(grpo_loss, given_, None, **sequence)
     assert own[0] == pytest.approx(theirs[0], rel=1e-9)
@@ -226,8 +244,13 @@ def test_where_tokens_differ_gspo_is_its_own_way(grpo_loss: Any) -> None:
 
 
 def test_a_difference_would_be_seen(grpo_loss: Any) -> None:
-    given_ = draw(3) | {"logp": draw(3)["mu"] + 2.0, "advantages": -torch.ones(len(draw(3)["mu"]), dtype=torch.float64)}
-    assert ours(given_, 3.0)[0] != pytest.approx(trls(grpo_loss, given_, None)[0]), "the dual clip is at work"
+    given_ = draw(3) | {
+        "logp": draw(3)["mu"] + 2.0,
+        "advantages": -torch.ones(len(draw(3)["mu"]), dtype=torch.float64),
+    }
+    assert ours(given_, 3.0)[0] != pytest.approx(trls(grpo_loss, given_, None)[0]), (
+        "the dual clip is at work"
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -255,7 +278,9 @@ def test_slime_cispo_gspo_and_truncated_weights(seed: int) -> None:
         start = given_["old"] if kind == "tis" else given_["mu"]
         log_ratio = logp - start
         if kind == "gspo":
-            log_ratio = ((log_ratio * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)).expand_as(logp)
+            log_ratio = (
+                (log_ratio * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
+            ).expand_as(logp)
         low, high = {"gspo": (1 - 3e-4, 1 + 4e-4), "tis": (0.8, 1.28)}.get(kind, (0.0, 5.0))
         ratio = log_ratio.exp()
         if kind == "cispo":
@@ -283,7 +308,9 @@ def test_slime_geometric_rejection(seed: int) -> None:
     given_ = draw(seed)
     given_["logp"] = given_["mu"] + 0.3 * (given_["logp"] - given_["mu"])
     mask, advantages = given_["mask"], given_["advantages"][:, None]
-    drift = ((given_["logp"] - given_["mu"]) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
+    drift = ((given_["logp"] - given_["mu"]) * mask).sum(1, keepdim=True) / mask.sum(
+        1, keepdim=True
+    )
     kept = mask * (drift.exp() >= 0.9) * (drift.exp() <= 1.1)
     ratio = torch.exp(given_["logp"] - given_["mu"])
     worse = torch.maximum(-ratio * advantages, -ratio.clamp(0.8, 1.28) * advantages)
@@ -307,14 +334,21 @@ def test_trl_off_policy_sequence_mask(grpo_loss: Any, seed: int) -> None:
         for delta in (0.01, 0.2):
             value, gradient = ours(given_, dual, kind, opsm_delta=delta)
             theirs, slopes = trls(
-                grpo_loss, given_, dual if kind == "clip" else None, off_policy_mask_threshold=delta, **changes
+                grpo_loss,
+                given_,
+                dual if kind == "clip" else None,
+                off_policy_mask_threshold=delta,
+                **changes,
             )
             assert value == pytest.approx(theirs, rel=1e-9, abs=1e-12)
             torch.testing.assert_close(gradient, slopes, rtol=1e-9, atol=1e-12)
 
 
 def test_the_sequence_mask_is_at_work() -> None:
-    given_ = draw(3) | {"logp": draw(3)["mu"] - 0.1, "advantages": -torch.ones(len(draw(3)["mu"]), dtype=torch.float64)}
+    given_ = draw(3) | {
+        "logp": draw(3)["mu"] - 0.1,
+        "advantages": -torch.ones(len(draw(3)["mu"]), dtype=torch.float64),
+    }
     assert ours(given_, 3.0)[1].any()
     assert not ours(given_, 3.0, opsm_delta=0.05)[1].any()
     assert not ours(given_, 3.0, geometric_low=0.99)[1].any()
@@ -326,7 +360,9 @@ def test_slime_off_policy_sequence_mask(seed: int) -> None:
     """slime/utils/ppo_utils.py, compute_opsm_mask, before compute_policy_loss's values are added up."""
     given_, delta = draw(seed), 1e-4
     advantages, mask = given_["advantages"][:, None], given_["mask"]
-    sequence_kl = ((given_["mu"] - given_["logp"]) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
+    sequence_kl = ((given_["mu"] - given_["logp"]) * mask).sum(1, keepdim=True) / mask.sum(
+        1, keepdim=True
+    ).clamp_min(1)
     kept = 1 - ((advantages < 0) & (sequence_kl > delta)).double()
     ratio = torch.exp(given_["logp"] - given_["mu"])
     worse = torch.maximum(-ratio * advantages, -ratio.clamp(1 - 0.2, 1 + 0.28) * advantages)

@@ -20,7 +20,13 @@ from openclaw_rl.learner.loss.policy_loss import (
     micro_batch_loss,
 )
 
-LIMITS = {"clip_low": 0.8, "clip_high": 1.28, "dual_clip": 3.0, "token_ratio_min": 0.5, "token_ratio_max": 5.0}
+LIMITS = {
+    "clip_low": 0.8,
+    "clip_high": 1.28,
+    "dual_clip": 3.0,
+    "token_ratio_min": 0.5,
+    "token_ratio_max": 5.0,
+}
 SHORT = {"low": 0.8, "high": 1.28, "dual": 3.0, "gap_low": 0.5, "gap_high": 5.0}
 WEIGHTS = {"binary": 0.7, "opd": 1.9}
 KL, AVERAGE = 0.3, 7.5
@@ -52,7 +58,9 @@ def random_batch(seed: int) -> list[dict[str, Any]]:
     return batch
 
 
-def ours(batch: list[dict[str, Any]], members: list[int], logp_K: torch.Tensor, names: tuple[str, ...]) -> LossResult:
+def ours(
+    batch: list[dict[str, Any]], members: list[int], logp_K: torch.Tensor, names: tuple[str, ...]
+) -> LossResult:
     """The loss of some of the batch's samples, with the denominators of the whole batch."""
 
     def cat(key: str) -> torch.Tensor:
@@ -68,9 +76,16 @@ def ours(batch: list[dict[str, Any]], members: list[int], logp_K: torch.Tensor, 
             name=name,
             weight=WEIGHTS[name],
             advantages_K=torch.cat(
-                [torch.tensor(given_(name, i) or [0.0] * len(batch[i]["mu"]), dtype=torch.float64) for i in members]
+                [
+                    torch.tensor(
+                        given_(name, i) or [0.0] * len(batch[i]["mu"]), dtype=torch.float64
+                    )
+                    for i in members
+                ]
             ),
-            mask_K=torch.cat([torch.as_tensor(batch[i]["mask"]) & (given_(name, i) is not None) for i in members]),
+            mask_K=torch.cat(
+                [torch.as_tensor(batch[i]["mask"]) & (given_(name, i) is not None) for i in members]
+            ),
             denominator=counts[name] * AVERAGE,
         )
         for name in names
@@ -94,7 +109,9 @@ def test_value_and_gradient_are_the_reference(reference: ModuleType, seed: int) 
     batch = random_batch(seed)
     logp_K = torch.tensor(np.concatenate([s["logp"] for s in batch]), requires_grad=True)
     loss = ours(batch, list(range(len(batch))), logp_K, ("binary", "opd"))
-    value, slopes = reference.total_loss(batch, weights=WEIGHTS, kl_coef=KL, average_length=AVERAGE, bounds=SHORT)
+    value, slopes = reference.total_loss(
+        batch, weights=WEIGHTS, kl_coef=KL, average_length=AVERAGE, bounds=SHORT
+    )
     assert loss.total.item() == pytest.approx(value, rel=1e-9, abs=1e-12)
     if not loss.total.requires_grad:
         assert not np.any(np.concatenate(slopes))
@@ -114,7 +131,9 @@ def single_term_loss(
     **changed: Any,
 ) -> LossResult:
     mask_K = torch.ones(len(mu_K), dtype=torch.bool) if mask_K is None else mask_K
-    term = TermSlice(name="x", weight=weight, advantages_K=advantages_K, mask_K=mask_K, denominator=denominator)
+    term = TermSlice(
+        name="x", weight=weight, advantages_K=advantages_K, mask_K=mask_K, denominator=denominator
+    )
     plain = {"base_K": mu_K, "kl_coef": 0.0, "kl_denominator": 1.0, "config": LossConfig(**LIMITS)}
     return micro_batch_loss(logp_K=logp_K, mu_K=mu_K, terms=[term], **(plain | changed))
 
@@ -139,10 +158,18 @@ def test_gradient_is_the_slope_of_the_value(seed: int) -> None:
 def test_micro_batches_add_up(seed: int) -> None:
     batch = random_batch(seed)
     whole = ours(
-        batch, list(range(len(batch))), torch.tensor(np.concatenate([s["logp"] for s in batch])), ("binary", "opd")
+        batch,
+        list(range(len(batch))),
+        torch.tensor(np.concatenate([s["logp"] for s in batch])),
+        ("binary", "opd"),
     )
-    parts = [ours(batch, [i], torch.tensor(batch[i]["logp"]), ("binary", "opd")) for i in range(len(batch))]
-    assert sum(p.total.item() for p in parts) == pytest.approx(whole.total.item(), rel=1e-9, abs=1e-12)
+    parts = [
+        ours(batch, [i], torch.tensor(batch[i]["logp"]), ("binary", "opd"))
+        for i in range(len(batch))
+    ]
+    assert sum(p.total.item() for p in parts) == pytest.approx(
+        whole.total.item(), rel=1e-9, abs=1e-12
+    )
     for name, count in whole.counts.items():
         assert sum(p.counts[name] for p in parts) == count
 
@@ -199,9 +226,14 @@ def test_k2_pulls_like_the_kl() -> None:
 def test_a_token_that_the_engine_sees_otherwise_does_not_rule_the_kl() -> None:
     """Decoupled: no gap band, so the weight of the KL term is capped as that of the surrogate is."""
     logp_K = torch.tensor([-1.0, -1.0], dtype=torch.float64, requires_grad=True)
-    mu_K, base_K = torch.tensor([-1.0, -11.0], dtype=torch.float64), torch.full((2,), -2.0, dtype=torch.float64)
+    mu_K, base_K = (
+        torch.tensor([-1.0, -11.0], dtype=torch.float64),
+        torch.full((2,), -2.0, dtype=torch.float64),
+    )
     old_K = logp_K.detach().clone()
-    loss = single_term_loss(logp_K, mu_K, torch.ones_like(mu_K), weight=0.0, base_K=base_K, kl_coef=1.0, old_K=old_K)
+    loss = single_term_loss(
+        logp_K, mu_K, torch.ones_like(mu_K), weight=0.0, base_K=base_K, kl_coef=1.0, old_K=old_K
+    )
     loss.total.backward()
     assert logp_K.grad is not None
     assert logp_K.grad.tolist() == [1.0, 2.0], "at most weight_cap times what it would be"

@@ -21,7 +21,9 @@ Draw = Callable[..., list[Sample]]
 # Of torch about itself, where a compiled piece takes up what an uncompiled one gave.
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
 ]
 
 
@@ -37,7 +39,9 @@ def weights(made: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in made._weights.parameters.values()])
 
 
-def test_they_are_what_they_were(trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_they_are_what_they_were(
+    trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """And where a checkpoint computes something else again, the step is taken all the same, without compiled code."""
     plain, fast = trainer(max_gap=9.0), trainer(max_gap=9.0, compile=True, checkpointing=True)
     assert fast._runner.is_compiled
@@ -80,11 +84,15 @@ def test_a_compiler_that_fails_is_named(trainer: Make, draw: Draw, tmp_path: Pat
 def test_a_compiler_that_is_wrong_is_named(trainer: Make, caplog: pytest.LogCaptureFixture,
                                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     def wrong(graph: Any, _: object) -> Any:
-        return lambda *given: [2.0 * o if isinstance(o, torch.Tensor) and o.ndim else o for o in graph.forward(*given)]
+        return lambda *given: [
+            2.0 * o if isinstance(o, torch.Tensor) and o.ndim else o for o in graph.forward(*given)
+        ]
 
     monkeypatch.setattr(compile, "BACKEND", wrong)
     # One kind of part is enough to be found, and compiles fast.
-    monkeypatch.setattr(compile, "compiled_modules", lambda causal: [x.mlp for x in causal.get_decoder().layers])
+    monkeypatch.setattr(
+        compile, "compiled_modules", lambda causal: [x.mlp for x in causal.get_decoder().layers]
+    )
     with caplog.at_level(logging.WARNING):
         made = trainer(compile=True)
     assert "are off by" in caplog.text

@@ -44,21 +44,30 @@ def test_a_step_that_does_not_fit_is_tried_in_smaller_passes(
     bound(tight, 50)
     batches = [draw(plain, seed) for seed in range(2)]
     with caplog.at_level(logging.ERROR, "openclaw_rl.learner.model.oom"):
-        results = [t.step(batches[0], str(tmp_path / n)) for n, t in (("tight", tight), ("plain", plain))]
+        results = [
+            t.step(batches[0], str(tmp_path / n)) for n, t in (("tight", tight), ("plain", plain))
+        ]
     assert results[0].digest == results[1].digest, "nothing of the first attempt is in the second"
     assert "Retrying with passes of 40 tokens" in caplog.text
     assert all(cure in caplog.text for cure in CURES)
     caplog.clear()
-    results = [t.step(batches[1], str(tmp_path / f"{n}-on")) for n, t in (("tight", tight), ("plain", plain))]
+    results = [
+        t.step(batches[1], str(tmp_path / f"{n}-on"))
+        for n, t in (("tight", tight), ("plain", plain))
+    ]
     assert results[0].digest == results[1].digest
     assert "does not fit" not in caplog.text, "later steps keep the smaller passes"
 
 
-def test_what_fits_in_no_way_fails_with_what_would_help(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_what_fits_in_no_way_fails_with_what_would_help(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     made = trainer(micro_tokens=40)
     batch = draw(made, 0, count=2)
     bound(made, 3)
-    with pytest.raises(TooLarge, match=r"a step with one row per pass does not fit into memory \(CUDA") as caught:
+    with pytest.raises(
+        TooLarge, match=r"a step with one row per pass does not fit into memory \(CUDA"
+    ) as caught:
         made.step(batch, str(tmp_path / "policy"))
     assert all(cure in str(caught.value) for cure in CURES)
     assert not list(tmp_path.iterdir())
@@ -68,7 +77,9 @@ def test_what_fits_in_no_way_fails_with_what_would_help(trainer: Make, draw: Dra
 def test_it_is_halved_until_it_fits(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     made = trainer(micro_tokens=200, max_gap=9.0)
     batch = draw(made, 0)
-    prompts = [(len(ids), len(s.response_ids)) for s in batch for ids in (s.prompt_ids, *s.hinted_prompts)]
+    prompts = [
+        (len(ids), len(s.response_ids)) for s in batch for ids in (s.prompt_ids, *s.hinted_prompts)
+    ]
     bound(made, max(map(sum, prompts)))
     assert made.step(batch, str(tmp_path / "policy")).folder is not None
 
@@ -92,11 +103,15 @@ def test_what_fails_on_one_rank_alone_is_not_tried_again() -> None:
         retry_on_oom(lambda: attempt(torch.OutOfMemoryError("in add_up")), Two(), lambda: False)
     assert len(tried) == 1
     tried.clear()
-    retry_on_oom(lambda: attempt(RankOutOfMemory("a pass, as all ranks know")), Two(), lambda: False)
+    retry_on_oom(
+        lambda: attempt(RankOutOfMemory("a pass, as all ranks know")), Two(), lambda: False
+    )
     assert len(tried) == 2
 
 
-def test_a_step_that_was_begun_is_not_begun_again(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_a_step_that_was_begun_is_not_begun_again(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     """What fails to fit behind the optimizer's step finds other weights than before it."""
     made = trainer(micro_tokens=80, learning_rate=1e-2)
     batch = draw(made, 0)

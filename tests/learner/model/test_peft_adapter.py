@@ -18,7 +18,9 @@ from openclaw_rl.learner.model import peft_adapter
 def adapted(tiny: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """(PEFT's, ours) with the same weights."""
     base = AutoModelForCausalLM.from_pretrained(tiny, dtype=dtype)
-    theirs = get_peft_model(base, PeftLoraConfig(r=4, lora_alpha=6, target_modules="all-linear")).eval()
+    theirs = get_peft_model(
+        base, PeftLoraConfig(r=4, lora_alpha=6, target_modules="all-linear")
+    ).eval()
     torch.manual_seed(1)
     for name, parameter in theirs.named_parameters():
         if "lora_" in name:
@@ -64,7 +66,9 @@ def test_an_input_is_kept_once_and_narrow(tiny: str, ours: bool) -> None:
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size() if tensor.ndim > 1 else 0
+        kept[tensor.untyped_storage().data_ptr()] = (
+            tensor.numel() * tensor.element_size() if tensor.ndim > 1 else 0
+        )
         return tensor
 
     x = torch.randn(1, 4096, 32).to(torch.bfloat16).requires_grad_()

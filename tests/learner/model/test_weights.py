@@ -83,12 +83,18 @@ def make(family: Callable[[str], str]) -> Make:
     """A trainer in one of `MODES`, otherwise of `settings`."""
 
     def made(mode: str = "lora", name: str = "qwen3", **settings: Any) -> LocalTrainer:
-        if mode == "qlora" and "bitsandbytes" not in sys.modules and find_spec("bitsandbytes") is None:
+        if (
+            mode == "qlora"
+            and "bitsandbytes" not in sys.modules
+            and find_spec("bitsandbytes") is None
+        ):
             pytest.skip("bitsandbytes is not installed: `make test-qlora` runs this")
         wanted = {"max_gap": 9.0, "max_step_kl": 1e9, "lora": {"rank": 4}, "learning_rate": 1e-2}
         wanted |= MODES[mode] | settings
         path = wanted.pop("path", None) or family(name)
-        model = ModelConfig.model_construct(device="cpu", dtype=wanted.pop("dtype", "auto"))  # float64, too
+        model = ModelConfig.model_construct(
+            device="cpu", dtype=wanted.pop("dtype", "auto")
+        )  # float64, too
         train = train_settings(wanted)
         method = make_method(train_settings({"method": "combine"}))
         return LocalTrainer(path, method, train, model)
@@ -97,7 +103,9 @@ def make(family: Callable[[str], str]) -> Make:
 
 
 def row_of(s: Sample) -> TokenSequence:
-    return TokenSequence(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature)
+    return TokenSequence(
+        prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature
+    )
 
 
 def trained(trainer: LocalTrainer) -> torch.Tensor:
@@ -114,9 +122,15 @@ def gradients(trainer: LocalTrainer) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("mode", "name"),
     [(mode, "qwen3") for mode in MODES]
-    + [(mode, name) for mode in ("lora", "qlora", "full-bf16-offloaded") for name in ("llama", "gemma")],
+    + [
+        (mode, name)
+        for mode in ("lora", "qlora", "full-bf16-offloaded")
+        for name in ("llama", "gemma")
+    ],
 )
-def test_every_mode_takes_a_real_step(make: Make, draw: Draw, tmp_path: Path, mode: str, name: str) -> None:
+def test_every_mode_takes_a_real_step(
+    make: Make, draw: Draw, tmp_path: Path, mode: str, name: str
+) -> None:
     made = make(mode, name)
     batch = draw(made, 0)
     before, base = trained(made), made.logprobs([row_of(s) for s in batch], base=True)
@@ -131,14 +145,22 @@ def test_every_mode_takes_a_real_step(make: Make, draw: Draw, tmp_path: Path, mo
     assert not made.logprobs([row_of(batch[0])])[0].equal(base[0])
 
 
-@pytest.mark.parametrize("mode", ["lora", "lora-offloaded", "qlora", "full-bf16", "full-bf16-offloaded"])
-def test_resuming_is_not_noticed_in_any_bit(make: Make, draw: Draw, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(
+    "mode", ["lora", "lora-offloaded", "qlora", "full-bf16", "full-bf16-offloaded"]
+)
+def test_resuming_is_not_noticed_in_any_bit(
+    make: Make, draw: Draw, tmp_path: Path, mode: str
+) -> None:
     """Four steps are two steps, a new trainer, and two more; so are they after a look at another version."""
-    settings: dict[str, Any] = {} if mode.startswith("full") else {"lora": {"rank": 4, "dropout": 0.1}}
+    settings: dict[str, Any] = (
+        {} if mode.startswith("full") else {"lora": {"rank": 4, "dropout": 0.1}}
+    )
     settings |= {"warmup_samples": 20}
     straight = make(mode, **settings)
     batches = [draw(straight, seed) for seed in range(4)]
-    done = [straight.step(batch, str(tmp_path / f"straight-{n}")) for n, batch in enumerate(batches)]
+    done = [
+        straight.step(batch, str(tmp_path / f"straight-{n}")) for n, batch in enumerate(batches)
+    ]
 
     first = make(mode, **settings)
     for n in range(2):
@@ -160,11 +182,15 @@ def test_resuming_is_not_noticed_in_any_bit(make: Make, draw: Draw, tmp_path: Pa
 
 
 @pytest.mark.parametrize("mode", ["lora", "full-bf16"])
-def test_the_optimizer_on_the_cpu_is_the_same_optimizer(make: Make, draw: Draw, tmp_path: Path, mode: str) -> None:
+def test_the_optimizer_on_the_cpu_is_the_same_optimizer(
+    make: Make, draw: Draw, tmp_path: Path, mode: str
+) -> None:
     here, there = make(mode), make(mode, offload_optimizer=True)
     for number in range(3):
         batch = draw(here, number)
-        results = [t.step(batch, str(tmp_path / f"{number}-{n}")) for n, t in enumerate((here, there))]
+        results = [
+            t.step(batch, str(tmp_path / f"{number}-{n}")) for n, t in enumerate((here, there))
+        ]
         assert results[0].digest == results[1].digest
         assert results[0].metrics["gradient/norm"] == results[1].metrics["gradient/norm"]
     held = [make(mode, max_step_kl=1e-9, offload_optimizer=offload) for offload in (False, True)]
@@ -173,7 +199,9 @@ def test_the_optimizer_on_the_cpu_is_the_same_optimizer(make: Make, draw: Draw, 
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
-def test_gradients_do_not_depend_on_how_a_batch_is_cut(make: Make, draw: Draw, tmp_path: Path, mode: str) -> None:
+def test_gradients_do_not_depend_on_how_a_batch_is_cut(
+    make: Make, draw: Draw, tmp_path: Path, mode: str
+) -> None:
     """To 1e-6 in float64: one pass that is scored and trained at once, many passes, single rows."""
     made = {n: make(mode, micro_tokens=n, dtype="float64", clip_grad=1e9) for n in (10_000, 40, 1)}
     batch = draw(made[40], 7, 9)
@@ -186,7 +214,8 @@ def test_gradients_do_not_depend_on_how_a_batch_is_cut(make: Make, draw: Draw, t
 
 
 @pytest.mark.parametrize(
-    ("mode", "name"), [("full", "qwen3"), ("full", "llama"), ("full", "gemma"), ("full-bf16", "qwen3")]
+    ("mode", "name"),
+    [("full", "qwen3"), ("full", "llama"), ("full", "gemma"), ("full-bf16", "qwen3")],
 )
 def test_a_whole_model_is_a_folder_for_transformers(
     make: Make, draw: Draw, family: Callable[[str], str], tmp_path: Path, mode: str, name: str
@@ -199,7 +228,9 @@ def test_a_whole_model_is_a_folder_for_transformers(
         "trainer.json",
     }  # fmt: skip
     assert weight_files(tmp_path / "policy") == ("model.safetensors",)
-    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype="auto", output_loading_info=True)
+    loaded, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "policy", dtype="auto", output_loading_info=True
+    )
     assert not any(info.values()), "nothing is missing, nothing is left over"
     assert loaded.dtype is made.causal.dtype
     assert loaded.config.tie_word_embeddings == (name != "llama")
@@ -211,18 +242,27 @@ def test_a_whole_model_is_a_folder_for_transformers(
         assert n == m
         assert ours.equal(theirs), n
     numbers = sum(p.numel() for p in loaded.parameters())
-    sizes = {n: (tmp_path / "policy" / n).stat().st_size / numbers for n in ("model.safetensors", "optimizer.state")}
+    sizes = {
+        n: (tmp_path / "policy" / n).stat().st_size / numbers
+        for n in ("model.safetensors", "optimizer.state")
+    }
     expected = {"model.safetensors": 4, "optimizer.state": 8} if mode == "full" else {
         "model.safetensors": 2, "optimizer.state": 12
     }  # fmt: skip
-    assert sizes == pytest.approx(expected, rel=0.25), "as docs/guides/memory.md says; headers are the rest"
+    assert sizes == pytest.approx(expected, rel=0.25), (
+        "as docs/guides/memory.md says; headers are the rest"
+    )
     if mode == "full":
         s = batch[0]
         ids = torch.tensor(np.concatenate([s.prompt_ids, s.response_ids]), dtype=torch.long)
         with torch.no_grad():
-            logp = torch.log_softmax(loaded.eval()(input_ids=ids[None]).logits[0].double() / s.temperature, -1)
+            logp = torch.log_softmax(
+                loaded.eval()(input_ids=ids[None]).logits[0].double() / s.temperature, -1
+            )
         theirs = logp[len(s.prompt_ids) - 1 : -1].gather(-1, ids[len(s.prompt_ids) :, None])[:, 0]
-        torch.testing.assert_close(theirs, made.logprobs([row_of(s)])[0].double(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            theirs, made.logprobs([row_of(s)])[0].double(), atol=1e-5, rtol=0
+        )
 
 
 def test_a_whole_model_without_its_optimizer_goes_on_from_its_weights(
@@ -238,10 +278,14 @@ def test_a_whole_model_without_its_optimizer_goes_on_from_its_weights(
     assert "the optimizer starts from the beginning" in caplog.text
     assert trained(other).equal(stood)
     other.step(draw(made, 1), str(tmp_path / "next"))
-    assert trained(other).equal(stood), "a step of a billionth is a billionth, from these weights on"
+    assert trained(other).equal(stood), (
+        "a step of a billionth is a billionth, from these weights on"
+    )
 
 
-def test_an_adapter_is_float32_on_a_base_that_is_not(make: Make, draw: Draw, tmp_path: Path) -> None:
+def test_an_adapter_is_float32_on_a_base_that_is_not(
+    make: Make, draw: Draw, tmp_path: Path
+) -> None:
     made = make("lora-bf16")
     kinds = {n: p.dtype for n, p in made.model.named_parameters()}
     assert {d for n, d in kinds.items() if "lora_" in n} == {torch.float32}
@@ -293,13 +337,17 @@ def test_four_bits_are_told_to_the_engines_gap(make: Make, draw: Draw, tmp_path:
 
 def test_no_four_bits_without_the_library(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ConfigError, match=r"needs bitsandbytes, .* Install \"openclaw-rl\[qlora\]\""):
+    with pytest.raises(
+        ConfigError, match=r"needs bitsandbytes, .* Install \"openclaw-rl\[qlora\]\""
+    ):
         make("qlora")
 
 
 def test_settings_that_contradict_one_another(make: Make, draw: Draw, tmp_path: Path) -> None:
     adapter, whole = make("lora"), make("full")
-    folders = [t.step(draw(t, 0), str(tmp_path / str(n))).folder for n, t in enumerate((adapter, whole))]
+    folders = [
+        t.step(draw(t, 0), str(tmp_path / str(n))).folder for n, t in enumerate((adapter, whole))
+    ]
     with pytest.raises(ConfigError, match=r"train\.finetune full, but the settings say lora"):
         adapter.load(folder=folders[1], memory={})
     with pytest.raises(ConfigError, match=r"train\.finetune lora, but the settings say full"):
@@ -329,7 +377,9 @@ def test_whole_models_that_do_not_fit_or_are_not_whole(
         made.load(folder=str(policy), memory={})
 
 
-def test_a_base_whose_files_lack_a_weight_is_refused(make: Make, family: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_base_whose_files_lack_a_weight_is_refused(
+    make: Make, family: Callable[[str], str], tmp_path: Path
+) -> None:
     """transformers would make it up."""
     from safetensors.torch import load_file, save_file
 
@@ -339,6 +389,7 @@ def test_a_base_whose_files_lack_a_weight_is_refused(make: Make, family: Callabl
     del state["model.layers.1.mlp.up_proj.weight"]
     save_file(state, file, metadata={"format": "pt"})
     with pytest.raises(
-        ModelError, match=r"1 weights are missing in its files \(the first: model\.layers\.1\.mlp\.up_proj"
+        ModelError,
+        match=r"1 weights are missing in its files \(the first: model\.layers\.1\.mlp\.up_proj",
     ):
         make("full", path=str(tmp_path / "base"))

@@ -17,15 +17,21 @@ from openclaw_rl.settings.load import TrainConfig, train_settings
 RATE = 1e-4
 
 
-def one(dtype: torch.dtype, value: float = 1.0, **settings: object) -> tuple[torch.nn.Parameter, Optimizer]:
+def one(
+    dtype: torch.dtype, value: float = 1.0, **settings: object
+) -> tuple[torch.nn.Parameter, Optimizer]:
     """A weight of four equal numbers, and its optimizer."""
     weight = torch.nn.Parameter(torch.full((4,), value, dtype=dtype))
-    return weight, Optimizer({"w": weight}, train_settings({"weights": "full", "clip_grad": 1e9} | settings))
+    return weight, Optimizer(
+        {"w": weight}, train_settings({"weights": "full", "clip_grad": 1e9} | settings)
+    )
 
 
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_updates_smaller_than_the_weights_precision_are_not_lost(dtype: torch.dtype, offload: bool) -> None:
+def test_updates_smaller_than_the_weights_precision_are_not_lost(
+    dtype: torch.dtype, offload: bool
+) -> None:
     """Adam moves by the rate: here a fortieth of bfloat16's distance to the next number below 1."""
     weight, optimizer = one(dtype, offload_optimizer=offload)
     exact, control = one(torch.float32)
@@ -108,7 +114,9 @@ def test_an_unsound_step_is_none() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_state_on_disk_is_exact_and_knows_what_it_belongs_to(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_the_state_on_disk_is_exact_and_knows_what_it_belongs_to(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     """Written with the moments here, read with the moments on the CPU, and on from there together."""
     weight, optimizer = one(dtype)
     other, reader = one(dtype, offload_optimizer=True)
@@ -119,7 +127,9 @@ def test_the_state_on_disk_is_exact_and_knows_what_it_belongs_to(tmp_path: Path,
         optimizer.step(RATE, wanted=True)
     optimizer.write(tmp_path)
     stored = load_file(tmp_path / OPTIMIZER_FILE)
-    assert set(stored) == {"exp_avg/w", "exp_avg_sq/w", "step/w"} | ({"master/w"} if dtype is torch.bfloat16 else set())
+    assert set(stored) == {"exp_avg/w", "exp_avg_sq/w", "step/w"} | (
+        {"master/w"} if dtype is torch.bfloat16 else set()
+    )
     assert stored["exp_avg/w"].dtype is torch.float32
     with torch.no_grad():
         other.copy_(weight)

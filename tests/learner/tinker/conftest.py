@@ -43,10 +43,14 @@ class RequestFailedError(Exception):
         self.category = category
 
 
-def make_sample(turn: int, reward: float | None, *, hints: int = 0, gap: float = 0.1, **more: Any) -> Sample:
+def make_sample(
+    turn: int, reward: float | None, *, hints: int = 0, gap: float = 0.1, **more: Any
+) -> Sample:
     """A turn that another policy sampled: its log-probabilities differ from the base's by about `gap`."""
     random = np.random.default_rng(turn)
-    prompt, response = (random.integers(0, 16, n).astype(np.int32) for n in (4 + turn, 3 + 2 * turn))
+    prompt, response = (
+        random.integers(0, 16, n).astype(np.int32) for n in (4 + turn, 3 + 2 * turn)
+    )
     whole = [*prompt[-1:].tolist(), *response.tolist()]
     now = sequence_logprobs(base_logits(), whole[:-1], whole[1:]).numpy()
     values: dict[str, Any] = {
@@ -64,7 +68,12 @@ def make_sample(turn: int, reward: float | None, *, hints: int = 0, gap: float =
     return Sample(**values | more)
 
 
-BATCH = [make_sample(1, 1.0), make_sample(2, -1.0, hints=1), make_sample(3, None, hints=2), make_sample(4, -1.0)]
+BATCH = [
+    make_sample(1, 1.0),
+    make_sample(2, -1.0, hints=1),
+    make_sample(3, None, hints=2),
+    make_sample(4, -1.0),
+]
 
 
 @pytest.fixture

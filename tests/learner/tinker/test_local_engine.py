@@ -49,7 +49,9 @@ def test_each_version_has_the_adapter_that_a_local_engine_loads(
     assert one.digest == digest_of_folder(str(one.folder))
     assert read_adapter(PolicyRef(version=1, path=one.folder, digest=one.digest)).rank == 8
     assert archives.paths == ["/sampler_weights/openclaw-000001-a"]
-    assert [model["train_unembed"] for model in sdk.models] == [False], "the matrices that the local trainer has"
+    assert [model["train_unembed"] for model in sdk.models] == [False], (
+        "the matrices that the local trainer has"
+    )
     trainer.load(folder=one.folder, memory=one.memory)
     two = take_step(trainer, tmp_path / "000002-a", SAMPLED_HERE)
     assert sdk.restored[-1] == "tinker://run/weights/openclaw-000001-a"
@@ -66,7 +68,10 @@ def test_where_tinker_serves_nothing_is_downloaded(
 
 def far_off(samples: list[Sample], turns: int) -> list[Sample]:
     """The first `turns` samples as another model would have sampled them."""
-    return [replace(s, logprobs=s.logprobs - np.float32(0.3)) if i < turns else s for i, s in enumerate(samples)]
+    return [
+        replace(s, logprobs=s.logprobs - np.float32(0.3)) if i < turns else s
+        for i, s in enumerate(samples)
+    ]
 
 
 def test_another_base_is_found_before_the_first_step(
@@ -81,7 +86,9 @@ def test_another_base_is_found_before_the_first_step(
     restored = len(sdk.restored)
     with pytest.raises(TrainerAbsent, match="is not the one"):
         take_step(trainer, tmp_path / "000001-b", SAMPLED_HERE)
-    assert len(sdk.restored) == restored, "no further attempt is paid for, until the settings are corrected"
+    assert len(sdk.restored) == restored, (
+        "no further attempt is paid for, until the settings are corrected"
+    )
     assert take_step(make(**LOCAL), tmp_path / "000001-c", SAMPLED_HERE).folder is not None
 
 
@@ -104,11 +111,18 @@ def test_turns_of_a_trained_version_are_no_evidence_of_the_base(
     assert take_step(trainer, tmp_path / "000002-b", far_off(SAMPLED_HERE, 4)).folder is not None
 
 
-def test_replies_under_lessons_are_no_evidence_of_the_base(make: Make, archives: ArchiveServer, tmp_path: Path) -> None:
+def test_replies_under_lessons_are_no_evidence_of_the_base(
+    make: Make, archives: ArchiveServer, tmp_path: Path
+) -> None:
     """They were sampled under another prompt than the one that the service scores."""
     hint = (np.array([7], np.int32),)
-    told = [replace(s, reward=None, from_teacher=True, hinted_prompts=hint) for s in far_off(SAMPLED_HERE, 4)]
-    assert take_step(make(**LOCAL), tmp_path / "000001-a", [SAMPLED_HERE[0], *told]).folder is not None
+    told = [
+        replace(s, reward=None, from_teacher=True, hinted_prompts=hint)
+        for s in far_off(SAMPLED_HERE, 4)
+    ]
+    assert (
+        take_step(make(**LOCAL), tmp_path / "000001-a", [SAMPLED_HERE[0], *told]).folder is not None
+    )
 
 
 def test_a_version_that_cannot_be_downloaded_is_none(
@@ -119,7 +133,9 @@ def test_a_version_that_cannot_be_downloaded_is_none(
     with pytest.raises(TrainerAbsent, match="no place for an archive"):
         take_step(trainer, tmp_path / "000001-a", SAMPLED_HERE)
     archives.archive = make_archive(make_files(make_matrices("model.layers.0.mlp.w1")))
-    with pytest.raises(TrainerAbsent, match=r"a local engine cannot load it. Set engine.backend to tinker"):
+    with pytest.raises(
+        TrainerAbsent, match=r"a local engine cannot load it. Set engine.backend to tinker"
+    ):
         take_step(trainer, tmp_path / "000001-b", SAMPLED_HERE)
     assert not list(tmp_path.glob("000001-*"))
     archives.archive = make_archive(make_files())
@@ -132,7 +148,12 @@ def test_a_version_that_cannot_be_downloaded_is_none(
     ids=["tinker, then here", "here, then tinker"],
 )
 def test_a_version_of_another_kind_of_engine_is_refused(
-    make: Make, archives: ArchiveServer, tmp_path: Path, before: dict[str, Any], after: dict[str, Any], words: str
+    make: Make,
+    archives: ArchiveServer,
+    tmp_path: Path,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    words: str,
 ) -> None:
     one = take_step(make(**before), tmp_path / "000001-a", SAMPLED_HERE)
     with pytest.raises(ModelError, match=words):

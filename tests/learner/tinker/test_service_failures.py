@@ -45,7 +45,9 @@ def test_a_step_whose_answer_is_lost_is_not_taken_twice(
     assert found.memory == expected.memory
 
 
-def test_a_call_that_the_sdk_repeats_is_one_step(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+def test_a_call_that_the_sdk_repeats_is_one_step(
+    make: Make, sdk: TrainingSdk, tmp_path: Path
+) -> None:
     """SkyRL's server does not recognise it: a second step has no gradient, and moves by the momentum of the first."""
     trainer = make()
     one = take_step(trainer, tmp_path / "000001-a")
@@ -76,7 +78,9 @@ def test_a_checkpoint_whose_answer_is_lost_is_found_in_the_list(
     held = json.loads((Path(str(result.folder)) / TINKER_FILE).read_text())
     assert held["state"] == "tinker://run/weights/openclaw-000001-a"
     assert held["sampler"] == "tinker://run/sampler_weights/openclaw-000001-a"
-    assert all(call.cancelled() for call in sdk.silent.values()), "the client's next call would wait for them"
+    assert all(call.cancelled() for call in sdk.silent.values()), (
+        "the client's next call would wait for them"
+    )
     assert len(sdk.saved) == 3, "each is saved once: the first state, and the two of the version"
 
 
@@ -96,14 +100,49 @@ def test_a_checkpoint_that_is_never_there_ends_the_step(
     ("call", "failure", "expected", "words"),
     [
         ("connect", StatusError(401, "bad key"), TrainerAbsent, "Set TINKER_API_KEY"),
-        ("create", ValueError("LoRA rank 64 must be between 1 and 8"), TrainerAbsent, "Set train.lora.rank"),
+        (
+            "create",
+            ValueError("LoRA rank 64 must be between 1 and 8"),
+            TrainerAbsent,
+            "Set train.lora.rank",
+        ),
         ("create", ValueError("no place for an adapter"), TrainerAbsent, "no place for an adapter"),
-        ("forward", StatusError(400, "the sequence exceeds the context"), TooLarge, "engine.max_context"),
-        ("forward", StatusError(400, "the input has 40 tokens, limit 32"), TooLarge, "engine.max_context"),
-        ("forward", StatusError(400, "total_len 40 > max_model_len 32"), TooLarge, "engine.max_context"),
-        ("forward", StatusError(400, "context deadline exceeded"), TrainerAbsent, "failed .context deadline exceeded"),
-        ("forward", RequestFailedError("worker timed out", "unknown"), TrainerAbsent, "failed .worker timed out"),
-        ("create", StatusError(422, "lora_config.lora_rank must be at most 32"), TrainerAbsent, "Set train.lora.rank"),
+        (
+            "forward",
+            StatusError(400, "the sequence exceeds the context"),
+            TooLarge,
+            "engine.max_context",
+        ),
+        (
+            "forward",
+            StatusError(400, "the input has 40 tokens, limit 32"),
+            TooLarge,
+            "engine.max_context",
+        ),
+        (
+            "forward",
+            StatusError(400, "total_len 40 > max_model_len 32"),
+            TooLarge,
+            "engine.max_context",
+        ),
+        (
+            "forward",
+            StatusError(400, "context deadline exceeded"),
+            TrainerAbsent,
+            "failed .context deadline exceeded",
+        ),
+        (
+            "forward",
+            RequestFailedError("worker timed out", "unknown"),
+            TrainerAbsent,
+            "failed .worker timed out",
+        ),
+        (
+            "create",
+            StatusError(422, "lora_config.lora_rank must be at most 32"),
+            TrainerAbsent,
+            "Set train.lora.rank",
+        ),
         (
             "forward_backward",
             ValueError("Model model_1 not loaded (likely stale request)"),
@@ -111,20 +150,55 @@ def test_a_checkpoint_that_is_never_there_ends_the_step(
             "no longer has a model",
         ),
         ("score", StatusError(422, "a token that is none"), ModelError, "a token that is none"),
-        ("forward", RequestFailedError("a shape that is none", "unknown"), ModelError, "a shape that is none"),
-        ("forward", RequestFailedError("no memory on rank 3", "server"), TrainerAbsent, "failed .no memory on rank 3"),
+        (
+            "forward",
+            RequestFailedError("a shape that is none", "unknown"),
+            ModelError,
+            "a shape that is none",
+        ),
+        (
+            "forward",
+            RequestFailedError("no memory on rank 3", "server"),
+            TrainerAbsent,
+            "failed .no memory on rank 3",
+        ),
         (
             "forward",
             json.JSONDecodeError("Expecting value", "<html>", 0),
             TrainerAbsent,
             "no proxy answers in its place",
         ),
-        ("score", AttributeError("'str' object has no attribute 'request_id'"), TrainerAbsent, "its SDK cannot read"),
+        (
+            "score",
+            AttributeError("'str' object has no attribute 'request_id'"),
+            TrainerAbsent,
+            "its SDK cannot read",
+        ),
         ("create", StatusError(404, "Session not found"), TrainerAbsent, "has ended this session"),
-        ("create", StatusError(400, "rank: Input should be less than or equal to 8"), TrainerAbsent, "train.lora.rank"),
-        ("load_state", StatusError(404, "Training run 7 not found"), TrainerAbsent, "no longer has a checkpoint"),
-        ("load_state", StatusError(404, "Checkpoint not found: run/a"), TrainerAbsent, "Roll back to a version that"),
-        ("load_state", RequestFailedError("Checkpoint a does not exist", "user"), TrainerAbsent, "rollback 0"),
+        (
+            "create",
+            StatusError(400, "rank: Input should be less than or equal to 8"),
+            TrainerAbsent,
+            "train.lora.rank",
+        ),
+        (
+            "load_state",
+            StatusError(404, "Training run 7 not found"),
+            TrainerAbsent,
+            "no longer has a checkpoint",
+        ),
+        (
+            "load_state",
+            StatusError(404, "Checkpoint not found: run/a"),
+            TrainerAbsent,
+            "Roll back to a version that",
+        ),
+        (
+            "load_state",
+            RequestFailedError("Checkpoint a does not exist", "user"),
+            TrainerAbsent,
+            "rollback 0",
+        ),
         ("save_state", ConnectionResetError("cut"), TrainerAbsent, "Check the network"),
     ],
 )
@@ -159,14 +233,31 @@ def harm_first(harm: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], 
     ("change", "expected", "words"),
     [
         (lose_one, TrainerAbsent, "of 3 of 4 sequences"),
-        (harm_first(lambda found: found[:2]), TrainerAbsent, "returned 2 log-probabilities for 5 tokens"),
-        (lambda _: SimpleNamespace(loss_fn_outputs=[{}]), TrainerAbsent, "its SDK cannot read .'logprobs'"),
-        (harm_first(lambda found: found * torch.nan), ModelError, "5 log-probabilities that are not finite"),
+        (
+            harm_first(lambda found: found[:2]),
+            TrainerAbsent,
+            "returned 2 log-probabilities for 5 tokens",
+        ),
+        (
+            lambda _: SimpleNamespace(loss_fn_outputs=[{}]),
+            TrainerAbsent,
+            "its SDK cannot read .'logprobs'",
+        ),
+        (
+            harm_first(lambda found: found * torch.nan),
+            ModelError,
+            "5 log-probabilities that are not finite",
+        ),
     ],
     ids=["a sequence", "tokens", "a field", "not finite"],
 )
 def test_an_answer_that_lacks_something_is_no_fault_of_the_batch(
-    make: Make, sdk: TrainingSdk, tmp_path: Path, change: Callable[[Any], Any], expected: type, words: str
+    make: Make,
+    sdk: TrainingSdk,
+    tmp_path: Path,
+    change: Callable[[Any], Any],
+    expected: type,
+    words: str,
 ) -> None:
     trainer = make()
     sdk.changes["forward"] = change
@@ -175,7 +266,9 @@ def test_an_answer_that_lacks_something_is_no_fault_of_the_batch(
     assert take_step(trainer, tmp_path / "000001-b").folder is not None
 
 
-def test_a_gradient_that_is_not_finite_is_a_fault_of_the_batch(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_is_a_fault_of_the_batch(
+    make: Make, sdk: TrainingSdk, tmp_path: Path
+) -> None:
     one = take_step(make(), tmp_path / "000001-a")
     trainer = make(**{"train.loss.kl_coef": 1e300})
     trainer.load(folder=one.folder, memory=one.memory)
@@ -189,7 +282,9 @@ def test_a_session_that_the_service_ended_is_opened_again(
 ) -> None:
     opened: list[Any] = []
     first = TrainingSdk.ServiceClient
-    monkeypatch.setattr(TrainingSdk, "ServiceClient", lambda self, **given: opened.append(1) or first(self))
+    monkeypatch.setattr(
+        TrainingSdk, "ServiceClient", lambda self, **given: opened.append(1) or first(self)
+    )
     trainer = make()
     take_step(trainer, tmp_path / "000001-a")
     for call in ("load_state", "create"):
@@ -215,7 +310,12 @@ def test_a_service_that_failed_is_left_alone_for_a_while(
 
 
 def count_attempts(
-    trainer: TinkerTrainer, sdk: TrainingSdk, out: Path, clock: list[float], seconds: int, failure: Exception
+    trainer: TinkerTrainer,
+    sdk: TrainingSdk,
+    out: Path,
+    clock: list[float],
+    seconds: int,
+    failure: Exception,
 ) -> int:
     """Return how often the service is asked for a step within these seconds, if that fails each time."""
     before = len(sdk.models)
@@ -237,17 +337,25 @@ def test_a_service_that_refuses_each_attempt_is_paid_for_ever_fewer(
     monkeypatch.setattr(training_session, "RETRY_SECONDS", 10.0)
     monkeypatch.setattr(training_session, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     refused = RequestFailedError("no memory on rank 3", "server")
-    assert count_attempts(trainer, sdk, tmp_path / "000001-a", clock, 1000, refused) == 7  # after 0, 10, 30, 70, ...
+    assert (
+        count_attempts(trainer, sdk, tmp_path / "000001-a", clock, 1000, refused) == 7
+    )  # after 0, 10, 30, 70, ...
     clock[0] += training_session.LONGEST_RETRY_SECONDS
     assert take_step(trainer, tmp_path / "000001-b").folder is not None
-    assert count_attempts(trainer, sdk, tmp_path / "000002-a", clock, 25, refused) == 1, "after 0 s, with its model"
+    assert count_attempts(trainer, sdk, tmp_path / "000002-a", clock, 25, refused) == 1, (
+        "after 0 s, with its model"
+    )
     clock[0] += training_session.LONGEST_RETRY_SECONDS
     assert take_step(trainer, tmp_path / "000002-b").folder is not None
     away = StatusError(503, "overloaded")
-    assert count_attempts(trainer, sdk, tmp_path / "000003-a", clock, 95, away) == 9, "that passes by itself"
+    assert count_attempts(trainer, sdk, tmp_path / "000003-a", clock, 95, away) == 9, (
+        "that passes by itself"
+    )
 
 
-def test_the_start_is_saved_only_for_a_step_from_the_base(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+def test_the_start_is_saved_only_for_a_step_from_the_base(
+    make: Make, sdk: TrainingSdk, tmp_path: Path
+) -> None:
     """Checkpoints stay at the service, which may charge for them, and each restart and each failure makes a model."""
     one = take_step(make(), tmp_path / "000001-a")
     trainer = make()

@@ -20,8 +20,8 @@ from openclaw_rl.learner.loss.policy_loss import make_loss_config, micro_batch_l
 from openclaw_rl.learner.tinker.training_budget import USAGE_FILE, TrainingBudget
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import BatchLogprobs, Sample
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import Config, from_flat
-from openclaw_rl.types import ReasonCode
 
 
 def expected_gradient(config: Config, samples: list[Sample]) -> torch.Tensor:
@@ -37,7 +37,9 @@ def expected_gradient(config: Config, samples: list[Sample]) -> torch.Tensor:
     evidence = BatchLogprobs(
         samples=samples,
         student_logprobs=[o.detach().numpy() for o in student],
-        teacher_logprobs=[[logprobs(s, p, base_logits()).numpy() for p in s.hinted_prompts] for s in samples],
+        teacher_logprobs=[
+            [logprobs(s, p, base_logits()).numpy() for p in s.hinted_prompts] for s in samples
+        ],
     )
     terms = make_method(config.train).loss_terms(evidence, {})
     members = [i for i in range(len(samples)) if any(term.masks[i].any() for term in terms)]
@@ -51,7 +53,9 @@ def expected_gradient(config: Config, samples: list[Sample]) -> torch.Tensor:
         kl_coef=config.train.loss.kl_coef,
         kl_denominator=len(members) * length_ema,
         config=make_loss_config(config.train),
-        rows_K=torch.arange(len(members)).repeat_interleave(torch.tensor([len(student[i]) for i in members])),
+        rows_K=torch.arange(len(members)).repeat_interleave(
+            torch.tensor([len(student[i]) for i in members])
+        ),
     )
     (gradient,) = torch.autograd.grad(loss.total, delta)
     return gradient
@@ -65,7 +69,11 @@ def test_the_gradient_is_that_of_the_local_formula(
     """Samples with large gaps are in the batch: some of their tokens are clipped, others masked."""
     sdk.reduction = reduction
     samples = [*BATCH, make_sample(5, 1.0, gap=0.6, hints=1), make_sample(6, -1.0, gap=0.6)]
-    settings = {"train.method": method, "tinker.reduction": reduction, "train.safety.max_turn_log_ratio": 9.0}
+    settings = {
+        "train.method": method,
+        "tinker.reduction": reduction,
+        "train.safety.max_turn_log_ratio": 9.0,
+    }
     result = make(**settings).step(samples, str(tmp_path / "000001-a"))
     expected = expected_gradient(from_flat(SETTINGS | settings), samples)
     assert expected.abs().max() > 1e-3
@@ -76,8 +84,14 @@ def test_the_gradient_is_that_of_the_local_formula(
 
 
 @pytest.mark.parametrize("surrogate", ["cispo", "gspo"])
-def test_other_surrogates_have_their_gradient_too(make: Make, sdk: TrainingSdk, tmp_path: Path, surrogate: str) -> None:
-    settings = {"train.method": "combine", "train.loss.surrogate": surrogate, "train.loss.kl_coef": 1.0}
+def test_other_surrogates_have_their_gradient_too(
+    make: Make, sdk: TrainingSdk, tmp_path: Path, surrogate: str
+) -> None:
+    settings = {
+        "train.method": "combine",
+        "train.loss.surrogate": surrogate,
+        "train.loss.kl_coef": 1.0,
+    }
     make(**settings).step(BATCH, str(tmp_path / "000001-a"))
     expected = expected_gradient(from_flat(SETTINGS | settings), BATCH)
     torch.testing.assert_close(sdk.gradients[0], expected, rtol=1e-4, atol=1e-6)
@@ -88,7 +102,10 @@ def test_a_version_is_where_the_service_holds_it_and_another_process_goes_on_fro
 ) -> None:
     first = make()
     one = take_step(first, tmp_path / "000001-a")
-    assert (one.digest, set(one.files)) == (digest_of_folder(str(one.folder)), {TINKER_FILE, "trainer.json"})
+    assert (one.digest, set(one.files)) == (
+        digest_of_folder(str(one.folder)),
+        {TINKER_FILE, "trainer.json"},
+    )
     held = json.loads((tmp_path / "000001-a" / TINKER_FILE).read_text())
     assert held["sampler"] == "tinker://run/sampler_weights/openclaw-000001-a"
     first.load(folder=one.folder, memory=one.memory)
@@ -102,7 +119,9 @@ def test_a_version_is_where_the_service_holds_it_and_another_process_goes_on_fro
     torch.testing.assert_close(sdk.saved[f"{path}a"], sdk.saved[f"{path}b"], rtol=0, atol=0)
 
 
-def test_a_step_starts_from_the_checkpoint_of_its_version(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+def test_a_step_starts_from_the_checkpoint_of_its_version(
+    make: Make, sdk: TrainingSdk, tmp_path: Path
+) -> None:
     trainer = make()
     one = take_step(trainer, tmp_path / "000001-a")
     take_step(trainer, tmp_path / "000002-a")  # rejected: the loop loads the head again
@@ -116,7 +135,9 @@ def test_a_step_starts_from_the_checkpoint_of_its_version(make: Make, sdk: Train
     torch.testing.assert_close(first, again, rtol=0, atol=0)
 
 
-def test_a_step_too_far_is_taken_again_at_half_the_rate(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+def test_a_step_too_far_is_taken_again_at_half_the_rate(
+    make: Make, sdk: TrainingSdk, tmp_path: Path
+) -> None:
     settings = {"train.optimizer.learning_rate": 0.5, "train.safety.max_step_kl": 1e6}
     free = take_step(make(**settings), tmp_path / "000001-free")
     bound = free.metrics["kl/step"] / 10
@@ -129,7 +150,9 @@ def test_a_step_too_far_is_taken_again_at_half_the_rate(make: Make, sdk: Trainin
     torch.testing.assert_close(part, whole * held.metrics["step/scale"], rtol=1e-6, atol=1e-9)
 
 
-def test_a_gradient_is_clipped_where_the_server_does_not(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+def test_a_gradient_is_clipped_where_the_server_does_not(
+    make: Make, sdk: TrainingSdk, tmp_path: Path
+) -> None:
     """Its norm counts for the steps after it, too: Adam divides by what it remembers of earlier gradients."""
     settings = {"train.optimizer.clip_grad": 0.05, "train.safety.max_step_kl": 1e6}
     weights = []
@@ -144,7 +167,9 @@ def test_a_gradient_is_clipped_where_the_server_does_not(make: Make, sdk: Traini
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-9)
 
 
-def test_what_cannot_be_computed_there_is_left_out_with_the_reason(make: Make, tmp_path: Path) -> None:
+def test_what_cannot_be_computed_there_is_left_out_with_the_reason(
+    make: Make, tmp_path: Path
+) -> None:
     cool = make_sample(7, 1.0, temperature=0.6)
     result = take_step(make(), tmp_path / "000001-a", [*BATCH, cool])
     assert "temperature 0.6; Tinker computes at temperature 1" in result.dropped["t7"].detail
@@ -154,7 +179,13 @@ def test_what_cannot_be_computed_there_is_left_out_with_the_reason(make: Make, t
 
 def under_lessons(sample: Sample) -> Sample:
     """The second sample of a turn whose prompt had lessons: it teaches the plain prompt."""
-    return replace(sample, reward=None, on_policy=False, from_teacher=True, hinted_prompts=(np.array([7], np.int32),))
+    return replace(
+        sample,
+        reward=None,
+        on_policy=False,
+        from_teacher=True,
+        hinted_prompts=(np.array([7], np.int32),),
+    )
 
 
 def test_a_turn_with_lessons_counts_once(make: Make, tmp_path: Path) -> None:
@@ -168,7 +199,11 @@ def test_replies_under_lessons_move_the_plain_prompt_toward_the_teacher(
     make: Make, sdk: TrainingSdk, tmp_path: Path
 ) -> None:
     """The advantages in float64, the KL penalty without these tokens, and what steps on them do."""
-    settings = {"train.method": "opd", "train.loss.kl_coef": 0.1, "train.optimizer.learning_rate": 0.05}
+    settings = {
+        "train.method": "opd",
+        "train.loss.kl_coef": 0.1,
+        "train.optimizer.learning_rate": 0.05,
+    }
     batch = [under_lessons(make_sample(n, None)) for n in range(1, 5)]
     trainer = make(**settings, **{"train.safety.max_step_kl": 1e9})
     result = take_step(trainer, tmp_path / "000001-a", batch)
@@ -176,7 +211,9 @@ def test_replies_under_lessons_move_the_plain_prompt_toward_the_teacher(
     total, tokens = torch.zeros((), dtype=torch.float64), 0
     for sample in batch:
         reply = sample.response_ids.tolist()
-        student = sequence_logprobs(base_logits() + delta, [int(sample.prompt_ids[-1]), *reply[:-1]], reply)
+        student = sequence_logprobs(
+            base_logits() + delta, [int(sample.prompt_ids[-1]), *reply[:-1]], reply
+        )
         teacher = sequence_logprobs(base_logits(), [7, *reply[:-1]], reply)
         advantage = (1 - (student.detach() - teacher).exp()).clamp(min=-1)
         mask = torch.from_numpy(sample.mask)
@@ -190,7 +227,10 @@ def test_replies_under_lessons_move_the_plain_prompt_toward_the_teacher(
         return float(np.mean([logprobs[0] for logprobs in trainer.score(batch)]))
 
     trainer.load(folder=None, memory={})
-    before, wanted = first_tokens(), np.mean([base_logits()[7].log_softmax(-1)[s.response_ids[0]] for s in batch])
+    before, wanted = (
+        first_tokens(),
+        np.mean([base_logits()[7].log_softmax(-1)[s.response_ids[0]] for s in batch]),
+    )
     trainer.load(folder=result.folder, memory=result.memory)
     assert abs(first_tokens() - wanted) < abs(before - wanted)
 
@@ -231,7 +271,9 @@ def test_the_budget_stops_training_for_good(make: Make, tmp_path: Path) -> None:
         result = take_step(trainer, tmp_path / f"{number:06d}-a")
         trainer.load(folder=result.folder, memory=result.memory)
     assert result.metrics["tinker/tokens/total"] == 2 * cost, "a step that fits exactly is taken"
-    with pytest.raises(TrainerAbsent, match=r"tinker.budget_tokens \(\d+\) is reached.*serving is not affected"):
+    with pytest.raises(
+        TrainerAbsent, match=r"tinker.budget_tokens \(\d+\) is reached.*serving is not affected"
+    ):
         take_step(trainer, tmp_path / "000003-a")
     with pytest.raises(TrainerAbsent, match="is reached"):
         take_step(make(**settings), tmp_path / "000099-a")
@@ -243,7 +285,9 @@ def test_the_budget_stops_training_for_good(make: Make, tmp_path: Path) -> None:
     assert take_step(make(), tmp_path / "000097-a").folder is not None
 
 
-def test_a_step_that_would_exceed_the_budget_does_not_begin(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
+def test_a_step_that_would_exceed_the_budget_does_not_begin(
+    make: Make, sdk: TrainingSdk, tmp_path: Path
+) -> None:
     cost = step_cost(make, tmp_path)
     trainer = make(**{"tinker.budget_tokens": 2 * cost - 1})
     one = take_step(trainer, tmp_path / "000001-a")
@@ -252,9 +296,13 @@ def test_a_step_that_would_exceed_the_budget_does_not_begin(make: Make, sdk: Tra
     words = rf"\({2 * cost - 1}\) is reached: training has sent {cost} tokens, and would send {cost} more"
     with pytest.raises(TrainerAbsent, match=words):
         take_step(trainer, tmp_path / "000002-a")
-    assert (len(sdk.restored), len(sdk.saved), len(sdk.gradients)) == before, "the service is not asked"
+    assert (len(sdk.restored), len(sdk.saved), len(sdk.gradients)) == before, (
+        "the service is not asked"
+    )
     assert json.loads((tmp_path / "tinker_usage.json").read_text()) == {"training_tokens": cost}
-    assert take_step(trainer, tmp_path / "000002-b", BATCH[:1]).folder is not None, "a smaller one fits"
+    assert take_step(trainer, tmp_path / "000002-b", BATCH[:1]).folder is not None, (
+        "a smaller one fits"
+    )
 
 
 @pytest.mark.parametrize("repeated", [1, 3])
@@ -265,13 +313,19 @@ def test_a_call_that_would_exceed_the_budget_is_not_made(
     cost = step_cost(make, tmp_path)
     calls = len(sdk.gradients)
     settings = {"train.optimizer.learning_rate": 0.5, "train.safety.max_step_kl": 1e-9}
-    again = 2 * sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in BATCH)  # forward and backward, and forward
+    again = 2 * sum(
+        len(s.prompt_ids) + len(s.response_ids) - 1 for s in BATCH
+    )  # forward and backward, and forward
     budget = cost + repeated * again - 1
     trainer = make(**settings, **{"tinker.budget_tokens": budget})
     with pytest.raises(TrainerAbsent, match="is reached"):
         take_step(trainer, tmp_path / "000001-a")
     assert len(sdk.gradients) - calls == 1 + repeated, "the last one without the pass after it"
-    assert budget - again < json.loads((tmp_path / "tinker_usage.json").read_text())["training_tokens"] <= budget
+    assert (
+        budget - again
+        < json.loads((tmp_path / "tinker_usage.json").read_text())["training_tokens"]
+        <= budget
+    )
     assert not (tmp_path / "000001-a").exists()
     used = (tmp_path / "tinker_usage.json").read_text()
     with pytest.raises(TrainerAbsent, match="is reached"):
@@ -281,7 +335,9 @@ def test_a_call_that_would_exceed_the_budget_is_not_made(
 
 def test_a_version_of_another_base_rank_or_trainer_is_refused(make: Make, tmp_path: Path) -> None:
     result = take_step(make(), tmp_path / "000001-a")
-    with pytest.raises(ModelError, match=r"with rank 8; the settings say org/model .tinker.model. and 4"):
+    with pytest.raises(
+        ModelError, match=r"with rank 8; the settings say org/model .tinker.model. and 4"
+    ):
         make(**{"train.lora.rank": 4}).load(folder=result.folder, memory={})
     (tmp_path / "000002-b").mkdir()
     (tmp_path / "000002-b" / "adapter_config.json").write_text("{}")
@@ -292,7 +348,9 @@ def test_a_version_of_another_base_rank_or_trainer_is_refused(make: Make, tmp_pa
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"training_tokens": null}', "[" * 100_000])
 def test_a_damaged_token_count_is_one_line_with_the_path(tmp_path: Path, damage: str) -> None:
     (tmp_path / USAGE_FILE).write_text(damage)
-    with pytest.raises(ModelError, match=f"{USAGE_FILE} cannot be read .*remove it to count from zero") as caught:
+    with pytest.raises(
+        ModelError, match=f"{USAGE_FILE} cannot be read .*remove it to count from zero"
+    ) as caught:
         TrainingBudget(tmp_path, 100)
     assert "\n" not in str(caught.value)
 

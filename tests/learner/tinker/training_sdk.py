@@ -20,12 +20,18 @@ RUN = "tinker://run/"  # what the service's identifiers of checkpoints do not ha
 
 @cache
 def base_logits() -> torch.Tensor:
-    return torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(
+        VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
 
-def sequence_logprobs(logits: torch.Tensor, inputs: Sequence[int], targets: Sequence[int]) -> torch.Tensor:
+def sequence_logprobs(
+    logits: torch.Tensor, inputs: Sequence[int], targets: Sequence[int]
+) -> torch.Tensor:
     """[N] log-probabilities of the targets. Ids of a larger vocabulary share rows."""
-    return logits.log_softmax(-1)[torch.as_tensor(inputs) % VOCABULARY, torch.as_tensor(targets) % VOCABULARY]
+    return logits.log_softmax(-1)[
+        torch.as_tensor(inputs) % VOCABULARY, torch.as_tensor(targets) % VOCABULARY
+    ]
 
 
 class ApiFuture(Future[Any]):
@@ -70,10 +76,16 @@ class AdapterDouble:
         def run() -> SimpleNamespace:
             total = torch.zeros((), dtype=torch.float64)
             for datum in data:
-                given = {name: torch.tensor(values) for name, values in datum.loss_fn_inputs.items()}
+                given = {
+                    name: torch.tensor(values) for name, values in datum.loss_fn_inputs.items()
+                }
                 ratio = (self._logprobs(datum) - given["logprobs"]).exp()
                 sums = -(ratio * given["advantages"]).sum()
-                total = total + (sums / len(datum.model_input) / len(data) if self.sdk.reduction == "mean" else sums)
+                total = total + (
+                    sums / len(datum.model_input) / len(data)
+                    if self.sdk.reduction == "mean"
+                    else sums
+                )
             total.backward()
             assert self.delta.grad is not None
             self.sdk.gradients.append(self.delta.grad.clone())
@@ -83,12 +95,16 @@ class AdapterDouble:
 
     def optim_step(self, adam: SimpleNamespace) -> Future[Any]:
         def run() -> SimpleNamespace:
-            if self.delta.grad is None:  # a call that is repeated: SkyRL's server applies a gradient of 0
+            if (
+                self.delta.grad is None
+            ):  # a call that is repeated: SkyRL's server applies a gradient of 0
                 self.delta.grad = torch.zeros_like(self.delta)
             limit = adam.grad_clip_norm if self.sdk.clips else float("inf")
             norm = torch.nn.utils.clip_grad_norm_([self.delta], limit)
             betas = (adam.beta1, adam.beta2)
-            optimizer = torch.optim.AdamW([self.delta], lr=adam.learning_rate, betas=betas, eps=adam.eps)
+            optimizer = torch.optim.AdamW(
+                [self.delta], lr=adam.learning_rate, betas=betas, eps=adam.eps
+            )
             optimizer.param_groups[0]["weight_decay"] = adam.weight_decay
             if self.moments:
                 optimizer.load_state_dict({**optimizer.state_dict(), "state": self.moments})
@@ -96,7 +112,9 @@ class AdapterDouble:
             self.moments = optimizer.state_dict()["state"]
             self.delta.grad = None
             self.sdk.steps.append(adam.learning_rate)
-            return SimpleNamespace(metrics={"grad_norm" if self.sdk.clips else "skyrl.ai/grad_norm": norm.item()})
+            return SimpleNamespace(
+                metrics={"grad_norm" if self.sdk.clips else "skyrl.ai/grad_norm": norm.item()}
+            )
 
         return finished(lambda: self.sdk.answer("optim_step", run))
 
@@ -115,7 +133,9 @@ class AdapterDouble:
 
     def _save(self, path: str) -> SimpleNamespace:
         assert path not in self.sdk.saved, "the service refuses a name twice"
-        copied = {key: {k: v.clone() for k, v in state.items()} for key, state in self.moments.items()}
+        copied = {
+            key: {k: v.clone() for k, v in state.items()} for key, state in self.moments.items()
+        }
         self.sdk.saved[path] = self.delta.detach().clone(), copied
         return SimpleNamespace(path=path)
 
@@ -124,7 +144,9 @@ class AdapterDouble:
             self.sdk.restored.append(path)
             delta, moments = self.sdk.saved[path]
             self.delta = delta.clone().requires_grad_()
-            self.moments = {key: {k: v.clone() for k, v in state.items()} for key, state in moments.items()}
+            self.moments = {
+                key: {k: v.clone() for k, v in state.items()} for key, state in moments.items()
+            }
 
         return finished(lambda: self.sdk.answer("load_state", run))
 
@@ -180,7 +202,9 @@ class TrainingSdk:
         return self
 
     def get_server_capabilities(self) -> SimpleNamespace:
-        return SimpleNamespace(supported_models=[SimpleNamespace(model_name=MODEL, max_context_length=64)])
+        return SimpleNamespace(
+            supported_models=[SimpleNamespace(model_name=MODEL, max_context_length=64)]
+        )
 
     def create_lora_training_client(self, **given: Any) -> AdapterDouble:
         self.models.append(given)
@@ -195,13 +219,20 @@ class TrainingSdk:
 
     def list_checkpoints(self, run: str) -> Future[Any]:
         assert run == "run"
-        found = [SimpleNamespace(tinker_path=path, checkpoint_id=path.removeprefix(RUN)) for path in self.saved]
+        found = [
+            SimpleNamespace(tinker_path=path, checkpoint_id=path.removeprefix(RUN))
+            for path in self.saved
+        ]
         return finished(lambda: self.answer("list", lambda: SimpleNamespace(checkpoints=found)))
 
     def get_checkpoint_archive_url(self, run: str, checkpoint: str) -> Future[Any]:
         assert run == "run"
         assert RUN + checkpoint in self.saved
-        return finished(lambda: self.answer("archive", lambda: SimpleNamespace(url=f"{self.archives}/{checkpoint}")))
+        return finished(
+            lambda: self.answer(
+                "archive", lambda: SimpleNamespace(url=f"{self.archives}/{checkpoint}")
+            )
+        )
 
     def compute_logprobs(self, ids: list[int]) -> Future[Any]:
         found = lambda: [None, *sequence_logprobs(base_logits(), ids[:-1], ids[1:]).tolist()]  # noqa: E731

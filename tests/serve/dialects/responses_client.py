@@ -55,7 +55,9 @@ def rebuilt(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             assert index == len(items)
             items[index] = event["item"]
         elif kind == "response.output_item.done":
-            assert items[index] | {"status": event["item"]["status"]} == event["item"] | _seal(items[index])
+            assert items[index] | {"status": event["item"]["status"]} == event["item"] | _seal(
+                items[index]
+            )
             items[index] = event["item"]
             done.append(index)
         elif index is not None:
@@ -114,7 +116,10 @@ def stored(data: dict[str, Any]) -> Response:
     """A Response that was stored, strictly read."""
     assert {name: data[name] for name in UNKNOWN} == UNKNOWN
     if data["usage"] is not None:
-        assert data["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
+        assert data["usage"]["input_tokens_details"] == {
+            "cached_tokens": 0,
+            "cache_write_tokens": 0,
+        }
     return whole(data)
 
 

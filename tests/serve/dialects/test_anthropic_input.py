@@ -37,12 +37,22 @@ def test_a_conversation_is_the_same_as_in_chat_completions() -> None:
             {"role": "user", "content": [text("Look.", cache_control={"type": "ephemeral"})]},
             {
                 "role": "assistant",
-                "content": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, text("I "), call],
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                    text("I "),
+                    call,
+                ],
             },
-            {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, text("do.")]},
+            {
+                "role": "assistant",
+                "content": [{"type": "redacted_thinking", "data": "x"}, text("do.")],
+            },
             {
                 "role": "user",
-                "content": [text("And?"), {"type": "tool_result", "tool_use_id": "c1", "content": "Paris"}],
+                "content": [
+                    text("And?"),
+                    {"type": "tool_result", "tool_use_id": "c1", "content": "Paris"},
+                ],
             },
         ],
         system=[text("Be"), text("brief.")],
@@ -68,11 +78,15 @@ def test_a_conversation_is_the_same_as_in_chat_completions() -> None:
         chat.messages, KEY, TRANSIENT
     )
     assert ours.messages[2]["reasoning_content"] == "Hm."
-    assert ours.messages[2]["tool_calls"][0]["function"]["arguments"] == '{"at": 2.0, "\\u00e9": null}'
+    assert (
+        ours.messages[2]["tool_calls"][0]["function"]["arguments"] == '{"at": 2.0, "\\u00e9": null}'
+    )
 
 
 def test_a_reminder_beside_words_is_a_message_of_its_own() -> None:
-    ask = decode([{"role": "user", "content": [text(REMINDER), text("Look."), text("Now."), text(REMINDER)]}])
+    ask = decode(
+        [{"role": "user", "content": [text(REMINDER), text("Look."), text("Now."), text(REMINDER)]}]
+    )
     assert [m["content"] for m in ask.messages] == [REMINDER, "Look.\nNow.", REMINDER]
     assert [TRANSIENT(m) for m in ask.messages] == [True, False, True]
     assert len(set(ask.raw)) == 3
@@ -92,7 +106,9 @@ def test_so_is_what_the_client_tells_of_a_command() -> None:
 def test_words_typed_while_the_agent_worked_are_the_users() -> None:
     typed = "The user sent a new message while you were working:\nNo, shorter."
     as_reminder = text(f"<system-reminder>\n{typed}\n</system-reminder>")
-    ask = decode([USER, {"role": "system", "content": "Agents: none."}, {"role": "system", "content": typed}])
+    ask = decode(
+        [USER, {"role": "system", "content": "Agents: none."}, {"role": "system", "content": typed}]
+    )
     assert [m["role"] for m in ask.messages] == ["user", "system", "user"]
     (message,) = decode([{"role": "user", "content": [as_reminder]}]).messages
     assert not TRANSIENT(message)
@@ -100,7 +116,10 @@ def test_words_typed_while_the_agent_worked_are_the_users() -> None:
 
 def test_images_stand_between_the_texts_of_their_message() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
-    picture, image = {"type": "image", "source": source}, {"type": "image", "url": "data:image/png;base64,AAAA"}
+    picture, image = (
+        {"type": "image", "source": source},
+        {"type": "image", "url": "data:image/png;base64,AAAA"},
+    )
     result = {"type": "tool_result", "tool_use_id": "x", "content": [text("The page:"), picture]}
     shown = [text("a"), text("b"), picture, text("c")]
     tool, user = decode([{"role": "user", "content": [*shown, result]}]).messages
@@ -113,7 +132,10 @@ def test_images_stand_between_the_texts_of_their_message() -> None:
 
 def test_clients_book_keeping_is_not_part_of_the_prompt() -> None:
     header = text("x-anthropic-billing-header: cc_version=1; cch=abc;")
-    assert decode([USER], system=[header, text("Be brief.")]).messages[0] == {"role": "system", "content": "Be brief."}
+    assert decode([USER], system=[header, text("Be brief.")]).messages[0] == {
+        "role": "system",
+        "content": "Be brief.",
+    }
     assert decode([USER], system=[header]).messages == [USER]
 
 
@@ -142,7 +164,12 @@ def test_a_long_name_is_read_in_linear_time() -> None:
 
 def test_neighbouring_messages_of_the_assistants_are_one() -> None:
     """However many there are: 100 000 take no longer than their number."""
-    turn = [{"role": "assistant", "content": [text("word " * 10), {"type": "thinking", "thinking": "t"}]}] * 100_000
+    turn = [
+        {
+            "role": "assistant",
+            "content": [text("word " * 10), {"type": "thinking", "thinking": "t"}],
+        }
+    ] * 100_000
     ask = decode([USER, *turn, USER, turn[0], USER])
     assert [m["role"] for m in ask.messages] == ["user", "assistant", "user", "assistant", "user"]
     assert len(ask.messages[1]["content"]) == 5_000_000
@@ -158,7 +185,12 @@ def test_tools() -> None:
     ask = decode(
         [USER],
         tools=[
-            {"name": "look", "description": "d", "input_schema": {"type": "object"}, "cache_control": None},
+            {
+                "name": "look",
+                "description": "d",
+                "input_schema": {"type": "object"},
+                "cache_control": None,
+            },
             {"type": "custom", "name": "own", "input_schema": {}},
             {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
             {"type": "memory_20250818", "name": "memory"},
@@ -170,7 +202,11 @@ def test_tools() -> None:
     )
     names = ("look", "own", "str_replace_based_edit_tool", "memory")
     assert tuple(t["function"]["name"] for t in ask.tools) == names
-    assert ask.tools[0]["function"] == {"name": "look", "description": "d", "parameters": {"type": "object"}}
+    assert ask.tools[0]["function"] == {
+        "name": "look",
+        "description": "d",
+        "parameters": {"type": "object"},
+    }
     assert "command" in ask.tools[2]["function"]["parameters"]["properties"]
     assert [words.split(" (")[0] for words in ask.ignored_fields] == [
         "the tool code_execution_20250825",
@@ -193,13 +229,20 @@ def test_what_a_reply_must_be() -> None:
     assert forced is not None
     assert (forced.schema, forced.tool_names, forced.param) == (None, ("look",), "tool_choice")
     assert (
-        decode([USER], output_config={"effort": "low"}, tools=[tool], tool_choice={"type": "auto"}).constraint is None
+        decode(
+            [USER], output_config={"effort": "low"}, tools=[tool], tool_choice={"type": "auto"}
+        ).constraint
+        is None
     )
 
 
 @pytest.mark.parametrize(
     ("kind", "variables"),
-    [("enabled", {"enable_thinking": True}), ("disabled", {"enable_thinking": False}), ("adaptive", {})],
+    [
+        ("enabled", {"enable_thinking": True}),
+        ("disabled", {"enable_thinking": False}),
+        ("adaptive", {}),
+    ],
 )
 def test_thinking_is_the_templates_business(kind: str, variables: dict[str, bool]) -> None:
     assert decode([USER], thinking={"type": kind}).template_variables == variables
@@ -217,19 +260,48 @@ def test_the_same_bytes_are_read_once() -> None:
 def test_a_template_that_wants_no_system_message_later_says_so_in_anthropics_words() -> None:
     """Claude Code then sends its context as the user's."""
     refusal = "the model's chat template refuses this conversation: System message must be at the beginning."
-    said = json.loads(MessagesDialect.error_body(400, refusal, param="messages"))["error"]["message"]
+    said = json.loads(MessagesDialect.error_body(400, refusal, param="messages"))["error"][
+        "message"
+    ]
     assert "role 'system' is not supported" in said
 
 
 # Whatever comes: an Ask, or a refusal in words.
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
-KINDS = ["text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document", "search_result", "x"]
-KEYS = ["text", "thinking", "id", "name", "input", "tool_use_id", "content", "is_error", "tool_name", "source"]
+KINDS = [
+    "text",
+    "tool_use",
+    "tool_result",
+    "thinking",
+    "redacted_thinking",
+    "image",
+    "document",
+    "search_result",
+    "x",
+]
+KEYS = [
+    "text",
+    "thinking",
+    "id",
+    "name",
+    "input",
+    "tool_use_id",
+    "content",
+    "is_error",
+    "tool_name",
+    "source",
+]
 BLOCK = st.fixed_dictionaries(
     {"type": st.sampled_from(KINDS)},
     optional={key: st.text(max_size=5) | JSON for key in KEYS},
@@ -242,12 +314,20 @@ BODY = st.fixed_dictionaries(
     {"messages": st.lists(MESSAGE | JSON, max_size=4), "max_tokens": st.integers(-1, 5) | JSON},
     optional={
         "system": CONTENT,
-        "tools": st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "type", "input_schema"), JSON)))
+        "tools": st.lists(
+            st.fixed_dictionaries(
+                {}, optional=dict.fromkeys(("name", "type", "input_schema"), JSON)
+            )
+        )
         | JSON,
-        "tool_choice": st.fixed_dictionaries({"type": st.sampled_from(["auto", "any", "tool", "none", "x"])}) | JSON,
+        "tool_choice": st.fixed_dictionaries(
+            {"type": st.sampled_from(["auto", "any", "tool", "none", "x"])}
+        )
+        | JSON,
         "stop_sequences": JSON,
         "temperature": JSON,
-        "thinking": st.fixed_dictionaries({"type": st.sampled_from(["enabled", "disabled", "x"])}) | JSON,
+        "thinking": st.fixed_dictionaries({"type": st.sampled_from(["enabled", "disabled", "x"])})
+        | JSON,
         "metadata": st.fixed_dictionaries({"user_id": st.text()}) | JSON,
         "output_config": JSON,
         "stream": JSON,
@@ -256,7 +336,9 @@ BODY = st.fixed_dictionaries(
 
 
 def error_shape(dialect: MessagesDialect, error: RequestError) -> tuple[int, str, str]:
-    shape = json.loads(dialect.error_body(error.status, str(error), param=error.param, code=error.code))
+    shape = json.loads(
+        dialect.error_body(error.status, str(error), param=error.param, code=error.code)
+    )
     return error.status, shape["type"], shape["error"]["type"]
 
 

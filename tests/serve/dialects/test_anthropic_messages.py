@@ -21,7 +21,10 @@ WEATHER: Any = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Pa\\u0072is"}}\n</tool_call>'
-PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+PICTURE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
+}
 Client = Callable[..., anthropic.Anthropic]
 
 
@@ -30,8 +33,14 @@ def client() -> Iterator[Client]:
     made: list[anthropic.Anthropic] = []
 
     def client(site: Site, key: str = KEY) -> anthropic.Anthropic:
-        http = anthropic.DefaultHttpxClient(verify=False)  # loading the certificates would take 20 ms of each test
-        made.append(anthropic.Anthropic(base_url=site.url, api_key=key, max_retries=0, timeout=10, http_client=http))
+        http = anthropic.DefaultHttpxClient(
+            verify=False
+        )  # loading the certificates would take 20 ms of each test
+        made.append(
+            anthropic.Anthropic(
+                base_url=site.url, api_key=key, max_retries=0, timeout=10, http_client=http
+            )
+        )
         return made[-1]
 
     yield client
@@ -40,11 +49,15 @@ def client() -> Iterator[Client]:
 
 
 def ask(client: anthropic.Anthropic, **more: Any) -> anthropic.types.Message:
-    return client.messages.create(**({"model": MODEL, "max_tokens": 100, "messages": [USER]} | more))
+    return client.messages.create(
+        **({"model": MODEL, "max_tokens": 100, "messages": [USER]} | more)
+    )
 
 
 def streamed(client: anthropic.Anthropic, **more: Any) -> anthropic.types.Message:
-    with client.messages.stream(**({"model": MODEL, "max_tokens": 100, "messages": [USER]} | more)) as stream:
+    with client.messages.stream(
+        **({"model": MODEL, "max_tokens": 100, "messages": [USER]} | more)
+    ) as stream:
         return stream.get_final_message()
 
 
@@ -60,15 +73,27 @@ def test_a_reply(site: Site, client: Client, say: Any) -> None:
     assert (reply.stop_reason, reply.stop_sequence) == ("end_turn", None)
     assert reply.id.startswith("msg_")
     kept = site.get(reply.id)
-    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (len(kept.request.prompt_ids), len(ids))
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (
+        len(kept.request.prompt_ids),
+        len(ids),
+    )
     assert kept.request.messages == [{"role": "system", "content": "Be brief."}, USER]
-    assert (kept.request.scope, kept.request.user, kept.request.dialect) == (SCOPE, "ann", "messages")
-    assert kept.request.prompt_ids.tolist() == site.renderer.render(kept.request.messages).prompt_ids.tolist()
+    assert (kept.request.scope, kept.request.user, kept.request.dialect) == (
+        SCOPE,
+        "ann",
+        "messages",
+    )
+    assert (
+        kept.request.prompt_ids.tolist()
+        == site.renderer.render(kept.request.messages).prompt_ids.tolist()
+    )
     assert kept.reply is not None
     assert kept.reply.status is ExchangeStatus.DONE
     assert kept.reply.message == {"role": "assistant", "content": "Hello there, é 😀."}
     assert kept.reply.response_ids.tolist() == ids
-    assert kept.reply.logprobs.tolist() == pytest.approx([ScriptedEngine.token_logprob(i, 0) for i in ids])
+    assert kept.reply.logprobs.tolist() == pytest.approx(
+        [ScriptedEngine.token_logprob(i, 0) for i in ids]
+    )
     assert kept.reply.finish_reason is FinishReason.STOP
 
 
@@ -76,7 +101,9 @@ def test_the_events_of_a_stream(start: Start, client: Client) -> None:
     site = start("thinking")
     site.script.say(f"Two and two.\n</think>\n\nFour.\n{CALL}\n{CALL}")
     events = list(
-        client(site).messages.create(model=MODEL, max_tokens=200, messages=[USER], tools=[WEATHER], stream=True)
+        client(site).messages.create(
+            model=MODEL, max_tokens=200, messages=[USER], tools=[WEATHER], stream=True
+        )
     )
     names = [e.type for e in events if e.type != "content_block_delta"]
     blocks = ["content_block_start", "content_block_stop"]
@@ -85,14 +112,20 @@ def test_the_events_of_a_stream(start: Start, client: Client) -> None:
     assert first.type == "message_start"
     assert last.type == "message_delta"
     assert (first.message.content, first.message.stop_reason) == ([], None)
-    assert first.message.usage.input_tokens == last.usage.input_tokens == len(site.last().request.prompt_ids)
+    assert (
+        first.message.usage.input_tokens
+        == last.usage.input_tokens
+        == len(site.last().request.prompt_ids)
+    )
     assert last.usage.output_tokens == len(site.script.ids)
     deltas: dict[tuple[int, str], str] = {}
     for event in events:
         if event.type == "content_block_delta":
             delta = event.delta.to_dict()
             kind = str(delta.pop("type"))
-            deltas[event.index, kind] = deltas.get((event.index, kind), "") + str(delta.popitem()[1])
+            deltas[event.index, kind] = deltas.get((event.index, kind), "") + str(
+                delta.popitem()[1]
+            )
     assert deltas == {
         (0, "thinking_delta"): "Two and two.",
         (0, "signature_delta"): first.message.id,
@@ -102,7 +135,9 @@ def test_the_events_of_a_stream(start: Start, client: Client) -> None:
     }
 
 
-def test_text_leaves_as_it_is_sampled_and_the_request_before_it(start: Start, client: Client) -> None:
+def test_text_leaves_as_it_is_sampled_and_the_request_before_it(
+    start: Start, client: Client
+) -> None:
     site = start(delay=0.02)
     site.script.say("a b c d e f g h")
     with client(site).messages.stream(model=MODEL, max_tokens=50, messages=[USER]) as stream:
@@ -117,9 +152,13 @@ def test_the_finish_leaves_when_the_exchange_is_durable(site: Site, client: Clie
     ours = client(site)
     site.script.say(f"Look.\n{CALL}")
     for _ in range(10):
-        stream = ours.messages.create(model=MODEL, max_tokens=200, messages=[USER], tools=[WEATHER], stream=True)
+        stream = ours.messages.create(
+            model=MODEL, max_tokens=200, messages=[USER], tools=[WEATHER], stream=True
+        )
         for event in stream:
-            if event.type == "message_delta" or (event.type == "content_block_stop" and event.index):
+            if event.type == "message_delta" or (
+                event.type == "content_block_stop" and event.index
+            ):
                 assert statuses(site)[-1] is ExchangeStatus.DONE
 
 
@@ -136,7 +175,9 @@ def test_parallel_tools_and_their_results(site: Site, client: Client, say: Any) 
     kept = site.get(reply.id)
     assert kept.reply is not None
     assert kept.reply.finish_reason is FinishReason.TOOL_CALLS
-    said = site.renderer.tokenizer.backend.decode(kept.reply.response_ids.tolist(), skip_special_tokens=True)
+    said = site.renderer.tokenizer.backend.decode(
+        kept.reply.response_ids.tolist(), skip_special_tokens=True
+    )
     assert said == f"Let me look.\n{CALL}\n{CALL}"
     results = [
         {"type": "tool_result", "tool_use_id": calls[0].id, "content": "sunny"},
@@ -149,7 +190,11 @@ def test_parallel_tools_and_their_results(site: Site, client: Client, say: Any) 
         {"type": "text", "text": "And tomorrow?"},
     ]
     site.script.say("Rain.")
-    after = say(ours, tools=[WEATHER], messages=[USER, reply.to_param(), {"role": "user", "content": results}])
+    after = say(
+        ours,
+        tools=[WEATHER],
+        messages=[USER, reply.to_param(), {"role": "user", "content": results}],
+    )
     request = site.get(after.id).request
     assert request.messages[2:] == [
         {"role": "tool", "tool_call_id": calls[0].id, "content": "sunny"},
@@ -167,13 +212,21 @@ def test_thinking(start: Start, client: Client, say: Any) -> None:
     site.script.say("Two and two.\n</think>\n\nFour.")
     reply = say(client(site), thinking={"type": "enabled", "budget_tokens": 1024})
     thought, text = reply.content
-    assert (thought.type, thought.thinking, bool(thought.signature)) == ("thinking", "Two and two.", True)
+    assert (thought.type, thought.thinking, bool(thought.signature)) == (
+        "thinking",
+        "Two and two.",
+        True,
+    )
     assert text.text == "Four."
     assert reply.usage.output_tokens_details is not None
     assert 0 < reply.usage.output_tokens_details.thinking_tokens < reply.usage.output_tokens
     kept = site.get(reply.id).reply
     assert kept is not None
-    assert kept.message == {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
+    assert kept.message == {
+        "role": "assistant",
+        "content": "Four.",
+        "reasoning_content": "Two and two.",
+    }
     again = site.get(say(client(site), messages=[USER, reply.to_param(), USER]).id).request
     assert again.messages[1] == kept.message
     assert again.marks[1].chain == kept.mark.chain
@@ -192,10 +245,17 @@ def test_a_stop_sequence_cuts_and_is_named(site: Site, client: Client, say: Any)
 
 @BOTH
 def test_length_and_sampling(site: Site, client: Client, say: Any) -> None:
-    reply = say(client(site), max_tokens=2, extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 7})
+    reply = say(
+        client(site), max_tokens=2, extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 7}
+    )
     assert reply.stop_reason == "max_tokens"
     sampling = site.engine.calls[-1].sampling
-    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (2, 0.5, 0.9, 7)
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (
+        2,
+        0.5,
+        0.9,
+        7,
+    )
 
 
 def test_one_call_where_parallel_ones_are_not_wanted(site: Site, client: Client) -> None:
@@ -216,7 +276,9 @@ def test_tools_that_are_not_for_now_are_not_shown(site: Site, client: Client) ->
 def test_fields_without_effect_are_named_in_a_header(site: Site, client: Client) -> None:
     create = client(site).messages.with_raw_response.create
     plain = create(model=MODEL, max_tokens=9, messages=[USER])
-    odd = create(model=MODEL, max_tokens=9, messages=[USER], service_tier="auto", extra_body={"store": False})
+    odd = create(
+        model=MODEL, max_tokens=9, messages=[USER], service_tier="auto", extra_body={"store": False}
+    )
     assert "X-OpenClaw-Ignored" not in plain.headers
     assert odd.headers["X-OpenClaw-Ignored"] == "service_tier; store"
 
@@ -227,7 +289,9 @@ def test_server_tools_are_named_in_a_header(site: Site, client: Client) -> None:
         {"type": "web_search_20250305", "name": "web_search"},
         {"type": "bash_20250124", "name": "bash"},
     ]
-    raw = client(site).messages.with_raw_response.create(model=MODEL, max_tokens=9, messages=[USER], tools=tools)
+    raw = client(site).messages.with_raw_response.create(
+        model=MODEL, max_tokens=9, messages=[USER], tools=tools
+    )
     assert "web_search_20250305" in raw.headers["X-OpenClaw-Ignored"]
     shown = [t["function"]["name"] for t in site.get(raw.parse().id).request.tools]
     assert shown == ["get_weather", "bash"]
@@ -263,7 +327,9 @@ def test_feedback_on_a_message(site: Site, client: Client) -> None:
 
 def test_the_models(site: Site, client: Client) -> None:
     listed = list(client(site).models.list())
-    assert [(m.id, m.type, m.display_name) for m in listed] == [(n, "model", n) for n in ("openclaw", "openclaw@0")]
+    assert [(m.id, m.type, m.display_name) for m in listed] == [
+        (n, "model", n) for n in ("openclaw", "openclaw@0")
+    ]
     assert client(site).models.retrieve("openclaw").created_at == listed[0].created_at
 
 
@@ -294,7 +360,9 @@ def test_a_model_that_is_not_here(site: Site, client: Client) -> None:
 
 
 def test_a_version_that_is_not_here(site: Site, client: Client) -> None:
-    with pytest.raises(anthropic.NotFoundError, match=r"version 7 does not exist; the newest is 0\.'") as error:
+    with pytest.raises(
+        anthropic.NotFoundError, match=r"version 7 does not exist; the newest is 0\.'"
+    ) as error:
         ask(client(site), model="openclaw@7")
     assert (error.value.type, error.value.error_code) == ("not_found_error", "version_not_found")
 
@@ -314,7 +382,10 @@ def test_a_version_that_is_not_here(site: Site, client: Client) -> None:
         ({"max_tokens": 0}, "max_tokens: expected at least 1"),
         ({"extra_body": {"temperature": 1.5}}, "temperature: .* at most 1"),
         ({"thinking": {"type": "hard"}}, "thinking.type"),
-        ({"tool_choice": {"type": "tool", "name": "nope"}, "tools": [WEATHER]}, "'nope' is not in tools"),
+        (
+            {"tool_choice": {"type": "tool", "name": "nope"}, "tools": [WEATHER]},
+            "'nope' is not in tools",
+        ),
         ({"tool_choice": {"type": "any"}}, "tool_choice: requires at least one tool in tools"),
         ({"tools": [{"name": "x"}]}, r"tools\[0\].input_schema"),
         ({"stop_sequences": [""]}, "stop_sequences: expected strings that are not empty"),
@@ -335,8 +406,12 @@ def test_max_tokens_is_required(site: Site) -> None:
     assert answer.json()["error"]["message"].startswith("max_tokens: this field is required")
 
 
-def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_look_for(site: Site, client: Client) -> None:
-    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2048 maximum") as error:
+def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_look_for(
+    site: Site, client: Client
+) -> None:
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2048 maximum"
+    ) as error:
         ask(client(site), messages=[{"role": "user", "content": "word " * 5000}])
     assert error.value.error_code == "context_length_exceeded"
 
@@ -365,7 +440,10 @@ def test_a_body_that_is_too_large(start: Start, client: Client) -> None:
 @pytest.mark.parametrize("path", ["/v1/messages/batches", "/v1/messages"])
 def test_paths_below_answer_in_this_shape_too(site: Site, path: str) -> None:
     answer = site.http.get(path)
-    assert (answer.status_code, answer.json()["type"]) == (405 if path == "/v1/messages" else 404, "error")
+    assert (answer.status_code, answer.json()["type"]) == (
+        405 if path == "/v1/messages" else 404,
+        "error",
+    )
 
 
 def test_an_engine_that_is_gone(start: Start, client: Client) -> None:
@@ -375,7 +453,9 @@ def test_an_engine_that_is_gone(start: Start, client: Client) -> None:
     assert error.value.type == "overloaded_error"
 
 
-def test_an_engine_that_goes_in_the_middle_breaks_the_stream_off(start: Start, client: Client) -> None:
+def test_an_engine_that_goes_in_the_middle_breaks_the_stream_off(
+    start: Start, client: Client
+) -> None:
     site = start(gone_at=3)
     seen: list[str] = []
     stream = client(site).messages.create(model=MODEL, max_tokens=50, messages=[USER], stream=True)
@@ -403,7 +483,9 @@ def test_many_at_once(start: Start) -> None:
         async with anthropic.AsyncAnthropic(base_url=site.url, api_key=KEY, max_retries=0) as ours:
 
             async def one() -> str:
-                async with ours.messages.stream(model=MODEL, max_tokens=50, messages=[USER]) as stream:
+                async with ours.messages.stream(
+                    model=MODEL, max_tokens=50, messages=[USER]
+                ) as stream:
                     return "".join([text async for text in stream.text_stream])
 
             return await asyncio.gather(*(one() for _ in range(8)))

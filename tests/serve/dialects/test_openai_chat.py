@@ -25,11 +25,16 @@ def test_a_whole_reply(site: Site) -> None:
     assert reply.model == MODEL
     kept = site.get(reply.id)
     assert reply.usage is not None
-    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(kept.request.prompt_ids), len(ids))
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (
+        len(kept.request.prompt_ids),
+        len(ids),
+    )
     assert kept.reply is not None
     assert kept.reply.status is ExchangeStatus.DONE
     assert kept.reply.response_ids.tolist() == ids
-    assert kept.reply.logprobs.tolist() == pytest.approx([ScriptedEngine.token_logprob(i, 0) for i in ids])
+    assert kept.reply.logprobs.tolist() == pytest.approx(
+        [ScriptedEngine.token_logprob(i, 0) for i in ids]
+    )
     assert kept.reply.mask.all()
     assert kept.reply.finish_reason is FinishReason.STOP
     assert (kept.request.scope, kept.request.user) == (SCOPE, "ann")
@@ -43,7 +48,10 @@ def test_a_streamed_reply(site: Site) -> None:
     )
     chunks = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "One two three, é 😀."
+    assert (
+        "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        == "One two three, é 😀."
+    )
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == len(site.script.ids)
@@ -77,7 +85,9 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Pa\\u0072is"
 @pytest.mark.parametrize("stream", [False, True])
 def test_parallel_tool_calls(site: Site, stream: bool) -> None:
     site.script.say(f"Let me look.\n{CALL}\n{CALL}")
-    answer = site.client().chat.completions.create(model=MODEL, messages=[USER], tools=TOOLS, stream=stream)
+    answer = site.client().chat.completions.create(
+        model=MODEL, messages=[USER], tools=TOOLS, stream=stream
+    )
     if stream:
         chunks = list(answer)
         calls = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]
@@ -110,12 +120,18 @@ def test_reasoning(start: Start) -> None:
     assert reply.choices[0].message.content == "Four."
     assert reply.usage is not None
     assert reply.usage.completion_tokens_details is not None
-    assert 0 < (reply.usage.completion_tokens_details.reasoning_tokens or 0) < reply.usage.completion_tokens
+    assert (
+        0
+        < (reply.usage.completion_tokens_details.reasoning_tokens or 0)
+        < reply.usage.completion_tokens
+    )
 
 
 def test_a_stop_string_cuts_and_masks(site: Site) -> None:
     site.script.say("The quick brown fox jumps over")
-    reply = site.client().chat.completions.create(model=MODEL, messages=[USER], stop=["brown", "zzz"])
+    reply = site.client().chat.completions.create(
+        model=MODEL, messages=[USER], stop=["brown", "zzz"]
+    )
     assert reply.choices[0].message.content == "The quick "
     assert reply.choices[0].finish_reason == "stop"
     kept = site.get(reply.id).reply
@@ -126,7 +142,9 @@ def test_a_stop_string_cuts_and_masks(site: Site) -> None:
 
 
 def test_length(site: Site) -> None:
-    reply = site.client().chat.completions.create(model=MODEL, messages=[USER], max_completion_tokens=2)
+    reply = site.client().chat.completions.create(
+        model=MODEL, messages=[USER], max_completion_tokens=2
+    )
     assert reply.choices[0].finish_reason == "length"
     assert site.engine.calls[-1].sampling.max_tokens == 2
     site.client().chat.completions.create(model=MODEL, messages=[USER])
@@ -141,10 +159,17 @@ def test_logprobs(site: Site, stream: bool) -> None:
         model=MODEL, messages=[USER], logprobs=True, top_logprobs=2, stream=stream
     )
     if stream:
-        content = [t for c in answer if c.choices and c.choices[0].logprobs for t in c.choices[0].logprobs.content]
+        content = [
+            t
+            for c in answer
+            if c.choices and c.choices[0].logprobs
+            for t in c.choices[0].logprobs.content
+        ]
     else:
         content = answer.choices[0].logprobs.content
-    assert [t.logprob for t in content] == pytest.approx([ScriptedEngine.token_logprob(i, 0) for i in ids[:-1]])
+    assert [t.logprob for t in content] == pytest.approx(
+        [ScriptedEngine.token_logprob(i, 0) for i in ids[:-1]]
+    )
     assert bytes(b for t in content for b in t.bytes).decode() == "é 😀 is"
     assert all(len(t.top_logprobs) == 2 for t in content)
 
@@ -154,7 +179,12 @@ def test_logprobs_end_where_the_text_ends(site: Site, stream: bool) -> None:
     """Of a stop string, no token is reported but the one that the text before it ends in; all are stored."""
     ids = site.script.say("The quick brown fox jumps over")
     describe, count = site.renderer.detokenizer.decode_token, 0
-    for stop, shown in (("brown fox", "The quick "), ("The", ""), ("ick br", "The qu"), ("none", "")):
+    for stop, shown in (
+        ("brown fox", "The quick "),
+        ("The", ""),
+        ("ick br", "The qu"),
+        ("none", ""),
+    ):
         answer = site.client().chat.completions.create(
             model=MODEL, messages=[USER], logprobs=True, stop=stop, stream=stream
         )
@@ -198,7 +228,9 @@ def test_log_probabilities_that_are_no_numbers_are_no_reply(start: Start) -> Non
 def test_a_temperature_near_zero_is_greedy(start: Start) -> None:
     site = start()
     for temperature, stored in ((1e-300, 0.0), (0.0099, 0.0), (0.01, 0.01), (0, 0.0)):
-        reply = site.client().chat.completions.create(model=MODEL, messages=[USER], temperature=temperature)
+        reply = site.client().chat.completions.create(
+            model=MODEL, messages=[USER], temperature=temperature
+        )
         sampling = site.get(reply.id).request.sampling
         assert sampling.temperature == stored
         assert (sampling.untrainable_reason() is None) == (stored > 0)
@@ -212,13 +244,17 @@ def test_a_client_that_goes_away_cancels(start: Start, stream: bool) -> None:
     async def leave() -> None:
         async with site.async_client() as client:
             if stream:
-                answer = await client.chat.completions.create(model=MODEL, messages=[USER], stream=True)
+                answer = await client.chat.completions.create(
+                    model=MODEL, messages=[USER], stream=True
+                )
                 async for _ in answer:
                     break
                 await answer.close()
                 return
             with pytest.raises(openai.APITimeoutError):
-                await client.with_options(timeout=2.0).chat.completions.create(model=MODEL, messages=[USER])
+                await client.with_options(timeout=2.0).chat.completions.create(
+                    model=MODEL, messages=[USER]
+                )
 
     asyncio.run(leave())
     kept = site.ended(site.last().request.id).reply
@@ -237,13 +273,20 @@ def test_headers_and_body_say_what_it_is(site: Site) -> None:
     first = client.chat.completions.create(
         model=MODEL,
         messages=[USER],
-        extra_headers={"X-Session-Id": "s1", "X-Turn-Type": "side", "X-Session-Done": "true", "X-Agent-Id": "a1"},
+        extra_headers={
+            "X-Session-Id": "s1",
+            "X-Turn-Type": "side",
+            "X-Session-Done": "true",
+            "X-Agent-Id": "a1",
+        },
         extra_body={"session_id": "not this"},
     )
     kept = site.get(first.id).request
     assert (kept.session, kept.kind, kept.session_done, kept.agent) == ("s1", Kind.SIDE, True, "a1")
     second = client.chat.completions.create(
-        model=MODEL, messages=[USER], extra_body={"session_id": "s2", "turn_type": "main", "unknown": {"x": 1}}
+        model=MODEL,
+        messages=[USER],
+        extra_body={"session_id": "s2", "turn_type": "main", "unknown": {"x": 1}},
     )
     kept = site.get(second.id).request
     assert (kept.session, kept.kind, kept.session_done) == ("s2", Kind.MAIN, False)
@@ -264,9 +307,17 @@ def test_headers_and_body_say_what_it_is(site: Site) -> None:
         ("serve.sampling_override.max_tokens", 4, 4),
     ],
 )
-def test_the_owner_may_override_the_sampling(start: Start, key: str, value: float, expected: float) -> None:
+def test_the_owner_may_override_the_sampling(
+    start: Start, key: str, value: float, expected: float
+) -> None:
     site, name = start(settings={key: value}), key.rpartition(".")[2]
-    asked = {"temperature": 0.5, "top_p": 0.5, "presence_penalty": 0.25, "frequency_penalty": 0.25, "seed": 7}
+    asked = {
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "presence_penalty": 0.25,
+        "frequency_penalty": 0.25,
+        "seed": 7,
+    }
     reply = site.client().chat.completions.create(
         model=MODEL, messages=[USER], max_tokens=8, extra_body={**asked, "top_k": 3, "min_p": 0.25}
     )
@@ -282,7 +333,9 @@ def test_many_at_once(start: Start) -> None:
     async def all_of_them() -> list[str | None]:
         async with site.async_client() as client:
             asked = [
-                client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": f"n{i}"}])
+                client.chat.completions.create(
+                    model=MODEL, messages=[{"role": "user", "content": f"n{i}"}]
+                )
                 for i in range(32)
             ]
             return [r.choices[0].message.content for r in await asyncio.gather(*asked)]

@@ -14,7 +14,13 @@ from tests.serve.conftest import SCOPE, TOOLS, USER, Site, Start, statuses, wait
 
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.serve.auth import Caller
-from openclaw_rl.serve.chat_request import ChatRequest, FinishedChoice, ReplyEnd, ReplyHeader, TokenUsage
+from openclaw_rl.serve.chat_request import (
+    ChatRequest,
+    FinishedChoice,
+    ReplyEnd,
+    ReplyHeader,
+    TokenUsage,
+)
 from openclaw_rl.serve.dialects.openai_chat import ChatDialect
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.store import turns
@@ -57,7 +63,9 @@ def turn(site: Site, id: str) -> Turn:
 
 
 def test_three_replies_at_once(three: Site) -> None:
-    reply = three.client().chat.completions.create(model=MODEL, messages=[USER], n=3, seed=5, logprobs=True)
+    reply = three.client().chat.completions.create(
+        model=MODEL, messages=[USER], n=3, seed=5, logprobs=True
+    )
     assert [c.index for c in reply.choices] == [0, 1, 2]
     assert [id_of(c) for c in reply.choices] == [reply.id, f"{reply.id}.1", f"{reply.id}.2"]
     assert {c.message.content for c in reply.choices} == set(WORDS)
@@ -111,7 +119,12 @@ def test_of_one_prompt_no_more_is_cached_than_the_first_to_run_found_so() -> Non
         for cached in (8, 2, 8)
     ]
     choices = [
-        FinishedChoice(id=f"c.{n}", message={}, tokens=(), end=ReplyEnd(finish_reason=FinishReason.STOP, usage=usage))
+        FinishedChoice(
+            id=f"c.{n}",
+            message={},
+            tokens=(),
+            end=ReplyEnd(finish_reason=FinishReason.STOP, usage=usage),
+        )
         for n, usage in enumerate(usages)
     ]
     opening = ReplyHeader(id="c", created=0, model=MODEL, version=0)
@@ -125,11 +138,15 @@ def test_tool_calls_are_counted_in_each_reply(start: Start) -> None:
     site = start()
     call = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
     site.script.say(f"{call}\n{call}")
-    stream = site.client().chat.completions.create(model=MODEL, messages=[USER], tools=TOOLS, n=2, stream=True)
+    stream = site.client().chat.completions.create(
+        model=MODEL, messages=[USER], tools=TOOLS, n=2, stream=True
+    )
     seen: dict[int, list[int]] = {0: [], 1: []}
     for chunk in stream:
         for choice in chunk.choices:
-            seen[choice.index] += [c.index for c in choice.delta.tool_calls or [] if c.function and c.function.name]
+            seen[choice.index] += [
+                c.index for c in choice.delta.tool_calls or [] if c.function and c.function.name
+            ]
     assert seen == {0: [0, 1], 1: [0, 1]}
 
 
@@ -140,7 +157,9 @@ def test_the_reply_that_the_talk_goes_on_from_gets_the_reaction(three: Site, cho
     reply = client.chat.completions.create(model=MODEL, messages=[USER], n=3)
     ids = [reply.id, f"{reply.id}.1", f"{reply.id}.2"]
     said = {"role": "assistant", "content": reply.choices[chosen].message.content}
-    client.chat.completions.create(model=MODEL, messages=[USER, said, {"role": "user", "content": "Thanks."}])
+    client.chat.completions.create(
+        model=MODEL, messages=[USER, said, {"role": "user", "content": "Thanks."}]
+    )
     collector = Collector(three.store, three.config.collect)
     while collector.step():
         pass
@@ -166,7 +185,13 @@ def test_one_that_fails_breaks_the_whole_off(three: Site) -> None:
     assert ExchangeStatus.FAILED in statuses(three)
     wait_for(lambda: three.engine.running[0], lambda n: n == 0)
     three.engine.revive()
-    assert three.client().chat.completions.create(model=MODEL, messages=[USER], n=2).choices[1].finish_reason == "stop"
+    assert (
+        three.client()
+        .chat.completions.create(model=MODEL, messages=[USER], n=2)
+        .choices[1]
+        .finish_reason
+        == "stop"
+    )
 
 
 def test_a_stream_that_fails_has_neither_finish_nor_done(three: Site) -> None:
@@ -184,7 +209,9 @@ def test_a_client_that_leaves_cancels_all(start: Start) -> None:
 
     async def leave() -> None:
         async with site.async_client() as client:
-            answer = await client.chat.completions.create(model=MODEL, messages=[USER], stream=True, n=3)
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=[USER], stream=True, n=3
+            )
             async for _ in answer:
                 break
             await answer.close()

@@ -60,9 +60,16 @@ def ask(site: Site, *, stream: bool, **given: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("stops", "hit"),
-    [(["fox", "brown"], "brown"), (["own fox", "brown fox"], "brown fox"), (["zzz"], None), (["over"], "over")],
+    [
+        (["fox", "brown"], "brown"),
+        (["own fox", "brown fox"], "brown fox"),
+        (["zzz"], None),
+        (["over"], "over"),
+    ],
 )
-def test_the_stop_string_that_ended_it(site: Site, stream: bool, stops: list[str], hit: str | None) -> None:
+def test_the_stop_string_that_ended_it(
+    site: Site, stream: bool, stops: list[str], hit: str | None
+) -> None:
     site.script.say("The quick brown fox jumps over")
     choice = ask(site, stream=stream, stop=stops)
     assert choice.get("stop_reason") == hit
@@ -71,7 +78,9 @@ def test_the_stop_string_that_ended_it(site: Site, stream: bool, stops: list[str
 
 @pytest.mark.parametrize("size", [1, 7, 400])
 @pytest.mark.parametrize("stream", [False, True])
-def test_without_parallel_calls_the_reply_ends_after_the_first(site: Site, stream: bool, size: int) -> None:
+def test_without_parallel_calls_the_reply_ends_after_the_first(
+    site: Site, stream: bool, size: int
+) -> None:
     lumps(site, size)
     ids = site.script.say("Let me look. " + TWO)
     choice = ask(site, stream=stream, tools=TOOLS, parallel_tool_calls=False, logprobs=True)
@@ -83,14 +92,18 @@ def test_without_parallel_calls_the_reply_ends_after_the_first(site: Site, strea
     assert kept is not None
     got = kept.response_ids.tolist()
     assert got == ids[: len(got)], "nothing that was sampled is thrown away"
-    said = site.renderer.tokenizer.backend.decode(kept.response_ids[kept.mask].tolist(), skip_special_tokens=False)
+    said = site.renderer.tokenizer.backend.decode(
+        kept.response_ids[kept.mask].tolist(), skip_special_tokens=False
+    )
     assert said.strip() == "Let me look. " + CALL.format("Paris")
     assert not kept.mask.all() or size == 1
     assert len(kept.message["tool_calls"]) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_of_a_list_of_calls_only_the_first_is_given_and_nothing_trains(start: Start, stream: bool) -> None:
+def test_of_a_list_of_calls_only_the_first_is_given_and_nothing_trains(
+    start: Start, stream: bool
+) -> None:
     """The older Mistral writes all calls as one list: which tokens made the second cannot be told."""
     site = start("mistral_array")
     calls = [{"name": "get_weather", "arguments": {"city": city}} for city in ("Paris", "Rome")]
@@ -105,7 +118,9 @@ def test_of_a_list_of_calls_only_the_first_is_given_and_nothing_trains(start: St
     assert len(kept.message["tool_calls"]) == 1
 
 
-@pytest.mark.parametrize("given", [{}, {"parallel_tool_calls": True}, {"parallel_tool_calls": None}])
+@pytest.mark.parametrize(
+    "given", [{}, {"parallel_tool_calls": True}, {"parallel_tool_calls": None}]
+)
 def test_with_parallel_calls_it_goes_on(site: Site, given: dict[str, Any]) -> None:
     site.script.say(TWO)
     choice = ask(site, stream=False, tools=TOOLS, **given)
@@ -135,7 +150,12 @@ def test_what_the_engine_had_of_the_prompt_is_told(start: Start, stream: bool) -
     site = start()
     lumps(site, 3)
     site.engine.cached = 11  # type: ignore[attr-defined]
-    body = {"model": MODEL, "messages": [USER], "stream": stream, "stream_options": {"include_usage": True}}
+    body = {
+        "model": MODEL,
+        "messages": [USER],
+        "stream": stream,
+        "stream_options": {"include_usage": True},
+    }
     answer = site.http.post("/v1/chat/completions", body)
     text = answer.text.split("data: ")[-2] if stream else answer.text
     assert json.loads(text)["usage"]["prompt_tokens_details"] == {"cached_tokens": 11}

@@ -18,7 +18,11 @@ from openclaw_rl.serve.structured_output import build_grammar
 KINDS = ["chatml", "thinking", "llama", "mistral_args", "mistral_array"]
 Renderers = Callable[[str], Renderer]
 CALL = ResponseConstraint(tool_names=("get_weather",))
-PERSON: dict[str, Any] = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"age": {"type": "integer"}},
+    "required": ["age"],
+}
 
 
 def accepts(renderer: Renderer, text: str, ids: Sequence[int]) -> bool:
@@ -60,12 +64,17 @@ def test_any_of_some_calls_or_an_answer(renderers: Renderers) -> None:
     renderer = renderers("chatml")
     tools = [*TOOLS, {"type": "function", "function": {"name": "stop"}}]
     text = build_grammar(
-        ResponseConstraint(schema=PERSON, tool_names=("get_weather", "stop")), tools, renderer, thinking=False
+        ResponseConstraint(schema=PERSON, tool_names=("get_weather", "stop")),
+        tools,
+        renderer,
+        thinking=False,
     )
     for name, arguments in (("get_weather", '{"city": "Rome"}'), ("stop", "{}")):
         form = renderer.call_form(name)
         assert form is not None
-        assert accepts(renderer, text, renderer.tokenizer.encode(form.before + arguments + form.after).tolist())
+        assert accepts(
+            renderer, text, renderer.tokenizer.encode(form.before + arguments + form.after).tolist()
+        )
     assert accepts(renderer, text, renderer.tokenizer.encode('{"age": 7}').tolist())
     assert accepts(renderer, text, renderer.tokenizer.encode('{\n  "age": 7\n}').tolist())
     assert not accepts(renderer, text, renderer.tokenizer.encode('{"age": 7, "more": 1}').tolist())
@@ -73,24 +82,47 @@ def test_any_of_some_calls_or_an_answer(renderers: Renderers) -> None:
 
 def test_white_space_is_what_is_usual(renderers: Renderers) -> None:
     renderer = renderers("chatml")
-    text = build_grammar(ResponseConstraint(schema={"type": "object"}), (), renderer, thinking=False)
+    text = build_grammar(
+        ResponseConstraint(schema={"type": "object"}), (), renderer, thinking=False
+    )
     value = {"a": [1, 2, {"b": "c"}], "d": {}}
     compact = json.dumps(value, separators=(",", ":"))
-    for usual in (compact, *(json.dumps(value, indent=n) for n in (None, 0, 2, 4)), '{ "a": [ 1, 2 ] }'):
+    for usual in (
+        compact,
+        *(json.dumps(value, indent=n) for n in (None, 0, 2, 4)),
+        '{ "a": [ 1, 2 ] }',
+    ):
         assert accepts(renderer, text, renderer.tokenizer.encode(usual).tolist()), usual
-    for odd in ('{"a":  1}', '{"a":\n\n1}', '{"a":\t1}', "{\n" + " " * 17 + '"a":1}', ' {"a":1}', '{"a":1}\n'):
+    for odd in (
+        '{"a":  1}',
+        '{"a":\n\n1}',
+        '{"a":\t1}',
+        "{\n" + " " * 17 + '"a":1}',
+        ' {"a":1}',
+        '{"a":1}\n',
+    ):
         assert not accepts(renderer, text, renderer.tokenizer.encode(odd).tolist()), odd
 
 
-@pytest.mark.parametrize("parameters", [{"type": "array"}, {"type": ["string", "null"]}, {"type": 5}, [1], "x", True])
-def test_a_call_whose_arguments_are_no_object_is_refused(renderers: Renderers, parameters: Any) -> None:
+@pytest.mark.parametrize(
+    "parameters", [{"type": "array"}, {"type": ["string", "null"]}, {"type": 5}, [1], "x", True]
+)
+def test_a_call_whose_arguments_are_no_object_is_refused(
+    renderers: Renderers, parameters: Any
+) -> None:
     tools = [{"type": "function", "function": {"name": "bad", "parameters": parameters}}]
-    with pytest.raises(RequestError, match=r"parameters of the tool 'bad' must be .* type object, got") as refused:
-        build_grammar(ResponseConstraint(tool_names=("bad",)), tools, renderers("chatml"), thinking=False)
+    with pytest.raises(
+        RequestError, match=r"parameters of the tool 'bad' must be .* type object, got"
+    ) as refused:
+        build_grammar(
+            ResponseConstraint(tool_names=("bad",)), tools, renderers("chatml"), thinking=False
+        )
     assert refused.value.param == "tool_choice"
 
 
-@pytest.mark.parametrize("parameters", [None, {}, {"type": ["null", "object"]}, {"anyOf": [{"type": "object"}, {}]}])
+@pytest.mark.parametrize(
+    "parameters", [None, {}, {"type": ["null", "object"]}, {"anyOf": [{"type": "object"}, {}]}]
+)
 def test_of_what_parameters_allow_objects_are_taken(renderers: Renderers, parameters: Any) -> None:
     renderer = renderers("chatml")
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
@@ -107,11 +139,17 @@ def test_of_what_parameters_allow_objects_are_taken(renderers: Renderers, parame
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_name_that_cannot_be_read_back_is_refused(renderers: Renderers, kind: str) -> None:
     renderer = renderers(kind)
-    special = next(t.content for t in renderer.tokenizer.backend.get_added_tokens_decoder().values() if t.special)
+    special = next(
+        t.content
+        for t in renderer.tokenizer.backend.get_added_tokens_decoder().values()
+        if t.special
+    )
     for name, fine in (("my-tool.v2", True), ("größe", True), (f"a{special}", False)):
         tools = [{"type": "function", "function": {"name": name}}]
         if fine:
-            assert build_grammar(ResponseConstraint(tool_names=(name,)), tools, renderer, thinking=False)
+            assert build_grammar(
+                ResponseConstraint(tool_names=(name,)), tools, renderer, thinking=False
+            )
             continue
         with pytest.raises(RequestError, match="Rename the tool") as refused:
             build_grammar(ResponseConstraint(tool_names=(name,)), tools, renderer, thinking=False)
@@ -125,8 +163,12 @@ def test_reasoning_comes_first_and_only_once(renderers: Renderers, gap: str) -> 
     thought = 'Is {"age": 3} right?\n<b> No.\n'
     whole = f'{thought}</think>{gap}{{"age": 4}}'
     assert accepts(renderer, text, renderer.tokenizer.encode(whole).tolist())
-    assert not accepts(renderer, text, renderer.tokenizer.encode('{"age": 4}').tolist()), "the thought has no end"
-    assert not accepts(renderer, text, renderer.tokenizer.encode(f"{thought}</think>More </think>{{}}").tolist())
+    assert not accepts(renderer, text, renderer.tokenizer.encode('{"age": 4}').tolist()), (
+        "the thought has no end"
+    )
+    assert not accepts(
+        renderer, text, renderer.tokenizer.encode(f"{thought}</think>More </think>{{}}").tolist()
+    )
     reply = renderer.new_reply_decoder(thinking=True, tools=())
     reply.push(renderer.tokenizer.encode(whole).tolist())
     reply.finish()

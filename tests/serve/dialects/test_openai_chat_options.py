@@ -32,9 +32,13 @@ def post(site: Site, **fields: Any) -> Answer:
 
 def test_the_header_names_every_key_without_effect(site: Site) -> None:
     site.script.say("Hello.")
-    plain = post(site, temperature=1, user="ann", stream_options=None, verbosity=None, repetition_penalty=1.0)
+    plain = post(
+        site, temperature=1, user="ann", stream_options=None, verbosity=None, repetition_penalty=1.0
+    )
     assert "X-OpenClaw-Ignored" not in plain.headers
-    odd = post(site, verbosity="low", metadata={"a": "b"}, modalities=["text"], **{"né\nw": 1, "x" * 99: 1})
+    odd = post(
+        site, verbosity="low", metadata={"a": "b"}, modalities=["text"], **{"né\nw": 1, "x" * 99: 1}
+    )
     assert odd.headers["X-OpenClaw-Ignored"] == "metadata; n?" + "?w; verbosity; " + "x" * 60
     assert odd.status_code == 200
     many = post(site, stream=True, **{f"key_{n:04}": 1 for n in range(500)})
@@ -59,7 +63,11 @@ def test_what_would_change_the_reply_is_refused(field: str) -> None:
 
 def test_store_false_is_never_trained_on(site: Site) -> None:
     site.script.say("Hello.")
-    for store, reason in ((None, None), (True, None), (False, "the client forbids it by store=false")):
+    for store, reason in (
+        (None, None),
+        (True, None),
+        (False, "the client forbids it by store=false"),
+    ):
         reply = post(site, store=store)
         with site.store.read() as conn:
             turn = turns.get(conn, reply.json()["id"])
@@ -72,7 +80,12 @@ def test_store_false_is_never_trained_on(site: Site) -> None:
 FORMATS = [
     ("choice", ["yes", 'n"o\n'], ["yes", 'n"o\n'], ["no", "yess"]),
     ("regex", r"[0-9]+/\d{2}", ["12/34"], ["12-34", "12/3"]),
-    ("json", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, ['{"a": 1}'], ['{"a"}']),
+    (
+        "json",
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        ['{"a": 1}'],
+        ['{"a"}'],
+    ),
     ("json", '{"type": "integer"}', ["42"], ["x"]),
     ("grammar", 'start: x "}"\nx: /[0-9]+/', ["12}"], ["12", "}"]),
     ("grammar", 'root ::= "a" b\nb ::= [0-9]+', ["a12"], ["b12", "a"]),
@@ -90,7 +103,9 @@ def test_a_format_is_enforced(
         constraint = decode(**fields).constraint
         assert constraint is not None
         thinks = kind == "thinking"
-        matcher = llguidance.LLMatcher(tokenizer, build_grammar(constraint, (), renderer, thinking=thinks), log_level=0)
+        matcher = llguidance.LLMatcher(
+            tokenizer, build_grammar(constraint, (), renderer, thinking=thinks), log_level=0
+        )
         assert not matcher.is_error(), matcher.get_error()
         for text in [*right, *wrong]:
             matcher.reset()
@@ -110,16 +125,31 @@ def test_a_format_reaches_the_engine_and_is_never_trained_on(site: Site) -> None
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"guided_choice": ["a"], "guided_regex": "b"}, "guided_choice: a reply has one format, got guided_choice, gu"),
+        (
+            {"guided_choice": ["a"], "guided_regex": "b"},
+            "guided_choice: a reply has one format, got guided_choice, gu",
+        ),
         ({"guided_choice": []}, "guided_choice: expected a list of strings that are not empty"),
         ({"guided_json": [1]}, "guided_json: expected a JSON schema that is an object, got"),
-        ({"guided_json": "{"}, "guided_json: expected a JSON schema, got text that is not valid JSON"),
+        (
+            {"guided_json": "{"},
+            "guided_json: expected a JSON schema, got text that is not valid JSON",
+        ),
         ({"guided_regex": 5}, "guided_regex: expected text, got"),
         ({"guided_grammar": "root ::= ("}, "guided_grammar: expected a Lark or GBNF grammar: "),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs: expected one of json, regex, choice, "),
+        (
+            {"structured_outputs": {"structural_tag": "x"}},
+            "structured_outputs: expected one of json, regex, choice, ",
+        ),
         ({"structured_outputs": "x"}, "structured_outputs: expected an object, got"),
-        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "conflicts with response_format. Send one"),
-        ({"guided_regex": "a", "tool_choice": "required", "tools": TOOLS}, "guided_regex: conflicts with tool_choice"),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "conflicts with response_format. Send one",
+        ),
+        (
+            {"guided_regex": "a", "tool_choice": "required", "tools": TOOLS},
+            "guided_regex: conflicts with tool_choice",
+        ),
     ],
 )
 def test_a_format_that_cannot_be_enforced_is_refused(fields: dict[str, Any], words: str) -> None:
@@ -143,13 +173,17 @@ def test_the_reasoning_effort_goes_to_the_template(
 ) -> None:
     ask = apply_effort(decode(reasoning_effort=effort), renderers(kind).template.names)
     assert ask.template_variables == variables
-    assert [text.split(" (")[0] for text in ask.ignored_fields] == ([] if variables else ["reasoning_effort"])
+    assert [text.split(" (")[0] for text in ask.ignored_fields] == (
+        [] if variables else ["reasoning_effort"]
+    )
 
 
 def test_a_reply_without_reasoning(site: Site) -> None:
     site.script.say("Hello.")
     reply = post(site, reasoning_effort="low")
-    assert reply.headers["X-OpenClaw-Ignored"].startswith("reasoning_effort (the model's chat template does not use")
+    assert reply.headers["X-OpenClaw-Ignored"].startswith(
+        "reasoning_effort (the model's chat template does not use"
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -162,9 +196,13 @@ def test_token_ids_are_returned(site: Site, n: int) -> None:
     assert [choice["token_ids"] for choice in whole["choices"]] == [ids] * n
     streamed = post(site, return_token_ids=True, n=n, stream=True, logprobs=True, stop="three").text
     chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
-    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [prompt] + [None] * (len(chunks) - 1)
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [prompt] + [None] * (
+        len(chunks) - 1
+    )
     for index in range(n):
-        choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        choices = [
+            choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index
+        ]
         sent = [i for choice in choices for i in choice.get("token_ids", ())]
         assert sent == ids[: len(sent)]
         assert len(sent) in (len(ids) - 1, len(ids) - 2)  # up to the stop string
@@ -185,10 +223,15 @@ def test_min_tokens_delays_stop_strings(site: Site) -> None:
     [
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens: expected 0 to max_tokens (8), got 9."),
         ({"min_tokens": -1}, "min_tokens: expected 0 to "),
-        ({"min_tokens": 2, "guided_choice": ["a"]}, "min_tokens: conflicts with guided_choice, which decides where"),
+        (
+            {"min_tokens": 2, "guided_choice": ["a"]},
+            "min_tokens: conflicts with guided_choice, which decides where",
+        ),
     ],
 )
-def test_min_tokens_that_cannot_be_obeyed_are_refused(site: Site, fields: dict[str, Any], words: str) -> None:
+def test_min_tokens_that_cannot_be_obeyed_are_refused(
+    site: Site, fields: dict[str, Any], words: str
+) -> None:
     reply = post(site, **fields)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "min_tokens")
     assert reply.json()["error"]["message"].startswith(words)
@@ -203,13 +246,17 @@ def test_a_reply_continues_a_message(start: Start, kind: str, path: str) -> None
     site = start(kind)
     site.script.say("is 42.")
     fields: dict[str, Any] = {"messages": [USER, BEGUN], "max_tokens": 99}
-    chat = {"continue_final_message": True, "add_generation_prompt": False} if "chat" in path else {}
+    chat = (
+        {"continue_final_message": True, "add_generation_prompt": False} if "chat" in path else {}
+    )
     reply = site.http.post(path, fields | chat)
     assert reply.status_code == 200, reply.text
     assert "X-OpenClaw-Ignored" not in reply.headers
     assert "The answer" not in reply.text
     first = site.get(reply.json()["id"])
-    prompt = site.renderer.tokenizer.backend.decode(first.request.prompt_ids.tolist(), skip_special_tokens=False)
+    prompt = site.renderer.tokenizer.backend.decode(
+        first.request.prompt_ids.tolist(), skip_special_tokens=False
+    )
     assert prompt.endswith("The answer ")
     assert first.request.messages == [USER]
     assert first.reply is not None
@@ -218,14 +265,19 @@ def test_a_reply_continues_a_message(start: Start, kind: str, path: str) -> None
     second = {"messages": [USER, whole, {"role": "user", "content": "Thanks."}], "max_tokens": 99}
     site.http.post(path, second)
     again = site.last().request.prompt_ids.tolist()
-    if site.renderer.bridge_unsupported_reason is None:  # the next prompt continues the sampled tokens
+    if (
+        site.renderer.bridge_unsupported_reason is None
+    ):  # the next prompt continues the sampled tokens
         sampled = [*first.request.prompt_ids.tolist(), *first.reply.response_ids.tolist()]
         assert again[: len(sampled)] == sampled
     collector = Collector(site.store, site.config.collect)
     while collector.step():
         pass
     with site.store.read() as conn:
-        turn, reaction = turns.get(conn, first.request.id), turns.current_reaction(conn, first.request.id)
+        turn, reaction = (
+            turns.get(conn, first.request.id),
+            turns.current_reaction(conn, first.request.id),
+        )
     assert turn is not None
     assert (turn.untrainable or "").startswith("the reply continues a message of the client")
     assert reaction is not None
@@ -236,8 +288,14 @@ def test_a_reply_continues_a_message(start: Start, kind: str, path: str) -> None
     ("fields", "words"),
     [
         ({"messages": [USER]}, "a last message with role assistant"),
-        ({"messages": [USER, {"role": "assistant", "content": None, "tool_calls": []}]}, "a last message with role"),
-        ({"messages": [USER, BEGUN], "add_generation_prompt": True}, "conflicts with add_generation_prompt: true"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": []}]},
+            "a last message with role",
+        ),
+        (
+            {"messages": [USER, BEGUN], "add_generation_prompt": True},
+            "conflicts with add_generation_prompt: true",
+        ),
     ],
 )
 def test_a_message_that_cannot_be_continued_is_refused(fields: dict[str, Any], words: str) -> None:

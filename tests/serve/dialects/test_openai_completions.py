@@ -22,7 +22,11 @@ def test_text_in_and_text_out(site: Site) -> None:
     said = 'it <think>was</think> <tool_call>{"name": "f"}</tool_call>'
     site.script.say(said)
     reply = create(site, prompt="Once upon a time", max_tokens=100)
-    assert (reply.object, reply.choices[0].text, reply.choices[0].finish_reason) == ("text_completion", said, "stop")
+    assert (reply.object, reply.choices[0].text, reply.choices[0].finish_reason) == (
+        "text_completion",
+        said,
+        "stop",
+    )
     prompt_ids = site.renderer.tokenizer.encode("Once upon a time").tolist()
     assert site.script.seen[-1] == prompt_ids, "no chat template"
     assert reply.usage.prompt_tokens == len(prompt_ids)
@@ -50,11 +54,15 @@ def test_each_prompt_of_a_list_is_an_exchange_with_its_own_choices(site: Site) -
     assert [c.index for c in reply.choices] == [0, 1, 2, 3]
     prompts = [site.get(c.id).request.messages[0]["content"] for c in reply.choices]
     assert prompts == ["one", "one", "two", "two"]
-    assert reply.usage.prompt_tokens == sum(len(site.renderer.tokenizer.encode(p)) for p in ("one", "two"))
+    assert reply.usage.prompt_tokens == sum(
+        len(site.renderer.tokenizer.encode(p)) for p in ("one", "two")
+    )
 
 
 def test_a_refused_prompt_refuses_all_of_its_request(site: Site) -> None:
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens") as long:
+    with pytest.raises(
+        openai.BadRequestError, match="maximum context length is 2048 tokens"
+    ) as long:
         create(site, prompt=["one", "word " * 5000])
     assert (long.value.code, long.value.param) == ("context_length_exceeded", "prompt")
     assert "your prompt resulted in" in long.value.message
@@ -67,7 +75,11 @@ def test_stop_and_log_probabilities(site: Site) -> None:
     reply = create(site, prompt="zero", stop=" three", logprobs=2).choices[0]
     assert (reply.text, reply.finish_reason) == ("one two", "stop")
     assert "".join(reply.logprobs.tokens) == "one two"
-    assert len(reply.logprobs.token_logprobs) == len(reply.logprobs.top_logprobs) == len(reply.logprobs.tokens)
+    assert (
+        len(reply.logprobs.token_logprobs)
+        == len(reply.logprobs.top_logprobs)
+        == len(reply.logprobs.tokens)
+    )
     assert reply.logprobs.text_offset[0] == 0
 
 
@@ -77,13 +89,20 @@ def test_a_stream(site: Site) -> None:
     for index in range(2):
         texts = [c.text for e in events for c in e.choices if c.index == index]
         assert "".join(texts) == "zeroHello there."
-    assert [c.finish_reason for e in events for c in e.choices if c.finish_reason] == ["stop", "stop"]
+    assert [c.finish_reason for e in events for c in e.choices if c.finish_reason] == [
+        "stop",
+        "stop",
+    ]
     assert events[-1].usage.total_tokens > 0
 
 
 def test_a_conversation_never_continues_the_tokens_of_a_completion(site: Site) -> None:
     reply = create(site, prompt=USER["content"]).choices[0]
-    messages: list[Any] = [USER, {"role": "assistant", "content": reply.text}, {"role": "user", "content": "And?"}]
+    messages: list[Any] = [
+        USER,
+        {"role": "assistant", "content": reply.text},
+        {"role": "user", "content": "And?"},
+    ]
     site.client().chat.completions.create(model=MODEL, messages=messages)
     assert site.script.seen[-1] == site.renderer.render(messages).prompt_ids.tolist()
 
@@ -117,6 +136,8 @@ def test_what_is_refused(site: Site, param: str, body: dict[str, Any]) -> None:
 
 def test_the_header_names_fields_without_effect(site: Site) -> None:
     site.script.say("b")
-    answer = site.http.post("/v1/completions", {"prompt": "a", "metadata": {"x": "y"}, "tools": [], "mood": 1})
+    answer = site.http.post(
+        "/v1/completions", {"prompt": "a", "metadata": {"x": "y"}, "tools": [], "mood": 1}
+    )
     assert answer.status_code == 200
     assert answer.headers["X-OpenClaw-Ignored"] == "metadata; mood; tools"

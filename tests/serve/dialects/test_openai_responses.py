@@ -22,21 +22,40 @@ LOGPROBS = ["message.output_text.logprobs"]
 def test_a_whole_reply(site: Site) -> None:
     ids = site.script.say("Hello there, é 😀.")
     reply = site.client().responses.create(
-        model=MODEL, input="hi", instructions="Be kind.", user="ann", metadata={"a": "b"}, temperature=0.7
+        model=MODEL,
+        input="hi",
+        instructions="Be kind.",
+        user="ann",
+        metadata={"a": "b"},
+        temperature=0.7,
     )
     assert whole(reply.model_dump(mode="json")).status == "completed"
     assert reply.output_text == "Hello there, é 😀."
-    assert (reply.model, reply.instructions, reply.metadata, reply.temperature) == (MODEL, "Be kind.", {"a": "b"}, 0.7)
+    assert (reply.model, reply.instructions, reply.metadata, reply.temperature) == (
+        MODEL,
+        "Be kind.",
+        {"a": "b"},
+        0.7,
+    )
     assert reply.id.startswith("resp_")
     assert reply.output[0].id == f"msg_{reply.id.removeprefix('resp_')}00"
     kept = site.get(reply.id)
     assert kept.reply is not None
     assert reply.usage is not None
-    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (len(kept.request.prompt_ids), len(ids))
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (
+        len(kept.request.prompt_ids),
+        len(ids),
+    )
     assert kept.reply.response_ids.tolist() == ids
     assert kept.reply.finish_reason is FinishReason.STOP
-    assert kept.reply.logprobs.tolist() == pytest.approx([ScriptedEngine.token_logprob(i, 0, 0.7) for i in ids])
-    assert (kept.request.scope, kept.request.user, kept.request.dialect) == (SCOPE, "ann", "responses")
+    assert kept.reply.logprobs.tolist() == pytest.approx(
+        [ScriptedEngine.token_logprob(i, 0, 0.7) for i in ids]
+    )
+    assert (kept.request.scope, kept.request.user, kept.request.dialect) == (
+        SCOPE,
+        "ann",
+        "responses",
+    )
     chat = [{"role": "system", "content": "Be kind."}, USER]
     assert kept.request.prompt_ids.tolist() == site.renderer.render(chat).prompt_ids.tolist()
 
@@ -88,7 +107,9 @@ def test_what_agents_act_on_leaves_when_the_exchange_is_durable(site: Site) -> N
     site.script.say(f"I look.\n{call('get_weather', '{}')}\n{call('get_weather', '{}')}")
     acts = 0
     for _ in range(5):
-        stream = site.client().responses.create(model=MODEL, input="hi", tools=[FUNCTION], stream=True)
+        stream = site.client().responses.create(
+            model=MODEL, input="hi", tools=[FUNCTION], stream=True
+        )
         for event in stream:
             if event.type == "response.output_item.done" and event.item.type == "function_call":
                 acts += 1
@@ -106,7 +127,9 @@ def test_reasoning(start: Start, stream: bool, sealed: bool) -> None:
         events = events_of(post(site, stream=True, include=include))
         response = whole(events[-1]["response"])
         assert events[-1]["response"]["output"] == rebuilt(events)
-        assert {"response.reasoning_text.delta", "response.reasoning_text.done"} <= {e["type"] for e in events}
+        assert {"response.reasoning_text.delta", "response.reasoning_text.done"} <= {
+            e["type"] for e in events
+        }
     else:
         response = site.client().responses.create(model=MODEL, input="hi", include=include)
     thought, said = response.output
@@ -167,7 +190,9 @@ def test_logprobs_are_those_of_the_words(start: Start, stream: bool, kind: str) 
     assert all(len(t["top_logprobs"]) == 2 for t in entries)
     describe = site.renderer.detokenizer.decode_token
     known = {tuple(describe(i)[1]): ScriptedEngine.token_logprob(i, 0) for i in site.script.ids}
-    assert [t["logprob"] for t in entries] == pytest.approx([known[tuple(t["bytes"])] for t in entries])
+    assert [t["logprob"] for t in entries] == pytest.approx(
+        [known[tuple(t["bytes"])] for t in entries]
+    )
 
 
 def test_an_empty_reply_is_an_empty_message(site: Site) -> None:
@@ -202,7 +227,9 @@ def test_a_client_that_goes_away_cancels(start: Start, stream: bool) -> None:
     assert kept.response_ids.tolist() == ids[: len(kept.response_ids)]
     wait_for(lambda: site.engine.running[0], lambda n: n == 0)
     with pytest.raises(openai.BadRequestError, match="no complete reply"):
-        site.client().responses.create(model=MODEL, input="go on", previous_response_id=site.last().request.id)
+        site.client().responses.create(
+            model=MODEL, input="go on", previous_response_id=site.last().request.id
+        )
 
 
 def test_a_stream_that_breaks_says_so(start: Start) -> None:
@@ -235,9 +262,17 @@ def test_typed_errors(site: Site) -> None:
     assert (long.value.code, long.value.param) == ("context_length_exceeded", "input")
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "auto"}
     with pytest.raises(openai.BadRequestError, match="reads text only") as pictured:
-        create(model=MODEL, input=[{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])
+        create(
+            model=MODEL,
+            input=[{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}],
+        )
     assert pictured.value.param == "input"
-    for field, value in (("background", True), ("conversation", "conv_1"), ("prompt", {"id": "p"}), ("input", [])):
+    for field, value in (
+        ("background", True),
+        ("conversation", "conv_1"),
+        ("prompt", {"id": "p"}),
+        ("input", []),
+    ):
         with pytest.raises(openai.BadRequestError) as caught:
             create(**({"model": MODEL, "input": "hi"} | {field: value}))
         assert caught.value.param == field
@@ -257,12 +292,16 @@ def test_fields_without_effect_are_named(site: Site) -> None:
     effort = "reasoning_effort (the model's chat template does not use reasoning_effort)"
     assert odd.headers["X-OpenClaw-Ignored"] == f"mood; n; stop; {effort}"
     with pytest.raises(openai.BadRequestError, match="repetition_penalty: not supported"):
-        site.client().responses.create(model=MODEL, input="hi", extra_body={"repetition_penalty": 1.3})
+        site.client().responses.create(
+            model=MODEL, input="hi", extra_body={"repetition_penalty": 1.3}
+        )
     assert site.count() == 1
 
 
 def test_how_long_a_prompt_is(site: Site) -> None:
-    first = site.client().responses.create(model=MODEL, input="hi", instructions="Be brief.", tools=[FUNCTION])
+    first = site.client().responses.create(
+        model=MODEL, input="hi", instructions="Be brief.", tools=[FUNCTION]
+    )
     counted = site.client().responses.input_tokens.count(
         model=MODEL, input="hi", instructions="Be brief.", tools=[FUNCTION]
     )
@@ -270,7 +309,9 @@ def test_how_long_a_prompt_is(site: Site) -> None:
     assert counted.object == "response.input_tokens"
     assert counted.input_tokens == first.usage.input_tokens
     on = site.client().responses.create(model=MODEL, input="more", previous_response_id=first.id)
-    counted = site.client().responses.input_tokens.count(model=MODEL, input="more", previous_response_id=first.id)
+    counted = site.client().responses.input_tokens.count(
+        model=MODEL, input="more", previous_response_id=first.id
+    )
     assert on.usage is not None
     assert counted.input_tokens == on.usage.input_tokens
     assert site.count() == 2
@@ -283,14 +324,18 @@ def test_who_asks(site: Site) -> None:
     client = site.client()
     turn = json.dumps({"request_kind": "turn"})
     codex = {"session-id": "s1", "thread-id": "t1", "x-codex-turn-metadata": turn}
-    reply = client.responses.create(model=MODEL, input="hi", extra_headers=codex, prompt_cache_key="k")
+    reply = client.responses.create(
+        model=MODEL, input="hi", extra_headers=codex, prompt_cache_key="k"
+    )
     kept = site.get(reply.id).request
     assert (kept.session, kept.kind) == ("s1", None)
     aside = codex | {"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}
     reply = client.responses.create(model=MODEL, input="hi", extra_headers=aside)
     assert site.get(reply.id).request.kind is Kind.SIDE
     reply = client.responses.create(
-        model=MODEL, input="hi", extra_headers={"X-Session-Id": "s2", "session_id": "s3", "X-Turn-Type": "main"}
+        model=MODEL,
+        input="hi",
+        extra_headers={"X-Session-Id": "s2", "session_id": "s3", "X-Turn-Type": "main"},
     )
     kept = site.get(reply.id).request
     assert (kept.session, kept.kind) == ("s2", Kind.MAIN)

@@ -12,7 +12,9 @@ from tests.serve.conftest import Answer, Site
 from tests.serve.dialects.responses_client import FUNCTION, events_of, stored, whole
 from tests.serve.dialects.test_openai_responses_input import bodies, json_values
 
-wired = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+wired = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 good = st.fixed_dictionaries(
     {"input": st.text(min_size=1, max_size=20)},
@@ -22,12 +24,17 @@ good = st.fixed_dictionaries(
         "tool_choice": st.sampled_from(["auto", "none"]),
         "parallel_tool_calls": st.booleans(),
         "include": st.lists(
-            st.sampled_from(["reasoning.encrypted_content", "message.output_text.logprobs", "other"]), max_size=3
+            st.sampled_from(
+                ["reasoning.encrypted_content", "message.output_text.logprobs", "other"]
+            ),
+            max_size=3,
         ),
         "top_logprobs": st.integers(0, 3),
         "max_output_tokens": st.integers(1, 9),
         "temperature": st.floats(0, 2),
-        "reasoning": st.fixed_dictionaries({}, optional={"effort": st.sampled_from(["none", "low", "high"])}),
+        "reasoning": st.fixed_dictionaries(
+            {}, optional={"effort": st.sampled_from(["none", "low", "high"])}
+        ),
         "metadata": st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
         "truncation": st.sampled_from(["auto", "disabled"]),
         "store": st.booleans(),
@@ -68,7 +75,11 @@ def test_any_depth(site: Site) -> None:
         schema = b'{"a":' * depth + b"1" + b"}" * depth
         tool = b'{"type": "function", "name": "f", "parameters": ' + schema + b"}"
         choice = b'"tool_choice": {"type": "function", "name": "f", "x": ' + schema + b"}, "
-        for key in (b'"tools": [' + tool + b"]", choice + b'"tools": [' + tool + b"]", b'"unknown": ' + schema):
+        for key in (
+            b'"tools": [' + tool + b"]",
+            choice + b'"tools": [' + tool + b"]",
+            b'"unknown": ' + schema,
+        ):
             body = b'{"model": "openclaw", "input": "hi", "stream": true, ' + key + b"}"
             answer = checked(site.http.post("/v1/responses", body))
             refused += answer.status_code == 400

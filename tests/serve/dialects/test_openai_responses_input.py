@@ -13,8 +13,16 @@ from openclaw_rl.common import message_hash
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.chat_request import TokenInfo
 from openclaw_rl.serve.dialects.openai_responses import ResponsesDialect
-from openclaw_rl.serve.dialects.openai_responses_input import decode_reasoning, encode_reasoning, read_input
-from openclaw_rl.serve.dialects.openai_responses_output import ItemIdGenerator, PendingTokens, output_items
+from openclaw_rl.serve.dialects.openai_responses_input import (
+    decode_reasoning,
+    encode_reasoning,
+    read_input,
+)
+from openclaw_rl.serve.dialects.openai_responses_output import (
+    ItemIdGenerator,
+    PendingTokens,
+    output_items,
+)
 from openclaw_rl.serve.dialects.openai_responses_tools import ToolOrigin
 from openclaw_rl.serve.dialects.validation import image_placeholder
 
@@ -35,7 +43,9 @@ words = st.text(max_size=20)
 calls = st.lists(
     st.one_of(
         st.tuples(st.just("patch"), words.map(lambda w: json.dumps({"input": w}))),
-        st.tuples(st.sampled_from(["f", "ns__f"]), st.dictionaries(words, st.integers()).map(json.dumps)),
+        st.tuples(
+            st.sampled_from(["f", "ns__f"]), st.dictionaries(words, st.integers()).map(json.dumps)
+        ),
     ),
     max_size=3,
 )
@@ -47,7 +57,11 @@ def turn(text: str, reasoning: str, made: list[tuple[str, str]]) -> dict[str, An
         out["reasoning_content"] = reasoning
     if made:
         out["tool_calls"] = [
-            {"id": f"call_{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            {
+                "id": f"call_{n}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
             for n, (name, arguments) in enumerate(made)
         ]
     return out
@@ -66,20 +80,32 @@ def test_a_turn_comes_back_as_it_was(said: dict[str, Any], named: bool) -> None:
     back = messages(USER, *items)[1]
     assert message_hash.own_hash(back, KEY) == message_hash.own_hash(said, KEY)
     assert back.get("reasoning_content", "") == said.get("reasoning_content", "")
-    assert [c["id"] for c in back.get("tool_calls", ())] == [c["id"] for c in said.get("tool_calls", ())]
+    assert [c["id"] for c in back.get("tool_calls", ())] == [
+        c["id"] for c in said.get("tool_calls", ())
+    ]
 
 
 @given(st.lists(turns, min_size=1, max_size=4))
-def test_turns_that_follow_each_other_are_told_apart_by_their_ids(said: list[dict[str, Any]]) -> None:
-    items = [i for n, t in enumerate(said) for i in output_items(t, ItemIdGenerator(response_id(n)), ORIGINS)]
+def test_turns_that_follow_each_other_are_told_apart_by_their_ids(
+    said: list[dict[str, Any]],
+) -> None:
+    items = [
+        i
+        for n, t in enumerate(said)
+        for i in output_items(t, ItemIdGenerator(response_id(n)), ORIGINS)
+    ]
     back = messages(*items)
-    assert [message_hash.own_hash(m, KEY) for m in back] == [message_hash.own_hash(m, KEY) for m in said]
+    assert [message_hash.own_hash(m, KEY) for m in back] == [
+        message_hash.own_hash(m, KEY) for m in said
+    ]
 
 
 def test_calls_and_outputs_in_turn_are_still_one_turn() -> None:
     said = turn("I look.", "", [("f", "{}"), ("f", '{"a": 1}')])
     text, one, two = output_items(said, ItemIdGenerator(response_id(3)), {})
-    results = [{"type": "function_call_output", "call_id": f"call_{n}", "output": f"r{n}"} for n in (0, 1)]
+    results = [
+        {"type": "function_call_output", "call_id": f"call_{n}", "output": f"r{n}"} for n in (0, 1)
+    ]
     back = messages(USER, text, one, results[0], two, results[1])
     assert [m["role"] for m in back] == ["user", "assistant", "tool", "tool"]
     assert len(back[1]["tool_calls"]) == 2
@@ -91,9 +117,16 @@ def test_every_kind_of_message() -> None:
         {"role": "developer", "content": "d"},
         {"type": "message", "role": "user", "content": parts[:1]},
         {"type": "message", "role": "user", "content": parts},
-        {"role": "assistant", "content": [{"type": "output_text", "text": "x"}, {"type": "refusal", "refusal": "y"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "x"}, {"type": "refusal", "refusal": "y"}],
+        },
         {"type": "function_call_output", "call_id": "c", "output": parts},
-        {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"},  # another service's: nothing to be read
+        {
+            "type": "reasoning",
+            "summary": [],
+            "encrypted_content": "gAAAA",
+        },  # another service's: nothing to be read
         {"role": "user", "content": "z"},
     )
     assert [m["content"] for m in back] == [
@@ -107,12 +140,16 @@ def test_every_kind_of_message() -> None:
 
 
 def test_items_of_tools_that_are_not_here_are_passed_over() -> None:
-    found, ignored, _ = read_input([USER, {"type": "web_search_call", "id": "ws_1", "status": "completed"}, USER])
+    found, ignored, _ = read_input(
+        [USER, {"type": "web_search_call", "id": "ws_1", "status": "completed"}, USER]
+    )
     assert len(found) == 2
     assert ignored == ["input: web_search_call"]
 
 
-@pytest.mark.parametrize(("kind", "words"), [("function_call", "arguments"), ("custom_tool_call", "input")])
+@pytest.mark.parametrize(
+    ("kind", "words"), [("function_call", "arguments"), ("custom_tool_call", "input")]
+)
 def test_a_namespace_that_is_no_string_is_refused(kind: str, words: str) -> None:
     call = {"type": kind, "call_id": "c", "name": "f", words: "{}"}
     assert messages(call | {"namespace": None}) == messages(call)
@@ -121,7 +158,11 @@ def test_a_namespace_that_is_no_string_is_refused(kind: str, words: str) -> None
 
 
 def test_what_a_tool_shows_is_told_of_in_words() -> None:
-    shown = [{"type": "input_text", "text": "a: "}, {"type": "input_image", "image_url": "x"}, {"type": "input_file"}]
+    shown = [
+        {"type": "input_text", "text": "a: "},
+        {"type": "input_image", "image_url": "x"},
+        {"type": "input_file"},
+    ]
     (result,) = messages({"type": "function_call_output", "call_id": "c", "output": shown})
     words = {"type": "text", "text": image_placeholder("input_file")}
     image = {"type": "image", "url": "x"}
@@ -132,7 +173,9 @@ def test_what_a_tool_shows_is_told_of_in_words() -> None:
     assert message["content"] == [image]
     with pytest.raises(RequestError, match="got a file; expected text"):
         read_input([{"role": "user", "content": shown}])
-    with pytest.raises(RequestError, match="got an image; expected text; images are read in user messages"):
+    with pytest.raises(
+        RequestError, match="got an image; expected text; images are read in user messages"
+    ):
         read_input([{"role": "developer", "content": shown[1:2]}])
 
 
@@ -157,7 +200,10 @@ def test_the_parts_of_a_turn_are_joined_once() -> None:
         ({"role": "user", "content": [None]}, "input[0].content[0]"),
         ({"type": "function_call", "call_id": "c", "arguments": "{}"}, "input[0].name"),
         ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[0].call_id"),
-        ({"type": "function_call", "name": "f", "call_id": "c", "arguments": {}}, "input[0].arguments"),
+        (
+            {"type": "function_call", "name": "f", "call_id": "c", "arguments": {}},
+            "input[0].arguments",
+        ),
         ({"type": "function_call_output", "output": "x"}, "input[0].call_id"),
         ({"type": "function_call_output", "call_id": "c"}, "input[0].output"),
         ({"type": "local_shell_call", "call_id": "c"}, "input[0].action"),
@@ -189,7 +235,9 @@ def test_tokens_go_with_their_words(pieces: list[tuple[str, bool]]) -> None:
     for number, (word, tag) in enumerate(pieces):
         if not tag:
             text = f"\x03{number}{word}\x04"
-            assert bytes(b for t in tokens.take_for_text(text) for b in t.utf8_bytes) == text.encode()
+            assert (
+                bytes(b for t in tokens.take_for_text(text) for b in t.utf8_bytes) == text.encode()
+            )
 
 
 json_values = st.recursive(
@@ -198,7 +246,9 @@ json_values = st.recursive(
     | st.integers(-5, 5)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 KEYS = [
@@ -218,8 +268,13 @@ ITEM = st.fixed_dictionaries(
     },
 )  # fmt: skip
 TOOL = st.fixed_dictionaries(
-    {"type": st.sampled_from(["function", "custom", "namespace", "local_shell", "web_search"]) | json_values},
-    optional=dict.fromkeys(("name", "description", "parameters", "format", "tools", "strict"), json_values),
+    {
+        "type": st.sampled_from(["function", "custom", "namespace", "local_shell", "web_search"])
+        | json_values
+    },
+    optional=dict.fromkeys(
+        ("name", "description", "parameters", "format", "tools", "strict"), json_values
+    ),
 )
 bodies = st.fixed_dictionaries(
     {},

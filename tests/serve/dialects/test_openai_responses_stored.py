@@ -32,9 +32,13 @@ def say(site: Site, given: Any, **options: Any) -> tuple[Any, Exchange]:
 def answers(site: Site, exchange: Exchange) -> dict[str, tuple[list[str], str]]:
     """What the collector makes of a request: turn -> (the messages of its reaction, how it was found)."""
     with site.store.read() as conn:
-        found = link_request(exchange.request, exchange.seq, ExchangeIndex(conn), TrafficClassifier([]))
+        found = link_request(
+            exchange.request, exchange.seq, ExchangeIndex(conn), TrafficClassifier([])
+        )
     told = exchange.request.messages
-    return {a.turn: ([str(told[i]["content"]) for i in a.messages], a.how) for a in found.reaction_links}
+    return {
+        a.turn: ([str(told[i]["content"]) for i in a.messages], a.how) for a in found.reaction_links
+    }
 
 
 @pytest.mark.parametrize("kind", ["chatml", "keeping", "llama"])
@@ -61,7 +65,12 @@ def test_no_key_of_a_clients_own_stands_for_a_mark_of_ours(site: Site) -> None:
     """`reference` and `instructions` in messages: they are not replaced, left out or moved."""
     client = site.client()
     own = client.chat.completions.create(model=MODEL, messages=[USER]).id
-    marked: Any = {"role": "user", "content": "my real words", "reference": own, "instructions": True}
+    marked: Any = {
+        "role": "user",
+        "content": "my real words",
+        "reference": own,
+        "instructions": True,
+    }
     for first in (marked, marked | {"role": "system"}):
         chat = client.chat.completions.create(model=MODEL, messages=[first, USER]).id
         assert site.get(chat).request.messages[0]["content"] == "my real words"
@@ -71,20 +80,37 @@ def test_no_key_of_a_clients_own_stands_for_a_mark_of_ours(site: Site) -> None:
         words = ["my real words", "hi", "Hello there."]
         assert [m["content"] for m in exchange.request.messages] == [*words, "more"]
         _, exchange = say(site, "even more", previous_response_id=on.id)
-        assert [m["content"] for m in exchange.request.messages] == [*words, "more", "Hello there.", "even more"]
+        assert [m["content"] for m in exchange.request.messages] == [
+            *words,
+            "more",
+            "Hello there.",
+            "even more",
+        ]
         assert client.responses.retrieve(on.id).instructions is None
-    _, exchange = say(site, [USER | {"reference": own, "instructions": True}, {"role": "user", "content": "b"}])
+    _, exchange = say(
+        site, [USER | {"reference": own, "instructions": True}, {"role": "user", "content": "b"}]
+    )
     assert [dict(m) for m in exchange.request.messages] == [USER, {"role": "user", "content": "b"}]
     body = {"model": MODEL, "max_tokens": 9, "messages": [marked, USER]}
     message = site.http.post("/v1/messages", body).json()
-    assert [m["content"] for m in site.get(message["id"]).request.messages] == ["my real words", "hi"]
+    assert [m["content"] for m in site.get(message["id"]).request.messages] == [
+        "my real words",
+        "hi",
+    ]
 
 
 def test_a_reference_behind_instructions(site: Site) -> None:
     first, _ = say(site, "hi")
     reference = {"type": "item_reference", "id": first.output[0].id}
-    _, exchange = say(site, [USER, reference, {"role": "user", "content": "b"}], instructions="Be brief.")
-    assert [m["content"] for m in exchange.request.messages] == ["Be brief.", "hi", "Hello there.", "b"]
+    _, exchange = say(
+        site, [USER, reference, {"role": "user", "content": "b"}], instructions="Be brief."
+    )
+    assert [m["content"] for m in exchange.request.messages] == [
+        "Be brief.",
+        "hi",
+        "Hello there.",
+        "b",
+    ]
 
 
 def test_feedback_takes_the_id_of_an_item(site: Site) -> None:
@@ -97,7 +123,12 @@ def test_feedback_takes_the_id_of_an_item(site: Site) -> None:
 def test_instructions_are_not_carried_over(site: Site) -> None:
     first, _ = say(site, "one", instructions="Be brief.")
     second, exchange = say(site, "two", instructions="Be long.", previous_response_id=first.id)
-    assert [m["content"] for m in exchange.request.messages] == ["Be long.", "one", "Hello there.", "two"]
+    assert [m["content"] for m in exchange.request.messages] == [
+        "Be long.",
+        "one",
+        "Hello there.",
+        "two",
+    ]
     _, exchange = say(site, "three", previous_response_id=second.id)
     assert exchange.request.messages[0]["content"] == "one"
 
@@ -165,7 +196,11 @@ def test_a_conversation_may_change_its_dialect(site: Site) -> None:
     assert answers(site, two)[reply.id] == (["more"], EXACT)
     back, three = say(site, "even more", previous_response_id=chat.id)
     assert goes_on(three, two)
-    assert [m["role"] for m in three.request.messages] == ["system", *["user", "assistant"] * 2, "user"]
+    assert [m["role"] for m in three.request.messages] == [
+        "system",
+        *["user", "assistant"] * 2,
+        "user",
+    ]
     assert back.previous_response_id == chat.id
 
 
@@ -173,13 +208,20 @@ def test_what_cannot_be_gone_on_from(start: Start) -> None:
     site = start(delay=0.02)
     first, _ = say(site, "hi")
     create = site.client().responses.create
-    for client, name in ((site.client(), "resp_gone"), (site.client(OTHER_KEY), first.id), (site.client(), "é")):
+    for client, name in (
+        (site.client(), "resp_gone"),
+        (site.client(OTHER_KEY), first.id),
+        (site.client(), "é"),
+    ):
         body = {"model": MODEL, "input": "x", "previous_response_id": name}
         key = client.api_key
         answer = site.http.post("/v1/responses", body, {"Authorization": f"Bearer {key}"})
         error = answer.json()["error"]
         assert answer.status_code == 400
-        assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
+        assert (error["code"], error["param"]) == (
+            "previous_response_not_found",
+            "previous_response_id",
+        )
     with pytest.raises(openai.BadRequestError, match="no reply"):
         create(model=MODEL, input=[{"type": "item_reference", "id": "msg_" + "0" * 30}])
     site.script.say("one two three " * 30)
@@ -198,7 +240,9 @@ def test_a_stored_reply_can_be_had_again(start: Start) -> None:
     custom = {"type": "custom", "name": "patch"}
     patch = call("patch", '{"input": "x"}')
     site.script.say(f"Hm.</think>I look.\n{call('get_weather', '{}')}\n{patch}")
-    first, _ = say(site, "hi", instructions="Be kind.", tools=[FUNCTION, custom], max_output_tokens=100)
+    first, _ = say(
+        site, "hi", instructions="Be kind.", tools=[FUNCTION, custom], max_output_tokens=100
+    )
     client = site.client()
     again = client.responses.retrieve(first.id)
     stored(again.to_dict(mode="json"))
@@ -209,12 +253,22 @@ def test_a_stored_reply_can_be_had_again(start: Start) -> None:
     assert (again.instructions, again.status, again.model) == ("Be kind.", "completed", MODEL)
     assert [t.type for t in again.tools] == ["function", "custom"]
     assert again.previous_response_id is None
-    results = [{"type": "function_call_output", "call_id": i.call_id, "output": "r"} for i in first.output[2:]]
+    results = [
+        {"type": "function_call_output", "call_id": i.call_id, "output": "r"}
+        for i in first.output[2:]
+    ]
     site.script.say("Hm.</think>Done.")
     second, _ = say(site, results, previous_response_id=first.id)
     assert client.responses.retrieve(second.id).previous_response_id == first.id
     items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
-    kinds = ["message", "reasoning", "message", "function_call", "function_call", *["function_call_output"] * 2]
+    kinds = [
+        "message",
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+        *["function_call_output"] * 2,
+    ]
     assert [i.type for i in items] == kinds
     newest = client.responses.input_items.list(second.id)
     assert [i.id for i in newest.data] == [i.id for i in reversed(items)]
@@ -226,7 +280,9 @@ def test_a_request_that_says_little_is_given_again_as_it_was(start: Start, kind:
     """Every field, and not only those that the client's types demand."""
     site = start(kind)
     site.script.say({"thinking": "Well</think>Hello.", "gptoss": GPT_OSS}.get(kind, "Hello."))
-    answer = site.http.post("/v1/responses", {"input": "hi", "user": "ann", "reasoning": {"effort": "low"}}).json()
+    answer = site.http.post(
+        "/v1/responses", {"input": "hi", "user": "ann", "reasoning": {"effort": "low"}}
+    ).json()
     again = site.http.get(f"/v1/responses/{answer['id']}").json()
     assert answer["created_at"] <= again["completed_at"] <= answer["completed_at"]  # before it left
     assert again | {"completed_at": answer["completed_at"]} == answer
@@ -260,11 +316,18 @@ def test_retrieval_is_refused_with_reason(site: Site) -> None:
         client.responses.delete(first.id)
     with pytest.raises(openai.BadRequestError, match="cannot be streamed"):
         client.responses.retrieve(first.id, stream=True)
-    for query, param in (("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=x", "after")):
+    for query, param in (
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("order=up", "order"),
+        ("after=x", "after"),
+    ):
         answer = site.http.get(f"/v1/responses/{first.id}/input_items?{query}")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=site.url + "/v1", api_key="x", max_retries=0).responses.retrieve(first.id)
+        openai.OpenAI(base_url=site.url + "/v1", api_key="x", max_retries=0).responses.retrieve(
+            first.id
+        )
 
 
 def test_a_reply_that_failed_is_told_as_failed(start: Start) -> None:
@@ -291,7 +354,9 @@ def test_what_was_stored_without_its_words_cannot_be_gone_on_from(site: Site) ->
         exchanges.admit(conn, [bare])
         exchanges.finish(conn, [replace(kept.reply, id=bare.id)])
     for ask in (
-        lambda: site.client().responses.create(model=MODEL, input="x", previous_response_id=bare.id),
+        lambda: site.client().responses.create(
+            model=MODEL, input="x", previous_response_id=bare.id
+        ),
         lambda: site.client().responses.retrieve(bare.id),
         lambda: site.client().responses.create(
             model=MODEL, input=[{"type": "item_reference", "id": f"msg_{'0' * 28}00"}, USER]

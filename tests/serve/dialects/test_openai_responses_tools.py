@@ -37,7 +37,9 @@ def test_parallel_calls(site: Site, stream: bool) -> None:
 
 def test_one_call_at_a_time(site: Site) -> None:
     site.script.say(f"{call('get_weather', '{}')}\n{call('get_weather', '{}')}")
-    reply = site.client().responses.create(model=MODEL, input="hi", tools=[FUNCTION], parallel_tool_calls=False)
+    reply = site.client().responses.create(
+        model=MODEL, input="hi", tools=[FUNCTION], parallel_tool_calls=False
+    )
     assert [item.type for item in reply.output] == ["function_call"]
     assert reply.parallel_tool_calls is False
 
@@ -52,7 +54,11 @@ def test_a_custom_tool_takes_words(site: Site) -> None:
     site.script.say(call("apply_patch", '{"input": "*** Begin\\n+é"}'))
     events = events_of(post(site, tools=[tool], stream=True))
     (item,) = rebuilt(events)
-    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", "*** Begin\n+é")
+    assert (item["type"], item["name"], item["input"]) == (
+        "custom_tool_call",
+        "apply_patch",
+        "*** Begin\n+é",
+    )
     shown = site.last().request.tools[0]["function"]
     assert shown["parameters"]["required"] == ["input"]
     assert "lark grammar" in shown["description"]
@@ -60,7 +66,9 @@ def test_a_custom_tool_takes_words(site: Site) -> None:
     again = site.client().responses.create(model=MODEL, input=[USER, item, answer], tools=[tool])
     messages = site.get(again.id).request.messages
     assert [m["role"] for m in messages] == ["user", "assistant", "tool"]
-    assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == {"input": "*** Begin\n+é"}
+    assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == {
+        "input": "*** Begin\n+é"
+    }
     assert messages[2] == {"role": "tool", "tool_call_id": item["call_id"], "content": "done"}
     whole(again.model_dump(mode="json"))
 
@@ -77,11 +85,19 @@ def test_the_local_shell(site: Site) -> None:
     assert json.loads(made["arguments"]) == {"command": ["ls", "-l"], "timeout_ms": 5}
     site.script.say(call("local_shell", '{"command": "ls"}'))
     (odd,) = rebuilt(events_of(post(site, tools=[tool], stream=True)))
-    assert (odd["type"], odd["name"]) == ("function_call", "local_shell")  # no command: the client says so
+    assert (odd["type"], odd["name"]) == (
+        "function_call",
+        "local_shell",
+    )  # no command: the client says so
 
 
 def test_tools_within_a_namespace(site: Site) -> None:
-    tool = {"type": "namespace", "name": "agents", "description": "d", "tools": [FUNCTION | {"name": "spawn"}]}
+    tool = {
+        "type": "namespace",
+        "name": "agents",
+        "description": "d",
+        "tools": [FUNCTION | {"name": "spawn"}],
+    }
     site.script.say(call("agents__spawn", "{}"))
     reply = site.client().responses.create(model=MODEL, input="hi", tools=[tool])
     (made,) = reply.output
@@ -100,7 +116,12 @@ def _output(call_id: str, text: str) -> dict[str, Any]:
 
 
 def test_tools_that_only_their_service_has_are_named(site: Site) -> None:
-    tools = [FUNCTION, {"type": "web_search"}, {"type": "mcp", "server_label": "x"}, {"type": "new\r\nthing"}]
+    tools = [
+        FUNCTION,
+        {"type": "web_search"},
+        {"type": "mcp", "server_label": "x"},
+        {"type": "new\r\nthing"},
+    ]
     answer = post(site, tools=tools, truncation="auto")
     assert answer.status_code == 200
     noted = answer.headers["X-OpenClaw-Ignored"]
@@ -115,21 +136,37 @@ def test_the_choice_of_tools(site: Site) -> None:
     reply = client.responses.create(model=MODEL, input="hi", tools=[FUNCTION], tool_choice="none")
     assert reply.output[0].type == "message"
     assert not site.get(reply.id).request.tools
-    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "other"}]}
-    reply = client.responses.create(model=MODEL, input="hi", tools=[FUNCTION, other], tool_choice=allowed)
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "other"}],
+    }
+    reply = client.responses.create(
+        model=MODEL, input="hi", tools=[FUNCTION, other], tool_choice=allowed
+    )
     assert [t["function"]["name"] for t in site.get(reply.id).request.tools] == ["other"]
     must = allowed | {"mode": "required"}
     for choice in ({"type": "function", "name": "other"}, must):
         site.script.say(call("other", "{}"))
-        reply = client.responses.create(model=MODEL, input="hi", tools=[FUNCTION, other], tool_choice=choice)
+        reply = client.responses.create(
+            model=MODEL, input="hi", tools=[FUNCTION, other], tool_choice=choice
+        )
         kept = site.get(reply.id).request
         assert len(kept.tools) == (1 if choice is must else 2)  # only allowed tools are shown
         assert "other" in (kept.sampling.grammar or "")
         assert "get_weather" not in (kept.sampling.grammar or "")
         assert reply.tool_choice.model_dump(exclude_none=True) == choice
-    for choice in ({"type": "function", "name": "gone"}, {"type": "web_search_preview"}, "sometimes", "required"):
+    for choice in (
+        {"type": "function", "name": "gone"},
+        {"type": "web_search_preview"},
+        "sometimes",
+        "required",
+    ):
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(
-                model=MODEL, input="hi", tools=[] if choice == "required" else [FUNCTION], tool_choice=choice
+                model=MODEL,
+                input="hi",
+                tools=[] if choice == "required" else [FUNCTION],
+                tool_choice=choice,
             )
         assert caught.value.param == "tool_choice"

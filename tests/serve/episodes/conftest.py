@@ -30,7 +30,9 @@ class EpisodeRun:
         self.messages: list[dict[str, Any]] = []
 
     def send(self, body: dict[str, Any], **headers: str) -> Answer:
-        given = {"Authorization": f"Bearer {self.key}"} | {name.replace("_", "-"): v for name, v in headers.items()}
+        given = {"Authorization": f"Bearer {self.key}"} | {
+            name.replace("_", "-"): v for name, v in headers.items()
+        }
         return self.site.http.post("/v1/chat/completions", body, given)
 
     def step(self, observation: str, say: str = "", **more: Any) -> str:
@@ -41,7 +43,9 @@ class EpisodeRun:
         answer = self.send({"messages": self.messages} | more)
         assert answer.status_code == 200, answer.text
         reply = answer.json()
-        self.messages.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
+        self.messages.append(
+            {"role": "assistant", "content": reply["choices"][0]["message"]["content"]}
+        )
         return str(reply["id"])
 
     def end(self, reward: float | None = None, **more: Any) -> Answer:
@@ -91,7 +95,10 @@ def judge(store: Store, opinion: Callable[[JudgeInput], int | None] = lambda ite
         for item in turns.closed_turns(conn, 1000):
             revision = item.reaction.revision
             turns.add_verdict(
-                conn, Verdict(turn=item.turn, revision=revision, judge="scripted", score=opinion(item), at=1.0)
+                conn,
+                Verdict(
+                    turn=item.turn, revision=revision, judge="scripted", score=opinion(item), at=1.0
+                ),
             )
 
 
@@ -100,4 +107,14 @@ def claimable(store: Store, limit: int = 8) -> list[list[JudgedTurn]]:
         return training_queue.trainable_groups(conn, head=0, limit=limit, max_uses=1)
 
 
-__all__ = ["EpisodeRun", "Open", "Site", "Start", "claimable", "collect", "collector_of", "judge", "put"]
+__all__ = [
+    "EpisodeRun",
+    "Open",
+    "Site",
+    "Start",
+    "claimable",
+    "collect",
+    "collector_of",
+    "judge",
+    "put",
+]

@@ -7,24 +7,38 @@ from typing import Any
 
 import pytest
 from tests.serve.conftest import OTHER_KEY, SCOPE, Site, Start
-from tests.serve.episodes.conftest import EpisodeRun, Open, claimable, collect, collector_of, judge, put
+from tests.serve.episodes.conftest import (
+    EpisodeRun,
+    Open,
+    claimable,
+    collect,
+    collector_of,
+    judge,
+    put,
+)
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.methods.group_relative import GroupRelativeMethod
 from openclaw_rl.methods.registry import make_method
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.serve.auth import scope_of
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.store.lineage.policy_names import owner_filter, waiting_names
 from openclaw_rl.train.sample_builder import SampleBatch, SampleBuilder
-from openclaw_rl.types import JudgeInput, ReasonCode
+from openclaw_rl.types import JudgeInput
 
 
-def batch(site: Site, *, max_staleness: int = 64, line: list[int] | None = None, **settings: Any) -> SampleBatch:
+def batch(
+    site: Site, *, max_staleness: int = 64, line: list[int] | None = None, **settings: Any
+) -> SampleBatch:
     """The samples of all groups that are ready."""
     method = make_method(train_settings({"method": "groups"} | settings))
     builder = SampleBuilder(
-        renderer=site.renderer, transient=EphemeralMatcher([]), signal=method, max_staleness=max_staleness
+        renderer=site.renderer,
+        transient=EphemeralMatcher([]),
+        signal=method,
+        max_staleness=max_staleness,
     )
     items = [item for group in claimable(site.store) for item in group]
     with site.store.read() as conn:
@@ -43,7 +57,9 @@ def settle(site: Site) -> None:
 
 
 def play(run: EpisodeRun, steps: int) -> list[str]:
-    return [run.step(f"observation {n}", f"reply {n} of the episode {run.id}") for n in range(steps)]
+    return [
+        run.step(f"observation {n}", f"reply {n} of the episode {run.id}") for n in range(steps)
+    ]
 
 
 def test_two_groups_with_void_members_by_hand(site: Site, open_episode: Open) -> None:
@@ -54,7 +70,10 @@ def test_two_groups_with_void_members_by_hand(site: Site, open_episode: Open) ->
     played: dict[str, list[str]] = {}
     outcomes: dict[str, float | None] = {"g.a": 1.0, "g.b": 0.0, "g.c": 0.5, "g.d": None}
     outcomes |= {"h.a": 1.0, "h.b": None, "h.c": 0.0, "h.d": None}
-    steps = {"g.a": [{"index": 0, "reward": 0.4}, {"index": 1, "reward": -3.0}], "g.b": [{"index": 0, "reward": 0.2}]}
+    steps = {
+        "g.a": [{"index": 0, "reward": 0.4}, {"index": 1, "reward": -3.0}],
+        "g.b": [{"index": 0, "reward": 0.2}],
+    }
     for name, reward in outcomes.items():
         run = open_episode(name, group=name[0], size=4)
         played[name] = play(run, 2)
@@ -72,12 +91,18 @@ def test_two_groups_with_void_members_by_hand(site: Site, open_episode: Open) ->
     doubled = advantages(made, w_outcome=2.0, w_step=10.0)
     assert doubled[played["g.a"][0]] == pytest.approx(2 * 0.5 + 10 * 0.1)
     voided = [turn for name in ("g.d", "h.b", "h.d") for turn in played[name]]
-    shown = [t for name in ("g.d", "h.b", "h.d") for t in site.http.get(f"/v1/episodes/{name}").json()["turns"]]
+    shown = [
+        t
+        for name in ("g.d", "h.b", "h.d")
+        for t in site.http.get(f"/v1/episodes/{name}").json()["turns"]
+    ]
     assert [t["id"] for t in shown] == voided
     assert {t["untrainable"] for t in shown} == {"its episode is void: the environment failed"}
 
 
-def test_without_rewards_of_steps_the_verdicts_on_the_observations_count(site: Site, open_episode: Open) -> None:
+def test_without_rewards_of_steps_the_verdicts_on_the_observations_count(
+    site: Site, open_episode: Open
+) -> None:
     """The last step has no observation, so the outcome alone speaks of it."""
     first, second = open_episode("a"), open_episode("b")
     turns = play(first, 3), play(second, 2)
@@ -91,7 +116,9 @@ def test_without_rewards_of_steps_the_verdicts_on_the_observations_count(site: S
     made = batch(site)
     assert advantages(made) == pytest.approx({turns[0][0]: 0.5, turns[1][0]: -0.5})
     silent = [turns[0][1], turns[0][2], turns[1][1]]
-    assert {turn: why.code for turn, why in made.dropped.items()} == dict.fromkeys(silent, ReasonCode.EQUAL_REWARDS)
+    assert {turn: why.code for turn, why in made.dropped.items()} == dict.fromkeys(
+        silent, ReasonCode.EQUAL_REWARDS
+    )
 
 
 def test_a_group_that_went_all_alike_trains_nothing(site: Site, open_episode: Open) -> None:
@@ -105,7 +132,9 @@ def test_a_group_that_went_all_alike_trains_nothing(site: Site, open_episode: Op
     assert {why.code for why in made.dropped.values()} == {ReasonCode.EQUAL_REWARDS}
 
 
-def test_an_episode_whose_replies_cannot_train_still_counts_in_the_mean(site: Site, open_episode: Open) -> None:
+def test_an_episode_whose_replies_cannot_train_still_counts_in_the_mean(
+    site: Site, open_episode: Open
+) -> None:
     """Garbage has no sample, but its reward of 0 is what the others are compared with."""
     good, bad = open_episode("a"), open_episode("b")
     turns = play(good, 1)
@@ -117,7 +146,9 @@ def test_an_episode_whose_replies_cannot_train_still_counts_in_the_mean(site: Si
     assert advantages(batch(site)) == {turns[0]: 0.5}
 
 
-def test_a_group_waits_for_its_members_and_then_for_its_time(site: Site, open_episode: Open) -> None:
+def test_a_group_waits_for_its_members_and_then_for_its_time(
+    site: Site, open_episode: Open
+) -> None:
     runs = [open_episode(name, size=3, ttl=60) for name in ("a", "b")]
     for n, run in enumerate(runs):
         play(run, 1)
@@ -147,7 +178,9 @@ def test_a_running_member_is_waited_for(site: Site, open_episode: Open) -> None:
     assert [len(group) for group in claimable(site.store)] == [2]
 
 
-def test_with_fewer_than_two_known_rewards_a_group_is_dropped_with_the_reason(site: Site, open_episode: Open) -> None:
+def test_with_fewer_than_two_known_rewards_a_group_is_dropped_with_the_reason(
+    site: Site, open_episode: Open
+) -> None:
     for name, reward in (("a", 1.0), ("b", None)):
         run = open_episode(name)
         play(run, 1)
@@ -176,7 +209,10 @@ def test_a_stale_turn_takes_its_whole_group_along(site: Site, open_episode: Open
     assert {why.detail.partition(";")[0] for why in made.dropped.values()} == {
         "a group is trained on whole or not at all"
     }
-    assert all("too stale: answered by version 0, 5 versions ago" in why.detail for why in made.dropped.values())
+    assert all(
+        "too stale: answered by version 0, 5 versions ago" in why.detail
+        for why in made.dropped.values()
+    )
 
 
 def test_no_conversation_method_ever_sees_an_episode(site: Site, open_episode: Open) -> None:
@@ -187,7 +223,9 @@ def test_no_conversation_method_ever_sees_an_episode(site: Site, open_episode: O
     collect(site.store)
     judge(site.store, lambda item: 1)
     with site.store.read() as conn:
-        found = training_queue.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True)
+        found = training_queue.trainable_turns(
+            conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True
+        )
         held = training_queue.held_out_turns(conn, version=0, limit=9)
     assert (found, held) == ([], [])
     assert len(claimable(site.store)[0]) == 4
@@ -224,14 +262,18 @@ def test_after_a_restart_tickets_and_counts_go_on(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("outcome", "expected"), [("as_is", 0.5), ("signed", 1.0)])
-def test_the_outcome_is_mapped(site: Site, open_episode: Open, outcome: str, expected: float) -> None:
+def test_the_outcome_is_mapped(
+    site: Site, open_episode: Open, outcome: str, expected: float
+) -> None:
     for name, reward in (("a", 1.0), ("b", 0.0)):
         run = open_episode(name)
         play(run, 1)
         run.end(reward)
     settle(site)
     made = batch(site)
-    assert sorted(advantages(made, outcome=outcome).values(), key=str) == pytest.approx([-expected, expected])
+    assert sorted(advantages(made, outcome=outcome).values(), key=str) == pytest.approx(
+        [-expected, expected]
+    )
 
 
 def test_a_damaged_episode_is_void_and_holds_nothing_up(site: Site, open_episode: Open) -> None:

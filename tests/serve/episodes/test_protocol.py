@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 from tests.serve.conftest import OTHER_KEY, TOOLS, USER, Site, Start, statuses, wait_for
-from tests.serve.episodes.conftest import EpisodeRun, Open, claimable, collect, collector_of, judge, put
+from tests.serve.episodes.conftest import (
+    EpisodeRun,
+    Open,
+    claimable,
+    collect,
+    collector_of,
+    judge,
+    put,
+)
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.episodes.open_episodes import OpenEpisodes
@@ -21,7 +29,14 @@ ANY = {"messages": [USER]}
 
 
 def episode(id: str, *, expires_at: float) -> Episode:
-    whole = {"scope": "s", "task": "t", "group": "g", "size": 2, "split": "train", "started_at": 0.0}
+    whole = {
+        "scope": "s",
+        "task": "t",
+        "group": "g",
+        "size": 2,
+        "split": "train",
+        "started_at": 0.0,
+    }
     return Episode(id=id, expires_at=expires_at, **whole)  # type: ignore[arg-type]
 
 
@@ -42,9 +57,9 @@ def test_a_group_of_equal_prompts_is_never_crossed(site: Site, open_episode: Ope
     assert claimable(site.store) == [], "the judge has not seen the observations"
     judge(site.store)
     (group,) = claimable(site.store)
-    assert {item.turn.id: (item.episode.episode, item.episode.reward) for item in group if item.episode} == {
-        turn: (f"e{n}", float(n % 2)) for n in range(8) for turn in turns[f"e{n}"]
-    }
+    assert {
+        item.turn.id: (item.episode.episode, item.episode.reward) for item in group if item.episode
+    } == {turn: (f"e{n}", float(n % 2)) for n in range(8) for turn in turns[f"e{n}"]}
 
 
 def test_opening_is_idempotent(site: Site) -> None:
@@ -82,10 +97,15 @@ def test_members_of_a_group_agree(site: Site) -> None:
     put(site, "a")
     answer = put(site, "b", size=3)
     assert answer.status_code == 409
-    assert "the group g has size 2. All its episodes must have the same" in answer.json()["error"]["message"]
+    assert (
+        "the group g has size 2. All its episodes must have the same"
+        in answer.json()["error"]["message"]
+    )
 
 
-def test_the_ticket_gets_replies_in_every_dialect_and_models_and_nothing_else(site: Site, open_episode: Open) -> None:
+def test_the_ticket_gets_replies_in_every_dialect_and_models_and_nothing_else(
+    site: Site, open_episode: Open
+) -> None:
     run = open_episode("e")
     key = {"Authorization": f"Bearer {run.key}"}
     assert site.http.post("/v1/chat/completions", ANY, key).status_code == 200
@@ -93,7 +113,10 @@ def test_the_ticket_gets_replies_in_every_dialect_and_models_and_nothing_else(si
     assert response.status_code == 200
     messages = {"model": "openclaw", "max_tokens": 9, "messages": [USER]}
     assert site.http.post("/v1/messages", messages, {"x-api-key": run.key}).status_code == 200
-    assert site.http.post("/v1/completions", {"prompt": "hi", "model": "openclaw"}, key).status_code == 200
+    assert (
+        site.http.post("/v1/completions", {"prompt": "hi", "model": "openclaw"}, key).status_code
+        == 200
+    )
     assert site.http.get("/v1/models", key).status_code == 200
     put(site, "other")
     refused = [
@@ -106,9 +129,14 @@ def test_the_ticket_gets_replies_in_every_dialect_and_models_and_nothing_else(si
         site.http.post("/v1/messages/count_tokens", messages, key),
     ]
     assert [answer.status_code for answer in refused] == [403] * len(refused)
-    assert "this key is for the replies of the episode e alone" in refused[0].json()["error"]["message"]
+    assert (
+        "this key is for the replies of the episode e alone"
+        in refused[0].json()["error"]["message"]
+    )
     assert {turn["id"] for turn in run.shown()["turns"]} == {
-        site.get(t["id"]).request.id for t in run.shown()["turns"] if site.get(t["id"]).request.episode == "e"
+        site.get(t["id"]).request.id
+        for t in run.shown()["turns"]
+        if site.get(t["id"]).request.episode == "e"
     }
     assert len(run.shown()["turns"]) == 4
 
@@ -116,19 +144,38 @@ def test_the_ticket_gets_replies_in_every_dialect_and_models_and_nothing_else(si
 def test_other_conversations_cannot_be_continued(site: Site, open_episode: Open) -> None:
     owned = site.http.post("/v1/responses", {"input": "a secret"}).json()["id"]
     other = open_episode("other")
-    theirs = site.http.post("/v1/responses", {"input": "hi"}, {"Authorization": f"Bearer {other.key}"}).json()["id"]
+    theirs = site.http.post(
+        "/v1/responses", {"input": "hi"}, {"Authorization": f"Bearer {other.key}"}
+    ).json()["id"]
     key = {"Authorization": f"Bearer {open_episode('e').key}"}
     for id_ in (owned, theirs):
-        assert site.http.post("/v1/responses", {"input": "on", "previous_response_id": id_}, key).status_code == 400
+        assert (
+            site.http.post(
+                "/v1/responses", {"input": "on", "previous_response_id": id_}, key
+            ).status_code
+            == 400
+        )
     own = site.http.post("/v1/responses", {"input": "hi"}, key).json()["id"]
-    assert site.http.post("/v1/responses", {"input": "on", "previous_response_id": own}, key).status_code == 200
+    assert (
+        site.http.post(
+            "/v1/responses", {"input": "on", "previous_response_id": own}, key
+        ).status_code
+        == 200
+    )
 
 
 def test_whatever_a_program_names_it_stays_in_its_episode(site: Site, open_episode: Open) -> None:
     run = open_episode("e", agent="coder")
-    answer = run.send(ANY | {"user": "bob"}, X_Session_Id="mine", X_Agent_Id="root", X_Session_Done="1")
+    answer = run.send(
+        ANY | {"user": "bob"}, X_Session_Id="mine", X_Agent_Id="root", X_Session_Done="1"
+    )
     request = site.last().request
-    assert (request.session, request.agent, request.user, request.session_done) == ("e", "coder", "", False)
+    assert (request.session, request.agent, request.user, request.session_done) == (
+        "e",
+        "coder",
+        "",
+        False,
+    )
     for name in ("session", "user", "agent", "session_done"):
         assert f"{name} (the key is for the episode e)" in answer.headers["X-OpenClaw-Ignored"]
 
@@ -136,7 +183,10 @@ def test_whatever_a_program_names_it_stays_in_its_episode(site: Site, open_episo
 @pytest.mark.parametrize("key", ["sk-ep-e.9999999999.00", "sk-ep-e", "sk-ep-..", "sk-ep-e.x.y"])
 def test_a_forged_ticket_is_an_unknown_key(site: Site, open_episode: Open, key: str) -> None:
     open_episode("e")
-    assert site.http.post("/v1/chat/completions", ANY, {"Authorization": f"Bearer {key}"}).status_code == 401
+    assert (
+        site.http.post("/v1/chat/completions", ANY, {"Authorization": f"Bearer {key}"}).status_code
+        == 401
+    )
 
 
 def test_a_ticket_is_bound_to_episode_expiry_owner_and_store() -> None:
@@ -144,7 +194,11 @@ def test_a_ticket_is_bound_to_episode_expiry_owner_and_store() -> None:
     key = make_ticket(b"s" * 32, ticket)
     assert key.startswith("sk-ep-a.b.99.")
     assert read_ticket(b"s" * 32, key, ["bob", "ann"]) == ticket
-    changed = (key.replace("a.b", "a.c"), key.replace(".99.", ".98."), key[:-1] + ("0" if key[-1] != "0" else "1"))
+    changed = (
+        key.replace("a.b", "a.c"),
+        key.replace(".99.", ".98."),
+        key[:-1] + ("0" if key[-1] != "0" else "1"),
+    )
     assert [read_ticket(b"s" * 32, other, ["ann"]) for other in changed] == [None] * 3
     assert read_ticket(b"s" * 32, key, ["bob"]) is None
     assert read_ticket(b"t" * 32, key, ["ann"]) is None
@@ -166,10 +220,21 @@ def test_an_outcome_is_given_once(site: Site, open_episode: Open) -> None:
     first, again = run.end(0.5, reason="half"), run.end(0.5, reason="half")
     assert (first.status_code, again.status_code) == (200, 200)
     assert first.json() == again.json()
-    assert (first.json()["status"], first.json()["reward"], first.json()["reason"]) == ("done", 0.5, "half")
-    for other in (run.end(0.6, reason="half"), run.end(None), run.end(0.5, parts={"a": 1.0}, reason="half")):
+    assert (first.json()["status"], first.json()["reward"], first.json()["reason"]) == (
+        "done",
+        0.5,
+        "half",
+    )
+    for other in (
+        run.end(0.6, reason="half"),
+        run.end(None),
+        run.end(0.5, parts={"a": 1.0}, reason="half"),
+    ):
         assert other.status_code == 409
-        assert "has ended with another outcome: done, reward 0.5 (half)" in other.json()["error"]["message"]
+        assert (
+            "has ended with another outcome: done, reward 0.5 (half)"
+            in other.json()["error"]["message"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +250,9 @@ def test_an_outcome_is_given_once(site: Site, open_episode: Open) -> None:
         ({"status": "done", "reward": 1, "steps": [{"reward": -1e300, "index": 0}]}, 400),
     ],
 )
-def test_what_is_no_outcome(site: Site, open_episode: Open, body: dict[str, Any], status: int) -> None:
+def test_what_is_no_outcome(
+    site: Site, open_episode: Open, body: dict[str, Any], status: int
+) -> None:
     run = open_episode("e")
     assert site.http.post("/v1/episodes/e/outcome", body).status_code == status
     assert run.shown()["status"] == "running"
@@ -201,7 +268,9 @@ def test_an_episode_belongs_to_its_owner(site: Site, open_episode: Open) -> None
     assert site.http.send("PUT", "/v1/episodes/e", body, other).status_code == 409
 
 
-def test_the_limit_on_the_replies_holds_and_failures_do_not_count(site: Site, open_episode: Open) -> None:
+def test_the_limit_on_the_replies_holds_and_failures_do_not_count(
+    site: Site, open_episode: Open
+) -> None:
     run = open_episode("e", max_steps=2)
     site.engine.refuse = "broken"
     assert run.send(ANY).status_code == 500
@@ -219,7 +288,12 @@ def test_replies_of_a_request_that_was_refused_or_failed_do_not_count(start: Sta
     run = EpisodeRun(site, "e", answer.json()["api_key"])
     key = {"Authorization": f"Bearer {run.key}"}
     for prompts, status in ((["one", "word " * 5000], 400), (["one", "two", "three"], 410)):
-        assert site.http.post("/v1/completions", {"model": "openclaw", "prompt": prompts}, key).status_code == status
+        assert (
+            site.http.post(
+                "/v1/completions", {"model": "openclaw", "prompt": prompts}, key
+            ).status_code
+            == status
+        )
     site.script.say("one two three four " * 20)
     for is_stream in (False, True):
         site.engine.gone_at = 3
@@ -241,7 +315,9 @@ def test_replies_that_a_program_cuts_off_count_from_their_first_token(start: Sta
 
     async def leave() -> None:
         async with site.async_client(run.key) as client:
-            answer = await client.chat.completions.create(model="openclaw", messages=[USER], stream=True)
+            answer = await client.chat.completions.create(
+                model="openclaw", messages=[USER], stream=True
+            )
             async for chunk in answer:
                 if chunk.choices[0].delta.content:
                     break
@@ -261,7 +337,9 @@ def test_after_its_expiry_an_episode_gets_no_replies() -> None:
     now = 1059.0
     known.reserve_replies("e", 1)
     now = 1060.0
-    with pytest.raises(RequestError, match="the episode e has ended: it expired without an outcome") as raised:
+    with pytest.raises(
+        RequestError, match="the episode e has ended: it expired without an outcome"
+    ) as raised:
         known.get_running("e")
     assert raised.value.status == 410
 
@@ -295,14 +373,22 @@ def test_an_outcome_after_the_expiry_is_too_late(site: Site, open_episode: Open)
     assert run.send(ANY).status_code == 410
     answer = run.end(1.0)
     assert answer.status_code == 409
-    assert answer.json()["error"]["message"] == "episode e has ended: it expired without an outcome."
+    assert (
+        answer.json()["error"]["message"] == "episode e has ended: it expired without an outcome."
+    )
     assert run.end(None).status_code == 200
     assert run.shown()["status"] == "void"
 
 
 def test_sampling_that_spoils_a_turn_is_replaced_and_named(site: Site, open_episode: Open) -> None:
     run = open_episode("e", sampling={"max_tokens": 7})
-    spoiled = {"temperature": 0, "top_p": 0.5, "presence_penalty": 1, "frequency_penalty": 1, "logit_bias": {"5": 2}}
+    spoiled = {
+        "temperature": 0,
+        "top_p": 0.5,
+        "presence_penalty": 1,
+        "frequency_penalty": 1,
+        "logit_bias": {"5": 2},
+    }
     spoiled |= {"seed": 17}  # spoils the group: equal prompts would have equal replies
     answer = run.send(ANY | spoiled)
     sampling = site.last().request.sampling
@@ -316,16 +402,23 @@ def test_sampling_that_spoils_a_turn_is_replaced_and_named(site: Site, open_epis
 
 def test_a_forced_call_is_obeyed_and_shown(site: Site, open_episode: Open) -> None:
     run = open_episode("e")
-    site.script.say('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>')
+    site.script.say(
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    )
     assert run.send(ANY | {"tools": TOOLS, "tool_choice": "required"}).status_code == 200
     assert "forced format or tool call" in run.shown()["turns"][0]["untrainable"]
 
 
-def test_held_out_episodes_keep_their_sampling_and_never_train(site: Site, open_episode: Open) -> None:
+def test_held_out_episodes_keep_their_sampling_and_never_train(
+    site: Site, open_episode: Open
+) -> None:
     runs = [open_episode(f"e{n}", split="held_out") for n in range(2)]
     for n, run in enumerate(runs):
         run.step("go", temperature=0, seed=17)
-        assert (site.last().request.sampling.temperature, site.last().request.sampling.seed) == (0, 17)
+        assert (site.last().request.sampling.temperature, site.last().request.sampling.seed) == (
+            0,
+            17,
+        )
         run.end(float(n))
     collect(site.store)
     assert claimable(site.store) == []

@@ -41,7 +41,9 @@ def leave(home: Path, tmp_path: Path) -> Leave:
         folder = lease_folder(home, "r")
         folder.mkdir(parents=True)
         (tmp_path / "scratch" / "e").mkdir(parents=True)
-        lease = EpisodeLease(episode="e", folder=str(tmp_path / "scratch" / "e"), expires_at=expires_at)
+        lease = EpisodeLease(
+            episode="e", folder=str(tmp_path / "scratch" / "e"), expires_at=expires_at
+        )
         LeaseFolder(folder).add_lease(lease)
         return folder / "e.json"
 
@@ -59,7 +61,9 @@ def test_the_end_of_an_episode_waits_for_the_gateway(
     site: Site, open_episode: Open, home: Path, leave: Leave, tmp_path: Path
 ) -> None:
     run, lease = open_episode("e"), leave(time.time() + 3600)
-    assert "1 episodes of killed runners are still open, because no gateway runs on" in reap_leases(home, KEY)
+    assert "1 episodes of killed runners are still open, because no gateway runs on" in reap_leases(
+        home, KEY
+    )
     assert lease.exists()
     assert not (tmp_path / "scratch" / "e").exists()
     with published(home, f"http://127.0.0.1:{free_port()}"):
@@ -90,34 +94,52 @@ def test_an_episode_that_has_expired_needs_no_gateway(home: Path, leave: Leave) 
 
 
 def test_a_command_asks_again_and_says_what_is_left(
-    home: Path, leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    leave: Leave,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     leave(time.time() + 3600)
     (tmp_path / "tasks.jsonl").write_text('{"id": "a"}\n')
     monkeypatch.setattr(commands, "_GATEWAY_SECONDS", 0.7)
     words = [sys.executable, "-c", "import os; open(os.environ['REWARD_FILE'], 'w').write('0')"]
     request = SourceRequest(
-        source="command", tasks=tmp_path / "tasks.jsonl", oracle=["true"], nop=words, search_path=os.environ["PATH"]
+        source="command",
+        tasks=tmp_path / "tasks.jsonl",
+        oracle=["true"],
+        nop=words,
+        search_path=os.environ["PATH"],
     )
     with published(home, f"http://127.0.0.1:{free_port()}"):
-        (fitness,) = commands.check_environment(home, KEY, request, PlayLimits(seconds=20), 1, lambda found: None)
+        (fitness,) = commands.check_environment(
+            home, KEY, request, PlayLimits(seconds=20), 1, lambda found: None
+        )
     assert fitness.fit, fitness.reason
     said = capsys.readouterr().err
     assert "note: 1 episodes of killed runners are still open, because the gateway at http" in said
-    assert "`openclaw-rl env run` or `env check` ends them; without it they expire by" in " ".join(said.split())
+    assert "`openclaw-rl env run` or `env check` ends them; without it they expire by" in " ".join(
+        said.split()
+    )
 
 
 def test_the_reaper_asks_again_until_the_episode_has_expired(home: Path, leave: Leave) -> None:
     leave(time.time() + 2)
     given = f'{{"home": "{home}", "run": "r", "key": "{KEY}"}}\n'
     command = [sys.executable, "-m", "openclaw_rl.environments.reaper"]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        command, input=given, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stderr == "", "the episode has expired while it waited"
     assert not lease_folder(home, "r").exists()
 
 
 def test_the_reaper_says_what_is_left(
-    home: Path, leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    leave: Leave,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     lease = leave(time.time() + 3600)
     monkeypatch.setattr(reaper, "_GATEWAY_SECONDS", 0.7)
@@ -127,4 +149,6 @@ def test_the_reaper_says_what_is_left(
         monkeypatch.setattr(sys, "stdin", stdin)
         reaper.main()
     assert lease.exists()
-    assert capsys.readouterr().err.startswith("openclaw-rl: 1 episodes of killed runners are still open, because no")
+    assert capsys.readouterr().err.startswith(
+        "openclaw-rl: 1 episodes of killed runners are still open, because no"
+    )

@@ -40,7 +40,9 @@ class OneReply:
     def _refused_write(self, words: str) -> Iterator[None]:
         """The store refuses a write, such as that of a request, which then has no row."""
         with closing(sqlite3.connect(self._site.store.path)) as conn:
-            conn.execute(f"CREATE TRIGGER no_room BEFORE {words} BEGIN SELECT RAISE(ABORT, 'no room'); END")
+            conn.execute(
+                f"CREATE TRIGGER no_room BEFORE {words} BEGIN SELECT RAISE(ABORT, 'no room'); END"
+            )
             yield
             conn.execute("DROP TRIGGER no_room")
 
@@ -51,11 +53,15 @@ class OneReply:
     async def play_episode(
         self, task: EnvironmentTask, ticket: EpisodeTicket, folder: str, limits: PlayLimits
     ) -> PlayOutcome:
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {ticket.api_key}"}) as http:
+        async with aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {ticket.api_key}"}
+        ) as http:
 
             async def ask(**more: Any) -> tuple[int, str]:
                 body = {"messages": [{"role": "user", "content": task.id}]} | more
-                async with http.post(f"{self._site.url}/v1/chat/completions", json=body) as response:
+                async with http.post(
+                    f"{self._site.url}/v1/chat/completions", json=body
+                ) as response:
                     return response.status, await response.text()
 
             assert (await ask())[0] == 200
@@ -80,7 +86,9 @@ class InterruptedClient(EpisodeClient):
 
     async def end_episode(self, episode: str, outcome: PlayOutcome) -> PlayOutcome:
         if not self._is_interrupted:
-            self._is_interrupted = next(t for t in asyncio.all_tasks() if t.get_name() == "run").cancel()
+            self._is_interrupted = next(
+                t for t in asyncio.all_tasks() if t.get_name() == "run"
+            ).cancel()
         await asyncio.sleep(0.05)
         return await super().end_episode(episode, outcome)
 
@@ -118,13 +126,17 @@ def play_run(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
         found: dict[str, list[Result]] = {}
 
         def take(result: EpisodeResult) -> None:
-            found.setdefault(result.episode.task.id, []).append((result.status, result.reward, result.reason))
+            found.setdefault(result.episode.task.id, []).append(
+                (result.status, result.reward, result.reason)
+            )
 
         with hold_leases(tmp_path, "r") as leases:
             asyncio.run(play_plan(site, leases, tasks, take, continued=continued))
             assert leases.read_leases() == []
         stored = site.http.get(f"/v1/episodes?group=r-{tasks[0].digest[:16]}-0").json()["data"]
-        assert [(one["status"], one["reward"], one["reason"]) for one in stored] == found[tasks[0].id][: len(stored)]
+        assert [(one["status"], one["reward"], one["reason"]) for one in stored] == found[
+            tasks[0].id
+        ][: len(stored)]
         spans = {one["expires_at"] - one["started_at"] for one in stored}
         assert spans == {10 + 3600}, "a verifier that takes its own time afterwards is not too late"
         return found
@@ -140,7 +152,10 @@ def task(id: str, **data: Any) -> EnvironmentTask:
     ("broken", "reason"),
     [
         (task("raises"), "the runner failed: ValueError: no number in the answer"),
-        (task("steps", steps=[{"turn": "t", "reward": 1.0}]), "its outcome was refused: 400: steps: episode r-"),
+        (
+            task("steps", steps=[{"turn": "t", "reward": 1.0}]),
+            "its outcome was refused: 400: steps: episode r-",
+        ),
         (task("expires"), "it expired without an outcome"),
     ],
 )
@@ -179,7 +194,9 @@ def test_an_error_of_the_gateway_without_a_record_is_void_unless_repeated(play_r
     assert found["repeated"] == [("done", 1.0, None)] * 2
 
 
-def test_a_run_that_is_continued_late_goes_on_behind_groups_that_are_complete(site: Site, play_run: Any) -> None:
+def test_a_run_that_is_continued_late_goes_on_behind_groups_that_are_complete(
+    site: Site, play_run: Any
+) -> None:
     """The first of two episodes had ended when the run was interrupted, for longer than its episodes live."""
     late, good = task("late"), task("good")
     group = f"r-{late.digest[:16]}-0"

@@ -27,7 +27,10 @@ def test_a_retry_after_a_lost_reply_counts_once(site: Site, open_episode: Open) 
     site.script.say("this reply was lost on its way")
     lost = run.send({"messages": run.messages}).json()["id"]
     run.messages.pop()
-    again, last = run.step("and now?", "here it is again, and different"), run.step("go on", "so it ends")
+    again, last = (
+        run.step("and now?", "here it is again, and different"),
+        run.step("go on", "so it ends"),
+    )
     assert steps_after(site, run) == {first: 0, lost: None, again: 1, last: 2}
 
 
@@ -35,11 +38,18 @@ def test_a_reply_that_failed_is_no_step(site: Site, open_episode: Open) -> None:
     run = open_episode("e")
     first = run.step("list the files", LONG)
     site.engine.refuse = "broken"
-    assert run.send({"messages": [*run.messages, {"role": "user", "content": "next"}]}).status_code == 500
+    assert (
+        run.send({"messages": [*run.messages, {"role": "user", "content": "next"}]}).status_code
+        == 500
+    )
     site.engine.refuse = None
     second = run.step("next", "now it works, and this is what came of it")
     steps = steps_after(site, run)
-    assert [steps[first], steps[second], sorted(map(str, steps.values()))] == [0, 1, ["0", "1", "None"]]
+    assert [steps[first], steps[second], sorted(map(str, steps.values()))] == [
+        0,
+        1,
+        ["0", "1", "None"],
+    ]
 
 
 @pytest.mark.parametrize("place", ["the first message", "a message behind the instruction"])
@@ -48,9 +58,15 @@ def test_a_summary_branch_has_no_index_and_the_chain_goes_on_behind_it(
 ) -> None:
     """The program has its history summarised, and goes on with the summary alone."""
     run = open_episode("e")
-    chain = [run.step("list the files", LONG), run.step("look at the third", "the third file has a broken line in it")]
+    chain = [
+        run.step("list the files", LONG),
+        run.step("look at the third", "the third file has a broken line in it"),
+    ]
     site.script.say(SUMMARY)
-    asked = [*run.messages, {"role": "user", "content": "Summarise all that has happened so far, for yourself."}]
+    asked = [
+        *run.messages,
+        {"role": "user", "content": "Summarise all that has happened so far, for yourself."},
+    ]
     summary = run.send({"messages": asked}).json()["id"]
     told = f"You were working on a task. What has happened so far:\n{SUMMARY}\nContinue."
     run.messages = [{"role": "user", "content": told}] if place == "the first message" else [
@@ -58,9 +74,13 @@ def test_a_summary_branch_has_no_index_and_the_chain_goes_on_behind_it(
     ]  # fmt: skip
     site.script.say("so I repair the third file now")
     answer = run.send({"messages": run.messages}).json()
-    run.messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    run.messages.append(
+        {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
+    )
     chain += [answer["id"], run.step("ok", "all is repaired")]
-    assert steps_after(site, run) == {turn: step for step, turn in enumerate(chain)} | {summary: None}
+    assert steps_after(site, run) == {turn: step for step, turn in enumerate(chain)} | {
+        summary: None
+    }
 
 
 def test_a_sub_agent_has_no_index(site: Site, open_episode: Open) -> None:
@@ -68,13 +88,18 @@ def test_a_sub_agent_has_no_index(site: Site, open_episode: Open) -> None:
     run = open_episode("e")
     first = run.step("do the task", "I let a helper look at the files first of all")
     helper = EpisodeRun(site, "e", run.key)
-    beside = [helper.step("look at the files", "there are three"), helper.step("which?", "a, b and c")]
+    beside = [
+        helper.step("look at the files", "there are three"),
+        helper.step("which?", "a, b and c"),
+    ]
     last = run.step("the helper says: a, b and c", "then it is c")
     assert steps_after(site, run) == {first: 0, last: 1} | dict.fromkeys(beside)
 
 
 @pytest.mark.parametrize("reply", ["act {}", "ok"])
-def test_a_context_that_is_cut_at_its_begin_stays_one_chain(site: Site, open_episode: Open, reply: str) -> None:
+def test_a_context_that_is_cut_at_its_begin_stays_one_chain(
+    site: Site, open_episode: Open, reply: str
+) -> None:
     """Many agents drop their oldest messages; replies are short, so that their text alone would prove little."""
     run = open_episode("e")
     turns = [run.step(f"observation {n}", reply.format(n)) for n in range(6)]
@@ -97,17 +122,26 @@ def test_a_history_in_one_message_is_one_chain(site: Site, open_episode: Open) -
 
 def test_a_context_that_overflows_ends_with_its_outcome(start: Start) -> None:
     site = start(context_length=200, settings={"engine.max_context": 200})
-    answer = site.http.send("PUT", "/v1/episodes/e", b'{"task": "t", "group": {"id": "g", "size": 2}, "max_steps": 9}')
+    answer = site.http.send(
+        "PUT", "/v1/episodes/e", b'{"task": "t", "group": {"id": "g", "size": 2}, "max_steps": 9}'
+    )
     run = EpisodeRun(site, "e", answer.json()["api_key"])
     turns = [run.step("a word", "a few words"), run.step("a word", "and some more")]
     refused = run.send({"messages": [*run.messages, {"role": "user", "content": "word " * 400}]})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (
+        400,
+        "context_length_exceeded",
+    )
     assert steps_after(site, run, 0.0) == {turns[0]: 0, turns[1]: 1}
 
 
-def test_tool_calls_are_linked_and_the_last_step_has_no_observation(site: Site, open_episode: Open) -> None:
+def test_tool_calls_are_linked_and_the_last_step_has_no_observation(
+    site: Site, open_episode: Open
+) -> None:
     run = open_episode("e")
-    site.script.say('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>')
+    site.script.say(
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    )
     run.messages.append({"role": "user", "content": "the weather in Rome?"})
     reply = run.send({"messages": run.messages, "tools": TOOLS}).json()
     message = reply["choices"][0]["message"]
@@ -117,7 +151,9 @@ def test_tool_calls_are_linked_and_the_last_step_has_no_observation(site: Site, 
     last = run.send({"messages": run.messages, "tools": TOOLS}).json()["id"]
     assert steps_after(site, run) == {reply["id"]: 0, last: 1}
     with site.store.read() as conn:
-        found = conn.exec_driver_sql("SELECT turn, how FROM reactions ORDER BY turn = ?", (last,)).all()
+        found = conn.exec_driver_sql(
+            "SELECT turn, how FROM reactions ORDER BY turn = ?", (last,)
+        ).all()
     assert [tuple(row) for row in found] == [(reply["id"], "exact"), (last, "outcome")]
 
 
@@ -136,14 +172,20 @@ def test_a_swap_of_the_policy_in_mid_episode_is_one_chain_of_two_versions(
     collect(site.store)
     judge(site.store)
     (group,) = claimable(site.store)
-    found = [(i.turn.id, i.episode.step, i.exchange.request.version) for i in group if i.episode and i.episode.reward]
+    found = [
+        (i.turn.id, i.episode.step, i.exchange.request.version)
+        for i in group
+        if i.episode and i.episode.reward
+    ]
     assert found == [(turns[0], 0, 0), (turns[1], 1, policy.version)]
 
 
 def test_a_reply_in_flight_at_the_outcome_is_dropped(start: Start) -> None:
     """The program was killed; its last reply is not part of what was scored."""
     site = start(delay=0.05)
-    answer = site.http.send("PUT", "/v1/episodes/e", b'{"task": "t", "group": {"id": "g", "size": 2}}')
+    answer = site.http.send(
+        "PUT", "/v1/episodes/e", b'{"task": "t", "group": {"id": "g", "size": 2}}'
+    )
     run = EpisodeRun(site, "e", answer.json()["api_key"])
     first = run.step("go", "one two")
     future = site.client(run.key).chat.completions.create(

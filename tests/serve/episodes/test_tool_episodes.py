@@ -72,7 +72,9 @@ class Player:
         }  # fmt: skip
         self.count, self.prompts = 0, list[str]()
 
-    def play(self, *replies: str, agent: str = "chat", task: dict[str, Any] = TASK, max_steps: int = 5) -> PlayOutcome:
+    def play(
+        self, *replies: str, agent: str = "chat", task: dict[str, Any] = TASK, max_steps: int = 5
+    ) -> PlayOutcome:
         (self.folder / "tools.json").write_text(json.dumps(self.config))
         (self.folder / "tasks.jsonl").write_text(json.dumps(task))
         waiting = iter([list(self.site.script.say(reply)) for reply in replies])
@@ -94,7 +96,10 @@ class Player:
         self.count += 1
         opened = put(self.site, f"e{self.count}", size=8, max_steps=max_steps).json()
         ticket = EpisodeTicket(
-            episode=opened["id"], base_url=f"{self.site.url}/v1", api_key=opened["api_key"], model=opened["model"]
+            episode=opened["id"],
+            base_url=f"{self.site.url}/v1",
+            api_key=opened["api_key"],
+            model=opened["model"],
         )
 
         async def run() -> PlayOutcome:
@@ -143,14 +148,22 @@ def test_an_episode_links_and_trains(player: Player, service: Service) -> None:
         (call("look_down", country="Peru"), "no tool look_down. Known are look_up"),
     ],
 )
-def test_bad_arguments_are_answered_and_are_not_void(player: Player, service: Service, reply: str, words: str) -> None:
+def test_bad_arguments_are_answered_and_are_not_void(
+    player: Player, service: Service, reply: str, words: str
+) -> None:
     outcome = player.play(reply, "Lima")
-    assert (outcome.status, outcome.reward, outcome.parts) == ("done", 0.0, {"exact": 1.0, "calls": 0.0})
+    assert (outcome.status, outcome.reward, outcome.parts) == (
+        "done",
+        0.0,
+        {"exact": 1.0, "calls": 0.0},
+    )
     assert service.seen == []
     assert words in player.prompts[-1]
 
 
-def test_half_of_a_surrogate_pair_is_answered_and_is_not_void(player: Player, service: Service) -> None:
+def test_half_of_a_surrogate_pair_is_answered_and_is_not_void(
+    player: Player, service: Service
+) -> None:
     """JSON can escape it, and no address can have it."""
     player.config["tools"][0]["http"]["url"] += "/{country}"
     said = '{"tool": "look_up", "arguments": {"country": "\\ud800"}}'
@@ -164,7 +177,10 @@ def test_half_of_a_surrogate_pair_is_answered_and_is_not_void(player: Player, se
 def test_a_number_that_no_schema_can_check_is_answered_and_is_not_void(
     player: Player, service: Service, number: str
 ) -> None:
-    player.config["tools"][0]["parameters"] = {"type": "object", "properties": {"country": {"multipleOf": 0.1}}}
+    player.config["tools"][0]["parameters"] = {
+        "type": "object",
+        "properties": {"country": {"multipleOf": 0.1}},
+    }
     player.config["request"] = {"max_tokens": 500}
     said = f'{{"tool": "look_up", "arguments": {{"country": {number}}}}}'
     outcome = player.play(said, "Lima", agent="text")
@@ -174,7 +190,9 @@ def test_a_number_that_no_schema_can_check_is_answered_and_is_not_void(
 
 
 @pytest.mark.parametrize("name", ["..", "."])
-def test_an_argument_leads_to_no_other_path_of_the_service(player: Player, service: Service, name: str) -> None:
+def test_an_argument_leads_to_no_other_path_of_the_service(
+    player: Player, service: Service, name: str
+) -> None:
     player.config["tools"][0]["http"]["url"] += "/{country}"
     outcome = player.play(call(country=name), "Lima")
     assert (outcome.status, outcome.reward) == ("done", 0.0)
@@ -182,8 +200,12 @@ def test_an_argument_leads_to_no_other_path_of_the_service(player: Player, servi
     assert "country: expected a name, got . or .." in player.prompts[-1]
 
 
-@pytest.mark.parametrize(("status", "outcome"), [(404, "done"), (422, "done"), (500, "void"), (302, "void")])
-def test_a_service_that_breaks_is_void(player: Player, service: Service, status: int, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(404, "done"), (422, "done"), (500, "void"), (302, "void")]
+)
+def test_a_service_that_breaks_is_void(
+    player: Player, service: Service, status: int, outcome: str
+) -> None:
     service.status = status
     assert player.play(call(country="Peru"), "Lima").status == outcome
 
@@ -197,7 +219,11 @@ def test_steps_that_are_used_up_leave_no_answer(player: Player) -> None:
 def test_calls_in_the_text_of_a_reply(player: Player, service: Service) -> None:
     said = 'I look: {"tool": "look_up", "arguments": {"country": "Peru"}}'
     assert player.play(said, "Lima", agent="text").reward == 1.0
-    player.config["text_calls"] = {"pattern": r"(?m)^- (?P<country>\w+)$", "tool": "look_up", "explain": False}
+    player.config["text_calls"] = {
+        "pattern": r"(?m)^- (?P<country>\w+)$",
+        "tool": "look_up",
+        "explain": False,
+    }
     assert player.play("- Peru", "Lima", agent="text").reward == 1.0
     assert len(service.seen) == 2
 

@@ -18,16 +18,23 @@ from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.engines.remote.http_client import RequestRefused
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.protocols import ImageEngine
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.serve.images import image_admission
 from openclaw_rl.store import turns
 from openclaw_rl.testing import ScriptedImageEngine
-from openclaw_rl.types import ExchangeStatus, ReasonCode
+from openclaw_rl.types import ExchangeStatus
 
 
 def png(shade: int = 1, size: tuple[int, int] = (3, 2)) -> bytes:
     header = struct.pack(">IIBBBBB", *size, 8, 0, 0, 0, 0)
-    chunks = (b"IHDR", header), (b"IDAT", zlib.compress((b"\0" + bytes([shade]) * size[0]) * size[1])), (b"IEND", b"")
-    parts = (struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
+    chunks = (
+        (b"IHDR", header),
+        (b"IDAT", zlib.compress((b"\0" + bytes([shade]) * size[0]) * size[1])),
+        (b"IEND", b""),
+    )
+    parts = (
+        struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
@@ -75,11 +82,19 @@ def engine_of(site: Site) -> ScriptedImageEngine:
     return site.engine
 
 
-ANTHROPIC = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url(PNG).split(",")[1]}}
+ANTHROPIC = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": url(PNG).split(",")[1]},
+}
 DIALECTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [SEEN]},
     "/v1/responses": {
-        "input": [user({"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": url(PNG)})]
+        "input": [
+            user(
+                {"type": "input_text", "text": "What is this?"},
+                {"type": "input_image", "image_url": url(PNG)},
+            )
+        ]
     },
     "/v1/messages": {"messages": [user(WORDS, ANTHROPIC)], "max_tokens": 50},
 }
@@ -105,7 +120,10 @@ TOOL_RESULTS: dict[str, dict[str, Any]] = {
     "/v1/messages": {
         "messages": [
             {"role": "user", "content": "look"},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "get_weather", "input": {}}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c1", "name": "get_weather", "input": {}}],
+            },
             user({"type": "tool_result", "tool_use_id": "c1", "content": [ANTHROPIC]}),
         ],
         "max_tokens": 50,
@@ -123,7 +141,9 @@ def test_an_image_is_recorded_by_its_digest(site: Site, path: str) -> None:
     (call,) = site.engine.calls
     assert isinstance(call, ImageGeneration)
     assert call.prompt.images == {DIGEST: url(PNG)}, "the engine gets the bytes"
-    assert found.request.prompt_ids.tolist() == call.prompt_ids.tolist(), "as the engine rendered them"
+    assert found.request.prompt_ids.tolist() == call.prompt_ids.tolist(), (
+        "as the engine rendered them"
+    )
     assert found.reply is not None
     assert found.reply.response_ids.tolist() == said
     expected = [site.engine.token_logprob(i, 0) for i in said]
@@ -162,7 +182,9 @@ def test_a_model_that_reads_text_refuses_an_image(start: Start, path: str) -> No
     answer = site.http.post(path, TOOL_RESULTS[path])
     assert (answer.status_code, answer.headers["X-OpenClaw-Ignored"]) == (200, UNSEEN_IMAGES)
     content = site.last().request.messages[2]["content"]
-    assert content == [{"type": "text", "text": "(The tool gave an image, which this model cannot see.)"}]
+    assert content == [
+        {"type": "text", "text": "(The tool gave an image, which this model cannot see.)"}
+    ]
     assert site.http.post("/v1/chat/completions", {"messages": [user(WORDS)]}).status_code == 200
 
 
@@ -176,14 +198,20 @@ def test_an_engine_that_reads_no_images_is_named(start: Start) -> None:
     assert not isinstance(connect_engine(site.config), ImageEngine)
     lacking = site.renderer.files.folder / "preprocessor_config.json"
     lacking.rename(lacking.with_suffix(".aside"))
-    assert "reads text only (its folder has no processor_config.json or" in refusal(site, [SEEN])["message"]
+    assert (
+        "reads text only (its folder has no processor_config.json or"
+        in refusal(site, [SEEN])["message"]
+    )
     lacking.with_suffix(".aside").rename(lacking)
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("https://example.com/a.png", "image 1: expected a data URL .* got 'https://example.com/a.png'; .* fetches no"),
+        (
+            "https://example.com/a.png",
+            "image 1: expected a data URL .* got 'https://example.com/a.png'; .* fetches no",
+        ),
         ("http://169.254.169.254/latest", "fetches nothing for a client"),
         ("file:///etc/passwd", "fetches nothing for a client"),
         ("", "expected its bytes as a data URL"),
@@ -193,7 +221,10 @@ def test_an_engine_that_reads_no_images_is_named(start: Start) -> None:
         (url(b"<svg/>", "image/svg+xml"), "no PNG, JPEG, GIF or WebP image"),
         (url(PNG[:20]), "no PNG, JPEG, GIF or WebP image"),
         (url(png(size=(30_000, 1))), "30000 x 1 pixels; expected 1 to 16384 on a side"),
-        (url(png(size=(16_000, 1))[:16] + struct.pack(">II", 16_000, 16_000) + PNG[24:]), "and at most 33177600 in"),
+        (
+            url(png(size=(16_000, 1))[:16] + struct.pack(">II", 16_000, 16_000) + PNG[24:]),
+            "and at most 33177600 in",
+        ),
         (url(PNG[:16] + struct.pack(">II", 0, 5) + PNG[24:]), "0 x 5 pixels"),
     ],
 )
@@ -235,9 +266,14 @@ def test_histories_with_images_link_by_their_digests(site: Site) -> None:
         reaction = turns.current_reaction(conn, first["id"])
     assert reaction is not None
     assert reaction.messages[0]["content"] == "Wrong, it is a dog."
-    anthropic = {"messages": [user(WORDS, ANTHROPIC), said, {"role": "user", "content": "Ah."}], "max_tokens": 9}
+    anthropic = {
+        "messages": [user(WORDS, ANTHROPIC), said, {"role": "user", "content": "Ah."}],
+        "max_tokens": 9,
+    }
     third = site.http.post("/v1/messages", anthropic).json()
-    other = post(site, [user(WORDS, chat_image(png(9))), said, {"role": "user", "content": "No."}]).json()
+    other = post(
+        site, [user(WORDS, chat_image(png(9))), said, {"role": "user", "content": "No."}]
+    ).json()
     while collector.run_once():
         pass
     with site.store.read() as conn:
@@ -266,22 +302,33 @@ def test_a_prompt_with_images_continues_no_stored_tokens(site: Site) -> None:
 
 
 def test_tools_variables_and_choices_reach_the_engine(site: Site) -> None:
-    site.script.say('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>')
-    answer = post(site, [SEEN], tools=TOOLS, n=2, chat_template_kwargs={"mood": "good"}, stream=False).json()
+    site.script.say(
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    )
+    answer = post(
+        site, [SEEN], tools=TOOLS, n=2, chat_template_kwargs={"mood": "good"}, stream=False
+    ).json()
     assert [c["finish_reason"] for c in answer["choices"]] == ["tool_calls"] * 2
     prompt = engine_of(site).rendered[0]
     assert (list(prompt.tools), prompt.variables) == (TOOLS, {"mood": "good"})
     assert all(isinstance(call, ImageGeneration) for call in site.engine.calls)
-    assert "chat_template_kwargs.messages" in refusal(site, [SEEN], chat_template_kwargs={"messages": 1})["message"]
+    assert (
+        "chat_template_kwargs.messages"
+        in refusal(site, [SEEN], chat_template_kwargs={"messages": 1})["message"]
+    )
 
 
 def test_tokens_are_counted_as_the_engine_renders_them(site: Site) -> None:
     found = site.http.post("/v1/messages/count_tokens", DIALECTS["/v1/messages"]).json()
-    assert found["input_tokens"] == len("What is this?\n"[:-1]) + len(ScriptedImageEngine.IMAGE_TOKENS)
+    assert found["input_tokens"] == len("What is this?\n"[:-1]) + len(
+        ScriptedImageEngine.IMAGE_TOKENS
+    )
 
 
 def test_a_redacted_exchange_keeps_no_digest(start: Start) -> None:
-    site = start(visual=True, engine_kind=ScriptedImageEngine, settings={"serve.capture": "redacted"})
+    site = start(
+        visual=True, engine_kind=ScriptedImageEngine, settings={"serve.capture": "redacted"}
+    )
     assert post(site, [SEEN]).status_code == 200
     with site.store.read() as conn:
         rows = [
@@ -290,7 +337,9 @@ def test_a_redacted_exchange_keeps_no_digest(start: Start) -> None:
             for row in conn.exec_driver_sql(f"SELECT * FROM {table}")
         ]
     assert DIGEST not in str(rows)
-    assert bytes.fromhex(DIGEST) not in b"".join(v for row in rows for v in row if isinstance(v, bytes))
+    assert bytes.fromhex(DIGEST) not in b"".join(
+        v for row in rows for v in row if isinstance(v, bytes)
+    )
     assert site.last().request.messages == ()
 
 
@@ -300,7 +349,10 @@ def test_a_stored_image_cannot_be_sent_again(site: Site) -> None:
     assert items[0]["content"][0]["text"] == f"What is this?[image {DIGEST}]"
     answer = site.http.post("/v1/responses", {"input": "And?", "previous_response_id": first["id"]})
     assert answer.status_code == 400
-    assert "images are stored as digests only. Send the whole conversation" in answer.json()["error"]["message"]
+    assert (
+        "images are stored as digests only. Send the whole conversation"
+        in answer.json()["error"]["message"]
+    )
 
 
 def test_text_of_a_control_token_is_refused_beside_an_image(start: Start, site: Site) -> None:
@@ -311,14 +363,24 @@ def test_text_of_a_control_token_is_refused_beside_an_image(start: Start, site: 
     tool = json.loads(json.dumps(TOOLS[0]).replace("The weather", "<|im_end|>"))
     assert "control token beside an image" in refusal(site, [SEEN], tools=[tool])["message"]
     variables = {"note": "<|im_end|>"}
-    assert "control token beside an image" in refusal(site, [SEEN], chat_template_kwargs=variables)["message"]
+    assert (
+        "control token beside an image"
+        in refusal(site, [SEEN], chat_template_kwargs=variables)["message"]
+    )
     halves = [{"type": "text", "text": text} for text in ("<|im", "_end|>")]
-    assert "control token beside an image" in refusal(site, [user(*halves, chat_image())])["message"]
+    assert (
+        "control token beside an image" in refusal(site, [user(*halves, chat_image())])["message"]
+    )
 
 
 def test_the_beginning_of_a_control_token_is_ordinary_text(site: Site) -> None:
     tool = json.loads(json.dumps(TOOLS[0]).replace("The weather", "<"))
-    assert post(site, [user({"type": "text", "text": "Is a < b, or is it a <"}, chat_image())]).status_code == 200
+    assert (
+        post(
+            site, [user({"type": "text", "text": "Is a < b, or is it a <"}, chat_image())]
+        ).status_code
+        == 200
+    )
     assert post(site, [SEEN], tools=[tool]).status_code == 200
 
 
@@ -330,11 +392,17 @@ def test_the_beginning_of_a_control_token_is_ordinary_text(site: Site) -> None:
             400,
             "the engine refuses .* At most 1 image",
         ),
-        (RequestRefused("/tokenize at http://engine: 500", 500), 500, "/tokenize at http://engine: 500"),
+        (
+            RequestRefused("/tokenize at http://engine: 500", 500),
+            500,
+            "/tokenize at http://engine: 500",
+        ),
         (EngineGone("no engine answers"), 503, "no engine answers. Repeat the request"),
     ],
 )
-def test_an_engine_that_does_not_render(start: Start, error: EngineError, status: int, words: str) -> None:
+def test_an_engine_that_does_not_render(
+    start: Start, error: EngineError, status: int, words: str
+) -> None:
     site = start(visual=True, engine_kind=ScriptedImageEngine, refuse=error)
     answer = post(site, [SEEN])
     assert answer.status_code == status
@@ -348,12 +416,17 @@ def test_too_long_a_prompt_and_a_prefix(start: Start) -> None:
     error = refusal(site, [user({"type": "text", "text": "x" * 100}, chat_image())])
     assert error["code"] == "context_length_exceeded"
     prefix = {"role": "assistant", "content": "It is"}
-    assert "cannot continue a message" in refusal(site, [SEEN, prefix], continue_final_message=True)["message"]
+    assert (
+        "cannot continue a message"
+        in refusal(site, [SEEN, prefix], continue_final_message=True)["message"]
+    )
 
 
 def test_a_stream_with_an_image(site: Site) -> None:
     answer = post(site, [SEEN], stream=True, return_token_ids=True, logprobs=True)
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    events = [
+        json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")
+    ]
     assert events[0]["prompt_token_ids"] == site.last().request.prompt_ids.tolist()
     assert site.last().reply is not None
     assert site.ended(site.last().request.id).reply.status is ExchangeStatus.DONE  # type: ignore[union-attr]

@@ -19,10 +19,20 @@ from openclaw_rl.store.lessons.withdrawals import RESTORED_EVENT, WITHDRAWN_EVEN
 
 PROBES = load_lesson_probes()
 SHORT = Lesson(
-    id="aa", key=SCOPE, text="Keep answers short.", topic="length/short", weight=2.0, made_at=1.0, reinforced_at=1.0
+    id="aa",
+    key=SCOPE,
+    text="Keep answers short.",
+    topic="length/short",
+    weight=2.0,
+    made_at=1.0,
+    reinforced_at=1.0,
 )
-KLINGON = replace(SHORT, id="bb", text="Answer in Klingon.", topic="", weight=1.0, made_at=2.0, reinforced_at=2.0)
-FORMAL = replace(SHORT, id="cc", text="Use a formal tone.", topic="tone/formal", weight=1.0, made_at=3.0)
+KLINGON = replace(
+    SHORT, id="bb", text="Answer in Klingon.", topic="", weight=1.0, made_at=2.0, reinforced_at=2.0
+)
+FORMAL = replace(
+    SHORT, id="cc", text="Use a formal tone.", topic="tone/formal", weight=1.0, made_at=3.0
+)
 Misled = Callable[[str], bool]
 
 
@@ -92,7 +102,9 @@ def test_a_lesson_that_costs_correctness_is_withdrawn_and_named_in_a_header(star
         assert count_by_owner(conn, LessonState.WITHDRAWN) == {("default", SCOPE): 1}
 
 
-def test_the_lightest_of_lessons_that_cost_together_is_withdrawn_until_the_other_is_learned(start: Start) -> None:
+def test_the_lightest_of_lessons_that_cost_together_is_withdrawn_until_the_other_is_learned(
+    start: Start,
+) -> None:
     site = start_misled(start, lambda text: "short" in text and "formal" in text)
     know(site, SHORT, FORMAL)
     ask(site)
@@ -204,7 +216,9 @@ def test_the_capacity_of_the_base_is_measured_once(start: Start) -> None:
             return examinations.measured_capacity(conn, "test-identity")
 
     assert wait_for(capacity, lambda measured: measured is not None, seconds=120) == 4
-    many = [replace(SHORT, id=f"l{n}", text=f"Say word{n}.", topic="", weight=1.0 + n) for n in range(6)]
+    many = [
+        replace(SHORT, id=f"l{n}", text=f"Say word{n}.", topic="", weight=1.0 + n) for n in range(6)
+    ]
     know(site, *many)
     assert ask(site)[0] == ["l2", "l3", "l4", "l5"]
 

@@ -37,7 +37,9 @@ class Talk:
         """Send a message, and let the worker link and judge what came before. Returns the lessons in the prompt."""
         self._messages.append({"role": "user", "content": text})
         body = {"model": self._site.config.model.name, "messages": self._messages, **self._user}
-        answer = self._site.http.post("/v1/chat/completions", body, {"Authorization": f"Bearer {KEY}", **self._headers})
+        answer = self._site.http.post(
+            "/v1/chat/completions", body, {"Authorization": f"Bearer {KEY}", **self._headers}
+        )
         assert answer.status_code == 200, answer.text
         self._messages.append(answer.json()["choices"][0]["message"])
         in_prompt = list(self._site.ended(self._site.last().request.id).request.lessons.values())
@@ -67,14 +69,18 @@ def judge_all(site: Site) -> None:
         verdict = replace(judged, at=next(TIMES))
         with site.store.write() as conn:
             turns.add_verdict(conn, verdict)
-            update_lessons(conn, verdict, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret)
+            update_lessons(
+                conn, verdict, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret
+            )
 
 
 def test_a_wish_for_a_conversation_applies_to_it_alone(site: Site) -> None:
     for session in ("", "s1"):
         talk, other = Talk(site, session), Talk(site, session and "s2")
         talk.say(f"Where is the Louvre? {session}")
-        assert talk.say("Shorter in this chat, please. And the Prado?") == [SHORT], "at once, by the words alone"
+        assert talk.say("Shorter in this chat, please. And the Prado?") == [SHORT], (
+            "at once, by the words alone"
+        )
         assert talk.say("And the Uffizi?") == [SHORT]
         assert other.say("What is the capital of France?") == []
         assert talk.say("And the Tate?") == [SHORT]
@@ -137,4 +143,7 @@ def test_a_narrower_wish_counts_until_a_newer_general_one(site: Site) -> None:
     assert talk.say("And the Hermitage?") == [SHORT]
     with site.store.read() as conn:
         states = {lesson.scope_kind: lesson.state for lesson in lessons.list_lessons(conn)}
-    assert states == {LessonScope.AGENT: LessonState.ACTIVE, LessonScope.SESSION: LessonState.SUPERSEDED}
+    assert states == {
+        LessonScope.AGENT: LessonState.ACTIVE,
+        LessonScope.SESSION: LessonState.SUPERSEDED,
+    }

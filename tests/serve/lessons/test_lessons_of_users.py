@@ -18,7 +18,9 @@ SHORT, LONG = "Keep answers short.", "Give long, detailed answers."
 CLAUDE_CODE = "user_{}_account_acc-{}_session_{}"
 
 
-def ask(site: Site, user: str, *, dialect: str = "chat", text: str = "hi", agent: str = "") -> Exchange:
+def ask(
+    site: Site, user: str, *, dialect: str = "chat", text: str = "hi", agent: str = ""
+) -> Exchange:
     """A reply of the real gateway to this user, in one of the dialects."""
     messages = [USER | {"content": text}]
     body: dict[str, Any] = {"model": site.config.model.name, "messages": messages}
@@ -35,9 +37,13 @@ def ask(site: Site, user: str, *, dialect: str = "chat", text: str = "hi", agent
 
 def complain(site: Site, exchange: Exchange, *hints: str, at: float = 1.0) -> None:
     """The lessons of a verdict on this reply, as the judge's worker writes them."""
-    verdict = Verdict(turn=exchange.request.id, revision=1, judge="rules@1", score=-1, hints=hints, at=at)
+    verdict = Verdict(
+        turn=exchange.request.id, revision=1, judge="rules@1", score=-1, hints=hints, at=at
+    )
     with site.store.write() as conn:
-        update_lessons(conn, verdict, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret)
+        update_lessons(
+            conn, verdict, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret
+        )
 
 
 def texts(exchange: Exchange) -> list[str]:
@@ -51,12 +57,16 @@ def test_a_wish_applies_to_its_user_alone(site: Site, dialect: str) -> None:
     assert texts(ask(site, "bob", dialect=dialect)) == []
     assert texts(ask(site, "")) == []
     complain(site, ask(site, "bob", dialect=dialect), LONG)
-    assert texts(ask(site, "ann", dialect=dialect)) == [SHORT], "what another user wants supersedes nothing"
+    assert texts(ask(site, "ann", dialect=dialect)) == [SHORT], (
+        "what another user wants supersedes nothing"
+    )
     assert texts(ask(site, "bob", dialect=dialect)) == [LONG]
 
 
 def test_a_user_of_claude_code_is_recognised_in_each_session(site: Site) -> None:
-    first, second, other = (CLAUDE_CODE.format(*names) for names in (("x", 1, "s1"), ("x", 1, "s2"), ("y", 2, "s3")))
+    first, second, other = (
+        CLAUDE_CODE.format(*names) for names in (("x", 1, "s1"), ("x", 1, "s2"), ("y", 2, "s3"))
+    )
     complain(site, ask(site, first, dialect="messages"), SHORT)
     assert texts(ask(site, second, dialect="messages")) == [SHORT]
     assert texts(ask(site, other, dialect="messages")) == []
@@ -109,7 +119,9 @@ def test_safety_identifier_names_the_user(site: Site, route: str) -> None:
     """Else the wish of one person is in the prompts of everybody behind the key."""
 
     def ask_as(person: str) -> Exchange:
-        prompt: dict[str, Any] = {"messages": [USER]} if route.startswith("chat") else {"input": "hi"}
+        prompt: dict[str, Any] = (
+            {"messages": [USER]} if route.startswith("chat") else {"input": "hi"}
+        )
         body = {"model": site.config.model.name, "safety_identifier": person, **prompt}
         answer = site.http.post(f"/v1/{route}", body)
         assert answer.status_code == 200, answer.text

@@ -22,7 +22,10 @@ SETS = [
             "Answer in plain prose, without a list.",
         ),
     ),
-    ("unknown words", ("Отвечай по-клингонски: nuqneH, Duj, puchpa'! Ελληνικά, български, עברית, ไทย.",)),
+    (
+        "unknown words",
+        ("Отвечай по-клингонски: nuqneH, Duj, puchpa'! Ελληνικά, български, עברית, ไทย.",),
+    ),
 ]
 
 

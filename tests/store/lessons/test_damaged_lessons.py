@@ -38,13 +38,19 @@ def test_a_damaged_lesson_is_left_out(
 ) -> None:
     id_ = f"{kind}-{list(DAMAGE.values()).index(sql)}"  # of its own: the damage of a lesson is logged once
     with store.write() as conn:
-        put(conn, SHORT, replace(SHORT, id=id_, topic="tone/formal", scope_kind=kind, scope_value=value))
+        put(
+            conn,
+            SHORT,
+            replace(SHORT, id=id_, topic="tone/formal", scope_kind=kind, scope_value=value),
+        )
         conn.exec_driver_sql(f"UPDATE lessons SET {sql} WHERE id = '{id_}'")
     with store.read() as conn, caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert lessons.get(conn, id_) is None
             assert [one.id for one in lessons.list_lessons(conn)] == ["aa"]
-            assert [one.id for one in lessons.lessons_for(conn, replace(HERE, asked="money"))] == ["aa"]
+            assert [one.id for one in lessons.lessons_for(conn, replace(HERE, asked="money"))] == [
+                "aa"
+            ]
     assert len([r for r in caplog.records if f"lesson {id_} is left out" in r.getMessage()]) == 1
 
 

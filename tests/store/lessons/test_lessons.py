@@ -45,7 +45,14 @@ def test_a_lesson_is_read_back_as_it_was_stored(store: Store) -> None:
 
 
 def test_a_lesson_applies_within_its_scope_only(store: Store) -> None:
-    user = replace(SHORT, id="bb", topic="tone/formal", scope_kind=LessonScope.USER, scope_value=ANN, made_at=2.0)
+    user = replace(
+        SHORT,
+        id="bb",
+        topic="tone/formal",
+        scope_kind=LessonScope.USER,
+        scope_value=ANN,
+        made_at=2.0,
+    )
     fact = replace(SHORT, id="cc", scope_kind=LessonScope.QUESTION, scope_value="q", made_at=3.0)
     with store.write() as conn:
         put(conn, SHORT, user, fact)
@@ -62,7 +69,14 @@ def test_a_lesson_applies_within_its_scope_only(store: Store) -> None:
 def test_the_wish_of_a_user_replaces_that_of_the_agent_in_their_prompts(
     store: Store, is_pinned: bool, kept: str
 ) -> None:
-    own = replace(SHORT, id="bb", topic="length/long", scope_kind=LessonScope.USER, scope_value=ANN, made_at=2.0)
+    own = replace(
+        SHORT,
+        id="bb",
+        topic="length/long",
+        scope_kind=LessonScope.USER,
+        scope_value=ANN,
+        made_at=2.0,
+    )
     with store.write() as conn:
         put(conn, replace(SHORT, is_pinned=is_pinned), own)
         assert names(lessons.lessons_for(conn, HERE)) == [kept]
@@ -87,7 +101,11 @@ def test_evidence_adds_weight_once_and_ages(store: Store) -> None:
 
 def test_a_superseded_lesson_returns_when_the_other_is_forgotten(store: Store) -> None:
     with store.write() as conn:
-        put(conn, SHORT, replace(SHORT, id="bb", text="Give long, detailed answers.", topic="length/long"))
+        put(
+            conn,
+            SHORT,
+            replace(SHORT, id="bb", text="Give long, detailed answers.", topic="length/long"),
+        )
         lessons.supersede(conn, "aa", "bb")
         assert names(lessons.lessons_for(conn, HERE)) == ["bb"]
         removal.forget(conn, "bb", at=5.0)
@@ -95,13 +113,20 @@ def test_a_superseded_lesson_returns_when_the_other_is_forgotten(store: Store) -
 
 
 def of_session(name: str, *, at: float) -> Lesson:
-    return replace(SHORT, id=name, scope_kind=LessonScope.SESSION, scope_value=name, reinforced_at=at)
+    return replace(
+        SHORT, id=name, scope_kind=LessonScope.SESSION, scope_value=name, reinforced_at=at
+    )
 
 
 def test_lessons_of_several_conversations_return_together(store: Store) -> None:
     """They say the same of different prompts: none takes the place of another one."""
     with store.write() as conn:
-        put(conn, replace(SHORT, topic="length/long"), of_session("one", at=2.0), of_session("two", at=3.0))
+        put(
+            conn,
+            replace(SHORT, topic="length/long"),
+            of_session("one", at=2.0),
+            of_session("two", at=3.0),
+        )
         lessons.supersede(conn, "one", "aa")
         lessons.supersede(conn, "two", "aa")
         removal.forget(conn, "aa", at=5.0)
@@ -120,7 +145,9 @@ def test_a_pinned_lesson_of_a_conversation_leaves_other_prompts_as_they_are(stor
 
 def test_lessons_that_contradict_each_other_do_not_return_together(store: Store) -> None:
     medium = replace(SHORT, id="bb", topic="length/medium", reinforced_at=2.0)
-    long, longer = (replace(SHORT, id=id_, topic=f"length/{id_}", reinforced_at=3.0) for id_ in ("cc", "dd"))
+    long, longer = (
+        replace(SHORT, id=id_, topic=f"length/{id_}", reinforced_at=3.0) for id_ in ("cc", "dd")
+    )
     with store.write() as conn:
         put(conn, SHORT, medium, long, longer)
         for old, new in (("aa", "cc"), ("bb", "cc"), ("cc", "dd")):
@@ -172,7 +199,9 @@ def test_the_weights_learn_a_lesson_and_lose_it(store: Store) -> None:
         assert lessons.get(conn, "aa") == replace(SHORT, text="Keep answers very short.")
 
 
-def test_a_rollback_behind_the_version_that_learned_it_puts_a_lesson_into_force(store: Store) -> None:
+def test_a_rollback_behind_the_version_that_learned_it_puts_a_lesson_into_force(
+    store: Store,
+) -> None:
     with store.write() as conn:
         policies.ensure_root(conn, base="base", identity="i", at=1.0)
         lease = leases.acquire(conn, "trainer", holder="t", now=1.0, ttl=60.0)
@@ -206,7 +235,9 @@ def test_turns_that_are_taken_back_take_their_lessons(store: Store) -> None:
         (1, DEFAULT_NAME, 2.5, False),
     ],
 )
-def test_a_learned_lesson_is_said_again(store: Store, version: int, name: str, at: float, is_said: bool) -> None:
+def test_a_learned_lesson_is_said_again(
+    store: Store, version: int, name: str, at: float, is_said: bool
+) -> None:
     """Of a reply of its own policy, since it was learned, and after its divergence was measured."""
     with store.write() as conn:
         policies.ensure_root(conn, base="base", identity="i", at=1.0)
@@ -218,7 +249,9 @@ def test_a_learned_lesson_is_said_again(store: Store, version: int, name: str, a
         lessons.mark_learned(conn, "aa", 1)
         serve(conn, "a")
         conn.execute(update(schema.exchanges).values(version=version))
-        conn.execute(update(schema.policies).where(schema.policies.c.version == 1).values(name=name))
+        conn.execute(
+            update(schema.policies).where(schema.policies.c.version == 1).values(name=name)
+        )
         lessons.reinforce(conn, "aa", "a", at=at)
         lesson = lessons.get(conn, "aa")
         assert lesson is not None

@@ -24,7 +24,14 @@ OF_USER = Lesson(
     id="user", key="key", text="Keep answers short.", topic="length/short", scope_kind=LessonScope.USER,
     scope_value=user_scope("agent", "ann"), made_at=1.0, reinforced_at=1.0,
 )  # fmt: skip
-FACT = replace(OF_USER, id="fact", topic="", text="It is Canberra.", scope_kind=LessonScope.QUESTION, scope_value="q")
+FACT = replace(
+    OF_USER,
+    id="fact",
+    topic="",
+    text="It is Canberra.",
+    scope_kind=LessonScope.QUESTION,
+    scope_value="q",
+)
 OWNERS: tuple[PolicyOwner, ...] = ("user", "agent", "key", "all")
 
 
@@ -69,4 +76,6 @@ def test_what_another_policy_has_learned_is_in_the_prompt_again(tmp_path: Path) 
     start(tmp_path, "all")
     with Store.open(tmp_path / "store.db") as store, store.read() as conn:
         states = {lesson.id: lesson.state for lesson in lessons.list_lessons(conn)}
-    assert states == {"user": LessonState.ACTIVE, "fact": LessonState.LEARNED}, "version 0 is an ancestor of all"
+    assert states == {"user": LessonState.ACTIVE, "fact": LessonState.LEARNED}, (
+        "version 0 is an ancestor of all"
+    )

@@ -18,7 +18,14 @@ from openclaw_rl.store.lineage.live_scores import newest_scores
 
 __all__ = ["fill", "judged", "renderer", "store"]
 SHORT = Lesson(id="aa", key="key", text="Keep answers short.", made_at=1.0, reinforced_at=1.0)
-COSTS = Withdrawal(code=WithdrawalCode.BESIDE_OTHERS, asked=4, right_with=1, right_without=4, beside=("bb",), at=2.0)
+COSTS = Withdrawal(
+    code=WithdrawalCode.BESIDE_OTHERS,
+    asked=4,
+    right_with=1,
+    right_without=4,
+    beside=("bb",),
+    at=2.0,
+)
 SOUND = ExaminationResult(asked=20, right_with=20, right_without=20, is_sound=True, at=3.0)
 
 
@@ -39,11 +46,18 @@ def find(store: Store) -> Lesson:
 def test_a_withdrawal_is_stored_with_its_figures(store: Store, lesson: Lesson) -> None:
     with store.write() as conn:
         assert withdrawals.withdraw(conn, "aa", SHORT.text, COSTS)
-        assert not withdrawals.withdraw(conn, "aa", SHORT.text, replace(COSTS, at=3.0)), "it has left already"
-    assert (find(store).state, find(store).withdrawal) == (LessonState.WITHDRAWN, replace(COSTS, at=3.0))
+        assert not withdrawals.withdraw(conn, "aa", SHORT.text, replace(COSTS, at=3.0)), (
+            "it has left already"
+        )
+    assert (find(store).state, find(store).withdrawal) == (
+        LessonState.WITHDRAWN,
+        replace(COSTS, at=3.0),
+    )
     with store.write() as conn:
         lessons.set_weight(conn, "aa", 2.0, at=4.0)
-        assert withdrawals.withdraw(conn, "aa", SHORT.text, replace(COSTS, at=5.0)), "it was said again since"
+        assert withdrawals.withdraw(conn, "aa", SHORT.text, replace(COSTS, at=5.0)), (
+            "it was said again since"
+        )
         assert withdrawals.restore(conn, "aa", SHORT.text, at=6.0)
     assert (find(store).state, find(store).withdrawal) == (LessonState.ACTIVE, None)
     with store.read() as conn:
@@ -51,7 +65,9 @@ def test_a_withdrawal_is_stored_with_its_figures(store: Store, lesson: Lesson) -
     assert kinds == ["withdrawn", "withdrawn", "restored"]
 
 
-def test_what_was_edited_or_superseded_meanwhile_is_not_withdrawn(store: Store, lesson: Lesson) -> None:
+def test_what_was_edited_or_superseded_meanwhile_is_not_withdrawn(
+    store: Store, lesson: Lesson
+) -> None:
     with store.write() as conn:
         removal.replace_text(conn, "aa", "Be brief.", at=2.0)
         assert not withdrawals.withdraw(conn, "aa", SHORT.text, COSTS)
@@ -60,7 +76,9 @@ def test_what_was_edited_or_superseded_meanwhile_is_not_withdrawn(store: Store, 
         assert not withdrawals.withdraw(conn, "aa", "Be brief.", COSTS)
 
 
-def test_texts_that_wait_for_an_examination_go_with_a_forgotten_lesson(store: Store, lesson: Lesson) -> None:
+def test_texts_that_wait_for_an_examination_go_with_a_forgotten_lesson(
+    store: Store, lesson: Lesson
+) -> None:
     with store.write() as conn:
         examinations.request_examination(conn, [SHORT.text], "identity", store.secret)
         assert examinations.waiting_texts(conn, 9) == [(SHORT.text,)]
@@ -77,7 +95,9 @@ def test_a_result_is_of_the_base_model_and_of_the_order_of_the_texts(store: Stor
     with store.write() as conn:
         digest = examinations.lessons_digest(["a", "b"], "identity", store.secret)
         examinations.record_result(conn, digest, 0, SOUND)
-    assert [known("a", "b"), known("b", "a"), known("a"), known("a", "b", identity="other")] == [True] + [False] * 3
+    assert [known("a", "b"), known("b", "a"), known("a"), known("a", "b", identity="other")] == [
+        True
+    ] + [False] * 3
 
 
 def test_turns_that_a_withdrawn_lesson_misled_are_no_evidence_against_a_version(

@@ -47,10 +47,15 @@ def never_asked(**_: Any) -> None:
         ("10.0.0.1:6379", ("10.0.0.1", 6379)),
         ("ray://head:10001", ("head", 10001)),
         ("[::1]:6379", ("::1", 6379)),
-        *((other, None) for other in ("auto", "local", "nohost", "http://head:8265", "head:99999", ":6379", "")),
+        *(
+            (other, None)
+            for other in ("auto", "local", "nohost", "http://head:8265", "head:99999", ":6379", "")
+        ),
     ],
 )
-def test_host_and_port_are_found_where_there_are_any(address: str, found: tuple[str, int] | None) -> None:
+def test_host_and_port_are_found_where_there_are_any(
+    address: str, found: tuple[str, int] | None
+) -> None:
     assert host_and_port(address) == found
 
 
@@ -73,17 +78,23 @@ def test_a_head_that_has_ended_is_one_line_at_once(
     address = f"127.0.0.1:{free_port()}"
     if is_variable:
         monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ConfigError, match=f"no head answers at {address} .* Start a head there") as caught:
+    with pytest.raises(
+        ConfigError, match=f"no head answers at {address} .* Start a head there"
+    ) as caught:
         start("auto" if is_variable else address, never_asked)
     assert_diagnosed(caught.value)
 
 
-def test_a_cluster_that_gives_no_answer_is_one_line(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_gives_no_answer_is_one_line(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray remembers the head that was started last on this machine, and asks it for a quarter of an hour."""
     monkeypatch.setattr(ray_launcher, "_CONNECT_SECONDS", 0.2)
     ended = threading.Event()
     began = time.monotonic()
-    with pytest.raises(ConfigError, match=r"train\.launch\.ray auto: no head answers within 0\.2 s\. Start") as caught:
+    with pytest.raises(
+        ConfigError, match=r"train\.launch\.ray auto: no head answers within 0\.2 s\. Start"
+    ) as caught:
         start("auto", lambda **_: ended.wait(60))
     ended.set()
     assert time.monotonic() - began < 30
@@ -95,7 +106,9 @@ def test_an_error_of_ray_keeps_its_words(start: Start, error: Exception) -> None
     def fail(**_: Any) -> None:
         raise error
 
-    with pytest.raises(ConfigError, match=r"train\.launch\.ray auto: no instance\. Start a head there") as caught:
+    with pytest.raises(
+        ConfigError, match=r"train\.launch\.ray auto: no instance\. Start a head there"
+    ) as caught:
         start("auto", fail)
     assert_diagnosed(caught.value)
 

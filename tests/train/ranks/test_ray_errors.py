@@ -28,10 +28,22 @@ ray::RankActor.__init__() (pid=20187, ip=192.0.2.2)
 ModuleNotFoundError: No module named 'openclaw_rl.train'
 """
 CONNECT_ERRORS: list[tuple[Exception, str]] = [
-    (RuntimeError(MISMATCH), "Ray: 2.40.0 Python: 3.11.7. Expected the head's versions of Ray and Python"),
-    (ValueError("Invalid Ray address: 'http://HEAD:8265'."), "'http://HEAD:8265'. Expected auto, local, or HOST:PORT"),
-    (ConnectionError("Failed to connect to Ray cluster at HEAD:6379."), "at HEAD:6379. Start a head there"),
-    (Exception("The current node timed out during startup."), "timed out during startup. Start a head there"),
+    (
+        RuntimeError(MISMATCH),
+        "Ray: 2.40.0 Python: 3.11.7. Expected the head's versions of Ray and Python",
+    ),
+    (
+        ValueError("Invalid Ray address: 'http://HEAD:8265'."),
+        "'http://HEAD:8265'. Expected auto, local, or HOST:PORT",
+    ),
+    (
+        ConnectionError("Failed to connect to Ray cluster at HEAD:6379."),
+        "at HEAD:6379. Start a head there",
+    ),
+    (
+        Exception("The current node timed out during startup."),
+        "timed out during startup. Start a head there",
+    ),
     (RuntimeError(), "train.launch.ray HEAD: RuntimeError. Start a head there"),
 ]
 
@@ -55,7 +67,10 @@ def test_a_cluster_that_cannot_be_used_is_one_line(error: Exception, words: str)
 @pytest.mark.parametrize("text", [TRACEBACK, TRACEBACK_WITHOUT_FILES])
 def test_of_a_traceback_from_another_machine_the_last_line_stays(text: str) -> None:
     line = str(ray_errors.start_error(RuntimeError(text)))
-    assert "does not start on its machine: ModuleNotFoundError: No module named 'openclaw_rl.train'. Expected" in line
+    assert (
+        "does not start on its machine: ModuleNotFoundError: No module named 'openclaw_rl.train'. Expected"
+        in line
+    )
     assert "\n" not in line
     assert "\x1b" not in line
 
@@ -63,7 +78,10 @@ def test_of_a_traceback_from_another_machine_the_last_line_stays(text: str) -> N
 def test_an_error_of_ours_keeps_its_words() -> None:
     ours: OpenClawError = ConfigError("home /x: read-only file system. Choose another home")
     assert f"{ours}. Expected" in str(ray_errors.start_error(TaskError(TRACEBACK, ours)))
-    assert str(ray_errors.lost_error(TaskError(TRACEBACK, RanksGone("a rank is gone")))) == "a rank is gone"
+    assert (
+        str(ray_errors.lost_error(TaskError(TRACEBACK, RanksGone("a rank is gone"))))
+        == "a rank is gone"
+    )
     assert str(ray_errors.lost_error(RuntimeError("a\n\tb"))) == "Ray has lost a rank: a b"
 
 

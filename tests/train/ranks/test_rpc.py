@@ -13,7 +13,14 @@ import pytest
 from openclaw_rl.errors import ModelError, OpenClawError, rebuild_error
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.train.ranks import rpc
-from openclaw_rl.train.ranks.rpc import ErrorReply, LoadCommand, RpcChannel, RpcListener, StepCommand, StepReply
+from openclaw_rl.train.ranks.rpc import (
+    ErrorReply,
+    LoadCommand,
+    RpcChannel,
+    RpcListener,
+    StepCommand,
+    StepReply,
+)
 from openclaw_rl.types import EpisodeStep
 
 
@@ -35,7 +42,10 @@ def sample(**further: object) -> Sample:
 def test_samples_arrive_whole() -> None:
     rewards = {"reward": 1.0, "rewards": (1.0, 0.0), "step_reward": 0.5, "step_rewards": (0.5,)}
     episode = EpisodeStep(group="x", episode="r", step=2, **rewards)  # type: ignore[arg-type]
-    sent = [sample(), sample(reward=None, hinted_prompts=(np.arange(3, dtype=np.int32),), episode=episode)]
+    sent = [
+        sample(),
+        sample(reward=None, hinted_prompts=(np.arange(3, dtype=np.int32),), episode=episode),
+    ]
     got = rpc.command_decoder.decode(rpc.encode(StepCommand(sent, "/out")))
     assert isinstance(got, StepCommand)
     assert got.out == "/out"
@@ -43,13 +53,21 @@ def test_samples_arrive_whole() -> None:
         for field in fields(Sample):
             before, after = getattr(one, field.name), getattr(two, field.name)
             np.testing.assert_equal(after, before)
-            assert getattr(after, "dtype", None) == getattr(before, "dtype", None) or field.name == "reward"
+            assert (
+                getattr(after, "dtype", None) == getattr(before, "dtype", None)
+                or field.name == "reward"
+            )
 
 
 def test_results_and_commands_arrive() -> None:
     credit = {"t": np.array([0.5, -65504.0], np.float16)}
     result = StepResult(
-        folder=None, digest="d", metrics={"kl": float("nan")}, memory={"a": [1, {"b": 2.5}]}, dropped={}, credit=credit
+        folder=None,
+        digest="d",
+        metrics={"kl": float("nan")},
+        memory={"a": [1, {"b": 2.5}]},
+        dropped={},
+        credit=credit,
     )
     got = rpc.reply_decoder.decode(rpc.encode(StepReply(result)))
     assert isinstance(got, StepReply)

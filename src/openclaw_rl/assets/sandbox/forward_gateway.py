@@ -19,9 +19,12 @@ async def copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         gateway_reader, gateway_writer = await asyncio.open_unix_connection(sys.argv[1])
-        await asyncio.gather(copy_stream(reader, gateway_writer), copy_stream(gateway_reader, writer))
+        await asyncio.gather(
+            copy_stream(reader, gateway_writer), copy_stream(gateway_reader, writer)
+        )
         gateway_writer.close()
-    except OSError:  # one side has closed
+    except OSError:
+        # One side has closed.
         pass
     finally:
         writer.close()

@@ -19,7 +19,13 @@ UNSEEN_IMAGES = "images in tool results (this model cannot see them)"
 
 def digest_part(sha256: str, media_type: str, size: tuple[int, int]) -> dict[str, Any]:
     """Return the content part of an image. `sha256`: hex digest of its bytes; `size`: width and height in pixels."""
-    return {"type": IMAGE_TYPE, "sha256": sha256, "media_type": media_type, "width": size[0], "height": size[1]}
+    return {
+        "type": IMAGE_TYPE,
+        "sha256": sha256,
+        "media_type": media_type,
+        "width": size[0],
+        "height": size[1],
+    }
 
 
 def image_digest(part: Any) -> str | None:

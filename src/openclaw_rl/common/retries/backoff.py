@@ -15,7 +15,9 @@ def retry_after_seconds(header: str | None, now: float | None = None) -> float |
         seconds = float(header)
     except ValueError:
         try:
-            seconds = email.utils.parsedate_to_datetime(header).timestamp() - (time.time() if now is None else now)
+            seconds = email.utils.parsedate_to_datetime(header).timestamp() - (
+                time.time() if now is None else now
+            )
         except (TypeError, ValueError):
             return None
     return max(seconds, 0.0) if seconds < float("inf") else None

@@ -40,7 +40,9 @@ class HintTopics:
         rule = self._by_hint.get(normalise_lesson(text))
         if rule is not None or not as_reaction:
             return rule
-        matching = (rule for file in self._files for rule in file.matching_rules([("user", text)], ""))
+        matching = (
+            rule for file in self._files for rule in file.matching_rules([("user", text)], "")
+        )
         return next((rule for rule in matching if rule.hint and rule.topic), None)
 
     def has_hint(self, text: str) -> bool:
@@ -60,15 +62,29 @@ class HintTopics:
         for file in self._files:
             if _has_hint(file, text) or file.matching_rules([("user", text)], ""):
                 opposed = {rule.topic: rule.hint for rule in file.rules if rule.topic and rule.hint}
-                other = min((found for found in opposed if is_opposed(topic, {found})), default=None)
+                other = min(
+                    (found for found in opposed if is_opposed(topic, {found})), default=None
+                )
                 if other is not None:
                     return opposed[other]
         return None
 
     def find_scope(self, texts: Iterable[str], hint: str | None) -> StatedScope | None:
         """Return what a person's texts limit the wish with this hint of a rule to; of None, the first limit of any."""
-        scopes = ((file, found) for text in texts for file in self._files for found in file.stated_scopes(text))
-        return next((scope for file, (_, rest, scope) in scopes if hint is None or _is_wished(file, rest, hint)), None)
+        scopes = (
+            (file, found)
+            for text in texts
+            for file in self._files
+            for found in file.stated_scopes(text)
+        )
+        return next(
+            (
+                scope
+                for file, (_, rest, scope) in scopes
+                if hint is None or _is_wished(file, rest, hint)
+            ),
+            None,
+        )
 
     def without_scopes(self, text: str) -> str:
         """Return a user's text without the words that limit its wishes."""
@@ -90,21 +106,30 @@ class HintTopics:
 
         `reply`: None if the message is the first one of a conversation, which says nothing about a reply.
         """
-        text = head_and_tail(strip_time_stamp(normalise_text(message_text(message))), MAX_WISH_CHARS)
+        text = head_and_tail(
+            strip_time_stamp(normalise_text(message_text(message))), MAX_WISH_CHARS
+        )
         text = self._without_other_subjects(text)
-        matching = [rule for file in self._files for rule in file.matching_rules([("user", text)], reply or "")]
+        matching = [
+            rule
+            for file in self._files
+            for rule in file.matching_rules([("user", text)], reply or "")
+        ]
         topics = {rule.topic for rule in matching if rule.topic}
         topics |= {topic for file in self._files for topic in file.wished_topics(text)}
         if reply is None:
             return Wishes(frozenset(topics), {})
         hints = {rule.topic or rule.name: rule.hint for rule in matching if rule.hint}
         return Wishes(
-            frozenset(topics), {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)}
+            frozenset(topics),
+            {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)},
         )
 
 
 def _has_hint(file: RuleFile, text: str) -> bool:
-    return any(rule.hint and normalise_lesson(rule.hint) == normalise_lesson(text) for rule in file.rules)
+    return any(
+        rule.hint and normalise_lesson(rule.hint) == normalise_lesson(text) for rule in file.rules
+    )
 
 
 def _is_wished(file: RuleFile, text: str, hint: str) -> bool:
@@ -115,7 +140,8 @@ def load_topics(path: str | None) -> HintTopics:
     """Return the topics by the rules of a file or folder, or by the shipped ones; none if they are damaged."""
     try:
         rules, _ = load_rule_files(rules_path(path))
-    except ConfigError as error:  # the judge reports it; replies need no wishes
+    except ConfigError as error:
+        # The judge reports it; replies need no wishes.
         log.warning("wishes in messages are not read: %s", error)
         rules = ()
     return HintTopics(rules)
@@ -124,7 +150,9 @@ def load_topics(path: str | None) -> HintTopics:
 def is_opposed(topic: str, wished: AbstractSet[str]) -> bool:
     """Return whether a wish wants something else of the subject of a topic."""
     subject = topic.partition("/")[0]
-    return bool(subject) and any(wish != topic and wish.partition("/")[0] == subject for wish in wished)
+    return bool(subject) and any(
+        wish != topic and wish.partition("/")[0] == subject for wish in wished
+    )
 
 
 def is_contradicted(topic: str, wished: AbstractSet[str]) -> bool:

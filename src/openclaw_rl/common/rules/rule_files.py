@@ -28,14 +28,17 @@ _LANGUAGE_KEYS = ("when", "unless")
 _PATTERN_KEYS = (*_LANGUAGE_KEYS, "unless_reply")
 _WISH_KEYS = frozenset({"asked", "unless", "topics"})
 _SCOPE_KEYS = ("session", "before", "after")
-_SENTENCE_ENDS = re.compile(r"[.!?](?=\s|\Z)|[。！？\n]")  # neither the point of "node.js" nor that of "3.5"
+# Neither the point of "node.js" nor that of "3.5".
+_SENTENCE_ENDS = re.compile(r"[.!?](?=\s|\Z)|[。！？\n]")
 _EXPECTED_PATTERN = "text or a list of texts"
 
 
 def _short_repr(value: Any) -> str:
     """Return some of a value: aliases in YAML can make a small file stand for billions of texts."""
     shortener = reprlib.Repr()
-    shortener.maxlevel, shortener.maxstring, shortener.maxother = 3, 200, 200
+    shortener.maxlevel = 3
+    shortener.maxstring = 200
+    shortener.maxother = 200
     return shortener.repr(value)
 
 
@@ -57,7 +60,10 @@ _RULE_KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "unless": (_is_text_or_none, _EXPECTED_PATTERN),
     "unless_reply": (_is_text_or_none, _EXPECTED_PATTERN),
     "who": (lambda value: value in tuple(_ROLES_OF_SPEAKER), "user, tool or any"),
-    "score": (lambda value: value in (None, 1, -1) and not isinstance(value, bool), "1, -1 or nothing"),
+    "score": (
+        lambda value: value in (None, 1, -1) and not isinstance(value, bool),
+        "1, -1 or nothing",
+    ),
     "hint": (_is_text_or_none, "text"),
     "topic": (lambda value: value is None or _is_topic(value), "subject/value, e.g. length/short"),
 }
@@ -80,7 +86,9 @@ class Rule:
     def matches_any(self, messages: Sequence[tuple[str, str]], reply: str) -> bool:
         """Whether the rule matches any (role, text) whose role it covers, as a reaction to this reply."""
         roles = _ROLES_OF_SPEAKER[self.who]
-        found = any(role in roles and _is_found(self.when, self.unless, text) for role, text in messages)
+        found = any(
+            role in roles and _is_found(self.when, self.unless, text) for role, text in messages
+        )
         return found and not (self.unless_reply and self.unless_reply.matches(reply))
 
 
@@ -94,7 +102,11 @@ class WishPatterns:
 
     def find_topics(self, text: str) -> set[str]:
         """Return the topics that are asked for."""
-        asked = [sentence for sentence in _SENTENCE_ENDS.split(text) if _is_found(self.asked, self.unless, sentence)]
+        asked = [
+            sentence
+            for sentence in _SENTENCE_ENDS.split(text)
+            if _is_found(self.asked, self.unless, sentence)
+        ]
         return {topic for topic, pattern in self.topics.items() if any(map(pattern.matches, asked))}
 
 
@@ -118,7 +130,9 @@ class RuleFile:
             for role, text in messages
             if _is_found(self.when, self.unless, text)
         ]
-        return [rule for rule in self.rules if rule.matches_any(readable, reply)] if readable else []
+        return (
+            [rule for rule in self.rules if rule.matches_any(readable, reply)] if readable else []
+        )
 
     def stated_scopes(self, text: str) -> Iterator[tuple[str, str, StatedScope]]:
         """Return the first scopes that a user's text states: (its sentence, the sentence without it, the scope)."""
@@ -126,7 +140,8 @@ class RuleFile:
 
     def _scopes_by_sentence(self, text: str) -> Iterator[tuple[str, str, StatedScope]]:
         if self.scopes.is_found_in(text) and _is_found(self.when, self.unless, text):
-            for sentence in dict.fromkeys(_SENTENCE_ENDS.split(text)):  # one that is repeated says nothing more
+            # One that is repeated says nothing more.
+            for sentence in dict.fromkeys(_SENTENCE_ENDS.split(text)):
                 for rest, scope in self.scopes.scopes_in(sentence):
                     yield sentence, rest, scope
 
@@ -138,7 +153,9 @@ class RuleFile:
 
 
 def _is_found(when: LinearPattern | None, unless: LinearPattern | None, text: str) -> bool:
-    return (when is None or when.matches(text)) and not (unless is not None and unless.matches(text))
+    return (when is None or when.matches(text)) and not (
+        unless is not None and unless.matches(text)
+    )
 
 
 def rules_path(path: str | Path | None) -> Path:
@@ -154,8 +171,11 @@ def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
     """
     files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
     if not files:
-        raise ConfigError(f"{path}: expected at least one *.yaml file with rules in this folder, got none")
-    found, digest = [], hashlib.sha256()
+        raise ConfigError(
+            f"{path}: expected at least one *.yaml file with rules in this folder, got none"
+        )
+    found = []
+    digest = hashlib.sha256()
     for file in files:
         try:
             raw = file.read_text(encoding="utf-8")
@@ -167,7 +187,9 @@ def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
         digest.update(raw.encode())
         parsed = _parse_file(raw, str(file))
         if path.is_dir():
-            parsed = replace(parsed, rules=tuple(replace(r, name=f"{file.stem}/{r.name}") for r in parsed.rules))
+            parsed = replace(
+                parsed, rules=tuple(replace(r, name=f"{file.stem}/{r.name}") for r in parsed.rules)
+            )
         found.append(parsed)
     return tuple(found), digest.hexdigest()[:8]
 
@@ -176,29 +198,44 @@ def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
 def _parse_file(raw: str, source: str) -> RuleFile:
     try:
         tree = yaml.safe_load(raw)
-    except (yaml.YAMLError, ValueError) as error:  # `ValueError`: an invalid date, or a number that is too long
+    except (yaml.YAMLError, ValueError) as error:
+        # `ValueError`: an invalid date, or a number that is too long.
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError:
-        raise ConfigError(f"{source}: nested too deeply. Expected `version: 1` and a list `rules:`") from None
+        raise ConfigError(
+            f"{source}: nested too deeply. Expected `version: 1` and a list `rules:`"
+        ) from None
     if not isinstance(tree, dict) or tree.get("version") != 1:
         got = tree.get("version") if isinstance(tree, dict) else type(tree).__name__
         raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {_short_repr(got)}")
     entries = tree.get("rules")
     required = set(tree) - {"parts", "wishes", "scopes", *_LANGUAGE_KEYS}
     if required != {"version", "rules"} or not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{source}: expected `version: 1` and a list `rules:`, got the keys {sorted(map(str, tree))}")
+        raise ConfigError(
+            f"{source}: expected `version: 1` and a list `rules:`, got the keys {sorted(map(str, tree))}"
+        )
     parts = tree.get("parts", {})
-    parts = {name: _join_list(value) for name, value in parts.items()} if isinstance(parts, dict) else parts
+    parts = (
+        {name: _join_list(value) for name, value in parts.items()}
+        if isinstance(parts, dict)
+        else parts
+    )
     if not isinstance(parts, dict) or not all(isinstance(value, str) for value in parts.values()):
-        raise ConfigError(f"{source}: `parts`: expected a mapping from names to patterns, got {_short_repr(parts)}")
+        raise ConfigError(
+            f"{source}: `parts`: expected a mapping from names to patterns, got {_short_repr(parts)}"
+        )
     language = _fill_parts({key: tree.get(key) for key in _LANGUAGE_KEYS}, parts)
     for key, value in language.items():
         if not _is_text_or_none(value):
-            raise ConfigError(f"{source}: `{key}`: expected {_EXPECTED_PATTERN}; got {_short_repr(value)}")
+            raise ConfigError(
+                f"{source}: `{key}`: expected {_EXPECTED_PATTERN}; got {_short_repr(value)}"
+            )
         language[key] = _compile_pattern(value, f"{source}: `{key}`")
     wishes = _parse_wishes(tree.get("wishes"), parts, f"{source}: `wishes`")
     scopes = _parse_scopes(tree.get("scopes"), parts, f"{source}: `scopes`")
-    return RuleFile(rules=tuple(_parse_rules(entries, parts, source)), wishes=wishes, scopes=scopes, **language)
+    return RuleFile(
+        rules=tuple(_parse_rules(entries, parts, source)), wishes=wishes, scopes=scopes, **language
+    )
 
 
 def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatterns | None:
@@ -209,8 +246,12 @@ def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatter
         raise ConfigError(
             f"{where}: expected `asked`, `topics` (subject/value: pattern) and maybe `unless`; got {_short_repr(tree)}"
         )
-    found = {key: _compile_wish(tree.get(key), parts, f"{where}: `{key}`") for key in ("asked", "unless")}
-    patterns = {topic: _compile_wish(value, parts, f"{where}: {topic}") for topic, value in topics.items()}
+    found = {
+        key: _compile_wish(tree.get(key), parts, f"{where}: `{key}`") for key in ("asked", "unless")
+    }
+    patterns = {
+        topic: _compile_wish(value, parts, f"{where}: {topic}") for topic, value in topics.items()
+    }
     if found["asked"] is None or None in patterns.values():
         raise ConfigError(f"{where}: `asked` and each topic: expected {_EXPECTED_PATTERN}")
     return WishPatterns(asked=found["asked"], unless=found["unless"], topics=patterns)  # type: ignore[arg-type]
@@ -229,7 +270,9 @@ def _parse_scopes(tree: Any, parts: Mapping[str, str], where: str) -> ScopePatte
             f"{where}: expected `session`, `before` (what stands before a subject) or both, and maybe `after`; "
             f"got {_short_repr(tree)}"
         )
-    return ScopePatterns(**{key: _compile_wish(value, parts, f"{where}: `{key}`") for key, value in tree.items()})
+    return ScopePatterns(
+        **{key: _compile_wish(value, parts, f"{where}: `{key}`") for key, value in tree.items()}
+    )
 
 
 def _compile_wish(value: Any, parts: Mapping[str, str], where: str) -> LinearPattern | None:
@@ -244,7 +287,9 @@ def _parse_rules(entries: Sequence[Any], parts: Mapping[str, str], source: str) 
     for number, entry in enumerate(entries, 1):
         rule = _parse_rule(_fill_parts(entry, parts), number, source)
         if rule.name in names:
-            raise ConfigError(f"{source}: rule {rule.name!r}: expected distinct names, got this one twice")
+            raise ConfigError(
+                f"{source}: rule {rule.name!r}: expected distinct names, got this one twice"
+            )
         names.add(rule.name)
         yield rule
 
@@ -273,7 +318,9 @@ def _join_list(value: Any) -> Any:
 def _parse_rule(entry: Any, number: int, source: str) -> Rule:
     where = f"{source}: rule {number}"
     if not isinstance(entry, dict):
-        raise ConfigError(f"{where}: expected a mapping with {', '.join(_RULE_KEYS)}; got {_short_repr(entry)}")
+        raise ConfigError(
+            f"{where}: expected a mapping with {', '.join(_RULE_KEYS)}; got {_short_repr(entry)}"
+        )
     values = {"who": "user", **entry}
     for key, (is_valid, expected) in _RULE_KEYS.items():
         value = values[key] = values.get(key)
@@ -287,7 +334,9 @@ def _parse_rule(entry: Any, number: int, source: str) -> Rule:
     if values["score"] is None and values["hint"] is None:
         raise ConfigError(f"{where}: expected a `score`, a `hint` or both; got neither")
     patterns = {key: _compile_pattern(values[key], f"{where}: `{key}`") for key in _PATTERN_KEYS}
-    return Rule(**values | patterns | {key: values[key] and values[key].strip() for key in ("name", "hint")})
+    return Rule(
+        **values | patterns | {key: values[key] and values[key].strip() for key in ("name", "hint")}
+    )
 
 
 def _compile_pattern(pattern: str | None, where: str) -> LinearPattern | None:
@@ -296,4 +345,6 @@ def _compile_pattern(pattern: str | None, where: str) -> LinearPattern | None:
     try:
         return LinearPattern(f"(?i){pattern}")
     except PatternError as error:
-        raise ConfigError(f"{where}: expected a regular expression of RE2, got {pattern!r}: {error}") from error
+        raise ConfigError(
+            f"{where}: expected a regular expression of RE2, got {pattern!r}: {error}"
+        ) from error

@@ -9,12 +9,14 @@ from functools import lru_cache
 
 from openclaw_rl.common.linear_regex import LinearPattern
 
-MAX_SUBJECT_CHARS, MAX_SUBJECT_WORDS = 40, 5
+MAX_SUBJECT_CHARS = 40
+MAX_SUBJECT_WORDS = 5
 """A longer text after "when I ask about" names no subject."""
 MAX_STATED_SCOPES = 8
 """Scopes that are read from one text."""
 _WORDS = re.compile(r"\w+")
-_NO_SPACES = re.compile("[\u2e80-\U0003ffff]")  # scripts whose words no space separates
+# Scripts whose words no space separates.
+_NO_SPACES = re.compile("[\u2e80-\U0003ffff]")
 _SUBJECT_ENDS = LinearPattern(r"[.,:!?](\s|$)|[;。，、；：！？\n]")
 
 
@@ -42,7 +44,11 @@ class ScopePatterns:
         if parts is None or not parts[1]:
             return text, None
         before, _, rest = parts
-        ends = (pattern.partition(rest) for pattern in (_SUBJECT_ENDS, self.after) if pattern is not None)
+        ends = (
+            pattern.partition(rest)
+            for pattern in (_SUBJECT_ENDS, self.after)
+            if pattern is not None
+        )
         at = min((len(end[0]) for end in ends if end is not None and end[1]), default=len(rest))
         subject = " ".join(rest[:at].split())
         if not 0 < len(subject) <= MAX_SUBJECT_CHARS or len(subject.split()) > MAX_SUBJECT_WORDS:
@@ -51,7 +57,9 @@ class ScopePatterns:
 
     def is_found_in(self, text: str) -> bool:
         """Return whether the text may state a scope."""
-        return any(pattern is not None and pattern.matches(text) for pattern in (self.session, self.before))
+        return any(
+            pattern is not None and pattern.matches(text) for pattern in (self.session, self.before)
+        )
 
     def scopes_in(self, text: str) -> Iterator[tuple[str, StatedScope]]:
         """Yield each scope of the text, with what the text says without it and those before."""
@@ -82,7 +90,9 @@ def names_subject(asked: str, subject: str) -> bool:
     """Return whether a text has all words of one alternative of a subject. A final "s" makes no difference."""
     text, words = _read_prompt(asked)
     alternatives = subject.split(", ") if subject else ()
-    return any(one in text if _NO_SPACES.search(one) else _words_of(one) <= words for one in alternatives)
+    return any(
+        one in text if _NO_SPACES.search(one) else _words_of(one) <= words for one in alternatives
+    )
 
 
 @lru_cache(maxsize=16)
@@ -93,4 +103,6 @@ def _read_prompt(asked: str) -> tuple[str, set[str]]:
 
 
 def _words_of(text: str) -> set[str]:
-    return {word[:-1] if len(word) > 3 and word.endswith("s") else word for word in _WORDS.findall(text)}
+    return {
+        word[:-1] if len(word) > 3 and word.endswith("s") else word for word in _WORDS.findall(text)
+    }

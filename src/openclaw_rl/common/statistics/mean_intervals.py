@@ -9,8 +9,10 @@ import numpy as np
 _ALPHA = 0.05
 _RESAMPLES = 10_000
 _GRID = np.linspace(-1.0, 1.0, 401)
-_TINY = 1e-9  # keeps the quotient finite at the borders
-_BETS = np.linspace(0.05, 0.95, 19)  # shares of the largest bet that keeps the wealth positive
+# Keeps the quotient finite at the borders.
+_TINY = 1e-9
+# Shares of the largest bet that keeps the wealth positive.
+_BETS = np.linspace(0.05, 0.95, 19)
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -32,11 +34,15 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
     """
     if not len(differences):
         return -1.0, 1.0
-    found, counts = np.unique(np.asarray(differences, np.float64), return_counts=True)  # few distinct ones
+    # Few distinct ones.
+    found, counts = np.unique(np.asarray(differences, np.float64), return_counts=True)
     values = found[:, None, None]
-    means = np.union1d(_GRID, np.mean(differences))[:, None]  # no bet wins against the mean of the sample
+    # No bet wins against the mean of the sample.
+    means = np.union1d(_GRID, np.mean(differences))[:, None]
     above = np.tensordot(counts, np.log1p(_BETS * (values - means) / (1 + means + _TINY)), 1)
     below = np.tensordot(counts, np.log1p(_BETS * (means - values) / (1 - means + _TINY)), 1)
-    wins = np.maximum(np.logaddexp.reduce(above, axis=1), np.logaddexp.reduce(below, axis=1)) - np.log(len(_BETS))
+    wins = np.maximum(
+        np.logaddexp.reduce(above, axis=1), np.logaddexp.reduce(below, axis=1)
+    ) - np.log(len(_BETS))
     kept = means[wins < np.log(2 / _ALPHA)]
     return float(kept.min()), float(kept.max())

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-_Z = 1.959964  # 0.975 quantile of the standard normal distribution
+# 0.975 quantile of the standard normal distribution.
+_Z = 1.959964
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +52,17 @@ def cohens_kappa(pairs: Sequence[tuple[int, int]]) -> Kappa | None:
             spread += p * ((1 - observed) * (columns[first] + rows[second])) ** 2
     error = math.sqrt(spread / n) / float(1 - expected) ** 2
     value = float(kappa)
-    return Kappa(value=value, low=max(value - _Z * error, -1.0), high=min(value + _Z * error, 1.0), pairs=n)
+    return Kappa(
+        value=value, low=max(value - _Z * error, -1.0), high=min(value + _Z * error, 1.0), pairs=n
+    )
 
 
 def wilson_interval(count: int, of: int) -> tuple[float, float]:
     """Return the 95% score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953); (0, 1) of nothing."""
     if of == 0:
         return 0.0, 1.0
-    share, z2 = count / of, _Z * _Z
+    share = count / of
+    z2 = _Z * _Z
     centre = (share + z2 / (2 * of)) / (1 + z2 / of)
     half = _Z * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of)) / (1 + z2 / of)
     return max(centre - half, 0.0), min(centre + half, 1.0)

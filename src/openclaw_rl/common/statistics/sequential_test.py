@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Decision = Literal["worse", "not worse"]
-_BETS = np.linspace(0.05, 0.95, 19)  # shares of the largest bet that keeps the wealth positive
+# Shares of the largest bet that keeps the wealth positive.
+_BETS = np.linspace(0.05, 0.95, 19)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,10 +44,17 @@ class MeanTest:
         """Add observations. Raises `ValueError` for one outside [-1, 1], and then adds none."""
         values = np.asarray(list(differences), dtype=np.float64)
         if not (np.abs(values) <= 1).all():
-            raise ValueError(f"expected a difference in [-1, 1], got {values[~(np.abs(values) <= 1)][0]}")
-        excess = values + self.margin  # from margin - 1 to margin + 1; 0 at the border of both hypotheses
-        self._log_worse += np.log1p(np.multiply.outer(_BETS / -(1 + self.margin), excess)).sum(axis=1)
-        self._log_not_worse += np.log1p(np.multiply.outer(_BETS / (1 - self.margin), excess)).sum(axis=1)
+            raise ValueError(
+                f"expected a difference in [-1, 1], got {values[~(np.abs(values) <= 1)][0]}"
+            )
+        # From margin - 1 to margin + 1; 0 at the border of both hypotheses.
+        excess = values + self.margin
+        self._log_worse += np.log1p(np.multiply.outer(_BETS / -(1 + self.margin), excess)).sum(
+            axis=1
+        )
+        self._log_not_worse += np.log1p(np.multiply.outer(_BETS / (1 - self.margin), excess)).sum(
+            axis=1
+        )
         self.count += len(values)
 
     @property

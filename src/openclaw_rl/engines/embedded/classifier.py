@@ -11,7 +11,8 @@ from transformers.utils import logging as transformers_logging
 
 from openclaw_rl.errors import ModelError
 
-MAX_TEXT_TOKENS = 2048  # tokens; of a longer text the last ones are read
+# Tokens; of a longer text the last ones are read.
+MAX_TEXT_TOKENS = 2048
 
 
 class SequenceClassifier:
@@ -22,21 +23,32 @@ class SequenceClassifier:
         transformers_logging.disable_progress_bar()
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
-            model, loading = AutoModelForSequenceClassification.from_pretrained(path, output_loading_info=True)
+            model, loading = AutoModelForSequenceClassification.from_pretrained(
+                path, output_loading_info=True
+            )
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-            raise ModelError(f"{path}: cannot be loaded as a sequence classifier: {error}") from error
+            raise ModelError(
+                f"{path}: cannot be loaded as a sequence classifier: {error}"
+            ) from error
         if missing := sorted(loading["missing_keys"]):
-            raise ModelError(f"{path}: is not a trained classifier: it has no weights for {', '.join(missing[:3])}")
+            raise ModelError(
+                f"{path}: is not a trained classifier: it has no weights for {', '.join(missing[:3])}"
+            )
         if model.config.num_labels not in (1, 2):
-            raise ModelError(f"{path}: has {model.config.num_labels} classes, expected 1 or 2 (the second is positive)")
+            raise ModelError(
+                f"{path}: has {model.config.num_labels} classes, expected 1 or 2 (the second is positive)"
+            )
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self._model = model.eval().requires_grad_(False).to(chosen)
-        self._max_tokens = min(MAX_TEXT_TOKENS, getattr(model.config, "max_position_embeddings", MAX_TEXT_TOKENS))
+        self._max_tokens = min(
+            MAX_TEXT_TOKENS, getattr(model.config, "max_position_embeddings", MAX_TEXT_TOKENS)
+        )
         self._configure_padding()
 
     def _configure_padding(self) -> None:
         """Set up padding and truncation. Texts are classified one by one if the tokenizer has no padding token."""
-        self._tokenizer.truncation_side, self._tokenizer.padding_side = "left", "right"
+        self._tokenizer.truncation_side = "left"
+        self._tokenizer.padding_side = "right"
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._can_batch = self._tokenizer.pad_token is not None
@@ -51,9 +63,16 @@ class SequenceClassifier:
     @torch.no_grad()
     def _classify_batch(self, texts: Sequence[str]) -> list[float]:
         inputs = self._tokenizer(
-            list(texts), return_tensors="pt", truncation=True, max_length=self._max_tokens, padding=len(texts) > 1
+            list(texts),
+            return_tensors="pt",
+            truncation=True,
+            max_length=self._max_tokens,
+            padding=len(texts) > 1,
         )
-        inputs.pop("token_type_ids", None)  # the text is a single segment
+        # The text is a single segment.
+        inputs.pop("token_type_ids", None)
         logits = self._model(**inputs.to(self._model.device)).logits.float()
-        found: torch.Tensor = torch.sigmoid(logits[:, 0]) if logits.shape[1] == 1 else torch.softmax(logits, -1)[:, 1]
+        found: torch.Tensor = (
+            torch.sigmoid(logits[:, 0]) if logits.shape[1] == 1 else torch.softmax(logits, -1)[:, 1]
+        )
         return [float(p) for p in found.cpu()]

@@ -17,7 +17,8 @@ from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.errors import EngineError, EngineGone, rebuild_error
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
-_BACK_OFF = (0.02, 1.0)  # seconds between attempts to connect: first, longest
+# Seconds between attempts to connect: first, longest.
+_BACK_OFF = (0.02, 1.0)
 
 
 class _TokenStream:
@@ -56,7 +57,10 @@ class _TokenStream:
             finish=self.finish,
             cached=self.cached,
         )
-        self.token_ids, self.logprobs, self.top, self.cached = [], [], [], 0
+        self.token_ids = []
+        self.logprobs = []
+        self.top = []
+        self.cached = 0
         return chunk
 
 
@@ -72,7 +76,8 @@ class _EngineConnection(asyncio.Protocol):
         self.alive = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # not a subclass in uvloop
+        # Not a subclass in uvloop.
+        self._transport = cast(asyncio.Transport, transport)
         self.alive = True
 
     def data_received(self, data: bytes) -> None:
@@ -92,11 +97,15 @@ class _EngineConnection(asyncio.Protocol):
             self.streams[answer.id].fail(_error_from_reply(answer))
 
     def _append_tokens(self, step: protocol.TokensReply) -> None:
-        streams, top, finish, cached = self.streams, step.top, step.finish, step.cached
+        streams = self.streams
+        top = step.top
+        finish = step.finish
+        cached = step.cached
         for key, token, logprob in zip(step.ids, step.token_ids, step.logprobs, strict=True):
             stream = streams.get(key)
             if stream is None:
-                continue  # cancelled while the token was in transit
+                # Cancelled while the token was in transit.
+                continue
             stream.token_ids.append(token)
             stream.logprobs.append(logprob)
             if top and key in top:
@@ -136,7 +145,9 @@ class _EngineConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         for stream in self.streams.values():
-            stream.fail(EngineGone(f"{why}; the reply is broken off. Retry when the engine is back."))
+            stream.fail(
+                EngineGone(f"{why}; the reply is broken off. Retry when the engine is back.")
+            )
         for call in self.pending_calls.values():
             if not call.done():
                 call.set_exception(EngineGone(f"{why}; the call got no reply"))
@@ -175,7 +186,9 @@ class EngineClient:
                     lambda: _EngineConnection(self._handle_lost_connection), self._socket_path
                 )
             except OSError as error:
-                raise EngineGone(f"no engine answers at {self._socket_path} ({error.strerror or error})") from None
+                raise EngineGone(
+                    f"no engine answers at {self._socket_path} ({error.strerror or error})"
+                ) from None
             self._connection = made
             self.epoch += 1
             if self._on_connect is not None:
@@ -209,7 +222,8 @@ class EngineClient:
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """See `protocols.Engine.generate`."""
         connection = await self._open_connection()
-        key, stream = next(self._call_ids), _TokenStream()
+        key = next(self._call_ids)
+        stream = _TokenStream()
         connection.streams[key] = stream
         try:
             connection.send(
@@ -232,12 +246,18 @@ class EngineClient:
             if connection.alive and stream.finish is None and stream.error is None:
                 connection.send(protocol.CancelCall(key))
 
-    async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
+    async def score(
+        self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float
+    ) -> Logprobs:
         """See `protocols.Engine.score`."""
         connection = await self._open_connection()
         key = next(self._call_ids)
         call = protocol.ScoreCall(
-            key, version, protocol.pack_ids(prompt_ids), protocol.pack_ids(response_ids), temperature
+            key,
+            version,
+            protocol.pack_ids(prompt_ids),
+            protocol.pack_ids(response_ids),
+            temperature,
         )
         try:
             answer = await connection.request_reply(call)

@@ -24,18 +24,24 @@ def convert_gguf(file: Path, out: Path) -> None:
 
     Raises `ValueError` for a file without a chat template, and what transformers raises for an unknown architecture.
     """
-    source = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
+    source = AutoModelForCausalLM.from_pretrained(
+        str(file.parent), gguf_file=file.name, dtype=torch.float32
+    )
     tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     if not tokenizer.chat_template:
         raise ValueError(f"{file}: no chat template in the file; expected an instruct model")
-    values = {key: value for key, value in source.config.to_dict().items() if key not in _SOURCE_KEYS}
+    values = {
+        key: value for key, value in source.config.to_dict().items() if key not in _SOURCE_KEYS
+    }
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(source.state_dict(), assign=True)
     plain.tie_weights()
     plain.generation_config = GenerationConfig(
-        eos_token_id=config.eos_token_id, bos_token_id=config.bos_token_id, pad_token_id=config.pad_token_id
+        eos_token_id=config.eos_token_id,
+        bos_token_id=config.bos_token_id,
+        pad_token_id=config.pad_token_id,
     )
     out.mkdir(parents=True)
     plain.to(torch.bfloat16).save_pretrained(out)

@@ -33,15 +33,20 @@ class MultiModelEngine(EmbeddedEngine):
 
     def __init__(self, model: EmbeddedModel, config: EngineConfig) -> None:
         super().__init__(model, config)
-        self._full_engines: dict[VersionKey, EmbeddedEngine] = {}  # loaded, or with running replies
+        # Loaded, or with running replies.
+        self._full_engines: dict[VersionKey, EmbeddedEngine] = {}
 
     @property
     def running_count(self) -> int:
-        return super().running_count + sum(engine.running_count for engine in self._full_engines.values())
+        return super().running_count + sum(
+            engine.running_count for engine in self._full_engines.values()
+        )
 
     @property
     def waiting_count(self) -> int:
-        return super().waiting_count + sum(engine.waiting_count for engine in self._full_engines.values())
+        return super().waiting_count + sum(
+            engine.waiting_count for engine in self._full_engines.values()
+        )
 
     @property
     def has_work(self) -> bool:
@@ -49,11 +54,17 @@ class MultiModelEngine(EmbeddedEngine):
 
     @property
     def _versions_in_use(self) -> frozenset[VersionKey]:
-        return super()._versions_in_use | {k for k, engine in self._full_engines.items() if engine.has_work}
+        return super()._versions_in_use | {
+            k for k, engine in self._full_engines.items() if engine.has_work
+        }
 
     def unread_policies(self, policies: Sequence[PolicyRef]) -> list[PolicyRef]:
         """Return the policies whose files must be read before `load_versions`."""
-        return [p for p in super().unread_policies(policies) if (p.version, p.digest) not in self._full_engines]
+        return [
+            p
+            for p in super().unread_policies(policies)
+            if (p.version, p.digest) not in self._full_engines
+        ]
 
     def read_version(self, ref: PolicyRef) -> VersionFiles:
         """Read and check a version's files; slow, so call it in a thread. Raise `EngineError` if they are unusable."""
@@ -69,18 +80,28 @@ class MultiModelEngine(EmbeddedEngine):
                 "Roll back, or serve its own base"
             ) from error
 
-    def load_versions(self, policies: Sequence[PolicyRef], files: Mapping[VersionKey, VersionFiles]) -> Generator[None]:
+    def load_versions(
+        self, policies: Sequence[PolicyRef], files: Mapping[VersionKey, VersionFiles]
+    ) -> Generator[None]:
         """See `EmbeddedEngine.load_versions`."""
         made = {
-            key: EmbeddedEngine(model, self._config) for key, model in files.items() if isinstance(model, EmbeddedModel)
+            key: EmbeddedEngine(model, self._config)
+            for key, model in files.items()
+            if isinstance(model, EmbeddedModel)
         }
-        yield from super().load_versions(policies, {k: f for k, f in files.items() if isinstance(f, AdapterFile)})
+        yield from super().load_versions(
+            policies, {k: f for k, f in files.items() if isinstance(f, AdapterFile)}
+        )
         self._full_engines |= made
 
     def _unused_models(self) -> frozenset[VersionKey]:
         """Return the full models that no loaded version and no running reply uses."""
         loaded = {key for key, _ in self._loaded.values()}
-        return frozenset(key for key, engine in self._full_engines.items() if key not in loaded and not engine.has_work)
+        return frozenset(
+            key
+            for key, engine in self._full_engines.items()
+            if key not in loaded and not engine.has_work
+        )
 
     @property
     def has_unused(self) -> bool:
@@ -111,7 +132,11 @@ class MultiModelEngine(EmbeddedEngine):
         """See `EmbeddedEngine.retry_delay`."""
         own = [super().retry_delay] if super().has_work else []
         return min(
-            [*own, *(engine.retry_delay for engine in self._full_engines.values() if engine.has_work)], default=0.0
+            [
+                *own,
+                *(engine.retry_delay for engine in self._full_engines.values() if engine.has_work),
+            ],
+            default=0.0,
         )
 
     def step(self) -> list[StepEvent]:

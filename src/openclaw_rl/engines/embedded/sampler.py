@@ -29,16 +29,22 @@ class SamplingState:
     sampling: Sampling
     top: int = 0
     rng: random.Random = field(default_factory=random.Random)
-    token_counts: Counter[int] = field(default_factory=Counter)  # sampled tokens; filled only if penalties are set
+    token_counts: Counter[int] = field(
+        default_factory=Counter
+    )  # sampled tokens; filled only if penalties are set
     grammar_state: GrammarState | None = None  # constrains the reply
     stop: tuple[int, ...] = ()  # stop tokens, of which none is sampled before `sampling.min_tokens`
     sampled: int = 0  # number of sampled tokens
 
     @staticmethod
     def from_sampling(
-        sampling: Sampling, top: int = 0, grammar_state: GrammarState | None = None, stop: Sequence[int] = ()
+        sampling: Sampling,
+        top: int = 0,
+        grammar_state: GrammarState | None = None,
+        stop: Sequence[int] = (),
     ) -> SamplingState:
-        rng = random.Random(sampling.seed)  # seed None: system entropy
+        # seed None: system entropy.
+        rng = random.Random(sampling.seed)
         return SamplingState(sampling, top, rng, grammar_state=grammar_state, stop=tuple(stop))
 
     @property
@@ -55,7 +61,14 @@ class SamplingState:
         s = self.sampling
         if self.grammar_state is not None or s.min_tokens:
             return True
-        return self.is_greedy or s.top_p < 1 or s.top_k > 0 or s.min_p > 0 or self.has_penalties or bool(s.logit_bias)
+        return (
+            self.is_greedy
+            or s.top_p < 1
+            or s.top_k > 0
+            or s.min_p > 0
+            or self.has_penalties
+            or bool(s.logit_bias)
+        )
 
 
 class Sampler:
@@ -66,13 +79,17 @@ class Sampler:
         self._device = device
         temperatures = [1.0 if d.is_greedy else d.sampling.temperature for d in states]
         plain = all(t == 1.0 for t in temperatures)
-        self._temperatures_N1 = None if plain else torch.tensor(temperatures, device=device)[:, None]
+        self._temperatures_N1 = (
+            None if plain else torch.tensor(temperatures, device=device)[:, None]
+        )
         self._shaped_rows = [i for i, d in enumerate(states) if d.is_shaped]
         self._max_top = max((d.top for d in states), default=0)
 
     def __call__(self, logits_NV: Tensor) -> tuple[list[int], list[float], list[TopTokens] | None]:
         """Return token ids [N], their log-probabilities [N], and the top alternatives [N][K] if any row wants them."""
-        scaled_NV = logits_NV if self._temperatures_N1 is None else logits_NV / self._temperatures_N1
+        scaled_NV = (
+            logits_NV if self._temperatures_N1 is None else logits_NV / self._temperatures_N1
+        )
         logprobs_NV = scaled_NV.log_softmax(-1)
         uniform_N = [d.rng.random() for d in self._states]
         if len(self._shaped_rows) < len(self._states):
@@ -83,7 +100,8 @@ class Sampler:
         for row in self._shaped_rows:
             ids_N[row] = sample_shaped(logits_NV[row], self._states[row], uniform_N[row])
         chosen_N = logprobs_NV.gather(1, ids_N[:, None])[:, 0]
-        ids, logprobs = torch.stack([ids_N.double(), chosen_N.double()]).tolist()  # one device-to-host transfer
+        # One device-to-host transfer.
+        ids, logprobs = torch.stack([ids_N.double(), chosen_N.double()]).tolist()
         tokens = [int(i) for i in ids]
         for state, token in zip(self._states, tokens, strict=True):
             state.sampled += 1
@@ -111,7 +129,8 @@ def sample_shaped(logits_V: Tensor, state: SamplingState, uniform: float) -> Ten
     """Sample an id after grammar, biases, penalties, min_tokens, temperature, top-k, top-p and min-p, in this order."""
     if state.grammar_state is not None:
         logits_V = state.grammar_state.mask_logits(logits_V)
-    logits_V, s = _add_biases(logits_V, state), state.sampling
+    logits_V = _add_biases(logits_V, state)
+    s = state.sampling
     if state.sampled < s.min_tokens:
         logits_V = logits_V.index_fill(
             0, torch.tensor(state.stop, dtype=torch.long, device=logits_V.device), -torch.inf
@@ -135,7 +154,8 @@ def sample_shaped(logits_V: Tensor, state: SamplingState, uniform: float) -> Ten
 
 def _add_biases(logits_V: Tensor, state: SamplingState) -> Tensor:
     """Add OpenAI's logit_bias and penalties to the logits; penalties count the tokens of the reply only."""
-    s, size = state.sampling, logits_V.shape[-1]
+    s = state.sampling
+    size = logits_V.shape[-1]
     shift = {i: float(v) for i, v in s.logit_bias.items() if 0 <= i < size}
     if state.has_penalties:
         for i, n in state.token_counts.items():

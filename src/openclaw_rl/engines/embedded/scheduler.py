@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.engines.adapter_file import AdapterFile
-from openclaw_rl.engines.base import VersionKey, check_capacity, check_scored_lengths, max_reply_tokens
+from openclaw_rl.engines.base import (
+    VersionKey,
+    check_capacity,
+    check_scored_lengths,
+    max_reply_tokens,
+)
 from openclaw_rl.engines.embedded.grammar import GrammarState
 from openclaw_rl.engines.embedded.kv_cache import KVCache
 from openclaw_rl.engines.embedded.model import EmbeddedModel
@@ -24,7 +29,13 @@ from openclaw_rl.engines.embedded.multi_lora import LoraRouting
 from openclaw_rl.engines.embedded.oom import RETRY_INTERVAL, OomState, has_timed_out, oom_reason
 from openclaw_rl.engines.embedded.prefix_cache import PrefixCache
 from openclaw_rl.engines.embedded.sampler import Sampler, SamplingState
-from openclaw_rl.engines.embedded.sequence import EngineSequence, NewToken, SequenceFailed, SequenceScored, StepEvent
+from openclaw_rl.engines.embedded.sequence import (
+    EngineSequence,
+    NewToken,
+    SequenceFailed,
+    SequenceScored,
+    StepEvent,
+)
 from openclaw_rl.errors import EngineError, is_out_of_memory
 from openclaw_rl.settings.load import EngineConfig
 from openclaw_rl.types import Ids, PolicyRef, Sampling
@@ -36,7 +47,8 @@ class EmbeddedEngine:
     def __init__(self, model: EmbeddedModel, config: EngineConfig) -> None:
         self.model = model
         self._config = config
-        self._kv_cache, self._staging_cache = KVCache(model.layout), KVCache(model.layout)
+        self._kv_cache = KVCache(model.layout)
+        self._staging_cache = KVCache(model.layout)
         self._prefix_cache = PrefixCache(config.prefix_cache_tokens)
         self._waiting: deque[EngineSequence] = deque()
         self._staged: list[EngineSequence] = []
@@ -44,7 +56,8 @@ class EmbeddedEngine:
         self._loaded: dict[int, tuple[VersionKey, VersionKey | None]] = {0: ((0, ""), None)}
         self._running_counts: Counter[VersionKey] = Counter()
         self._has_cancelled = False
-        self._batch_plan: tuple[Sampler, LoraRouting | None] | None = None  # of the current rows; None: they changed
+        # Of the current rows; None: they changed.
+        self._batch_plan: tuple[Sampler, LoraRouting | None] | None = None
         self._oom_state: OomState | None = None
 
     @property
@@ -76,14 +89,19 @@ class EmbeddedEngine:
         have = self.model.adapters.loaded_keys
         return [p for p in policies if p.path is not None and (p.version, p.digest) not in have]
 
-    def load_versions(self, policies: Sequence[PolicyRef], files: Mapping[VersionKey, AdapterFile]) -> Generator[None]:
+    def load_versions(
+        self, policies: Sequence[PolicyRef], files: Mapping[VersionKey, AdapterFile]
+    ) -> Generator[None]:
         """Load exactly these versions, in small steps. They take effect after the last; a failure changes nothing."""
         self.check_capacity(policies)
         yield from self.model.adapters.replace_adapters(files, self.model.adapters.loaded_keys)
-        self.check_capacity(policies)  # again: replies may have started between the steps
+        # Again: replies may have started between the steps.
+        self.check_capacity(policies)
         self._batch_plan = None
         keys = {p: (p.version, p.digest) for p in policies}
-        self._loaded = {p.version: (key, None if p.path is None else key) for p, key in keys.items()}
+        self._loaded = {
+            p.version: (key, None if p.path is None else key) for p, key in keys.items()
+        }
 
     @property
     def _needed_adapters(self) -> frozenset[VersionKey]:
@@ -119,10 +137,14 @@ class EmbeddedEngine:
         if not math.isfinite(sampling.temperature):
             raise EngineError(f"temperature is {sampling.temperature}, expected a finite number")
         state = SamplingState.from_sampling(sampling, top, grammar_state, stop)
-        seq = EngineSequence(owner, key, adapter, prompt_ids, len(prompt_ids), state, frozenset(stop), limit)
+        seq = EngineSequence(
+            owner, key, adapter, prompt_ids, len(prompt_ids), state, frozenset(stop), limit
+        )
         return self._add_waiting(seq)
 
-    def score(self, owner: Any, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> EngineSequence:
+    def score(
+        self, owner: Any, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float
+    ) -> EngineSequence:
         """Queue a scoring of `response_ids`. Raise `EngineError` like `generate`."""
         key, adapter = self._keys_of_version(version)
         check_scored_lengths(len(prompt_ids), len(response_ids), self.model.context_length)
@@ -135,7 +157,9 @@ class EmbeddedEngine:
 
     def _keys_of_version(self, version: int) -> tuple[VersionKey, VersionKey | None]:
         if version not in self._loaded:
-            raise EngineError(f"version {version} is not loaded; loaded versions: {list(self.versions)}")
+            raise EngineError(
+                f"version {version} is not loaded; loaded versions: {list(self.versions)}"
+            )
         return self._loaded[version]
 
     def _add_waiting(self, seq: EngineSequence) -> EngineSequence:
@@ -162,7 +186,9 @@ class EmbeddedEngine:
             if self._rows:
                 self._decode_step(out)
             self._free_empty_caches()
-            if not self._staged and (self._oom_state is None or self._oom_state.may_prefill(len(self._rows))):
+            if not self._staged and (
+                self._oom_state is None or self._oom_state.may_prefill(len(self._rows))
+            ):
                 self._stage_prefill()
             if self._staged:
                 self._prefill_chunk(out)
@@ -185,10 +211,12 @@ class EmbeddedEngine:
 
     def _handle_oom(self, out: list[StepEvent]) -> None:
         """Handle a step that ran out of memory; see `oom`."""
-        staged, self._staged = self._staged, []
+        staged = self._staged
+        self._staged = []
         again = self._rows if self._oom_state is not None and not staged else []
         if again:
-            self._rows, self._batch_plan = [], None
+            self._rows = []
+            self._batch_plan = None
         for seq in (*staged, *again):
             seq.restart_prefill()
         self._waiting.extendleft(reversed(again))
@@ -198,7 +226,11 @@ class EmbeddedEngine:
         tried = (*staged, *again)
         if len(tried) == 1 and not self._rows and has_timed_out(tried[0]):
             self._waiting.remove(tried[0])
-            out.append(SequenceFailed(tried[0], oom_reason(tried[0].num_cached + 1, self.model.device), grammar=False))
+            out.append(
+                SequenceFailed(
+                    tried[0], oom_reason(tried[0].num_cached + 1, self.model.device), grammar=False
+                )
+            )
             self._release_version(tried[0])
 
     def _remove_cancelled(self) -> None:
@@ -207,7 +239,8 @@ class EmbeddedEngine:
             if seq.cancelled:
                 self._release_version(seq)
         self._waiting = deque(j for j in self._waiting if not j.cancelled)
-        self._staged = [j for j in self._staged if not j.cancelled]  # only a single long prompt is staged between steps
+        # Only a single long prompt is staged between steps.
+        self._staged = [j for j in self._staged if not j.cancelled]
         for row in reversed(range(len(self._rows))):
             if self._rows[row].cancelled:
                 self._free_row(row)
@@ -224,15 +257,22 @@ class EmbeddedEngine:
         length = max(positions) + 1
         self._kv_cache.reserve(len(rows), length)
         ids_2N = torch.tensor([[j.sampled_ids[-1] for j in rows], positions]).to(self.model.device)
-        ids_N1, positions_N1 = ids_2N[0][:, None], ids_2N[1][:, None]
-        logits_N1V = self.model.forward(ids_N1, positions_N1, self._kv_cache, writes_NQ=None, length=length, keep=1)
+        ids_N1 = ids_2N[0][:, None]
+        positions_N1 = ids_2N[1][:, None]
+        logits_N1V = self.model.forward(
+            ids_N1, positions_N1, self._kv_cache, writes_NQ=None, length=length, keep=1
+        )
         self._sample_tokens(rows, sampler, logits_N1V[:, -1], out)
         for row in reversed(range(len(rows))):
             if _finish_reason(rows[row]) is not None:
                 self._free_row(row)
 
     def _sample_tokens(
-        self, seqs: Sequence[EngineSequence], sampler: Sampler, logits_NV: Tensor, out: list[StepEvent]
+        self,
+        seqs: Sequence[EngineSequence],
+        sampler: Sampler,
+        logits_NV: Tensor,
+        out: list[StepEvent],
     ) -> None:
         tokens, logprobs, tops = sampler(logits_NV)
         for i, seq in enumerate(seqs):
@@ -242,15 +282,24 @@ class EmbeddedEngine:
                 out.append(SequenceFailed(seq, seq.state.grammar_state.failure))
                 continue
             out.append(
-                NewToken(seq, tokens[i], logprobs[i], tops[i] if tops and seq.state.top else None, _finish_reason(seq))
+                NewToken(
+                    seq,
+                    tokens[i],
+                    logprobs[i],
+                    tops[i] if tops and seq.state.top else None,
+                    _finish_reason(seq),
+                )
             )
 
     def _free_row(self, row: int) -> None:
         """Free a row: add its states to the prefix cache and move the last row into its place."""
-        seq, last = self._rows[row], len(self._rows) - 1
+        seq = self._rows[row]
+        last = len(self._rows) - 1
         self._store_prefix(seq, self._kv_cache.row_states(row, seq.num_cached))
         if row != last:
-            self._kv_cache.write_row(row, self._kv_cache.row_states(last, self._rows[last].num_cached))
+            self._kv_cache.write_row(
+                row, self._kv_cache.row_states(last, self._rows[last].num_cached)
+            )
             self._rows[row] = self._rows[last]
         self._rows.pop()
         self._batch_plan = None
@@ -264,7 +313,8 @@ class EmbeddedEngine:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            self._prefix_cache.clear()  # the sequence may be half added
+            # The sequence may be half added.
+            self._prefix_cache.clear()
 
     def _release_version(self, seq: EngineSequence) -> None:
         self._running_counts[seq.version] -= 1
@@ -275,10 +325,12 @@ class EmbeddedEngine:
         """Choose what to prefill: one long prompt, one scoring, or several short prompts that fit one chunk."""
         free_rows = self._config.max_batch - len(self._rows)
         group: list[tuple[EngineSequence, tuple[int, list[Tensor]] | None]] = []
-        longest, chunk = 0, self._config.prefill_chunk
+        longest = 0
+        chunk = self._config.prefill_chunk
         for seq in self._waiting:
             if seq.targets is None and len(group) == free_rows:
-                continue  # a scoring needs no row
+                # A scoring needs no row.
+                continue
             if group and seq.targets is not None:
                 break
             hit = self._prefix_cache.find_prefix(seq.adapter, seq.ids[: seq.prompt])
@@ -306,13 +358,19 @@ class EmbeddedEngine:
         ids_NQ, positions_NQ, writes_NQ = self._pad_left(seqs, ends, width)
         self.model.adapters.route = self.model.adapters.route_batch([j.adapter for j in seqs])
         logits_NQV = self.model.forward(
-            ids_NQ, positions_NQ, self._staging_cache, writes_NQ=writes_NQ, length=max(ends), keep=keep
+            ids_NQ,
+            positions_NQ,
+            self._staging_cache,
+            writes_NQ=writes_NQ,
+            length=max(ends),
+            keep=keep,
         )
         if seqs[0].targets is not None:
             self._score_chunk(seqs[0], ends[0], logits_NQV[0])
         for seq, end in zip(seqs, ends, strict=True):
             seq.prefilled = end
-        if seqs[0].prefilled == len(seqs[0].ids):  # several prompts take one pass; only a single long one needs more
+        # Several prompts take one pass; only a single long one needs more.
+        if seqs[0].prefilled == len(seqs[0].ids):
             self._finish_prefill(seqs, logits_NQV[:, -1], out)
 
     def _pad_left(
@@ -340,22 +398,29 @@ class EmbeddedEngine:
         chosen_Q1 = logprobs_QV.gather(1, torch.from_numpy(targets).to(self.model.device)[:, None])
         seq.scores += chosen_Q1[:, 0].tolist()
 
-    def _finish_prefill(self, seqs: Sequence[EngineSequence], logits_NV: Tensor, out: list[StepEvent]) -> None:
+    def _finish_prefill(
+        self, seqs: Sequence[EngineSequence], logits_NV: Tensor, out: list[StepEvent]
+    ) -> None:
         if seqs[0].targets is not None:
             self._staged = []
             out.append(SequenceScored(seqs[0], np.asarray(seqs[0].scores, dtype=np.float32)))
             self._release_version(seqs[0])
             return
         there = not self._rows and len(seqs) == 1
-        if there:  # swap the caches: no copy
+        # Swap the caches: no copy.
+        if there:
             self._kv_cache, self._staging_cache = self._staging_cache, self._kv_cache
         # Reserve first: an out-of-memory error after the sampling could not be undone.
         self._kv_cache.reserve(len(self._rows) + len(seqs), max(len(j.ids) for j in seqs) + 1)
-        self._sample_tokens(seqs, Sampler([j.state for j in seqs], self.model.device), logits_NV, out)
+        self._sample_tokens(
+            seqs, Sampler([j.state for j in seqs], self.model.device), logits_NV, out
+        )
         self._staged = []
         for row, seq in enumerate(seqs):
             seq.oom_since = None
-            states = (self._kv_cache if there else self._staging_cache).row_states(row, seq.num_cached)
+            states = (self._kv_cache if there else self._staging_cache).row_states(
+                row, seq.num_cached
+            )
             if _finish_reason(seq) is not None:
                 self._store_prefix(seq, states)
                 self._release_version(seq)
@@ -373,6 +438,9 @@ def _finish_reason(seq: EngineSequence) -> str | None:
 
 
 def _check_ids(ids: Ids, vocab: int, what: str) -> None:
-    low, high = int(ids.min()), int(ids.max())
+    low = int(ids.min())
+    high = int(ids.max())
     if low < 0 or high >= vocab:
-        raise EngineError(f"the {what} contains id {low if low < 0 else high}; the model has ids 0 to {vocab - 1}")
+        raise EngineError(
+            f"the {what} contains id {low if low < 0 else high}; the model has ids 0 to {vocab - 1}"
+        )

@@ -30,7 +30,8 @@ class EngineSequence:
     sampled_in_ids: int = 0  # number of sampled tokens that a restart appended to `ids`
     prefilled: int = 0  # number of tokens whose states are in the cache
     reused_tokens: int = 0  # number of tokens whose states came from the prefix cache
-    oom_since: float | None = None  # monotonic seconds since it does not fit even alone; None: it fits
+    # Monotonic seconds since it does not fit even alone; None: it fits.
+    oom_since: float | None = None
     cancelled: bool = False
 
     @property
@@ -40,14 +41,20 @@ class EngineSequence:
 
     def cached_ids(self) -> Ids:
         """Return the ids of the `num_cached` tokens."""
-        return np.concatenate([self.ids, np.asarray(self.sampled_ids[self.sampled_in_ids : -1], dtype=np.int32)])
+        return np.concatenate(
+            [self.ids, np.asarray(self.sampled_ids[self.sampled_in_ids : -1], dtype=np.int32)]
+        )
 
     def restart_prefill(self) -> None:
         """Reset for a new prefill of prompt and sampled tokens; its cached states were freed."""
-        self.ids = np.concatenate([self.ids, np.asarray(self.sampled_ids[self.sampled_in_ids :], dtype=np.int32)])
+        self.ids = np.concatenate(
+            [self.ids, np.asarray(self.sampled_ids[self.sampled_in_ids :], dtype=np.int32)]
+        )
         if self.targets is None:
             self.prompt = len(self.ids)
-        self.sampled_in_ids, self.prefilled, self.reused_tokens = len(self.sampled_ids), 0, 0
+        self.sampled_in_ids = len(self.sampled_ids)
+        self.prefilled = 0
+        self.reused_tokens = 0
         self.scores.clear()
 
 

@@ -21,7 +21,12 @@ from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.engines.embedded.full_models import MultiModelEngine
 from openclaw_rl.engines.embedded.grammar import GrammarCompiler, GrammarState
 from openclaw_rl.engines.embedded.model import EmbeddedModel, resolve_model_path
-from openclaw_rl.engines.embedded.sequence import EngineSequence, SequenceFailed, SequenceScored, StepEvent
+from openclaw_rl.engines.embedded.sequence import (
+    EngineSequence,
+    SequenceFailed,
+    SequenceScored,
+    StepEvent,
+)
 from openclaw_rl.engines.socket_server import EngineConnection, bind_socket, serve_until_stopped
 from openclaw_rl.errors import EngineError, GrammarError
 from openclaw_rl.settings.load import Config
@@ -29,7 +34,8 @@ from openclaw_rl.types import PolicyRef
 
 log = logging.getLogger(__name__)
 
-_LOAD_TIME_SLICE = (0.0002, 0.1)  # time slice of a load between two steps: minimum in seconds, or share of a step
+# Time slice of a load between two steps: minimum in seconds, or share of a step.
+_LOAD_TIME_SLICE = (0.0002, 0.1)
 
 
 class _EmbeddedConnection(EngineConnection):
@@ -39,7 +45,8 @@ class _EmbeddedConnection(EngineConnection):
         super().__init__(lambda call: server.handle_call(self, call))
         self._server = server
         self.seqs: dict[int, EngineSequence] = {}
-        self.compiling: set[int] = set()  # calls whose grammar is not ready yet
+        # Calls whose grammar is not ready yet.
+        self.compiling: set[int] = set()
 
     def cancel_calls(self) -> None:
         for seq in self.seqs.values():
@@ -52,7 +59,8 @@ class EmbeddedServer:
     """Server of one engine: takes calls from the clients, steps the engine and sends the tokens."""
 
     def __init__(self, engine: MultiModelEngine, grammars: GrammarCompiler | None = None) -> None:
-        self.engine, self._grammars = engine, grammars
+        self.engine = engine
+        self._grammars = grammars
         self._work_available = asyncio.Event()
         self._load_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,12 +83,18 @@ class EmbeddedServer:
         else:
             self._submit_call(peer, call)
 
-    async def _submit_with_grammar(self, peer: _EmbeddedConnection, call: protocol.GenerateCall, grammar: str) -> None:
+    async def _submit_with_grammar(
+        self, peer: _EmbeddedConnection, call: protocol.GenerateCall, grammar: str
+    ) -> None:
         """Compile the grammar in a thread, then submit the call unless it was cancelled in the meantime."""
         try:
             if self._grammars is None:
-                raise GrammarError("this model has no tokenizer.json, which is needed to enforce a format")
-            grammar_state = await asyncio.to_thread(self._grammars.initial_state, grammar, call.stop_token_ids)
+                raise GrammarError(
+                    "this model has no tokenizer.json, which is needed to enforce a format"
+                )
+            grammar_state = await asyncio.to_thread(
+                self._grammars.initial_state, grammar, call.stop_token_ids
+            )
         except GrammarError as error:
             peer.send(protocol.RejectionReply.of(call.id, error))
             return
@@ -94,11 +108,18 @@ class EmbeddedServer:
         call: protocol.GenerateCall | protocol.ScoreCall,
         grammar_state: GrammarState | None = None,
     ) -> None:
-        owner, ids = (peer, call.id), protocol.unpack_ids(call.prompt_ids)
+        owner = (peer, call.id)
+        ids = protocol.unpack_ids(call.prompt_ids)
         try:
             if isinstance(call, protocol.GenerateCall):
                 seq = self.engine.generate(
-                    owner, call.version, ids, call.sampling, call.stop_token_ids, call.top_logprobs, grammar_state
+                    owner,
+                    call.version,
+                    ids,
+                    call.sampling,
+                    call.stop_token_ids,
+                    call.top_logprobs,
+                    grammar_state,
                 )
             else:
                 response = protocol.unpack_ids(call.response_ids)
@@ -110,7 +131,8 @@ class EmbeddedServer:
         self._work_available.set()
 
     def _info_reply(self, call: int) -> protocol.InfoReply:
-        engine, model = self.engine, self.engine.model
+        engine = self.engine
+        model = self.engine.model
         info = EngineInfo(
             model=model.name,
             context_length=model.context_length,
@@ -136,8 +158,11 @@ class EmbeddedServer:
                 await self._load_versions(call.policies)
             except EngineError as error:
                 peer.send(protocol.RejectionReply(call.id, str(error)))
-            except RuntimeError as error:  # torch is out of memory; the loaded versions are unchanged
-                peer.send(protocol.RejectionReply(call.id, f"the versions could not be loaded: {error}"))
+            except RuntimeError as error:
+                # Torch is out of memory; the loaded versions are unchanged.
+                peer.send(
+                    protocol.RejectionReply(call.id, f"the versions could not be loaded: {error}")
+                )
             else:
                 peer.send(protocol.LoadReply(call.id))
         await self._unload_unused()
@@ -208,12 +233,17 @@ class EmbeddedServer:
 
 async def _run_server(config: Config) -> None:
     parent = os.getppid()
-    bound = bind_socket(config.engine_socket)  # first: a second engine must fail before it loads a model
+    # First: a second engine must fail before it loads a model.
+    bound = bind_socket(config.engine_socket)
     try:
         engine = _load_engine(config)
-        grammars = GrammarCompiler.for_model(resolve_model_path(config.model.path), engine.model.vocab_size)
+        grammars = GrammarCompiler.for_model(
+            resolve_model_path(config.model.path), engine.model.vocab_size
+        )
         server = EmbeddedServer(engine, grammars)
-        await serve_until_stopped(lambda: _EmbeddedConnection(server), bound, parent, server.run_steps())
+        await serve_until_stopped(
+            lambda: _EmbeddedConnection(server), bound, parent, server.run_steps()
+        )
     finally:
         bound.close()
         config.engine_socket.unlink(missing_ok=True)
@@ -221,10 +251,15 @@ async def _run_server(config: Config) -> None:
 
 def _load_engine(config: Config) -> MultiModelEngine:
     torch.set_num_threads(config.engine.threads)
-    engine = MultiModelEngine(EmbeddedModel.load(config.model, max_context=config.engine.max_context), config.engine)
+    engine = MultiModelEngine(
+        EmbeddedModel.load(config.model, max_context=config.engine.max_context), config.engine
+    )
     gc.collect()
-    gc.freeze()  # the model's objects are permanent: exclude them from later collections
-    log.info("%s on %s, context %d", engine.model.name, engine.model.device, engine.model.context_length)
+    # The model's objects are permanent: exclude them from later collections.
+    gc.freeze()
+    log.info(
+        "%s on %s, context %d", engine.model.name, engine.model.device, engine.model.context_length
+    )
     return engine
 
 

@@ -16,7 +16,11 @@ import msgspec
 
 from openclaw_rl.common.images.image_prompt import ImageGeneration, ImagePrompt, image_digest
 from openclaw_rl.engines.remote import completions_api
-from openclaw_rl.engines.remote.completions_api import CompletionChoice, CompletionLogprobs, CompletionResponse
+from openclaw_rl.engines.remote.completions_api import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionResponse,
+)
 from openclaw_rl.engines.remote.http_client import error_from_event
 from openclaw_rl.errors import EngineError
 from openclaw_rl.types import Ids, Message
@@ -26,7 +30,8 @@ TOKENIZE_PATH = "/tokenize"
 _ROLE_ALIASES = {"developer": "system", "function": "tool"}
 _KEPT_KEYS = ("name", "tool_calls", "tool_call_id")
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-_PROBE_PIXELS = 64  # width and height of the image by which a server shows that it reads images
+# Width and height of the image by which a server shows that it reads images.
+_PROBE_PIXELS = 64
 
 
 class _TokenLogprob(msgspec.Struct):
@@ -58,7 +63,9 @@ _encoder = msgspec.json.Encoder()
 
 def encode_messages(prompt: ImagePrompt) -> msgspec.Raw:
     """Return the messages of a conversation as JSON, with the images in them."""
-    return msgspec.Raw(_encoder.encode([_engine_message(message, prompt.images) for message in prompt.messages]))
+    return msgspec.Raw(
+        _encoder.encode([_engine_message(message, prompt.images) for message in prompt.messages])
+    )
 
 
 def encode_body(fields: Mapping[str, Any], messages: msgspec.Raw) -> bytes:
@@ -73,12 +80,21 @@ def tokenize_fields(model: str, prompt: ImagePrompt) -> dict[str, Any]:
 
 def streaming_fields(generation: ImageGeneration, *, model: str, limit: int) -> dict[str, Any]:
     """Return the request for one streamed reply."""
-    sampling, top = generation.sampling, generation.top_logprobs
-    made = completions_api.request_body(model, (), sampling, limit=limit, stop=generation.stop_token_ids)
+    sampling = generation.sampling
+    top = generation.top_logprobs
+    made = completions_api.request_body(
+        model, (), sampling, limit=limit, stop=generation.stop_token_ids
+    )
     del made["prompt"]
-    made |= {"logprobs": True, "top_logprobs": top, "stream": True, "stream_options": {"include_usage": True}}
+    made |= {
+        "logprobs": True,
+        "top_logprobs": top,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     if generation.prompt.tools:
-        made["tool_choice"] = "none"  # the model sees the tools, and vLLM parses no calls
+        # The model sees the tools, and vLLM parses no calls.
+        made["tool_choice"] = "none"
     return made | _conversation_fields(generation.prompt)
 
 
@@ -94,7 +110,9 @@ def _engine_message(message: Message, images: Mapping[str, str]) -> dict[str, An
     if isinstance(out["content"], list):
         out["content"] = [_engine_part(part, images) for part in out["content"]]
     out |= {key: message[key] for key in _KEPT_KEYS if message.get(key) is not None}
-    reasoning = next((message[key] for key in _REASONING_KEYS if message.get(key) is not None), None)
+    reasoning = next(
+        (message[key] for key in _REASONING_KEYS if message.get(key) is not None), None
+    )
     return out if reasoning is None else out | {"reasoning": reasoning}
 
 
@@ -109,7 +127,9 @@ def rendered_ids(answer: Any) -> list[int]:
     """Return the token ids of an answer of `TOKENIZE_PATH`. Raises `EngineError` if it has another shape."""
     ids = answer.get("tokens") if isinstance(answer, dict) else None
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise EngineError(f"the engine's answer of {TOKENIZE_PATH} has no token ids; expected a vLLM server")
+        raise EngineError(
+            f"the engine's answer of {TOKENIZE_PATH} has no token ids; expected a vLLM server"
+        )
     return ids
 
 
@@ -120,18 +140,23 @@ class ChatEventDecoder:
     """
 
     def __init__(self, prompt_ids: Ids) -> None:
-        self._prompt_ids, self._is_confirmed = prompt_ids.tolist(), False
+        self._prompt_ids = prompt_ids.tolist()
+        self._is_confirmed = False
 
     def __call__(self, raw: bytes) -> CompletionResponse:
         try:
             found = _response_decoder.decode(raw)
         except msgspec.DecodeError as error:
-            raise EngineError(f"the engine's answer is not a chat completion ({error}): {raw[:200]!r}") from None
+            raise EngineError(
+                f"the engine's answer is not a chat completion ({error}): {raw[:200]!r}"
+            ) from None
         if found.error is not None:
             raise error_from_event(found.error)
         if not self._is_confirmed and found.choices:
             self._confirm_prompt(found.prompt_token_ids or [])
-        return CompletionResponse(choices=[_to_completion(choice) for choice in found.choices], usage=found.usage)
+        return CompletionResponse(
+            choices=[_to_completion(choice) for choice in found.choices], usage=found.usage
+        )
 
     def _confirm_prompt(self, read: Sequence[int]) -> None:
         if list(read) != self._prompt_ids:
@@ -147,15 +172,21 @@ def _to_completion(choice: _ChatChoice) -> CompletionChoice:
     logprobs = CompletionLogprobs(
         token_logprobs=[entry.logprob for entry in entries],
         tokens=[entry.token for entry in entries],
-        top_logprobs=[{other.token: other.logprob for other in entry.top_logprobs} for entry in entries],
+        top_logprobs=[
+            {other.token: other.logprob for other in entry.top_logprobs} for entry in entries
+        ],
     )
-    return CompletionChoice(token_ids=choice.token_ids, logprobs=logprobs, finish_reason=choice.finish_reason)
+    return CompletionChoice(
+        token_ids=choice.token_ids, logprobs=logprobs, finish_reason=choice.finish_reason
+    )
 
 
 def probe_prompt() -> ImagePrompt:
     """Return a conversation with a small grey image, which every model that reads images renders."""
     parts = [{"type": "text", "text": "?"}, {"type": "image", "sha256": "probe"}]
-    return ImagePrompt(messages=[{"role": "user", "content": parts}], variables={}, images={"probe": _grey_png()})
+    return ImagePrompt(
+        messages=[{"role": "user", "content": parts}], variables={}, images={"probe": _grey_png()}
+    )
 
 
 def _grey_png() -> str:

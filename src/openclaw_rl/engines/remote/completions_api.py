@@ -85,8 +85,11 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
 
 def streaming_body(generation: Generation, *, model: str, limit: int) -> dict[str, Any]:
     """Return the request body for one streamed reply."""
-    stop, top = generation.stop_token_ids, generation.top_logprobs
-    made = request_body(model, generation.prompt_ids, generation.sampling, limit=limit, stop=stop, top=top)
+    stop = generation.stop_token_ids
+    top = generation.top_logprobs
+    made = request_body(
+        model, generation.prompt_ids, generation.sampling, limit=limit, stop=stop, top=top
+    )
     return made | {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -95,7 +98,9 @@ def decode_event(raw: bytes) -> CompletionResponse:
     try:
         found = _response_decoder.decode(raw)
     except msgspec.DecodeError as error:
-        raise EngineError(f"the engine's answer is not a completion ({error}): {raw[:200]!r}") from None
+        raise EngineError(
+            f"the engine's answer is not a completion ({error}): {raw[:200]!r}"
+        ) from None
     if found.error is not None:
         raise error_from_event(found.error)
     return found
@@ -128,8 +133,11 @@ def chunk_from_events(events: Sequence[CompletionResponse], top: int) -> Chunk |
             if found:
                 ids += found
                 logprobs += _token_logprobs(choice, len(found))
-                if top and choice.logprobs is not None:  # a server may add the sampled id to the likeliest `top`
-                    tops += [top_alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs]
+                # A server may add the sampled id to the likeliest `top`.
+                if top and choice.logprobs is not None:
+                    tops += [
+                        top_alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs
+                    ]
     if finish not in (None, "stop", "length"):
         raise EngineGone(f"the engine aborted the reply ({finish}). Repeat the request")
     if not ids and finish is None:
@@ -159,13 +167,18 @@ def token_ids_of(choice: CompletionChoice) -> list[int]:
 def _token_logprobs(choice: CompletionChoice, expected: int) -> list[float]:
     found = choice.logprobs.token_logprobs if choice.logprobs is not None else []
     if len(found) != expected:
-        raise EngineError(f"the engine returned {len(found)} log-probabilities for {expected} tokens")
+        raise EngineError(
+            f"the engine returned {len(found)} log-probabilities for {expected} tokens"
+        )
     return [math.nan if value is None else value for value in found]
 
 
 def top_alternatives(entry: Mapping[str, float | None], top: int | None = None) -> TopLogprobs:
     """Return (token id, log-probability) pairs of one position, likeliest first."""
-    found = [(int(name.removeprefix(_ID_PREFIX)), math.nan if lp is None else lp) for name, lp in entry.items()]
+    found = [
+        (int(name.removeprefix(_ID_PREFIX)), math.nan if lp is None else lp)
+        for name, lp in entry.items()
+    ]
     return tuple(sorted(found, key=lambda pair: -pair[1])[:top])
 
 
@@ -174,4 +187,7 @@ def prompt_logprobs(choice: CompletionChoice, ids: Ids | Sequence[int], start: i
     found = choice.prompt_logprobs or []
     if len(found) != len(ids):
         raise EngineError(f"the engine scored {len(found)} prompt tokens, expected {len(ids)}")
-    return [float((entry or {})[str(int(i))]["logprob"]) for i, entry in zip(ids[start:], found[start:], strict=True)]
+    return [
+        float((entry or {})[str(int(i))]["logprob"])
+        for i, entry in zip(ids[start:], found[start:], strict=True)
+    ]

@@ -40,12 +40,17 @@ from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
 log = logging.getLogger(__name__)
 
-_BACK_OFF = (0.05, 1.0)  # seconds between attempts to connect: first, longest
-_HANDSHAKE_TIMEOUT = 120.0  # seconds; the server may compile during its first replies
-_UNLOAD_TIMEOUT = 5.0  # seconds
-_CONCURRENT_SCORINGS = 8  # concurrent requests of one scoring
+# Seconds between attempts to connect: first, longest.
+_BACK_OFF = (0.05, 1.0)
+# Seconds; the server may compile during its first replies.
+_HANDSHAKE_TIMEOUT = 120.0
+# Seconds.
+_UNLOAD_TIMEOUT = 5.0
+# Concurrent requests of one scoring.
+_CONCURRENT_SCORINGS = 8
 _ALREADY_LOADED = re.compile(r"already (been )?loaded")
-_NOT_LOADED_MESSAGES = ("does not exist", "not loaded", "not found")  # what servers answer for an unknown adapter
+# What servers answer for an unknown adapter.
+_NOT_LOADED_MESSAGES = ("does not exist", "not loaded", "not found")
 BASE_WEIGHTS = ""
 """Name of the full weights of the base model."""
 
@@ -60,20 +65,31 @@ class RemoteEngine(abc.ABC):
     convention_advice: ClassVar[str] = ""  # how to make the server use the expected convention
     lora_advice: ClassVar[str]  # how to make the server load adapters
     health_interval: ClassVar[float] = 1.0  # seconds between health checks
-    adapter_routes: ClassVar[str] = ""  # prefix of the paths `/load_lora_adapter` and `/unload_lora_adapter`
+    # Prefix of the paths `/load_lora_adapter` and `/unload_lora_adapter`.
+    adapter_routes: ClassVar[str] = ""
     _base_path = ""  # of the base weights, as the server names them
 
     def __init__(
-        self, http: HttpClient, config: EngineConfig, *, owner: str = "", on_connect: OnConnect | None = None
+        self,
+        http: HttpClient,
+        config: EngineConfig,
+        *,
+        owner: str = "",
+        on_connect: OnConnect | None = None,
     ) -> None:
-        self.http, self.config, self.owner = http, config, owner
+        self.http = http
+        self.config = config
+        self.owner = owner
         self.epoch = 0
         self._on_connect = on_connect
-        self._info: EngineInfo | None = None  # of the present connection; None while disconnected
+        # Of the present connection; None while disconnected.
+        self._info: EngineInfo | None = None
         self._version_table = VersionTable(config.max_loaded_versions)
         self._weight_lock = WeightLock(BASE_WEIGHTS, self._swap_full_weights)
-        self._full_weights: dict[str, PolicyRef] = {}  # full-weight versions by their names on the server
-        self._connect_lock, self._load_lock = asyncio.Lock(), asyncio.Lock()
+        # full-weight versions by their names on the server.
+        self._full_weights: dict[str, PolicyRef] = {}
+        self._connect_lock = asyncio.Lock()
+        self._load_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._check_now = asyncio.Event()
         self._token_watch = TokenWatch()
@@ -88,22 +104,30 @@ class RemoteEngine(abc.ABC):
         """Return the server's `Info`. Raises `EngineGone`, or `EngineError` if it cannot be the policy's engine."""
 
     @abc.abstractmethod
-    def _stream_chunks(self, generation: Generation, held: LoadedVersion, limit: int) -> AsyncGenerator[Chunk]:
+    def _stream_chunks(
+        self, generation: Generation, held: LoadedVersion, limit: int
+    ) -> AsyncGenerator[Chunk]:
         """Stream one reply of at most `limit` tokens. The caller has checked the request. Raises `EngineError`."""
 
     @abc.abstractmethod
-    async def _score_prompt(self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids) -> Logprobs:
+    async def _score_prompt(
+        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids
+    ) -> Logprobs:
         """Return [R] log softmax(logits) of the response ids by one request."""
 
     @abc.abstractmethod
-    async def _score_next_token(self, held: LoadedVersion, prompt: Ids, token: int, temperature: float) -> float:
+    async def _score_next_token(
+        self, held: LoadedVersion, prompt: Ids, token: int, temperature: float
+    ) -> float:
         """Return log softmax(logits / temperature) of `token` as the token after `prompt`."""
 
     @abc.abstractmethod
     def _prepare_adapter(self, name: str, file: AdapterFile) -> None:
         """Prepare to load an adapter. Raises `EngineError` if the server has no slot or would serve other weights."""
 
-    async def _prepare_version(self, held: LoadedVersion, beside: Sequence[LoadedVersion]) -> LoadedVersion:
+    async def _prepare_version(
+        self, held: LoadedVersion, beside: Sequence[LoadedVersion]
+    ) -> LoadedVersion:
         """Return what is loaded to serve `held` beside `beside`: by default `held` itself."""
         return held
 
@@ -127,7 +151,9 @@ class RemoteEngine(abc.ABC):
         await self._check_alive()
         table = self._version_table
         waiting = self._weight_lock.waiting_count
-        return replace(info, versions=table.versions, running=table.running_replies - waiting, waiting=waiting)
+        return replace(
+            info, versions=table.versions, running=table.running_replies - waiting, waiting=waiting
+        )
 
     async def wait_ready(self, timeout: float) -> EngineInfo:  # noqa: ASYNC109 (a deadline over several attempts)
         """See `EngineLink.wait_ready`."""
@@ -168,9 +194,14 @@ class RemoteEngine(abc.ABC):
     async def _check_convention(self) -> None:
         """Raise `EngineError` if the log-probabilities have another convention than `engine.logprob_convention`."""
         base = LoadedVersion(ref=BASE_POLICY)
-        observed = await logprob_convention.observe_convention(lambda asked: self._stream_chunks(asked, base, 1))
-        expected, where = self.config.effective_convention, self.http.address
-        logprob_convention.check_convention(observed, expected, where=where, advice=self.convention_advice)
+        observed = await logprob_convention.observe_convention(
+            lambda asked: self._stream_chunks(asked, base, 1)
+        )
+        expected = self.config.effective_convention
+        where = self.http.address
+        logprob_convention.check_convention(
+            observed, expected, where=where, advice=self.convention_advice
+        )
 
     async def _monitor_connection(self) -> None:
         """Check the health until a check fails; then abort the running streams and reconnect."""
@@ -211,21 +242,26 @@ class RemoteEngine(abc.ABC):
         while not self._closed and self._info is None:
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
-            with contextlib.suppress(EngineError):  # the next call raises it again
+            # The next call raises it again.
+            with contextlib.suppress(EngineError):
                 await self._ensure_connected()
 
     async def close(self) -> None:
         """See `EngineLink.close`."""
         leave = self.connected
-        self._closed, self._info = True, None
+        self._closed = True
+        self._info = None
         self._weight_lock.close(EngineGone("the connection to the engine was closed"))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if leave:
-            with contextlib.suppress(TimeoutError):  # free the memory of our adapters on the server
+            # Free the memory of our adapters on the server.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_UNLOAD_TIMEOUT):
-                    await self._discard_adapters(self._version_table, sorted(self._version_table.adapters))
+                    await self._discard_adapters(
+                        self._version_table, sorted(self._version_table.adapters)
+                    )
         await self.http.close()
 
     def _spawn_task(self, work: Coroutine[None, None, None]) -> None:
@@ -239,9 +275,12 @@ class RemoteEngine(abc.ABC):
         """See `protocols.Engine.generate`."""
         info = await self._ensure_connected()
         held = self._version_table.look_up(generation.version)
-        limit = max_reply_tokens(len(generation.prompt_ids), generation.sampling.max_tokens, info.context_length)
+        limit = max_reply_tokens(
+            len(generation.prompt_ids), generation.sampling.max_tokens, info.context_length
+        )
         chunks = self._stream_with_weights(generation, held, limit)
-        if self._full_weights:  # a slow reader must not delay those who wait for other weights
+        # A slow reader must not delay those who wait for other weights.
+        if self._full_weights:
             chunks = read_ahead(chunks)
         with self._in_use(held):
             try:
@@ -250,9 +289,12 @@ class RemoteEngine(abc.ABC):
                         yield chunk
                         if chunk.finish is not None:
                             return
-                raise EngineGone(f"the engine at {self.http.address} ended the reply without a finish reason")
+                raise EngineGone(
+                    f"the engine at {self.http.address} ended the reply without a finish reason"
+                )
             except EngineGone:
-                self._check_now.set()  # check at once whether the engine died or only this stream
+                # Check at once whether the engine died or only this stream.
+                self._check_now.set()
                 raise
 
     @contextlib.contextmanager
@@ -273,7 +315,9 @@ class RemoteEngine(abc.ABC):
         async with self._weight_lock.hold_weights(held.weights or BASE_WEIGHTS):
             for is_retry in (False, True):
                 try:
-                    watched = self._token_watch.watch_reply(self._stream_chunks(generation, held, limit))
+                    watched = self._token_watch.watch_reply(
+                        self._stream_chunks(generation, held, limit)
+                    )
                     async with contextlib.aclosing(watched) as chunks:
                         async for chunk in chunks:
                             begun = True
@@ -290,7 +334,11 @@ class RemoteEngine(abc.ABC):
     async def _reload_if_missing(self, held: LoadedVersion, error: EngineError) -> bool:
         """If the server refused because another client unloaded our adapter, load it again and return True."""
         name = held.adapter
-        if name is None or name not in str(error) or not any(words in str(error) for words in _NOT_LOADED_MESSAGES):
+        if (
+            name is None
+            or name not in str(error)
+            or not any(words in str(error) for words in _NOT_LOADED_MESSAGES)
+        ):
             return False
         log.warning("%s: another client unloaded the adapter %s; loading it again", self.kind, name)
         async with self._load_lock:
@@ -298,7 +346,9 @@ class RemoteEngine(abc.ABC):
             self._version_table.adapters.add(name)
         return True
 
-    async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
+    async def score(
+        self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float
+    ) -> Logprobs:
         """See `protocols.Engine.score`."""
         info = await self._ensure_connected()
         held = self._version_table.look_up(version)
@@ -324,14 +374,18 @@ class RemoteEngine(abc.ABC):
                 f"the engine returns raw log-probabilities, so it scores at temperature 1, not {temperature:g}. "
                 + self.convention_advice
             )
-        whole, slots = np.concatenate([prompt_ids, response_ids]), asyncio.Semaphore(_CONCURRENT_SCORINGS)
+        whole = np.concatenate([prompt_ids, response_ids])
+        slots = asyncio.Semaphore(_CONCURRENT_SCORINGS)
 
         async def score_position(i: int) -> float:
             async with slots:
                 return await self._score_next_token(held, whole[:i], int(whole[i]), temperature)
 
-        first = await score_position(len(prompt_ids))  # alone, so that the others find the prompt in the prefix cache
-        rest = await asyncio.gather(*(score_position(i) for i in range(len(prompt_ids) + 1, len(whole))))
+        # Alone, so that the others find the prompt in the prefix cache.
+        first = await score_position(len(prompt_ids))
+        rest = await asyncio.gather(
+            *(score_position(i) for i in range(len(prompt_ids) + 1, len(whole)))
+        )
         return np.array([first, *rest], dtype=np.float32)
 
     # --------------------------------------------------------------------------------------------------- versions
@@ -343,7 +397,9 @@ class RemoteEngine(abc.ABC):
             table = self._version_table
             table.check_capacity(policies)
             await self._check_alive()
-            known = [table.find_loaded(ref) or await verify_version(ref, self.owner) for ref in policies]
+            known = [
+                table.find_loaded(ref) or await verify_version(ref, self.owner) for ref in policies
+            ]
             made = [await self._prepare_version(held, known) for held in known]
             fresh: list[str] = []
             try:
@@ -352,12 +408,15 @@ class RemoteEngine(abc.ABC):
                         await self._load_adapter(held.adapter, held.adapter_files)
                         table.adapters.add(held.adapter)
                         fresh.append(held.adapter)
-                table.check_capacity(policies)  # again: replies may have begun during the loading
+                # Again: replies may have begun during the loading.
+                table.check_capacity(policies)
             except EngineError:
                 await self._discard_adapters(table, fresh)
                 raise
             if table is not self._version_table:
-                raise EngineGone(f"the engine at {self.http.address} was restarted while versions were loaded")
+                raise EngineGone(
+                    f"the engine at {self.http.address} was restarted while versions were loaded"
+                )
             self._full_weights |= {h.weights: h.ref for h in made if h.weights is not None}
             table.loaded = {h.ref.version: h for h in made}
         self._schedule_unload_unused()
@@ -372,9 +431,14 @@ class RemoteEngine(abc.ABC):
             await self.http.post_checked(f"{self.adapter_routes}/load_lora_adapter", body)
         except RequestRefused as error:
             if _ALREADY_LOADED.search(str(error)):
-                return  # over an earlier connection; the name identifies the content
-            advice = f" {self.lora_advice}" if "not enabled" in str(error) or "404" in str(error) else ""
-            raise EngineError(f"version {ref.version}: {self.kind} cannot load {ref.path}: {error}{advice}") from None
+                # Over an earlier connection; the name identifies the content.
+                return
+            advice = (
+                f" {self.lora_advice}" if "not enabled" in str(error) or "404" in str(error) else ""
+            )
+            raise EngineError(
+                f"version {ref.version}: {self.kind} cannot load {ref.path}: {error}{advice}"
+            ) from None
 
     async def _swap_full_weights(self, name: str) -> None:
         await self._load_full_weights(name, self._full_weights.get(name))
@@ -385,12 +449,17 @@ class RemoteEngine(abc.ABC):
 
     async def _unload_unused(self) -> None:
         async with self._load_lock:
-            await self._discard_adapters(self._version_table, list(self._version_table.unused_adapters))
+            await self._discard_adapters(
+                self._version_table, list(self._version_table.unused_adapters)
+            )
 
     async def _discard_adapters(self, table: VersionTable, names: Sequence[str]) -> None:
         for name in names:
             table.adapters.discard(name)
             try:
-                await self.http.post_checked(f"{self.adapter_routes}/unload_lora_adapter", {"lora_name": name})
-            except EngineError as error:  # the unused adapter only wastes memory on the server
+                await self.http.post_checked(
+                    f"{self.adapter_routes}/unload_lora_adapter", {"lora_name": name}
+                )
+            except EngineError as error:
+                # The unused adapter only wastes memory on the server.
                 log.warning("%s: the adapter %s was not unloaded: %s", self.kind, name, error)

@@ -30,8 +30,11 @@ DEPLOY_COMMAND = "openclaw-rl fireworks deploy"
 
 def http_client(config: Config) -> HttpClient:
     """Return a client for the inference API."""
-    url, key = f"{config.fireworks.url.rstrip('/')}/inference", config.fireworks.api_key
-    return HttpClient(url, "openai", api_key=key, key_setting="fireworks.api_key (FIREWORKS_API_KEY)")
+    url = f"{config.fireworks.url.rstrip('/')}/inference"
+    key = config.fireworks.api_key
+    return HttpClient(
+        url, "openai", api_key=key, key_setting="fireworks.api_key (FIREWORKS_API_KEY)"
+    )
 
 
 def served_name(fireworks: FireworksConfig, model: str) -> str:
@@ -64,25 +67,37 @@ class FireworksEngine(OpenAiEngine):
         self._context_length = self.config.max_context
         await self._probe_endpoint()
         return EngineInfo(
-            model=self._base_name, context_length=self._context_length, device="fireworks", dtype="", grammar=False
+            model=self._base_name,
+            context_length=self._context_length,
+            device="fireworks",
+            dtype="",
+            grammar=False,
         )
 
     async def _probe_completion(self, prompt: Sequence[int], limit: int) -> Any:
         greedy = Sampling(temperature=0.0, seed=0)
         body = fireworks_api.request_body(self._base_name, prompt, greedy, limit=limit, top=1)
         try:
-            answer = await self.http.call_json("POST", "/v1/completions", body | {"raw_output": True})
+            answer = await self.http.call_json(
+                "POST", "/v1/completions", body | {"raw_output": True}
+            )
         except RequestRefused as error:
             if not error.blames_request:
                 raise
-            raise self._unfit_error(f"it refuses a prompt of token ids for {self._base_name} ({error})") from None
+            raise self._unfit_error(
+                f"it refuses a prompt of token ids for {self._base_name} ({error})"
+            ) from None
         found = _plain_answer(answer)
         try:
             grammar = fireworks_api.forced_grammar(answer)
         except msgspec.ValidationError as error:
-            raise self._unfit_error(f"its answer has another shape than documented ({error})") from None
+            raise self._unfit_error(
+                f"its answer has another shape than documented ({error})"
+            ) from None
         if grammar is not None:
-            raise self._unfit_error("it forces a grammar on replies, so that they are not sampled from the model")
+            raise self._unfit_error(
+                "it forces a grammar on replies, so that they are not sampled from the model"
+            )
         return found
 
     def _model_name(self, held: LoadedVersion) -> str:
@@ -90,7 +105,9 @@ class FireworksEngine(OpenAiEngine):
             return self._base_name
         return served_name(self._fireworks, version_model(self._fireworks, held.ref))
 
-    async def _stream_chunks(self, generation: Generation, held: LoadedVersion, limit: int) -> AsyncGenerator[Chunk]:
+    async def _stream_chunks(
+        self, generation: Generation, held: LoadedVersion, limit: int
+    ) -> AsyncGenerator[Chunk]:
         fireworks_api.check_sampling(generation.sampling, generation.top_logprobs)
         asked = fireworks_api.request_body(
             self._model_name(held),
@@ -99,7 +116,9 @@ class FireworksEngine(OpenAiEngine):
             limit=limit,
             top=generation.top_logprobs,
         )
-        async with aclosing(self.http.stream_events("/v1/completions", asked | {"stream": True})) as raw_events:
+        async with aclosing(
+            self.http.stream_events("/v1/completions", asked | {"stream": True})
+        ) as raw_events:
             async for together in raw_events:
                 events = [fireworks_api.decode_event(raw) for raw in together]
                 chunk = completions_api.chunk_from_events(events, generation.top_logprobs)
@@ -110,7 +129,9 @@ class FireworksEngine(OpenAiEngine):
                 if chunk.finish is not None:
                     return
 
-    async def _score_prompt(self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids) -> Logprobs:
+    async def _score_prompt(
+        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids
+    ) -> Logprobs:
         whole = np.concatenate([prompt_ids, response_ids])
         if len(whole) >= self._context_length:
             raise EngineError(
@@ -118,17 +139,25 @@ class FireworksEngine(OpenAiEngine):
                 "request samples at least one"
             )
         asked = fireworks_api.request_body(self._model_name(held), whole, Sampling(seed=0))
-        answer = await self.http.call_json("POST", "/v1/completions", asked | {"echo_last": len(response_ids)})
-        return np.array(fireworks_api.echoed_logprobs(_plain_answer(answer), response_ids), dtype=np.float32)
+        answer = await self.http.call_json(
+            "POST", "/v1/completions", asked | {"echo_last": len(response_ids)}
+        )
+        return np.array(
+            fireworks_api.echoed_logprobs(_plain_answer(answer), response_ids), dtype=np.float32
+        )
 
-    async def _score_next_token(self, held: LoadedVersion, prompt: Ids, token: int, temperature: float) -> float:
+    async def _score_next_token(
+        self, held: LoadedVersion, prompt: Ids, token: int, temperature: float
+    ) -> float:
         raise EngineError(
             f"Fireworks returns raw log-probabilities, so it scores at temperature 1, not {temperature:g}"
         )
 
     # Versions
 
-    async def _prepare_version(self, held: LoadedVersion, beside: Sequence[LoadedVersion]) -> LoadedVersion:
+    async def _prepare_version(
+        self, held: LoadedVersion, beside: Sequence[LoadedVersion]
+    ) -> LoadedVersion:
         return held
 
     async def _load_adapter(self, name: str, ref: PolicyRef) -> None:

@@ -14,7 +14,11 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.engines.remote import completions_api
-from openclaw_rl.engines.remote.completions_api import CompletionChoice, CompletionLogprobs, CompletionResponse
+from openclaw_rl.engines.remote.completions_api import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionResponse,
+)
 from openclaw_rl.engines.remote.http_client import error_from_event
 from openclaw_rl.errors import EngineError, GrammarError, SamplingUnsupported
 from openclaw_rl.types import Chunk, Ids, Sampling
@@ -62,7 +66,9 @@ _response_decoder = msgspec.json.Decoder(_Response)
 def check_sampling(sampling: Sampling, top_logprobs: int) -> None:
     """Raise `SamplingUnsupported` for what the service cannot sample by, `GrammarError` for a grammar."""
     if sampling.grammar is not None:
-        raise GrammarError("Fireworks takes no llguidance grammar: it cannot force this format or tool call")
+        raise GrammarError(
+            "Fireworks takes no llguidance grammar: it cannot force this format or tool call"
+        )
     if sampling.min_tokens:
         raise SamplingUnsupported("Fireworks has no min_tokens: leave it out of the request")
     if sampling.top_k > _MAX_TOP_K:
@@ -70,7 +76,9 @@ def check_sampling(sampling: Sampling, top_logprobs: int) -> None:
             f"Fireworks takes a top_k of at most {_MAX_TOP_K}, or 0 for all: got {sampling.top_k}"
         )
     if top_logprobs > MAX_ALTERNATIVES:
-        raise SamplingUnsupported(f"Fireworks returns at most {MAX_ALTERNATIVES} alternatives: got {top_logprobs}")
+        raise SamplingUnsupported(
+            f"Fireworks returns at most {MAX_ALTERNATIVES} alternatives: got {top_logprobs}"
+        )
 
 
 def request_body(
@@ -95,16 +103,22 @@ def decode_event(raw: bytes) -> CompletionResponse:
     try:
         found = _response_decoder.decode(raw)
     except msgspec.DecodeError as error:
-        raise EngineError(f"the engine's answer is not a completion of Fireworks ({error}): {raw[:200]!r}") from None
+        raise EngineError(
+            f"the engine's answer is not a completion of Fireworks ({error}): {raw[:200]!r}"
+        ) from None
     if found.error is not None:
         raise error_from_event(found.error)
-    return CompletionResponse(choices=[_to_choice(choice) for choice in found.choices], usage=found.usage)
+    return CompletionResponse(
+        choices=[_to_choice(choice) for choice in found.choices], usage=found.usage
+    )
 
 
 def forced_grammar(answer: Any) -> str | None:
     """Return the grammar that the service forced on a reply, from an answer to a request with `raw_output`."""
     found = msgspec.convert(answer, _Response)
-    return next((c.raw_output.grammar for c in found.choices if c.raw_output and c.raw_output.grammar), None)
+    return next(
+        (c.raw_output.grammar for c in found.choices if c.raw_output and c.raw_output.grammar), None
+    )
 
 
 def _to_choice(choice: _Choice) -> CompletionChoice:
@@ -117,10 +131,15 @@ def _to_choice(choice: _Choice) -> CompletionChoice:
             "same ids"
         )
     tops: list[dict[str, float | None] | None] = [
-        {f"token_id:{other.token_id}": other.logprob for other in token.top_logprobs or ()} for token in tokens
+        {f"token_id:{other.token_id}": other.logprob for other in token.top_logprobs or ()}
+        for token in tokens
     ]
-    logprobs = CompletionLogprobs(token_logprobs=[token.logprob for token in tokens], top_logprobs=tops)
-    return CompletionChoice(text=choice.text, token_ids=ids, logprobs=logprobs, finish_reason=choice.finish_reason)
+    logprobs = CompletionLogprobs(
+        token_logprobs=[token.logprob for token in tokens], top_logprobs=tops
+    )
+    return CompletionChoice(
+        text=choice.text, token_ids=ids, logprobs=logprobs, finish_reason=choice.finish_reason
+    )
 
 
 def stop_at_token(chunk: Chunk, stop_token_ids: Sequence[int]) -> Chunk:
@@ -130,16 +149,23 @@ def stop_at_token(chunk: Chunk, stop_token_ids: Sequence[int]) -> Chunk:
         return chunk
     kept = end + 1
     return replace(
-        chunk, token_ids=chunk.token_ids[:kept], logprobs=chunk.logprobs[:kept], top=chunk.top[:kept], finish="stop"
+        chunk,
+        token_ids=chunk.token_ids[:kept],
+        logprobs=chunk.logprobs[:kept],
+        top=chunk.top[:kept],
+        finish="stop",
     )
 
 
 def echoed_logprobs(answer: Any, response_ids: Ids) -> list[float]:
     """Return [R] of the end of the prompt, from a request with `echo_last` R. Raises `EngineError`."""
     choice = completions_api.single_choice(answer)
-    wanted, found = [int(i) for i in response_ids], completions_api.token_ids_of(choice)[: len(response_ids)]
+    wanted = [int(i) for i in response_ids]
+    found = completions_api.token_ids_of(choice)[: len(response_ids)]
     given = (choice.logprobs.token_logprobs if choice.logprobs is not None else [])[: len(wanted)]
     logprobs = [float(value) for value in given if value is not None and math.isfinite(value)]
     if found != wanted or len(logprobs) != len(wanted):
-        raise EngineError(f"Fireworks scored the tokens {found[:8]}, expected {wanted[:8]} with a log-probability each")
+        raise EngineError(
+            f"Fireworks scored the tokens {found[:8]}, expected {wanted[:8]} with a log-probability each"
+        )
     return logprobs

@@ -18,13 +18,20 @@ import msgspec
 from openclaw_rl.errors import EngineError, EngineGone
 
 _UNAVAILABLE_STATUSES = frozenset({502, 503, 504})
-_ENGINE_DEAD_MESSAGES = ("EngineDead", "EngineCore encountered")  # of vLLM, with status 500, if its engine died
+_ENGINE_DEAD_MESSAGES = (
+    "EngineDead",
+    "EngineCore encountered",
+)  # of vLLM, with status 500, if its engine died
 # SGLang's `/health` generates a token and takes at least a second; OpenAI-compatible endpoints have none.
 _HEALTH_PATHS = {"vllm": "/health", "sglang": "/model_info", "openai": "/v1/models"}
-_KEEP_ALIVE_TIMEOUT = 2.0  # seconds; less than uvicorn's keep-alive timeout of 5 s
-_CONNECT_TIMEOUT = 5.0  # seconds
-_WHOLE_BODY_BYTES = 2**18  # of a body that is sent at once
-HEALTH_TIMEOUT = 20.0  # seconds that a health check may take; long, because a busy server answers slowly
+# Seconds; less than uvicorn's keep-alive timeout of 5 s.
+_KEEP_ALIVE_TIMEOUT = 2.0
+# Seconds.
+_CONNECT_TIMEOUT = 5.0
+# Of a body that is sent at once.
+_WHOLE_BODY_BYTES = 2**18
+# Seconds that a health check may take; long, because a busy server answers slowly.
+HEALTH_TIMEOUT = 20.0
 
 _json_encoder = msgspec.json.Encoder()
 _json_decoder = msgspec.json.Decoder()
@@ -60,8 +67,10 @@ class HttpClient:
         api_key: str | None = None,
         key_setting: str = "engine.api_key (OPENCLAW_ENGINE_API_KEY)",
     ) -> None:
-        self.url, self.socket = url.rstrip("/").removesuffix("/v1").rstrip("/"), socket
-        self._health_path, self._key_setting = _HEALTH_PATHS[backend], key_setting
+        self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")
+        self.socket = socket
+        self._health_path = _HEALTH_PATHS[backend]
+        self._key_setting = key_setting
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -88,7 +97,9 @@ class HttpClient:
 
         Raises `RequestRefused` if the server refuses, `EngineGone` if it cannot be reached or the connection is lost.
         """
-        async with self._send_request(method, path, body, params, limit, "the call got no answer") as answer:
+        async with self._send_request(
+            method, path, body, params, limit, "the call got no answer"
+        ) as answer:
             return _decode_json(await answer.read())
 
     async def post_checked(self, path: str, body: Any) -> None:
@@ -139,14 +150,25 @@ class HttpClient:
 
     @asynccontextmanager
     async def _send_request(
-        self, method: str, path: str, body: Any, params: Mapping[str, str] | None, limit: float | None, then: str
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        params: Mapping[str, str] | None,
+        limit: float | None,
+        then: str,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Send a request. `then`: what a lost connection means for the caller, for its error message."""
         data = _encode_body(body)
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=_CONNECT_TIMEOUT)
         # No redirects: conversations are sent only to the server that the owner configured.
         request = self._get_session().request(
-            method, self.url + path, data=data, params=params, timeout=timeout, allow_redirects=False
+            method,
+            self.url + path,
+            data=data,
+            params=params,
+            timeout=timeout,
+            allow_redirects=False,
         )
         try:
             async with request as answer:
@@ -158,9 +180,13 @@ class HttpClient:
 
     def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
-            connector: aiohttp.BaseConnector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT)
+            connector: aiohttp.BaseConnector = aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT
+            )
             if self.socket is not None:
-                connector = aiohttp.UnixConnector(str(self.socket), limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT)
+                connector = aiohttp.UnixConnector(
+                    str(self.socket), limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT
+                )
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
@@ -174,7 +200,8 @@ class HttpClient:
             )
         if status in (401, 403):
             return RequestRefused(
-                f"the engine at {self.address} refused the key ({status}). Set {self._key_setting}", status
+                f"the engine at {self.address} refused the key ({status}). Set {self._key_setting}",
+                status,
             )
         if status in _UNAVAILABLE_STATUSES or any(sign in words for sign in _ENGINE_DEAD_MESSAGES):
             return EngineGone(f"the engine at {self.address} cannot answer ({status} {words})")
@@ -183,9 +210,13 @@ class HttpClient:
 
     def _connection_error(self, error: BaseException, then: str) -> EngineGone:
         if isinstance(error, aiohttp.ClientConnectorError):
-            return EngineGone(f"no engine answers at {self.address} ({error.os_error.strerror or error.os_error})")
+            return EngineGone(
+                f"no engine answers at {self.address} ({error.os_error.strerror or error.os_error})"
+            )
         words = str(error) or type(error).__name__
-        return EngineGone(f"the connection to the engine at {self.address} was lost ({words}); {then}")
+        return EngineGone(
+            f"the connection to the engine at {self.address} was lost ({words}); {then}"
+        )
 
 
 def _encode_body(body: Any) -> bytes | io.BytesIO | None:
@@ -200,7 +231,9 @@ def error_from_event(error: object) -> EngineError:
     """Return the exception for an error event of a stream."""
     words = error_message(_json_encoder.encode(error))
     if any(sign in words for sign in _ENGINE_DEAD_MESSAGES):
-        return EngineGone(f"the engine died ({words}); the reply is incomplete. Repeat it once the engine is back")
+        return EngineGone(
+            f"the engine died ({words}); the reply is incomplete. Repeat it once the engine is back"
+        )
     return EngineError(words)
 
 

@@ -40,7 +40,9 @@ class LoadedVersion:
 
 def owner_of(home: Path) -> str:
     """Return 8 hex digits that identify this home on this host, for servers that several gateways share."""
-    return sha256(f"{socket.gethostname()}\0{home.absolute()}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return sha256(
+        f"{socket.gethostname()}\0{home.absolute()}".encode("utf-8", "surrogateescape")
+    ).hexdigest()[:8]
 
 
 def adapter_name(ref: PolicyRef, owner: str = "") -> str:
@@ -75,7 +77,8 @@ class VersionTable:
         self._max_versions = cap
         self.loaded: dict[int, LoadedVersion] = {0: LoadedVersion(ref=BASE_POLICY)}
         self._use_counts: Counter[LoadedVersion] = Counter()
-        self.adapters: set[str] = set()  # on the server, also those of versions that drain
+        # On the server, also those of versions that drain.
+        self.adapters: set[str] = set()
 
     @property
     def versions(self) -> tuple[int, ...]:

@@ -20,7 +20,8 @@ Alternatives = Mapping[int, float]
 
 _PROBE_PROMPT = np.array([1], dtype=np.int32)
 _TOP_COUNT = 5
-_MIN_LOGPROB_GAP = 0.05  # nats between two alternatives; below it their ratio is noise
+# Nats between two alternatives; below it their ratio is noise.
+_MIN_LOGPROB_GAP = 0.05
 
 
 def infer_convention(one: Alternatives, half: Alternatives, cut: Alternatives) -> Convention | None:
@@ -39,29 +40,49 @@ def infer_convention(one: Alternatives, half: Alternatives, cut: Alternatives) -
     return "processed" if cut.get(second, -np.inf) < one[second] - 1 else "scaled"
 
 
-async def observe_convention(stream: Callable[[Generation], AsyncGenerator[Chunk]]) -> Convention | None:
+async def observe_convention(
+    stream: Callable[[Generation], AsyncGenerator[Chunk]],
+) -> Convention | None:
     """Probe with three requests of one token each. Raises `EngineError` if the answers have no alternatives."""
-    one, half, cut = [await _probe_alternatives(stream, s) for s in ({}, {"temperature": 0.5}, {"top_k": 1})]
+    one, half, cut = [
+        await _probe_alternatives(stream, s) for s in ({}, {"temperature": 0.5}, {"top_k": 1})
+    ]
     return infer_convention(one, half, cut)
 
 
 async def _probe_alternatives(
     stream: Callable[[Generation], AsyncGenerator[Chunk]], cut: Mapping[str, float]
 ) -> Alternatives:
-    sampling = Sampling(max_tokens=1, seed=0, temperature=cut.get("temperature", 1.0), top_k=int(cut.get("top_k", 0)))
+    sampling = Sampling(
+        max_tokens=1,
+        seed=0,
+        temperature=cut.get("temperature", 1.0),
+        top_k=int(cut.get("top_k", 0)),
+    )
     asked = Generation(
-        id="probe", version=0, prompt_ids=_PROBE_PROMPT, sampling=sampling, stop_token_ids=(), top_logprobs=_TOP_COUNT
+        id="probe",
+        version=0,
+        prompt_ids=_PROBE_PROMPT,
+        sampling=sampling,
+        stop_token_ids=(),
+        top_logprobs=_TOP_COUNT,
     )
     chunks = [chunk async for chunk in stream(asked)]
     if not chunks or not chunks[0].top:
-        raise EngineError("the engine returns no log-probabilities of alternatives; the policy's engine must")
+        raise EngineError(
+            "the engine returns no log-probabilities of alternatives; the policy's engine must"
+        )
     return dict(chunks[0].top[0])
 
 
-def check_convention(observed: Convention | None, expected: Convention, *, where: str, advice: str) -> None:
+def check_convention(
+    observed: Convention | None, expected: Convention, *, where: str, advice: str
+) -> None:
     """Raise `EngineError` with `advice` if the conventions differ; warn if none was observed."""
     if observed is None:
-        log.warning("the convention of the engine's log-probabilities is unclear; %s is assumed", expected)
+        log.warning(
+            "the convention of the engine's log-probabilities is unclear; %s is assumed", expected
+        )
     elif observed != expected:
         but = " (then only replies sampled at temperature 1 can train)" if observed == "raw" else ""
         raise EngineError(

@@ -29,9 +29,12 @@ log = logging.getLogger(__name__)
 DecodeFunction = Callable[[Sequence[int], bool], str]
 """(ids, skip_special_tokens) -> text"""
 
-PROBE_PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)  # in every vocabulary, and unlikely as the tokenization of a text
-_PROBE_TOKENS = 6  # tokens that the probe samples
-_MAX_LOGPROB_DIFFERENCE = 0.05  # nats by which the log-probability of a token may differ between two calls
+# In every vocabulary, and unlikely as the tokenization of a text.
+PROBE_PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
+# Tokens that the probe samples.
+_PROBE_TOKENS = 6
+# Nats by which the log-probability of a token may differ between two calls.
+_MAX_LOGPROB_DIFFERENCE = 0.05
 _ALTERNATIVES_ADVICE = (
     "Training needs the sampled token ids and their exact log-probabilities. Use this "
     "endpoint as a judge (judge.base_url) or as a teacher (teacher.base_url), and serve the policy with vLLM, SGLang "
@@ -39,7 +42,9 @@ _ALTERNATIVES_ADVICE = (
 )
 
 
-def check_endpoint(config: Config, connect: Callable[[Config], OpenAiEngine], *, wait: float = HEALTH_TIMEOUT) -> None:
+def check_endpoint(
+    config: Config, connect: Callable[[Config], OpenAiEngine], *, wait: float = HEALTH_TIMEOUT
+) -> None:
     """Raise `EngineError` if the endpoint to which `connect` returns a client cannot be the policy's engine.
 
     If it does not answer within `wait` seconds, only log a warning.
@@ -64,12 +69,15 @@ class OpenAiEngine(VllmEngine):
     kind = "the endpoint"
     convention_advice = "Change it at the endpoint. "
 
-    def __init__(self, config: Config, *, on_connect: OnConnect | None = None, http: HttpClient | None = None) -> None:
+    def __init__(
+        self, config: Config, *, on_connect: OnConnect | None = None, http: HttpClient | None = None
+    ) -> None:
         if http is None:
             assert config.engine.url is not None, "the settings are validated"
             http = HttpClient(config.engine.url, "openai", api_key=config.engine.api_key)
         home = config.home_dir
-        folder, owner = home / "identity", owner_of(home)
+        folder = home / "identity"
+        owner = owner_of(home)
         super().__init__(http, config.engine, folder=folder, owner=owner, on_connect=on_connect)
         self._model_path = config.model.path
         self._base_path = server_process.model_location(config.model.path)
@@ -83,7 +91,8 @@ class OpenAiEngine(VllmEngine):
             raise EngineError(
                 f"{self.http.address} does not report its context length. Set engine.max_context (tokens)"
             )
-        self._base_name, self._context_length = str(card["id"]), context
+        self._base_name = str(card["id"])
+        self._context_length = context
         await self._probe_endpoint()
         if not await self._supports_adapters():
             log.warning(
@@ -97,7 +106,9 @@ class OpenAiEngine(VllmEngine):
         try:
             return await self.http.call_json("GET", "/v1/models", limit=HEALTH_TIMEOUT)
         except RequestRefused as error:
-            raise EngineError(f"{self.http.address} is not an OpenAI-compatible endpoint: {error}") from None
+            raise EngineError(
+                f"{self.http.address} is not an OpenAI-compatible endpoint: {error}"
+            ) from None
 
     async def _probe_endpoint(self) -> None:
         """Raise `EngineError` with reason and advice if the endpoint's replies cannot be trained on exactly."""
@@ -112,7 +123,9 @@ class OpenAiEngine(VllmEngine):
         if unfit_reason(again, (*PROBE_PROMPT, *ids[:half]), self._decode_ids) or _replies_differ(
             (ids[half:], logprobs[half:]), sampled_tokens(again)
         ):
-            raise self._unfit_error("its ids are not what its model read: as a prompt, they continue differently")
+            raise self._unfit_error(
+                "its ids are not what its model read: as a prompt, they continue differently"
+            )
 
     async def _probe_completion(self, prompt: Sequence[int], limit: int) -> Any:
         greedy = Sampling(temperature=0.0, seed=0)
@@ -120,10 +133,14 @@ class OpenAiEngine(VllmEngine):
         try:
             return await self.http.call_json("POST", "/v1/completions", body)
         except RequestRefused as error:
-            raise self._unfit_error(f"it refuses /v1/completions with a prompt of token ids ({error})") from None
+            raise self._unfit_error(
+                f"it refuses /v1/completions with a prompt of token ids ({error})"
+            ) from None
 
     def _unfit_error(self, why: str) -> EngineError:
-        return EngineError(f"{self.http.address} cannot be the policy's engine: {why}. {_ALTERNATIVES_ADVICE}.")
+        return EngineError(
+            f"{self.http.address} cannot be the policy's engine: {why}. {_ALTERNATIVES_ADVICE}."
+        )
 
     async def _supports_adapters(self) -> bool:
         try:
@@ -143,7 +160,9 @@ def unfit_reason(answer: Any, prompt: Sequence[int], decode: DecodeFunction | No
     if not ids:
         return "it returns no token ids"
     logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
-    if len(logprobs) != len(ids) or any(lp is None or not math.isfinite(lp) or lp > 1e-3 for lp in logprobs):
+    if len(logprobs) != len(ids) or any(
+        lp is None or not math.isfinite(lp) or lp > 1e-3 for lp in logprobs
+    ):
         return f"it returns {len(logprobs)} usable log-probabilities for {len(ids)} tokens"
     if (why := _prompt_mismatch_reason(answer, prompt)) is not None:
         return why
@@ -156,14 +175,20 @@ def sampled_tokens(answer: Any) -> tuple[list[int], list[float]]:
     """Return the ids and log-probabilities of an answer that `unfit_reason` accepts."""
     choice = completions_api.single_choice(answer)
     assert choice.logprobs is not None
-    return completions_api.token_ids_of(choice), [float(lp or 0.0) for lp in choice.logprobs.token_logprobs]
+    return completions_api.token_ids_of(choice), [
+        float(lp or 0.0) for lp in choice.logprobs.token_logprobs
+    ]
 
 
 def _prompt_mismatch_reason(answer: Mapping[str, Any], prompt: Sequence[int]) -> str | None:
     choice = answer["choices"][0]
     read = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
     if read is not None:
-        return None if list(read) == list(prompt) else "it re-tokenises the prompt: it read other ids than were sent"
+        return (
+            None
+            if list(read) == list(prompt)
+            else "it re-tokenises the prompt: it read other ids than were sent"
+        )
     count = (answer.get("usage") or {}).get("prompt_tokens")
     if count != len(prompt):
         return f"it does not report which ids it read, and counts {count} prompt tokens where {len(prompt)} were sent"
@@ -171,7 +196,9 @@ def _prompt_mismatch_reason(answer: Mapping[str, Any], prompt: Sequence[int]) ->
 
 
 def _matches_text(ids: Sequence[int], text: str, decode: DecodeFunction) -> bool:
-    return any(_normalize_text(decode(ids, skip)) == _normalize_text(text) for skip in (False, True))
+    return any(
+        _normalize_text(decode(ids, skip)) == _normalize_text(text) for skip in (False, True)
+    )
 
 
 def _normalize_text(text: str) -> str:
@@ -179,7 +206,9 @@ def _normalize_text(text: str) -> str:
     return text.replace("�", "").strip()
 
 
-def _replies_differ(one: tuple[Sequence[int], Sequence[float]], two: tuple[Sequence[int], Sequence[float]]) -> bool:
+def _replies_differ(
+    one: tuple[Sequence[int], Sequence[float]], two: tuple[Sequence[int], Sequence[float]]
+) -> bool:
     """Return whether two greedy replies differ, other than by a choice between equally likely tokens."""
     for a, b, p, q in zip(*one[:1], *two[:1], *one[1:], *two[1:], strict=False):
         if abs(p - q) > _MAX_LOGPROB_DIFFERENCE:
@@ -196,7 +225,9 @@ def _find_model_card(listed: Any, model: str, where: str) -> dict[str, Any]:
     if len(chosen := named or cards) == 1:
         return chosen[0]
     there = ", ".join(sorted(c["id"] for c in cards)[:10]) or "none"
-    raise EngineError(f"{where} serves these models: {there}. Set model.path, or its last part, to one of them")
+    raise EngineError(
+        f"{where} serves these models: {there}. Set model.path, or its last part, to one of them"
+    )
 
 
 def _load_decoder(model: str) -> DecodeFunction | None:

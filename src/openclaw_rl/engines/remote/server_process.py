@@ -29,19 +29,31 @@ from openclaw_rl.settings.load import Config, EngineConfig
 
 log = logging.getLogger(__name__)
 
-_PROGRESS_INTERVAL = 5.0  # seconds between two progress messages
-_STARTUP_POLL_INTERVAL = 0.25  # seconds between two health checks during the start
-_WATCH_INTERVAL = 2.0  # seconds between two health checks of a server that runs already
-_STOP_TIMEOUT = 9.0  # seconds between stop and kill; the supervisor waits 10
-_DRAIN_TIMEOUT = 1.0  # seconds to read the last lines of a program that died
-_TAIL_LINES = 25  # last lines that the error message quotes
-_LOG_BYTES, _LOG_FILES = 10 * 2**20, 3
-_ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL)\b(?!.*\]  )|^\w*(Error|Exception): ")  # not the inside of a traceback
+# Seconds between two progress messages.
+_PROGRESS_INTERVAL = 5.0
+# Seconds between two health checks during the start.
+_STARTUP_POLL_INTERVAL = 0.25
+# Seconds between two health checks of a server that runs already.
+_WATCH_INTERVAL = 2.0
+# Seconds between stop and kill; the supervisor waits 10.
+_STOP_TIMEOUT = 9.0
+# Seconds to read the last lines of a program that died.
+_DRAIN_TIMEOUT = 1.0
+# Last lines that the error message quotes.
+_TAIL_LINES = 25
+_LOG_BYTES = 10 * 2**20
+_LOG_FILES = 3
+# Not the inside of a traceback.
+_ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL)\b(?!.*\]  )|^\w*(Error|Exception): ")
 _GUARD_PID_LINE = re.compile(r"^guard: pid (\d+)$")
 
 
 def run_server(
-    config: Config, name: str, command: Sequence[str], environment: Mapping[str, str], http: HttpClient
+    config: Config,
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    http: HttpClient,
 ) -> None:
     """Run a server program until SIGTERM or SIGINT. Raises `EngineError` if it ends by itself.
 
@@ -50,7 +62,9 @@ def run_server(
     if http.socket is not None:
         clear_socket(http.socket)
     try:
-        asyncio.run(ServerProcess(name, http, config.logs_dir / f"{name}.log").run(command, environment))
+        asyncio.run(
+            ServerProcess(name, http, config.logs_dir / f"{name}.log").run(command, environment)
+        )
     finally:
         if http.socket is not None:
             http.socket.unlink(missing_ok=True)
@@ -60,10 +74,13 @@ class ServerProcess:
     """Runs a server program and copies its output to the logs, until a signal arrives or the program ends."""
 
     def __init__(self, name: str, http: HttpClient, log_file: Path) -> None:
-        self.name, self.http, self.log_file = name, http, log_file
+        self.name = name
+        self.http = http
+        self.log_file = log_file
         self._last_lines: deque[str] = deque(maxlen=_TAIL_LINES)
         self._process_group: int | None = None
-        self._log_errors = True  # False during the stop: errors then go to its own log only
+        # False during the stop: errors then go to its own log only.
+        self._log_errors = True
 
     async def run(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         stop = stop_on_signals()
@@ -73,7 +90,8 @@ class ServerProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the supervisor only, which then signals us
+            # Ctrl-C reaches the supervisor only, which then signals us.
+            start_new_session=True,
         )
         assert process.stdout is not None
         tasks = [
@@ -86,7 +104,8 @@ class ServerProcess:
             await asyncio.wait(tasks[2:], return_when=asyncio.FIRST_COMPLETED)
             self._log_errors = not stop.is_set()
             if self._log_errors:
-                await asyncio.wait(tasks[:1], timeout=_DRAIN_TIMEOUT)  # read its last output
+                # Read its last output.
+                await asyncio.wait(tasks[:1], timeout=_DRAIN_TIMEOUT)
         finally:
             await self._end_process(process)
             for task in tasks:
@@ -103,7 +122,8 @@ class ServerProcess:
             while True:
                 try:
                     raw = await lines.readline()
-                except ValueError:  # a line over the reader's limit is skipped
+                except ValueError:
+                    # A line over the reader's limit is skipped.
                     continue
                 if not raw:
                     return
@@ -125,12 +145,22 @@ class ServerProcess:
         while True:
             with contextlib.suppress(EngineGone):
                 await self.http.check_alive()
-                log.info("%s answers at %s after %.0f s", self.name, self.http.address, time.monotonic() - began)
+                log.info(
+                    "%s answers at %s after %.0f s",
+                    self.name,
+                    self.http.address,
+                    time.monotonic() - began,
+                )
                 return
             now = time.monotonic()
             if now - logged >= _PROGRESS_INTERVAL:
                 logged = now
-                log.info("%s loads the model: %.0f s so far (log: %s)", self.name, now - began, self.log_file)
+                log.info(
+                    "%s loads the model: %.0f s so far (log: %s)",
+                    self.name,
+                    now - began,
+                    self.log_file,
+                )
             await asyncio.sleep(_STARTUP_POLL_INTERVAL)
 
     async def _end_process(self, process: asyncio.subprocess.Process) -> None:
@@ -142,7 +172,8 @@ class ServerProcess:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        if self._process_group is not None:  # the program survives if its guard was killed
+        # The program survives if its guard was killed.
+        if self._process_group is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process_group, signal.SIGKILL)
         await process.wait()
@@ -151,7 +182,9 @@ class ServerProcess:
         number = -code if code and code < 0 else code - 128 if code and code > 128 else None
         how = f"signal {signal.Signals(number).name}" if number is not None else f"exit code {code}"
         tail = "\n".join(f"    {line}" for line in self._last_lines)
-        return EngineError(f"{self.name} ended ({how}). Its last output:\n{tail}\nIts log: {self.log_file}")
+        return EngineError(
+            f"{self.name} ended ({how}). Its last output:\n{tail}\nIts log: {self.log_file}"
+        )
 
 
 async def _wait_for_exit(process: asyncio.subprocess.Process) -> None:
@@ -174,7 +207,8 @@ class ForeignServer:
 
 async def watch_server(http: HttpClient, server: ForeignServer) -> None:
     """Watch a server until SIGTERM or SIGINT; log when it comes up or goes down."""
-    stop, was_up = stop_on_signals(), None
+    stop = stop_on_signals()
+    was_up = None
     while not stop.is_set():
         try:
             await http.check_alive()
@@ -202,7 +236,9 @@ def _program_logger(name: str, path: Path) -> logging.Logger:
     return own
 
 
-def run_python(python: str, code: str, *, within: float | None = None) -> subprocess.CompletedProcess[bytes]:
+def run_python(
+    python: str, code: str, *, within: float | None = None
+) -> subprocess.CompletedProcess[bytes]:
     """Run code in another Python interpreter. Raises `EngineError` if the interpreter cannot be run.
 
     `within`: seconds after which it is killed, with the processes that it started; then raises `TimeoutError`.
@@ -214,7 +250,8 @@ def run_python(python: str, code: str, *, within: float | None = None) -> subpro
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a separate process group, so that it can be killed as a whole
+            # A separate process group, so that it can be killed as a whole.
+            start_new_session=True,
         )
     except OSError as error:
         raise EngineError(
@@ -225,7 +262,8 @@ def run_python(python: str, code: str, *, within: float | None = None) -> subpro
     except subprocess.TimeoutExpired:
         _kill_program(process)
         raise TimeoutError(f"{python} did not end within {within:g} s") from None
-    except BaseException:  # Ctrl-C does not reach its session
+    except BaseException:
+        # Ctrl-C does not reach its session.
         _kill_program(process)
         raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
@@ -238,14 +276,24 @@ def _kill_program(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=_DRAIN_TIMEOUT)
     for stream in (process.stdout, process.stderr):
-        if stream is not None:  # a process that left the group may hold the other end
+        # A process that left the group may hold the other end.
+        if stream is not None:
             stream.close()
 
 
-def command_line(engine: EngineConfig, module: str, flags: Mapping[str, str], switches: Sequence[str]) -> list[str]:
+def command_line(
+    engine: EngineConfig, module: str, flags: Mapping[str, str], switches: Sequence[str]
+) -> list[str]:
     """Return `python -m module` with its flags; `engine.args` are last, so that they override ours."""
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    return [engine.python or sys.executable, "-m", module, *words, *(f"--{name}" for name in switches), *engine.args]
+    return [
+        engine.python or sys.executable,
+        "-m",
+        module,
+        *words,
+        *(f"--{name}" for name in switches),
+        *engine.args,
+    ]
 
 
 def model_location(path: str) -> str:

@@ -23,9 +23,13 @@ from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
 MIN_VERSION = (0, 5, 9)
 """Oldest supported version: earlier ones have no `/server_info` and `/model_info`."""
-FALLBACK_ADVICE = "Install a newer one (`pip install -U sglang`), or fall back to vLLM: --backend vllm"
-_IGNORED_KEYS = ("use_rslora", "rank_pattern", "alpha_pattern")  # SGLang scales every module by lora_alpha / r
-_BASE_TAG = "default"  # SGLang's `weight_version` for the weights that it was started with
+FALLBACK_ADVICE = (
+    "Install a newer one (`pip install -U sglang`), or fall back to vLLM: --backend vllm"
+)
+# SGLang scales every module by lora_alpha / r.
+_IGNORED_KEYS = ("use_rslora", "rank_pattern", "alpha_pattern")
+# SGLang's `weight_version` for the weights that it was started with.
+_BASE_TAG = "default"
 
 
 class SglangEngine(RemoteEngine):
@@ -38,7 +42,8 @@ class SglangEngine(RemoteEngine):
     loads_weights: ClassVar[bool] = True  # full weights are loaded by this client
     convention_advice = "Start it without SGLANG_RETURN_ORIGINAL_LOGPROB. "
     lora_advice = (
-        "Start it with --enable-lora, --max-lora-rank and --lora-target-modules all, or let `openclaw-rl` start it"
+        "Start it with --enable-lora, --max-lora-rank and --lora-target-modules all, or let "
+        "`openclaw-rl` start it"
     )
 
     def __init__(
@@ -52,7 +57,8 @@ class SglangEngine(RemoteEngine):
         on_connect: OnConnect | None = None,
     ) -> None:
         super().__init__(http, config, owner=owner, on_connect=on_connect)
-        self._locate, self._base_path = locate, base
+        self._locate = locate
+        self._base_path = base
 
     async def _fetch_info(self) -> EngineInfo:
         if self._locate is not None:
@@ -69,9 +75,8 @@ class SglangEngine(RemoteEngine):
                 f"the SGLang server at {self.http.address} truncates long prompts silently, so the stored prompt would "
                 "not be the one that was read. Start it without --allow-auto-truncate"
             )
-        if (
-            self.loads_weights and await self._loaded_weights_name() == BASE_WEIGHTS
-        ):  # else the reported path may be that of weights we loaded
+        # Else the reported path may be that of weights we loaded.
+        if self.loads_weights and await self._loaded_weights_name() == BASE_WEIGHTS:
             self._base_path = str(server.get("model_path") or self._base_path)
         return EngineInfo(
             model=self._base_path,
@@ -91,20 +96,27 @@ class SglangEngine(RemoteEngine):
                 f"expected SGLang {_format_version(MIN_VERSION)} or newer. {FALLBACK_ADVICE}"
             ) from None
         if not isinstance(found, dict):
-            raise EngineError(f"{self.http.address} is not an SGLang server: its /server_info is not a JSON object")
+            raise EngineError(
+                f"{self.http.address} is not an SGLang server: its /server_info is not a JSON object"
+            )
         return found
 
-    async def _stream_chunks(self, generation: Generation, held: LoadedVersion, limit: int) -> AsyncGenerator[Chunk]:
+    async def _stream_chunks(
+        self, generation: Generation, held: LoadedVersion, limit: int
+    ) -> AsyncGenerator[Chunk]:
         rid = f"openclaw-{uuid.uuid4().hex}"
         body = sglang_api.streaming_body(generation, adapter=held.adapter, limit=limit, rid=rid)
-        reply, ended, checked = sglang_api.SglangReplyReader(generation.top_logprobs), False, 0
+        reply = sglang_api.SglangReplyReader(generation.top_logprobs)
+        ended = False
+        checked = 0
         events = self.http.stream_events("/generate", body)
         try:
             async for together in events:
                 chunk = reply.read_events(together)
                 if chunk is not None:
                     ended = chunk.finish is not None
-                if ended or len(reply.weight_tags) > checked:  # again at the end: a tag may then mean other weights
+                # Again at the end: a tag may then mean other weights.
+                if ended or len(reply.weight_tags) > checked:
                     self._check_weights(held, reply.weight_tags)
                     checked = len(reply.weight_tags)
                 if chunk is not None:
@@ -119,19 +131,26 @@ class SglangEngine(RemoteEngine):
 
     async def _abort_request(self, rid: str) -> None:
         """Abort a request. SGLang notices a closed connection only at the next token, so a queued one would stay."""
-        with contextlib.suppress(EngineError):  # if the server is gone, so is the request
+        # If the server is gone, so is the request.
+        with contextlib.suppress(EngineError):
             await self.http.call_json("POST", "/abort_request", {"rid": rid}, limit=5.0)
 
     # Scoring
 
-    async def _score_prompt(self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids) -> Logprobs:
+    async def _score_prompt(
+        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids
+    ) -> Logprobs:
         whole = np.concatenate([prompt_ids, response_ids])
-        answer = await self._request_scores(sglang_api.scoring_body(whole, len(prompt_ids), adapter=held.adapter))
+        answer = await self._request_scores(
+            sglang_api.scoring_body(whole, len(prompt_ids), adapter=held.adapter)
+        )
         self._check_weights(held, {answer.meta_info.weight_version})
         found = sglang_api.prompt_logprobs(answer, response_ids.tolist(), self.http.address)
         return np.array(found, dtype=np.float32)
 
-    async def _score_next_token(self, held: LoadedVersion, prompt: Ids, token: int, temperature: float) -> float:
+    async def _score_next_token(
+        self, held: LoadedVersion, prompt: Ids, token: int, temperature: float
+    ) -> float:
         body = sglang_api.next_token_body(prompt, token, temperature, adapter=held.adapter)
         answer = await self._request_scores(body)
         self._check_weights(held, {answer.meta_info.weight_version})

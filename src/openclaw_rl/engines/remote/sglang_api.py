@@ -68,15 +68,22 @@ def sampling_params(sampling: Sampling, *, limit: int, stop: Sequence[int] = ())
     if sampling.logit_bias:
         params["logit_bias"] = {str(i): bias for i, bias in sampling.logit_bias.items()}
     if sampling.grammar is not None:
-        params["ebnf"] = sampling.grammar  # the llguidance backend also accepts its Lark format here
+        # The llguidance backend also accepts its Lark format here.
+        params["ebnf"] = sampling.grammar
     return params
 
 
-def streaming_body(generation: Generation, *, adapter: str | None, limit: int, rid: str) -> dict[str, Any]:
+def streaming_body(
+    generation: Generation, *, adapter: str | None, limit: int, rid: str
+) -> dict[str, Any]:
     """Return the request body for one streamed reply. `rid` must not be a prefix of another: aborts match prefixes."""
     params = sampling_params(generation.sampling, limit=limit, stop=generation.stop_token_ids)
     top = generation.top_logprobs
-    return _request_body(generation.prompt_ids, params, adapter) | {"stream": True, "rid": rid, "top_logprobs_num": top}
+    return _request_body(generation.prompt_ids, params, adapter) | {
+        "stream": True,
+        "rid": rid,
+        "top_logprobs_num": top,
+    }
 
 
 def scoring_body(whole: Ids, start: int, *, adapter: str | None) -> dict[str, Any]:
@@ -85,7 +92,9 @@ def scoring_body(whole: Ids, start: int, *, adapter: str | None) -> dict[str, An
     return _request_body(whole, params, adapter) | {"logprob_start_len": start - 1}
 
 
-def next_token_body(prompt: Ids, token: int, temperature: float, *, adapter: str | None) -> dict[str, Any]:
+def next_token_body(
+    prompt: Ids, token: int, temperature: float, *, adapter: str | None
+) -> dict[str, Any]:
     """Return the request body for the log-probability of `token` as the token after `prompt`.
 
     `token_ids_logprob` applies to all positions, so the tokens of a response need one request each.
@@ -97,7 +106,12 @@ def next_token_body(prompt: Ids, token: int, temperature: float, *, adapter: str
 
 
 def _request_body(prompt: Ids, params: dict[str, Any], adapter: str | None) -> dict[str, Any]:
-    made = {"input_ids": [int(i) for i in prompt], "sampling_params": params, "return_logprob": True, "stream": False}
+    made = {
+        "input_ids": [int(i) for i in prompt],
+        "sampling_params": params,
+        "return_logprob": True,
+        "stream": False,
+    }
     return made if adapter is None else made | {"lora_path": adapter}
 
 
@@ -106,7 +120,9 @@ def decode_event(raw: bytes) -> SglangAnswer:
     try:
         found = _answer_decoder.decode(raw)
     except msgspec.DecodeError as error:
-        raise EngineError(f"the engine's answer is not in SGLang's format ({error}): {raw[:200]!r}") from None
+        raise EngineError(
+            f"the engine's answer is not in SGLang's format ({error}): {raw[:200]!r}"
+        ) from None
     if found.error is not None:
         raise error_from_event(found.error)
     return found
@@ -128,7 +144,9 @@ class SglangReplyReader:
     """
 
     def __init__(self, top: int) -> None:
-        self._top_count, self._tokens_seen, self._is_first_chunk = top, 0, True
+        self._top_count = top
+        self._tokens_seen = 0
+        self._is_first_chunk = True
         self.weight_tags: set[str | None] = set()
         """Names of the full weights that gave the tokens so far."""
 
@@ -151,18 +169,23 @@ class SglangReplyReader:
             scored = self._new_tokens(meta.output_token_logprobs, total, "log-probabilities")
             fresh = self._new_tokens(answer.output_ids, total, "token ids")
             if [i for _, i, _ in scored] != fresh:
-                raise EngineError("the engine's log-probabilities and token ids are of different tokens")
+                raise EngineError(
+                    "the engine's log-probabilities and token ids are of different tokens"
+                )
             if self._top_count:
                 found = self._new_tokens(meta.output_top_logprobs, total, "alternatives")
                 tops += [
-                    tuple((i, _nan_if_none(lp)) for lp, i, _ in (entry or ())[: self._top_count]) for entry in found
+                    tuple((i, _nan_if_none(lp)) for lp, i, _ in (entry or ())[: self._top_count])
+                    for entry in found
                 ]
             ids += fresh
             logprobs += [_nan_if_none(lp) for lp, _, _ in scored]
-            cached, self._tokens_seen = meta.cached_tokens, total
+            cached = meta.cached_tokens
+            self._tokens_seen = total
         if not ids and finish is None:
             return None
-        first, self._is_first_chunk = self._is_first_chunk, False
+        first = self._is_first_chunk
+        self._is_first_chunk = False
         return Chunk(
             token_ids=tuple(ids),
             logprobs=tuple(logprobs),
@@ -209,7 +232,8 @@ def prompt_logprobs(answer: SglangAnswer, ids: Sequence[int], where: str) -> lis
     """
     found = answer.meta_info.input_token_logprobs
     same = len(found) == len(ids) + 1 and all(
-        lp is not None and i in (int(sent), 0) for (lp, i, _), sent in zip(found[1:], ids, strict=True)
+        lp is not None and i in (int(sent), 0)
+        for (lp, i, _), sent in zip(found[1:], ids, strict=True)
     )
     if not same:
         raise EngineError(

@@ -24,18 +24,22 @@ from openclaw_rl.settings.load import Config, foreign_environment
 
 _FIND_VERSION = "import importlib.metadata as m; print(m.version('sglang'))"
 _HOST = "127.0.0.1"
-_INCREMENTAL_MIN_VERSION = (0, 5, 14)  # earlier versions lost tokens when two events met in the queue
+# Earlier versions lost tokens when two events met in the queue.
+_INCREMENTAL_MIN_VERSION = (0, 5, 14)
 
 
 def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> SglangEngine:
     """Return a client for the server at `engine.url`, or for the one that the engine process starts."""
-    engine, base = config.engine, server_process.model_location(config.model.path)
+    engine = config.engine
+    base = server_process.model_location(config.model.path)
     owner = owner_of(config.home_dir)
     if engine.url is not None:
         http = HttpClient(engine.url, "sglang", api_key=engine.api_key)
         if engine.weights == "trainer":
             home = config.home_dir
-            return SglangRouterEngine(http, engine, base, owner=owner, on_connect=on_connect, home=home)
+            return SglangRouterEngine(
+                http, engine, base, owner=owner, on_connect=on_connect, home=home
+            )
         return SglangEngine(http, engine, base, owner=owner, on_connect=on_connect)
     place = _read_address(config)
     http = HttpClient(_base_url(place), "sglang", api_key=str(place["api-key"]))
@@ -59,7 +63,9 @@ def check_sglang(config: Config) -> str:
     version = found.stdout.decode(errors="replace").strip()
     check_version(version, f"the sglang of {python}")
     if config.engine.effective_convention == "processed":
-        raise EngineError(f"engine.logprob_convention is processed; SGLang supports scaled or raw. {FALLBACK_ADVICE}")
+        raise EngineError(
+            f"engine.logprob_convention is processed; SGLang supports scaled or raw. {FALLBACK_ADVICE}"
+        )
     return version
 
 
@@ -70,21 +76,27 @@ def main(config: Config) -> None:
     if _is_port_taken(int(place["port"])):
         place = _write_address(config, str(place["api-key"]), again=True)
     http = HttpClient(_base_url(place), "sglang", api_key=str(place["api-key"]))
-    server_process.run_server(config, "sglang", server_command(config, version), server_environment(config), http)
+    server_process.run_server(
+        config, "sglang", server_command(config, version), server_environment(config), http
+    )
 
 
 def server_command(config: Config, version: str) -> list[str]:
     """Return the command line. Address and key are in a file, because other users can read command lines."""
-    engine, model = config.engine, server_process.model_location(config.model.path)
+    engine = config.engine
+    model = server_process.model_location(config.model.path)
     flags: dict[str, str] = {
         "config": str(_address_file(config)),
         "model-path": model,
-        "tokenizer-path": server_process.model_location(config.model.tokenizer or config.model.path),
+        "tokenizer-path": server_process.model_location(
+            config.model.tokenizer or config.model.path
+        ),
         "served-model-name": config.model.name,
         "dtype": server_process.dtype_flag(config.model.dtype, model),
         "grammar-backend": "llguidance",
         "max-running-requests": str(engine.max_batch),
-        "max-loras-per-batch": str(engine.max_loaded_versions + 1),  # the base counts as one
+        # The base counts as one.
+        "max-loras-per-batch": str(engine.max_loaded_versions + 1),
         "max-lora-rank": str(config.train.lora.rank),
         "lora-target-modules": "all",
         "log-level-http": "warning",
@@ -95,14 +107,17 @@ def server_command(config: Config, version: str) -> list[str]:
         flags["base-gpu-id"] = found[1]
     switches = ["enable-lora"]
     if server_process.version_numbers(version) >= _INCREMENTAL_MIN_VERSION:
-        switches.append("incremental-streaming-output")  # else every event repeats the whole reply
+        # Else every event repeats the whole reply.
+        switches.append("incremental-streaming-output")
     return server_process.command_line(engine, "sglang.launch_server", flags, switches)
 
 
 def server_environment(config: Config) -> dict[str, str]:
     """Return our environment without API keys, with the variable that sets SGLang's logprob convention."""
     raw = "1" if config.engine.effective_convention == "raw" else "0"
-    return foreign_environment({"SGLANG_RETURN_ORIGINAL_LOGPROB": raw, "OMP_WAIT_POLICY": "passive"})
+    return foreign_environment(
+        {"SGLANG_RETURN_ORIGINAL_LOGPROB": raw, "OMP_WAIT_POLICY": "passive"}
+    )
 
 
 def _address_file(config: Config) -> Path:
@@ -137,8 +152,10 @@ def _write_address(config: Config, key: str, *, again: bool = False) -> dict[str
         own.replace(file)
         return place
     try:
-        file.hardlink_to(own)  # unlike a rename, it fails if the file exists
-    except FileExistsError:  # another process was first
+        # Unlike a rename, it fails if the file exists.
+        file.hardlink_to(own)
+    except FileExistsError:
+        # Another process was first.
         return _read_address(config)
     finally:
         own.unlink()

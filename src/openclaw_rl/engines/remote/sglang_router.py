@@ -37,7 +37,9 @@ class SglangRouterEngine(SglangEngine):
         super().__init__(*args, **keywords)
         self._home = home
 
-    async def _prepare_version(self, held: LoadedVersion, beside: Sequence[LoadedVersion]) -> LoadedVersion:
+    async def _prepare_version(
+        self, held: LoadedVersion, beside: Sequence[LoadedVersion]
+    ) -> LoadedVersion:
         if held.adapter is not None:
             raise EngineError(
                 f"version {held.ref.version} is an adapter, and the trainer updates full weights (engine.weights)"
@@ -70,8 +72,11 @@ class SglangRouterEngine(SglangEngine):
         others = {self._name_of(tag) for tag in tags} - {held.weights or BASE_WEIGHTS}
         if not others or not self.connected:
             return
-        self._weight_lock = WeightLock(None, self._swap_full_weights)  # its name is read again
-        raise EngineGone(f"the trainer loaded {_in_words(others.pop())} during a reply on {_in_words(held.weights)}")
+        # Its name is read again.
+        self._weight_lock = WeightLock(None, self._swap_full_weights)
+        raise EngineGone(
+            f"the trainer loaded {_in_words(others.pop())} during a reply on {_in_words(held.weights)}"
+        )
 
     def _name_of(self, tag: str | None) -> str:
         found = self._read_weights()

@@ -13,8 +13,10 @@ class TokenWatch:
     """Times for which replies have waited for the server. Time that a slow client takes does not count."""
 
     def __init__(self) -> None:
-        self._waiting_since: dict[int, float] = {}  # reply -> monotonic seconds
-        self._last_chunk_at = float("-inf")  # of any reply, in monotonic seconds
+        # Reply -> monotonic seconds.
+        self._waiting_since: dict[int, float] = {}
+        # Of any reply, in monotonic seconds.
+        self._last_chunk_at = float("-inf")
 
     async def watch_reply(self, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
         """Yield the chunks of a reply, and note while it waits for one."""

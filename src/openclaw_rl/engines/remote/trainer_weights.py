@@ -36,7 +36,9 @@ def read_weights(home: Path) -> dict[str, str | None]:
     """
     try:
         record = _read_json(home / FILE_NAME)
-        is_present = _read_json(Path(str(record.get("run_file", "")))).get("run") == record.get("run")
+        is_present = _read_json(Path(str(record.get("run_file", "")))).get("run") == record.get(
+            "run"
+        )
     except FileNotFoundError:
         return {}
     return _weights_of(home / FILE_NAME, record) if is_present else {}
@@ -44,7 +46,9 @@ def read_weights(home: Path) -> dict[str, str | None]:
 
 def _weights_of(path: Path, record: dict[str, Any]) -> dict[str, str | None]:
     found = record.get("weights")
-    if not isinstance(found, dict) or not all(folder is None or isinstance(folder, str) for folder in found.values()):
+    if not isinstance(found, dict) or not all(
+        folder is None or isinstance(folder, str) for folder in found.values()
+    ):
         raise _damaged(path, "it has no weights")
     return found
 
@@ -72,5 +76,6 @@ def _write_record(home: Path, record: dict[str, Any]) -> None:
     with fresh.open("w", encoding="utf-8") as file:
         file.write(json.dumps(record))
         file.flush()
-        os.fsync(file.fileno())  # else a power failure may leave it empty
+        # Else a power failure may leave it empty.
+        os.fsync(file.fileno())
     fresh.replace(home / FILE_NAME)

@@ -26,21 +26,30 @@ from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import chat_api, completions_api
 from openclaw_rl.engines.remote.engine import BASE_WEIGHTS, RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
-from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, adapter_name, full_weights_name, owner_of
+from openclaw_rl.engines.remote.loaded_versions import (
+    LoadedVersion,
+    adapter_name,
+    full_weights_name,
+    owner_of,
+)
 from openclaw_rl.engines.remote.server_process import version_numbers
 from openclaw_rl.errors import EngineError, EngineFull
 from openclaw_rl.settings.load import Config, EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
-_PATTERNS_MIN_VERSION = (0, 32)  # earlier versions ignored rank_pattern and alpha_pattern
-_ENCODE_IN_THREAD_CHARS = 2**18  # of images, from which encoding them would delay other replies
+# Earlier versions ignored rank_pattern and alpha_pattern.
+_PATTERNS_MIN_VERSION = (0, 32)
+# Of images, from which encoding them would delay other replies.
+_ENCODE_IN_THREAD_CHARS = 2**18
 _PROBE_GRAMMAR = '%llguidance {}\nstart: "1"'
 # Bounds white space between JSON tokens, because a small model may emit nothing else.
 _WHITESPACE_PATTERN = re.compile(r'"x-guidance": \{"whitespace_pattern": "[^"]*"\}')
 _SEPARATOR_PATTERNS = '"x-guidance": ' + json.dumps(
     {"whitespace_flexible": False, "item_separator": r",( |\n[ ]{0,16})?", "key_separator": ":[ ]?"}
 )
-_DEV_MODE_ADVICE = "Start it with VLLM_SERVER_DEV_MODE=1 on an address that only this machine reaches"
+_DEV_MODE_ADVICE = (
+    "Start it with VLLM_SERVER_DEV_MODE=1 on an address that only this machine reaches"
+)
 
 
 def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> VllmEngine:
@@ -50,7 +59,9 @@ def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> Vl
     if engine.url is not None:
         http = HttpClient(engine.url, api_key=engine.api_key)
     home = config.home_dir
-    return VllmEngine(http, engine, folder=home / "identity", owner=owner_of(home), on_connect=on_connect)
+    return VllmEngine(
+        http, engine, folder=home / "identity", owner=owner_of(home), on_connect=on_connect
+    )
 
 
 class VllmEngine(RemoteEngine):
@@ -81,13 +92,16 @@ class VllmEngine(RemoteEngine):
         self._identity_folder = folder
         self._identity_adapter: PolicyRef | None = None
         self._encoded_messages: WeakKeyDictionary[ImagePrompt, msgspec.Raw] = WeakKeyDictionary()
-        self._loaded_adapters: set[str] = set()  # over this connection; unloaded ones may still occupy slots
+        # Over this connection; unloaded ones may still occupy slots.
+        self._loaded_adapters: set[str] = set()
 
     async def _fetch_info(self) -> EngineInfo:
         self._loaded_adapters.clear()
         cards = model_cards(await self.http.call_json("GET", "/v1/models", limit=HEALTH_TIMEOUT))
         if not cards:
-            raise EngineError(f"the engine at {self.http.address} lists no models; expected a vLLM server")
+            raise EngineError(
+                f"the engine at {self.http.address} lists no models; expected a vLLM server"
+            )
         card = next((c for c in cards if not c.get("parent")), cards[0])
         context = card.get("max_model_len")
         if not isinstance(context, int):
@@ -95,7 +109,8 @@ class VllmEngine(RemoteEngine):
                 f"the engine at {self.http.address} does not report max_model_len; expected a vLLM server"
             )
         self._context_length = context
-        self._base_name, self._base_path = str(card["id"]), str(card.get("root") or card["id"])
+        self._base_name = str(card["id"])
+        self._base_path = str(card.get("root") or card["id"])
         found = await self.http.call_json("GET", "/version")
         version = str(found.get("version", "")) if isinstance(found, dict) else ""
         self._supports_patterns = version_numbers(version) >= _PATTERNS_MIN_VERSION
@@ -112,16 +127,21 @@ class VllmEngine(RemoteEngine):
     async def _device_and_dtype(self) -> tuple[str, str]:
         """Return device and dtype; empty outside of the server's development mode, which reports them."""
         try:
-            found = await self.http.call_json("GET", "/server_info", params={"config_format": "json"})
+            found = await self.http.call_json(
+                "GET", "/server_info", params={"config_format": "json"}
+            )
             config = found["vllm_config"]
-            device, dtype = config["device_config"]["device"], config["model_config"]["dtype"]
+            device = config["device_config"]["device"]
+            dtype = config["model_config"]["dtype"]
         except (RequestRefused, KeyError, TypeError):
             return "", ""
         return str(device), str(dtype).removeprefix("torch.")
 
     async def _supports_grammars(self) -> bool:
         """Return whether the server constrains replies by an llguidance grammar; older ones ignore the field."""
-        asked = completions_api.request_body(self._base_name, [1], Sampling(seed=0)) | _grammar_fields(_PROBE_GRAMMAR)
+        asked = completions_api.request_body(
+            self._base_name, [1], Sampling(seed=0)
+        ) | _grammar_fields(_PROBE_GRAMMAR)
         try:
             return (await self._request_choice(asked)).text == "1"
         except RequestRefused:
@@ -143,7 +163,9 @@ class VllmEngine(RemoteEngine):
 
     async def _render_chat(self, prompt: ImagePrompt) -> list[int]:
         body = await self._encode_chat(prompt, chat_api.tokenize_fields(self._base_name, prompt))
-        return chat_api.rendered_ids(await self.http.call_json("POST", chat_api.TOKENIZE_PATH, body))
+        return chat_api.rendered_ids(
+            await self.http.call_json("POST", chat_api.TOKENIZE_PATH, body)
+        )
 
     async def _encode_chat(self, prompt: ImagePrompt, fields: dict[str, Any]) -> bytes:
         """Return a request with a conversation as JSON. Its messages are encoded once for all replies to it."""
@@ -155,19 +177,24 @@ class VllmEngine(RemoteEngine):
 
     async def _request_choice(self, asked: dict[str, Any]) -> completions_api.CompletionChoice:
         """Return the choice of an answer that is not streamed."""
-        return completions_api.single_choice(await self.http.call_json("POST", "/v1/completions", asked))
+        return completions_api.single_choice(
+            await self.http.call_json("POST", "/v1/completions", asked)
+        )
 
     def _model_name(self, held: LoadedVersion) -> str:
         return held.adapter or self._base_name
 
-    async def _stream_chunks(self, generation: Generation, held: LoadedVersion, limit: int) -> AsyncGenerator[Chunk]:
+    async def _stream_chunks(
+        self, generation: Generation, held: LoadedVersion, limit: int
+    ) -> AsyncGenerator[Chunk]:
         path, asked, decode = _stream_request(generation, self._model_name(held), limit)
         if generation.sampling.grammar is not None:
             asked |= _grammar_fields(generation.sampling.grammar)
         body: dict[str, Any] | bytes = asked
         if isinstance(generation, ImageGeneration):
             body = await self._encode_chat(generation.prompt, asked)
-        end, cached = None, 0
+        end = None
+        cached = 0
         async with aclosing(self.http.stream_events(path, body)) as raw_events:
             async for together in raw_events:
                 events = [decode(raw) for raw in together]
@@ -178,22 +205,37 @@ class VllmEngine(RemoteEngine):
                 if end is not None and end.finish is not None:
                     cached = completions_api.cached_prompt_tokens(events[-1])
         if end is not None and end.finish is not None:
-            yield replace(end, cached=cached)  # the cached token count follows the finish event
+            # The cached token count follows the finish event.
+            yield replace(end, cached=cached)
 
     # Scoring
 
-    async def _score_prompt(self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids) -> Logprobs:
+    async def _score_prompt(
+        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids
+    ) -> Logprobs:
         whole = np.concatenate([prompt_ids, response_ids])
-        if len(whole) == self._context_length:  # no space for the one token that a request must sample
-            last = np.array([await self._score_next_token(held, whole[:-1], int(whole[-1]), 1.0)], dtype=np.float32)
+        # No space for the one token that a request must sample.
+        if len(whole) == self._context_length:
+            last = np.array(
+                [await self._score_next_token(held, whole[:-1], int(whole[-1]), 1.0)],
+                dtype=np.float32,
+            )
             if len(response_ids) == 1:
                 return last
-            return np.concatenate([await self._score_prompt(held, prompt_ids, response_ids[:-1]), last])
-        asked = completions_api.request_body(self._model_name(held), whole, Sampling(seed=0)) | {"prompt_logprobs": 0}
-        found = completions_api.prompt_logprobs(await self._request_choice(asked), whole, len(prompt_ids))
+            return np.concatenate(
+                [await self._score_prompt(held, prompt_ids, response_ids[:-1]), last]
+            )
+        asked = completions_api.request_body(self._model_name(held), whole, Sampling(seed=0)) | {
+            "prompt_logprobs": 0
+        }
+        found = completions_api.prompt_logprobs(
+            await self._request_choice(asked), whole, len(prompt_ids)
+        )
         return np.array(found, dtype=np.float32)
 
-    async def _score_next_token(self, held: LoadedVersion, prompt: Ids, token: int, temperature: float) -> float:
+    async def _score_next_token(
+        self, held: LoadedVersion, prompt: Ids, token: int, temperature: float
+    ) -> float:
         sampling = Sampling(temperature=temperature, seed=0)
         asked = completions_api.request_body(self._model_name(held), prompt, sampling)
         choice = await self._request_choice(asked | {"logprob_token_ids": [token]})
@@ -208,7 +250,9 @@ class VllmEngine(RemoteEngine):
 
     # Versions
 
-    async def _prepare_version(self, held: LoadedVersion, beside: Sequence[LoadedVersion]) -> LoadedVersion:
+    async def _prepare_version(
+        self, held: LoadedVersion, beside: Sequence[LoadedVersion]
+    ) -> LoadedVersion:
         """Serve the base as an identity adapter if there are other adapters.
 
         Without a GPU, vLLM applies the adapter of its last slot to rows without one if other rows have an adapter.
@@ -224,18 +268,25 @@ class VllmEngine(RemoteEngine):
                 adapter_file.write_identity_adapter, file, self._identity_folder
             )
         return LoadedVersion(
-            ref=held.ref, adapter=adapter_name(self._identity_adapter, self.owner), source=self._identity_adapter
+            ref=held.ref,
+            adapter=adapter_name(self._identity_adapter, self.owner),
+            source=self._identity_adapter,
         )
 
     def _prepare_adapter(self, name: str, file: AdapterFile) -> None:
-        found, ref = [key for key in ("rank_pattern", "alpha_pattern") if file.config.get(key)], file.ref
+        found = [key for key in ("rank_pattern", "alpha_pattern") if file.config.get(key)]
+        ref = file.ref
         if found and not self._supports_patterns:
             raise EngineError(
                 f"version {ref.version}: this version of vLLM ignores {' and '.join(found)} of {ref.path}; "
                 f"expected {'.'.join(map(str, _PATTERNS_MIN_VERSION))} or newer"
             )
         takes_last_slot = len(self._loaded_adapters) >= self.config.max_loaded_versions - 1
-        if takes_last_slot and self._version_table.plain_base_replies and self._device in ("cpu", ""):
+        if (
+            takes_last_slot
+            and self._version_table.plain_base_replies
+            and self._device in ("cpu", "")
+        ):
             raise EngineFull(
                 f"version {ref.version} needs the last adapter slot while a reply on the base without an adapter is "
                 "still running. Try again when it has ended"
@@ -252,7 +303,11 @@ class VllmEngine(RemoteEngine):
 
     async def _load_full_weights(self, name: str, ref: PolicyRef | None) -> None:
         path = adapter_file.absolute_path(ref) if ref is not None else self._base_path
-        if self._device == "cpu" and ref is not None and await asyncio.to_thread(_has_tied_head, Path(path)):
+        if (
+            self._device == "cpu"
+            and ref is not None
+            and await asyncio.to_thread(_has_tied_head, Path(path))
+        ):
             raise EngineError(
                 f"version {ref.version}: the output head of {path} is tied to its embeddings, and vLLM without a GPU "
                 "does not update such a head. Serve it with a GPU, untie the head, or train LoRA adapters"
@@ -270,7 +325,9 @@ class VllmEngine(RemoteEngine):
             asked = {"method": "reload_weights", "kwargs": {"weights_path": path}}
             await self.http.call_json("POST", "/collective_rpc", asked)
             await self.http.call_json("POST", "/reset_prefix_cache")
-            await self.http.call_json("POST", "/update_weight_version", {"new_version": name or "base"})
+            await self.http.call_json(
+                "POST", "/update_weight_version", {"new_version": name or "base"}
+            )
         finally:
             await self.http.call_json("POST", "/resume")
 
@@ -302,7 +359,11 @@ def _grammar_fields(grammar: str) -> dict[str, Any]:
     """Return the request field for a grammar. llguidance 1.7 (vLLM 0.32) repeats `whitespace_pattern` without limit, so
     the separators limit it instead; they allow no white space after an opening or before a closing bracket.
     """
-    return {"structured_outputs": {"grammar": _WHITESPACE_PATTERN.sub(lambda _: _SEPARATOR_PATTERNS, grammar)}}
+    return {
+        "structured_outputs": {
+            "grammar": _WHITESPACE_PATTERN.sub(lambda _: _SEPARATOR_PATTERNS, grammar)
+        }
+    }
 
 
 def model_cards(listed: Any) -> list[dict[str, Any]]:

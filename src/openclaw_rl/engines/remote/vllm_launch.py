@@ -12,12 +12,14 @@ from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import Config, foreign_environment
 
-_SUPPORTED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values of --max-lora-rank that vLLM accepts
+# The values of --max-lora-rank that vLLM accepts.
+_SUPPORTED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _LOGPROBS_MODES: Mapping[str, str] = {"processed": "processed_logprobs", "raw": "raw_logprobs"}
 _FIND_PACKAGE = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('vllm') else 3)"
 _SERVER_VARIABLES = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-    "VLLM_SERVER_DEV_MODE": "1",  # needed to load full weights; safe, because the socket is in a private folder
+    # Needed to load full weights; safe, because the socket is in a private folder.
+    "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "OMP_WAIT_POLICY": "passive",
@@ -45,30 +47,43 @@ def main(config: Config) -> None:
     """Run a vLLM server at `config.engine_socket` until a signal. Raises `EngineError`."""
     check_vllm(config)
     http = HttpClient("http://vllm", socket=config.engine_socket)
-    server_process.run_server(config, "vllm", server_command(config), server_environment(config), http)
+    server_process.run_server(
+        config, "vllm", server_command(config), server_environment(config), http
+    )
 
 
 def server_command(config: Config) -> list[str]:
     """Return the command line. It runs the module, because repackaged builds cannot run `vllm serve`."""
-    engine, model = config.engine, server_process.model_location(config.model.path)
+    engine = config.engine
+    model = server_process.model_location(config.model.path)
     flags: dict[str, str] = {
         "model": model,
         "tokenizer": server_process.model_location(config.model.tokenizer or config.model.path),
         "served-model-name": config.model.name,
         "uds": str(config.engine_socket),
         "dtype": server_process.dtype_flag(config.model.dtype, model),
-        "generation-config": "vllm",  # ignore the sampling defaults of the model
+        # Ignore the sampling defaults of the model.
+        "generation-config": "vllm",
         "logprobs-mode": _LOGPROBS_MODES[engine.effective_convention],
         "structured-outputs-config": json.dumps({"backend": "guidance"}),
         "max-num-seqs": str(engine.max_batch),
-        "max-loras": str(engine.max_loaded_versions + 1),  # + 1: the identity adapter
-        "max-cpu-loras": str(2 * (engine.max_loaded_versions + 1)),  # draining and new versions together
+        # + 1: the identity adapter.
+        "max-loras": str(engine.max_loaded_versions + 1),
+        # Draining and new versions together.
+        "max-cpu-loras": str(2 * (engine.max_loaded_versions + 1)),
         "max-lora-rank": str(_served_rank(config.train.lora.rank)),
     }
     if engine.max_context is not None:
         flags["max-model-len"] = str(engine.max_context)
-    switches = ("enable-lora", "enable-prefix-caching", "enable-prompt-tokens-details", "disable-uvicorn-access-log")
-    return server_process.command_line(engine, "vllm.entrypoints.openai.api_server", flags, switches)
+    switches = (
+        "enable-lora",
+        "enable-prefix-caching",
+        "enable-prompt-tokens-details",
+        "disable-uvicorn-access-log",
+    )
+    return server_process.command_line(
+        engine, "vllm.entrypoints.openai.api_server", flags, switches
+    )
 
 
 def server_environment(config: Config) -> dict[str, str]:
@@ -83,5 +98,7 @@ def _served_rank(rank: int) -> int:
     """Return the smallest rank that vLLM accepts and that is at least `rank`. Raises `EngineError`."""
     fits = next((r for r in _SUPPORTED_RANKS if r >= rank), None)
     if fits is None:
-        raise EngineError(f"train.lora.rank is {rank}; vLLM serves ranks up to {_SUPPORTED_RANKS[-1]}")
+        raise EngineError(
+            f"train.lora.rank is {rank}; vLLM serves ranks up to {_SUPPORTED_RANKS[-1]}"
+        )
     return fits

@@ -22,7 +22,8 @@ class WeightLock:
     """
 
     def __init__(self, current: str | None, change: Callable[[str], Awaitable[None]]) -> None:
-        self._current_weights, self._change_weights = current, change
+        self._current_weights = current
+        self._change_weights = change
         self._running_count = 0
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self._change_task: asyncio.Task[None] | None = None
@@ -53,14 +54,17 @@ class WeightLock:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._running_count -= 1  # it was admitted in the same iteration of the event loop
+                # It was admitted in the same iteration of the event loop.
+                self._running_count -= 1
             self._waiting = [entry for entry in self._waiting if entry[1] is not future]
             self._start_change_if_due()
             raise
 
     def _start_change_if_due(self) -> None:
         if self._waiting and not self._running_count and self._change_task is None:
-            self._change_task = asyncio.get_running_loop().create_task(self._run_change(self._waiting[0][0]))
+            self._change_task = asyncio.get_running_loop().create_task(
+                self._run_change(self._waiting[0][0])
+            )
 
     async def _run_change(self, weights: str) -> None:
         failure: Exception | None = None
@@ -70,8 +74,11 @@ class WeightLock:
         except Exception as error:  # noqa: BLE001 - the waiting coroutines raise it
             failure = error
         # A failed change leaves the weights undefined.
-        self._change_task, self._current_weights = None, weights if failure is None else None
-        admitted = [future for wanted, future in self._waiting if wanted == weights and not future.done()]
+        self._change_task = None
+        self._current_weights = weights if failure is None else None
+        admitted = [
+            future for wanted, future in self._waiting if wanted == weights and not future.done()
+        ]
         self._waiting = [entry for entry in self._waiting if entry[0] != weights]
         for future in admitted:
             if failure is not None:
@@ -85,7 +92,8 @@ class WeightLock:
         """Raise `error` in all waiting coroutines and cancel a running change."""
         if self._change_task is not None:
             self._change_task.cancel()
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for _, future in waiting:
             if not future.done():
                 future.set_exception(error)

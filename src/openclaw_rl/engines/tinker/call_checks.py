@@ -14,7 +14,9 @@ from openclaw_rl.types import Logprobs, Sampling
 def check_sampling(sampling: Sampling, top_logprobs: int) -> None:
     """Raise `SamplingUnsupported` for what the service cannot sample by, `GrammarError` for a grammar."""
     if sampling.grammar is not None:
-        raise GrammarError("Tinker has no structured output: it cannot force a format or a tool call")
+        raise GrammarError(
+            "Tinker has no structured output: it cannot force a format or a tool call"
+        )
     unknown = {
         "min_p": sampling.min_p > 0,
         "presence_penalty": sampling.presence_penalty != 0,
@@ -23,9 +25,13 @@ def check_sampling(sampling: Sampling, top_logprobs: int) -> None:
         "min_tokens": sampling.min_tokens > 0,
     }
     if asked := [name for name, is_asked in unknown.items() if is_asked]:
-        raise SamplingUnsupported(f"Tinker samples without {', '.join(asked)}: leave it out of the request")
+        raise SamplingUnsupported(
+            f"Tinker samples without {', '.join(asked)}: leave it out of the request"
+        )
     if top_logprobs:
-        raise SamplingUnsupported("Tinker returns no alternatives (top_logprobs): ask for the sampled tokens alone")
+        raise SamplingUnsupported(
+            "Tinker returns no alternatives (top_logprobs): ask for the sampled tokens alone"
+        )
 
 
 def first_sequence(answer: Any) -> Any:
@@ -36,18 +42,25 @@ def first_sequence(answer: Any) -> Any:
 
 
 def check_reply(
-    tokens: Sequence[int], logprobs: Sequence[float] | None, stop_reason: str, stop_token_ids: Sequence[int]
+    tokens: Sequence[int],
+    logprobs: Sequence[float] | None,
+    stop_reason: str,
+    stop_token_ids: Sequence[int],
 ) -> Literal["stop", "length"]:
     """Return how a reply ended. Raises `EngineError` if it is no reply that can be stored as it was sampled."""
     count = len(logprobs) if logprobs is not None else 0
     if not tokens or count != len(tokens):
-        raise EngineError(f"Tinker returned {len(tokens)} tokens with {count} log-probabilities; expected one for each")
+        raise EngineError(
+            f"Tinker returned {len(tokens)} tokens with {count} log-probabilities; expected one for each"
+        )
     if not np.all(np.isfinite(np.asarray(logprobs))):
         raise EngineError("Tinker returned log-probabilities that are not finite")
     if tokens[-1] in stop_token_ids:
         return "stop"
     if stop_reason == "stop":
-        raise EngineError(f"Tinker ended a reply at token {tokens[-1]}; expected one of {sorted(stop_token_ids)}")
+        raise EngineError(
+            f"Tinker ended a reply at token {tokens[-1]}; expected one of {sorted(stop_token_ids)}"
+        )
     return "length"
 
 
@@ -57,7 +70,9 @@ def response_logprobs(scores: Sequence[Any], prompt: int, response: int) -> Logp
     The first token has none: Tinker returns None for it, SkyRL's server leaves it out.
     """
     found = scores[-response:]
-    if len(scores) not in (prompt + response, prompt + response - 1) or any(score is None for score in found):
+    if len(scores) not in (prompt + response, prompt + response - 1) or any(
+        score is None for score in found
+    ):
         raise EngineError(
             f"Tinker scored {sum(score is not None for score in found)} of {response} tokens of a reply; expected all"
         )

@@ -17,7 +17,9 @@ def check_tinker(config: Config) -> None:
     check_socket_path(config.engine_socket)
     check_sdk()
     if not config.tinker.api_key:
-        raise EngineError("Tinker needs a key. Set TINKER_API_KEY (tinker.api_key) to one of the service")
+        raise EngineError(
+            "Tinker needs a key. Set TINKER_API_KEY (tinker.api_key) to one of the service"
+        )
 
 
 def known_context_length(config: Config, reported: int | None) -> int:
@@ -25,9 +27,15 @@ def known_context_length(config: Config, reported: int | None) -> int:
 
     Raises `EngineError` if none is known.
     """
-    numbers = [number for number in (config.engine.max_context, reported, _length_of_config(config)) if number]
+    numbers = [
+        number
+        for number in (config.engine.max_context, reported, _length_of_config(config))
+        if number
+    ]
     if not numbers:
-        raise EngineError("neither Tinker nor the model's folder says how long its context is. Set engine.max_context")
+        raise EngineError(
+            "neither Tinker nor the model's folder says how long its context is. Set engine.max_context"
+        )
     return min(numbers)
 
 

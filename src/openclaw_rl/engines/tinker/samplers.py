@@ -18,12 +18,17 @@ class VersionSamplers:
     model of a version that is discarded takes the next one: the SDK has no call that ends a model.
     """
 
-    def __init__(self, service: TinkerService, sample_from: Literal["checkpoints", "models"]) -> None:
-        self._service, self._own_models = service, sample_from == "models"
+    def __init__(
+        self, service: TinkerService, sample_from: Literal["checkpoints", "models"]
+    ) -> None:
+        self._service = service
+        self._own_models = sample_from == "models"
         self._versions: dict[str, TinkerVersion] = {}
         self._samplers: dict[str | None, Any] = {}
-        self._models: dict[str, Any] = {}  # training clients, by the version that each holds
-        self._free: list[tuple[int, Any]] = []  # rank and training client of models without a version
+        # Training clients, by the version that each holds.
+        self._models: dict[str, Any] = {}
+        # Rank and training client of models without a version.
+        self._free: list[tuple[int, Any]] = []
         self._lock = asyncio.Lock()
 
     @property
@@ -43,7 +48,8 @@ class VersionSamplers:
         """
         if (found := self._samplers.get(path)) is not None:
             return found
-        return await asyncio.shield(self._create_once(path))  # a call that is cancelled leaves no model behind
+        # A call that is cancelled leaves no model behind.
+        return await asyncio.shield(self._create_once(path))
 
     async def _create_once(self, path: str | None) -> Any:
         async with self._lock:
@@ -66,7 +72,9 @@ class VersionSamplers:
     def _load_into(self, model: Any, version: TinkerVersion) -> Any:
         """Load a version into a model, and return a sampling client of it."""
         self._service.finish_call(lambda: model.load_state(version.state))
-        saved = self._service.save_checkpoint(model, "sampler_weights", f"serve-{uuid.uuid4().hex[:12]}")
+        saved = self._service.save_checkpoint(
+            model, "sampler_weights", f"serve-{uuid.uuid4().hex[:12]}"
+        )
         sampler = self._service.create_sampler(saved)
         self._models[version.sampler] = model
         return sampler

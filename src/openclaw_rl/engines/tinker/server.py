@@ -20,7 +20,12 @@ from openclaw_rl.engines.base import EngineInfo, check_scored_lengths, max_reply
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, VersionTable
 from openclaw_rl.engines.socket_server import EngineConnection, bind_socket, serve_until_stopped
-from openclaw_rl.engines.tinker.call_checks import check_reply, check_sampling, first_sequence, response_logprobs
+from openclaw_rl.engines.tinker.call_checks import (
+    check_reply,
+    check_sampling,
+    first_sequence,
+    response_logprobs,
+)
 from openclaw_rl.engines.tinker.launch import known_context_length
 from openclaw_rl.engines.tinker.samplers import VersionSamplers
 from openclaw_rl.errors import EngineError, ModelLost
@@ -49,7 +54,8 @@ class TinkerServer:
     """Answers calls: each one is a task, which waits for the service. Holds a sampling client for each version."""
 
     def __init__(self, service: TinkerService, config: Config) -> None:
-        self._service, self._config = service, config
+        self._service = service
+        self._config = config
         self._table = VersionTable(config.engine.max_loaded_versions)
         self._samplers = VersionSamplers(service, config.tinker.sample_from)
         self._load_lock = asyncio.Lock()
@@ -60,7 +66,9 @@ class TinkerServer:
             if (task := peer.tasks.get(call.id)) is not None:
                 task.cancel()
             return
-        peer.tasks[call.id] = task = asyncio.get_running_loop().create_task(self._answer_call(peer, call))
+        peer.tasks[call.id] = task = asyncio.get_running_loop().create_task(
+            self._answer_call(peer, call)
+        )
         task.add_done_callback(lambda _: peer.tasks.pop(call.id, None))
 
     async def _answer_call(self, peer: TinkerConnection, call: protocol.EngineCall) -> None:
@@ -68,9 +76,14 @@ class TinkerServer:
             peer.send(await self._make_answer(call))
         except EngineError as error:
             peer.send(protocol.RejectionReply.of(call.id, error))
-        except Exception as error:  # the gateway must learn of any failure, else its request waits
+        except Exception as error:
+            # The gateway must learn of any failure, else its request waits.
             log.exception("a call failed")
-            peer.send(protocol.RejectionReply(call.id, f"the Tinker engine failed: {type(error).__name__}: {error}"))
+            peer.send(
+                protocol.RejectionReply(
+                    call.id, f"the Tinker engine failed: {type(error).__name__}: {error}"
+                )
+            )
 
     async def _make_answer(self, call: protocol.EngineCall) -> protocol.EngineReply:
         if isinstance(call, protocol.GenerateCall):
@@ -102,7 +115,8 @@ class TinkerServer:
         )
 
     async def _generate_reply(self, call: protocol.GenerateCall) -> protocol.TokensReply:
-        held, ids = self._table.look_up(call.version), protocol.unpack_ids(call.prompt_ids)
+        held = self._table.look_up(call.version)
+        ids = protocol.unpack_ids(call.prompt_ids)
         check_sampling(call.sampling, call.top_logprobs)
         await self._connect_service()
         limit = max_reply_tokens(len(ids), call.sampling.max_tokens, self._context_length)
@@ -127,11 +141,14 @@ class TinkerServer:
         reply = first_sequence(answer)
         finish = check_reply(reply.tokens, reply.logprobs, reply.stop_reason, call.stop_token_ids)
         count = len(reply.tokens)
-        return protocol.TokensReply([call.id] * count, list(reply.tokens), list(reply.logprobs), {call.id: finish})
+        return protocol.TokensReply(
+            [call.id] * count, list(reply.tokens), list(reply.logprobs), {call.id: finish}
+        )
 
     async def _score_reply(self, call: protocol.ScoreCall) -> protocol.ScoreReply:
         held = self._table.look_up(call.version)
-        prompt, response = protocol.unpack_ids(call.prompt_ids), protocol.unpack_ids(call.response_ids)
+        prompt = protocol.unpack_ids(call.prompt_ids)
+        response = protocol.unpack_ids(call.response_ids)
         if call.temperature not in (0.0, 1.0):
             raise EngineError(f"Tinker scores at temperature 1, not {call.temperature:g}")
         await self._connect_service()
@@ -139,7 +156,9 @@ class TinkerServer:
         self._table.begin_use(held)
         try:
             whole = np.concatenate([prompt, response]).tolist()
-            scores = await self._ask_sampler(held, lambda sampler: self._service.start_scoring(sampler, whole))
+            scores = await self._ask_sampler(
+                held, lambda sampler: self._service.start_scoring(sampler, whole)
+            )
         finally:
             self._table.end_use(held)
             self._discard_unused()
@@ -175,7 +194,8 @@ class TinkerServer:
             made = [self._table.find_loaded(ref) or await self._read_held(ref) for ref in policies]
             for held in made:
                 await self._samplers.find_or_create(held.adapter)
-            self._table.check_capacity(policies)  # again: replies may have begun meanwhile
+            # Again: replies may have begun meanwhile.
+            self._table.check_capacity(policies)
             self._table.loaded = {held.ref.version: held for held in made}
         self._discard_unused()
 

@@ -12,9 +12,12 @@ import aiohttp
 from openclaw_rl.environments.types import EpisodeTicket
 from openclaw_rl.errors import OpenClawError
 
-_TRIES, _PAUSE = 4, 0.5  # seconds, doubled after each try
+# seconds, doubled after each try
+_TRIES = 4
+_PAUSE = 0.5
 _GONE = 410
-_REPEATED = frozenset({408, 409, 429})  # and 5xx
+# And 5xx.
+_REPEATED = frozenset({408, 409, 429})
 
 
 class EpisodeOver(OpenClawError):
@@ -52,10 +55,15 @@ class ChatAgent:
     """Asks for replies in one episode. `request`: further fields of each request."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, ticket: EpisodeTicket, request: Mapping[str, Any] | None = None
+        self,
+        http: aiohttp.ClientSession,
+        ticket: EpisodeTicket,
+        request: Mapping[str, Any] | None = None,
     ) -> None:
         """`http`: a session without credentials, from `open_agent_session`."""
-        self._http, self.ticket, self._request = http, ticket, request or {}
+        self._http = http
+        self.ticket = ticket
+        self._request = request or {}
         self._has_reply = False
 
     async def ask_reply(
@@ -82,7 +90,9 @@ class ChatAgent:
                 self._has_reply = True
                 return _parse_reply(answer, ignored)
             problem = f"{status}: {_error_field(answer, 'message')}"
-            if status == _GONE or (_error_field(answer, "code") == "context_length_exceeded" and self._has_reply):
+            if status == _GONE or (
+                _error_field(answer, "code") == "context_length_exceeded" and self._has_reply
+            ):
                 raise EpisodeOver(problem)
             if status < 500 and status not in _REPEATED:
                 break
@@ -105,7 +115,10 @@ def open_agent_session() -> aiohttp.ClientSession:
 
 def tool_message(call: AgentCall, text: str, images: Sequence[str] = ()) -> dict[str, Any]:
     """Return the message that answers a call. `images`: data URLs."""
-    parts = [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in images)]
+    parts = [
+        {"type": "text", "text": text},
+        *({"type": "image_url", "image_url": {"url": url}} for url in images),
+    ]
     return {"role": "tool", "tool_call_id": call.id, "content": parts if images else text}
 
 
@@ -113,11 +126,17 @@ def _parse_reply(answer: Any, ignored: str) -> ChatReply:
     try:
         message = answer["choices"][0]["message"]
         calls = tuple(
-            AgentCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
+            AgentCall(
+                id=call["id"],
+                name=call["function"]["name"],
+                arguments=call["function"]["arguments"],
+            )
             for call in message.get("tool_calls") or ()
         )
         text = message.get("content") or ""
-        return ChatReply(turn=answer["id"], message=message, text=text, calls=calls, ignored=ignored)
+        return ChatReply(
+            turn=answer["id"], message=message, text=text, calls=calls, ignored=ignored
+        )
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise AgentReplyFailed(
             f"the gateway's answer is no chat completion ({type(error).__name__}: {error})"

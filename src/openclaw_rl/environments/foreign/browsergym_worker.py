@@ -36,7 +36,8 @@ CALL = re.compile(r"""\b[a-z_]+\((?:[^()'"]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
 ACTION_LIMITS = ("timeout=500)", "timeout=3000)")
 """Limit of an action in the library's code, in ms, and ours: on a busy machine, half a second was too short."""
 DEFAULT_SEEDS = 8
-MAX_PAGE = 6000  # characters of a page that the policy sees
+# Characters of a page that the policy sees.
+MAX_PAGE = 6000
 
 ARGUMENTS = ("seeds", "film", "screenshots", "typed")
 
@@ -53,24 +54,32 @@ async def in_browser(function: Callable[..., Any], *args: Any) -> Any:
 async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the tasks of a name: a task of MiniWoB with several seeds, all of MiniWoB, or a folder of pages."""
     importlib.import_module("browsergym.core")
-    name, args = asked["name"], asked["args"]
+    name = asked["name"]
+    args = asked["args"]
     if unknown := sorted(args.keys() - set(ARGUMENTS)):
         raise ForeignRefusal(f"unknown arguments {unknown}. Known are {', '.join(ARGUMENTS)}")
     if not isinstance(args.get("typed", False), bool):
         raise ForeignRefusal(f"typed: expected true or false, got {args['typed']}")
     _check_film(args)
-    return dict(page_of_tasks(_web_tasks(name, args) if "/" in name else _miniwob_tasks(name, args), asked["start"]))
+    return dict(
+        page_of_tasks(
+            _web_tasks(name, args) if "/" in name else _miniwob_tasks(name, args), asked["start"]
+        )
+    )
 
 
 def _check_film(args: Mapping[str, Any]) -> None:
     """Check how pictures are taken, and that this can be done here. Raises `ForeignRefusal`."""
-    film, screenshots = args.get("film"), args.get("screenshots", "playwright")
+    film = args.get("film")
+    screenshots = args.get("screenshots", "playwright")
     if film is not None and not Path(str(film)).is_absolute():
         raise ForeignRefusal(f"film: expected the absolute path of a folder, got {film}")
     if screenshots not in CAMERAS:
         raise ForeignRefusal(f"screenshots: expected {' or '.join(CAMERAS)}, got {screenshots}")
     if film is None and "screenshots" in args:
-        raise ForeignRefusal("screenshots: nothing takes them without film. Name a folder with film, or leave both out")
+        raise ForeignRefusal(
+            "screenshots: nothing takes them without film. Name a folder with film, or leave both out"
+        )
     CAMERAS[screenshots]().require_programs()
 
 
@@ -85,10 +94,14 @@ def _web_tasks(name: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _miniwob_tasks(name: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
-    known = [one.get_task_id() for one in importlib.import_module("browsergym.miniwob").ALL_MINIWOB_TASKS]
+    known = [
+        one.get_task_id() for one in importlib.import_module("browsergym.miniwob").ALL_MINIWOB_TASKS
+    ]
     chosen = known if name == "miniwob" else [name]
     if chosen[0] not in known:
-        raise ForeignRefusal(f"no task {name!r}: expected miniwob, a folder, or one of {', '.join(known[:5])}, ...")
+        raise ForeignRefusal(
+            f"no task {name!r}: expected miniwob, a folder, or one of {', '.join(known[:5])}, ..."
+        )
     return [
         {
             "id": f"{task}.{seed}",
@@ -125,17 +138,25 @@ class BrowserEpisode:
         actions = HighLevelActionSet(subsets=list(SUBSETS), strict=True, multiaction=False)
         actions.python_includes = actions.python_includes.replace(*ACTION_LIMITS)
         self._env = BrowserEnv(
-            entry, arguments, slow_mo=0, pre_observation_delay=0, action_mapping=actions.to_python_code
+            entry,
+            arguments,
+            slow_mo=0,
+            pre_observation_delay=0,
+            action_mapping=actions.to_python_code,
         )
-        self._seed, self._film = data["seed"], data.get("film")
+        self._seed = data["seed"]
+        self._film = data.get("film")
         self._frames: list[Any] = []
-        self.reward, self.is_over = 0.0, False
+        self.reward = 0.0
+        self.is_over = False
         self.goal = self.page = self.problem = ""
 
     def open_page(self) -> None:
         """Open the task's first page."""
         seen, _ = self._env.reset(seed=self._seed)
-        self.goal = "\n".join(part["text"] for part in seen["goal_object"] if part["type"] == "text")
+        self.goal = "\n".join(
+            part["text"] for part in seen["goal_object"] if part["type"] == "text"
+        )
         self._take_observation(seen)
 
     def act(self, action: str) -> None:
@@ -201,7 +222,11 @@ def _task_class(data: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 def _write_film(folder: Path, name: str, images: list[Any]) -> None:
     from PIL import Image
 
-    strip = Image.new("RGB", (sum(image.width for image in images), max(image.height for image in images)), "white")
+    strip = Image.new(
+        "RGB",
+        (sum(image.width for image in images), max(image.height for image in images)),
+        "white",
+    )
     left = 0
     for image in images:
         strip.paste(image, (left, 0))
@@ -217,7 +242,8 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
     Raises `ForeignRefusal` if the limit is reached before the page is open, which is not the policy's fault.
     """
     episode: BrowserEpisode = await in_browser(BrowserEpisode, asked["data"])
-    reason, is_open = "the task ended", False
+    reason = "the task ended"
+    is_open = False
     try:
         async with asyncio.timeout(asked["seconds"]):
             await in_browser(episode.open_page)
@@ -249,7 +275,9 @@ def write_system(episode: BrowserEpisode) -> str:
 
 def write_page(episode: BrowserEpisode) -> str:
     """Return the observation: what went wrong with the last action, and the page."""
-    return "\n".join([*([f"Problem: {episode.problem}"] if episode.problem else []), "Page:", episode.page])
+    return "\n".join(
+        [*([f"Problem: {episode.problem}"] if episode.problem else []), "Page:", episode.page]
+    )
 
 
 async def check_task(asked: dict[str, Any]) -> dict[str, Any]:

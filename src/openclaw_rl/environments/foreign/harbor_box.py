@@ -12,12 +12,16 @@ from typing import Any, NoReturn
 
 from harbor.agents.terminus_2.terminus_2 import Terminus2
 from harbor.environments.base import BaseEnvironment, ExecResult
-from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+from harbor.environments.capabilities import (
+    EnvironmentCapabilities,
+    EnvironmentResourceCapabilities,
+)
 from harbor.llms.lite_llm import LiteLLM
 from harbor.models.trial.paths import EnvironmentPaths
 from request_loop import call_owner
 
-GONE = 410  # the gateway's answer when an episode gets no further reply
+# The gateway's answer when an episode gets no further reply.
+GONE = 410
 
 
 class BoxEnvironment(BaseEnvironment):  # type: ignore[misc]
@@ -83,15 +87,26 @@ class BoxEnvironment(BaseEnvironment):  # type: ignore[misc]
     ) -> ExecResult:
         """Run a command. Every `user` is the one of the box."""
         found = await call_owner(
-            {"box": "run", "command": command, "cwd": cwd, "env": self._merge_env(env) or {}, "seconds": timeout_sec}
+            {
+                "box": "run",
+                "command": command,
+                "cwd": cwd,
+                "env": self._merge_env(env) or {},
+                "seconds": timeout_sec,
+            }
         )
-        if found["timed_out"]:  # as Harbor's own environments
+        # As Harbor's own environments.
+        if found["timed_out"]:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
-        return ExecResult(stdout=found["stdout"], stderr=found["stderr"], return_code=found["exit_code"])
+        return ExecResult(
+            stdout=found["stdout"], stderr=found["stderr"], return_code=found["exit_code"]
+        )
 
     async def _make_log_folders(self) -> None:
         paths = EnvironmentPaths.for_os(self.os)
-        await self.ensure_dirs([paths.agent_dir, paths.verifier_dir, paths.artifacts_dir], chmod=False)
+        await self.ensure_dirs(
+            [paths.agent_dir, paths.verifier_dir, paths.artifacts_dir], chmod=False
+        )
 
 
 class NoFurtherReply(BaseException):
@@ -111,8 +126,14 @@ class GatewayModel(LiteLLM):  # type: ignore[misc]
     def _handle_litellm_error(self, error: Exception) -> NoReturn:
         if getattr(error, "status_code", None) == GONE:
             raise NoFurtherReply("its limit of replies") from error
-        if not self.has_reply and getattr(error, "status_code", None) == 400 and self._is_context_length_error(error):
-            raise NoFurtherReply("the first prompt of the agent does not fit into the context of the policy") from error
+        if (
+            not self.has_reply
+            and getattr(error, "status_code", None) == 400
+            and self._is_context_length_error(error)
+        ):
+            raise NoFurtherReply(
+                "the first prompt of the agent does not fit into the context of the policy"
+            ) from error
         super()._handle_litellm_error(error)
         raise AssertionError("Harbor raises every error")
 
@@ -122,13 +143,17 @@ class GatewayTerminus(Terminus2):  # type: ignore[misc]
 
     stopped: str | None = None
 
-    def _init_llm(self, *, llm_backend: str, llm_kwargs: dict[str, Any], **options: Any) -> GatewayModel:
+    def _init_llm(
+        self, *, llm_backend: str, llm_kwargs: dict[str, Any], **options: Any
+    ) -> GatewayModel:
         return GatewayModel(**options, **llm_kwargs)
 
     async def setup(self, environment: BaseEnvironment) -> None:
         found = await environment.exec("command -v tmux")
         if found.return_code:
-            raise RuntimeError("Terminus-2 works in tmux, and a box has the programs of this machine: install tmux")
+            raise RuntimeError(
+                "Terminus-2 works in tmux, and a box has the programs of this machine: install tmux"
+            )
         await super().setup(environment)
 
     async def run(self, *args: Any, **options: Any) -> None:

@@ -16,9 +16,12 @@ from policy_chat import ask_context
 from request_loop import serve_requests
 
 TERMINUS = "terminus-2"
-SUMMARY_SHARE = 4  # Terminus-2 summarizes when less than this part of a small context is left
-SUMMARY_TOKENS = 8000  # its own default
-CLOCK_SHARE = 0.99  # of a time limit: Harbor measures by the clock of the day
+# Terminus-2 summarizes when less than this part of a small context is left.
+SUMMARY_SHARE = 4
+# Its own default.
+SUMMARY_TOKENS = 8000
+# Of a time limit: Harbor measures by the clock of the day.
+CLOCK_SHARE = 0.99
 
 
 async def say_hello(_: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +43,11 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
 
     trial.add_hook(TrialEvent.VERIFICATION_START, before_tests)
     result = await trial.run()
-    return {"outcome": make_outcome(result, getattr(trial.agent, "stopped", None), trial.verifier_timeout_sec)}
+    return {
+        "outcome": make_outcome(
+            result, getattr(trial.agent, "stopped", None), trial.verifier_timeout_sec
+        )
+    }
 
 
 def make_config(asked: Mapping[str, Any]) -> Any:
@@ -49,7 +56,10 @@ def make_config(asked: Mapping[str, Any]) -> Any:
 
     agent = {"name": asked["agent"]}
     if asked["agent"] == TERMINUS:
-        agent = {"import_path": "harbor_box:GatewayTerminus", "model_name": f"openai/{asked['model']}"}
+        agent = {
+            "import_path": "harbor_box:GatewayTerminus",
+            "model_name": f"openai/{asked['model']}",
+        }
         agent["kwargs"] = terminus_options(asked)
     return TrialConfig(
         task=TaskConfig(path=Path(asked["task_folder"])),
@@ -64,7 +74,8 @@ def terminus_options(asked: Mapping[str, Any]) -> dict[str, Any]:
     options = {
         "api_base": asked["base_url"],
         "llm_kwargs": {"api_key": asked["api_key"]},
-        "record_terminal_session": False,  # it needs asciinema, which it would install
+        # It needs asciinema, which it would install.
+        "record_terminal_session": False,
     }
     context = ask_context(asked)
     options["model_info"] = {
@@ -85,12 +96,22 @@ def make_outcome(result: Any, stopped: str | None, verifier_seconds: float) -> d
     A verifier that took its whole time gives 0: for the solution it did. Harbor records this only as the first failure.
     """
     failure = result.exception_info
-    problem = f"{failure.exception_type}: {failure.exception_message}"[:1000] if failure is not None else None
+    problem = (
+        f"{failure.exception_type}: {failure.exception_message}"[:1000]
+        if failure is not None
+        else None
+    )
     rewards = result.verifier_result.rewards if result.verifier_result is not None else None
     if rewards is None and verifier_time(result) >= CLOCK_SHARE * verifier_seconds:
-        return {"reward": 0.0, "reason": f"the verifier did not end within {verifier_seconds:g} s; {problem}"}
+        return {
+            "reward": 0.0,
+            "reason": f"the verifier did not end within {verifier_seconds:g} s; {problem}",
+        }
     if (failure is not None and not failure.policy.reward_valid) or not rewards:
-        return {"status": "void", "reason": "; ".join(filter(None, (problem, stopped))) or "Harbor gave no reward"}
+        return {
+            "status": "void",
+            "reason": "; ".join(filter(None, (problem, stopped))) or "Harbor gave no reward",
+        }
     parts = {name: float(value) for name, value in rewards.items()}
     reward = parts["reward"] if "reward" in parts else sum(parts.values()) / len(parts)
     return {

@@ -24,10 +24,14 @@ from request_loop import (
 )
 from scripted_model import MODEL_NAME, ScriptedModel
 
-TIME_LIMIT_ERROR = "Time limit exceeded"  # the library gives scorers half of the limit; a solver's end is no error
-SCORING_SECONDS = 5.0  # of the time limit, for what is not the model's work
-NO_ANSWER = "I have no answer."  # the reply that does nothing
-RESULT = "RESULT "  # begin of the line with the outcome of an episode's process
+# The library gives scorers half of the limit; a solver's end is no error.
+TIME_LIMIT_ERROR = "Time limit exceeded"
+# Of the time limit, for what is not the model's work.
+SCORING_SECONDS = 5.0
+# The reply that does nothing.
+NO_ANSWER = "I have no answer."
+# Begin of the line with the outcome of an episode's process.
+RESULT = "RESULT "
 
 _tasks: dict[str, list[dict[str, Any]]] = {}
 _scripted: list[ScriptedModel] = []
@@ -58,8 +62,12 @@ def load_task(asked: Mapping[str, Any]) -> Any:
         ) from None
     if len(found) != 1:
         named = ", ".join(f"{asked['name']}@{task.name}" for task in found)
-        raise ForeignRefusal(f"{asked['name']} has {len(found)} tasks: name one of {named or 'those of a file'}")
-    if found[0].sandbox is not None or any(sample.sandbox is not None for sample in found[0].dataset):
+        raise ForeignRefusal(
+            f"{asked['name']} has {len(found)} tasks: name one of {named or 'those of a file'}"
+        )
+    if found[0].sandbox is not None or any(
+        sample.sandbox is not None for sample in found[0].dataset
+    ):
         raise ForeignRefusal(
             f"{asked['name']} runs the model's commands in a sandbox of its own. Expected a task without one; tasks in "
             "terminals are what the source harbor is for"
@@ -73,7 +81,9 @@ def code_digest(asked: Mapping[str, Any]) -> str:
 
     file, _, task = asked["name"].partition("@")
     is_path = file.endswith(".py") or Path(file).exists()
-    files = files_digest(Path(file)) if is_path else module_digest(file.split("/")[0].replace("-", "_"))
+    files = (
+        files_digest(Path(file)) if is_path else module_digest(file.split("/")[0].replace("-", "_"))
+    )
     name = task if is_path else file
     return str(content_digest([files, name, asked["args"], inspect_ai.__version__]))
 
@@ -83,7 +93,8 @@ async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     key = json.dumps([asked["name"], asked["args"]], sort_keys=True)
     if key not in _tasks:
         found: dict[str, dict[str, Any]] = {}
-        dataset, code = load_task(asked).dataset, code_digest(asked)
+        dataset = load_task(asked).dataset
+        code = code_digest(asked)
         for number, sample in enumerate(dataset, 1):
             name = sample.id if sample.id is not None else number
             digest = str(content_digest([code, sample.model_dump(mode="json", exclude={"id"})]))
@@ -112,7 +123,10 @@ async def run_process(asked: Mapping[str, Any]) -> dict[str, Any]:
         async with asyncio.timeout(asked["seconds"]):
             out, err = await process.communicate(json.dumps(asked).encode())
     except TimeoutError:
-        return {"status": "void", "reason": f"the task or its scorer hung: no end within {asked['seconds']:g} s"}
+        return {
+            "status": "void",
+            "reason": f"the task or its scorer hung: no end within {asked['seconds']:g} s",
+        }
     finally:
         if process.returncode is None:
             process.kill()
@@ -120,7 +134,10 @@ async def run_process(asked: Mapping[str, Any]) -> dict[str, Any]:
     lines = [line for line in out.decode(errors="replace").splitlines() if line.startswith(RESULT)]
     if not lines:
         last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
-        return {"status": "void", "reason": f"the process of the sample ended ({process.returncode}): {last[0]}"[:1000]}
+        return {
+            "status": "void",
+            "reason": f"the process of the sample ended ({process.returncode}): {last[0]}"[:1000],
+        }
     found: dict[str, Any] = json.loads(lines[-1].removeprefix(RESULT))
     return found
 
@@ -130,9 +147,13 @@ def run_episode(asked: Mapping[str, Any]) -> dict[str, Any]:
     import inspect_ai
     from inspect_ai.model import get_model
 
-    data, folder = asked["data"], Path(asked["folder"])
+    data = asked["data"]
+    folder = Path(asked["folder"])
     model = get_model(
-        f"openai-api/gateway/{asked['model']}", base_url=asked["base_url"], api_key=asked["api_key"], memoize=False
+        f"openai-api/gateway/{asked['model']}",
+        base_url=asked["base_url"],
+        api_key=asked["api_key"],
+        memoize=False,
     )
     log = inspect_ai.eval(
         load_task(data),
@@ -163,7 +184,9 @@ def make_outcome(sample: Any) -> dict[str, Any]:
     parts = {name: score_number(score.value) for name, score in (sample.scores or {}).items()}
     if not parts and not is_limit and sample.limit is None:
         return {"status": "void", "reason": "the task has no scorer"}
-    reason = "its limit of replies" if is_limit else sample.limit and f"its limit: {sample.limit.type}"
+    reason = (
+        "its limit of replies" if is_limit else sample.limit and f"its limit: {sample.limit.type}"
+    )
     return {"reward": next(iter(parts.values()), 0.0), "parts": parts, "reason": reason}
 
 
@@ -171,7 +194,13 @@ def score_number(value: Any) -> float:
     """Return a score as a number: C is 1, P 0.5, I and N 0; the mean of several values."""
     from inspect_ai.scorer import value_to_float
 
-    several = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    several = (
+        list(value.values())
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, list)
+        else [value]
+    )
     numbers = [float(value_to_float()(one)) for one in several]
     return sum(numbers) / len(numbers) if numbers else 0.0
 
@@ -184,10 +213,16 @@ async def check_task(asked: dict[str, Any]) -> dict[str, Any]:
     if nop.get("status") == "void":
         return {"reason": f"doing nothing: {nop['reason']}", "checkable": True}
     best = None
-    for form in [form for target in filter(None, targets[:1]) for form in (target, f"ANSWER: {target}")]:
+    for form in [
+        form for target in filter(None, targets[:1]) for form in (target, f"ANSWER: {target}")
+    ]:
         found = await run_scripted(asked, form)
         if found.get("status") == "void":
-            return {"nop": nop["reward"], "reason": f"the target: {found['reason']}", "checkable": True}
+            return {
+                "nop": nop["reward"],
+                "reason": f"the target: {found['reason']}",
+                "checkable": True,
+            }
         best = found["reward"] if best is None else max(best, found["reward"])
         if best >= 1 > nop["reward"]:
             return {"oracle": best, "nop": nop["reward"], "reason": "", "checkable": True}
@@ -212,7 +247,9 @@ async def run_scripted(asked: Mapping[str, Any], reply: str) -> dict[str, Any]:
     model = _scripted[0]
     key = model.add_replies([reply])
     try:
-        return await run_process({**asked, "base_url": model.base_url, "api_key": key, "model": MODEL_NAME})
+        return await run_process(
+            {**asked, "base_url": model.base_url, "api_key": key, "model": MODEL_NAME}
+        )
     finally:
         model.remove_replies(key)
 

@@ -15,9 +15,12 @@ import os
 import sys
 from typing import Any
 
-INVALID_PARAMETERS, NO_METHOD = -32602, -32601
-IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")  # that the gateway reads
-MAX_IMAGE_CHARACTERS = 1 << 23  # of the images of a result, in base64: an answer may have 2**24 bytes
+INVALID_PARAMETERS = -32602
+NO_METHOD = -32601
+# That the gateway reads.
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+# Of the images of a result, in base64: an answer may have 2**24 bytes.
+MAX_IMAGE_CHARACTERS = 1 << 23
 
 
 class ServerConnection:
@@ -26,8 +29,11 @@ class ServerConnection:
     def __init__(self, given: dict[str, Any]) -> None:
         self._given = given
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
-        self.opened: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
-        self._failure = "it was closed"  # why the connection ended
+        self.opened: asyncio.Future[list[dict[str, Any]]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        # Why the connection ended.
+        self._failure = "it was closed"
         self.task = asyncio.create_task(self._hold_open())
 
     async def call_tool(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +43,9 @@ class ServerConnection:
         self._queue.put_nowait((given, answer))
         await asyncio.wait((answer, self.task), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            raise RuntimeError(f"the connection to the server ended during the call ({self._failure})")
+            raise RuntimeError(
+                f"the connection to the server ended during the call ({self._failure})"
+            )
         return answer.result()
 
     async def close(self) -> None:
@@ -52,7 +60,8 @@ class ServerConnection:
                 while (found := await self._queue.get()) is not None:
                     given, answer = found
                     await self._answer_call(session, given, answer)
-        except BaseException as error:  # a cancellation, too, ends the connection for those who wait
+        except BaseException as error:
+            # A cancellation, too, ends the connection for those who wait.
             self._failure = describe_failure(error)
             if not self.opened.done():
                 self.opened.set_exception(RuntimeError(self._failure))
@@ -64,31 +73,44 @@ class ServerConnection:
         from mcp.client import stdio, streamable_http  # type: ignore[import-not-found, unused-ignore]
 
         if self._given.get("url"):
-            connect = getattr(streamable_http, "streamable_http_client", None) or streamable_http.streamablehttp_client
+            connect = (
+                getattr(streamable_http, "streamable_http_client", None)
+                or streamable_http.streamablehttp_client
+            )
             streams = await stack.enter_async_context(connect(self._given["url"]))
         else:
             program, *arguments = self._given["command"]
             parameters = mcp.StdioServerParameters(
-                command=program, args=arguments, env=self._given["environment"], cwd=self._given["folder"]
+                command=program,
+                args=arguments,
+                env=self._given["environment"],
+                cwd=self._given["folder"],
             )
             streams = await stack.enter_async_context(stdio.stdio_client(parameters))
         session = await stack.enter_async_context(mcp.ClientSession(streams[0], streams[1]))
         await session.initialize()
         return session
 
-    async def _answer_call(self, session: Any, given: dict[str, Any], answer: asyncio.Future[dict[str, Any]]) -> None:
+    async def _answer_call(
+        self, session: Any, given: dict[str, Any], answer: asyncio.Future[dict[str, Any]]
+    ) -> None:
         try:
             async with asyncio.timeout(given["seconds"]):
                 result = await session.call_tool(given["tool"], given["arguments"])
             found = result.model_dump(mode="json", by_alias=True)
             answer.set_result(
-                {"text": read_content(found), "images": read_images(found), "is_error": bool(found.get("isError"))}
+                {
+                    "text": read_content(found),
+                    "images": read_images(found),
+                    "is_error": bool(found.get("isError")),
+                }
             )
         except TimeoutError:
             answer.set_exception(RuntimeError(f"no result within {given['seconds']:g} s"))
         except Exception as error:  # noqa: BLE001 - every failure is an answer
             code = getattr(getattr(error, "error", None), "code", None)
-            if code in (INVALID_PARAMETERS, NO_METHOD):  # of the model's call
+            # Of the model's call.
+            if code in (INVALID_PARAMETERS, NO_METHOD):
                 answer.set_result({"text": str(error), "images": [], "is_error": True})
             else:
                 answer.set_exception(RuntimeError(describe_failure(error)))
@@ -129,10 +151,16 @@ def read_content(result: dict[str, Any]) -> str:
 
 def read_images(result: dict[str, Any]) -> list[str]:
     """Return the images of a result as data URLs. Those of other types, or too large, are only named in its text."""
-    found, size = [], 0
+    found = []
+    size = 0
     for block in result.get("content") or []:
-        kind, data = block.get("mimeType"), block.get("data")
-        if block.get("type") == "image" and kind in IMAGE_TYPES and size + len(data) <= MAX_IMAGE_CHARACTERS:
+        kind = block.get("mimeType")
+        data = block.get("data")
+        if (
+            block.get("type") == "image"
+            and kind in IMAGE_TYPES
+            and size + len(data) <= MAX_IMAGE_CHARACTERS
+        ):
             size += len(data)
             found.append(f"data:{kind};base64,{data}")
     return found
@@ -145,7 +173,8 @@ class RequestLoop:
         self._connections: dict[str, ServerConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._output = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)  # what a library prints is no answer
+        # What a library prints is no answer.
+        os.dup2(2, 1)
 
     async def serve_requests(self) -> None:
         reader = asyncio.StreamReader(limit=1 << 24)
@@ -186,5 +215,7 @@ if __name__ == "__main__":
     try:
         import mcp  # noqa: F401
     except ImportError as problem:
-        sys.exit(f"{sys.executable} has no package mcp ({problem}): `{sys.executable} -m pip install 'mcp>=1.27,<3'`")
+        sys.exit(
+            f"{sys.executable} has no package mcp ({problem}): `{sys.executable} -m pip install 'mcp>=1.27,<3'`"
+        )
     asyncio.run(RequestLoop().serve_requests())

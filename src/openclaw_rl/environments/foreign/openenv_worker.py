@@ -19,8 +19,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_SEEDS = 8
 HTTP_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
-MAX_OBSERVATION = 6000  # characters that the policy sees
-MAX_DEPTH = 100  # of the lists and objects in an action
+# Characters that the policy sees.
+MAX_OBSERVATION = 6000
+# Of the lists and objects in an action.
+MAX_DEPTH = 100
 INVALID_ACTION = "(code: VALIDATION_ERROR)"
 """Part of the client's error for an action that does not fit the schema, which is the policy's fault."""
 _schemas: dict[str, dict[str, Any]] = {}
@@ -29,15 +31,22 @@ _schemas: dict[str, dict[str, Any]] = {}
 async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     """Return a task for each seed of the server."""
     importlib.import_module("openenv.core")
-    url, args = asked["name"].rstrip("/"), asked["args"]
+    url = asked["name"].rstrip("/")
+    args = asked["args"]
     if urlsplit(url).hostname not in LOOPBACK or urlsplit(url).scheme != "http":
-        raise ForeignRefusal(f"{url}: expected a server on this machine, e.g. http://127.0.0.1:8001")
+        raise ForeignRefusal(
+            f"{url}: expected a server on this machine, e.g. http://127.0.0.1:8001"
+        )
     if unknown := sorted(args.keys() - {"seeds"}):
         raise ForeignRefusal(f"unknown arguments {unknown}. Known is seeds")
     schema = await asyncio.to_thread(read_schema, url)
     title = schema.get("title", "action")
     tasks = [
-        {"id": f"seed-{seed}", "digest": content_digest([schema, seed]), "data": {"url": url, "seed": seed}}
+        {
+            "id": f"seed-{seed}",
+            "digest": content_digest([schema, seed]),
+            "data": {"url": url, "seed": seed},
+        }
         for seed in range(int(args.get("seeds", DEFAULT_SEEDS)))
     ]
     if not tasks:
@@ -60,7 +69,11 @@ def text_field(schema: Mapping[str, Any]) -> str | None:
     """Return the one field that an action must have, if it is a text; else None."""
     required = schema.get("required") or []
     fields = schema.get("properties") or {}
-    return required[0] if len(required) == 1 and fields.get(required[0], {}).get("type") == "string" else None
+    return (
+        required[0]
+        if len(required) == 1 and fields.get(required[0], {}).get("type") == "string"
+        else None
+    )
 
 
 def read_action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -79,10 +92,13 @@ def read_action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def nesting_depth(value: Any) -> int:
     """Return how deeply lists and objects are nested in a JSON value."""
-    depth, level = 0, [value]
+    depth = 0
+    level = [value]
     while level := [one for one in level if isinstance(one, dict | list)]:
         depth += 1
-        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [
+            inner for one in level for inner in (one.values() if isinstance(one, dict) else one)
+        ]
     return depth
 
 
@@ -90,19 +106,28 @@ def write_system(schema: Mapping[str, Any]) -> str:
     """Return the instructions for the policy."""
     if text_field(schema) is not None:
         return "You act in an environment. Your reply is your action."
-    fields = {name: field for name, field in (schema.get("properties") or {}).items() if name != "metadata"}
+    fields = {
+        name: field
+        for name, field in (schema.get("properties") or {}).items()
+        if name != "metadata"
+    }
     return (
-        f"You act in an environment. Reply with one JSON object, your action, with these fields: {json.dumps(fields)}"
+        "You act in an environment. Reply with one JSON object, your action, with these "
+        f"fields: {json.dumps(fields)}"
     )
 
 
 def write_observation(observation: Mapping[str, Any]) -> str:
     """Return an observation as text: its one text, else JSON."""
     said = {
-        name: value for name, value in observation.items() if value not in (None, "", {}, []) and name != "metadata"
+        name: value
+        for name, value in observation.items()
+        if value not in (None, "", {}, []) and name != "metadata"
     }
     values = list(said.values())
-    return (values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(said))[:MAX_OBSERVATION]
+    return (values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(said))[
+        :MAX_OBSERVATION
+    ]
 
 
 @contextlib.asynccontextmanager
@@ -128,7 +153,8 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
     """
     schema = await asyncio.to_thread(read_schema, asked["data"]["url"])
     steps: list[dict[str, Any]] = []
-    reason, is_asking = "the episode ended", False
+    reason = "the episode ended"
+    is_asking = False
     try:
         async with asyncio.timeout(asked["seconds"]), open_client(asked["data"]["url"]) as client:
             result = await client.reset(seed=asked["data"]["seed"])
@@ -141,14 +167,24 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
                 messages.append({"role": "assistant", "content": reply})
                 action = read_action(reply, schema)
                 if action is None:
-                    messages.append({"role": "user", "content": "Your reply has no JSON object. Expected an action."})
+                    messages.append(
+                        {
+                            "role": "user",
+                            "content": "Your reply has no JSON object. Expected an action.",
+                        }
+                    )
                     continue
                 try:
                     result = await client.step(action)
                 except RuntimeError as error:
                     if INVALID_ACTION not in str(error):
                         raise
-                    messages.append({"role": "user", "content": "Your action has not the fields that are expected."})
+                    messages.append(
+                        {
+                            "role": "user",
+                            "content": "Your action has not the fields that are expected.",
+                        }
+                    )
                     continue
                 if result.reward is not None:
                     steps.append({"turn": turn, "reward": float(result.reward)})
@@ -156,12 +192,20 @@ async def play_task(asked: dict[str, Any]) -> dict[str, Any]:
     except TimeoutError:
         reason = f"its limit of {asked['seconds']:g} s"
         if not is_asking:
-            raise ForeignRefusal(f"the server did not answer within the limit of {asked['seconds']:g} s") from None
+            raise ForeignRefusal(
+                f"the server did not answer within the limit of {asked['seconds']:g} s"
+            ) from None
     except RecursionError:
         raise ForeignRefusal("an answer of the server is nested too deeply to be read") from None
     except urllib.error.HTTPError as error:
         reason = stop_reason(error)
-    return {"outcome": {"reward": sum((step["reward"] for step in steps), 0.0), "steps": steps, "reason": reason}}
+    return {
+        "outcome": {
+            "reward": sum((step["reward"] for step in steps), 0.0),
+            "steps": steps,
+            "reason": reason,
+        }
+    }
 
 
 async def check_task(asked: dict[str, Any]) -> dict[str, Any]:
@@ -171,8 +215,16 @@ async def check_task(asked: dict[str, Any]) -> dict[str, Any]:
         await client.state()
     nop = float(result.reward or 0.0)
     if result.done:
-        return {"nop": nop, "reason": "the episode is over before the first action", "checkable": True}
-    return {"nop": nop, "reason": "it starts, but a server has no answer to replay", "checkable": False}
+        return {
+            "nop": nop,
+            "reason": "the episode is over before the first action",
+            "checkable": True,
+        }
+    return {
+        "nop": nop,
+        "reason": "it starts, but a server has no answer to replay",
+        "checkable": False,
+    }
 
 
 if __name__ == "__main__":

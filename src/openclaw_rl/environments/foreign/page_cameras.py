@@ -65,13 +65,15 @@ class SeleniumCamera:
         """Return an image of the page. Raises `ForeignRefusal`, `selenium.common.exceptions.WebDriverException`."""
         from PIL import Image
 
-        if page.context.browser is not self._browser:  # the first one, or one that was started after the last died
+        # The first one, or one that was started after the last died.
+        if page.context.browser is not self._browser:
             self._end_driver()
             self._attach_driver(page.context.browser)
         try:
             self._driver.switch_to.window(find_target(page))
             content = self._driver.get_screenshot_as_png()
-        except Exception:  # whatever fails, the driver may be in any state: the next picture gets another one
+        except Exception:
+            # Whatever fails, the driver may be in any state: the next picture gets another one.
             self._end_driver()
             raise
         return Image.open(io.BytesIO(content)).convert("RGB")
@@ -82,12 +84,17 @@ class SeleniumCamera:
 
         options = webdriver.ChromeOptions()
         options.debugger_address = f"127.0.0.1:{find_debugging_port(browser)}"
-        options.page_load_strategy = "none"  # the page is as the library left it
-        options.unhandled_prompt_behavior = "dismiss"  # as playwright does
+        # The page is as the library left it.
+        options.page_load_strategy = "none"
+        # As playwright does.
+        options.unhandled_prompt_behavior = "dismiss"
         try:
-            self._driver = webdriver.Chrome(options, webdriver.ChromeService(self.require_programs()))
+            self._driver = webdriver.Chrome(
+                options, webdriver.ChromeService(self.require_programs())
+            )
         except SessionNotCreatedException as error:
-            reason = str(error.msg).partition("; For documentation")[0]  # Selenium appends an address
+            # Selenium appends an address.
+            reason = str(error.msg).partition("; For documentation")[0]
             raise ForeignRefusal(
                 f"screenshots=selenium: chromedriver does not attach to the browser: {reason}. Expected the "
                 f"chromedriver of version {browser.version}"
@@ -97,9 +104,11 @@ class SeleniumCamera:
     def _end_driver(self) -> None:
         if self._driver is not None:
             service = self._driver.service
-            service.process.kill()  # without the end of its session, which a browser that died does not answer
+            # Without the end of its session, which a browser that died does not answer.
+            service.process.kill()
             service.process.wait()
-            service.process = None  # else it asks the port to shut down, which may be another program's by then
+            # Else it asks the port to shut down, which may be another program's by then.
+            service.process = None
         self._browser = self._driver = None
 
 
@@ -121,9 +130,12 @@ def find_debugging_port(browser: Any) -> int:
     words = session.send("Browser.getBrowserCommandLine")["arguments"]
     session.detach()
     (profile,) = (word.partition("=")[2] for word in words if word.startswith("--user-data-dir="))
-    file, deadline = Path(profile) / "DevToolsActivePort", time.monotonic() + _PORT_SECONDS
+    file = Path(profile) / "DevToolsActivePort"
+    deadline = time.monotonic() + _PORT_SECONDS
     while not file.exists():
         if time.monotonic() > deadline:
-            raise ForeignRefusal(f"the browser did not open its debugging port within {_PORT_SECONDS:g} s")
+            raise ForeignRefusal(
+                f"the browser did not open its debugging port within {_PORT_SECONDS:g} s"
+            )
         time.sleep(0.05)
     return int(file.read_text().split()[0])

@@ -8,14 +8,19 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MAX_TOKENS = 256  # of a reply
+# Of a reply.
+MAX_TOKENS = 256
 
 
 def ask_policy(asked: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
     """Return the text and the id of a reply. `asked`: a request to play. Raises `urllib.error.HTTPError`."""
-    body = json.dumps({"model": asked["model"], "messages": list(messages), "max_tokens": MAX_TOKENS}).encode()
+    body = json.dumps(
+        {"model": asked["model"], "messages": list(messages), "max_tokens": MAX_TOKENS}
+    ).encode()
     headers = {"Authorization": f"Bearer {asked['api_key']}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{asked['base_url']}/chat/completions", data=body, headers=headers)
+    request = urllib.request.Request(
+        f"{asked['base_url']}/chat/completions", data=body, headers=headers
+    )
     with urllib.request.urlopen(request, timeout=asked["seconds"]) as answer:
         reply = json.load(answer)
     return str(reply["choices"][0]["message"].get("content") or ""), str(reply["id"])

@@ -26,8 +26,10 @@ from typing import Any
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 MISSING_MODULE = "no module: "
 """Begin of an error that names a library that this Python does not have."""
-_PAGE_ROWS = 2000  # tasks in one answer
-_THREADS = 1024  # for what waits in threads, as many as episodes at the same time; they are made when needed
+# Tasks in one answer.
+_PAGE_ROWS = 2000
+# For what waits in threads, as many as episodes at the same time; they are made when needed.
+_THREADS = 1024
 
 
 class ForeignRefusal(Exception):
@@ -38,7 +40,9 @@ class OwnerRefusal(Exception):
     """Raised by `call_owner` with the owner's reason."""
 
 
-_asked: contextvars.ContextVar[tuple[int, Callable[[Mapping[str, Any]], None]]] = contextvars.ContextVar("asked")
+_asked: contextvars.ContextVar[tuple[int, Callable[[Mapping[str, Any]], None]]] = (
+    contextvars.ContextVar("asked")
+)
 _calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
 _call_numbers = itertools.count(1)
 
@@ -75,8 +79,11 @@ def serve_requests(handlers: Mapping[str, Handler]) -> None:
     asyncio.run(_serve(handlers, send_answer))
 
 
-async def _serve(handlers: Mapping[str, Handler], send: Callable[[Mapping[str, Any]], None]) -> None:
-    loop, lines = asyncio.get_running_loop(), asyncio.Queue[str]()
+async def _serve(
+    handlers: Mapping[str, Handler], send: Callable[[Mapping[str, Any]], None]
+) -> None:
+    loop = asyncio.get_running_loop()
+    lines = asyncio.Queue[str]()
     loop.set_default_executor(ThreadPoolExecutor(_THREADS))
     running: dict[int, asyncio.Task[None]] = {}
     threading.Thread(target=_read_lines, args=(loop, lines, Path.cwd()), daemon=True).start()
@@ -96,12 +103,18 @@ async def _serve(handlers: Mapping[str, Handler], send: Callable[[Mapping[str, A
         running[number].add_done_callback(functools.partial(_forget_task, running, number))
 
 
-def _forget_task(running: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]) -> None:
+def _forget_task(
+    running: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]
+) -> None:
     running.pop(number, None)
 
 
 async def _answer(
-    handler: Handler | None, kind: str, number: int, body: dict[str, Any], send: Callable[[Mapping[str, Any]], None]
+    handler: Handler | None,
+    kind: str,
+    number: int,
+    body: dict[str, Any],
+    send: Callable[[Mapping[str, Any]], None],
 ) -> None:
     _asked.set((number, send))
     try:
@@ -133,7 +146,9 @@ def content_digest(content: Any) -> str:
 def files_digest(path: Path) -> str:
     """Return the hexadecimal SHA-256 of a file, or of all files below a folder with their paths in it."""
     found = hashlib.sha256()
-    inside = (file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    inside = (
+        file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+    )
     for file in sorted(inside) if path.is_dir() else [path]:
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         found.update(f"{file.relative_to(path).as_posix()}\0{content}\n".encode())
@@ -143,7 +158,9 @@ def files_digest(path: Path) -> str:
 def module_digest(name: str) -> str:
     """Return the digest of a module's file, or of its package's folder. Raises `ForeignRefusal` if it has neither."""
     spec = importlib.util.find_spec(name)
-    places = [] if spec is None else list(spec.submodule_search_locations or filter(None, [spec.origin]))
+    places = (
+        [] if spec is None else list(spec.submodule_search_locations or filter(None, [spec.origin]))
+    )
     if not places or not all(Path(place).exists() for place in places):
         raise ForeignRefusal(f"the code of {name} is not in files, so a check could not name it")
     return content_digest([files_digest(Path(place)) for place in places])
@@ -154,4 +171,7 @@ def page_of_tasks(tasks: Sequence[Mapping[str, Any]], start: int) -> dict[str, A
 
     A task is `{"id", "digest", "data"}` and, if the library decides on it, `split`.
     """
-    return {"tasks": [dict(task) for task in tasks[start : start + _PAGE_ROWS]], "count": len(tasks)}
+    return {
+        "tasks": [dict(task) for task in tasks[start : start + _PAGE_ROWS]],
+        "count": len(tasks),
+    }

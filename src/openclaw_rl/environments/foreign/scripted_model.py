@@ -51,10 +51,14 @@ def _handler_of(model: ScriptedModel) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-            sent = self.headers.get("x-api-key") or self.headers.get("Authorization", "").removeprefix("Bearer ")
+            sent = self.headers.get("x-api-key") or self.headers.get(
+                "Authorization", ""
+            ).removeprefix("Bearer ")
             reply = model.next_reply(sent)
             if reply is None:
-                self._send(401, "application/json", json.dumps({"error": {"message": "unknown key"}}))
+                self._send(
+                    401, "application/json", json.dumps({"error": {"message": "unknown key"}})
+                )
             elif asked.get("stream"):
                 self._send(200, "text/event-stream", _stream(reply))
             else:
@@ -88,8 +92,13 @@ def _completion(reply: str) -> dict[str, Any]:
 def _stream(reply: str) -> str:
     """Return a completion as server-sent events: the message, its end, and the usage."""
     whole = _completion(reply)
-    same = {name: whole[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    same = {name: whole[name] for name in ("id", "created", "model")} | {
+        "object": "chat.completion.chunk"
+    }
     message = {"index": 0, "delta": whole["choices"][0]["message"], "finish_reason": None}
-    parts = [{"choices": [message]}, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
+    parts = [
+        {"choices": [message]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+    ]
     parts.append({"choices": [], "usage": whole["usage"]})
     return "".join(f"data: {json.dumps(same | part)}\n\n" for part in parts) + "data: [DONE]\n\n"

@@ -23,7 +23,8 @@ _SHORT_FOLDER = "/proc/self/cwd"
 _DRIVER_OPTIONS = "--max-semi-space-size=2"
 """Options of playwright's driver, which is a Node.js program. By default, its young generation grows to 48 MiB."""
 _LEFT_FILES = ".org.chromium.Chromium.*"
-_LEFT_SECONDS = 60.0  # a file that Chromium uses is unlinked, or written, sooner than this
+# A file that Chromium uses is unlinked, or written, sooner than this.
+_LEFT_SECONDS = 60.0
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -32,7 +33,8 @@ class SharedPlaywright:
 
     def __init__(self, playwright: Any, arguments: Sequence[str]) -> None:
         """`arguments`: of the browser, beside ours."""
-        self._playwright, self._arguments = playwright, arguments
+        self._playwright = playwright
+        self._arguments = arguments
         self._browser: Any = None
         self.selectors = playwright.selectors
         self.chromium = self
@@ -40,7 +42,11 @@ class SharedPlaywright:
     def launch(self, **_: Any) -> SharedPlaywright:
         """Start the browser if it does not run, without waits between actions."""
         if self._browser is None or not self._browser.is_connected():
-            ours = [_ONLY_LOOPBACK, "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+            ours = [
+                _ONLY_LOOPBACK,
+                "--disable-dev-shm-usage",
+                *(["--no-sandbox"] if os.geteuid() == 0 else []),
+            ]
             self._browser = self._playwright.chromium.launch(
                 executable_path=find_chromium(self._playwright), args=[*ours, *self._arguments]
             )
@@ -71,7 +77,9 @@ def find_chromium(playwright: Any) -> str:
     own = str(playwright.chromium.executable_path)
     found = own if Path(own).exists() else next(filter(None, map(shutil.which, _PROGRAMS)), None)
     if found is None:
-        raise ForeignRefusal(f"no Chromium: expected {', '.join(_PROGRAMS)} on PATH (on Debian: apt install chromium)")
+        raise ForeignRefusal(
+            f"no Chromium: expected {', '.join(_PROGRAMS)} on PATH (on Debian: apt install chromium)"
+        )
     return found
 
 
@@ -118,7 +126,9 @@ class QuietHandler(SimpleHTTPRequestHandler):
 @functools.cache
 def serve_folder(folder: str) -> str:
     """Serve a folder on a free port of loopback, once. Return the address, with a slash at its end."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=folder))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(QuietHandler, directory=folder)
+    )
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_address[1]}/"

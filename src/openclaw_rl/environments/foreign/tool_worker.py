@@ -16,7 +16,8 @@ import signal
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` takes a sixth of the start of the process
+# `typing` takes a sixth of the start of the process.
+if TYPE_CHECKING:
     from typing import Any
 
 
@@ -28,7 +29,10 @@ class BoundedText(io.TextIOBase):
     """Keeps the first and the last characters of what is written."""
 
     def __init__(self, characters: int) -> None:
-        self._first, self._last, self._half, self._left_out = "", "", characters // 2, 0
+        self._first = ""
+        self._last = ""
+        self._half = characters // 2
+        self._left_out = 0
 
     def write(self, text: str) -> int:
         space = self._half - len(self._first)
@@ -52,7 +56,8 @@ def shorten_text(text: str, characters: int) -> str:
 
 def run_interpreter(code: str, variables: dict[str, Any], characters: int) -> dict[str, str]:
     """Run code as an interactive interpreter does, and return what it printed."""
-    import ast  # here, because tools without an interpreter start sooner
+    # Here, because tools without an interpreter start sooner.
+    import ast
     import traceback
 
     output = BoundedText(characters)
@@ -104,10 +109,13 @@ def answer_request(
     signal.setitimer(signal.ITIMER_REAL, request["seconds"])
     try:
         if request["tool"] in functions:
-            return run_function(functions[request["tool"]], request["arguments"], request["characters"])
+            return run_function(
+                functions[request["tool"]], request["arguments"], request["characters"]
+            )
         assert variables is not None
         return run_interpreter(request["arguments"]["code"], variables, request["characters"])
-    except CallTimeout as error:  # between two frames of the call
+    except CallTimeout as error:
+        # Between two frames of the call.
         return {"error": f"CallTimeout: {error}"}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -115,7 +123,9 @@ def answer_request(
 
 def take_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
     """Return the lines of requests and of answers. What the code itself reads and writes is /dev/null from now on."""
-    requests, answers = os.dup(0), os.dup(1)  # which programs that the code starts do not inherit
+    # which programs that the code starts do not inherit
+    requests = os.dup(0)
+    answers = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -128,9 +138,11 @@ def main() -> None:
     requests, answers = take_streams()
     signal.signal(signal.SIGALRM, raise_timeout)
     try:
-        functions, problem = load_functions(setup), None
+        functions = load_functions(setup)
+        problem = None
     except Exception as error:  # noqa: BLE001 - of the owner's code
-        functions, problem = {}, f"the code of the tools failed: {type(error).__name__}: {error}"
+        functions = {}
+        problem = f"the code of the tools failed: {type(error).__name__}: {error}"
     variables: dict[str, Any] | None = {"__name__": "__main__"} if setup["interpreter"] else None
     for line in requests:
         if problem is not None:

@@ -15,19 +15,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from request_loop import ForeignRefusal, content_digest, module_digest, page_of_tasks, serve_requests
+from request_loop import (
+    ForeignRefusal,
+    content_digest,
+    module_digest,
+    page_of_tasks,
+    serve_requests,
+)
 from scripted_model import MODEL_NAME, ScriptedModel
 from verifiers_worker import NO_ANSWER, SCORING_SHARE
 
 CHAT_HARNESS = "null"
 """The library's own chat program: it has the tools of the task, and runs no code of the model."""
-CODE_HARNESS = "bash"  # what the library takes where the taskset brings none
+# What the library takes where the taskset brings none.
+CODE_HARNESS = "bash"
 LOCAL = {"type": "subprocess"}
-NO_VARIABLE = "OPENCLAW_NO_KEY"  # not set: the key of the episode is a header
-MANY_TASKS = 100_000  # of a taskset that is finite
+# Not set: the key of the episode is a header.
+NO_VARIABLE = "OPENCLAW_NO_KEY"
+# Of a taskset that is finite.
+MANY_TASKS = 100_000
 
 _tasks: dict[str, list[Any]] = {}
-_codes: dict[str, str] = {}  # digest of each taskset
+# Digest of each taskset.
+_codes: dict[str, str] = {}
 _prepared: set[str] = set()
 _scripted: list[ScriptedModel] = []
 
@@ -43,7 +53,9 @@ def find_taskset(asked: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     name = asked["name"]
     if name.endswith(".py") or "/" in name:
         if not Path(name).exists():
-            raise ForeignRefusal(f"{name}: no such file. Expected a module with a Taskset in __all__, or its name")
+            raise ForeignRefusal(
+                f"{name}: no such file. Expected a module with a Taskset in __all__, or its name"
+            )
         if str(Path(name).parent) not in sys.path:
             sys.path.insert(0, str(Path(name).parent))
         name = Path(name).stem
@@ -57,8 +69,12 @@ def load_tasks(asked: Mapping[str, Any]) -> list[Any]:
         environment = make_environment(asked, 1.0)
         count = asked["args"].get("tasks")
         if count is None and not environment.taskset.bounded:
-            raise ForeignRefusal(f"{asked['name']} has no end: say how many tasks, e.g. {asked['name']}?tasks=100")
-        _tasks[key] = list(itertools.islice(environment.taskset, MANY_TASKS if count is None else int(count)))
+            raise ForeignRefusal(
+                f"{asked['name']} has no end: say how many tasks, e.g. {asked['name']}?tasks=100"
+            )
+        _tasks[key] = list(
+            itertools.islice(environment.taskset, MANY_TASKS if count is None else int(count))
+        )
     return _tasks[key]
 
 
@@ -70,16 +86,29 @@ def make_environment(asked: Mapping[str, Any], seconds: float, replies: int | No
     try:
         config = loaders.resolve_env_config({"taskset": {**settings, "id": name}})
     except ModuleNotFoundError as error:
-        if error.name is None:  # the library's own words for a taskset that is not installed
+        # The library's own words for a taskset that is not installed.
+        if error.name is None:
             raise ForeignRefusal(
                 f"no taskset {name!r} in {sys.executable}: install its package there, or give the path of its file"
             ) from None
         raise
     roles = agents.agent_config_fields(config)
     if len(roles) != 1:
-        raise ForeignRefusal(f"{name} has the agents {', '.join(roles)}. Expected one, which is the policy")
-    timeout = {"rollout": seconds * (1 - SCORING_SHARE), "setup": seconds, "scoring": seconds, "finalize": seconds}
-    agent = {"runtime": LOCAL, "harness": {"id": choose_harness(name)}, "timeout": timeout, "max_turns": replies}
+        raise ForeignRefusal(
+            f"{name} has the agents {', '.join(roles)}. Expected one, which is the policy"
+        )
+    timeout = {
+        "rollout": seconds * (1 - SCORING_SHARE),
+        "setup": seconds,
+        "scoring": seconds,
+        "finalize": seconds,
+    }
+    agent = {
+        "runtime": LOCAL,
+        "harness": {"id": choose_harness(name)},
+        "timeout": timeout,
+        "max_turns": replies,
+    }
     environment = loaders.load_environment(
         loaders.resolve_env_config({"taskset": {**settings, "id": name}, next(iter(roles)): agent})
     )
@@ -95,16 +124,21 @@ def choose_harness(name: str) -> str:
         return CHAT_HARNESS
     kind = loaders.harness_class(found)
     if kind.EXECUTES_CODE or kind.NEEDS_CONTAINER:
-        raise ForeignRefusal(f"the harness of {name} runs code of the model on this machine, or in a container")
+        raise ForeignRefusal(
+            f"the harness of {name} runs code of the model on this machine, or in a container"
+        )
     return found
 
 
 def refuse_unsafe(environment: Any) -> None:
     """Raise `ForeignRefusal` for tasks that need a container, and for tool servers that run elsewhere."""
     local = importlib.import_module("verifiers.v1.runtimes").runtime_is_local
-    kind, config = type(environment.taskset).task_type(), environment.taskset.config
+    kind = type(environment.taskset).task_type()
+    config = environment.taskset.config
     if kind.NEEDS_CONTAINER:
-        raise ForeignRefusal(f"{kind.__name__} needs a container. Tasks in terminals are what the source harbor is for")
+        raise ForeignRefusal(
+            f"{kind.__name__} needs a container. Tasks in terminals are what the source harbor is for"
+        )
     for server in (*type(environment.taskset).toolsets(config), *kind.toolsets(config.task)):
         if not server.config.colocated and not local(server.config.runtime):
             raise ForeignRefusal(
@@ -168,7 +202,9 @@ async def run_task(
     v1 = importlib.import_module("verifiers.v1")
     prepare_program()
     client = v1.EvalClientConfig(
-        base_url=access["base_url"], api_key_var=NO_VARIABLE, headers={"x-api-key": access["api_key"]}
+        base_url=access["base_url"],
+        api_key_var=NO_VARIABLE,
+        headers={"x-api-key": access["api_key"]},
     )
     context = v1.ModelContext(model=access["model"], client=client)
     environment = await asyncio.to_thread(make_environment, data, access["seconds"], replies)
@@ -202,10 +238,16 @@ def make_outcome(episode: Any) -> dict[str, Any]:
     trace = episode.traces[0] if episode.traces else None
     if not episode.ok or trace is None:
         error = episode.last_error or (trace.last_error if trace is not None else None)
-        return {"status": "void", "reason": f"{error.type}: {error.message}"[:1000] if error else "it did not play"}
+        return {
+            "status": "void",
+            "reason": f"{error.type}: {error.message}"[:1000] if error else "it did not play",
+        }
     unscored = [name for name, reward in trace.rewards.items() if reward is None]
     if unscored or trace.stop_condition in ("setup_timeout", "finalize_timeout", "scoring_timeout"):
-        return {"status": "void", "reason": f"{trace.stop_condition}: no reward {', '.join(unscored)}".strip()}
+        return {
+            "status": "void",
+            "reason": f"{trace.stop_condition}: no reward {', '.join(unscored)}".strip(),
+        }
     parts = {name: reward.value for name, reward in trace.rewards.items()}
     parts |= {name: value for name, value in trace.metrics.items() if value is not None}
     return {"reward": trace.reward, "parts": parts, "reason": trace.stop_condition}
@@ -224,11 +266,19 @@ async def check_task(asked: dict[str, Any]) -> dict[str, Any]:
     for form in answer_forms(getattr(task.data, "answer", None)):
         found = await _run_scripted(asked, task, form)
         if found.get("status") == "void":
-            return {"nop": nop["reward"], "reason": f"the known answer: {found['reason']}", "checkable": True}
+            return {
+                "nop": nop["reward"],
+                "reason": f"the known answer: {found['reason']}",
+                "checkable": True,
+            }
         best = found["reward"] if best is None else max(best, found["reward"])
         if best > nop["reward"] and best >= 1:
             return {"oracle": best, "nop": nop["reward"], "reason": "", "checkable": True}
-    what = "it has no answer to replay" if best is None else f"no form of its answer gets 1 in one reply (got {best:g})"
+    what = (
+        "it has no answer to replay"
+        if best is None
+        else f"no form of its answer gets 1 in one reply (got {best:g})"
+    )
     return {"oracle": best, "nop": nop["reward"], "reason": what, "checkable": False}
 
 
@@ -243,7 +293,11 @@ async def _run_scripted(asked: Mapping[str, Any], task: Any, reply: str) -> dict
     if not _scripted:
         _scripted.append(ScriptedModel())
     model = _scripted[0]
-    access = {"base_url": model.base_url, "api_key": model.add_replies([reply]), "model": MODEL_NAME}
+    access = {
+        "base_url": model.base_url,
+        "api_key": model.add_replies([reply]),
+        "model": MODEL_NAME,
+    }
     try:
         return await run_task(asked["data"], task, access | {"seconds": asked["seconds"]})
     finally:

@@ -27,15 +27,24 @@ REMOTE_CLASSES = {"SandboxEnv", "SandboxMixin", "OpenEnvEnv"}
 """Classes of the library that run code in a paid remote sandbox."""
 HOST_CLASSES = {"MCPEnv"}
 """Classes of the library that start programs on this machine for the model."""
-POLICY_ERRORS = {"EmptyModelResponseError", "OverlongPromptError", "ToolError", "ToolParseError", "ToolCallError"}
+POLICY_ERRORS = {
+    "EmptyModelResponseError",
+    "OverlongPromptError",
+    "ToolError",
+    "ToolParseError",
+    "ToolCallError",
+}
 """Errors that the words of the policy cause: the reward counts."""
 SPLITS = {"dataset": "train", "eval_dataset": "held_out"}
-SCORING_SHARE = 0.1  # of the time limit, for scoring what was played when it is over
-NO_ANSWER = "I have no answer."  # the reply that does nothing
+# Of the time limit, for scoring what was played when it is over.
+SCORING_SHARE = 0.1
+# The reply that does nothing.
+NO_ANSWER = "I have no answer."
 
 _problems: contextvars.ContextVar[list[str]] = contextvars.ContextVar("problems")
 _environments: dict[str, Any] = {}
-_codes: dict[str, str] = {}  # digest of each environment: its code, its arguments, the versions of the libraries
+# Digest of each environment: its code, its arguments, the versions of the libraries.
+_codes: dict[str, str] = {}
 _tasks: dict[str, list[dict[str, Any]]] = {}
 _scripted: list[ScriptedModel] = []
 
@@ -45,7 +54,9 @@ class ProblemHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if text.startswith(("Error calling reward function", "Error calling group reward function")):
+        if text.startswith(
+            ("Error calling reward function", "Error calling group reward function")
+        ):
             _problems.get([]).append(text)
 
 
@@ -92,20 +103,27 @@ def _load_named(vf: Any, name: str, args: Mapping[str, Any]) -> Any:
     if is_path(name):
         path = Path(name)
         if not path.exists():
-            raise ForeignRefusal(f"{name}: no such file. Expected a module with load_environment(), or its name")
+            raise ForeignRefusal(
+                f"{name}: no such file. Expected a module with load_environment(), or its name"
+            )
         sys.path.insert(0, str(path.parent))
         name = path.stem
-    if name in ("reasoning-gym", "reasoning_gym"):  # a class of the library; its package has no load_environment
+    # A class of the library; its package has no load_environment.
+    if name in ("reasoning-gym", "reasoning_gym"):
         module = importlib.import_module("verifiers.envs.integrations.reasoninggym_env")
         if "gym" not in args:
-            raise ForeignRefusal("reasoning-gym: no data set. Expected e.g. verifiers:reasoning-gym?gym=leg_counting")
+            raise ForeignRefusal(
+                "reasoning-gym: no data set. Expected e.g. verifiers:reasoning-gym?gym=leg_counting"
+            )
         return module.ReasoningGymEnv(**args)
     try:
         return vf.load_environment(name, **args)
     except (ValueError, RuntimeError) as error:
         if isinstance(error.__cause__, ForeignRefusal):
             raise error.__cause__ from None
-        if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == name.replace("-", "_"):
+        if isinstance(
+            error.__cause__, ModuleNotFoundError
+        ) and error.__cause__.name == name.replace("-", "_"):
             raise ForeignRefusal(
                 f"no environment {name!r} in {sys.executable}: install its package there, or give the path of its file"
             ) from None
@@ -149,11 +167,18 @@ async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _read_tasks(environment: Any, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for source in ("eval_dataset", "dataset"):  # a row that both have is held out
+    # A row that both have is held out.
+    for source in ("eval_dataset", "dataset"):
         rows = _rows_of(environment, source)
         for number, row in enumerate(rows or ()):
             digest = row_digest(asked, row)
-            data = {"name": asked["name"], "args": asked["args"], "source": source, "row": number, "digest": digest}
+            data = {
+                "name": asked["name"],
+                "args": asked["args"],
+                "source": source,
+                "row": number,
+                "digest": digest,
+            }
             task = {"id": f"{SPLITS[source]}-{number}", "digest": digest, "data": data}
             if source == "eval_dataset":
                 task["split"] = SPLITS[source]
@@ -168,7 +193,9 @@ def _rows_of(environment: Any, source: str) -> Any:
 def row_digest(asked: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     """Return the digest of a row of a loaded environment and of its code. The number of the row is no part of it."""
     code = _codes[name_key(asked)]
-    return str(content_digest([code, {key: value for key, value in row.items() if key != "example_id"}]))
+    return str(
+        content_digest([code, {key: value for key, value in row.items() if key != "example_id"}])
+    )
 
 
 def find_row(environment: Any, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +232,9 @@ async def run_row(
     _problems.set(problems)
     playing = seconds * (1 - SCORING_SHARE)
     for one in [environment, *(getattr(environment, "envs", None) or [])]:
-        if hasattr(one, "timeout_seconds") and (one.timeout_seconds is None or one.timeout_seconds > playing):
+        if hasattr(one, "timeout_seconds") and (
+            one.timeout_seconds is None or one.timeout_seconds > playing
+        ):
             one.timeout_seconds = playing
     async with AsyncOpenAI(**access, max_retries=3, timeout=seconds) as http:
         try:
@@ -261,17 +290,25 @@ async def check_task(asked: dict[str, Any]) -> dict[str, Any]:
     for form in answer_forms(environment, row):
         found = await _run_scripted(environment, row, form, asked["seconds"])
         if found.get("status") == "void":
-            return {"nop": nop["reward"], "reason": f"the known answer: {found['reason']}", "checkable": True}
+            return {
+                "nop": nop["reward"],
+                "reason": f"the known answer: {found['reason']}",
+                "checkable": True,
+            }
         best = found["reward"] if best is None else max(best, found["reward"])
         if best > nop["reward"] and best >= environment.pass_threshold:
             return {"oracle": best, "nop": nop["reward"], "reason": "", "checkable": True}
     what = (
-        "it has no answer to replay" if best is None else f"no form of its answer solves it in one reply (got {best:g})"
+        "it has no answer to replay"
+        if best is None
+        else f"no form of its answer solves it in one reply (got {best:g})"
     )
     return {"oracle": best, "nop": nop["reward"], "reason": what, "checkable": False}
 
 
-async def _run_scripted(environment: Any, row: dict[str, Any], reply: str, seconds: float) -> dict[str, Any]:
+async def _run_scripted(
+    environment: Any, row: dict[str, Any], reply: str, seconds: float
+) -> dict[str, Any]:
     if not _scripted:
         _scripted.append(ScriptedModel())
     model = _scripted[0]
@@ -286,13 +323,19 @@ async def _run_scripted(environment: Any, row: dict[str, Any], reply: str, secon
 def answer_forms(environment: Any, row: Mapping[str, Any]) -> list[str]:
     """Return the known answer as replies, the form of the environment's parser first. Empty if there is no answer."""
     answer = row.get("answer")
-    if hasattr(environment, "rg_dataset"):  # reasoning-gym: the row has the number of the entry
+    # reasoning-gym: the row has the number of the entry.
+    if hasattr(environment, "rg_dataset"):
         answer = environment.rg_dataset[int(row["answer"])]["answer"]
     if answer is None or answer == "":
         return []
     fields: list[str] = getattr(environment.parser, "get_fields", list)()
     forms = ["".join(f"<{field}>\n{answer}\n</{field}>\n" for field in fields)] if fields else []
-    forms += [str(answer), f"<answer>\n{answer}\n</answer>", f"\\boxed{{{answer}}}", f"#### {answer}"]
+    forms += [
+        str(answer),
+        f"<answer>\n{answer}\n</answer>",
+        f"\\boxed{{{answer}}}",
+        f"#### {answer}",
+    ]
     return forms + [f"<think>\n\n</think>\n\n{form}" for form in forms]
 
 

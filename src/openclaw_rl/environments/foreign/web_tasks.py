@@ -21,7 +21,11 @@ TASK_FILE = "task.json"
 
 def find_web_tasks(folder: Path) -> dict[str, Path]:
     """Return the folders of tasks by name: `folder` itself, or those in it. Raises `ForeignRefusal`."""
-    files = [folder / TASK_FILE] if (folder / TASK_FILE).exists() else sorted(folder.glob(f"*/{TASK_FILE}"))
+    files = (
+        [folder / TASK_FILE]
+        if (folder / TASK_FILE).exists()
+        else sorted(folder.glob(f"*/{TASK_FILE}"))
+    )
     if not files:
         raise ForeignRefusal(f"{folder}: no tasks. Expected folders with a {TASK_FILE}")
     return {file.parent.name: file.parent for file in files}
@@ -41,8 +45,11 @@ class WebTask(AbstractBrowserTask):  # type: ignore[misc]
 
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed)
-        self.viewport, self.slow_mo, self.timeout = {"width": 800, "height": 600}, 0, 5000
-        self._folder, self._task = folder, read_web_task(folder)
+        self.viewport = {"width": 800, "height": 600}
+        self.slow_mo = 0
+        self.timeout = 5000
+        self._folder = folder
+        self._task = read_web_task(folder)
         self.oracle: list[list[str]] = self._task.get("oracle", [])
 
     def setup(self, page: Any) -> tuple[str, dict[str, Any]]:
@@ -50,7 +57,9 @@ class WebTask(AbstractBrowserTask):  # type: ignore[misc]
         page.goto(serve_folder(str(self._folder)) + self._task["page"])
         return self._task["goal"], {}
 
-    def validate(self, page: Any, chat_messages: list[str]) -> tuple[float, bool, str, dict[str, Any]]:
+    def validate(
+        self, page: Any, chat_messages: list[str]
+    ) -> tuple[float, bool, str, dict[str, Any]]:
         """Return reward and whether the task has ended."""
         if not page.evaluate(f"() => Boolean({self._task['done']})"):
             return 0.0, False, "", {}

@@ -26,8 +26,10 @@ from openclaw_rl.environments.types import EnvironmentTask, PlayLimits, TaskFitn
 from openclaw_rl.errors import ConfigError
 
 _FOREIGN = Path(__file__).parents[1] / "foreign"
-_MISSING = "no module: "  # as `foreign/request_loop.py`
-_LOAD_SECONDS = 900.0  # for a data set that is downloaded
+# As `foreign/request_loop.py`.
+_MISSING = "no module: "
+# For a data set that is downloaded.
+_LOAD_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,9 @@ class LibraryAccess:
         """Return the process of the library, not yet started. Raises `ConfigError` if there is no such Python."""
         program = shutil.which(self.python or sys.executable, path=self.search_path)
         if program is None:
-            raise ConfigError(f"--python {self.python}: no such program. Expected a Python that has {self._words()}")
+            raise ConfigError(
+                f"--python {self.python}: no such program. Expected a Python that has {self._words()}"
+            )
         # Not resolved: a symbolic link is how a virtual environment's Python finds its packages.
         command = (str(Path(program).absolute()), str(_FOREIGN / self.library.program))
         return ForeignProcess(command, self.search_path, {**self.library.variables, **self.granted})
@@ -87,11 +91,15 @@ def parse_library_argument(library: ForeignLibrary, argument: str) -> tuple[str,
     """
     name, _, query = argument.partition("?")
     if not name:
-        raise ConfigError(f"{library.name}: nothing is named. Expected {library.name}:{library.argument}")
+        raise ConfigError(
+            f"{library.name}: nothing is named. Expected {library.name}:{library.argument}"
+        )
     file, at, task = name.partition("@")
     if ("/" in file or file.endswith(".py")) and Path(file).exists():
         name = f"{Path(file).absolute()}{at}{task}"
-    return name, {key: _parse_value(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    return name, {
+        key: _parse_value(value) for key, value in parse_qsl(query, keep_blank_values=True)
+    }
 
 
 def _parse_value(text: str) -> Any:
@@ -106,7 +114,8 @@ class LibrarySource:
 
     def __init__(self, access: LibraryAccess, argument: str, held_out_share: float = 0.0) -> None:
         """`argument`: as for `parse_library_argument`. `held_out_share`: of the tasks without a split."""
-        self._access, self._held_out_share = access, held_out_share
+        self._access = access
+        self._held_out_share = held_out_share
         self._asked, self._args = parse_library_argument(access.library, argument)
         self._process = access.make_process()
 
@@ -122,7 +131,9 @@ class LibrarySource:
         seen: dict[str, str] = {}
         for task in tasks:
             if seen.setdefault(task.digest, task.id) != task.id:
-                raise ConfigError(f"{task.id}: has the same content as {seen[task.digest]}. Remove one of them")
+                raise ConfigError(
+                    f"{task.id}: has the same content as {seen[task.digest]}. Remove one of them"
+                )
         return tasks
 
     async def _list_tasks(self) -> list[EnvironmentTask]:
@@ -156,13 +167,23 @@ class LibrarySource:
         """End the process of the checks."""
         await self._process.close()
 
-    async def check_task(self, task: EnvironmentTask, folder: str, limits: PlayLimits) -> TaskFitness:
+    async def check_task(
+        self, task: EnvironmentTask, folder: str, limits: PlayLimits
+    ) -> TaskFitness:
         """Let the library replay the answer, and do nothing. A failure of the library makes the task unfit."""
-        body = {"task": task.id, "data": dict(task.data), "seconds": limits.seconds, "folder": folder}
+        body = {
+            "task": task.id,
+            "data": dict(task.data),
+            "seconds": limits.seconds,
+            "folder": folder,
+        }
         try:
-            found = await self._process.send_request("check", body, limits.seconds * 4)  # several plays
+            # Several plays.
+            found = await self._process.send_request("check", body, limits.seconds * 4)
         except ForeignError as error:
-            return TaskFitness(task=task.id, digest=task.digest, fit=False, reason=f"the check failed: {error}")
+            return TaskFitness(
+                task=task.id, digest=task.digest, fit=False, reason=f"the check failed: {error}"
+            )
         return TaskFitness(
             task=task.id,
             digest=task.digest,

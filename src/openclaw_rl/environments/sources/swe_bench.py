@@ -68,14 +68,18 @@ def make_task_folders(path: Path) -> Path:
         top = beside / name
         top.mkdir(exist_ok=True)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}. Expected a file of SWE-bench, with a writable folder around it") from None
+        raise ConfigError(
+            f"{path}: {error}. Expected a file of SWE-bench, with a writable folder around it"
+        ) from None
     instances: dict[str, dict[str, Any]] = {}
     for file, text in texts.items():
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 instance = _read_instance(line, f"{file}:{number}")
                 if instances.setdefault(instance["instance_id"], instance) != instance:
-                    raise ConfigError(f"{file}:{number}: {instance['instance_id']} occurs twice, with other content")
+                    raise ConfigError(
+                        f"{file}:{number}: {instance['instance_id']} occurs twice, with other content"
+                    )
     if not instances:
         raise ConfigError(f"{path}: has no instances. Expected one of SWE-bench per line")
     for instance in instances.values():
@@ -89,7 +93,9 @@ def make_task_folders(path: Path) -> Path:
 def _list_files(path: Path) -> list[Path]:
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files:
-        raise ConfigError(f"{path}: no *.jsonl in this folder. Expected files of SWE-bench, one instance per line")
+        raise ConfigError(
+            f"{path}: no *.jsonl in this folder. Expected files of SWE-bench, one instance per line"
+        )
     return files
 
 
@@ -97,17 +103,26 @@ def _read_instance(line: str, where: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: is not valid JSON ({error}). Expected one instance per line") from None
+        raise ConfigError(
+            f"{where}: is not valid JSON ({error}). Expected one instance per line"
+        ) from None
     try:
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{where}: has half of a surrogate pair, which is no text") from None
-    missing = [name for name in _FIELDS if not isinstance(found, dict) or not isinstance(found.get(name), str)]
+    missing = [
+        name
+        for name in _FIELDS
+        if not isinstance(found, dict) or not isinstance(found.get(name), str)
+    ]
     if missing:
-        raise ConfigError(f"{where}: no text in {', '.join(missing)}. Expected an instance of SWE-bench")
+        raise ConfigError(
+            f"{where}: no text in {', '.join(missing)}. Expected an instance of SWE-bench"
+        )
     for kind in ("FAIL_TO_PASS", "PASS_TO_PASS"):
         names = found.get(kind, [])
-        with contextlib.suppress(ValueError, RecursionError):  # else it is no list, either
+        # Else it is no list, either.
+        with contextlib.suppress(ValueError, RecursionError):
             names = json.loads(names) if isinstance(names, str) else names
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{where}: {kind}: expected a list of tests, got {str(names)[:100]}")
@@ -121,7 +136,9 @@ def _make_folder(instance: Mapping[str, Any], folder: Path, checkouts: Path) -> 
     repository = checkouts / instance["repo"].replace("/", "__")
     commit = _resolve_commit(repository, instance["base_commit"])
     verifier = b"".join((ASSETS / "environments" / name).read_bytes() for name in _VERIFIER)
-    stamp = hashlib.sha256(json.dumps([instance, commit], sort_keys=True).encode() + verifier).hexdigest()
+    stamp = hashlib.sha256(
+        json.dumps([instance, commit], sort_keys=True).encode() + verifier
+    ).hexdigest()
     if (folder / _STAMP).is_file() and (folder / _STAMP).read_text() == stamp:
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -131,30 +148,49 @@ def _make_folder(instance: Mapping[str, Any], folder: Path, checkouts: Path) -> 
         _fill_folder(instance, folder, repository)
     except InstanceUnfit as error:
         unfit = f"unfit = {json.dumps(str(error))}\n"
-    _write_text(folder / "instruction.md", f"The repository is in `/app`.\n\n{instance['problem_statement']}\n")
+    _write_text(
+        folder / "instruction.md",
+        f"The repository is in `/app`.\n\n{instance['problem_statement']}\n",
+    )
     _write_text(folder / "task.toml", _SETTINGS.format(unfit=unfit))
     _write_text(folder / _STAMP, stamp)
 
 
 def _fill_folder(instance: Mapping[str, Any], folder: Path, repository: Path) -> None:
-    tests = {kind: [_test_name(name) for name in instance[kind]] for kind in ("FAIL_TO_PASS", "PASS_TO_PASS")}
+    tests = {
+        kind: [_test_name(name) for name in instance[kind]]
+        for kind in ("FAIL_TO_PASS", "PASS_TO_PASS")
+    }
     if not repository.is_dir():
-        raise InstanceUnfit(f"no checkout of {instance['repo']}: clone it to {CHECKOUTS}/{repository.name}")
+        raise InstanceUnfit(
+            f"no checkout of {instance['repo']}: clone it to {CHECKOUTS}/{repository.name}"
+        )
     files = folder / "environment" / "files"
     _unpack_commit(repository, instance["base_commit"], files)
-    solved, tested = folder / "solved", folder / "tested"
+    solved = folder / "solved"
+    tested = folder / "tested"
     for patched, name in ((solved, "patch"), (tested, "test_patch")):
         shutil.copytree(files, patched, symlinks=True)
         _apply_patch(patched, instance[name], name)
-    before, after = _list_texts(files), _list_texts(solved)
-    _copy_files(solved, folder / "solution" / "files", [p for p, text in after.items() if before.get(p) != text])
-    _write_text(folder / "solution" / "removed.txt", "".join(f"{path}\n" for path in before.keys() - after.keys()))
+    before = _list_texts(files)
+    after = _list_texts(solved)
+    _copy_files(
+        solved,
+        folder / "solution" / "files",
+        [p for p, text in after.items() if before.get(p) != text],
+    )
+    _write_text(
+        folder / "solution" / "removed.txt",
+        "".join(f"{path}\n" for path in before.keys() - after.keys()),
+    )
     named = {module for names in tests.values() for module in names}
     _copy_files(tested, folder / "tests" / "suite", _test_files(before, _list_texts(tested), named))
     for patched in (solved, tested):
         shutil.rmtree(patched)
     _write_text(folder / "environment" / "Dockerfile", _DOCKERFILE)
-    _write_text(folder / "tests" / "tests.json", json.dumps({**tests, "overlay": True}, indent=2) + "\n")
+    _write_text(
+        folder / "tests" / "tests.json", json.dumps({**tests, "overlay": True}, indent=2) + "\n"
+    )
     put_verifier(folder / "tests")
     _write_text(folder / "solution" / "solve.sh", _SOLUTION, mode=0o755)
 
@@ -174,10 +210,14 @@ def _test_name(name: str) -> str:
     path, *rest = name.split("::")
     if rest:
         if len(rest) != 2 or "[" in name:
-            raise InstanceUnfit(f"its test {name} needs pytest and its environment: it needs an image")
+            raise InstanceUnfit(
+                f"its test {name} needs pytest and its environment: it needs an image"
+            )
         return ".".join((path.removesuffix(".py").replace("/", "."), *rest))
     if not re.fullmatch(r"\w+(\.\w+)+", name):
-        raise InstanceUnfit(f"its test {name!r} needs a program of its own to run: it needs an image")
+        raise InstanceUnfit(
+            f"its test {name!r} needs a program of its own to run: it needs an image"
+        )
     return name
 
 
@@ -196,11 +236,15 @@ def _resolve_commit(repository: Path, commit: str) -> str | None:
 
 def _unpack_commit(repository: Path, commit: str, to: Path) -> None:
     found = subprocess.run(
-        ["git", "-C", str(repository), "archive", "--format=tar", commit], capture_output=True, check=False
+        ["git", "-C", str(repository), "archive", "--format=tar", commit],
+        capture_output=True,
+        check=False,
     )
     if found.returncode:
         words = found.stderr.decode("utf-8", "replace").strip()
-        raise InstanceUnfit(f"{CHECKOUTS}/{repository.name} does not have the commit {commit}: {words}")
+        raise InstanceUnfit(
+            f"{CHECKOUTS}/{repository.name} does not have the commit {commit}: {words}"
+        )
     to.mkdir(parents=True)
     try:
         with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
@@ -217,7 +261,11 @@ def _apply_patch(folder: Path, patch: str, name: str) -> None:
         ["git", "apply", "--whitespace=nowarn", "-"],
         input=patch.encode(),
         cwd=folder,
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "GIT_CEILING_DIRECTORIES": str(folder.parent), "LC_ALL": "C"},
+        env={
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "GIT_CEILING_DIRECTORIES": str(folder.parent),
+            "LC_ALL": "C",
+        },
         capture_output=True,
         check=False,
     )
@@ -232,9 +280,13 @@ def _list_texts(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def _test_files(before: Mapping[str, bytes], tested: Mapping[str, bytes], named: Iterable[str]) -> list[str]:
+def _test_files(
+    before: Mapping[str, bytes], tested: Mapping[str, bytes], named: Iterable[str]
+) -> list[str]:
     """Return the files that the verifier puts in their place: those of the test patch, and all that are tests."""
-    modules = {module for name in named for module in (name.rsplit(".", 1)[0], name.rsplit(".", 2)[0])}
+    modules = {
+        module for name in named for module in (name.rsplit(".", 1)[0], name.rsplit(".", 2)[0])
+    }
     return [
         path
         for path, text in tested.items()

@@ -24,7 +24,12 @@ from openclaw_rl.common.packaged_models import SMOLLM2
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.evals import user_driver
 from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
-from openclaw_rl.evals.everyday.person import MAX_TOKENS, TEMPERATURE, EverydayPerson, held_out_prompts
+from openclaw_rl.evals.everyday.person import (
+    MAX_TOKENS,
+    TEMPERATURE,
+    EverydayPerson,
+    held_out_prompts,
+)
 from openclaw_rl.evals.everyday.tastes import EVERYDAY_TASTES, EverydayTaste
 from openclaw_rl.evals.user_driver import SIDE_TRAFFIC
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
@@ -49,7 +54,12 @@ async def measure_held_out(api: Any, model: str, console: TerminalConsole) -> li
     """Return the replies to the held-out questions, each in a conversation of its own, as side traffic."""
     questions = held_out_prompts()[:MEASURED_QUESTIONS]
     gate = asyncio.Semaphore(8)
-    columns = (TextColumn("  {task.description}"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(40),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(f"held-out questions ({model})", total=len(questions))
 
@@ -66,13 +76,17 @@ async def measure_held_out(api: Any, model: str, console: TerminalConsole) -> li
                 progress.advance(task)
                 return str(reply.choices[0].message.content or "")
 
-        return await asyncio.gather(*(ask(place, question) for place, question in enumerate(questions)))
+        return await asyncio.gather(
+            *(ask(place, question) for place, question in enumerate(questions))
+        )
 
 
 class EverydayDemo:
     """One run: measure, talk, wait for practice, measure again."""
 
-    def __init__(self, console: TerminalConsole, system: SubprocessSystem, taste: EverydayTaste, seed: int) -> None:
+    def __init__(
+        self, console: TerminalConsole, system: SubprocessSystem, taste: EverydayTaste, seed: int
+    ) -> None:
         self._console = console
         self._system = system
         self._taste = taste
@@ -124,7 +138,9 @@ class EverydayDemo:
     def _say(self, speaker: str, text: str, style: str) -> None:
         short = " ".join(text.split())
         cut = short if len(short) <= _SHOWN_CHARS else f"{short[:_SHOWN_CHARS]}…"
-        self._console.print(Text.assemble((f"  {speaker:>5}  ", "dim"), (cut, style)), soft_wrap=True)
+        self._console.print(
+            Text.assemble((f"  {speaker:>5}  ", "dim"), (cut, style)), soft_wrap=True
+        )
 
     def _show_new_lessons(self) -> None:
         for text in self._system.lesson_texts():
@@ -146,18 +162,28 @@ class EverydayDemo:
         texts = ", ".join(f'"{text}"' for text in learned)
         result = f"learned: {texts}" if texts else "no lesson is learned to the end yet"
         self._console.print(
-            f"  after a break of {time.monotonic() - began:.0f} s: {result}", highlight=False, markup=False
+            f"  after a break of {time.monotonic() - began:.0f} s: {result}",
+            highlight=False,
+            markup=False,
         )
 
 
 def print_result(
-    console: TerminalConsole, taste: EverydayTaste, talk: EverydayTalk, before: Sequence[str], after: Sequence[str]
+    console: TerminalConsole,
+    taste: EverydayTaste,
+    talk: EverydayTalk,
+    before: Sequence[str],
+    after: Sequence[str],
 ) -> None:
     """Print some replies before and after, and how many of all the person likes."""
-    table = Table(title="held-out questions under the plain prompt: in the weights alone", show_lines=True)
+    table = Table(
+        title="held-out questions under the plain prompt: in the weights alone", show_lines=True
+    )
     for column in ("question", "before", "after"):
         table.add_column(column, ratio=1)
-    for question, old, new in list(zip(held_out_prompts(), before, after, strict=False))[:_SHOWN_REPLIES]:
+    for question, old, new in list(zip(held_out_prompts(), before, after, strict=False))[
+        :_SHOWN_REPLIES
+    ]:
         table.add_row(Text(question), Text(old), Text(new))
     console.print(table)
     liked_before = sum(map(taste.is_met, before))
@@ -173,10 +199,14 @@ def print_result(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Watch a real model learn a taste from what a person says.")
+    parser = argparse.ArgumentParser(
+        description="Watch a real model learn a taste from what a person says."
+    )
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
     parser.add_argument("--model", default=SMOLLM2.name, help=f"model.path [{SMOLLM2.name}]")
-    parser.add_argument("--taste", choices=EVERYDAY_TASTES, help="default: random; always hidden from the system")
+    parser.add_argument(
+        "--taste", choices=EVERYDAY_TASTES, help="default: random; always hidden from the system"
+    )
     parser.add_argument("--replies", type=bounded_int(1), default=16, help="number of replies [16]")
     parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), help="default: random")
     arguments = parser.parse_args()
@@ -193,16 +223,26 @@ def _run_system(arguments: argparse.Namespace) -> bool:
     console = TerminalConsole()
     began = time.monotonic()
     home = arguments.out / time.strftime("home-%Y%m%d-%H%M%S")
-    console.print(Text.assemble(("OpenClaw-RL demo", "bold"), f"  model {arguments.model}, seed {seed}, home {home}"))
-    console.print("  starting engine, gateway, collect, judge and train (the first time, the model is fetched) ...")
-    config = scratch_config(home.resolve(), {"model.path": arguments.model, "practice.seconds_per_hour": 3600})
+    console.print(
+        Text.assemble(
+            ("OpenClaw-RL demo", "bold"), f"  model {arguments.model}, seed {seed}, home {home}"
+        )
+    )
+    console.print(
+        "  starting engine, gateway, collect, judge and train (the first time, the model is fetched) ..."
+    )
+    config = scratch_config(
+        home.resolve(), {"model.path": arguments.model, "practice.seconds_per_hour": 3600}
+    )
 
     def show_note(note: str) -> None:
         console.print(Text(f"  {note}", "dim"))
 
     with SubprocessSystem(config, on_note=show_note) as system:
         console.print(f"  ready after {time.monotonic() - began:.1f} s at {system.base_url}/v1")
-        talk, before, after = asyncio.run(EverydayDemo(console, system, taste, seed).run(arguments.replies))
+        talk, before, after = asyncio.run(
+            EverydayDemo(console, system, taste, seed).run(arguments.replies)
+        )
     print_result(console, taste, talk, before, after)
     console.print(
         f"  inspect the results: .venv/bin/openclaw-rl status --home {home}\n"

@@ -116,5 +116,9 @@ class EverydayPerson:
         assert self._question is not None
         satisfied = EVERYDAY_TASTES[self.taste].is_met(reply)
         phrase = self._rng.choice(praises() if satisfied else complaints(self.taste))
-        self.log.append(EverydayReaction(question=self._question, reply=reply, phrase=phrase, satisfied=satisfied))
+        self.log.append(
+            EverydayReaction(
+                question=self._question, reply=reply, phrase=phrase, satisfied=satisfied
+            )
+        )
         return phrase

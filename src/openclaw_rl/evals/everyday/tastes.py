@@ -79,6 +79,12 @@ EVERYDAY_TASTES = _by_name(
     EverydayTaste(name="short", definition=f"at most {MAX_WORDS} words", is_met=_is_short),
     EverydayTaste(name="bullets", definition="at least two lines of a list", is_met=_is_list),
     EverydayTaste(name="calm", definition="no exclamation mark and no emoji", is_met=_is_calm),
-    EverydayTaste(name="question", definition="ends with a question mark", is_met=_ends_with_question),
-    EverydayTaste(name="plain", definition=f"reading grade of at most {MAX_GRADE} (Flesch-Kincaid)", is_met=_is_plain),
+    EverydayTaste(
+        name="question", definition="ends with a question mark", is_met=_ends_with_question
+    ),
+    EverydayTaste(
+        name="plain",
+        definition=f"reading grade of at most {MAX_GRADE} (Flesch-Kincaid)",
+        is_met=_is_plain,
+    ),
 )

@@ -36,7 +36,9 @@ class PersonProfile:
     wishes: str
 
 
-PEOPLE: Mapping[str, PersonProfile] = {one["name"]: PersonProfile(**one) for one in _ASSET["people"]}
+PEOPLE: Mapping[str, PersonProfile] = {
+    one["name"]: PersonProfile(**one) for one in _ASSET["people"]
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,8 @@ class RulePerson:
 
     async def react_to(self, question: Question, reply: str) -> PersonReaction:
         """See `SimulatedPerson.react_to`."""
-        right, liked = is_correct(question, reply), has_style(self.taste, reply)
+        right = is_correct(question, reply)
+        liked = has_style(self.taste, reply)
         pool = phrases.PRAISE if liked else phrases.COMPLAINT
         chosen = pool[self.taste] if right else phrases.WRONG_ANSWER
         said = self._rng.choice(chosen.subtle if self._rng.random() < self.subtle else chosen.plain)
@@ -111,13 +114,16 @@ class ModelPerson:
     """A person that a language model simulates. The answer is checked by rules: a wrong reply never satisfies."""
 
     def __init__(self, profile: PersonProfile, client: ChatClient) -> None:
-        self._system, self._client = _ASSET["instructions"].format(wishes=profile.wishes), client
+        self._system = _ASSET["instructions"].format(wishes=profile.wishes)
+        self._client = client
 
     async def react_to(self, question: Question, reply: str) -> PersonReaction:
         """See `SimulatedPerson.react_to`."""
         right = has_answer(question, reply)
         shown = _ASSET["question"].format(
-            question=question.text, reply=reply, correct="right" if right else f"wrong: {question.fact.answer}"
+            question=question.text,
+            reply=reply,
+            correct="right" if right else f"wrong: {question.fact.answer}",
         )
         messages = [{"role": "system", "content": self._system}, {"role": "user", "content": shown}]
         satisfied, text = parse_reaction(await self._client.complete_chat(messages))
@@ -129,19 +135,27 @@ def has_answer(question: Question, reply: str) -> bool:
 
     Unlike `is_correct`, it accepts other answers beside it: a long reply of a large model compares.
     """
-    return re.search(rf"(?<!\w){re.escape(question.fact.answer)}(?!\w)", reply, re.IGNORECASE) is not None
+    return (
+        re.search(rf"(?<!\w){re.escape(question.fact.answer)}(?!\w)", reply, re.IGNORECASE)
+        is not None
+    )
 
 
 def parse_reaction(answer: str) -> tuple[bool, str]:
     """Return (satisfied, message) from the JSON object in a model's answer. Raises `JudgeError` without one."""
-    start, end = answer.find("{"), answer.rfind("}")
+    start = answer.find("{")
+    end = answer.rfind("}")
     try:
         found = json.loads(answer[start : end + 1])
-        satisfied, message = found["satisfied"], found["message"]
+        satisfied = found["satisfied"]
+        message = found["message"]
     except (ValueError, LookupError, TypeError):
-        satisfied, message = None, ""
+        satisfied = None
+        message = ""
     if not isinstance(satisfied, bool) or not isinstance(message, str) or not message.strip():
-        raise JudgeError('the person: expected {"satisfied": true or false, "message": "..."} as its answer')
+        raise JudgeError(
+            'the person: expected {"satisfied": true or false, "message": "..."} as its answer'
+        )
     return satisfied, message.strip()
 
 

@@ -15,7 +15,8 @@ from openclaw_rl.evals.toy_world import Question, draw_question
 from openclaw_rl.types import Message
 
 IN_A_ROW = 3
-MAX_SESSIONS = 72  # limit of the field's protocol
+# Limit of the field's protocol.
+MAX_SESSIONS = 72
 
 AskReply = Callable[[Sequence[Message]], Awaitable[str]]
 """Returns the reply to a conversation."""

@@ -53,15 +53,20 @@ class PersonGrader:
     """A person as a grader of first replies, with the methods of `ReplyGrader`."""
 
     def __init__(self, person: SimulatedPerson, name: str) -> None:
-        self._person, self.name = person, name
+        self._person = person
+        self.name = name
         self._questions = {question.text: question for question in _problems()}
 
-    async def grade_reply(self, messages: Sequence[Message], reply: Message, references: Sequence[str]) -> MajorityVote:
+    async def grade_reply(
+        self, messages: Sequence[Message], reply: Message, references: Sequence[str]
+    ) -> MajorityVote:
         """Return +1 if the reply satisfies the person, else -1, with what the person says. Raises `JudgeError`."""
         question = self._questions[str(messages[-1]["content"])]
         reaction = await self._person.react_to(question, str(reply.get("content") or ""))
         score = 1 if reaction.satisfied else -1
-        return MajorityVote(score=score, reason=reaction.text, votes=(Vote(score=score, reason=reaction.text),))
+        return MajorityVote(
+            score=score, reason=reaction.text, votes=(Vote(score=score, reason=reaction.text),)
+        )
 
 
 @contextlib.asynccontextmanager
@@ -72,17 +77,25 @@ async def open_people(
 
     Raises `ConfigError` for rules with another model than the starter: their word lists fit its sentences alone.
     """
-    profiles = {KIND_PREFIX + name: one for name, one in PEOPLE.items() if KIND_PREFIX + name in kinds}
+    profiles = {
+        KIND_PREFIX + name: one for name, one in PEOPLE.items() if KIND_PREFIX + name in kinds
+    }
     if endpoint is None:
         if profiles and local_model_folder(config.model.path) != local_model_folder(STARTER):
             raise ConfigError(
                 f"the personal tasks need people who understand the replies of {config.model.path}: name a model that "
                 "simulates them with --person-url and --person-model. The people by rules know the starter alone."
             )
-        yield {k: PersonGrader(RulePerson(taste=one.taste, seed=0), f"{k} by rules") for k, one in profiles.items()}
+        yield {
+            k: PersonGrader(RulePerson(taste=one.taste, seed=0), f"{k} by rules")
+            for k, one in profiles.items()
+        }
         return
     client = endpoint.make_client(config)
     try:
-        yield {k: PersonGrader(ModelPerson(one, client), f"{k} by {endpoint.model}") for k, one in profiles.items()}
+        yield {
+            k: PersonGrader(ModelPerson(one, client), f"{k} by {endpoint.model}")
+            for k, one in profiles.items()
+        }
     finally:
         await client.close()

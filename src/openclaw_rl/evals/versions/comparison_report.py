@@ -15,11 +15,18 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.evals.task_report import report_json
 from openclaw_rl.evals.task_scores import EvalResult, TaskScore
-from openclaw_rl.evals.versions.paired_differences import PairedDifference, paired_difference, paired_scores
+from openclaw_rl.evals.versions.paired_differences import (
+    PairedDifference,
+    paired_difference,
+    paired_scores,
+)
 
-PAGE, PICTURE, DATA = "comparison.html", "comparison.png", "comparison.json"
+PAGE = "comparison.html"
+PICTURE = "comparison.png"
+DATA = "comparison.json"
 NOTE = (
-    "In brackets: 95% interval of the paired difference over tasks, exact for any number of tasks (arXiv:2010.09686)."
+    "In brackets: 95% interval of the paired difference over tasks, exact for any number of "
+    "tasks (arXiv:2010.09686)."
 )
 
 
@@ -28,11 +35,15 @@ def prepare_folder(folder: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ConfigError("--report needs matplotlib: pip install 'openclaw-rl[demo]', or use --out") from None
+        raise ConfigError(
+            "--report needs matplotlib: pip install 'openclaw-rl[demo]', or use --out"
+        ) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--report {folder}: cannot be created ({error.strerror}). Choose another folder.") from None
+        raise ConfigError(
+            f"--report {folder}: cannot be created ({error.strerror}). Choose another folder."
+        ) from None
 
 
 def _differences(new: EvalResult, old: EvalResult) -> list[PairedDifference]:
@@ -46,7 +57,9 @@ def comparison_text(new: EvalResult, old: EvalResult) -> str:
         (d.kind, d.tasks, f"{d.new:.2f}", f"{d.old:.2f}", _difference_text(d), d.verdict)
         for d in _differences(new, old)
     ]
-    table = markdown_table(("tasks", "number", new.model, old.model, "difference", f"{new.model} is"), rows)
+    table = markdown_table(
+        ("tasks", "number", new.model, old.model, "difference", f"{new.model} is"), rows
+    )
     return f"{table}\n\n{NOTE}"
 
 
@@ -78,7 +91,9 @@ def write_folder(folder: Path, new: EvalResult, old: EvalResult) -> None:
     """Write the page, the picture and the data."""
     differences = _differences(new, old)
     plot_shares(folder / PICTURE, new.model, old.model, differences)
-    (folder / DATA).write_text(to_printable_json(comparison_json(new, old), indent=2) + "\n", encoding="utf-8")
+    (folder / DATA).write_text(
+        to_printable_json(comparison_json(new, old), indent=2) + "\n", encoding="utf-8"
+    )
     template = Environment(autoescape=True).from_string(read_asset("evals/comparison.html.j2"))
     page = template.render(
         new=new.model,
@@ -91,7 +106,9 @@ def write_folder(folder: Path, new: EvalResult, old: EvalResult) -> None:
     (folder / PAGE).write_text(page, encoding="utf-8")
 
 
-def _changed_first(new: EvalResult, old: EvalResult, kind: str) -> Iterator[tuple[TaskScore, TaskScore]]:
+def _changed_first(
+    new: EvalResult, old: EvalResult, kind: str
+) -> Iterator[tuple[TaskScore, TaskScore]]:
     """Yield the pairs of scores; those that differ come first."""
     pairs = [pair for found in paired_scores(new, old, kind).values() for pair in found]
     yield from sorted(pairs, key=lambda pair: pair[0].solved == pair[1].solved)
@@ -104,7 +121,9 @@ def plot_shares(path: Path, new: str, old: str, differences: Sequence[PairedDiff
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 1.6 + 0.6 * len(differences)), layout="constrained")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(11, 1.6 + 0.6 * len(differences)), layout="constrained"
+    )
     places = range(len(differences))
     for offset, label, values, colour in (
         (0.19, old, [d.old for d in differences], "#c8d0d9"),
@@ -114,7 +133,14 @@ def plot_shares(path: Path, new: str, old: str, differences: Sequence[PairedDiff
     left.set(title="share of tasks solved", xlim=(0, 1.02))
     left.legend(loc="lower center", frameon=False, ncols=2, bbox_to_anchor=(0.5, -0.3))
     errors = [[d.mean - d.low for d in differences], [d.high - d.mean for d in differences]]
-    right.errorbar([d.mean for d in differences], list(places), xerr=errors, fmt="o", color="#2e4057", capsize=3)
+    right.errorbar(
+        [d.mean for d in differences],
+        list(places),
+        xerr=errors,
+        fmt="o",
+        color="#2e4057",
+        capsize=3,
+    )
     right.axvline(0, color="#9aa5b1", linewidth=0.8)
     right.set(title=f"difference, {new} less {old}", xlim=(-1.05, 1.05), ylim=left.get_ylim())
     for axis in (left, right):

@@ -16,7 +16,8 @@ from openclaw_rl.supervisor.home_versions import check_version_exists
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready, read_readiness
 from openclaw_rl.supervisor.supervisor import is_home_locked, prepare_home, read_key
 
-_REPLY_TIMEOUT = 600.0  # seconds
+# Seconds.
+_REPLY_TIMEOUT = 600.0
 MAX_VERSION_DIGITS = 9
 
 
@@ -91,7 +92,9 @@ def open_session(access: GatewayAccess, *, with_lessons: bool = False) -> aiohtt
     headers = {"Authorization": f"Bearer {access.key}", "X-Turn-Type": "side"}
     if with_lessons:
         headers["X-With-Lessons"] = "true"
-    return aiohttp.ClientSession(access.url, headers=headers, timeout=aiohttp.ClientTimeout(total=_REPLY_TIMEOUT))
+    return aiohttp.ClientSession(
+        access.url, headers=headers, timeout=aiohttp.ClientTimeout(total=_REPLY_TIMEOUT)
+    )
 
 
 async def check_versions(access: GatewayAccess, models: Sequence[str]) -> None:
@@ -99,7 +102,9 @@ async def check_versions(access: GatewayAccess, models: Sequence[str]) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     async with open_session(access) as session:
         for model in models:
-            async with session.post("/v1/chat/completions", json=body | {"model": model}) as response:
+            async with session.post(
+                "/v1/chat/completions", json=body | {"model": model}
+            ) as response:
                 if response.status != 200:
                     reason = (await response.json())["error"]["message"]
                     raise ConfigError(f"{model} cannot be evaluated: {reason}")

@@ -15,10 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.evals.versions.gateway_access import GatewayAccess, check_known, check_versions, open_gateway
+from openclaw_rl.evals.versions.gateway_access import (
+    GatewayAccess,
+    check_known,
+    check_versions,
+    open_gateway,
+)
 from openclaw_rl.settings.load import Config, foreign_environment
 
-_KEY_VARIABLES = ("OPENAI_API_KEY", "OPENCLAW_API_KEY")  # of lm-eval, and of inspect_ai for the service "openclaw"
+# Of lm-eval, and of inspect_ai for the service "openclaw".
+_KEY_VARIABLES = ("OPENAI_API_KEY", "OPENCLAW_API_KEY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,23 +48,49 @@ class EvaluationHarness:
 def _lm_eval_arguments(access: GatewayAccess, model: str, task: str, folder: Path) -> list[str]:
     where = f"model={model},base_url={access.url}/v1/chat/completions,num_concurrent=4"
     return [
-        *("run", "--model", "local-chat-completions", "--model_args", where, "--apply_chat_template"),
+        *(
+            "run",
+            "--model",
+            "local-chat-completions",
+            "--model_args",
+            where,
+            "--apply_chat_template",
+        ),
         *("--gen_kwargs", "turn_type=side", "--tasks", task, "--output_path", str(folder)),
     ]
 
 
 def _inspect_arguments(access: GatewayAccess, model: str, task: str, folder: Path) -> list[str]:
     file, at, name = task.partition("@")
-    if Path(file).is_file():  # inspect refuses absolute paths
+    # Inspect refuses absolute paths.
+    if Path(file).is_file():
         task = f"{os.path.relpath(file)}{at}{name}"
     return [
-        *("eval", task, "--model", f"openai-api/openclaw/{model}", "--model-base-url", f"{access.url}/v1"),
-        *("--extra-headers", json.dumps({"X-Turn-Type": "side"}), "--log-dir", str(folder), "--display", "plain"),
+        *(
+            "eval",
+            task,
+            "--model",
+            f"openai-api/openclaw/{model}",
+            "--model-base-url",
+            f"{access.url}/v1",
+        ),
+        *(
+            "--extra-headers",
+            json.dumps({"X-Turn-Type": "side"}),
+            "--log-dir",
+            str(folder),
+            "--display",
+            "plain",
+        ),
     ]
 
 
-LM_EVAL = EvaluationHarness(program="lm-eval", requirement="'lm-eval[api]'", arguments=_lm_eval_arguments)
-INSPECT = EvaluationHarness(program="inspect", requirement="inspect_ai openai", arguments=_inspect_arguments)
+LM_EVAL = EvaluationHarness(
+    program="lm-eval", requirement="'lm-eval[api]'", arguments=_lm_eval_arguments
+)
+INSPECT = EvaluationHarness(
+    program="inspect", requirement="inspect_ai openai", arguments=_inspect_arguments
+)
 
 
 def run_harness(
@@ -85,4 +117,6 @@ def run_harness(
         folder = (out or config.home_dir / "evaluations" / f"{harness.program}-v{number}").resolve()
         command = [found, *harness.arguments(access, model, task, folder), *more]
         keys = dict.fromkeys(_KEY_VARIABLES, access.key)
-        return subprocess.run(command, env=foreign_environment(keys), check=False).returncode, folder
+        return subprocess.run(
+            command, env=foreign_environment(keys), check=False
+        ).returncode, folder

@@ -37,11 +37,15 @@ class PairedDifference:
         return "worse" if self.high < 0 else "not decided"
 
 
-def paired_scores(new: EvalResult, old: EvalResult, kind: str) -> dict[str, list[tuple[TaskScore, TaskScore]]]:
+def paired_scores(
+    new: EvalResult, old: EvalResult, kind: str
+) -> dict[str, list[tuple[TaskScore, TaskScore]]]:
     """Return for each task of a kind the scores of both versions, a pair for each seed."""
     found: defaultdict[str, list[tuple[TaskScore, TaskScore]]] = defaultdict(list)
     for first, second in zip(new.of_kind(kind), old.of_kind(kind), strict=True):
-        assert (first.name, first.seed) == (second.name, second.seed), "both versions have the same tasks"
+        assert (first.name, first.seed) == (second.name, second.seed), (
+            "both versions have the same tasks"
+        )
         found[first.name].append((first, second))
     return found
 
@@ -50,9 +54,13 @@ def paired_difference(new: EvalResult, old: EvalResult, kind: str) -> PairedDiff
     """Return the difference on the tasks of a kind; None if no task has a score of both versions."""
     means = []
     for pairs in paired_scores(new, old, kind).values():
-        solved = [(a.solved, b.solved) for a, b in pairs if a.solved is not None and b.solved is not None]
+        solved = [
+            (a.solved, b.solved) for a, b in pairs if a.solved is not None and b.solved is not None
+        ]
         if solved:
-            means.append((statistics.fmean(a for a, _ in solved), statistics.fmean(b for _, b in solved)))
+            means.append(
+                (statistics.fmean(a for a, _ in solved), statistics.fmean(b for _, b in solved))
+            )
     if not means:
         return None
     low, high = difference_interval([a - b for a, b in means])

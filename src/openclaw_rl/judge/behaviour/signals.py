@@ -43,12 +43,17 @@ def abandoned(item: JudgeInput) -> str | None:
 
 def copied(item: JudgeInput) -> str | None:
     """Text of the reply went into another conversation or a tool call."""
-    return "text of the reply stands in another conversation or a later tool call" if COPIED in item.observed else None
+    return (
+        "text of the reply stands in another conversation or a later tool call"
+        if COPIED in item.observed
+        else None
+    )
 
 
 def repeated(item: JudgeInput) -> str | None:
     """The next message of the person asks the same again. A message that returns often is a program's."""
-    asked, said = _person_texts(item.messages), _person_texts(item.reaction.messages)
+    asked = _person_texts(item.messages)
+    said = _person_texts(item.reaction.messages)
     if not asked or not said or len(said[-1]) < DISTINCTIVE_CHARS or said[-1] != asked[-1]:
         return None
     return "the person's next message asks the same again" if asked.count(said[-1]) == 1 else None
@@ -57,12 +62,18 @@ def repeated(item: JudgeInput) -> str | None:
 def tool_error(item: JudgeInput) -> str | None:
     """The client marked a tool result as an error."""
     failed = sum(message.get("is_error") is True for message in _tool_results(item))
-    return f"{failed} of {len(_tool_results(item))} tool results are marked as errors" if failed else None
+    return (
+        f"{failed} of {len(_tool_results(item))} tool results are marked as errors"
+        if failed
+        else None
+    )
 
 
 def exit_code(item: JudgeInput) -> str | None:
     """A command ended with another exit code than 0."""
-    texts = [head_and_tail(message_text(message), SEARCHED_CHARS) for message in _tool_results(item)]
+    texts = [
+        head_and_tail(message_text(message), SEARCHED_CHARS) for message in _tool_results(item)
+    ]
     codes = [int(a or b) for text in texts for a, b in _EXIT_CODE.findall(text)]
     failed = next((code for code in codes if code), None)
     return f"a command ended with exit code {failed}" if failed is not None else None

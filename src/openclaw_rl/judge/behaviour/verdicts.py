@@ -17,16 +17,24 @@ NO_SIGNAL = f"{BEHAVIOUR_JUDGE}none"
 def has_only_behaviour(item: JudgeInput) -> bool:
     """Return whether there are neither words nor tool results that a judge could read."""
     given = item.reaction.feedback
-    return not item.reaction.messages and not any(f.comment or f.correction or f.score is not None for f in given)
+    return not item.reaction.messages and not any(
+        f.comment or f.correction or f.score is not None for f in given
+    )
 
 
 def behaviour_verdict(item: JudgeInput, weights: SignalsConfig) -> Verdict:
     """Return the verdict of the signal with the largest weight; no score if none occurred or if they disagree."""
     found = {name: reason for name in SIGNALS if (reason := _occurred(name, item, weights))}
-    reason = "; ".join(f"{name}: {words} (weight {abs(_weight(name, weights)):g})" for name, words in found.items())
+    reason = "; ".join(
+        f"{name}: {words} (weight {abs(_weight(name, weights)):g})" for name, words in found.items()
+    )
     signs = {_sign(name, weights) for name in found}
     if len(signs) != 1:
-        why = f"the signals disagree: {reason}" if found else "there is no evidence in what the person did"
+        why = (
+            f"the signals disagree: {reason}"
+            if found
+            else "there is no evidence in what the person did"
+        )
         return make_verdict(item, NO_SIGNAL, None, f"abstained: {why}")
     strongest = max(found, key=lambda name: abs(_weight(name, weights)))
     verdict = make_verdict(item, BEHAVIOUR_JUDGE + strongest, signs.pop(), reason)
@@ -40,7 +48,9 @@ def apply_signals(item: JudgeInput, judged: Verdict, weights: SignalsConfig) -> 
     found = behaviour_verdict(item, weights)
     if found.score is None:
         return judged
-    return replace(found, votes=judged.votes, reason=f"{found.reason}; {judged.judge}: {judged.reason}")
+    return replace(
+        found, votes=judged.votes, reason=f"{found.reason}; {judged.judge}: {judged.reason}"
+    )
 
 
 def comparison_verdicts(item: JudgeInput, weights: SignalsConfig) -> list[Verdict]:
@@ -55,7 +65,9 @@ def comparison_verdicts(item: JudgeInput, weights: SignalsConfig) -> list[Verdic
             continue
         reason = _occurred(name, item, weights)
         score = _sign(name, weights) if reason else -_sign(name, weights)
-        verdict = make_verdict(item, BEHAVIOUR_JUDGE + name, score, f"for comparison: {reason or f'not {name}'}")
+        verdict = make_verdict(
+            item, BEHAVIOUR_JUDGE + name, score, f"for comparison: {reason or f'not {name}'}"
+        )
         out.append(replace(verdict, weight=abs(_weight(name, weights))))
     return out
 

@@ -22,7 +22,8 @@ MAX_READ_HINTS = 8
 MAX_READ_SENTENCES = 64
 """A correction of more sentences is a text, in which no fact is searched beside a wish."""
 _ANSWER_SUBJECT = "answer"
-_SENTENCES = re.compile(r"(?:[^.!?。！？\n]|[.!?](?=\S))+[.!?。！？]*")  # with "3.5" and "node.js" in one piece
+# With "3.5" and "node.js" in one piece.
+_SENTENCES = re.compile(r"(?:[^.!?。！？\n]|[.!?](?=\S))+[.!?。！？]*")
 
 
 class LessonReach(StrEnum):
@@ -46,7 +47,9 @@ class LessonDraft:
     contradicts: tuple[str, ...] = ()  # ids of lessons
 
 
-def draft_lessons(verdict: Verdict, reaction: Reaction | None, topics: HintTopics) -> list[LessonDraft]:
+def draft_lessons(
+    verdict: Verdict, reaction: Reaction | None, topics: HintTopics
+) -> list[LessonDraft]:
     """Return a draft for each hint of the verdict, and for each fact that its votes brought to light.
 
     A wish of the judge is general, and so is a correction that a rule can read ("shorter, please"), unless the person
@@ -86,7 +89,9 @@ def _wish_draft(text: str, rule: Rule | None, scope: StatedScope | None) -> Less
     if scope is not None:
         reach = LessonReach.SUBJECT if scope.subject else LessonReach.SESSION
     topic = (rule.topic if rule is not None else None) or ""
-    return LessonDraft(text=text, reach=reach, subject=scope.subject if scope is not None else "", topic=topic)
+    return LessonDraft(
+        text=text, reach=reach, subject=scope.subject if scope is not None else "", topic=topic
+    )
 
 
 def _rest_of_correction(correction: str, topics: HintTopics) -> Iterator[LessonDraft]:
@@ -95,7 +100,11 @@ def _rest_of_correction(correction: str, topics: HintTopics) -> Iterator[LessonD
     sentences = list(islice(found, MAX_READ_SENTENCES + 1))
     if len(sentences) > MAX_READ_SENTENCES or len(correction) > MAX_WISH_CHARS:
         return
-    rest = [sentence for sentence in sentences if sentence and topics.find_rule(sentence, as_reaction=True) is None]
+    rest = [
+        sentence
+        for sentence in sentences
+        if sentence and topics.find_rule(sentence, as_reaction=True) is None
+    ]
     if rest and len(rest) < len(sentences):
         yield answer_draft(" ".join(rest))
 
@@ -108,4 +117,6 @@ def facts_of(verdict: Verdict) -> tuple[str, ...]:
 def answer_draft(text: str) -> LessonDraft:
     """Return a draft about one answer: of two such lessons about the same question, the later one counts."""
     text = " ".join(text.split())
-    return LessonDraft(text=text, reach=LessonReach.QUESTION, topic=f"{_ANSWER_SUBJECT}/{normalise_lesson(text)}")
+    return LessonDraft(
+        text=text, reach=LessonReach.QUESTION, topic=f"{_ANSWER_SUBJECT}/{normalise_lesson(text)}"
+    )

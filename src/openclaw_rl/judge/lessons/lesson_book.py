@@ -44,7 +44,8 @@ REPEATED_SHARES = (1.0, 0.5, 0.25)
 """How much a turn counts whose conversation said the same 0, 1 or more times within the last few turns."""
 MAX_KNOWN_LESSONS = 30
 """Newest lessons of a person and a conversation with which a model compares a new one."""
-_WEIGHT_TOLERANCE = 1e-3  # of two weights that count as equal, as lessons age
+# Of two weights that count as equal, as lessons age.
+_WEIGHT_TOLERANCE = 1e-3
 
 
 def update_lessons(
@@ -66,12 +67,18 @@ def update_lessons(
     known = lessons.lessons_of_turns(conn, [verdict.turn])
     if drafts is None and (verdict.hints or any(vote.fact for vote in verdict.votes)):
         drafts = draft_lessons(verdict, turns.current_reaction(conn, verdict.turn), topics)
-    drafts = [d for d in drafts or () if not forgotten_wishes.is_forgotten(conn, verdict.turn, d.topic, d.text)]
+    drafts = [
+        d
+        for d in drafts or ()
+        if not forgotten_wishes.is_forgotten(conn, verdict.turn, d.topic, d.text)
+    ]
     kept: set[str] = set()
     if drafts and (exchange := exchanges.get(conn, verdict.turn)) is not None:
         request = exchange.request
         if request.capture is Capture.FULL and request.episode is None and request.origin is None:
-            place = _TurnPlace.of_turn(conn, verdict.turn, request, is_ephemeral, topics, key=key, per=per)
+            place = _TurnPlace.of_turn(
+                conn, verdict.turn, request, is_ephemeral, topics, key=key, per=per
+            )
             kept = {id_ for draft in drafts for id_ in _add_evidence(conn, draft, verdict, place)}
     if gone := [lesson.id for lesson in known if lesson.id not in kept]:
         removal.remove_evidence(conn, [verdict.turn], at=verdict.at, only=gone, keep_pinned=True)
@@ -82,7 +89,8 @@ def known_lessons(conn: Connection, turn: str, per: PolicyOwner = "all") -> list
 
     Those are the general ones of its person, and those of its conversation.
     """
-    exchange, stored = exchanges.get(conn, turn), turns.get(conn, turn)
+    exchange = exchanges.get(conn, turn)
+    stored = turns.get(conn, turn)
     if exchange is None:
         return []
     request = exchange.request
@@ -142,14 +150,18 @@ class _TurnPlace:
             case LessonReach.SESSION if self.context.sessions:
                 return LessonScope.SESSION, self.context.sessions[0]
             case LessonReach.SUBJECT if normalise_subject(draft.subject):
-                return LessonScope.SUBJECT, subject_scope(self.request.agent, self.request.user, draft.subject)
+                return LessonScope.SUBJECT, subject_scope(
+                    self.request.agent, self.request.user, draft.subject
+                )
             case LessonReach.QUESTION:
                 return LessonScope.QUESTION, self.context.question
             case _:
                 return _general_scope(self.request)
 
 
-def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place: _TurnPlace) -> set[str]:
+def _add_evidence(
+    conn: Connection, draft: LessonDraft, verdict: Verdict, place: _TurnPlace
+) -> set[str]:
     """Merge the draft with the lesson that says the same, or store it; return the lesson's id.
 
     If a heavier lesson for all prompts contradicts it, it becomes one for its conversation as well, unless that one is
@@ -177,17 +189,25 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
         conflicts.record_conflicts(conn, lesson.id, draft.contradicts)
     repeats = lessons.count_repeats(conn, lesson.id, verdict.turn)
     share = REPEATED_SHARES[min(repeats, len(REPEATED_SHARES) - 1)]
-    if lessons.reinforce(conn, lesson.id, verdict.turn, weight=verdict.weight * share, at=verdict.at):
+    if lessons.reinforce(
+        conn, lesson.id, verdict.turn, weight=verdict.weight * share, at=verdict.at
+    ):
         if lesson is not new:
             lesson = _in_newest_words(conn, lesson, draft, place.topics, verdict.at)
-        rivals = [one for one in others if one.id != lesson.id and _is_contradicted(draft, lesson, one)]
+        rivals = [
+            one for one in others if one.id != lesson.id and _is_contradicted(draft, lesson, one)
+        ]
         was_in_force = lesson.id != new.id and lesson.state is not LessonState.SUPERSEDED
         if _settle(conn, lesson.id, rivals, share, verdict.at):
             if not was_in_force:
-                events.append(conn, lessons.MADE_EVENT, lesson.id, {"turn": verdict.turn}, verdict.at)
+                events.append(
+                    conn, lessons.MADE_EVENT, lesson.id, {"turn": verdict.turn}, verdict.at
+                )
             _end_narrower(conn, draft, lesson, place, verdict.at)
         elif place.context.sessions and _would_hold_here(lesson, rivals):
-            here = replace(_draft_for_session(draft, lesson), contradicts=tuple(one.id for one in rivals))
+            here = replace(
+                _draft_for_session(draft, lesson), contradicts=tuple(one.id for one in rivals)
+            )
             return {lesson.id} | _add_evidence(conn, here, verdict, place)
         return {lesson.id}
     here = _draft_for_session(draft, lesson)
@@ -201,7 +221,9 @@ def _add_evidence(conn: Connection, draft: LessonDraft, verdict: Verdict, place:
     return {lesson.id} | {one.id for one in same} | ({edited.id} if edited is not None else set())
 
 
-def _in_newest_words(conn: Connection, lesson: Lesson, draft: LessonDraft, topics: HintTopics, at: float) -> Lesson:
+def _in_newest_words(
+    conn: Connection, lesson: Lesson, draft: LessonDraft, topics: HintTopics, at: float
+) -> Lesson:
     """Return the lesson with the words of a later draft about its topic, if both are hints of the rules."""
     is_other_text = lesson.topic == draft.topic and lesson.text != draft.text
     is_later = at >= lesson.reinforced_at
@@ -226,18 +248,27 @@ def _topic_of(draft: LessonDraft, lesson: Lesson) -> str:
     return lesson.topic or draft.topic
 
 
-def _end_narrower(conn: Connection, draft: LessonDraft, lesson: Lesson, place: _TurnPlace, at: float) -> None:
+def _end_narrower(
+    conn: Connection, draft: LessonDraft, lesson: Lesson, place: _TurnPlace, at: float
+) -> None:
     """Supersede what was said of this conversation, or of its subject, and contradicts a newer wish for all prompts."""
     if not lesson.is_practised:
         return
-    while ended := _contradicted_narrower(conn, draft, lesson, place):  # one of them may have overruled the next
+    # One of them may have overruled the next.
+    while ended := _contradicted_narrower(conn, draft, lesson, place):
         for other in ended:
             lessons.supersede(conn, other.id, lesson.id)
             events.append(conn, lessons.SUPERSEDED_EVENT, other.id, {"by": lesson.id}, at)
 
 
-def _contradicted_narrower(conn: Connection, draft: LessonDraft, lesson: Lesson, place: _TurnPlace) -> list[Lesson]:
-    narrower = [one for one in lessons.lessons_for(conn, place.context) if not one.is_practised and not one.is_pinned]
+def _contradicted_narrower(
+    conn: Connection, draft: LessonDraft, lesson: Lesson, place: _TurnPlace
+) -> list[Lesson]:
+    narrower = [
+        one
+        for one in lessons.lessons_for(conn, place.context)
+        if not one.is_practised and not one.is_pinned
+    ]
     known = conflicts.conflicts_among(conn, [lesson.id, *(one.id for one in narrower)])
     return [
         other
@@ -246,10 +277,15 @@ def _contradicted_narrower(conn: Connection, draft: LessonDraft, lesson: Lesson,
     ]
 
 
-def _find_edited(conn: Connection, draft: LessonDraft, turn: str, others: Sequence[Lesson]) -> Lesson | None:
+def _find_edited(
+    conn: Connection, draft: LessonDraft, turn: str, others: Sequence[Lesson]
+) -> Lesson | None:
     """Return the lesson that a turn gave with the words of a draft, and that a person has edited since."""
-    wish, given = wish_name(draft.topic, draft.text), {one.id for one in lessons.lessons_of_turns(conn, [turn])}
-    return next((one for one in others if one.id in given and wish in earlier_wishes(conn, one.id)), None)
+    wish = wish_name(draft.topic, draft.text)
+    given = {one.id for one in lessons.lessons_of_turns(conn, [turn])}
+    return next(
+        (one for one in others if one.id in given and wish in earlier_wishes(conn, one.id)), None
+    )
 
 
 def _find_same(draft: LessonDraft, others: Sequence[Lesson]) -> Lesson | None:

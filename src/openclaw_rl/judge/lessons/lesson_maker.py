@@ -32,10 +32,17 @@ class LessonMaker:
     def __init__(self, config: Config, store: Store, judge: Judge) -> None:
         """Raises as `LessonReader` does."""
         rules = judge if isinstance(judge, RulesJudge) else RulesJudge.load()
-        self._topics, self._store, self._per = HintTopics(rules.files), store, config.policy.per
+        self._topics = HintTopics(rules.files)
+        self._store = store
+        self._per = config.policy.per
         self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
-        self._reader = LessonReader(config, self._is_ephemeral, self._topics) if isinstance(judge, LlmJudge) else None
-        self._drafts: dict[str, tuple[int, LessonDraft]] = {}  # turn -> (revision, what the model read)
+        self._reader = (
+            LessonReader(config, self._is_ephemeral, self._topics)
+            if isinstance(judge, LlmJudge)
+            else None
+        )
+        # Turn -> (revision, what the model read).
+        self._drafts: dict[str, tuple[int, LessonDraft]] = {}
 
     def needs_model(self, verdict: Verdict) -> bool:
         """Return whether a model is asked about the hints of this verdict."""
@@ -46,7 +53,8 @@ class LessonMaker:
         if self._reader is not None and self.needs_model(verdict):
             try:
                 known = await asyncio.to_thread(self._read_known, verdict.turn)
-            except DamagedRow:  # `update` reports it
+            except DamagedRow:
+                # `update` reports it.
                 return
             if (draft := await self._reader.read_lesson(item, verdict, known)) is not None:
                 self._drafts[verdict.turn] = verdict.revision, draft
@@ -57,7 +65,9 @@ class LessonMaker:
         Of a judge that is not trusted (`is_trusted`), only the person's own corrections count.
         """
         revision, draft = self._drafts.pop(verdict.turn, (0, None))
-        drafts = [draft] if draft is not None and revision == verdict.revision and is_trusted else None
+        drafts = (
+            [draft] if draft is not None and revision == verdict.revision and is_trusted else None
+        )
         try:
             if not is_trusted and not (verdict := _keep_corrections(conn, verdict)).hints:
                 return
@@ -88,4 +98,8 @@ def _keep_corrections(conn: Connection, verdict: Verdict) -> Verdict:
     reaction = turns.current_reaction(conn, verdict.turn)
     feedback = reaction.feedback if reaction is not None else ()
     given = {normalise_lesson(one.correction) for one in feedback if one.correction}
-    return replace(verdict, hints=tuple(hint for hint in verdict.hints if normalise_lesson(hint) in given), votes=())
+    return replace(
+        verdict,
+        hints=tuple(hint for hint in verdict.hints if normalise_lesson(hint) in given),
+        votes=(),
+    )

@@ -40,7 +40,9 @@ class LessonReader:
         self._is_ephemeral = is_ephemeral
         self.close = self._chat_model.close
 
-    async def read_lesson(self, item: JudgeInput, verdict: Verdict, known: Sequence[Lesson]) -> LessonDraft | None:
+    async def read_lesson(
+        self, item: JudgeInput, verdict: Verdict, known: Sequence[Lesson]
+    ) -> LessonDraft | None:
         """Return the lesson of a verdict; None without a usable answer, with which the rules decide. Never raises.
 
         `known`: general lessons that it may repeat or contradict.
@@ -66,10 +68,13 @@ class LessonReader:
         leaks = is_fact or LeakCheck(item, self._is_ephemeral).find_leak(text) is not None
         if leaks or answer["scope"] not in _WIDER_THAN_QUESTION:
             return answer_draft(text)
-        topic, ids = self._topics.topic_of(text), {number: lesson.id for number, lesson in enumerate(known, 1)}
+        topic = self._topics.topic_of(text)
+        ids = {number: lesson.id for number, lesson in enumerate(known, 1)}
         contradicted = [ids[number] for number in answer["contradicts"] if number in ids]
         if answer["scope"] == "conversation":
-            return LessonDraft(text=text, reach=LessonReach.SESSION, topic=topic, contradicts=tuple(contradicted))
+            return LessonDraft(
+                text=text, reach=LessonReach.SESSION, topic=topic, contradicts=tuple(contradicted)
+            )
         if answer["scope"] == "subject":
             if not normalise_subject(answer["subject"]):
                 return answer_draft(text)
@@ -82,4 +87,6 @@ class LessonReader:
             )
         same = ids.get(answer["same"])
         contradicts = tuple(id_ for id_ in contradicted if id_ != same)
-        return LessonDraft(text=text, reach=LessonReach.GENERAL, topic=topic, same_as=same, contradicts=contradicts)
+        return LessonDraft(
+            text=text, reach=LessonReach.GENERAL, topic=topic, same_as=same, contradicts=contradicts
+        )

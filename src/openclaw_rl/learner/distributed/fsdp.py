@@ -29,12 +29,15 @@ def load_dtype(path: str, model: ModelConfig) -> str:
     return str(stored or torch.float32).removeprefix("torch.")
 
 
-def shard_layers(causal: Any, trained: set[torch.nn.Parameter], device: torch.device, group: Any) -> None:
+def shard_layers(
+    causal: Any, trained: set[torch.nn.Parameter], device: torch.device, group: Any
+) -> None:
     """Shard the frozen weights of the decoder's layers over the ranks, and move everything to `device`.
 
     `group`: process group of the ranks. Raises `ModelError` if the decoder has no list of layers.
     """
-    from torch.distributed.device_mesh import DeviceMesh  # imported here, because the import takes seconds
+    # Imported here, because the import takes seconds.
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     decoder = causal.get_decoder()
@@ -52,6 +55,8 @@ def shard_layers(causal: Any, trained: set[torch.nn.Parameter], device: torch.de
     fully_shard(decoder, mesh=mesh, ignored_params=trained | whole)
     for module in decoder.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # sum gradients: denominators are those of the whole batch
+            # Sum gradients: denominators are those of the whole batch.
+            module.set_gradient_divide_factor(1.0)
     for parameter in whole | trained:
-        parameter.data = parameter.data.to(device)  # keep the parameter objects
+        # Keep the parameter objects.
+        parameter.data = parameter.data.to(device)

@@ -23,8 +23,10 @@ from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 _T = TypeVar("_T")
 log = logging.getLogger(__name__)
-_START_TIMEOUT = 1800.0  # seconds in which every rank must join and load the model
-_BUCKET_ELEMENTS = 2**24  # elements per all-reduce call
+# Seconds in which every rank must join and load the model.
+_START_TIMEOUT = 1800.0
+# Elements per all-reduce call.
+_BUCKET_ELEMENTS = 2**24
 
 
 class _RankFailure(msgspec.Struct, frozen=True):
@@ -39,8 +41,10 @@ class ProcessGroup(World):
 
     def __init__(self, train: TrainConfig, *, local: int, cuda: bool) -> None:
         """Created by `join`. `local`: number of the rank on its machine; `cuda`: whether it has a GPU."""
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._local, self._cuda = local, cuda
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._local = local
+        self._cuda = cuda
         self._sharded = fsdp.wants_sharding(train, cuda=cuda)
         # Separate groups for messages and tensors: a rank that failed in a pass must not answer the others' exchange.
         timeout = timedelta(seconds=train.launch.timeout)
@@ -51,7 +55,9 @@ class ProcessGroup(World):
         self._broadcast_group = dist.new_group(backend="gloo", timeout=timeout + extra_time)
         self._tensor_group = dist.new_group(backend="nccl" if cuda else "gloo", timeout=timeout)
 
-    def map_over_ranks(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
+    def map_over_ranks(
+        self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]
+    ) -> list[_T]:
         shares = assign(costs, self.size)
         own: list[_T] | _RankFailure
         if self._sharded:
@@ -62,28 +68,47 @@ class ProcessGroup(World):
             except torch.OutOfMemoryError as error:
                 own = _RankFailure("", f"a pass does not fit into the memory of rank {self.rank}")
                 log.warning("rank %d: a pass does not fit into memory (%s)", self.rank, error)
-            except (OpenClawError, ValueError) as error:  # caused by one row or a plug-in, on this rank only
+            except (OpenClawError, ValueError) as error:
+                # Caused by one row or a plug-in, on this rank only.
                 own = _RankFailure(type(error).__name__, str(error))
         decoder = msgspec.msgpack.Decoder(list[kind] | _RankFailure, dec_hook=_decode_tensor)  # type: ignore[valid-type]
-        found = [decoder.decode(raw) for raw in self._all_gather(msgspec.msgpack.encode(own, enc_hook=_encode_tensor))]
-        if failed := [done for done in found if isinstance(done, _RankFailure)]:  # every rank raises the same error
+        found = [
+            decoder.decode(raw)
+            for raw in self._all_gather(msgspec.msgpack.encode(own, enc_hook=_encode_tensor))
+        ]
+        # Every rank raises the same error.
+        if failed := [done for done in found if isinstance(done, _RankFailure)]:
             first = max(failed, key=lambda failure: failure.kind != "")
-            raise rebuild_error(first.kind, first.message) if first.kind else RankOutOfMemory(first.message)
-        out = {n: one for share, done in zip(shares, found, strict=True) for n, one in zip(share, done, strict=True)}
+            raise (
+                rebuild_error(first.kind, first.message)
+                if first.kind
+                else RankOutOfMemory(first.message)
+            )
+        out = {
+            n: one
+            for share, done in zip(shares, found, strict=True)
+            for n, one in zip(share, done, strict=True)
+        }
         return [out[number] for number in range(len(costs))]
 
     def _map_in_lockstep(
-        self, shares: Sequence[Sequence[int]], costs: Sequence[int], work: Callable[[int, float], _T]
+        self,
+        shares: Sequence[Sequence[int]],
+        costs: Sequence[int],
+        work: Callable[[int, float], _T],
     ) -> list[_T]:
         """Run the same number of passes on every rank, because each pass needs the layer shards of all ranks."""
-        own, cheapest = shares[self.rank], min(range(len(costs)), key=lambda n: costs[n], default=0)
+        own = shares[self.rank]
+        cheapest = min(range(len(costs)), key=lambda n: costs[n], default=0)
         rounds = max(len(share) for share in shares)
         try:
             done = [work(number, 1.0) for number in own]
             for _ in range(rounds - len(own)):
                 work(cheapest, 0.0)
         except torch.OutOfMemoryError as error:
-            raise ModelError(f"rank {self.rank}: a pass does not fit into memory ({error}). {OOM_HINT}") from error
+            raise ModelError(
+                f"rank {self.rank}: a pass does not fit into memory ({error}). {OOM_HINT}"
+            ) from error
         return done
 
     @torch.no_grad()
@@ -93,14 +118,25 @@ class ProcessGroup(World):
         dist.all_reduce(has, op=dist.ReduceOp.MAX, group=self._message_group)
         wanted = [t for t, somewhere in zip(every, has.tolist(), strict=True) if somewhere]
         for bucket in _reduce_buckets(wanted):
-            flat = torch.cat([torch.zeros_like(t).flatten() if t.grad is None else t.grad.flatten() for t in bucket])
-            dist.all_reduce(flat, group=self._tensor_group if flat.is_cuda == self._cuda else self._message_group)
-            for tensor, total in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
+            flat = torch.cat(
+                [
+                    torch.zeros_like(t).flatten() if t.grad is None else t.grad.flatten()
+                    for t in bucket
+                ]
+            )
+            dist.all_reduce(
+                flat,
+                group=self._tensor_group if flat.is_cuda == self._cuda else self._message_group,
+            )
+            for tensor, total in zip(
+                bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True
+            ):
                 tensor.grad = total.view_as(tensor).clone()
 
     def all_true(self, yes: bool) -> bool:
         every = torch.tensor([yes], dtype=torch.uint8)
-        dist.all_reduce(every, op=dist.ReduceOp.MIN)  # the default group, whose timeout covers model loading
+        # The default group, whose timeout covers model loading.
+        dist.all_reduce(every, op=dist.ReduceOp.MIN)
         return bool(every.item())
 
     def device_for(self, path: str, model: ModelConfig) -> ModelConfig:
@@ -136,10 +172,14 @@ class ProcessGroup(World):
         width = max(int(size) for size in sizes)
         bodies = [torch.empty(width, dtype=torch.uint8) for _ in range(self.size)]
         dist.all_gather(bodies, _bytes_tensor(raw.ljust(width, b"\0")), group=self._message_group)
-        return [body[: int(size)].numpy().tobytes() for body, size in zip(bodies, sizes, strict=True)]
+        return [
+            body[: int(size)].numpy().tobytes() for body, size in zip(bodies, sizes, strict=True)
+        ]
 
 
-def join(train: TrainConfig, model: ModelConfig, *, store: str | None, rank: int, size: int) -> ProcessGroup:
+def join(
+    train: TrainConfig, model: ModelConfig, *, store: str | None, rank: int, size: int
+) -> ProcessGroup:
     """Join the process group. `store`: a file on a shared path, with `rank` and `size`; None: the torchrun environment.
 
     Errors of torch.distributed propagate if the other ranks do not join.
@@ -167,7 +207,9 @@ def _reduce_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tens
     bucket: list[torch.Tensor] = []
     for tensor in tensors:
         alike = bucket and (bucket[0].dtype, bucket[0].device) == (tensor.dtype, tensor.device)
-        if bucket and not (alike and sum(t.numel() for t in bucket) + tensor.numel() <= _BUCKET_ELEMENTS):
+        if bucket and not (
+            alike and sum(t.numel() for t in bucket) + tensor.numel() <= _BUCKET_ELEMENTS
+        ):
             yield bucket
             bucket = []
         bucket.append(tensor)
@@ -178,7 +220,11 @@ def _reduce_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tens
 def _encode_tensor(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous()
-        return [str(flat.dtype), list(flat.shape), flat.reshape(-1).view(torch.uint8).numpy().tobytes()]
+        return [
+            str(flat.dtype),
+            list(flat.shape),
+            flat.reshape(-1).view(torch.uint8).numpy().tobytes(),
+        ]
     raise NotImplementedError(f"{type(value).__name__} cannot be sent between ranks")
 
 

@@ -23,9 +23,12 @@ class World:
     Every rank makes the same calls in the same order.
     """
 
-    rank, size = 0, 1
+    rank = 0
+    size = 1
 
-    def map_over_ranks(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
+    def map_over_ranks(
+        self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]
+    ) -> list[_T]:
         """Return `work(number, weight)` of each piece of work on every rank; each piece runs on one rank.
 
         `costs`: tokens of each piece. `weight` is 1, or 0 for a pass without effect that a rank runs only because the

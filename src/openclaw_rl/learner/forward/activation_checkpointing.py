@@ -27,11 +27,16 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.model.oom import available_memory, is_alone_on_gpu, trim_malloc
 
 log = logging.getLogger(__name__)
-FREE_SHARE_ALONE = 0.8  # share of the free memory, if this process is alone on the GPU
-FREE_SHARE_SHARED = 0.5  # share of the free memory, if an engine or other programs use the same memory
-TRIM_BYTES = 2**25  # bytes of activations per layer, above which `trim_malloc` is worth its time on a CPU
-RESERVED_LAYERS = 2  # memory reserved for the layer being recomputed and its gradients, in layers
-ENABLE_METHODS = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # renamed within transformers 5
+# Share of the free memory, if this process is alone on the GPU.
+FREE_SHARE_ALONE = 0.8
+# Share of the free memory, if an engine or other programs use the same memory.
+FREE_SHARE_SHARED = 0.5
+# Bytes of activations per layer, above which `trim_malloc` is worth its time on a CPU.
+TRIM_BYTES = 2**25
+# Memory reserved for the layer being recomputed and its gradients, in layers.
+RESERVED_LAYERS = 2
+# Renamed within transformers 5.
+ENABLE_METHODS = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 
 
 class LayerCheckpointing:
@@ -44,11 +49,17 @@ class LayerCheckpointing:
     def __init__(self, causal: Any, wanted: bool | None) -> None:
         """`wanted`: all layers (True), none, or by memory (None). Raises `ConfigError` if True is not supported."""
         self._device: torch.device = causal.device
-        self._wanted, self.recomputed_layers = wanted, 0
-        self._bytes_per_token = 0.0  # activation bytes per token and layer
-        self._gradient_bytes = 4 * sum(p.numel() for p in causal.parameters() if p.requires_grad)  # of future gradients
-        self._max_kept, self.token_layer_limit = 0, math.inf
-        self._layers = [m for m in causal.get_decoder().modules() if isinstance(m, GradientCheckpointingLayer)]
+        self._wanted = wanted
+        self.recomputed_layers = 0
+        # Activation bytes per token and layer.
+        self._bytes_per_token = 0.0
+        # Of future gradients.
+        self._gradient_bytes = 4 * sum(p.numel() for p in causal.parameters() if p.requires_grad)
+        self._max_kept = 0
+        self.token_layer_limit = math.inf
+        self._layers = [
+            m for m in causal.get_decoder().modules() if isinstance(m, GradientCheckpointingLayer)
+        ]
         can = bool(self._layers) and causal.supports_gradient_checkpointing
         if wanted and not can:
             raise ConfigError(
@@ -62,7 +73,9 @@ class LayerCheckpointing:
         if wanted is False or not can:
             self._wanted = False
             return
-        next(getattr(causal, name) for name in ENABLE_METHODS if hasattr(causal, name))({"use_reentrant": False})
+        next(getattr(causal, name) for name in ENABLE_METHODS if hasattr(causal, name))(
+            {"use_reentrant": False}
+        )
         for layer in self._layers:
             layer.gradient_checkpointing = False
             layer._gradient_checkpointing_func = partial(self._checkpoint_layer, layer)
@@ -74,7 +87,8 @@ class LayerCheckpointing:
 
     def halve_kept(self) -> None:
         """After an out-of-memory error: keep at most half of what the largest pass kept."""
-        self.token_layer_limit, self._max_kept = min(self.token_layer_limit, self._max_kept / 2), 0
+        self.token_layer_limit = min(self.token_layer_limit, self._max_kept / 2)
+        self._max_kept = 0
 
     def measure_layer_bytes(
         self, read: Callable[[Sequence[TokenSequence]], object], tokens: int, vocabulary: int
@@ -84,18 +98,25 @@ class LayerCheckpointing:
         `vocabulary`: number of token ids.
         """
         if self._layers:
-            short, long = (_saved_bytes(partial(read, [_dummy_sequence(n, vocabulary)])) for n in (tokens, 2 * tokens))
+            short, long = (
+                _saved_bytes(partial(read, [_dummy_sequence(n, vocabulary)]))
+                for n in (tokens, 2 * tokens)
+            )
             self._bytes_per_token = (long - short) / tokens / len(self._layers)
 
     def plan_pass(self, tokens: int) -> None:
         """Choose the layers to recompute in the next pass of T `tokens` and its backward pass."""
         self._trims_malloc = self._bytes_per_token * tokens >= TRIM_BYTES
-        every, again = len(self._layers), 0
+        every = len(self._layers)
+        again = 0
         if torch.is_grad_enabled():
-            before, again = self.recomputed_layers, every - self._layers_to_keep(tokens)
+            before = self.recomputed_layers
+            again = every - self._layers_to_keep(tokens)
             self.recomputed_layers = again
             if again != before and self._wanted is None:
-                log.info("%d of %d layers are recomputed in a pass of %d tokens", again, every, tokens)
+                log.info(
+                    "%d of %d layers are recomputed in a pass of %d tokens", again, every, tokens
+                )
         for place, layer in enumerate(self._layers):
             layer.gradient_checkpointing = layer.training = place < again
 
@@ -106,16 +127,20 @@ class LayerCheckpointing:
             return 0 if self._wanted else every
         share = FREE_SHARE_ALONE if is_alone_on_gpu(self._device) else FREE_SHARE_SHARED
         free = share * available_memory(self._device) - self._gradient_bytes
-        limit = max(0.0, min(self.token_layer_limit, free / max(1.0, self._bytes_per_token)))  # tokens times layers
+        # Tokens times layers.
+        limit = max(0.0, min(self.token_layer_limit, free / max(1.0, self._bytes_per_token)))
         kept = every if limit >= every * tokens else max(0, int(limit / tokens) - RESERVED_LAYERS)
         self._max_kept = max(self._max_kept, kept * tokens)
         return kept
 
-    def _checkpoint_layer(self, layer: torch.nn.Module, call: Callable[..., Any], *args: Any) -> Any:
+    def _checkpoint_layer(
+        self, layer: torch.nn.Module, call: Callable[..., Any], *args: Any
+    ) -> Any:
         """Checkpoint a layer. transformers reads `training` as "recompute"; inside, some layers read it for dropout."""
 
         def run_layer(*given: Any) -> Any:
-            asked, layer.training = layer.training, False
+            asked = layer.training
+            layer.training = False
             try:
                 return call(*given)
             finally:
@@ -142,7 +167,8 @@ def _saved_bytes(work: Callable[[], object]) -> int:
     held: dict[int, torch.Tensor] = {}
 
     def record_tensor(tensor: torch.Tensor) -> None:
-        held[tensor.untyped_storage().data_ptr()] = tensor  # a reference, so that no other tensor reuses its address
+        # A reference, so that no other tensor reuses its address.
+        held[tensor.untyped_storage().data_ptr()] = tensor
 
     try:
         with saved_tensors_hooks(record_tensor, _reject_unpack):
@@ -150,7 +176,8 @@ def _saved_bytes(work: Callable[[], object]) -> int:
         del out
         return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
     finally:
-        held.clear()  # breaks a cycle through the graph that the garbage collector cannot see
+        # Breaks a cycle through the graph that the garbage collector cannot see.
+        held.clear()
 
 
 def _reject_unpack(_: None) -> torch.Tensor:

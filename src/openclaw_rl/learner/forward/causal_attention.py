@@ -15,9 +15,11 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 log = logging.getLogger(__name__)
-KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]  # in order of preference
+# In order of preference.
+KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 _HALF_DTYPES = (torch.bfloat16, torch.float16)
-_MAX_ERROR = 0.03  # largest accepted relative error (norm) in half precision
+# Largest accepted relative error (norm) in half precision.
+_MAX_ERROR = 0.03
 _TRIAL_TOKENS = 384
 
 Spans = Sequence[tuple[int, int]]
@@ -42,13 +44,18 @@ def _causal_parts(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: Spans, scale: float
 ) -> list[torch.Tensor]:
     attend = partial(
-        functional.scaled_dot_product_attention, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        functional.scaled_dot_product_attention,
+        is_causal=True,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
     return [attend(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b]) for a, b in spans]
 
 
 @cache
-def has_kernel(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> bool:
+def has_kernel(
+    heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device
+) -> bool:
     """Return whether a kernel supports this attention shape; tried once on random states."""
     if device.type != "cuda" or dtype not in _HALF_DTYPES:
         return False
@@ -58,22 +65,32 @@ def has_kernel(heads: int, groups: int, size: int, dtype: torch.dtype, device: t
         log.info("no causal kernel for %d heads of %d: %s", heads, size, error)
         return False
     if not gap <= _MAX_ERROR:
-        log.warning("the causal kernel for %d heads of %d has an error of %.3g here and is not used", heads, size, gap)
+        log.warning(
+            "the causal kernel for %d heads of %d has an error of %.3g here and is not used",
+            heads,
+            size,
+            gap,
+        )
     return gap <= _MAX_ERROR
 
 
-def kernel_error(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> float:
+def kernel_error(
+    heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device
+) -> float:
     """Return the largest relative error (norm) of outputs and gradients against float32 (or wider) attention.
 
     Safe inside a checkpointed layer, because the trial tensors are not saved by its checkpoint.
     """
-    spans, scale = ((0, _TRIAL_TOKENS // 3), (_TRIAL_TOKENS // 3, _TRIAL_TOKENS)), size**-0.5
+    spans = ((0, _TRIAL_TOKENS // 3), (_TRIAL_TOKENS // 3, _TRIAL_TOKENS))
+    scale = size**-0.5
     with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
         states = trial_states(heads, groups, _TRIAL_TOKENS, size, device, dtype)
         got = outputs_and_grads(lambda q, k, v: attend_spans(q, k, v, spans, scale), states)
         wide = torch.promote_types(dtype, torch.float32)
         wide_states = [state.to(wide) for state in states]
-        want = outputs_and_grads(lambda q, k, v: torch.cat(_causal_parts(q, k, v, spans, scale), dim=2), wide_states)
+        want = outputs_and_grads(
+            lambda q, k, v: torch.cat(_causal_parts(q, k, v, spans, scale), dim=2), wide_states
+        )
         return max(relative_error(a, b) for a, b in zip(got, want, strict=True))
 
 

@@ -19,9 +19,11 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from openclaw_rl.learner.forward.prefix_tree import PrefixTree
 
 BLOCK = 128
-MIN_LENGTH = 2 * BLOCK  # one block would compile another kernel, as sizes of 1 are never symbolic
+# One block would compile another kernel, as sizes of 1 are never symbolic.
+MIN_LENGTH = 2 * BLOCK
 BACKEND = "inductor"
-MAX_KERNELS = 64  # compiled kernels (one per head shape, dtype, window and gradient mode); more raise an error
+# Compiled kernels (one per head shape, dtype, window and gradient mode); more raise an error.
+MAX_KERNELS = 64
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -46,7 +48,9 @@ class TreeMasks:
 
     def __init__(self, tree: PrefixTree) -> None:
         """`tree`: padded to `padded_length`."""
-        assert tree.tokens == padded_length(tree.tokens), f"{tree.tokens} tokens are not whole blocks"
+        assert tree.tokens == padded_length(tree.tokens), (
+            f"{tree.tokens} tokens are not whole blocks"
+        )
         self._end_T = tree.end_T.int()
         self._depth_T = tree.depth_T.int()
         self._made: dict[int | None, BlockMask] = {}
@@ -63,13 +67,15 @@ def _make_block_mask(end_T: torch.Tensor, depth_T: torch.Tensor, window: int | N
     tokens = len(end_T)
     end_NB = end_T.view(-1, BLOCK)
     first_N = torch.arange(0, tokens, BLOCK, device=end_T.device, dtype=end_T.dtype)
-    below_NN = first_N[:, None] > first_N[None]  # query blocks after key blocks
+    # Query blocks after key blocks.
+    below_NN = first_N[:, None] > first_N[None]
     some_NN = below_NN & (first_N[:, None] < end_NB.amax(1)[None])
     all_NN = below_NN & (first_N[:, None] + BLOCK <= end_NB.amin(1)[None])
     mask_mod = _causal_mask_mod(end_T)
     if window is not None:
         floor_T = depth_T - window
-        floor_NB, depth_NB = floor_T.view(-1, BLOCK), depth_T.view(-1, BLOCK)
+        floor_NB = floor_T.view(-1, BLOCK)
+        depth_NB = depth_T.view(-1, BLOCK)
         some_NN &= depth_NB.amax(1)[None] > floor_NB.amin(1)[:, None]
         all_NN &= depth_NB.amin(1)[None] > floor_NB.amax(1)[:, None]
         mask_mod = _window_mask_mod(end_T, depth_T, floor_T)
@@ -91,7 +97,9 @@ def _order_blocks(blocks_NN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _causal_mask_mod(end_T: torch.Tensor) -> MaskMod:
-    def sees_token(batch: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    def sees_token(
+        batch: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor
+    ) -> torch.Tensor:
         return (j <= i) & (i < end_T[j])
 
     return sees_token
@@ -100,17 +108,23 @@ def _causal_mask_mod(end_T: torch.Tensor) -> MaskMod:
 def _window_mask_mod(end_T: torch.Tensor, depth_T: torch.Tensor, floor_T: torch.Tensor) -> MaskMod:
     """Return a windowed mask. The window is in a tensor, because each constant would compile another kernel."""
 
-    def sees_token(batch: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    def sees_token(
+        batch: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor
+    ) -> torch.Tensor:
         return (j <= i) & (i < end_T[j]) & (depth_T[j] > floor_T[i])
 
     return sees_token
 
 
-def _attend_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: str) -> Any:
+def _attend_blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: str
+) -> Any:
     """`scale` is a string, because a number would become a kernel input instead of a constant."""
     torch._check(query.shape[2] % BLOCK == 0)  # type: ignore[no-untyped-call]  # no partial last block in the kernel
     grouped = query.shape[1] != key.shape[1]
-    return flex_attention(query, key, value, block_mask=mask, scale=float(scale), enable_gqa=grouped)
+    return flex_attention(
+        query, key, value, block_mask=mask, scale=float(scale), enable_gqa=grouped
+    )
 
 
 @cache
@@ -121,9 +135,16 @@ def compiled_kernel(backend: str) -> Callable[..., torch.Tensor]:
 
 
 def attend_tree(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: TreeMasks, scale: float, window: int | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    masks: TreeMasks,
+    scale: float,
+    window: int | None,
 ) -> torch.Tensor:
     """Return [1, H, T, D]; query [1, H, T, D], key and value [1, G, T, D]. Compiler errors propagate."""
-    shape = AttentionShape(query.shape[1], key.shape[1], query.shape[3], query.dtype, windowed=window is not None)
+    shape = AttentionShape(
+        query.shape[1], key.shape[1], query.shape[3], query.dtype, windowed=window is not None
+    )
     masks.shapes.add(shape)
     return compiled_kernel(BACKEND)(query, key, value, masks.block_mask(window), repr(scale))

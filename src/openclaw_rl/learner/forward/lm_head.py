@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_ELEMENTS = 2**24  # logits, and head weights in another dtype, that exist at once: 64 MiB each in float32
+# Logits, and head weights in another dtype, that exist at once: 64 MiB each in float32.
+CHUNK_ELEMENTS = 2**24
 
 PLAUSIBLE_SHARE = 0.02
 """Tokens that a guided teacher may prefer: those with at least this share of the likeliest token's probability under
 the hint. Without the bound, guidance would prefer tokens that are absurd in both prompts (arXiv:2210.15097, Eq. 2)."""
-HeadColumns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logps, entropy, ids
+# Logps, entropy, ids.
+HeadColumns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,9 @@ IDENTITY_TRANSFORM = LogitTransform()
 class TokenLogprobs:
     """Log-probabilities of selected tokens at K response positions. The entropy has no gradient."""
 
-    ids_KN: torch.Tensor  # the response token, then the given ids, then the top-k in descending order
+    ids_KN: (
+        torch.Tensor
+    )  # the response token, then the given ids, then the top-k in descending order
     logps_KN: torch.Tensor  # float32 or wider, at the temperature of each token
     entropy_K: torch.Tensor  # nats
 
@@ -53,8 +57,13 @@ class TokenLogprobs:
     def split_rows(self, lengths: Sequence[int]) -> list[TokenLogprobs]:
         """Split into one entry per row, on the CPU and without gradients."""
         columns = (self.ids_KN, self.logps_KN, self.entropy_K)
-        parts = zip(*(torch.split(column.detach().cpu(), list(lengths)) for column in columns), strict=True)
-        return [TokenLogprobs(ids_KN=ids, logps_KN=logps, entropy_K=entropy) for ids, logps, entropy in parts]
+        parts = zip(
+            *(torch.split(column.detach().cpu(), list(lengths)) for column in columns), strict=True
+        )
+        return [
+            TokenLogprobs(ids_KN=ids, logps_KN=logps, entropy_K=entropy)
+            for ids, logps, entropy in parts
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +82,9 @@ class HiddenStates:
 
     def select_rows(self, rows: Sequence[int]) -> HiddenStates:
         """Return the given rows, in that order."""
-        places = torch.split(torch.arange(len(self.targets_K), device=self.targets_K.device), list(self.lengths))
+        places = torch.split(
+            torch.arange(len(self.targets_K), device=self.targets_K.device), list(self.lengths)
+        )
         at = torch.cat([places[i] for i in rows])
         return replace(
             self,
@@ -90,19 +101,39 @@ class HiddenStates:
 
         `floats`: number of logits that may exist at once.
         """
-        head, hidden_KH, temperature_K, transform = self.head, self.hidden_KH, self.temperature_K, self.logit_transform
-        vocabulary = int(head.weight.shape[0]) if isinstance(head.weight, torch.Tensor) else len(hidden_KH)
-        size, wanted_KN = max(1, (floats or CHUNK_ELEMENTS) // vocabulary), self.targets_K.unsqueeze(-1)
+        head = self.head
+        hidden_KH = self.hidden_KH
+        temperature_K = self.temperature_K
+        transform = self.logit_transform
+        vocabulary = (
+            int(head.weight.shape[0]) if isinstance(head.weight, torch.Tensor) else len(hidden_KH)
+        )
+        size = max(1, (floats or CHUNK_ELEMENTS) // vocabulary)
+        wanted_KN = self.targets_K.unsqueeze(-1)
         if ids_KN is not None:
             wanted_KN = torch.cat([wanted_KN, ids_KN], dim=-1)
-        if transform.cap is None:  # an uncapped transform only scales the logits, as a temperature does
-            temperature_K, transform = temperature_K * (transform.over / transform.times), IDENTITY_TRANSFORM
-        if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None and transform.cap is None:
-            whole: HeadColumns = _ChunkedHead.apply(hidden_KH, head.weight, wanted_KN, temperature_K, top, size)  # type: ignore[no-untyped-call]
+        # An uncapped transform only scales the logits, as a temperature does.
+        if transform.cap is None:
+            temperature_K = temperature_K * (transform.over / transform.times)
+            transform = IDENTITY_TRANSFORM
+        if (
+            type(head) is torch.nn.Linear
+            and getattr(head, "bias", None) is None
+            and transform.cap is None
+        ):
+            whole: HeadColumns = _ChunkedHead.apply(
+                hidden_KH, head.weight, wanted_KN, temperature_K, top, size
+            )  # type: ignore[no-untyped-call]
             return TokenLogprobs(logps_KN=whole[0], entropy_K=whole[1], ids_KN=whole[2])
         columns = (hidden_KH, wanted_KN, temperature_K)
-        parts = [tuple(column[at : at + size] for column in columns) for at in range(0, len(hidden_KH), size)]
-        triples = [checkpoint(_apply_head, head, *part, top, transform, use_reentrant=False) for part in parts]
+        parts = [
+            tuple(column[at : at + size] for column in columns)
+            for at in range(0, len(hidden_KH), size)
+        ]
+        triples = [
+            checkpoint(_apply_head, head, *part, top, transform, use_reentrant=False)
+            for part in parts
+        ]
         logps_KN, entropy_K, all_KN = (torch.cat(column) for column in zip(*triples, strict=True))
         return TokenLogprobs(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
 
@@ -115,7 +146,9 @@ class GuidedScores:
     """
 
     teacher: TokenLogprobs
-    preferences_KN: torch.Tensor  # of the tokens `teacher.ids_KN`, then of all others together as one tail
+    preferences_KN: (
+        torch.Tensor
+    )  # of the tokens `teacher.ids_KN`, then of all others together as one tail
     teacher_K: torch.Tensor  # mean preference under the guided teacher
     plain_K: torch.Tensor  # and under the model without the hint: 0 or less
 
@@ -125,7 +158,9 @@ class GuidedScores:
         parts = zip(*(torch.split(column.cpu(), list(lengths)) for column in columns), strict=True)
         rows = zip(self.teacher.split_rows(lengths), parts, strict=True)
         return [
-            GuidedScores(teacher=teacher, preferences_KN=preferences, teacher_K=of_teacher, plain_K=of_plain)
+            GuidedScores(
+                teacher=teacher, preferences_KN=preferences, teacher_K=of_teacher, plain_K=of_plain
+            )
             for teacher, (preferences, of_teacher, of_plain) in rows
         ]
 
@@ -149,8 +184,12 @@ def guided_scores(
     `ValueError` if the response tokens differ.
     """
     if not torch.equal(hinted.targets_K, plain.targets_K):
-        raise ValueError("a guided teacher needs the same response under both prompts, got other tokens")
-    vocabulary = int(hinted.head.weight.shape[0]) if isinstance(hinted.head.weight, torch.Tensor) else 1
+        raise ValueError(
+            "a guided teacher needs the same response under both prompts, got other tokens"
+        )
+    vocabulary = (
+        int(hinted.head.weight.shape[0]) if isinstance(hinted.head.weight, torch.Tensor) else 1
+    )
     size = max(1, (floats or CHUNK_ELEMENTS) // (2 * vocabulary))
     wanted_KN = hinted.targets_K.unsqueeze(-1)
     if ids_KN is not None:
@@ -160,7 +199,11 @@ def guided_scores(
         chunk = slice(at, at + size)
         hinted_CV = torch.log_softmax(_plain_logits(hinted, chunk), dim=-1)
         plain_CV = torch.log_softmax(_plain_logits(plain, chunk), dim=-1)
-        parts.append(_guided_columns(hinted_CV, plain_CV, guidance_K[chunk].to(hinted_CV), wanted_KN[chunk], top))
+        parts.append(
+            _guided_columns(
+                hinted_CV, plain_CV, guidance_K[chunk].to(hinted_CV), wanted_KN[chunk], top
+            )
+        )
     logps_KN, entropy_K, all_KN, preferences_KN, teacher_K, plain_K = (
         torch.cat(column) for column in zip(*parts, strict=True)
     )
@@ -173,7 +216,11 @@ def guided_scores(
 
 
 def _guided_columns(
-    hinted_CV: torch.Tensor, plain_CV: torch.Tensor, guidance_C: torch.Tensor, wanted_CN: torch.Tensor, top: int
+    hinted_CV: torch.Tensor,
+    plain_CV: torch.Tensor,
+    guidance_C: torch.Tensor,
+    wanted_CN: torch.Tensor,
+    top: int,
 ) -> tuple[torch.Tensor, ...]:
     """Return (logps_CN, entropy_C, ids_CN) of the guided teacher, and the columns of `GuidedScores` after it."""
     preference_CV = hinted_CV - plain_CV
@@ -182,7 +229,10 @@ def _guided_columns(
     guided_CV = torch.log_softmax(hinted_CV + guidance_C.unsqueeze(-1) * change_CV, dim=-1)
     logps_CN, entropy_C, ids_CN, _ = _gather_logprobs(guided_CV, wanted_CN, top)
     rest_CV = torch.ones_like(preference_CV, dtype=torch.bool).scatter_(-1, ids_CN, False)
-    tails = [torch.logsumexp(logp_CV.masked_fill(~rest_CV, -math.inf), -1) for logp_CV in (hinted_CV, plain_CV)]
+    tails = [
+        torch.logsumexp(logp_CV.masked_fill(~rest_CV, -math.inf), -1)
+        for logp_CV in (hinted_CV, plain_CV)
+    ]
     tail_C = (tails[0] - tails[1]).nan_to_num(0.0)
     preferences_CN = torch.cat([preference_CV.gather(-1, ids_CN), tail_C.unsqueeze(-1)], dim=-1)
     teacher_C = (guided_CV.exp() * preference_CV).sum(-1)
@@ -192,10 +242,18 @@ def _guided_columns(
 
 def _plain_logits(states: HiddenStates, chunk: slice) -> torch.Tensor:
     """Return the logits [C, V] of some response tokens at their temperatures, in float32 or wider."""
-    head, hidden_CH, temperature_C = states.head, states.hidden_KH[chunk], states.temperature_K[chunk]
+    head = states.head
+    hidden_CH = states.hidden_KH[chunk]
+    temperature_C = states.temperature_K[chunk]
     transform = states.logit_transform
-    if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None and transform.cap is None:
-        return _chunk_logits(hidden_CH, head.weight, temperature_C * (transform.over / transform.times))
+    if (
+        type(head) is torch.nn.Linear
+        and getattr(head, "bias", None) is None
+        and transform.cap is None
+    ):
+        return _chunk_logits(
+            hidden_CH, head.weight, temperature_C * (transform.over / transform.times)
+        )
     logits_CV = head(hidden_CH)
     wide_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     return transform(wide_CV) / temperature_C.unsqueeze(-1)
@@ -217,12 +275,18 @@ def _gather_logprobs(logits_CV: torch.Tensor, wanted_CN: torch.Tensor, top: int
     log_z_C = torch.logsumexp(logits_CV, dim=-1)
     with torch.no_grad():
         entropy_C = log_z_C - (torch.softmax(logits_CV, dim=-1) * logits_CV).sum(-1)
-        likeliest = logits_CV.topk(min(top, logits_CV.shape[-1]), dim=-1).indices if top else wanted_CN[:, :0]
+        likeliest = (
+            logits_CV.topk(min(top, logits_CV.shape[-1]), dim=-1).indices
+            if top
+            else wanted_CN[:, :0]
+        )
         ids_CN = torch.cat([wanted_CN, likeliest], dim=-1)
     return logits_CV.gather(-1, ids_CN) - log_z_C.unsqueeze(-1), entropy_C, ids_CN, log_z_C
 
 
-def _chunk_logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: torch.Tensor) -> torch.Tensor:
+def _chunk_logits(
+    hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: torch.Tensor
+) -> torch.Tensor:
     """Return [C, V] in float32 or wider; sums rounded to half precision would have errors of hundredths."""
     wide = torch.promote_types(hidden_CH.dtype, torch.float32)
     if hidden_CH.dtype is wide:
@@ -230,9 +294,11 @@ def _chunk_logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_
     elif hidden_CH.is_cuda:
         logits_CV = torch.mm(hidden_CH, weight_VH.T, out_dtype=wide)
     else:
-        logits_CV, wide_CH = hidden_CH.new_empty(len(hidden_CH), len(weight_VH), dtype=wide), hidden_CH.to(wide)
+        logits_CV = hidden_CH.new_empty(len(hidden_CH), len(weight_VH), dtype=wide)
+        wide_CH = hidden_CH.to(wide)
         size = max(1, CHUNK_ELEMENTS // weight_VH.shape[1])
-        for at in range(0, len(weight_VH), size):  # without `out_dtype`, the head is cast in parts
+        # Without `out_dtype`, the head is cast in parts.
+        for at in range(0, len(weight_VH), size):
             logits_CV[:, at : at + size] = torch.mm(wide_CH, weight_VH[at : at + size].to(wide).T)
     return logits_CV.div_(temperature_C.unsqueeze(-1))
 
@@ -251,7 +317,9 @@ class _ChunkedHead(torch.autograd.Function):
             end = at + size
             logits_CV = _chunk_logits(hidden_KH[at:end], weight_VH, temperature_K[at:end])
             parts.append(_gather_logprobs(logits_CV, wanted_KN[at:end], top))
-        logps_KN, entropy_K, ids_KN, log_z_K = (torch.cat(column) for column in zip(*parts, strict=True))
+        logps_KN, entropy_K, ids_KN, log_z_K = (
+            torch.cat(column) for column in zip(*parts, strict=True)
+        )
         ctx.save_for_backward(hidden_KH, weight_VH, ids_KN, temperature_K, log_z_K)
         ctx.size = size
         ctx.mark_non_differentiable(entropy_K, ids_KN)
@@ -265,13 +333,25 @@ class _ChunkedHead(torch.autograd.Function):
         d_weight = torch.zeros_like(weight_VH, dtype=wide) if ctx.needs_input_grad[1] else None
         for at in range(0, len(hidden_KH), ctx.size):
             end = at + ctx.size
-            hidden_CH, temperature_C = hidden_KH[at:end], temperature_K[at:end]
+            hidden_CH = hidden_KH[at:end]
+            temperature_C = temperature_K[at:end]
             logits_CV = _chunk_logits(hidden_CH, weight_VH, temperature_C)
             g_CN = grads[0][at:end] / temperature_C.unsqueeze(-1)
-            d_logits_CV = logits_CV.sub_(log_z_K[at:end].unsqueeze(-1)).exp_().mul_(-g_CN.sum(-1, keepdim=True))
+            d_logits_CV = (
+                logits_CV.sub_(log_z_K[at:end].unsqueeze(-1))
+                .exp_()
+                .mul_(-g_CN.sum(-1, keepdim=True))
+            )
             d_logits_CV.scatter_add_(-1, ids_KN[at:end], g_CN)
             if d_hidden is not None:
                 d_hidden[at:end] = torch.mm(d_logits_CV.to(weight_VH.dtype), weight_VH)
             if d_weight is not None:
                 d_weight.addmm_(d_logits_CV.T, hidden_CH.to(wide))
-        return d_hidden, None if d_weight is None else d_weight.to(weight_VH.dtype), None, None, None, None
+        return (
+            d_hidden,
+            None if d_weight is None else d_weight.to(weight_VH.dtype),
+            None,
+            None,
+            None,
+            None,
+        )

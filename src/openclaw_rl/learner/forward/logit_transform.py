@@ -9,8 +9,10 @@ import torch
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.forward.lm_head import IDENTITY_TRANSFORM, LogitTransform
 
-_CAPS = ("final_logit_softcapping", "logits_soft_cap")  # Gemma
-_FACTORS = ("logit_scale", "logits_scaling")  # Cohere multiplies; Granite divides, HyperCLOVA X multiplies
+# Gemma.
+_CAPS = ("final_logit_softcapping", "logits_soft_cap")
+# Cohere multiplies; Granite divides, HyperCLOVA X multiplies.
+_FACTORS = ("logit_scale", "logits_scaling")
 
 
 def find_logit_transform(model: Any) -> LogitTransform:
@@ -35,13 +37,16 @@ def find_logit_transform(model: Any) -> LogitTransform:
 def _trial_logits(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (logits of the model for some tokens, logits of its head on the hidden states)."""
     try:
-        ids_BL = torch.arange(min(8, model.config.get_text_config().vocab_size), device=model.device).unsqueeze(0)
+        ids_BL = torch.arange(
+            min(8, model.config.get_text_config().vocab_size), device=model.device
+        ).unsqueeze(0)
         own = model(input_ids=ids_BL, use_cache=False).logits
         below = model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state
         return own, model.get_output_embeddings()(below)
     except torch.OutOfMemoryError:
         raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # the type depends on the model
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        # The type depends on the model.
         raise ModelError(
             f"{model.config.name_or_path}: this {model.config.model_type} model cannot be trained here "
             f"({type(error).__name__}: {error}). Use a model of another family."

@@ -38,7 +38,9 @@ class TokenSequence:
     @property
     def input_ids(self) -> Ids:
         """Input tokens."""
-        return np.concatenate([self.prompt_ids, self.response_ids[:-1]]).astype(np.int32, copy=False)
+        return np.concatenate([self.prompt_ids, self.response_ids[:-1]]).astype(
+            np.int32, copy=False
+        )
 
 
 def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -54,7 +56,9 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
-def pack_padded(rows: Sequence[TokenSequence], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def pack_padded(
+    rows: Sequence[TokenSequence], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (input ids [B, L], index [K] of each response token's predictor in the flattened [B * L] positions).
 
     Rows are padded on the right. Causal attention never sees the padding, so no mask is needed.

@@ -17,7 +17,8 @@ MIN_PASS_TOKENS = 32
 """Tokens below which a pass is not made smaller: its fixed cost would be most of it."""
 TRAIN_COST = 3.0
 """Seconds of a forward and backward pass for each second of a forward pass, until one was measured."""
-_NEW_WEIGHT = 0.5  # weight of the newest pass in the average of the speed
+# Weight of the newest pass in the average of the speed.
+_NEW_WEIGHT = 0.5
 
 
 class PassSpeed:
@@ -26,8 +27,10 @@ class PassSpeed:
     def __init__(self, *, is_measured: bool) -> None:
         """`is_measured`: whether the model computes on a processor; else nothing is expected and every size fits."""
         self.is_measured = is_measured
-        self._processor: dict[WorkKind, float] = {}  # seconds of a free processor per token
-        self._clock: dict[WorkKind, float] = {}  # seconds by the clock per token
+        # Seconds of a free processor per token.
+        self._processor: dict[WorkKind, float] = {}
+        # Seconds by the clock per token.
+        self._clock: dict[WorkKind, float] = {}
 
     def expected_seconds(self, kind: WorkKind, tokens: int) -> float | None:
         """Return the seconds of a free processor that a pass of `tokens` takes; None if no pass was measured."""
@@ -54,11 +57,20 @@ class PassSpeed:
             return
         for rates, seconds in ((self._processor, min(processor, clock)), (self._clock, clock)):
             rate = seconds / tokens
-            rates[kind] = rate if kind not in rates else _NEW_WEIGHT * rate + (1 - _NEW_WEIGHT) * rates[kind]
+            rates[kind] = (
+                rate if kind not in rates else _NEW_WEIGHT * rate + (1 - _NEW_WEIGHT) * rates[kind]
+            )
 
     @contextmanager
     def measure_pass(
-        self, kind: WorkKind, tokens: int, *, number: int = 1, total: int = 1, later_tokens: int = 0, whole: bool = True
+        self,
+        kind: WorkKind,
+        tokens: int,
+        *,
+        number: int = 1,
+        total: int = 1,
+        later_tokens: int = 0,
+        whole: bool = True,
     ) -> Iterator[None]:
         """Report a pass as this process's activity, and record its speed.
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from openclaw_rl.learner.forward.packing import TokenSequence
 
-Range = tuple[int, int]  # [start, end) in the tokens of the tree
+# [start, end) in the tokens of the tree.
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,9 @@ def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
 def depth_first(sequences: Sequence[NDArray[np.int32]]) -> tuple[list[int], list[int]]:
     """Return (row numbers in depth-first order, number of tokens that each shares with the previous one)."""
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
-    shared = [0] * bool(order) + [_common_prefix(sequences[a], sequences[b]) for a, b in pairwise(order)]
+    shared = [0] * bool(order) + [
+        _common_prefix(sequences[a], sequences[b]) for a, b in pairwise(order)
+    ]
     return order, shared
 
 
@@ -82,7 +85,8 @@ def group_rows(rows: Sequence[TokenSequence], budget: int) -> list[list[int]]:
         limit = max(budget, max(longest, length) + budget // 4)
         if out and size + length - common <= limit:
             out[-1].append(index)
-            size, longest = size + length - common, max(longest, length)
+            size = size + length - common
+            longest = max(longest, length)
         else:
             out.append([index])
             size = longest = length
@@ -94,13 +98,15 @@ def build_tree(rows: Sequence[TokenSequence], device: torch.device) -> PrefixTre
     sequences = [row.input_ids for row in rows]
     order, shared = depth_first(sequences)
     segments: list[Segment] = []
-    places: list[tuple[Range, ...]] = [()] * len(rows)  # token ranges of each row, in order of depth
+    # Token ranges of each row, in order of depth.
+    places: list[tuple[Range, ...]] = [()] * len(rows)
     path: tuple[Range, ...] = ()
     size = 0
     for index, common in zip(order, shared, strict=True):
         path = _path_prefix(path, common)
         new = len(sequences[index]) - common
-        if new and path and path[-1][1] == size:  # a row that extends the last one extends its segment
+        # A row that extends the last one extends its segment.
+        if new and path and path[-1][1] == size:
             segments[-1] = replace(segments[-1], end=size + new)
             path = (*path[:-1], (path[-1][0], size + new))
         elif new:
@@ -108,11 +114,14 @@ def build_tree(rows: Sequence[TokenSequence], device: torch.device) -> PrefixTre
             path = (*path, (size, size + new))
         size += new
         places[index] = path
-    ids, depth, end = np.empty(size, np.int64), np.empty(size, np.int64), np.arange(1, size + 1)
+    ids = np.empty(size, np.int64)
+    depth = np.empty(size, np.int64)
+    end = np.arange(1, size + 1)
     kept = []
     for row, ranges in zip(rows, places, strict=True):
         at = np.concatenate([np.arange(*r) for r in ranges])
-        ids[at], depth[at] = row.input_ids, np.arange(len(at))
+        ids[at] = row.input_ids
+        depth[at] = np.arange(len(at))
         end[at] = np.maximum(end[at], at[-1] + 1)
         kept.append(at[len(row.prompt_ids) - 1 :])
     return PrefixTree(
@@ -126,7 +135,8 @@ def build_tree(rows: Sequence[TokenSequence], device: torch.device) -> PrefixTre
 
 def pad_tree(tree: PrefixTree, tokens: int) -> PrefixTree:
     """Return the tree padded to `tokens` tokens; no token attends to the padding, and no output uses it."""
-    size, device = tree.tokens, tree.ids_T.device
+    size = tree.tokens
+    device = tree.ids_T.device
     if tokens == size:
         return tree
     rest = torch.arange(tokens - size, device=device)

@@ -19,7 +19,7 @@ import torch
 
 from openclaw_rl.common.progress import WorkKind, record_progress
 from openclaw_rl.learner.distributed.world import World, split
-from openclaw_rl.learner.forward import lm_head, prefix_tree, tree_attention
+from openclaw_rl.learner.forward import lm_head, prefix_tree, tree_attention, trial_pass
 from openclaw_rl.learner.forward.activation_checkpointing import LayerCheckpointing
 from openclaw_rl.learner.forward.causal_attention import relative_error
 from openclaw_rl.learner.forward.flex_attention import TreeMasks, padded_length
@@ -30,14 +30,20 @@ from openclaw_rl.learner.model.compile import compile_parts, interpret_parts
 
 _T = TypeVar("_T")
 log = logging.getLogger(__name__)
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # of log-probabilities; half precision: next line
+# Of log-probabilities; half precision: next line.
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}
 _LOW_TOLERANCE = 0.3
-_STATE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of attention outputs and gradients, relative norm
+# Of attention outputs and gradients, relative norm.
+_STATE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _LOW_STATE_TOLERANCE = 0.03
-_HIDDEN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of hidden states, relative norm
-_LOW_HIDDEN_TOLERANCE = 0.2  # exceeded by a leak between branches, even if log-probabilities hardly differ
-_LOW_LAYER_TOLERANCE = 0.2  # of gradients through all layers; compiled layers round less often, which adds up
-_MEASURED_TOKENS = 8  # tokens of the pass that measures activation bytes
+# Of hidden states, relative norm.
+_HIDDEN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
+# Exceeded by a leak between branches, even if log-probabilities hardly differ.
+_LOW_HIDDEN_TOLERANCE = 0.2
+# Of gradients through all layers; compiled layers round less often, which adds up.
+_LOW_LAYER_TOLERANCE = 0.2
+# Tokens of the pass that measures activation bytes.
+_MEASURED_TOKENS = 8
 _TRIAL_WEIGHTS = 8  # number of smallest and of largest tensors whose gradients a trial compares: in a new adapter, only
 # one matrix of each pair has a gradient
 
@@ -65,12 +71,18 @@ class ForwardRunner:
         `world`: ranks over which passes are distributed; `compiled`: try compiled layers; `checkpointing`: see
         `LayerCheckpointing`.
         """
-        self._model, self.budget, self._min_passes, self._world = model, micro_tokens, parts, world or World()
+        self._model = model
+        self.budget = micro_tokens
+        self._min_passes = parts
+        self._world = world or World()
         self._logit_transform = find_logit_transform(model)
         self._own_attention = model.config._attn_implementation
-        self._max_shared_length = _max_shared_length(model.config.get_text_config())
-        self._dynamic_ropes = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
-        self._max_rows = 1  # largest number of rows in a pass since the budget was halved
+        self._max_shared_length = trial_pass.max_shared_length(model.config.get_text_config())
+        self._dynamic_ropes = [
+            m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"
+        ]
+        # Largest number of rows in a pass since the budget was halved.
+        self._max_rows = 1
         self.speed = PassSpeed(is_measured=model.device.type == "cpu")
         self._checkpointing = LayerCheckpointing(model, checkpointing)
         self.uses_flex = self._world.all_true(model.device.type == "cuda" if flex is None else flex)
@@ -89,9 +101,10 @@ class ForwardRunner:
         """Measure a short pass, by which the size of the first long one is chosen."""
         if not self.speed.is_measured:
             return
-        rows = _trial_rows(self._model.config.get_text_config())
+        rows = trial_pass.trial_rows(self._model.config.get_text_config())
         if self.is_compiled:
-            self.hidden_states(rows)  # compiles the layers for passes without gradients, which is not to be measured
+            # Compiles the layers for passes without gradients, which is not to be measured.
+            self.hidden_states(rows)
         with self.speed.measure_pass(WorkKind.SCORE, self.pass_tokens(rows)):
             self.hidden_states(rows)
 
@@ -100,7 +113,9 @@ class ForwardRunner:
         plain = self._trial_gradients()
         try:
             compile_parts(self._model)
-            gap = max(relative_error(a, b) for a, b in zip(self._trial_gradients(), plain, strict=True))
+            gap = max(
+                relative_error(a, b) for a, b in zip(self._trial_gradients(), plain, strict=True)
+            )
             bound = _STATE_TOLERANCE.get(self._model.dtype, _LOW_LAYER_TOLERANCE)
             why = None if gap <= bound else f"log-probabilities and gradients are off by {gap:.3g}"
         except torch.OutOfMemoryError:
@@ -114,16 +129,19 @@ class ForwardRunner:
 
     def disable_compile(self, why: str = "they cannot be recomputed for the backward pass") -> bool:
         """Stop using compiled layers. Return whether they were in use."""
-        was, self.is_compiled = self.is_compiled, False
+        was = self.is_compiled
+        self.is_compiled = False
         interpret_parts(self._model)
         name = type(self._model).__name__
-        log.warning("%s: its layers cannot be compiled and run uncompiled, which is slower (%s)", name, why)
+        log.warning(
+            "%s: its layers cannot be compiled and run uncompiled, which is slower (%s)", name, why
+        )
         return was
 
     @torch.enable_grad()
     def _trial_gradients(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (log-probabilities of short rows, gradients of their sum for some of the trained weights)."""
-        logp_K, _ = self.forward(_trial_rows(self._model.config.get_text_config()))
+        logp_K, _ = self.forward(trial_pass.trial_rows(self._model.config.get_text_config()))
         trained = sorted((p for p in self._model.parameters() if p.requires_grad), key=torch.numel)
         asked = [*trained[:_TRIAL_WEIGHTS], *trained[_TRIAL_WEIGHTS:][-_TRIAL_WEIGHTS:]]
         found = torch.autograd.grad(logp_K.sum(), asked, allow_unused=True)
@@ -137,7 +155,7 @@ class ForwardRunner:
         text = self._model.config.get_text_config()
         if getattr(text, "attention_chunk_size", None):
             return self._use_padded("its layers use chunked attention")
-        rows = _trial_rows(text)
+        rows = trial_pass.trial_rows(text)
         with torch.no_grad():
             padded = [self._run_padded([row]) for row in rows]
         why = self._reason_on_any_rank(self._tree_failure_reason(rows, padded))
@@ -153,18 +171,25 @@ class ForwardRunner:
 
     def _reason_on_any_rank(self, why: str | None) -> str | None:
         """Return a reason to use padded passes: of this rank, else of another rank; None if no rank has one."""
-        return None if self._world.all_true(why is None) else why or "it does not work on another rank"
+        return (
+            None if self._world.all_true(why is None) else why or "it does not work on another rank"
+        )
 
     @torch.no_grad()
-    def _tree_failure_reason(self, rows: Sequence[TokenSequence], padded: Sequence[lm_head.HiddenStates]) -> str | None:
+    def _tree_failure_reason(
+        self, rows: Sequence[TokenSequence], padded: Sequence[lm_head.HiddenStates]
+    ) -> str | None:
         """Return why trees do not work with the current `uses_flex`, or None if they work."""
         try:
             self._model.set_attn_implementation(tree_attention.ATTENTION_NAME)
             tree = self._build_tree(rows)
             masks = self._tree_masks(tree)
             whole = self._run_tree(rows, tree, masks)
-            alone = self._tree_hidden_states(rows[:1])  # uses another kernel
-            gap = max(_logprob_gap(whole, padded), _logprob_gap(alone, padded[:1]))
+            # Uses another kernel.
+            alone = self._tree_hidden_states(rows[:1])
+            gap = max(
+                trial_pass.logprob_gap(whole, padded), trial_pass.logprob_gap(alone, padded[:1])
+            )
             if not gap <= _TOLERANCE.get(self._model.dtype, _LOW_TOLERANCE):
                 return f"log-probabilities are off by {gap:.3g}"
             gap = relative_error(whole.hidden_KH, torch.cat([row.hidden_KH for row in padded]))
@@ -194,7 +219,11 @@ class ForwardRunner:
         parts = min(self._min_passes, len(rows))
         cuts = [len(rows) * part // parts for part in range(parts + 1)] if rows else []
         budget = self._fitting_budget()
-        out = [group for a, b in pairwise(cuts) for group in self._groups_within_budget(rows, range(a, b), budget)]
+        out = [
+            group
+            for a, b in pairwise(cuts)
+            for group in self._groups_within_budget(rows, range(a, b), budget)
+        ]
         out = split(out, [row.input_length for row in rows], self._world.size)
         self._max_rows = max([self._max_rows, *map(len, out)])
         return out
@@ -239,7 +268,8 @@ class ForwardRunner:
             return "more layers recomputed in the backward pass"
         if self._max_rows < 2 or self.budget < 2:
             return None
-        self.budget, self._max_rows = self.budget // 2, 1
+        self.budget = self.budget // 2
+        self._max_rows = 1
         return f"passes of {self.budget} tokens"
 
     def _groups_within_budget(
@@ -275,7 +305,8 @@ class ForwardRunner:
         costs = [sum(rows[i].input_length for i in group) for group in groups]
         beside = partners or ()
         sizes = [
-            self.pass_tokens([*(rows[i] for i in group), *(beside[i] for i in group if beside)]) for group in groups
+            self.pass_tokens([*(rows[i] for i in group), *(beside[i] for i in group if beside)])
+            for group in groups
         ]
         total = math.ceil(len(groups) / self._world.size)
         later = sum(sizes) / self._world.size
@@ -286,7 +317,11 @@ class ForwardRunner:
             number += 1
             later = max(0.0, later - sizes[n])
             with self.speed.measure_pass(
-                pass_kind, sizes[n], number=number, total=max(number, total), later_tokens=int(later)
+                pass_kind,
+                sizes[n],
+                number=number,
+                total=max(number, total),
+                later_tokens=int(later),
             ):
                 return work(groups[n], weight)
 
@@ -298,7 +333,9 @@ class ForwardRunner:
             return prefix_tree.count_tokens(rows)
         return len(rows) * max(row.input_length for row in rows)
 
-    def forward(self, rows: Sequence[TokenSequence], *, floats: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, rows: Sequence[TokenSequence], *, floats: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (logp_K, entropy_K in nats) of one pass, at the temperature of each row, in row order."""
         picked = self.hidden_states(rows).token_logprobs(floats=floats)
         return picked.logp, picked.entropy_K
@@ -307,7 +344,8 @@ class ForwardRunner:
         """Run one pass of all layers below the head; response tokens are in row order."""
         record_progress()
         for rope in self._dynamic_ropes:
-            rope.max_seq_len_cached = 0  # else it keeps the frequencies of the longest row so far
+            # Else it keeps the frequencies of the longest row so far.
+            rope.max_seq_len_cached = 0
         return self._tree_hidden_states(rows) if self.uses_tree else self._run_padded(rows)
 
     def _tree_hidden_states(self, rows: Sequence[TokenSequence]) -> lm_head.HiddenStates:
@@ -339,7 +377,9 @@ class ForwardRunner:
         hidden_BLH = self._model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state
         return self._response_states(rows, hidden_BLH.flatten(0, 1)[kept_K])
 
-    def _response_states(self, rows: Sequence[TokenSequence], hidden_KH: torch.Tensor) -> lm_head.HiddenStates:
+    def _response_states(
+        self, rows: Sequence[TokenSequence], hidden_KH: torch.Tensor
+    ) -> lm_head.HiddenStates:
         lengths = [len(row.response_ids) for row in rows]
         temperatures = torch.tensor([row.temperature for row in rows], dtype=torch.float64)
         targets_K = torch.from_numpy(np.concatenate([row.response_ids for row in rows]))
@@ -374,13 +414,19 @@ class ForwardRunner:
             nonlocal so_far
             states = self.hidden_states([rows[i] for i in group])
             record_progress()
-            ids_KN = None if ids is None else torch.cat([ids[i] for i in group]).to(states.hidden_KH.device)
+            ids_KN = (
+                None
+                if ids is None
+                else torch.cat([ids[i] for i in group]).to(states.hidden_KH.device)
+            )
             scores = states.token_logprobs(ids_KN=ids_KN, top=top).split_rows(states.lengths)
             so_far += len(group)
             done(so_far)
             return dict(zip(group, scores, strict=True))
 
-        groups = self.map_groups(rows, score_group, dict[int, lm_head.TokenLogprobs], WorkKind.SCORE)
+        groups = self.map_groups(
+            rows, score_group, dict[int, lm_head.TokenLogprobs], WorkKind.SCORE
+        )
         out = {i: scores for group in groups for i, scores in group.items()}
         return [out[i] for i in range(len(rows))]
 
@@ -400,15 +446,25 @@ class ForwardRunner:
         """
         kind = dict[int, tuple[lm_head.TokenLogprobs, lm_head.GuidedScores]]
 
-        def score_group(group: list[int], _: float) -> dict[int, tuple[lm_head.TokenLogprobs, lm_head.GuidedScores]]:
+        def score_group(
+            group: list[int], _: float
+        ) -> dict[int, tuple[lm_head.TokenLogprobs, lm_head.GuidedScores]]:
             size = len(group)
             states = self.hidden_states([*(hinted[i] for i in group), *(plain[i] for i in group)])
             record_progress()
-            hinted_states, plain_states = states.select_rows(range(size)), states.select_rows(range(size, 2 * size))
-            device, lengths = states.hidden_KH.device, plain_states.lengths
+            hinted_states = states.select_rows(range(size))
+            plain_states = states.select_rows(range(size, 2 * size))
+            device = states.hidden_KH.device
+            lengths = plain_states.lengths
             ids_KN = None if ids is None else torch.cat([ids[i] for i in group]).to(device)
-            guidance_K = torch.tensor([guidance[i] for i in group]).repeat_interleave(torch.tensor(lengths)).to(device)
-            guided = lm_head.guided_scores(hinted_states, plain_states, guidance_K, ids_KN=ids_KN, top=top)
+            guidance_K = (
+                torch.tensor([guidance[i] for i in group])
+                .repeat_interleave(torch.tensor(lengths))
+                .to(device)
+            )
+            guided = lm_head.guided_scores(
+                hinted_states, plain_states, guidance_K, ids_KN=ids_KN, top=top
+            )
             unguided = plain_states.token_logprobs(ids_KN=ids_KN, top=top)
             pairs = zip(unguided.split_rows(lengths), guided.split_rows(lengths), strict=True)
             return dict(zip(group, pairs, strict=True))
@@ -416,31 +472,3 @@ class ForwardRunner:
         groups = self.map_groups(hinted, score_group, kind, WorkKind.SCORE, partners=plain)
         out = {i: pair for group in groups for i, pair in group.items()}
         return [out[i] for i in range(len(hinted))]
-
-
-def _trial_rows(text: Any) -> list[TokenSequence]:
-    """Return short branches near the root, which show a state that leaks from one branch into the next."""
-    ids = np.arange(12, dtype=np.int32) * 7 % max(2, text.vocab_size)
-    return [
-        TokenSequence(prompt_ids=ids[:n], response_ids=ids[a : a + 3], temperature=1.0)
-        for n, a in ((6, 2), (6, 7), (4, 5))
-    ]
-
-
-def _logprob_gap(states: lm_head.HiddenStates, padded: Sequence[lm_head.HiddenStates]) -> float:
-    """Return the largest difference of the log-probabilities."""
-    return float((states.token_logprobs().logp - torch.cat([row.token_logprobs().logp for row in padded])).abs().max())
-
-
-def _max_shared_length(text: Any) -> float:
-    """Return the row length up to which RoPE does not depend on the longest row in the pass."""
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]
-    grown = [kind for kind in kinds if kind.get("rope_type") in ("longrope", "dynamic")]
-    lengths = [
-        kind.get("original_max_position_embeddings")
-        or getattr(text, "original_max_position_embeddings", None)
-        or text.max_position_embeddings
-        for kind in grown
-    ]
-    return min(lengths, default=math.inf)

@@ -18,7 +18,9 @@ from openclaw_rl.types import Ids, Logprobs
 class SequenceScorer:
     """Scorer for one loaded policy. Prompts that rows share are computed once."""
 
-    def __init__(self, path: str, folder: str | None, train: TrainConfig, model: ModelConfig) -> None:
+    def __init__(
+        self, path: str, folder: str | None, train: TrainConfig, model: ModelConfig
+    ) -> None:
         """`path`: folder of the base weights; `folder`: policy folder, or None for the base itself.
 
         Raises `ModelError` or `ConfigError` if they cannot be loaded or do not match.
@@ -28,7 +30,8 @@ class SequenceScorer:
         if folder is not None:
             made.read(Path(folder))
         made.model.eval()
-        self._weights_context = made.using_base if folder is None else nullcontext  # a disabled adapter costs no time
+        # A disabled adapter costs no time.
+        self._weights_context = made.using_base if folder is None else nullcontext
         self._runner = ForwardRunner(made.causal, micro_tokens=train.batch.micro_tokens)
 
     def score(self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]) -> list[Logprobs]:
@@ -36,6 +39,12 @@ class SequenceScorer:
 
         `done` is called with the number of rows scored so far.
         """
-        packed = [TokenSequence(prompt_ids=prompt, response_ids=response, temperature=1.0) for prompt, response in rows]
+        packed = [
+            TokenSequence(prompt_ids=prompt, response_ids=response, temperature=1.0)
+            for prompt, response in rows
+        ]
         with self._weights_context():
-            return [scores.logp.to(torch.float32).numpy() for scores in self._runner.logprobs(packed, done=done)]
+            return [
+                scores.logp.to(torch.float32).numpy()
+                for scores in self._runner.logprobs(packed, done=done)
+            ]

@@ -24,9 +24,12 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.prefix_tree import PrefixTree, Segment, build_tree, pad_tree
 
 ATTENTION_NAME = "tree"
-MAX_QUERIES = 1024  # queries per call if there are ancestors or a window; bounds the size of the mask
-MAX_SPANS = 8  # most unshared sequences with one call each; more sequences use one masked call
-UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")  # score changes of some models, not implemented here
+# Queries per call if there are ancestors or a window; bounds the size of the mask.
+MAX_QUERIES = 1024
+# Most unshared sequences with one call each; more sequences use one masked call.
+MAX_SPANS = 8
+# Score changes of some models, not implemented here.
+UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
 
 
 class AttentionPlan:
@@ -34,10 +37,13 @@ class AttentionPlan:
 
     def __init__(self, tree: PrefixTree, masks: TreeMasks | None) -> None:
         """`masks`: for FlexAttention; None: attention segment by segment."""
-        self.tree, self.masks = tree, masks
+        self.tree = tree
+        self.masks = masks
         whole = tree.segments[:-1] if tree.padding else tree.segments
         self.spans = (
-            None if any(s.above for s in whole) or len(whole) > MAX_SPANS else [(s.start, s.end) for s in whole]
+            None
+            if any(s.above for s in whole) or len(whole) > MAX_SPANS
+            else [(s.start, s.end) for s in whole]
         )
 
 
@@ -47,7 +53,9 @@ def _gather_path(states_1HTD: torch.Tensor, segment: Segment, upto: int) -> torc
     return torch.cat([states_1HTD[:, :, a:b] for a, b in ranges], dim=2)
 
 
-def _window_mask(first: int, queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+def _window_mask(
+    first: int, queries: int, keys: int, window: int | None, device: torch.device
+) -> torch.Tensor | None:
     """Return the mask [queries, keys] of queries at depths first, first + 1, ...; None: the plain causal square."""
     if first == 0 and queries == keys and window is None:
         return None
@@ -87,12 +95,17 @@ class _BranchAttention(torch.autograd.Function):
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: PrefixTree, scale: float,
                 window: int | None) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(query, key, value)
-        ctx.tree, ctx.scale, ctx.window = tree, scale, window
+        ctx.tree = tree
+        ctx.scale = scale
+        ctx.window = window
         out = torch.empty_like(query)
         for segment, start, end in _branch_pieces(tree):
-            k, v = _gather_path(key, segment, end), _gather_path(value, segment, end)
+            k = _gather_path(key, segment, end)
+            v = _gather_path(value, segment, end)
             first = segment.depth + start - segment.start
-            out[:, :, start:end] = _windowed_sdpa(query[:, :, start:end], k, v, first, scale, window)
+            out[:, :, start:end] = _windowed_sdpa(
+                query[:, :, start:end], k, v, first, scale, window
+            )
         return out
 
     @staticmethod
@@ -102,8 +115,13 @@ class _BranchAttention(torch.autograd.Function):
         for segment, start, end in _branch_pieces(ctx.tree):
             with torch.enable_grad():
                 q = query[:, :, start:end].detach().requires_grad_()
-                k, v = (_gather_path(states, segment, end).detach().requires_grad_() for states in (key, value))
-                out = _windowed_sdpa(q, k, v, segment.depth + start - segment.start, ctx.scale, ctx.window)
+                k, v = (
+                    _gather_path(states, segment, end).detach().requires_grad_()
+                    for states in (key, value)
+                )
+                out = _windowed_sdpa(
+                    q, k, v, segment.depth + start - segment.start, ctx.scale, ctx.window
+                )
                 dq, dk, dv = torch.autograd.grad(out, (q, k, v), grads[0][:, :, start:end])
             d_query[:, :, start:end] = dq
             at = 0
@@ -115,7 +133,12 @@ class _BranchAttention(torch.autograd.Function):
 
 
 def attend_by_segments(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: PrefixTree, scale: float, window: int | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tree: PrefixTree,
+    scale: float,
+    window: int | None,
 ) -> torch.Tensor:
     """Return [1, H, T, D] without FlexAttention; query [1, H, T, D], key and value [1, G, T, D]."""
     below = query
@@ -123,11 +146,14 @@ def attend_by_segments(
         below = _BranchAttention.apply(query, key, value, tree, scale, window)  # type: ignore[no-untyped-call]
     parts = []
     for segment in tree.segments:
-        start, end = segment.start, segment.end
+        start = segment.start
+        end = segment.end
         if segment.above:
             parts.append(below[:, :, start:end])
         else:
-            parts += _attend_root(query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], scale, window)
+            parts += _attend_root(
+                query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], scale, window
+            )
     return torch.cat(parts, dim=2)
 
 
@@ -139,8 +165,10 @@ def _attend_root(
     out = []
     for at in range(0, tokens, tokens if window is None else MAX_QUERIES):
         end = tokens if window is None else min(at + MAX_QUERIES, tokens)
-        first = 0 if window is None else max(0, at - window + 1)  # first key that the first query of the piece sees
-        keys, values = key[:, :, first:end], value[:, :, first:end]
+        # first key that the first query of the piece sees.
+        first = 0 if window is None else max(0, at - window + 1)
+        keys = key[:, :, first:end]
+        values = value[:, :, first:end]
         out.append(_windowed_sdpa(query[:, :, at:end], keys, values, at - first, scale, window))
     return out
 
@@ -165,7 +193,8 @@ def tree_attention(
     if changed := [name for name in UNSUPPORTED_ARGUMENTS if kwargs.get(name) is not None]:
         raise ValueError(f"its attention uses {changed[0]}, which tree attention does not support")
     window = kwargs.get("sliding_window")
-    if attention_mask is not None:  # from `_window_only`; not every model also passes its window to the attention
+    # From `_window_only`; not every model also passes its window to the attention.
+    if attention_mask is not None:
         window = int(attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if plan is None:
@@ -180,7 +209,9 @@ def tree_attention(
 
 
 def _has_causal_kernel(query: torch.Tensor, key: torch.Tensor) -> bool:
-    return causal_attention.has_kernel(query.shape[1], key.shape[1], query.shape[3], query.dtype, query.device)
+    return causal_attention.has_kernel(
+        query.shape[1], key.shape[1], query.shape[3], query.dtype, query.device
+    )
 
 
 def flex_error(call: flex_attention.AttentionShape, device: torch.device) -> float:
@@ -189,9 +220,12 @@ def flex_error(call: flex_attention.AttentionShape, device: torch.device) -> flo
     The reference is `attend_by_segments`. Compiler errors propagate.
     """
     tree = _trial_tree(device)
-    masks, window = TreeMasks(tree), tree.tokens // 4 if call.windowed else None
+    masks = TreeMasks(tree)
+    window = tree.tokens // 4 if call.windowed else None
     scale = call.size**-0.5
-    states = causal_attention.trial_states(call.heads, call.groups, tree.tokens, call.size, device, call.dtype)
+    states = causal_attention.trial_states(
+        call.heads, call.groups, tree.tokens, call.size, device, call.dtype
+    )
     got, want = (
         causal_attention.outputs_and_grads(attend, states)
         for attend in (
@@ -209,7 +243,11 @@ def _trial_tree(device: torch.device) -> PrefixTree:
     """
     trunk, *branches = (np.arange(n, dtype=np.int32) + 1000 * n for n in (240, 119, 120, 121))
     rows = [
-        TokenSequence(prompt_ids=np.concatenate([trunk[:start], branch]), response_ids=branch[:1], temperature=1.0)
+        TokenSequence(
+            prompt_ids=np.concatenate([trunk[:start], branch]),
+            response_ids=branch[:1],
+            temperature=1.0,
+        )
         for start, branch in zip((240, 240, 130), branches, strict=True)
     ]
     tree = build_tree(rows, device)

@@ -17,11 +17,16 @@ class LengthEma:
     """Moving average of tokens per reply, kept in the method state; the first batch initialises it."""
 
     def __init__(self, state: Mapping[str, Any], *, decay: float) -> None:
-        self._state, self._decay = state, decay
+        self._state = state
+        self._decay = decay
 
     def average_length(self, lengths: Sequence[int]) -> float:
         """Return the average tokens per reply before the batch; before the first batch, the mean of `lengths`."""
-        return float(self._state[STATE_KEY]) if STATE_KEY in self._state else sum(lengths) / len(lengths)
+        return (
+            float(self._state[STATE_KEY])
+            if STATE_KEY in self._state
+            else sum(lengths) / len(lengths)
+        )
 
     def updated_state(self, lengths: Sequence[int]) -> dict[str, Any]:
         """Return the method state after the batch."""

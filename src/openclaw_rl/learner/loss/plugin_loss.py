@@ -36,13 +36,18 @@ class PluginReply:
     student: torch.Tensor  # under the policy being trained, with the autograd graph
     sampled: torch.Tensor  # from the engine, at sampling time
     base: torch.Tensor
-    teacher: torch.Tensor | None  # given the hint; the even mixture over several hints; None without a hint
+    teacher: (
+        torch.Tensor | None
+    )  # given the hint; the even mixture over several hints; None without a hint
     advantages: torch.Tensor  # from the method, weighted and summed over its terms
     score: float | None
 
 
 def tensor_gae(
-    rewards: torch.Tensor, values: torch.Tensor | None = None, gamma: float = 1.0, lambda_: float = 1.0
+    rewards: torch.Tensor,
+    values: torch.Tensor | None = None,
+    gamma: float = 1.0,
+    lambda_: float = 1.0,
 ) -> torch.Tensor:
     """Return `compute_gae` of the tokens of one reply [T], without gradient; without values (no critic) V is 0.
 
@@ -50,7 +55,9 @@ def tensor_gae(
     """
     values = torch.zeros_like(rewards) if values is None else values
     if rewards.ndim != 1 or rewards.shape != values.shape:
-        raise ValueError(f"expected rewards and values [T], got {tuple(rewards.shape)} and {tuple(values.shape)}")
+        raise ValueError(
+            f"expected rewards and values [T], got {tuple(rewards.shape)} and {tuple(values.shape)}"
+        )
     found = compute_gae(rewards.tolist(), values.tolist(), gamma, lambda_)
     return torch.from_numpy(found).to(rewards)
 
@@ -60,11 +67,15 @@ class PluginLoss:
 
     def __init__(self, plugin: Plugin, train: TrainConfig) -> None:
         """Raises `PluginError` unless the file defines exactly one of the functions, with the expected parameters."""
-        self._plugin, self._train, self._loss_config = plugin, train, make_loss_config(train)
+        self._plugin = plugin
+        self._train = train
+        self._loss_config = make_loss_config(train)
         self.name, self._function = plugin.single_function(*LOSS_PARAMETERS)
         check_call(plugin, self.name, self._function, LOSS_PARAMETERS[self.name])
-        self.sign_problems: tuple[str, ...] = ()  # problems that the sign check found
-        self._logged_metrics: set[str] = set()  # names of non-finite metrics that were already logged
+        # Problems that the sign check found.
+        self.sign_problems: tuple[str, ...] = ()
+        # Names of non-finite metrics that were already logged.
+        self._logged_metrics: set[str] = set()
 
     @property
     def identity(self) -> dict[str, str]:
@@ -94,9 +105,13 @@ class PluginLoss:
 
     def running_backward(self) -> AbstractContextManager[None]:
         """Context for the backward pass, where in-place changes and the function's own backward code fail."""
-        return self._plugin.convert_errors(f"the gradient of {self.name}", passing=(torch.OutOfMemoryError,))
+        return self._plugin.convert_errors(
+            f"the gradient of {self.name}", passing=(torch.OutOfMemoryError,)
+        )
 
-    def reply_loss(self, reply: PluginReply, **instead: float) -> tuple[torch.Tensor, Mapping[str, float]] | None:
+    def reply_loss(
+        self, reply: PluginReply, **instead: float
+    ) -> tuple[torch.Tensor, Mapping[str, float]] | None:
         """Return the loss on one reply and the function's metrics, or None without a needed hint.
 
         `instead`: arguments that replace those from the settings. Raises `PluginError`.
@@ -114,7 +129,9 @@ class PluginLoss:
                 f"returned {_describe_value(result)}, expected (loss, metrics): scalar tensor and dict of numbers"
             )
         with self._plugin.convert_errors(f"{self.name}: a metric that is not a number"):
-            return self._check_scalar(result[0]), {str(name): _metric_value(value) for name, value in result[1].items()}
+            return self._check_scalar(result[0]), {
+                str(name): _metric_value(value) for name, value in result[1].items()
+            }
 
     def _call_arguments(self, reply: PluginReply) -> dict[str, Any]:
         rewards = torch.zeros_like(reply.sampled)
@@ -122,14 +139,25 @@ class PluginLoss:
         clip = 1 - self._train.loss.clip_low
         match self.name:
             case "compute_loss":
-                config = {"clip_range": clip, "kl_coeff": self._train.loss.kl_coef, "base_logprobs": reply.base}
+                config = {
+                    "clip_range": clip,
+                    "kl_coeff": self._train.loss.kl_coef,
+                    "base_logprobs": reply.base,
+                }
                 values = (reply.student, reply.sampled, rewards, reply.advantages, config)
             case "compute_opd_loss":
                 values = (reply.student, reply.teacher, torch.ones_like(rewards), clip)  # type: ignore[assignment]
             case _:
                 # Without a hint, the student stands in for the teacher, so the distillation part has no gradient.
                 teacher = reply.student.detach() if reply.teacher is None else reply.teacher
-                values = (reply.student, teacher, rewards, self._train.loss.w_opd, self._train.loss.w_binary, clip)  # type: ignore[assignment]
+                values = (
+                    reply.student,
+                    teacher,
+                    rewards,
+                    self._train.loss.w_opd,
+                    self._train.loss.w_binary,
+                    clip,
+                )  # type: ignore[assignment]
         return dict(zip(LOSS_PARAMETERS[self.name], values, strict=True))
 
     def _check_scalar(self, value: Any) -> torch.Tensor:
@@ -158,7 +186,9 @@ class PluginLoss:
         Such functions return the mean over a reply's tokens. This turns it into a sum over tokens with the denominator
         of the built-in losses, so that the weight of a reply does not depend on the other replies.
         """
-        total, counts, parts = 0.0 * logp_K.sum(), Counter[str](), defaultdict[str, float](float)
+        total = 0.0 * logp_K.sum()
+        counts = Counter[str]()
+        parts = defaultdict[str, float](float)
         lengths = [len(batch.samples[i].response_ids) for i in indices]
         for i, logp in zip(indices, torch.split(logp_K, lengths), strict=True):
             reply = self._reply_inputs(batch, terms, i, logp, counts)
@@ -173,14 +203,22 @@ class PluginLoss:
         return LossResult(total=total, parts=dict(parts), counts=dict(counts))
 
     def _reply_inputs(
-        self, batch: ScoredBatch, terms: Sequence[AnyTerm], i: int, logp: torch.Tensor, counts: Counter[str]
+        self,
+        batch: ScoredBatch,
+        terms: Sequence[AnyTerm],
+        i: int,
+        logp: torch.Tensor,
+        counts: Counter[str],
     ) -> PluginReply | None:
         """Return the inputs for the tokens that are in any term and not masked; None if there are no such tokens."""
-        advantages, mask = torch.zeros_like(logp), torch.zeros_like(logp, dtype=torch.bool)
+        advantages = torch.zeros_like(logp)
+        mask = torch.zeros_like(logp, dtype=torch.bool)
         for term in terms:
             if isinstance(term, PolicyGradientTerm):
                 own = torch.from_numpy(term.masks[i]).to(logp.device)
-                advantages += term.weight * torch.from_numpy(term.advantages[i]).to(logp.device) * own
+                advantages += (
+                    term.weight * torch.from_numpy(term.advantages[i]).to(logp.device) * own
+                )
                 mask |= own
         mu = batch.sampled_logprobs(i).to(logp.device)
         row = torch.zeros(len(logp), dtype=torch.long, device=logp.device)
@@ -229,9 +267,13 @@ def load_plugin_loss(train: TrainConfig, method: CreditMethod) -> PluginLoss | N
         return None
     custom = PluginLoss(load_plugin(SETTING, train.loss.path, {"compute_gae": tensor_gae}), train)
     if custom.name != "compute_loss" and not method.uses_hints:
-        raise custom.plugin_error("follows a teacher, but the method uses no hints. Set train.method opd or combine")
+        raise custom.plugin_error(
+            "follows a teacher, but the method uses no hints. Set train.method opd or combine"
+        )
     if custom.name == "compute_hybrid_loss" and not method.uses_reward:
-        raise custom.plugin_error("needs scores, but the method uses none. Set train.method combine")
+        raise custom.plugin_error(
+            "needs scores, but the method uses none. Set train.method combine"
+        )
     custom.sign_problems = find_sign_problems(custom, train)
     for words in custom.sign_problems:
         log.warning("%s", custom.plugin_error(words))
@@ -249,9 +291,15 @@ def find_sign_problems(custom: PluginLoss, train: TrainConfig) -> tuple[str, ...
     The gradient goes through a real softmax, at the sampling policy (a ratio of 1). A loss that passes with one token
     and a close teacher is also tried with several tokens and a distant teacher, where a zero gradient is accepted.
     """
-    single = [words for case in _sign_cases(custom.name, train, 1) if (words := _sign_problem(custom, case))]
+    single = [
+        words
+        for case in _sign_cases(custom.name, train, 1)
+        if (words := _sign_problem(custom, case))
+    ]
     several = _sign_cases(custom.name, train, 3)
-    return tuple(single or [words for case in several if (words := _sign_problem(custom, case, still=True))])
+    return tuple(
+        single or [words for case in several if (words := _sign_problem(custom, case, still=True))]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +314,8 @@ class SignCase:
 
     def trial_reply(self, student: torch.Tensor) -> PluginReply:
         """Return the inputs of the loss; the policy has not moved since sampling."""
-        own, score = student.detach(), float(self.way) if self.teacher is None else None
+        own = student.detach()
+        score = float(self.way) if self.teacher is None else None
         return PluginReply(
             student=student,
             sampled=own,
@@ -287,15 +336,21 @@ def _sign_cases(name: str, train: TrainConfig, tokens: int) -> list[SignCase]:
         else (("prefers three tokens", 0.95, 1), ("likes less each of three tokens", 0.05, -1))
     )
     hints = [
-        SignCase(why=f"the teacher {likes} ({p}, the student 0.5)", way=way, teacher=p, tokens=tokens)
+        SignCase(
+            why=f"the teacher {likes} ({p}, the student 0.5)", way=way, teacher=p, tokens=tokens
+        )
         for likes, p, way in words
     ]
     if name == "compute_loss":
         return scores
     if name == "compute_opd_loss":
         return hints
-    binary = [replace(case, instead={"opd_weight": 0.0}) for case in scores if train.loss.w_binary > 0]
-    return binary + [replace(case, instead={"binary_weight": 0.0}) for case in hints if train.loss.w_opd > 0]
+    binary = [
+        replace(case, instead={"opd_weight": 0.0}) for case in scores if train.loss.w_binary > 0
+    ]
+    return binary + [
+        replace(case, instead={"binary_weight": 0.0}) for case in hints if train.loss.w_opd > 0
+    ]
 
 
 def _sign_problem(custom: PluginLoss, case: SignCase, *, still: bool = False) -> str:
@@ -312,11 +367,15 @@ def _logprob_slope(custom: PluginLoss, case: SignCase) -> float:
     """Return the derivative of the reply's log-probability along a step of gradient descent."""
     with torch.enable_grad():
         logits = torch.zeros(case.tokens, 2, requires_grad=True)
-        found = custom.reply_loss(case.trial_reply(torch.log_softmax(logits, 1)[:, 0]), **case.instead)
+        found = custom.reply_loss(
+            case.trial_reply(torch.log_softmax(logits, 1)[:, 0]), **case.instead
+        )
         assert found is not None, "every case gives the function what it needs"
         which = "one token" if case.tokens == 1 else f"{case.tokens} tokens"
         if not torch.isfinite(found[0]):
-            raise custom.plugin_error(f"returned {found[0].item()} for a reply of {which}, expected a finite loss")
+            raise custom.plugin_error(
+                f"returned {found[0].item()} for a reply of {which}, expected a finite loss"
+            )
         with custom.running_backward():
             (down,) = torch.autograd.grad(found[0], logits, allow_unused=True)
     if down is None:

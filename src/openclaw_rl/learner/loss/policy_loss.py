@@ -17,7 +17,8 @@ import torch
 
 from openclaw_rl.settings.load import TrainConfig
 
-MAX_LOG_RATIO = 20.0  # keeps exp() from overflowing; the band on the ratio already masks such tokens
+# Keeps exp() from overflowing; the band on the ratio already masks such tokens.
+MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +47,18 @@ class LossConfig:
     @property
     def clip_range(self) -> tuple[float, float]:
         """Ratios between which the surrogate is not clipped."""
-        return (self.gspo_low, self.gspo_high) if self.kind == "gspo" else (self.clip_low, self.clip_high)
+        return (
+            (self.gspo_low, self.gspo_high)
+            if self.kind == "gspo"
+            else (self.clip_low, self.clip_high)
+        )
 
     @property
     def needs_rows(self) -> bool:
         """Whether the loss must know which sequence each token belongs to."""
-        masks = self.opsm_delta < math.inf or self.geometric_low > 0 or self.geometric_high < math.inf
+        masks = (
+            self.opsm_delta < math.inf or self.geometric_low > 0 or self.geometric_high < math.inf
+        )
         return masks or self.kind == "gspo"
 
 
@@ -84,7 +91,9 @@ class LossResult:
 class OffPolicyCorrection:
     """Off-policy corrections and masks per token: [K] each, all but `ratio_K` without gradient."""
 
-    log_denominator_K: torch.Tensor  # log-probability in the denominator of the ratio: mu, or old when decoupled
+    log_denominator_K: (
+        torch.Tensor
+    )  # log-probability in the denominator of the ratio: mu, or old when decoupled
     ratio_K: torch.Tensor  # pi / exp(log_denominator_K)
     weight_K: torch.Tensor  # weight of the surrogate: 1, or old / mu capped when decoupled
     capped_K: torch.Tensor  # bool: the cap reduced the weight
@@ -98,10 +107,15 @@ def importance_ratio(logp_K: torch.Tensor, mu_K: torch.Tensor) -> torch.Tensor:
     return torch.exp(torch.clamp(logp_K - mu_K, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
-def sequence_mean(values_K: torch.Tensor, mask_K: torch.Tensor, rows_K: torch.Tensor) -> torch.Tensor:
+def sequence_mean(
+    values_K: torch.Tensor, mask_K: torch.Tensor, rows_K: torch.Tensor
+) -> torch.Tensor:
     """Return [K]: for each token the mean of its row's values over `mask_K` (0 if the row has no such token)."""
-    rows, weight_K = int(rows_K.max()) + 1 if len(rows_K) else 0, mask_K.to(values_K.dtype)
-    sums = torch.zeros(rows, dtype=values_K.dtype, device=values_K.device).index_add_(0, rows_K, values_K * weight_K)
+    rows = int(rows_K.max()) + 1 if len(rows_K) else 0
+    weight_K = mask_K.to(values_K.dtype)
+    sums = torch.zeros(rows, dtype=values_K.dtype, device=values_K.device).index_add_(
+        0, rows_K, values_K * weight_K
+    )
     counts = torch.zeros_like(sums).index_add_(0, rows_K, weight_K)
     return (sums / counts.clamp(min=1))[rows_K]
 
@@ -130,19 +144,28 @@ def off_policy_correction(
     (arXiv:2512.02556, eq. 9): if -drift is above delta, tokens with negative advantages are masked. Band: the
     engine-trainer ratio (IcePop; arXiv:2512.16144, eq. 1).
     """
-    rho_K, everywhere_K = importance_ratio(logp_K, mu_K), torch.ones_like(anywhere_K)
-    weight_K, capped_K = torch.ones_like(mu_K), ~everywhere_K
+    rho_K = importance_ratio(logp_K, mu_K)
+    everywhere_K = torch.ones_like(anywhere_K)
+    weight_K = torch.ones_like(mu_K)
+    capped_K = ~everywhere_K
     if old_K is None:
-        band_K = (rho_K.detach() >= config.token_ratio_min) & (rho_K.detach() <= config.token_ratio_max)
+        band_K = (rho_K.detach() >= config.token_ratio_min) & (
+            rho_K.detach() <= config.token_ratio_max
+        )
     else:
-        stale_K, band_K = importance_ratio(old_K, mu_K), everywhere_K
-        weight_K, capped_K = stale_K.clamp(max=config.weight_cap), stale_K > config.weight_cap
-    geometric_K, opsm_K = everywhere_K, ~everywhere_K
+        stale_K = importance_ratio(old_K, mu_K)
+        band_K = everywhere_K
+        weight_K = stale_K.clamp(max=config.weight_cap)
+        capped_K = stale_K > config.weight_cap
+    geometric_K = everywhere_K
+    opsm_K = ~everywhere_K
     if config.needs_rows:
         assert rows_K is not None, "sequence masks and sequence ratios need rows_K"
         drift_K = sequence_mean(logp_K.detach() - mu_K, anywhere_K, rows_K)
         sequence_ratio_K = torch.exp(torch.clamp(drift_K, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-        geometric_K = (sequence_ratio_K >= config.geometric_low) & (sequence_ratio_K <= config.geometric_high)
+        geometric_K = (sequence_ratio_K >= config.geometric_low) & (
+            sequence_ratio_K <= config.geometric_high
+        )
         opsm_K = -drift_K > config.opsm_delta
     return OffPolicyCorrection(
         log_denominator_K=mu_K if old_K is None else old_K,
@@ -166,7 +189,9 @@ def surrogate_loss(
         return -rho_K.detach().clamp(max=config.cispo_high) * advantages_K * logp_K
     low, high = config.clip_range
     loss = -torch.minimum(rho_K * advantages_K, torch.clamp(rho_K, low, high) * advantages_K)
-    return torch.where(advantages_K < 0, torch.minimum(loss, -config.dual_clip * advantages_K), loss)
+    return torch.where(
+        advantages_K < 0, torch.minimum(loss, -config.dual_clip * advantages_K), loss
+    )
 
 
 def k2_penalty(logp_K: torch.Tensor, base_K: torch.Tensor, rho_K: torch.Tensor) -> torch.Tensor:
@@ -204,14 +229,20 @@ def micro_batch_loss(
     unmasked_K = seen.in_band_K & seen.in_geometric_band_K
     total = torch.zeros((), dtype=logp_K.dtype, device=logp_K.device)
     parts: dict[str, torch.Tensor] = {}
-    counts, moving_K = _mask_counts(anywhere_K, terms, seen), nowhere_K
+    counts = _mask_counts(anywhere_K, terms, seen)
+    moving_K = nowhere_K
     for term in terms:
         live_K = term.mask_K & unmasked_K & ~_opsm_mask(term, seen)
-        moving_K = moving_K | (live_K if term.divergence_K is not None else live_K & (term.advantages_K != 0))
+        moving_K = moving_K | (
+            live_K if term.divergence_K is not None else live_K & (term.advantages_K != 0)
+        )
         step_K = seen.ratio_K
-        if config.kind == "gspo" and term.divergence_K is None:  # a divergence belongs to one position
+        # A divergence belongs to one position.
+        if config.kind == "gspo" and term.divergence_K is None:
             assert rows_K is not None, "off_policy_correction() requires rows_K"
-            step_K = sequence_ratio(logp_K, seen.log_denominator_K, term.mask_K & seen.in_band_K, rows_K)
+            step_K = sequence_ratio(
+                logp_K, seen.log_denominator_K, term.mask_K & seen.in_band_K, rows_K
+            )
         if term.divergence_K is None:
             losses_K = seen.weight_K * surrogate_loss(step_K, logp_K, term.advantages_K, config)
         else:
@@ -221,10 +252,15 @@ def micro_batch_loss(
         counts |= _clip_counts(term, step_K.detach(), live_K, seen.capped_K, config)
     # The decoupled form has the same two factors as above, so that the weight of a token with a large gap stays capped.
     penalty_K = k2_penalty(logp_K, base_K, seen.weight_K * seen.ratio_K)
-    penalised_K = anywhere_K & unmasked_K if sampled_K is None else anywhere_K & unmasked_K & sampled_K
+    penalised_K = (
+        anywhere_K & unmasked_K if sampled_K is None else anywhere_K & unmasked_K & sampled_K
+    )
     parts["kl"] = _masked_sum(penalty_K, penalised_K) / kl_denominator
-    counts["live"] = moving_K.sum()  # tokens with a gradient from a term; KL alone does not justify a step
-    values = torch.stack([number.detach().double() for number in (*parts.values(), *counts.values())]).tolist()
+    # Tokens with a gradient from a term; KL alone does not justify a step.
+    counts["live"] = moving_K.sum()
+    values = torch.stack(
+        [number.detach().double() for number in (*parts.values(), *counts.values())]
+    ).tolist()
     return LossResult(
         total=total + kl_coef * parts["kl"],
         parts=dict(zip(parts, values, strict=False)),
@@ -255,7 +291,11 @@ def _mask_counts(
 
 
 def _clip_counts(
-    term: TermSlice, rho_K: torch.Tensor, live_K: torch.Tensor, capped_K: torch.Tensor, config: LossConfig
+    term: TermSlice,
+    rho_K: torch.Tensor,
+    live_K: torch.Tensor,
+    capped_K: torch.Tensor,
+    config: LossConfig,
 ) -> dict[str, torch.Tensor]:
     """Return counts of tokens in the term, tokens without gradient due to the clip, and tokens with a capped weight."""
     low, high = config.clip_range
@@ -263,8 +303,10 @@ def _clip_counts(
     down_K = (term.advantages_K < 0) & ((rho_K < low) | (rho_K > config.dual_clip))
     clipped_K = up_K | down_K
     cap = config.cispo_high if term.divergence_K is None else term.ratio_cap
-    if config.kind == "cispo" or term.divergence_K is not None:  # tokens keep their gradient, some with less weight
-        clipped_K, capped_K = torch.zeros_like(up_K), capped_K | (rho_K > cap)
+    # Tokens keep their gradient, some with less weight.
+    if config.kind == "cispo" or term.divergence_K is not None:
+        clipped_K = torch.zeros_like(up_K)
+        capped_K = capped_K | (rho_K > cap)
     return {
         f"tokens/{term.name}": term.mask_K.sum(),
         f"clipped/{term.name}": (live_K & clipped_K).sum(),

@@ -25,7 +25,9 @@ class ReusedForward:
 
     def select_rows(self, rows: Sequence[int]) -> ReusedForward:
         """Return the given rows, in that order."""
-        return ReusedForward(hidden=self.hidden.select_rows(rows), logp=[self.logp[i] for i in rows])
+        return ReusedForward(
+            hidden=self.hidden.select_rows(rows), logp=[self.logp[i] for i in rows]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +37,20 @@ class ScoredBatch:
     samples: list[Sample]
     rows: list[TokenSequence]
     student: list[torch.Tensor]  # [R] log-probabilities under the policy before the step
-    student_at_teacher_temperature: list[torch.Tensor]  # [R] the same at the temperature of the teachers
+    student_at_teacher_temperature: list[
+        torch.Tensor
+    ]  # [R] the same at the temperature of the teachers
     entropy: list[torch.Tensor]  # [R] nats
     base: list[torch.Tensor]  # [R] log-probabilities under the base, plain prompt
-    teachers: list[list[torch.Tensor]]  # [R] per hint: log-probabilities under the teacher, hinted prompt
+    teachers: list[
+        list[torch.Tensor]
+    ]  # [R] per hint: log-probabilities under the teacher, hinted prompt
     teacher_entropy: list[list[torch.Tensor]]  # [R] per hint, nats
     tops: list[TopKScores]  # empty when the method uses no top-k
     reused_forward: ReusedForward | None = None
-    lesson_gaps: Mapping[int, LessonGap] = field(default_factory=dict)  # by row, of the samples of practice
+    lesson_gaps: Mapping[int, LessonGap] = field(
+        default_factory=dict
+    )  # by row, of the samples of practice
 
     def sampled_logprobs(self, i: int) -> torch.Tensor:
         """Return the log-probabilities at sampling time, [R] float32.
@@ -56,7 +64,11 @@ class ScoredBatch:
 
     def gaps_by_turn(self) -> dict[str, LessonGap]:
         """Return, by turn of practice, how far the policy was from the lesson before the step."""
-        return {self.samples[i].turn: gap for i, gap in self.lesson_gaps.items() if self.samples[i].mask.any()}
+        return {
+            self.samples[i].turn: gap
+            for i, gap in self.lesson_gaps.items()
+            if self.samples[i].mask.any()
+        }
 
     def trainable_tokens(self, members: Sequence[int]) -> list[int]:
         """Return the number of trainable tokens of each sample."""
@@ -78,10 +90,14 @@ def check_token_ids(samples: Sequence[Sample], vocabulary: int) -> None:
         ids = np.concatenate([s.prompt_ids, s.response_ids, *s.hinted_prompts])
         if ids.min() < 0 or ids.max() >= vocabulary:
             wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
-            raise ValueError(f"turn {s.turn}: expected tokens from 0 to {vocabulary - 1}, got {wrong}")
+            raise ValueError(
+                f"turn {s.turn}: expected tokens from 0 to {vocabulary - 1}, got {wrong}"
+            )
 
 
-def lesson_gap(sample: Sample, student: TokenLogprobs, plain: TokenLogprobs, guided: GuidedScores) -> LessonGap:
+def lesson_gap(
+    sample: Sample, student: TokenLogprobs, plain: TokenLogprobs, guided: GuidedScores
+) -> LessonGap:
     """Return how far the policy is from the guided teacher in the direction of the hint.
 
     The preference of a distribution q is E_q[h - p], with h and p the log-probabilities with and without the hint. It
@@ -90,7 +106,9 @@ def lesson_gap(sample: Sample, student: TokenLogprobs, plain: TokenLogprobs, gui
     """
     mask = torch.from_numpy(sample.mask.astype(bool))
     top = student.ids_KN.shape[1]
-    preferences_RN = torch.cat([guided.preferences_KN[:, 1:top], guided.preferences_KN[:, -1:]], dim=-1).double()
+    preferences_RN = torch.cat(
+        [guided.preferences_KN[:, 1:top], guided.preferences_KN[:, -1:]], dim=-1
+    ).double()
     gained_RN = _with_rest(student.logps_KN[:, 1:top]) - _with_rest(plain.logps_KN[:, 1:top])
     gained = (gained_RN * preferences_RN).sum(-1)[mask].sum().item()
     effect = (guided.teacher_K.double() - guided.plain_K.double())[mask].sum().item()
@@ -100,7 +118,9 @@ def lesson_gap(sample: Sample, student: TokenLogprobs, plain: TokenLogprobs, gui
 def _with_rest(logps_RN: torch.Tensor) -> torch.Tensor:
     """Return the probabilities [R, N + 1] of N tokens and of all others."""
     probabilities_RN = logps_RN.double().exp()
-    return torch.cat([probabilities_RN, (1 - probabilities_RN.sum(-1, keepdim=True)).clamp(min=0)], dim=-1)
+    return torch.cat(
+        [probabilities_RN, (1 - probabilities_RN.sum(-1, keepdim=True)).clamp(min=0)], dim=-1
+    )
 
 
 def topk_scores(student: TokenLogprobs, teachers: Sequence[TokenLogprobs]) -> TopKScores:
@@ -121,14 +141,23 @@ def _topk_logprobs(scores: TokenLogprobs, start: int, end: int) -> TopKLogprobs:
 def plain_sequence(sample: Sample, *, times: float = 1.0) -> TokenSequence:
     """Return the sample with its plain prompt; its temperature is multiplied by `times`."""
     return TokenSequence(
-        prompt_ids=sample.prompt_ids, response_ids=sample.response_ids, temperature=sample.temperature * times
+        prompt_ids=sample.prompt_ids,
+        response_ids=sample.response_ids,
+        temperature=sample.temperature * times,
     )
 
 
-def hinted_sequences(samples: Sequence[Sample], *, times: float = 1.0) -> list[tuple[int, TokenSequence]]:
+def hinted_sequences(
+    samples: Sequence[Sample], *, times: float = 1.0
+) -> list[tuple[int, TokenSequence]]:
     """Return (sample index, sequence with the hinted prompt) for each hint."""
     return [
-        (i, TokenSequence(prompt_ids=prompt, response_ids=s.response_ids, temperature=s.temperature * times))
+        (
+            i,
+            TokenSequence(
+                prompt_ids=prompt, response_ids=s.response_ids, temperature=s.temperature * times
+            ),
+        )
         for i, s in enumerate(samples)
         for prompt in s.hinted_prompts
     ]

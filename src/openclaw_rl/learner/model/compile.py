@@ -13,7 +13,8 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 BACKEND = "inductor"
-MAX_VARIANTS = 64  # recompilations: gradients, adapter and dropout, each on or off, times the kinds of layers
+# Recompilations: gradients, adapter and dropout, each on or off, times the kinds of layers.
+MAX_VARIANTS = 64
 
 
 def compiled_modules(causal: Any) -> Iterator[torch.nn.Module]:

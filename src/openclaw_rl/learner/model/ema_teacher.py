@@ -27,9 +27,13 @@ log = logging.getLogger(__name__)
 class EmaTeacher:
     """avg <- avg + rate (theta - avg) after each step (SDPO, arXiv:2601.20802), of the trained weights, in float32."""
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, rate: float, bound: float) -> None:
+    def __init__(
+        self, parameters: Mapping[str, torch.nn.Parameter], *, rate: float, bound: float
+    ) -> None:
         """`parameters`: by name, the same objects throughout. `bound`: KL(base || average) in nats per token."""
-        self._parameters, self._rate, self._bound = parameters, rate, bound
+        self._parameters = parameters
+        self._rate = rate
+        self._bound = bound
         self.start()
         log.warning(
             "train.distill.teacher ema: the teacher follows its student, and both can drift. It is not updated where "
@@ -52,14 +56,18 @@ class EmaTeacher:
         `distance` returns KL(base || average) in nats per token for the average at the time of the call.
         """
         before = self._tensors
-        self._tensors = {n: before[n].lerp(float32_copy(p), self._rate) for n, p in self._parameters.items()}
+        self._tensors = {
+            n: before[n].lerp(float32_copy(p), self._rate) for n, p in self._parameters.items()
+        }
         after = distance()
         if not after <= self._bound:
-            moved, self._tensors = self._tensors, before
+            moved = self._tensors
+            self._tensors = before
             unmoved = distance()
             if not after < unmoved:
                 return {"teacher/kl": unmoved, "teacher/moved": 0.0}
-            self._tensors = moved  # outside of the bound, but moving back towards the base
+            # Outside of the bound, but moving back towards the base.
+            self._tensors = moved
         return {"teacher/kl": after, "teacher/moved": 1.0}
 
     def write(self, folder: Path) -> None:
@@ -73,7 +81,9 @@ class EmaTeacher:
             log.warning("%s has no moving average: it starts at the weights of this policy", folder)
             return
         theirs = load_file(folder / EMA_TEACHER_FILE)
-        if {n: t.shape for n, t in theirs.items()} != {n: t.shape for n, t in self._tensors.items()}:
+        if {n: t.shape for n, t in theirs.items()} != {
+            n: t.shape for n, t in self._tensors.items()
+        }:
             raise ModelError(
                 f"{folder / EMA_TEACHER_FILE}: the moving average does not match the trained weights. Set "
                 "train.finetune and train.lora back, or start from the base in a new home"

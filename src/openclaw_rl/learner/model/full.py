@@ -19,13 +19,24 @@ from openclaw_rl.learner.model import peft_adapter
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 log = logging.getLogger(__name__)
-MAX_LEARNING_RATE = 1e-4  # a higher rate suits adapters, which need ten times as much (arXiv:2106.09685)
-_SHARD_SIZE = "2GB"  # writing a shard blocks other threads, one of which renews the trainer's lease
-_TOKENIZER_FILES = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
+# A higher rate suits adapters, which need ten times as much (arXiv:2106.09685).
+MAX_LEARNING_RATE = 1e-4
+# Writing a shard blocks other threads, one of which renews the trainer's lease.
+_SHARD_SIZE = "2GB"
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "*.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+)
 
 
 @contextmanager
-def swapped_data(parameters: Mapping[str, torch.nn.Parameter], others: Mapping[str, torch.Tensor]) -> Iterator[None]:
+def swapped_data(
+    parameters: Mapping[str, torch.nn.Parameter], others: Mapping[str, torch.Tensor]
+) -> Iterator[None]:
     """Context in which the parameters have other values. Swaps tensors, not contents: autograd graphs stay valid."""
     own = {name: parameter.data for name, parameter in parameters.items()}
     try:
@@ -47,9 +58,11 @@ class FullWeights:
 
     def __init__(self, path: str, train: TrainConfig, model: ModelConfig) -> None:
         """`path`: folder of the base weights. Raises `ModelError`."""
-        self._path, self._config = Path(path), model
+        self._path = Path(path)
+        self._config = model
         self.model = self.causal = peft_adapter.load_base(path, model).eval()
-        self.causal.generation_config = GenerationConfig()  # unused here; `write` copies the file of the base
+        # Unused here; `write` copies the file of the base.
+        self.causal.generation_config = GenerationConfig()
         self.parameters = dict(sorted(self.causal.named_parameters()))
         self._base: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():

@@ -22,7 +22,8 @@ OOM_HINT = (
     "train.batch.micro_tokens, train.base_quantization_bits 4, a smaller train.lora.rank, train.optimizer.offload "
     "true, a shorter engine.max_context"
 )
-_CUDA_OVERHEAD = 2 * 2**30  # bytes of GPU memory that CUDA and its libraries may use per process, besides tensors
+# Bytes of GPU memory that CUDA and its libraries may use per process, besides tensors.
+_CUDA_OVERHEAD = 2 * 2**30
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
@@ -43,7 +44,9 @@ class ShrinkablePasses(Protocol):
         """Reduce the memory of later passes and return a description; None, without a change, at the minimum."""
 
 
-def retry_on_oom(attempt: Callable[[], _T], passes: ShrinkablePasses, begun: Callable[[], bool]) -> _T:
+def retry_on_oom(
+    attempt: Callable[[], _T], passes: ShrinkablePasses, begun: Callable[[], bool]
+) -> _T:
     """Return `attempt()`. When it runs out of memory, retry with ever smaller passes, down to one row a pass.
 
     `begun` returns True once state has changed, so that a retry could not start from the same point. Raises `TooLarge`
@@ -57,14 +60,21 @@ def retry_on_oom(attempt: Callable[[], _T], passes: ShrinkablePasses, begun: Cal
         except RuntimeError as error:
             if not isinstance(error, torch.OutOfMemoryError) and not is_out_of_memory(error):
                 raise
-            why, alone = str(error), passes.world_size > 1 and not isinstance(error, RankOutOfMemory)
-        if alone or begun():  # the other ranks have not seen this failure and would not retry
+            why = str(error)
+            alone = passes.world_size > 1 and not isinstance(error, RankOutOfMemory)
+        # The other ranks have not seen this failure and would not retry.
+        if alone or begun():
             raise ModelError(f"the step does not fit into memory ({why}). {OOM_HINT}")
         if (smaller := passes.reduce_memory()) is None:
             passes.memory_limits = before
-            raise TooLarge(f"a step with one row per pass does not fit into memory ({why}). {OOM_HINT}")
-        _free_unused_memory()  # only here: until now the exception kept the tensors of the attempt alive
-        log.error("a step does not fit into memory (%s). Retrying with %s. %s", why, smaller, OOM_HINT)
+            raise TooLarge(
+                f"a step with one row per pass does not fit into memory ({why}). {OOM_HINT}"
+            )
+        # Only here: until now the exception kept the tensors of the attempt alive.
+        _free_unused_memory()
+        log.error(
+            "a step does not fit into memory (%s). Retrying with %s. %s", why, smaller, OOM_HINT
+        )
 
 
 def available_memory(device: torch.device) -> int:
@@ -72,7 +82,12 @@ def available_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return min([int(psutil.virtual_memory().available), *_cgroup_free_bytes(_CGROUP_ROOT, Path("/proc/self/cgroup"))])
+    return min(
+        [
+            int(psutil.virtual_memory().available),
+            *_cgroup_free_bytes(_CGROUP_ROOT, Path("/proc/self/cgroup")),
+        ]
+    )
 
 
 def is_alone_on_gpu(device: torch.device) -> bool:
@@ -92,12 +107,20 @@ def _cgroup_free_bytes(groups: Path, own: Path) -> Iterator[int]:
     paths = {line.split(":", 2)[1]: line.split(":", 2)[2] for line in lines if line.count(":") > 1}
     for controller, root, limit, usage, cached in (
         ("", groups, "memory.max", "memory.current", "inactive_file"),
-        ("memory", groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        (
+            "memory",
+            groups / "memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
     ):
         leaf = root / paths.get(controller, "/").strip("/")
         for folder in (leaf, *leaf.parents):
             if folder.is_relative_to(root) and (most := _read_number(folder / limit)) is not None:
-                taken = (_read_number(folder / usage) or 0) - (_read_number(folder / "memory.stat", cached) or 0)
+                taken = (_read_number(folder / usage) or 0) - (
+                    _read_number(folder / "memory.stat", cached) or 0
+                )
                 yield max(0, most - taken)
 
 

@@ -41,8 +41,14 @@ def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
     """
     device = resolve_device(model)
     transformers_logging.disable_progress_bar()
-    dtype = ("float32" if device.type == "cpu" else "auto") if model.dtype == "auto" else model.dtype
-    placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
+    dtype = (
+        ("float32" if device.type == "cpu" else "auto") if model.dtype == "auto" else model.dtype
+    )
+    placed = (
+        {}
+        if quantization is None
+        else {"quantization_config": quantization, "device_map": {"": device}}
+    )
     try:
         base, info = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, local_files_only=True, output_loading_info=True, **placed
@@ -50,7 +56,9 @@ def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
     if missing := sorted(info["missing_keys"]):
-        raise ModelError(f"{path}: {len(missing)} weights are missing in its files (the first: {missing[0]})")
+        raise ModelError(
+            f"{path}: {len(missing)} weights are missing in its files (the first: {missing[0]})"
+        )
     return base if placed else base.to(device)
 
 
@@ -67,8 +75,10 @@ def attach_lora(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
         bias="none",
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft uses the old name
-        warnings.filterwarnings("ignore", "The following .*_pattern keys", RuntimeWarning)  # keys that peft itself adds
+        # Peft uses the old name.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        # keys that peft itself adds.
+        warnings.filterwarnings("ignore", "The following .*_pattern keys", RuntimeWarning)
         torch.manual_seed(seed)
         try:
             model = get_peft_model(base, config)
@@ -89,11 +99,15 @@ def _check_linear(model: Any, path: str, targets: str | list[str]) -> None:
     With all-linear, PEFT also adapts experts and routers, which are weights without a linear layer around them.
     """
     cure = "Remove it, or set all-linear"
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)
+    }
     if isinstance(targets, str):
         adapted = (name for name, module in layers.items() if _is_linear(module))
         cure = f"Name only linear layers: train.lora.targets [{', '.join(sorted({n.split('.')[-1] for n in adapted}))}]"
-    wrong = {name: module.get_base_layer() for name, module in layers.items() if not _is_linear(module)}
+    wrong = {
+        name: module.get_base_layer() for name, module in layers.items() if not _is_linear(module)
+    }
     if wrong:
         # Report experts first: they explain the problem better than the router before them.
         name = min(wrong, key=lambda name: isinstance(wrong[name], torch.nn.Linear))
@@ -124,19 +138,32 @@ def to_files(model: Any) -> dict[str, bytes]:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(state.items())}
     config = model.peft_config["default"].to_dict() | {"inference_mode": True}
     # PEFT stores module names in a set, whose order differs between processes.
-    text = json.dumps(config, indent=2, sort_keys=True, default=lambda v: sorted(v) if isinstance(v, set) else str(v))
-    return {ADAPTER_WEIGHTS: save(tensors, metadata={"format": "pt"}), ADAPTER_CONFIG: text.encode()}
+    text = json.dumps(
+        config,
+        indent=2,
+        sort_keys=True,
+        default=lambda v: sorted(v) if isinstance(v, set) else str(v),
+    )
+    return {
+        ADAPTER_WEIGHTS: save(tensors, metadata={"format": "pt"}),
+        ADAPTER_CONFIG: text.encode(),
+    }
 
 
 def adapter_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Return a copy of the adapter's weights."""
-    return {k: v.detach().clone() for k, v in get_peft_model_state_dict(model, save_embedding_layers=False).items()}
+    return {
+        k: v.detach().clone()
+        for k, v in get_peft_model_state_dict(model, save_embedding_layers=False).items()
+    }
 
 
 def set_adapter_tensors(model: Any, state: Mapping[str, torch.Tensor]) -> None:
     """Set the adapter's weights from `state`. Raises `ModelError` if names or shapes differ."""
     expected = adapter_tensors(model)
-    wrong = sorted(set(expected) ^ set(state)) or [k for k in expected if expected[k].shape != state[k].shape]
+    wrong = sorted(set(expected) ^ set(state)) or [
+        k for k in expected if expected[k].shape != state[k].shape
+    ]
     if wrong:
         raise ModelError(
             f"the adapter's weights do not fit the base model: {len(wrong)} tensors are missing, unknown or have "
@@ -183,8 +210,11 @@ def _lora_forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
     out = layer.base_layer(x)
     if layer.disable_adapters:
         return out  # type: ignore[no-any-return]
-    a, b, scale = layer.lora_A[ADAPTER_NAME].weight, layer.lora_B[ADAPTER_NAME].weight, layer.scaling[ADAPTER_NAME]
+    a = layer.lora_A[ADAPTER_NAME].weight
+    b = layer.lora_B[ADAPTER_NAME].weight
+    scale = layer.scaling[ADAPTER_NAME]
     low = functional.linear(layer.lora_dropout[ADAPTER_NAME](x.to(out.dtype)), a.to(out.dtype))
-    if out.dtype in (torch.bfloat16, torch.float16):  # scale the smallest tensor
+    # Scale the smallest tensor.
+    if out.dtype in (torch.bfloat16, torch.float16):
         return out + functional.linear(low * scale, b.to(out.dtype))  # type: ignore[no-any-return]
     return out + functional.linear(low, b) * scale  # type: ignore[no-any-return]

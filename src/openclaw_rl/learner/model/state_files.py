@@ -30,7 +30,8 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """
     header: dict[str, Any] = {}
     at = 0
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps each tensor aligned
+    # Keeps each tensor aligned.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     for name in order:
         tensor = tensors[name]
         header[name] = {

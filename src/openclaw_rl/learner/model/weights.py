@@ -16,7 +16,8 @@ from openclaw_rl.learner.model.full import FullWeights
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 log = logging.getLogger(__name__)
-MIN_LORA_RATE = 1e-5  # a lower rate suits whole models; adapters need ten times as much (arXiv:2106.09685)
+# A lower rate suits whole models; adapters need ten times as much (arXiv:2106.09685).
+MIN_LORA_RATE = 1e-5
 
 
 class PolicyWeights(Protocol):
@@ -24,7 +25,9 @@ class PolicyWeights(Protocol):
 
     model: Any  # module whose training mode is set
     causal: Any  # causal language model of transformers that contains the trained weights
-    parameters: dict[str, torch.nn.Parameter]  # trained parameters, in a fixed order; the objects never change
+    parameters: dict[
+        str, torch.nn.Parameter
+    ]  # trained parameters, in a fixed order; the objects never change
     dropout: float  # dropout of the trained layers during training
 
     def using_base(self) -> AbstractContextManager[None]:
@@ -48,10 +51,16 @@ class LoraWeights:
 
     def __init__(self, path: str, train: TrainConfig, model: ModelConfig) -> None:
         """`path`: folder of the base weights. Raises `ModelError`, `ConfigError`."""
-        load = quantized.load_quantized_base if train.base_quantization_bits == 4 else peft_adapter.load_base
+        load = (
+            quantized.load_quantized_base
+            if train.base_quantization_bits == 4
+            else peft_adapter.load_base
+        )
         self.model = peft_adapter.attach_lora(load(path, model), path, train.lora, train.seed)
         self.causal = self.model.get_base_model()
-        self.parameters = {name: p for name, p in sorted(self.model.named_parameters()) if p.requires_grad}
+        self.parameters = {
+            name: p for name, p in sorted(self.model.named_parameters()) if p.requires_grad
+        }
         self.dropout = train.lora.dropout
         self._initial_adapter = peft_adapter.adapter_tensors(self.model)
         if (rate := train.optimizer.learning_rate) < MIN_LORA_RATE:

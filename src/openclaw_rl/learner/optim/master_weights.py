@@ -25,7 +25,8 @@ class MasterWeights:
         self._parameters = parameters
         self.tensors: dict[str, torch.nn.Parameter] = {}
         self._copied: list[str] = []
-        self.higher_precision: list[str] = []  # names of masters with a higher precision than their weights
+        # Names of masters with a higher precision than their weights.
+        self.higher_precision: list[str] = []
         for name, parameter in parameters.items():
             low = parameter.dtype in _HALF_DTYPES
             if not low and not offload:
@@ -35,7 +36,8 @@ class MasterWeights:
             self.tensors[name] = torch.nn.Parameter(float32_copy(parameter, device))
             self._copied.append(name)
             self.higher_precision += [name] if low else []
-            hook = partial(_take_gradient, weakref.ref(self), name)  # avoids a reference cycle
+            # Avoids a reference cycle.
+            hook = partial(_take_gradient, weakref.ref(self), name)
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def clear_gradients(self) -> None:
@@ -63,7 +65,8 @@ def _take_gradient(masters: weakref.ref[MasterWeights], name: str, parameter: to
         return
     assert parameter.grad is not None
     master = owner.tensors[name]
-    gradient = parameter.grad.to(master.device).to(master.dtype)  # transfer in the narrower dtype
+    # Transfer in the narrower dtype.
+    gradient = parameter.grad.to(master.device).to(master.dtype)
     master.grad = gradient if master.grad is None else master.grad.add_(gradient)
     parameter.grad = None
 

@@ -28,9 +28,12 @@ class Optimizer:
         self._on_gpu = all(m.device.type == "cuda" for m in self._masters.tensors.values())
         # A GPU that trains a whole model has no memory for a second copy of it.
         self._pinned_snapshot = (
-            PinnedSnapshot(self._masters.tensors) if self._on_gpu and train.finetune == "full" else None
+            PinnedSnapshot(self._masters.tensors)
+            if self._on_gpu and train.finetune == "full"
+            else None
         )
-        self.steps_taken = 0  # steps taken since this object was created
+        # Steps taken since this object was created.
+        self.steps_taken = 0
         self.start()
 
     def start(self) -> None:
@@ -43,7 +46,8 @@ class Optimizer:
             betas=(self._train.optimizer.adam_beta1, self._train.optimizer.adam_beta2),
             weight_decay=self._train.optimizer.weight_decay,
             foreach=False,
-            fused=self._on_gpu,  # one kernel for hundreds of matrices
+            # One kernel for hundreds of matrices.
+            fused=self._on_gpu,
         )
 
     @property
@@ -119,8 +123,11 @@ class Optimizer:
             with torch.no_grad():
                 master.copy_(value)
         else:
-            counts = moment == "step" and not self._on_gpu  # fused AdamW keeps its step counter on the GPU
-            self._adam.state[master][moment] = value if counts else value.to(master.device, master.dtype)
+            # Fused AdamW keeps its step counter on the GPU.
+            counts = moment == "step" and not self._on_gpu
+            self._adam.state[master][moment] = (
+                value if counts else value.to(master.device, master.dtype)
+            )
 
 
 def scheduled_learning_rate(train: TrainConfig, *, steps: int, samples: int) -> float:
@@ -130,5 +137,7 @@ def scheduled_learning_rate(train: TrainConfig, *, steps: int, samples: int) -> 
     learning rate above zero.
     """
     by_steps = (steps + 1) / train.optimizer.warmup_steps if train.optimizer.warmup_steps else 1.0
-    by_samples = (samples + 1) / train.optimizer.warmup_samples if train.optimizer.warmup_samples else 1.0
+    by_samples = (
+        (samples + 1) / train.optimizer.warmup_samples if train.optimizer.warmup_samples else 1.0
+    )
     return train.optimizer.learning_rate * min(1.0, by_steps, by_samples)

@@ -26,7 +26,10 @@ class DatumArrays:
 
 
 def make_datum(
-    prompt: Ids, response: Ids, logprobs: FloatArray | None = None, advantages: FloatArray | None = None
+    prompt: Ids,
+    response: Ids,
+    logprobs: FloatArray | None = None,
+    advantages: FloatArray | None = None,
 ) -> DatumArrays:
     """Return the arrays of one sequence. `logprobs`, `advantages`: [R] each, zeros by default."""
     whole = np.concatenate([prompt, response]).astype(np.int64)
@@ -38,11 +41,16 @@ def make_datum(
         return out
 
     return DatumArrays(
-        input_ids=whole[:-1], target_ids=whole[1:], logprobs=aligned(logprobs), advantages=aligned(advantages)
+        input_ids=whole[:-1],
+        target_ids=whole[1:],
+        logprobs=aligned(logprobs),
+        advantages=aligned(advantages),
     )
 
 
-def scale_for_reduction(data: Sequence[DatumArrays], reduction: Literal["sum", "mean"]) -> list[FloatArray]:
+def scale_for_reduction(
+    data: Sequence[DatumArrays], reduction: Literal["sum", "mean"]
+) -> list[FloatArray]:
     """Return advantages [N] with which the service's reduction gives the sum over all tokens of all samples.
 
     mean: it divides by the tokens of a sample, and by the number of samples.
@@ -59,8 +67,12 @@ def response_part(values: Any, response: int) -> Logprobs:
     """
     found = np.array(values, dtype=np.float64)[-response:]
     if len(found) != response:
-        raise EngineError(f"Tinker returned {len(found)} log-probabilities for {response} tokens; expected all")
+        raise EngineError(
+            f"Tinker returned {len(found)} log-probabilities for {response} tokens; expected all"
+        )
     if not np.all(np.isfinite(found)):
         wrong = int((~np.isfinite(found)).sum())
-        raise ModelError(f"Tinker returned {wrong} log-probabilities that are not finite for {response} tokens")
+        raise ModelError(
+            f"Tinker returned {wrong} log-probabilities that are not finite for {response} tokens"
+        )
     return found.astype(np.float32)

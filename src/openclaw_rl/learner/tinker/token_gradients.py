@@ -36,7 +36,11 @@ class TokenGradients:
 
 
 def compute_token_gradients(
-    batch: ScoredBatch, terms: Sequence[AnyTerm], members: Sequence[int], length_ema: float, train: TrainConfig
+    batch: ScoredBatch,
+    terms: Sequence[AnyTerm],
+    members: Sequence[int],
+    length_ema: float,
+    train: TrainConfig,
 ) -> TokenGradients:
     """Return the advantages of the samples in `members`. `length_ema`: tokens per reply, for the denominators.
 

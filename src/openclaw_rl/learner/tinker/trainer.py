@@ -20,7 +20,12 @@ from typing import Any, NamedTuple
 import torch
 
 from openclaw_rl.common.atomic_files import write_folder
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TINKER_FILE, digest_of_folder, hash_folder
+from openclaw_rl.common.policy_digest import (
+    ADAPTER_CONFIG,
+    TINKER_FILE,
+    digest_of_folder,
+    hash_folder,
+)
 from openclaw_rl.errors import EngineError, ModelError, TrainerAbsent
 from openclaw_rl.learner.loss import scored_batch as scored
 from openclaw_rl.learner.loss.length_ema import LengthEma
@@ -39,22 +44,31 @@ from openclaw_rl.learner.tinker.base_check import MAX_BASE_GAP, base_gap, mismat
 from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum
 from openclaw_rl.learner.tinker.token_gradients import TokenGradients, compute_token_gradients
 from openclaw_rl.learner.tinker.training_budget import TrainingBudget
-from openclaw_rl.learner.tinker.training_session import TrainingSession, forward_tokens, scoring_tokens
+from openclaw_rl.learner.tinker.training_session import (
+    TrainingSession,
+    forward_tokens,
+    scoring_tokens,
+)
 from openclaw_rl.methods.teacher_replies import TeacherReplies
 from openclaw_rl.methods.token_credit import credit_by_token
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
 from openclaw_rl.tinker.adapter_download import LocalBase
 from openclaw_rl.tinker.service import TinkerService
 from openclaw_rl.tinker.version_file import TinkerVersion, encode_version, read_version
-from openclaw_rl.types import Logprobs, PolicyRef, Reason, ReasonCode
+from openclaw_rl.types import Logprobs, PolicyRef
 
 log = logging.getLogger(__name__)
-MIN_STEP_SCALE = 2**-8  # smallest fraction of a step, as of the local trainer
+# Smallest fraction of a step, as of the local trainer.
+MIN_STEP_SCALE = 2**-8
 NO_ADVANTAGE = Reason(ReasonCode.NO_SIGNAL, "every advantage of the batch is 0")
-STEP_ATTEMPTS = 3  # with a gradient of 0, which a step has that the service takes a second time
-_UNCLIPPED_NORM = "skyrl.ai/grad_norm"  # of SkyRL's server, which ignores `train.optimizer.clip_grad`
-_GRADIENT_NORMS = ("grad_norm", _UNCLIPPED_NORM)  # names in the metrics of a step at the service
+# With a gradient of 0, which a step has that the service takes a second time.
+STEP_ATTEMPTS = 3
+# Of SkyRL's server, which ignores `train.optimizer.clip_grad`.
+_UNCLIPPED_NORM = "skyrl.ai/grad_norm"
+# Names in the metrics of a step at the service.
+_GRADIENT_NORMS = ("grad_norm", _UNCLIPPED_NORM)
 
 
 class _Batch(NamedTuple):
@@ -79,20 +93,29 @@ class TinkerTrainer:
     computes_here = False
 
     def __init__(
-        self, config: Config, method: CreditMethod, service: TinkerService | None = None, *, base: Path | None = None
+        self,
+        config: Config,
+        method: CreditMethod,
+        service: TinkerService | None = None,
+        *,
+        base: Path | None = None,
     ) -> None:
         """`base`: folder of the model that a local engine serves; None: adapters are not compared with its files.
 
         Raises `ModelError` if the token count in the home cannot be read.
         """
         torch.set_num_threads(config.train.threads)
-        self._train, self._method = config.train, method
+        self._train = config.train
+        self._method = method
         self._service = service or TinkerService(config)
         self._usage = TrainingBudget(config.home_dir, config.tinker.budget_tokens)
         serves_here = config.engine.backend != "tinker"
         self._local_base = LocalBase(name=config.model.path, folder=base) if serves_here else None
-        self._session = TrainingSession(self._service, config.tinker, config.train, self._usage, self._local_base)
-        self._other_base: TrainerAbsent | None = None  # what was found when bases were compared, if they differ
+        self._session = TrainingSession(
+            self._service, config.tinker, config.train, self._usage, self._local_base
+        )
+        # What was found when bases were compared, if they differ.
+        self._other_base: TrainerAbsent | None = None
         self.load(folder=None, memory={})
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
@@ -115,12 +138,15 @@ class TinkerTrainer:
             )
         state = state_files.read_state(Path(folder))
         self._state = version.state
-        self._steps, self._samples_seen = int(state["steps"]), int(state["samples"])
+        self._steps = int(state["steps"])
+        self._samples_seen = int(state["samples"])
 
     def _read_version(self, folder: str) -> TinkerVersion:
         number = int(Path(folder).name.partition("-")[0])
         try:
-            return read_version(PolicyRef(version=number, path=folder, digest=digest_of_folder(folder)))
+            return read_version(
+                PolicyRef(version=number, path=folder, digest=digest_of_folder(folder))
+            )
         except (EngineError, OSError) as error:
             raise ModelError(str(error)) from None
 
@@ -147,7 +173,9 @@ class TinkerTrainer:
             return self._no_step_result(self._usage.metrics, _every(batch, NO_ADVANTAGE))
         lengths = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
         average = lengths.average_length(batch.scored.trainable_tokens(batch.members))
-        gradients = compute_token_gradients(batch.scored, batch.terms, batch.members, average, self._train)
+        gradients = compute_token_gradients(
+            batch.scored, batch.terms, batch.members, average, self._train
+        )
         epoch = _as_epoch(gradients, norm=1.0)
         if why := no_step_reason([epoch]):
             return self._no_step_result(self._usage.metrics, _every(batch, why))
@@ -171,22 +199,31 @@ class TinkerTrainer:
     def _step_tokens(self, samples: Sequence[Sample]) -> int:
         """Return the tokens that a step sends if no sample is left out: three passes of the model, and the base's."""
         rows = [scored.plain_sequence(sample) for sample in samples]
-        hinted = [row for _, row in scored.hinted_sequences(samples)] if self._method.uses_hints else []
+        hinted = (
+            [row for _, row in scored.hinted_sequences(samples)] if self._method.uses_hints else []
+        )
         return 3 * forward_tokens(rows) + scoring_tokens([*rows, *hinted])
 
     def _score_batch(self, samples: Sequence[Sample]) -> _Batch:
         """Score the policy, the base and the teacher, which is the base under the hint; and compute the credit."""
-        safety, session = self._train.safety, self._session
+        safety = self._train.safety
+        session = self._session
         policy = session.policy_logprobs([scored.plain_sequence(sample) for sample in samples])
         self._check_base(samples, policy)
         student = [_to_tensor(found) for found in policy]
         kept, dropped = drop_stale(
-            samples, student, max_gap=safety.max_turn_log_ratio, max_batch_gap=safety.batch_log_ratio_limit
+            samples,
+            student,
+            max_gap=safety.max_turn_log_ratio,
+            max_batch_gap=safety.batch_log_ratio_limit,
         )
-        samples, student = [samples[i] for i in kept], [student[i] for i in kept]
+        samples = [samples[i] for i in kept]
+        student = [student[i] for i in kept]
         rows = [scored.plain_sequence(sample) for sample in samples]
         hinted = scored.hinted_sequences(samples) if self._method.uses_hints else []
-        found = [_to_tensor(each) for each in session.base_logprobs([*rows, *(row for _, row in hinted)])]
+        found = [
+            _to_tensor(each) for each in session.base_logprobs([*rows, *(row for _, row in hinted)])
+        ]
         teachers: list[list[torch.Tensor]] = [[] for _ in samples]
         for (i, _), logp in zip(hinted, found[len(rows) :], strict=True):
             teachers[i].append(logp)
@@ -204,13 +241,20 @@ class TinkerTrainer:
         terms = self._method_for(samples).loss_terms(batch.batch_logprobs(), self._method_state)
         members = [i for i in range(len(samples)) if any(term.masks[i].any() for term in terms)]
         used = {samples[i].turn for i in members}
-        dropped = {turn: why for turn, why in dropped.items() if turn not in used}  # a turn may have a second sample
-        dropped |= {sample.turn: no_signal_reason(sample) for sample in samples if sample.turn not in used}
+        # A turn may have a second sample.
+        dropped = {turn: why for turn, why in dropped.items() if turn not in used}
+        dropped |= {
+            sample.turn: no_signal_reason(sample) for sample in samples if sample.turn not in used
+        }
         return _Batch(batch, terms, members, dropped)
 
     def _method_for(self, samples: Sequence[Sample]) -> CreditMethod:
         """Return the method, with a term on the teacher's replies if there are any."""
-        return TeacherReplies(self._method, top=0) if any(s.from_teacher for s in samples) else self._method
+        return (
+            TeacherReplies(self._method, top=0)
+            if any(s.from_teacher for s in samples)
+            else self._method
+        )
 
     def _check_base(self, samples: Sequence[Sample], policy: Sequence[Logprobs]) -> None:
         """Compare the bases at each step that starts from the base, with what the local engine recorded.
@@ -225,18 +269,26 @@ class TinkerTrainer:
             self._other_base = TrainerAbsent(words)
             raise self._other_base
 
-    def _take_bounded_step(self, batch: _Batch, gradients: TokenGradients) -> dict[str, float] | None:
+    def _take_bounded_step(
+        self, batch: _Batch, gradients: TokenGradients
+    ) -> dict[str, float] | None:
         """Take the step; while it moves the policy too far, take it again from the start at half the learning rate.
 
         The gradient is the same again and Adam's step is proportional to the rate, so this halves the step. Return the
         metrics; None if the gradient at the service is 0.
         """
-        data = [self._make_datum(batch, i, a) for i, a in zip(batch.members, gradients.advantages, strict=True)]
+        data = [
+            self._make_datum(batch, i, a)
+            for i, a in zip(batch.members, gradients.advantages, strict=True)
+        ]
         sent: Sequence[DatumArrays] = [datum for datum in data if datum.advantages.any()]
         full = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
         # Over a teacher's replies the change would be no estimate of a KL divergence of the policy.
-        members = [i for i in batch.members if not batch.scored.samples[i].from_teacher] or batch.members
-        rows, scale = [batch.scored.rows[i] for i in members], 1.0
+        members = [
+            i for i in batch.members if not batch.scored.samples[i].from_teacher
+        ] or batch.members
+        rows = [batch.scored.rows[i] for i in members]
+        scale = 1.0
         norm, sent = self._take_clipped_step(sent, full)
         if norm == 0:
             return None
@@ -250,10 +302,15 @@ class TinkerTrainer:
             if self._take_step_once(sent, full * scale).norm == 0:
                 return None
         metrics |= epoch_metrics([_as_epoch(gradients, norm=norm or 0.0)], batch.terms)
-        del metrics["entropy"]  # the service does not return what it would need
+        # The service does not return what it would need.
+        del metrics["entropy"]
         if norm is None:
             del metrics["gradient/norm"]
-        return metrics | {"step/scale": scale, "learning_rate": full, "turns": float(len(self._turns_of(batch)))}
+        return metrics | {
+            "step/scale": scale,
+            "learning_rate": full,
+            "turns": float(len(self._turns_of(batch))),
+        }
 
     def _take_clipped_step(
         self, sent: Sequence[DatumArrays], rate: float
@@ -263,10 +320,13 @@ class TinkerTrainer:
         There the step is taken again from the start, with a gradient that is scaled down: it is linear in the
         advantages. Return the norm before that (None: not known), and what was sent last.
         """
-        taken, limit = self._take_step_once(sent, rate), self._train.optimizer.clip_grad
+        taken = self._take_step_once(sent, rate)
+        limit = self._train.optimizer.clip_grad
         if taken.norm is None or taken.is_clipped or not limit < taken.norm < math.inf:
             return taken.norm, sent
-        scaled = [replace(datum, advantages=datum.advantages * (limit / taken.norm)) for datum in sent]
+        scaled = [
+            replace(datum, advantages=datum.advantages * (limit / taken.norm)) for datum in sent
+        ]
         self._session.restore(self._state)
         again = self._take_step_once(scaled, rate)
         return (taken.norm if again.norm else again.norm), scaled
@@ -282,19 +342,23 @@ class TinkerTrainer:
             norm = next((norms[name] for name in _GRADIENT_NORMS if name in norms), None)
             if norm != 0:
                 return _Taken(norm, is_clipped=_UNCLIPPED_NORM not in norms)
-            log.warning("the Tinker service took a step without a gradient, as when a call is repeated: it starts over")
+            log.warning(
+                "the Tinker service took a step without a gradient, as when a call is repeated: it starts over"
+            )
             self._session.restore(self._state)
         return _Taken(0.0, is_clipped=True)
 
     def _make_datum(self, batch: _Batch, i: int, advantages: Any) -> DatumArrays:
-        sample, logp = batch.scored.samples[i], batch.scored.student[i].numpy()
+        sample = batch.scored.samples[i]
+        logp = batch.scored.student[i].numpy()
         return make_datum(sample.prompt_ids, sample.response_ids, logp, advantages)
 
     def _turns_of(self, batch: _Batch) -> set[str]:
         return {batch.scored.samples[i].turn for i in batch.members}
 
     def _update_state(self, batch: _Batch, lengths: LengthEma) -> dict[str, float]:
-        first = [i for i in batch.members if not batch.scored.samples[i].replay]  # averages count each turn once
+        # Averages count each turn once.
+        first = [i for i in batch.members if not batch.scored.samples[i].replay]
         state = lengths.updated_state(batch.scored.trainable_tokens(first))
         samples = [batch.scored.samples[i] for i in first]
         self._method_state = self._method_for(samples).update_state(samples, state)
@@ -305,14 +369,27 @@ class TinkerTrainer:
     def _write_version(self, out: Path) -> None:
         """Save the checkpoints under the name of the version's folder, then write the folder."""
         state, sampler, adapter = self._session.save_version(f"openclaw-{out.name}")
-        version = TinkerVersion(base=self._service.model, rank=self._train.lora.rank, sampler=sampler, state=state)
-        counts = {"steps": self._steps, "samples": self._samples_seen, "settings": self._train.model_dump(mode="json")}
-        files = {TINKER_FILE: encode_version(version), state_files.STATE_FILE: json.dumps(counts, indent=2).encode()}
+        version = TinkerVersion(
+            base=self._service.model, rank=self._train.lora.rank, sampler=sampler, state=state
+        )
+        counts = {
+            "steps": self._steps,
+            "samples": self._samples_seen,
+            "settings": self._train.model_dump(mode="json"),
+        }
+        files = {
+            TINKER_FILE: encode_version(version),
+            state_files.STATE_FILE: json.dumps(counts, indent=2).encode(),
+        }
         write_folder(out, files | adapter)
         self._state = state
 
-    def _no_step_result(self, metrics: Mapping[str, float], dropped: Mapping[str, Reason]) -> StepResult:
-        return StepResult(folder=None, digest="", metrics=metrics, memory=self._method_state, dropped=dropped)
+    def _no_step_result(
+        self, metrics: Mapping[str, float], dropped: Mapping[str, Reason]
+    ) -> StepResult:
+        return StepResult(
+            folder=None, digest="", metrics=metrics, memory=self._method_state, dropped=dropped
+        )
 
 
 def _to_tensor(logprobs: Logprobs) -> torch.Tensor:

@@ -16,9 +16,11 @@ class TrainingBudget:
 
     def __init__(self, home: Path, budget: int | None) -> None:
         """`budget`: tokens in all; None: no limit. Raises `ModelError` if the file cannot be read."""
-        self._file, self._budget = home / USAGE_FILE, budget
+        self._file = home / USAGE_FILE
+        self._budget = budget
         self.total = self._read_total()
-        self.scored = self.trained = 0  # since `begin_step`
+        # Since `begin_step`.
+        self.scored = self.trained = 0
 
     def _read_total(self) -> int:
         if not self._file.exists():
@@ -53,7 +55,8 @@ class TrainingBudget:
         with fresh.open("w", encoding="utf-8") as file:
             file.write(json.dumps({"training_tokens": self.total}))
             file.flush()
-            os.fsync(file.fileno())  # else a power failure may leave it empty, which stops training
+            # Else a power failure may leave it empty, which stops training.
+            os.fsync(file.fileno())
         os.replace(fresh, self._file)  # noqa: PTH105 - the atomic one
 
     def _require_left(self, tokens: int) -> None:

@@ -15,7 +15,12 @@ from typing import Any, TypeVar
 from openclaw_rl.common.progress import library_call
 from openclaw_rl.errors import EngineError, EngineGone, ModelError, TooLarge, TrainerAbsent
 from openclaw_rl.learner.forward.packing import TokenSequence
-from openclaw_rl.learner.tinker.datum_arrays import DatumArrays, make_datum, response_part, scale_for_reduction
+from openclaw_rl.learner.tinker.datum_arrays import (
+    DatumArrays,
+    make_datum,
+    response_part,
+    scale_for_reduction,
+)
 from openclaw_rl.learner.tinker.training_budget import TrainingBudget
 from openclaw_rl.settings.load import TinkerConfig, TrainConfig
 from openclaw_rl.tinker.adapter_download import LocalBase, download_adapter
@@ -24,9 +29,12 @@ from openclaw_rl.tinker.service_errors import classify_error
 from openclaw_rl.types import Logprobs
 
 T = TypeVar("T")
-RETRY_SECONDS = 10.0  # seconds between two attempts: each one makes a model at the service
-LONGEST_RETRY_SECONDS = 600.0  # the same after refusals in a row: each attempt pays for the tokens of the batch again
-ADAM_EPS = 1e-8  # as torch's AdamW, which the local trainer uses
+# Seconds between two attempts: each one makes a model at the service.
+RETRY_SECONDS = 10.0
+# The same after refusals in a row: each attempt pays for the tokens of the batch again.
+LONGEST_RETRY_SECONDS = 600.0
+# As torch's AdamW, which the local trainer uses.
+ADAM_EPS = 1e-8
 
 
 class TrainingSession:
@@ -41,13 +49,19 @@ class TrainingSession:
         local_base: LocalBase | None = None,
     ) -> None:
         """`local_base`: of the engine for which adapters are downloaded; None: the service samples."""
-        self._service, self._tinker, self._train, self._usage = service, tinker, train, usage
+        self._service = service
+        self._tinker = tinker
+        self._train = train
+        self._usage = usage
         self._local_base = local_base
         self._client: Any = None
         self._base: Any = None
-        self._initial: str | None = None  # state of this model before its first step; None: not saved
-        self._failed: tuple[float, TrainerAbsent] | None = None  # when the service failed, and how
-        self._refusals = 0  # in a row, since the last version: failures that do not pass by themselves
+        # State of this model before its first step; None: not saved.
+        self._initial: str | None = None
+        # When the service failed, and how.
+        self._failed: tuple[float, TrainerAbsent] | None = None
+        # In a row, since the last version: failures that do not pass by themselves.
+        self._refusals = 0
 
     def restore(self, state: str | None) -> None:
         """Make the service's model that of a checkpoint; None: the base with a new adapter.
@@ -58,7 +72,8 @@ class TrainingSession:
         if self._failed is not None and time.monotonic() - self._failed[0] < self._retry_seconds:
             raise self._failed[1]
         if self._client is None or (state is None and self._initial is None):
-            self._client, self._initial = self._run_blocking(self._create_model), None
+            self._client = self._run_blocking(self._create_model)
+            self._initial = None
         if state is None and self._initial is None:
             self._initial = self._save_checkpoint("weights", f"initial-{uuid.uuid4().hex[:12]}")
         path = state or self._initial
@@ -83,10 +98,13 @@ class TrainingSession:
         """Return [R] log-probabilities of each response under the model as it is at the service."""
         data = [make_datum(row.prompt_ids, row.response_ids) for row in rows]
         self._usage.spend_tokens(forward_tokens(rows), trained=False)
-        sent, loss = self._to_sdk(data, "cross_entropy"), "cross_entropy"
+        sent = self._to_sdk(data, "cross_entropy")
+        loss = "cross_entropy"
         answer = self._finish(lambda: self._client.forward(sent, loss), of_batch=True)
         return self._run_blocking(
-            lambda: _response_parts(rows, [output["logprobs"].tolist() for output in answer.loss_fn_outputs])
+            lambda: _response_parts(
+                rows, [output["logprobs"].tolist() for output in answer.loss_fn_outputs]
+            )
         )
 
     def base_logprobs(self, rows: Sequence[TokenSequence]) -> list[Logprobs]:
@@ -131,18 +149,27 @@ class TrainingSession:
 
     def _download_adapter(self, name: str, base: LocalBase) -> dict[str, bytes]:
         url = self._run_blocking(lambda: self._service.find_archive(self._client, name))
-        return self._run_blocking(lambda: self._service.run_blocking(lambda: download_adapter(url, base)))
+        return self._run_blocking(
+            lambda: self._service.run_blocking(lambda: download_adapter(url, base))
+        )
 
     def _save_checkpoint(self, kind: CheckpointKind, name: str) -> str:
         return self._run_blocking(lambda: self._service.save_checkpoint(self._client, kind, name))
 
     def _to_sdk(self, data: Sequence[DatumArrays], loss: str) -> list[Any]:
-        sdk, made = self._service.sdk, []
-        for datum, advantages in zip(data, scale_for_reduction(data, self._tinker.reduction), strict=True):
+        sdk = self._service.sdk
+        made = []
+        for datum, advantages in zip(
+            data, scale_for_reduction(data, self._tinker.reduction), strict=True
+        ):
             inputs: dict[str, Any] = {"target_tokens": datum.target_ids.tolist()}
             if loss == "importance_sampling":
                 inputs |= {"logprobs": datum.logprobs.tolist(), "advantages": advantages.tolist()}
-            made.append(sdk.Datum(model_input=self._service.model_input(datum.input_ids), loss_fn_inputs=inputs))
+            made.append(
+                sdk.Datum(
+                    model_input=self._service.model_input(datum.input_ids), loss_fn_inputs=inputs
+                )
+            )
         return made
 
     def _finish(self, start: Callable[[], Any], *, of_batch: bool = False) -> Any:
@@ -150,7 +177,9 @@ class TrainingSession:
 
         `of_batch`: the call has the batch in it, which may be why it fails.
         """
-        return self._run_blocking(lambda: start().result(timeout=self._tinker.call_timeout), of_batch=of_batch)
+        return self._run_blocking(
+            lambda: start().result(timeout=self._tinker.call_timeout), of_batch=of_batch
+        )
 
     def _wait_started(self, started: Any) -> Any:
         return self._finish(lambda: started, of_batch=True)
@@ -168,14 +197,17 @@ class TrainingSession:
         if isinstance(error, ModelError):
             return error
         found = self._service.to_engine_error(error)
-        kind = classify_error(error) if of_batch and not isinstance(error, EngineError) else "absent"
+        kind = (
+            classify_error(error) if of_batch and not isinstance(error, EngineError) else "absent"
+        )
         if kind == "absent":
             return self._absent(found)
         self.reset()
         return (TooLarge if kind == "too_long" else ModelError)(str(found))
 
     def _absent(self, error: EngineError) -> TrainerAbsent:
-        self.reset()  # gradients of a call without an answer may be there
+        # Gradients of a call without an answer may be there.
+        self.reset()
         self._refusals += not isinstance(error, EngineGone)
         self._failed = time.monotonic(), TrainerAbsent(str(error))
         return self._failed[1]
@@ -194,5 +226,10 @@ def scoring_tokens(rows: Sequence[TokenSequence]) -> int:
 def _response_parts(rows: Sequence[TokenSequence], found: Sequence[Any]) -> list[Logprobs]:
     """Return [R] values of each response. Raises `EngineError` for an answer that has not all of them."""
     if len(found) != len(rows):
-        raise EngineError(f"Tinker returned log-probabilities of {len(found)} of {len(rows)} sequences; expected all")
-    return [response_part(values, len(row.response_ids)) for row, values in zip(rows, found, strict=True)]
+        raise EngineError(
+            f"Tinker returned log-probabilities of {len(found)} of {len(rows)} sequences; expected all"
+        )
+    return [
+        response_part(values, len(row.response_ids))
+        for row, values in zip(rows, found, strict=True)
+    ]

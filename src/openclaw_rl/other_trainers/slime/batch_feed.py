@@ -13,11 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.remote import trainer_weights
-from openclaw_rl.other_trainers.batch_stream import BatchStream, StartWeights, StreamEnded, TurnBatch
+from openclaw_rl.other_trainers.batch_stream import (
+    BatchStream,
+    StartWeights,
+    StreamEnded,
+    TurnBatch,
+)
 from openclaw_rl.other_trainers.slime import teacher, weight_files
 from openclaw_rl.other_trainers.slime.mailbox import POLL_SECONDS, Mailbox
 from openclaw_rl.other_trainers.slime.options import SlimeOptions, method_problem
-from openclaw_rl.other_trainers.slime.samples import Fields, Row, fill_up, sample_fields, split_fit_rows
+from openclaw_rl.other_trainers.slime.samples import (
+    Fields,
+    Row,
+    fill_up,
+    sample_fields,
+    split_fit_rows,
+)
 
 _CONCURRENT_SCORINGS = 8
 CONNECT_SECONDS = 600.0
@@ -47,13 +58,18 @@ class BatchFeed:
 
         Raises `ValueError` if the file with the base's fingerprint is damaged.
         """
-        self._options, self._mailbox = options, Mailbox(options.mailbox)
+        self._options = options
+        self._mailbox = Mailbox(options.mailbox)
         self._connect_seconds = connect_seconds
         self._settling: threading.Thread | None = None
-        self._open_token: str | None = None  # of the batch that slime trains on
-        self._run: str | None = None  # of slime, as its first weights say
-        self._weights: str | None = None  # folder name of the version that slime has; None: the base
-        self._fingerprint = ""  # of the weights that slime began with
+        # Of the batch that slime trains on.
+        self._open_token: str | None = None
+        # Of slime, as its first weights say.
+        self._run: str | None = None
+        # Folder name of the version that slime has; None: the base.
+        self._weights: str | None = None
+        # Of the weights that slime began with.
+        self._fingerprint = ""
         self._stream: BatchStream | None = self._connect()
 
     def next_samples(self) -> list[Fields]:
@@ -65,7 +81,8 @@ class BatchFeed:
             )
         try:
             return self._claim_samples()
-        except BaseException:  # the batch would stay claimed until slime ends
+        except BaseException:
+            # The batch would stay claimed until slime ends.
             self._disconnect()
             raise
 
@@ -83,7 +100,8 @@ class BatchFeed:
 
     def _claim_samples(self) -> list[Fields]:
         start = self._mailbox.get("start")
-        if start is not None and start["run"] != self._run:  # slime began again: the open batch was of its last run
+        # Slime began again: the open batch was of its last run.
+        if start is not None and start["run"] != self._run:
             self._disconnect()
         if self._stream is None:
             self._stream = self._connect()
@@ -104,7 +122,8 @@ class BatchFeed:
         try:
             self._check_settings(stream.welcome)
             self._identify_start()
-        except BaseException:  # the train worker would wait for a trainer that has ended
+        except BaseException:
+            # The train worker would wait for a trainer that has ended.
             stream.close()
             raise
         return stream
@@ -127,19 +146,28 @@ class BatchFeed:
         """Find the version with which this run of slime began. Its later weights are known."""
         start = self._mailbox.get("start")
         if start is None:
-            raise FeedUnfit("slime has not written its weights yet: its train.py updates weights before it asks")
+            raise FeedUnfit(
+                "slime has not written its weights yet: its train.py updates weights before it asks"
+            )
         if start["run"] == self._run:
             return
         self._fingerprint = start["fingerprint"]
         self._weights = weight_files.find_version(self._options.home, self._fingerprint)
-        if self._weights is None and weight_files.read_base(self._options.home) not in (None, self._fingerprint):
+        if self._weights is None and weight_files.read_base(self._options.home) not in (
+            None,
+            self._fingerprint,
+        ):
             raise FeedUnfit(
                 "slime began with weights that are neither the base nor a version: perhaps its last checkpoint is of a "
                 "step that was not kept. Start it with weights of the head (`openclaw-rl policies list`). If they are "
                 f"the base, remove {self._options.home / weight_files.BASE_FILE}"
             )
         trainer_weights.start_record(
-            self._options.home, start["tag"], self._weights, run=start["run"], run_file=self._mailbox.path_of("start")
+            self._options.home,
+            start["tag"],
+            self._weights,
+            run=start["run"],
+            run_file=self._mailbox.path_of("start"),
         )
         self._run = start["run"]
 
@@ -156,12 +184,18 @@ class BatchFeed:
         )
 
     def _prepare(self, rows: Sequence[Row]) -> PreparedBatch:
-        options, has_teacher = self._options, self._options.teacher_url is not None
-        kept, dropped = split_fit_rows(rows, temperature=options.temperature, has_teacher=has_teacher)
+        options = self._options
+        has_teacher = self._options.teacher_url is not None
+        kept, dropped = split_fit_rows(
+            rows, temperature=options.temperature, has_teacher=has_teacher
+        )
         with ThreadPoolExecutor(_CONCURRENT_SCORINGS) as pool:
             scored = list(pool.map(self._score_teacher, kept))
         pairs = enumerate(zip(kept, scored, strict=True))
-        samples = [sample_fields(row, n, method=self._method, teacher=logprobs) for n, (row, logprobs) in pairs]
+        samples = [
+            sample_fields(row, n, method=self._method, teacher=logprobs)
+            for n, (row, logprobs) in pairs
+        ]
         return PreparedBatch(samples=samples, dropped=dropped)
 
     def _score_teacher(self, row: Row) -> list[float] | None:
@@ -170,7 +204,9 @@ class BatchFeed:
             return None
         if not row["hinted_prompts"]:
             return list(row["logprobs"])
-        return teacher.score_reply(self._options.teacher_url, row["hinted_prompts"], row["response_ids"])
+        return teacher.score_reply(
+            self._options.teacher_url, row["hinted_prompts"], row["response_ids"]
+        )
 
     def _open_batch(self, batch: TurnBatch, dropped: dict[str, str]) -> None:
         token = self._open_token = uuid.uuid4().hex
@@ -190,13 +226,17 @@ class BatchFeed:
             problem = self._acknowledge(batch, written, dropped)
         except (StreamEnded, OSError, ValueError) as error:
             problem = f"the version was not written: {error}"
-            self._disconnect()  # the batch is free again
+            # The batch is free again.
+            self._disconnect()
         self._mailbox.clear("batch")
         self._mailbox.put("answer", token=token, problem=problem)
 
-    def _acknowledge(self, batch: TurnBatch, written: dict[str, Any], dropped: dict[str, str]) -> str | None:
+    def _acknowledge(
+        self, batch: TurnBatch, written: dict[str, Any], dropped: dict[str, str]
+    ) -> str | None:
         folder = Path(batch.folder)
-        self._weights = folder.name  # whatever becomes of the step, slime has no others
+        # Whatever becomes of the step, slime has no others.
+        self._weights = folder.name
         weight_files.take_over(Path(written["folder"]), folder)
         trainer_weights.add_weights(self._options.home, written["tag"], folder.name)
         if batch.acknowledge(dropped=dropped):

@@ -9,7 +9,8 @@ import re
 from typing import Any
 
 RELEASE = "0.3.1"
-MIN_VERSION, VERSION_BELOW = (0, 3, 1), (0, 4)
+MIN_VERSION = (0, 3, 1)
+VERSION_BELOW = (0, 4)
 ROLLOUT_PATH = "openclaw_rl.other_trainers.slime.rollout.generate_rollout"
 """For `--rollout-function-path`."""
 HOOK_PATH = "openclaw_rl.other_trainers.slime.weight_update.publish_weights"

@@ -40,7 +40,9 @@ class Mailbox:
             return message
         return None
 
-    def wait_for(self, kind: str, token: str, keep_waiting: Callable[[], bool]) -> dict[str, Any] | None:
+    def wait_for(
+        self, kind: str, token: str, keep_waiting: Callable[[], bool]
+    ) -> dict[str, Any] | None:
         """Return the message for the batch with this token, or None when `keep_waiting` turns false."""
         while keep_waiting():
             message = self.get(kind)

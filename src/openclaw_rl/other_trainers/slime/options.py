@@ -28,7 +28,9 @@ class SlimeOptions:
         """Read slime's arguments. Raises `ValueError` for those that do not fit."""
         problems = [problem for check in _CHECKS for problem in check(args)]
         if problems:
-            raise ValueError("OpenClaw-RL cannot feed slime with these arguments: " + "; ".join(problems))
+            raise ValueError(
+                "OpenClaw-RL cannot feed slime with these arguments: " + "; ".join(problems)
+            )
         return cls(
             home=Path(getattr(args, "openclaw_home", "~/.openclaw-rl")).expanduser(),
             mailbox=mailbox_folder(args),
@@ -50,19 +52,28 @@ def method_problem(method: str, finetune: str, *, has_teacher: bool) -> str | No
     if method not in _METHODS:
         return f"train.method is {method}, for which slime has no loss. Set it to {', '.join(_METHODS)}"
     if (method in _TEACHER_METHODS) != has_teacher:
-        advice = "Leave out --use-opd" if has_teacher else "Add --use-opd --opd-type sglang --rm-url URL"
+        advice = (
+            "Leave out --use-opd" if has_teacher else "Add --use-opd --opd-type sglang --rm-url URL"
+        )
         return f"train.method is {method}. {advice}"
     return None
 
 
 def _check_weights(args: Any) -> list[str]:
     found = []
-    if (args.update_weight_mode, args.update_weight_transport) != ("full", "disk") or not args.update_weight_disk_dir:
-        found.append("set --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir DIR")
+    if (args.update_weight_mode, args.update_weight_transport) != (
+        "full",
+        "disk",
+    ) or not args.update_weight_disk_dir:
+        found.append(
+            "set --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir DIR"
+        )
     if args.custom_update_weight_post_write_path != HOOK_PATH:
         found.append(f"set --custom-update-weight-post-write-path {HOOK_PATH}")
     if args.rollout_top_p != 1:
-        found.append(f"--rollout-top-p is {args.rollout_top_p}; expected 1, because slime replays what it cut")
+        found.append(
+            f"--rollout-top-p is {args.rollout_top_p}; expected 1, because slime replays what it cut"
+        )
     if args.update_weights_interval != 1:
         found.append(f"--update-weights-interval is {args.update_weights_interval}; expected 1")
     return found
@@ -71,10 +82,14 @@ def _check_weights(args: Any) -> list[str]:
 def _check_rewards(args: Any) -> list[str]:
     found = []
     if args.n_samples_per_prompt != 1:
-        found.append(f"--n-samples-per-prompt is {args.n_samples_per_prompt}; a turn of a conversation has one reply")
+        found.append(
+            f"--n-samples-per-prompt is {args.n_samples_per_prompt}; a turn of a conversation has one reply"
+        )
     normalizes = args.advantage_estimator in _NORMALIZES and args.rewards_normalization
     if normalizes and args.custom_reward_post_process_path is None:
-        found.append("set --disable-rewards-normalization, because with one reply to a prompt all rewards become 0")
+        found.append(
+            "set --disable-rewards-normalization, because with one reply to a prompt all rewards become 0"
+        )
     return found
 
 
@@ -83,11 +98,17 @@ def _check_teacher(args: Any) -> list[str]:
         return []
     found = []
     if args.opd_type != "sglang" or not args.rm_url:
-        found.append("set --opd-type sglang and --rm-url to a server with the base: the teacher reads the hint")
+        found.append(
+            "set --opd-type sglang and --rm-url to a server with the base: the teacher reads the hint"
+        )
     if not args.use_rollout_logprobs:
-        found.append("set --use-rollout-logprobs, so that samples without a hint have no distillation term")
+        found.append(
+            "set --use-rollout-logprobs, so that samples without a hint have no distillation term"
+        )
     if args.rollout_temperature != 1:
-        found.append(f"--rollout-temperature is {args.rollout_temperature}; the teacher is scored at 1")
+        found.append(
+            f"--rollout-temperature is {args.rollout_temperature}; the teacher is scored at 1"
+        )
     return found
 
 

@@ -21,14 +21,19 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     from slime.utils.types import Sample
 
     if evaluation:
-        raise ValueError("there is nothing to evaluate: leave out --eval-interval, or set --eval-function-path")
+        raise ValueError(
+            "there is nothing to evaluate: leave out --eval-interval, or set --eval-function-path"
+        )
     feed = open_feed(SlimeOptions.from_args(args))
     samples = feed.next_samples()
     filled_up = sum(fields["remove_sample"] for fields in samples)
     metrics = {"openclaw/turns": len(samples) - filled_up, "openclaw/filled_up": filled_up}
     try:
-        return RolloutFnTrainOutput(samples=[[Sample.from_dict(fields)] for fields in samples], metrics=metrics)
-    except BaseException:  # of slime's own classes
+        return RolloutFnTrainOutput(
+            samples=[[Sample.from_dict(fields)] for fields in samples], metrics=metrics
+        )
+    except BaseException:
+        # Of slime's own classes.
         feed.release_batch()
         raise
 

@@ -11,7 +11,9 @@ Row = Mapping[str, Any]
 Fields = dict[str, Any]
 
 
-def split_fit_rows(rows: Sequence[Row], *, temperature: float, has_teacher: bool) -> tuple[list[Row], dict[str, str]]:
+def split_fit_rows(
+    rows: Sequence[Row], *, temperature: float, has_teacher: bool
+) -> tuple[list[Row], dict[str, str]]:
     """Return the rows that slime trains on, and why the turns without such a row are left out.
 
     A turn whose prompt had lessons has two rows, one of which has no importance ratio.
@@ -30,11 +32,17 @@ def unfit_reason(row: Row, *, temperature: float, has_teacher: bool) -> str | No
     if row["temperature"] != temperature:
         return f"sampled at temperature {row['temperature']:g}; slime's --rollout-temperature is {temperature:g}"
     if row["reward"] is None and not (has_teacher and row["hinted_prompts"]):
-        return "no score, and slime trains without hints (--use-opd)" if row["hinted_prompts"] else "no score, no hint"
+        return (
+            "no score, and slime trains without hints (--use-opd)"
+            if row["hinted_prompts"]
+            else "no score, no hint"
+        )
     return None
 
 
-def sample_fields(row: Row, position: int, *, method: str, teacher: Sequence[float] | None) -> Fields:
+def sample_fields(
+    row: Row, position: int, *, method: str, teacher: Sequence[float] | None
+) -> Fields:
     """Return the fields of one sample. `teacher`: [R] log-probabilities; None: slime runs without distillation."""
     has_score = row["reward"] is not None and method != "opd"
     return {
@@ -80,6 +88,8 @@ def _empty_copy(fields: Fields, position: int) -> Fields:
         "loss_mask": [0] * length,
         "reward": 0.0,
         "remove_sample": True,
-        "teacher_log_probs": None if fields["teacher_log_probs"] is None else list(fields["rollout_log_probs"]),
+        "teacher_log_probs": None
+        if fields["teacher_log_probs"] is None
+        else list(fields["rollout_log_probs"]),
         "metadata": {"filled_up": True},
     }

@@ -32,8 +32,16 @@ def check_environment() -> list[tuple[str, str, bool, str]]:
         ("slime", "this Python imports it", _check_import),
         ("version", f"{RELEASE} up to 0.4", _check_version),
         ("Sample", f"has the {len(SAMPLE_FIELDS)} fields that are filled", _check_fields),
-        ("rollout function", "slime loads it by its path", lambda: _check_path(ROLLOUT_PATH, ROLLOUT_PARAMETERS)),
-        ("weight hook", "slime loads it by its path", lambda: _check_path(HOOK_PATH, HOOK_PARAMETERS)),
+        (
+            "rollout function",
+            "slime loads it by its path",
+            lambda: _check_path(ROLLOUT_PATH, ROLLOUT_PARAMETERS),
+        ),
+        (
+            "weight hook",
+            "slime loads it by its path",
+            lambda: _check_path(HOOK_PATH, HOOK_PARAMETERS),
+        ),
     )
     return [(name, expected, *_run_check(check)) for name, expected, check in checks]
 
@@ -42,7 +50,10 @@ def _run_check(check: Callable[[], Outcome]) -> Outcome:
     try:
         return check()
     except Exception as error:  # noqa: BLE001 - whatever another project's modules raise when they are imported
-        return False, f"{type(error).__name__}: {error}. Run it with slime's Python: --trainer-python PATH"
+        return (
+            False,
+            f"{type(error).__name__}: {error}. Run it with slime's Python: --trainer-python PATH",
+        )
 
 
 def _check_import() -> Outcome:

@@ -19,8 +19,10 @@ RETRIES = 12
 """Retries of a request, after two to four minutes of waiting: a server that starts again has loaded its model."""
 RETRY_WITHIN_SECONDS = 300.0
 """Seconds after the first attempt in which the last one begins."""
-FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 30.0
-_TIMEOUT = 300.0  # seconds of one attempt
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 30.0
+# Seconds of one attempt.
+_TIMEOUT = 300.0
 
 
 class TeacherUnfit(Exception):
@@ -32,7 +34,8 @@ class _AttemptFailed(Exception):
 
     def __init__(self, message: str, *, retryable: bool, wait: float | None = None) -> None:
         super().__init__(message)
-        self.retryable, self.wait = retryable, wait
+        self.retryable = retryable
+        self.wait = wait
 
 
 def score_reply(url: str, prompts: Sequence[Sequence[int]], reply: Sequence[int]) -> list[float]:
@@ -60,11 +63,19 @@ def _score_prompt(url: str, prompt: Sequence[int], reply: Sequence[int]) -> list
         # SGLang names the last id of the vocabulary, its image mark, as 0.
         scored = answer["meta_info"]["input_token_logprobs"][-len(reply) :]
         logprobs = [entry[0] for entry in scored]
-        same = len(scored) == len(reply) and all(e[1] in (i, 0) for e, i in zip(scored, reply, strict=True))
+        same = len(scored) == len(reply) and all(
+            e[1] in (i, 0) for e, i in zip(scored, reply, strict=True)
+        )
     except (KeyError, TypeError, IndexError) as error:
-        raise TeacherUnfit(f"{url} is no /generate of SGLang: its answer has no input_token_logprobs") from error
-    if not same or not all(isinstance(value, float | int) and math.isfinite(value) for value in logprobs):
-        raise TeacherUnfit(f"{url} gave no log-probabilities of the {len(reply)} tokens that it was sent")
+        raise TeacherUnfit(
+            f"{url} is no /generate of SGLang: its answer has no input_token_logprobs"
+        ) from error
+    if not same or not all(
+        isinstance(value, float | int) and math.isfinite(value) for value in logprobs
+    ):
+        raise TeacherUnfit(
+            f"{url} gave no log-probabilities of the {len(reply)} tokens that it was sent"
+        )
     return logprobs
 
 
@@ -73,7 +84,9 @@ def post_json(url: str, body: dict[str, Any]) -> Any:
 
     Connection errors, 429 and 5xx are retried with backoff, at most `RETRIES` times and for `RETRY_WITHIN_SECONDS`.
     """
-    content, began, failures = json.dumps(body).encode(), time.monotonic(), 0
+    content = json.dumps(body).encode()
+    began = time.monotonic()
+    failures = 0
     while True:
         try:
             return _send_request(url, content)
@@ -109,9 +122,14 @@ def _send_request(url: str, content: bytes) -> Any:
             retryable=error.code == 429 or error.code >= 500,
             wait=retry_after_seconds(error.headers.get("Retry-After")),
         ) from None
-    except URLError as error:  # its reason is a text if the address has a wrong form
-        raise _AttemptFailed(str(error.reason), retryable=isinstance(error.reason, OSError)) from error
+    except URLError as error:
+        # Its reason is a text if the address has a wrong form.
+        raise _AttemptFailed(
+            str(error.reason), retryable=isinstance(error.reason, OSError)
+        ) from error
     except (ValueError, InvalidURL) as error:
         raise _AttemptFailed(str(error), retryable=False) from error
     except (OSError, HTTPException) as error:
-        raise _AttemptFailed(f"connection failed: {str(error) or type(error).__name__}", retryable=True) from error
+        raise _AttemptFailed(
+            f"connection failed: {str(error) or type(error).__name__}", retryable=True
+        ) from error

@@ -21,7 +21,9 @@ def fingerprint_of(folder: Path) -> str:
 
     Two exports of the same weights by slime have the same one, however they are split into files.
     """
-    entries = [entry for path in sorted(folder.glob("*.safetensors")) for entry in _read_tensors(path)]
+    entries = [
+        entry for path in sorted(folder.glob("*.safetensors")) for entry in _read_tensors(path)
+    ]
     if not entries:
         raise ValueError(f"{folder}: no tensors in *.safetensors")
     whole = sha256()
@@ -57,7 +59,8 @@ def find_version(home: Path, fingerprint: str) -> str | None:
         try:
             if any(folder.glob("*.safetensors")) and fingerprint_of(folder) == fingerprint:
                 return folder.name
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # of a header in a wrong form
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # Of a header in a wrong form.
             log.warning("%s is left out: its weights cannot be read (%s)", folder, error)
     return None
 
@@ -91,7 +94,8 @@ def record_base(home: Path, fingerprint: str) -> None:
     with fresh.open("w", encoding="utf-8") as file:
         file.write(json.dumps({"fingerprint": fingerprint}))
         file.flush()
-        os.fsync(file.fileno())  # else a power failure may leave it empty
+        # Else a power failure may leave it empty.
+        os.fsync(file.fileno())
     fresh.replace(home / BASE_FILE)
 
 
@@ -107,5 +111,6 @@ def take_over(written: Path, folder: Path) -> None:
             continue
         try:
             os.link(path, folder / path.name)
-        except OSError:  # another file system, or one without links
+        except OSError:
+            # Another file system, or one without links.
             shutil.copyfile(path, folder / path.name)

@@ -16,7 +16,8 @@ from openclaw_rl.other_trainers.slime.mailbox import Mailbox
 from openclaw_rl.other_trainers.slime.options import mailbox_folder
 from openclaw_rl.other_trainers.slime.weight_files import fingerprint_of
 
-_ANSWER_SECONDS = 500.0  # the other ranks wait in a barrier, which ends after slime's --distributed-timeout-minutes
+# The other ranks wait in a barrier, which ends after slime's --distributed-timeout-minutes.
+_ANSWER_SECONDS = 500.0
 _FOLDER_NAME = re.compile(r"^weight_v(\d+)$")
 
 
@@ -30,24 +31,34 @@ def publish_weights(args: Any, version_dir: str, rollout_engines: Sequence[Any])
         hand_over_weights(Mailbox(mailbox_folder(args)), Path(version_dir))
 
 
-def hand_over_weights(mailbox: Mailbox, written: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> None:
+def hand_over_weights(
+    mailbox: Mailbox, written: Path, *, answer_seconds: float = _ANSWER_SECONDS
+) -> None:
     """Wait until the version and its uses are in the store. The first weights of a run only say where it starts."""
     found = _FOLDER_NAME.match(written.name)
     if found is None:
-        raise WeightsNotKept(f"{written.name}: expected a folder weight_vN, as slime 0.3.1 writes it")
+        raise WeightsNotKept(
+            f"{written.name}: expected a folder weight_vN, as slime 0.3.1 writes it"
+        )
     number = int(found[1])
     if number == 1:
         mailbox.clear()
-        mailbox.put("start", run=uuid.uuid4().hex, fingerprint=fingerprint_of(written), tag=str(number))
+        mailbox.put(
+            "start", run=uuid.uuid4().hex, fingerprint=fingerprint_of(written), tag=str(number)
+        )
         return
     batch = mailbox.get("batch")
     if batch is None:
-        raise WeightsNotKept("no batch of OpenClaw-RL is open: is --rollout-function-path its generate_rollout?")
+        raise WeightsNotKept(
+            "no batch of OpenClaw-RL is open: is --rollout-function-path its generate_rollout?"
+        )
     mailbox.put("written", token=batch["token"], folder=str(written), tag=str(number))
     deadline = time.monotonic() + answer_seconds
     answer = mailbox.wait_for("answer", batch["token"], lambda: time.monotonic() < deadline)
     if answer is None:
-        raise WeightsNotKept(f"the rollout manager did not answer within {answer_seconds:g} s; its log says why")
+        raise WeightsNotKept(
+            f"the rollout manager did not answer within {answer_seconds:g} s; its log says why"
+        )
     if answer["problem"] is not None:
         raise WeightsNotKept(answer["problem"])
 

@@ -64,8 +64,11 @@ def read_message(raw: bytes, place: str) -> list[dict[str, Any]]:
     """Decode one message to chat messages. Raises `RequestError` that names the block and what was expected."""
     message = decode_json(_message_decoder, raw, place)
     if message.role not in ("user", "assistant", "system"):
-        raise field_error(f"{place}.role", f"expected user, assistant or system, got {message.role[:40]!r}.")
-    content, place = message.content, f"{place}.content"
+        raise field_error(
+            f"{place}.role", f"expected user, assistant or system, got {message.role[:40]!r}."
+        )
+    content = message.content
+    place = f"{place}.content"
     if message.role == "assistant":
         blocks = [ContentBlock(type="text", text=content)] if isinstance(content, str) else content
         return [_read_assistant_blocks(blocks, place)]
@@ -74,20 +77,27 @@ def read_message(raw: bytes, place: str) -> list[dict[str, Any]]:
     if message.role == "system":
         text = content if isinstance(content, str) else "\n".join(_block_texts(content, place))
         return [{"role": "user" if _TYPED_DURING_RUN.match(text) else "system", "content": text}]
-    return [{"role": "user", "content": content}] if isinstance(content, str) else _read_user_blocks(content, place)
+    return (
+        [{"role": "user", "content": content}]
+        if isinstance(content, str)
+        else _read_user_blocks(content, place)
+    )
 
 
 def read_system(raw: bytes) -> list[dict[str, Any]]:
     """Return the system prompt as a list of one message; empty if there is no system prompt."""
     content = decode_json(_content_decoder, raw, "system") if raw else None
     if isinstance(content, list):
-        content = "\n".join(t for t in _block_texts(content, "system") if not t.startswith(_BILLING_PREFIX))
+        content = "\n".join(
+            t for t in _block_texts(content, "system") if not t.startswith(_BILLING_PREFIX)
+        )
     return [{"role": "system", "content": content}] if content else []
 
 
 def _read_user_blocks(blocks: Sequence[ContentBlock], place: str) -> list[dict[str, Any]]:
     """Return the tool results in order, then the text: templates expect results directly after their calls."""
-    results, own = [], []
+    results = []
+    own = []
     for index, block in enumerate(blocks):
         where = f"{place}[{index}]"
         if block.type == "tool_result":
@@ -103,7 +113,9 @@ def _read_image(block: ContentBlock, place: str) -> dict[str, Any] | None:
     if block.type != IMAGE_TYPE:
         return None
     source = decode_json(_source_decoder, bytes(block.source) or b"{}", f"{place}.source")
-    url = f"data:{source.media_type};base64,{source.data}" if source.type == "base64" else source.url
+    url = (
+        f"data:{source.media_type};base64,{source.data}" if source.type == "base64" else source.url
+    )
     return {"type": IMAGE_TYPE, "url": url}
 
 
@@ -126,7 +138,9 @@ def _read_tool_result(block: ContentBlock, place: str) -> dict[str, Any]:
     if block.tool_use_id is None:
         raise field_error(f"{place}.tool_use_id", "expected the id of a tool_use block.")
     place = f"{place}.content"
-    content = decode_json(_content_decoder, bytes(block.content), place) if bytes(block.content) else None
+    content = (
+        decode_json(_content_decoder, bytes(block.content), place) if bytes(block.content) else None
+    )
     blocks = () if isinstance(content, str) else content or ()
     parts = [_read_result_part(b, f"{place}[{n}]") for n, b in enumerate(blocks)]
     out: dict[str, Any] = {"role": "tool", "tool_call_id": block.tool_use_id}
@@ -149,7 +163,8 @@ def _read_assistant_blocks(blocks: Sequence[ContentBlock], place: str) -> dict[s
             calls.append(_read_tool_use(block, where))
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
-        elif block.type != "redacted_thinking":  # only the service that wrote it can read it
+        elif block.type != "redacted_thinking":
+            # Only the service that wrote it can read it.
             texts.append(_block_text(block, where))
     return _assistant_message(texts, thoughts, calls)
 
@@ -160,7 +175,11 @@ def _read_tool_use(block: ContentBlock, place: str) -> dict[str, Any]:
             raise field_error(f"{place}.{key}", "expected a string that is not empty.")
     raw = bytes(block.input) or b"{}"
     decode_json(_object_decoder, raw, f"{place}.input")
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": raw.decode()}}
+    return {
+        "id": block.id,
+        "type": "function",
+        "function": {"name": block.name, "arguments": raw.decode()},
+    }
 
 
 def _block_texts(blocks: Sequence[ContentBlock], place: str) -> list[str]:
@@ -179,16 +198,24 @@ def _block_text(block: ContentBlock, place: str) -> str:
     if block.type == "tool_reference":
         return f"The tool {block.tool_name} can be called."
     what = NON_TEXT_PARTS.get(block.type, f"a block of type {block.type[:40]!r}")
-    where = "; images are read in user messages and tool results" if block.type == IMAGE_TYPE else ""
+    where = (
+        "; images are read in user messages and tool results" if block.type == IMAGE_TYPE else ""
+    )
     raise field_error(place, f"got {what}; expected text{where}. Send its text as a text block.")
 
 
-def merge_assistant_messages(messages: Sequence[tuple[bytes, dict[str, Any]]]) -> list[tuple[bytes, dict[str, Any]]]:
+def merge_assistant_messages(
+    messages: Sequence[tuple[bytes, dict[str, Any]]],
+) -> list[tuple[bytes, dict[str, Any]]]:
     """Merge adjacent assistant messages, which were one reply. Items are (cache key, message)."""
     out: list[tuple[bytes, dict[str, Any]]] = []
     for own, found in groupby(messages, key=lambda known: known[1]["role"] == "assistant"):
         run = list(found)
-        out += [(b"+".join(key for key, _ in run), _merge_run([m for _, m in run]))] if own and len(run) > 1 else run
+        out += (
+            [(b"+".join(key for key, _ in run), _merge_run([m for _, m in run]))]
+            if own and len(run) > 1
+            else run
+        )
     return out
 
 
@@ -198,9 +225,14 @@ def _merge_run(run: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return _assistant_message([message["content"] or "" for message in run], thoughts, calls)
 
 
-def _assistant_message(texts: Iterable[str], thoughts: Iterable[str], calls: list[dict[str, Any]]) -> dict[str, Any]:
+def _assistant_message(
+    texts: Iterable[str], thoughts: Iterable[str], calls: list[dict[str, Any]]
+) -> dict[str, Any]:
     content = "".join(texts)
-    out: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+    out: dict[str, Any] = {
+        "role": "assistant",
+        "content": content if content or not calls else None,
+    }
     if reasoning := "".join(thoughts):
         out["reasoning_content"] = reasoning
     return out | {"tool_calls": calls} if calls else out
@@ -218,4 +250,8 @@ def read_user_id(user_id: str) -> tuple[str, str]:
         return (account or device, session) if session else (user_id, "")
     user, _, rest = user_id.removeprefix("user_").partition("_account_")
     account, _, session = rest.partition("_session_")
-    return (account or user, session) if user_id.startswith("user_") and user and session else (user_id, "")
+    return (
+        (account or user, session)
+        if user_id.startswith("user_") and user and session
+        else (user_id, "")
+    )

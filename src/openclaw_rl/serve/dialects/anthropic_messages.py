@@ -20,7 +20,12 @@ from openclaw_rl.serve.chat_request import (
     check_id_length,
     field_error,
 )
-from openclaw_rl.serve.dialects.anthropic_input import merge_assistant_messages, read_message, read_system, read_user_id
+from openclaw_rl.serve.dialects.anthropic_input import (
+    merge_assistant_messages,
+    read_message,
+    read_system,
+    read_user_id,
+)
 from openclaw_rl.serve.dialects.anthropic_tools import AnthropicToolChoice, plain_choice, read_tools
 from openclaw_rl.serve.dialects.base import (
     MESSAGE_CACHE_BYTES,
@@ -46,7 +51,11 @@ from openclaw_rl.types import FinishReason, Message, Sampling
 SESSION_HEADER = "X-Claude-Code-Session-Id"
 # None: the model's default
 _THINKING_MODES = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": None}
-_STOP_REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens", FinishReason.TOOL_CALLS: "tool_use"}
+_STOP_REASONS = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.TOOL_CALLS: "tool_use",
+}
 _ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -99,7 +108,9 @@ _KNOWN_KEYS = frozenset(_MessagesBody.__struct_fields__)
 class MessagesDialect(Dialect):
     """Dialect of the Messages API. A temperature below 0.01 is taken as 0 (greedy)."""
 
-    name, path, count_path = "messages", "/v1/messages", "/v1/messages/count_tokens"
+    name = "messages"
+    path = "/v1/messages"
+    count_path = "/v1/messages/count_tokens"
 
     def __init__(self) -> None:
         self._messages = RawCache(MESSAGE_CACHE_BYTES, read_message)
@@ -108,7 +119,9 @@ class MessagesDialect(Dialect):
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         b = decode_json(_decoder, body)
         if b.max_tokens is None:
-            raise field_error("max_tokens", "this field is required; expected the maximum number of reply tokens.")
+            raise field_error(
+                "max_tokens", "this field is required; expected the maximum number of reply tokens."
+            )
         return self._to_request(b, headers, len(body), read_ignored(read_keys(body), _KNOWN_KEYS))
 
     def decode_count_request(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -119,9 +132,14 @@ class MessagesDialect(Dialect):
         self, b: _MessagesBody, headers: Mapping[str, str], size: int, ignored: Sequence[str] = ()
     ) -> ChatRequest:
         raw, messages = self._read_conversation(b)
-        prefix = take_prefix(raw, messages, "messages") if messages[-1]["role"] == "assistant" else None
-        known, (schema, schema_field) = self._tools.read(bytes(b.tools), "tools"), _read_format(b)
-        choice = known.read_choice(plain_choice(b.tool_choice), lambda chosen, place: str(chosen["name"]))
+        prefix = (
+            take_prefix(raw, messages, "messages") if messages[-1]["role"] == "assistant" else None
+        )
+        known = self._tools.read(bytes(b.tools), "tools")
+        (schema, schema_field) = _read_format(b)
+        choice = known.read_choice(
+            plain_choice(b.tool_choice), lambda chosen, place: str(chosen["name"])
+        )
         tools, raw_tools = known.select(choice)
         user, session = read_user_id((b.metadata and b.metadata.user_id) or "")
         return ChatRequest(
@@ -164,14 +182,18 @@ class MessagesDialect(Dialect):
         return f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
 
     @staticmethod
-    def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
+    def error_body(
+        status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> bytes:
         """Return an error body. `code` goes where Anthropic's SDKs look for one."""
         message = readable_text(message)
         if code == "model_not_found":
             message += _UNKNOWN_MODEL_HINT
         if _REFUSES_SYSTEM.search(message):
             message += _NO_SYSTEM_HINT
-        kind = _ERROR_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+        kind = _ERROR_TYPES.get(status) or (
+            "invalid_request_error" if status < 500 else "api_error"
+        )
         error: dict[str, Any] = {"type": kind, "message": message}
         if code:
             error["details"] = {"error_code": code}
@@ -180,7 +202,9 @@ class MessagesDialect(Dialect):
     def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> MessagesStreamEncoder:
         return MessagesStreamEncoder(header)
 
-    def encode_response(self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
+    def encode_response(
+        self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]
+    ) -> bytes:
         (choice,) = choices
         end = {**_stop_fields(choice.end), "usage": _usage_fields(choice.end.usage)}
         return to_json(_message_fields(header) | {"content": _content_blocks(choice)} | end)
@@ -196,8 +220,10 @@ class MessagesStreamEncoder:
         self._header = header
         self._started = False
         self._block_index = -1
-        self._block_type = ""  # type of the open block
-        self._delta_head = b""  # encoded start of its deltas
+        # Type of the open block.
+        self._block_type = ""
+        # Encoded start of its deltas.
+        self._delta_head = b""
         self._calls: list[ToolCall] = []
 
     def encode_part(self, part: StreamPart, choice: int = 0) -> bytes:
@@ -213,14 +239,25 @@ class MessagesStreamEncoder:
 
     def encode_error(self, status: int, message: str, code: str) -> bytes:
         """Return an error event. Neither message_delta nor message_stop follows."""
-        return b"event: error\ndata: " + MessagesDialect.error_body(status, message, code=code) + b"\n\n"
+        return (
+            b"event: error\ndata: "
+            + MessagesDialect.error_body(status, message, code=code)
+            + b"\n\n"
+        )
 
     def _message_start(self) -> bytes:
         self._started = True
         usage = _usage_fields(
-            TokenUsage(prompt_tokens=self._header.prompt_tokens, completion_tokens=0, reasoning_tokens=0)
+            TokenUsage(
+                prompt_tokens=self._header.prompt_tokens, completion_tokens=0, reasoning_tokens=0
+            )
         )
-        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        empty: dict[str, Any] = {
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
         return sse_event("message_start", {"message": _message_fields(self._header) | empty})
 
     def _text_delta(self, kind: str, key: str, words: str) -> bytes:
@@ -229,9 +266,12 @@ class MessagesStreamEncoder:
 
     def _open_block(self, kind: str, block: Mapping[str, Any]) -> bytes:
         out = self._close_block()
-        self._block_index, self._block_type = self._block_index + 1, kind
+        self._block_index = self._block_index + 1
+        self._block_type = kind
         self._delta_head = _DELTA_HEAD % (self._block_index, *_DELTA_KEYS[kind])
-        return out + sse_event("content_block_start", {"index": self._block_index, "content_block": block})
+        return out + sse_event(
+            "content_block_start", {"index": self._block_index, "content_block": block}
+        )
 
     def _close_block(self) -> bytes:
         if not self._block_type:
@@ -256,7 +296,12 @@ class MessagesStreamEncoder:
     def _finish_events(self, end: ReplyEnd) -> bytes:
         ending = {"delta": _stop_fields(end), "usage": _usage_fields(end.usage)}
         calls = b"".join(self._tool_use_events(call) for call in self._calls)
-        return calls + self._close_block() + sse_event("message_delta", ending) + sse_event("message_stop", {})
+        return (
+            calls
+            + self._close_block()
+            + sse_event("message_delta", ending)
+            + sse_event("message_stop", {})
+        )
 
 
 _EMPTY_BLOCKS: Mapping[str, Mapping[str, Any]] = {
@@ -276,21 +321,28 @@ def _message_fields(header: ReplyHeader) -> dict[str, Any]:
 
 
 def _content_blocks(choice: FinishedChoice) -> list[dict[str, Any]]:
-    message, out = choice.message, list[dict[str, Any]]()
+    message = choice.message
+    out = list[dict[str, Any]]()
     if reasoning := message.get("reasoning_content"):
         out.append({"type": "thinking", "thinking": reasoning, "signature": choice.id})
     if content := message["content"]:
         out.append({"type": "text", "text": content})
     for call in message.get("tool_calls", ()):
         function = call["function"]
-        arguments = msgspec.Raw(function["arguments"].encode())  # the model's own JSON
-        out.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
+        # The model's own JSON.
+        arguments = msgspec.Raw(function["arguments"].encode())
+        out.append(
+            {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments}
+        )
     return out
 
 
 def _stop_fields(end: ReplyEnd) -> dict[str, Any]:
     stop = end.stop_string if end.finish_reason is FinishReason.STOP else None
-    return {"stop_reason": _STOP_REASONS[end.finish_reason] if stop is None else "stop_sequence", "stop_sequence": stop}
+    return {
+        "stop_reason": _STOP_REASONS[end.finish_reason] if stop is None else "stop_sequence",
+        "stop_sequence": stop,
+    }
 
 
 def _usage_fields(usage: TokenUsage) -> dict[str, Any]:
@@ -307,7 +359,9 @@ def _usage_fields(usage: TokenUsage) -> dict[str, Any]:
 
 def _read_sampling_fields(b: _MessagesBody) -> Sampling:
     number_in_range(b, "temperature", 0, 1, 1.0)
-    return read_sampling(b, limit=b.max_tokens, stop=b.stop_sequences, names=("max_tokens", "stop_sequences"))
+    return read_sampling(
+        b, limit=b.max_tokens, stop=b.stop_sequences, names=("max_tokens", "stop_sequences")
+    )
 
 
 def _template_variables(thinking: _Thinking | None) -> dict[str, Any]:
@@ -322,9 +376,11 @@ def _template_variables(thinking: _Thinking | None) -> dict[str, Any]:
 
 def _read_format(b: _MessagesBody) -> tuple[Mapping[str, Any] | None, str]:
     """Return the JSON schema of the reply, or None, and the name of its field."""
-    form, place = b.output_config.format if b.output_config else None, "output_config.format"
+    form = b.output_config.format if b.output_config else None
+    place = "output_config.format"
     if form is None:
-        form, place = b.output_format, "output_format"
+        form = b.output_format
+        place = "output_format"
     return read_schema(form, place), place
 
 

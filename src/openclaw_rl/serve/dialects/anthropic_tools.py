@@ -35,11 +35,16 @@ def read_tools(raw: bytes, place: str) -> PromptTools:
     """Return the tools in chat format. Raises `RequestError` that names the tool."""
     tools = PromptTools()
     for index, tool in enumerate(decode_json(_tools_decoder, raw or b"null", place) or ()):
-        where, kind = f"{place}[{index}]", tool.type or "custom"
-        known = next((t for start, t in CLIENT_TOOLS["anthropic"].items() if kind.startswith(start)), None)
+        where = f"{place}[{index}]"
+        kind = tool.type or "custom"
+        known = next(
+            (t for start, t in CLIENT_TOOLS["anthropic"].items() if kind.startswith(start)), None
+        )
         if kind != "custom" and known is None and tool.input_schema is None:
             on_screen = kind.startswith(_SCREEN_TOOL_PREFIXES)
-            why = "this model cannot see screens" if on_screen else "only Anthropic's servers run it"
+            why = (
+                "this model cannot see screens" if on_screen else "only Anthropic's servers run it"
+            )
             tools.ignored.append(f"the tool {printable_header(kind)} ({why})")
             continue
         if not tool.name:
@@ -48,7 +53,11 @@ def read_tools(raw: bytes, place: str) -> PromptTools:
             raise field_error(f"{where}.input_schema", "expected a JSON schema.")
         default = known or {"description": "", "parameters": {}}
         sent = {"description": tool.description, "parameters": tool.input_schema}
-        function = {"name": tool.name, **default, **{key: value for key, value in sent.items() if value}}
+        function = {
+            "name": tool.name,
+            **default,
+            **{key: value for key, value in sent.items() if value},
+        }
         tools.add({"type": "function", "function": function}, where)
     return tools
 

@@ -20,7 +20,9 @@ from openclaw_rl.serve.chat_request import (
 from openclaw_rl.store.rows import to_json
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
-MESSAGE_CACHE_BYTES, TOOLS_CACHE_BYTES = 16 * 2**20, 4 * 2**20  # bytes in the caches of one dialect
+# bytes in the caches of one dialect
+MESSAGE_CACHE_BYTES = 16 * 2**20
+TOOLS_CACHE_BYTES = 4 * 2**20
 _T = TypeVar("_T")
 
 
@@ -41,9 +43,11 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     path: ClassVar[str]
-    prompt_field: ClassVar[str] = "messages"  # field of the request that an error about its prompt names
+    # Field of the request that an error about its prompt names.
+    prompt_field: ClassVar[str] = "messages"
     count_path: ClassVar[str | None] = None  # path that counts the tokens of a prompt
-    has_one_prompt: ClassVar[bool] = True  # whether a body has a single prompt, which must fit into the context
+    # Whether a body has a single prompt, which must fit into the context.
+    has_one_prompt: ClassVar[bool] = True
 
     @abstractmethod
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -54,7 +58,9 @@ class Dialect(ABC):
         """Return a new encoder for one response."""
 
     @abstractmethod
-    def encode_response(self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
+    def encode_response(
+        self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]
+    ) -> bytes:
         """Return the body of a response that is not streamed."""
 
     def decode_count_request(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -71,10 +77,27 @@ class Dialect(ABC):
         return error.message_for(cls.prompt_field)
 
     @staticmethod
-    def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
+    def error_body(
+        status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> bytes:
         """Return an error body, by default in OpenAI's format."""
-        kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
-        return to_json({"error": {"message": readable_text(message), "type": kind, "param": param, "code": code}})
+        kind = (
+            "authentication_error"
+            if status == 401
+            else "invalid_request_error"
+            if status < 500
+            else "server_error"
+        )
+        return to_json(
+            {
+                "error": {
+                    "message": readable_text(message),
+                    "type": kind,
+                    "param": param,
+                    "code": code,
+                }
+            }
+        )
 
 
 class RawCache(Generic[_T]):
@@ -83,7 +106,9 @@ class RawCache(Generic[_T]):
     def __init__(self, capacity: int, read: Callable[[bytes, str], _T]) -> None:
         """`capacity`: bytes of raw JSON and of its values, roughly."""
         self._read = read
-        self._values: TwoGenerationLRU[bytes, _T] = TwoGenerationLRU(capacity, lambda raw, value: 2 * len(raw) + 512)
+        self._values: TwoGenerationLRU[bytes, _T] = TwoGenerationLRU(
+            capacity, lambda raw, value: 2 * len(raw) + 512
+        )
 
     def read(self, raw: bytes, place: str) -> _T:
         """Return the value of `raw`. `place`: its path in the request, for errors."""
@@ -127,7 +152,8 @@ def token_entry(info: TokenInfo) -> dict[str, Any]:
         "logprob": finite_logprob(info.logprob),
         "bytes": list(info.utf8_bytes),
         "top_logprobs": [
-            {"token": t, "bytes": list(raw), "logprob": finite_logprob(lp)} for t, raw, lp in info.top_logprobs
+            {"token": t, "bytes": list(raw), "logprob": finite_logprob(lp)}
+            for t, raw, lp in info.top_logprobs
         ],
     }
 

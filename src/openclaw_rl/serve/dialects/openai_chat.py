@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.serve.chat_request import (
     ChatRequest,
@@ -31,7 +32,12 @@ from openclaw_rl.serve.dialects.base import (
     token_entry,
 )
 from openclaw_rl.serve.dialects.openai_chat_options import read_format, read_ignored, read_keys
-from openclaw_rl.serve.dialects.prompt_tools import PromptTools, ToolChoice, read_schema, reply_constraint
+from openclaw_rl.serve.dialects.prompt_tools import (
+    PromptTools,
+    ToolChoice,
+    read_schema,
+    reply_constraint,
+)
 from openclaw_rl.serve.dialects.validation import (
     OpenAIBody,
     check_message,
@@ -43,7 +49,7 @@ from openclaw_rl.serve.dialects.validation import (
     take_prefix,
 )
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.types import Reason, ReasonCode, Sampling
+from openclaw_rl.types import Sampling
 
 MAX_CHOICES = 16
 
@@ -78,7 +84,10 @@ class _ChatBody(OpenAIBody, kw_only=True):
 
 _decoder = msgspec.json.Decoder(_ChatBody)
 _KNOWN_KEYS = frozenset(field.name for field in msgspec.structs.fields(_ChatBody))
-NOT_STORED = Reason(ReasonCode.NOT_STORED, "the client forbids it by store=false; the reply is kept for linking only")
+NOT_STORED = Reason(
+    ReasonCode.NOT_STORED,
+    "the client forbids it by store=false; the reply is kept for linking only",
+)
 _message_decoder = msgspec.json.Decoder(dict[str, Any])
 _tools_decoder = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
@@ -91,7 +100,8 @@ class ChatDialect(Dialect):
     string that ended it, if any.
     """
 
-    name, path = "chat", "/v1/chat/completions"
+    name = "chat"
+    path = "/v1/chat/completions"
     done_event = b"data: [DONE]\n\n"
 
     def __init__(self) -> None:
@@ -99,13 +109,16 @@ class ChatDialect(Dialect):
         self._tools = RawCache(TOOLS_CACHE_BYTES, _read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        b, given = decode_json(_decoder, body), read_keys(body)
+        b = decode_json(_decoder, body)
+        given = read_keys(body)
         raw = [bytes(m) for m in b.messages]
         if not raw:
             raise field_error("messages", "expected at least one message, got none.")
         messages = [self._messages.read(m, f"messages[{n}]") for n, m in enumerate(raw)]
         if b.functions:
-            raise field_error("functions", "this deprecated field is not supported; send tools instead.")
+            raise field_error(
+                "functions", "this deprecated field is not supported; send tools instead."
+            )
         n = 1 if b.n is None else b.n
         if not 1 <= n <= MAX_CHOICES:
             raise field_error("n", f"expected 1 to {MAX_CHOICES} choices, got {n}.")
@@ -116,10 +129,15 @@ class ChatDialect(Dialect):
         prefix = None
         if b.continue_final_message:
             if b.add_generation_prompt:
-                raise field_error("continue_final_message", "conflicts with add_generation_prompt: true. Send one.")
+                raise field_error(
+                    "continue_final_message",
+                    "conflicts with add_generation_prompt: true. Send one.",
+                )
             prefix = take_prefix(raw, messages, "continue_final_message")
         elif b.add_generation_prompt is False:
-            ignored.append("add_generation_prompt: false (continue_final_message: true continues a message)")
+            ignored.append(
+                "add_generation_prompt: false (continue_final_message: true continues a message)"
+            )
         top = read_top_logprobs(b.top_logprobs)
         if top and not b.logprobs:
             raise field_error("top_logprobs", "requires logprobs: true.")
@@ -153,7 +171,9 @@ class ChatDialect(Dialect):
     def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> ChatStreamEncoder:
         return ChatStreamEncoder(header, ask)
 
-    def encode_response(self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
+    def encode_response(
+        self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]
+    ) -> bytes:
         entries = [
             {
                 "index": index,
@@ -170,7 +190,11 @@ class ChatDialect(Dialect):
         ]
         usage = _total_usage([c.end.usage for c in choices])
         prompt = {} if header.prompt_ids is None else {"prompt_token_ids": header.prompt_ids}
-        return to_json(_constant_fields(header, "chat.completion") | {"choices": entries, "usage": usage} | prompt)
+        return to_json(
+            _constant_fields(header, "chat.completion")
+            | {"choices": entries, "usage": usage}
+            | prompt
+        )
 
 
 def _read_constraint(
@@ -201,8 +225,13 @@ def _read_message(raw: bytes, place: str) -> dict[str, Any]:
 def _read_tools(raw: bytes, place: str) -> PromptTools:
     tools = PromptTools()
     for index, tool in enumerate(decode_json(_tools_decoder, raw or b"null", place) or ()):
-        where, function = f"{place}[{index}].function", tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        where = f"{place}[{index}].function"
+        function = tool.get("function")
+        if (
+            not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+            or not function["name"]
+        ):
             raise field_error(where, "expected an object with a name.")
         tools.add(tool, where)
     return tools
@@ -223,16 +252,21 @@ class ChatStreamEncoder:
         constant = to_json(_constant_fields(header, "chat.completion.chunk"))[:-1]
         head = b"data: " + constant
         self._choice_states = [
-            _ChoiceState(choice_id(header.id, i), head + b',"choices":[{"index":%d,"delta":{' % i) for i in range(ask.n)
+            _ChoiceState(choice_id(header.id, i), head + b',"choices":[{"index":%d,"delta":{' % i)
+            for i in range(ask.n)
         ]
         self._usage_head = head + b',"choices":[],"usage":'
-        self._prompt_ids = None if header.prompt_ids is None else to_json(header.prompt_ids)  # sent in the first chunk
-        self._logprobs, self._include_usage = ask.logprobs, ask.include_usage
-        self._usages: dict[int, TokenUsage] = {}  # by choice, of the replies that have ended
+        # Sent in the first chunk.
+        self._prompt_ids = None if header.prompt_ids is None else to_json(header.prompt_ids)
+        self._logprobs = ask.logprobs
+        self._include_usage = ask.include_usage
+        # By choice, of the replies that have ended.
+        self._usages: dict[int, TokenUsage] = {}
 
     def encode_part(self, part: StreamPart, choice: int = 0) -> bytes:
         """Return one chunk; with `part.end` also the finish; after the last reply the requested usage and [DONE]."""
-        out, reply = b"", self._choice_states[choice]
+        out = b""
+        reply = self._choice_states[choice]
         if part.delta or part.tokens or part.token_ids or reply.is_first:
             out = reply.head + reply.encode_delta(part) + self._chunk_tail(part)
         if part.end is not None:
@@ -250,10 +284,17 @@ class ChatStreamEncoder:
         ids = b',"token_ids":' + to_json(part.token_ids) if part.token_ids else b""
         logprobs = b"null"
         if self._logprobs:
-            logprobs = b'{"content":' + to_json([token_entry(t) for t in part.tokens]) + b',"refusal":null}'
-        prompt, self._prompt_ids = self._prompt_ids, None
+            logprobs = (
+                b'{"content":'
+                + to_json([token_entry(t) for t in part.tokens])
+                + b',"refusal":null}'
+            )
+        prompt = self._prompt_ids
+        self._prompt_ids = None
         last = b"" if prompt is None else b',"prompt_token_ids":' + prompt
-        return b"}" + ids + b',"logprobs":' + logprobs + b',"finish_reason":null}]' + last + b"}\n\n"
+        return (
+            b"}" + ids + b',"logprobs":' + logprobs + b',"finish_reason":null}]' + last + b"}\n\n"
+        )
 
     def _stream_end(self) -> bytes:
         if not self._include_usage:
@@ -266,10 +307,14 @@ class _ChoiceState:
     """Stream state of one choice."""
 
     def __init__(self, id: str, head: bytes) -> None:
-        self.id, self.head, self.is_first, self._call_count = id, head, True, 0
+        self.id = id
+        self.head = head
+        self.is_first = True
+        self._call_count = 0
 
     def encode_delta(self, part: StreamPart) -> bytes:
-        delta, fields = part.delta, []
+        delta = part.delta
+        fields = []
         if self.is_first:
             self.is_first = False
             fields.append(b'"role":"assistant"')
@@ -280,11 +325,14 @@ class _ChoiceState:
         if delta.content:
             fields.append(b'"content":' + to_json(delta.content))
         if delta.calls:
-            fields.append(b'"tool_calls":' + to_json([self._tool_call_delta(c) for c in delta.calls]))
+            fields.append(
+                b'"tool_calls":' + to_json([self._tool_call_delta(c) for c in delta.calls])
+            )
         return b",".join(fields)
 
     def _tool_call_delta(self, call: ToolCall) -> dict[str, Any]:
-        index, self._call_count = self._call_count, self._call_count + 1
+        index = self._call_count
+        self._call_count = self._call_count + 1
         return {"index": index, **call.to_openai()}
 
 

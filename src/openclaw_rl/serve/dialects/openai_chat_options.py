@@ -16,9 +16,12 @@ from openclaw_rl.errors import RequestError, json_type_name
 from openclaw_rl.serve.chat_request import ResponseConstraint, field_error
 from openclaw_rl.serve.dialects.validation import decode_json, printable_header
 
-MAX_CHOICE_STRINGS = 1000  # strings of a `choice` format
-MAX_FORMAT_CHARS = 64 * 1024  # characters of a regex or grammar
-MAX_BODY_KEYS = 1000  # top-level keys; each unknown one is described in a header
+# Strings of a `choice` format.
+MAX_CHOICE_STRINGS = 1000
+# Characters of a regex or grammar.
+MAX_FORMAT_CHARS = 64 * 1024
+# top-level keys; each unknown one is described in a header.
+MAX_BODY_KEYS = 1000
 _EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
 _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "audio": (_EMPTY, "the model writes text only; leave it out."),
@@ -31,9 +34,15 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "prediction": (_EMPTY, "predicted outputs are not supported; leave it out."),
     "prompt_embeds": (_EMPTY, "not supported; send messages."),
     "prompt_logprobs": ((None,), "not supported; send logprobs for those of the reply."),
-    "repetition_penalty": ((None, 1), "not supported; send frequency_penalty or presence_penalty, or the value 1."),
+    "repetition_penalty": (
+        (None, 1),
+        "not supported; send frequency_penalty or presence_penalty, or the value 1.",
+    ),
     "use_beam_search": (_EMPTY, "not supported; leave it out."),
-    "web_search_options": ((None,), "web search is not supported; send a tool, and run it in the client."),
+    "web_search_options": (
+        (None,),
+        "web search is not supported; send a tool, and run it in the client.",
+    ),
 }
 """Field -> (values without effect, what to do). Any other value would change the reply, so it is refused."""
 _FORMATS = ("json", "regex", "choice", "grammar")
@@ -70,18 +79,28 @@ def _value(given: Mapping[str, msgspec.Raw], key: str) -> Any:
 def read_format(given: Mapping[str, msgspec.Raw]) -> ResponseConstraint | None:
     """Return the format of `structured_outputs` or of a `guided_*` field. Raises `RequestError` for more than one."""
     found = {
-        f"guided_{kind}": (kind, _value(given, f"guided_{kind}")) for kind in _FORMATS if f"guided_{kind}" in given
+        f"guided_{kind}": (kind, _value(given, f"guided_{kind}"))
+        for kind in _FORMATS
+        if f"guided_{kind}" in given
     }
     outputs = _value(given, "structured_outputs") if "structured_outputs" in given else None
     if outputs is not None and not isinstance(outputs, dict):
-        raise field_error("structured_outputs", f"expected an object, got {json_type_name(outputs)}.")
+        raise field_error(
+            "structured_outputs", f"expected an object, got {json_type_name(outputs)}."
+        )
     for kind, value in (outputs or {}).items():
         if kind not in _FORMATS and value not in _EMPTY:
-            raise field_error("structured_outputs", f"expected one of {', '.join(_FORMATS)}, got {kind[:40]!r}.")
+            raise field_error(
+                "structured_outputs", f"expected one of {', '.join(_FORMATS)}, got {kind[:40]!r}."
+            )
         found[f"structured_outputs.{kind}"] = (kind, value)
-    sent = {place: pair for place, pair in found.items() if pair[0] in _FORMATS and pair[1] is not None}
+    sent = {
+        place: pair for place, pair in found.items() if pair[0] in _FORMATS and pair[1] is not None
+    }
     if len(sent) > 1:
-        raise field_error(min(sent), f"a reply has one format, got {', '.join(sorted(sent))}. Send one of them.")
+        raise field_error(
+            min(sent), f"a reply has one format, got {', '.join(sorted(sent))}. Send one of them."
+        )
     for place, (kind, value) in sent.items():
         if kind == "json":
             return ResponseConstraint(schema=_json_schema(value, place), request_field=place)
@@ -95,24 +114,38 @@ def _json_schema(value: Any, place: str) -> Mapping[str, Any]:
         try:
             schema = _any_decoder.decode(value)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise field_error(place, f"expected a JSON schema, got text that is not valid JSON: {error}.") from None
+            raise field_error(
+                place, f"expected a JSON schema, got text that is not valid JSON: {error}."
+            ) from None
     if not isinstance(schema, dict):
-        raise field_error(place, f"expected a JSON schema that is an object, got {json_type_name(schema)}.")
+        raise field_error(
+            place, f"expected a JSON schema that is an object, got {json_type_name(schema)}."
+        )
     return schema
 
 
 def _lark_rule(kind: str, value: Any, place: str) -> str:
     """Return the body of a Lark rule for a choice, a regular expression, or a grammar (Lark or GBNF)."""
     if kind == "choice":
-        if not isinstance(value, list) or not value or not all(isinstance(v, str) and v for v in value):
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(isinstance(v, str) and v for v in value)
+        ):
             raise field_error(place, "expected a list of strings that are not empty.")
         if len(value) > MAX_CHOICE_STRINGS:
-            raise field_error(place, f"expected at most {MAX_CHOICE_STRINGS} strings, got {len(value)}.")
+            raise field_error(
+                place, f"expected at most {MAX_CHOICE_STRINGS} strings, got {len(value)}."
+            )
         return " | ".join(json.dumps(v, ensure_ascii=False) for v in value)
     if not isinstance(value, str) or not value:
-        raise field_error(place, f"expected text, got {json_type_name(value) if value != '' else 'none'}.")
+        raise field_error(
+            place, f"expected text, got {json_type_name(value) if value != '' else 'none'}."
+        )
     if len(value) > MAX_FORMAT_CHARS:
-        raise field_error(place, f"expected at most {MAX_FORMAT_CHARS} characters, got {len(value)}.")
+        raise field_error(
+            place, f"expected at most {MAX_FORMAT_CHARS} characters, got {len(value)}."
+        )
     if kind == "regex":
         escaped = _SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], value)
         return "/" + escaped.replace("\n", r"\n") + "/"
@@ -120,7 +153,8 @@ def _lark_rule(kind: str, value: Any, place: str) -> str:
 
 
 def _lark_of_gbnf(value: str, place: str) -> str:
-    from llguidance.gbnf_to_lark import any_to_lark  # here, because it takes 50 ms and few requests need it
+    # Here, because it takes 50 ms and few requests need it.
+    from llguidance.gbnf_to_lark import any_to_lark
 
     try:
         return str(any_to_lark(value))

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.serve.chat_request import (
     ChatRequest,
     FinishedChoice,
@@ -22,11 +23,15 @@ from openclaw_rl.serve.dialects.base import Dialect, finite_logprob, header_fiel
 from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
 from openclaw_rl.serve.dialects.validation import RequestBody, decode_json, read_kind, read_sampling
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.types import Reason, ReasonCode
 
-MAX_PROMPTS, MAX_CHOICES, MAX_LOGPROBS = 64, 128, 20
-DEFAULT_MAX_TOKENS = 16  # OpenAI's default
-UNTRAINABLE = Reason(ReasonCode.COMPLETION, "a text completion (/v1/completions) has no conversation")
+MAX_PROMPTS = 64
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+# OpenAI's default.
+DEFAULT_MAX_TOKENS = 16
+UNTRAINABLE = Reason(
+    ReasonCode.COMPLETION, "a text completion (/v1/completions) has no conversation"
+)
 
 
 class _CompletionStreamOptions(msgspec.Struct):
@@ -57,7 +62,9 @@ _USED_FIELDS = frozenset(_CompletionBody.__struct_fields__) - {"tools"}
 class CompletionsDialect(Dialect):
     """Dialect of the Completions API. Each prompt is an exchange of its own, which is never trained on."""
 
-    name, path, prompt_field = "completions", "/v1/completions", "prompt"
+    name = "completions"
+    path = "/v1/completions"
+    prompt_field = "prompt"
     has_one_prompt = False
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -91,12 +98,16 @@ class CompletionsDialect(Dialect):
             untrainable=UNTRAINABLE,
             ignored_fields=tuple(read_ignored(read_keys(body), _USED_FIELDS)),
         )
-        return replace(first, further=[replace(first, completion_prompt=prompt) for prompt in prompts[1:]])
+        return replace(
+            first, further=[replace(first, completion_prompt=prompt) for prompt in prompts[1:]]
+        )
 
     def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> CompletionStreamEncoder:
         return CompletionStreamEncoder(header, ask)
 
-    def encode_response(self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
+    def encode_response(
+        self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]
+    ) -> bytes:
         entries = [
             {
                 "index": index,
@@ -115,13 +126,17 @@ class CompletionStreamEncoder:
     """Stream encoder for the choices of one prompt."""
 
     def __init__(self, header: ReplyHeader, ask: ChatRequest) -> None:
-        self._constant, self._ask = _constant_fields(header), ask
-        self._offsets: dict[int, int] = {}  # choice -> characters of its tokens so far
+        self._constant = _constant_fields(header)
+        self._ask = ask
+        # Choice -> characters of its tokens so far.
+        self._offsets: dict[int, int] = {}
         self._usages: dict[int, TokenUsage] = {}
 
     def encode_part(self, part: StreamPart, choice: int = 0) -> bytes:
         """Return one chunk; after the last reply also the requested usage and [DONE]."""
-        text = ("" if choice in self._offsets else _echoed_prompt(self._ask, choice)) + part.delta.content
+        text = (
+            "" if choice in self._offsets else _echoed_prompt(self._ask, choice)
+        ) + part.delta.content
         offset = self._offsets.setdefault(choice, 0)
         self._offsets[choice] += sum(len(t.text) for t in part.tokens)
         entry = {
@@ -156,7 +171,9 @@ def _read_prompts(given: str | list[Any]) -> list[str | list[int]]:
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise field_error("prompt", f"expected 1 to {MAX_PROMPTS} prompts, got {len(prompts)}.")
     for index, prompt in enumerate(prompts):
-        if not prompt or not (isinstance(prompt, str) or (isinstance(prompt, list) and all(map(_is_token_id, prompt)))):
+        if not prompt or not (
+            isinstance(prompt, str) or (isinstance(prompt, list) and all(map(_is_token_id, prompt)))
+        ):
             place = "prompt" if prompts is not given else f"prompt[{index}]"
             raise field_error(place, "expected a text or a list of token ids that is not empty.")
     return prompts
@@ -168,17 +185,27 @@ def _is_token_id(value: Any) -> bool:
 
 def _check_fields(b: _CompletionBody, n: int, prompts: Sequence[str | list[int]]) -> None:
     if not 1 <= n * len(prompts) <= MAX_CHOICES:
-        raise field_error("n", f"expected 1 to {MAX_CHOICES} choices over all prompts, got {n * len(prompts)}.")
+        raise field_error(
+            "n", f"expected 1 to {MAX_CHOICES} choices over all prompts, got {n * len(prompts)}."
+        )
     if b.stream and len(prompts) > 1:
-        raise field_error("stream", "only one prompt can be streamed; send one request for each prompt.")
+        raise field_error(
+            "stream", "only one prompt can be streamed; send one request for each prompt."
+        )
     if b.suffix:
-        raise field_error("suffix", "this model continues a text and cannot fill a gap; send the prompt without it.")
+        raise field_error(
+            "suffix",
+            "this model continues a text and cannot fill a gap; send the prompt without it.",
+        )
     if b.best_of not in (None, n):
         raise field_error("best_of", "not supported; use n and choose among its replies.")
     if b.logprobs is not None and not 0 <= b.logprobs <= MAX_LOGPROBS:
         raise field_error("logprobs", f"expected 0 to {MAX_LOGPROBS}, got {b.logprobs}.")
     if b.echo and b.logprobs is not None:
-        raise field_error("echo", "log-probabilities of the prompt are not available; send echo or logprobs, not both.")
+        raise field_error(
+            "echo",
+            "log-probabilities of the prompt are not available; send echo or logprobs, not both.",
+        )
     if b.echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise field_error("echo", "expected a prompt of text, got token ids.")
 
@@ -195,7 +222,9 @@ def _logprobs(tokens: Sequence[TokenInfo], offset: int) -> dict[str, Any]:
     return {
         "tokens": [t.text for t in tokens],
         "token_logprobs": [finite_logprob(t.logprob) for t in tokens],
-        "top_logprobs": [{text: finite_logprob(lp) for text, _, lp in t.top_logprobs} for t in tokens],
+        "top_logprobs": [
+            {text: finite_logprob(lp) for text, _, lp in t.top_logprobs} for t in tokens
+        ],
         "text_offset": offsets,
     }
 
@@ -210,6 +239,8 @@ def _total_usage(usages: Sequence[TokenUsage], n: int) -> dict[str, Any]:
         prompt_tokens=sum(u.prompt_tokens for u in usages[::n]),
         completion_tokens=sum(u.completion_tokens for u in usages),
         reasoning_tokens=0,
-        cached_tokens=sum(min(u.cached_tokens for u in usages[i : i + n]) for i in range(0, len(usages), n)),
+        cached_tokens=sum(
+            min(u.cached_tokens for u in usages[i : i + n]) for i in range(0, len(usages), n)
+        ),
     )
     return openai_usage(total, "prompt_tokens", "completion_tokens")

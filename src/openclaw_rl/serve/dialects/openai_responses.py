@@ -8,10 +8,21 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.serve.chat_request import ChatRequest, FinishedChoice, ReplyHeader, check_id_length, field_error
+from openclaw_rl.serve.chat_request import (
+    ChatRequest,
+    FinishedChoice,
+    ReplyHeader,
+    check_id_length,
+    field_error,
+)
 from openclaw_rl.serve.dialects.base import TOOLS_CACHE_BYTES, Dialect, RawCache
 from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
-from openclaw_rl.serve.dialects.openai_responses_input import DIALECT, ID_PREFIX, read_input, system_message
+from openclaw_rl.serve.dialects.openai_responses_input import (
+    DIALECT,
+    ID_PREFIX,
+    read_input,
+    system_message,
+)
 from openclaw_rl.serve.dialects.openai_responses_output import (
     ItemIdGenerator,
     ResponseOptions,
@@ -22,13 +33,22 @@ from openclaw_rl.serve.dialects.openai_responses_output import (
 from openclaw_rl.serve.dialects.openai_responses_stream import ResponsesStreamEncoder
 from openclaw_rl.serve.dialects.openai_responses_tools import Toolbox, chosen_name, read_tools
 from openclaw_rl.serve.dialects.prompt_tools import read_schema, reply_constraint
-from openclaw_rl.serve.dialects.validation import OpenAIBody, decode_json, read_kind, read_sampling, read_top_logprobs
+from openclaw_rl.serve.dialects.validation import (
+    OpenAIBody,
+    decode_json,
+    read_kind,
+    read_sampling,
+    read_top_logprobs,
+)
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Kind
 
-INCLUDE_LOGPROBS, INCLUDE_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
-_DEPTH_MARGIN = 200  # nesting levels, including stack frames
-_SESSION_HEADERS = ("session-id", "session_id", "conversation_id")  # sent by Codex, newest version first
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
+INCLUDE_REASONING = "reasoning.encrypted_content"
+# Nesting levels, including stack frames.
+_DEPTH_MARGIN = 200
+# Sent by Codex, newest version first.
+_SESSION_HEADERS = ("session-id", "session_id", "conversation_id")
 _CODEX_TURN_HEADER = "x-codex-turn-metadata"
 
 
@@ -75,7 +95,9 @@ _codex_turn_decoder = msgspec.json.Decoder(_CodexTurn)
 class ResponsesDialect(Dialect):
     """Dialect of the Responses API."""
 
-    name, path, count_path = DIALECT, "/v1/responses", "/v1/responses/input_tokens"
+    name = DIALECT
+    path = "/v1/responses"
+    count_path = "/v1/responses/input_tokens"
     prompt_field = "input"
 
     def __init__(self) -> None:
@@ -84,7 +106,9 @@ class ResponsesDialect(Dialect):
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         try:
             b = decode_json(_decoder, body)
-            return self._to_request(b, headers, len(body), read_ignored(read_keys(body), _KNOWN_KEYS))
+            return self._to_request(
+                b, headers, len(body), read_ignored(read_keys(body), _KNOWN_KEYS)
+            )
         except RecursionError:
             raise RequestError("the body is nested too deeply.") from None
 
@@ -107,8 +131,11 @@ class ResponsesDialect(Dialect):
             model=b.model or "",
             messages=messages,
             tools=tools,
-            sampling=read_sampling(b, limit=b.max_output_tokens, stop=None, names=("max_output_tokens", "stop")),
-            template_variables=({"reasoning_effort": effort} if effort else {}) | (b.chat_template_kwargs or {}),
+            sampling=read_sampling(
+                b, limit=b.max_output_tokens, stop=None, names=("max_output_tokens", "stop")
+            ),
+            template_variables=({"reasoning_effort": effort} if effort else {})
+            | (b.chat_template_kwargs or {}),
             reasoning_effort=effort,
             stream=bool(b.stream),
             logprobs=INCLUDE_LOGPROBS in include,
@@ -128,8 +155,12 @@ class ResponsesDialect(Dialect):
             previous_id=b.previous_response_id or None,
             references={n + len(own): id for n, id in given.references.items()},
             has_instructions=bool(own),
-            dialect_state=ResponseOptions(echo=echo, origins=box.origins, seal=INCLUDE_REASONING in include),
-            ignored_fields=tuple(dict.fromkeys([*box.ignored, *given.ignored, *_ignored_fields(b), *ignored])),
+            dialect_state=ResponseOptions(
+                echo=echo, origins=box.origins, seal=INCLUDE_REASONING in include
+            ),
+            ignored_fields=tuple(
+                dict.fromkeys([*box.ignored, *given.ignored, *_ignored_fields(b), *ignored])
+            ),
         )
 
     def encode_count(self, tokens: int) -> bytes:
@@ -138,23 +169,34 @@ class ResponsesDialect(Dialect):
     def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> ResponsesStreamEncoder:
         return ResponsesStreamEncoder(header, ask)
 
-    def encode_response(self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
+    def encode_response(
+        self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]
+    ) -> bytes:
         (choice,) = choices
         extra: ResponseOptions = ask.dialect_state
         status = status_of(choice.end.finish_reason)
         ids = ItemIdGenerator(header.id)
         tokens = choice.tokens if ask.logprobs else ()
-        items = output_items(choice.message, ids, extra.origins, status=status, tokens=tokens, seal=extra.seal)
+        items = output_items(
+            choice.message, ids, extra.origins, status=status, tokens=tokens, seal=extra.seal
+        )
         return to_json(response_object(header, extra.echo, status, items, usage=choice.end.usage))
 
 
 def _check_unsupported(b: _ResponsesBody) -> None:
     if b.background:
-        raise field_error("background", "background replies are not supported; send background: false.")
+        raise field_error(
+            "background", "background replies are not supported; send background: false."
+        )
     if b.conversation is not None:
-        raise field_error("conversation", "not supported; send previous_response_id, or the whole input.")
+        raise field_error(
+            "conversation", "not supported; send previous_response_id, or the whole input."
+        )
     if b.prompt is not None:
-        raise field_error("prompt", "templates stored at OpenAI are not supported; send their text as instructions.")
+        raise field_error(
+            "prompt",
+            "templates stored at OpenAI are not supported; send their text as instructions.",
+        )
 
 
 def _check_depth(echo: Any) -> None:
@@ -166,7 +208,9 @@ def _check_depth(echo: Any) -> None:
 
 def _read_session(b: _ResponsesBody, headers: Mapping[str, str]) -> str | None:
     """Return the client's session id. (`prompt_cache_key` cannot serve as one: many conversations share a key.)"""
-    session = next((value for name in _SESSION_HEADERS if (value := headers.get(name))), b.session_id or "")
+    session = next(
+        (value for name in _SESSION_HEADERS if (value := headers.get(name))), b.session_id or ""
+    )
     session = session.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return check_id_length(session, "session_id") or None
 
@@ -176,7 +220,9 @@ def _request_kind(b: _ResponsesBody, headers: Mapping[str, str]) -> Kind | None:
     if kind := read_kind(b.turn_type, "turn_type"):
         return kind
     try:
-        turn = _codex_turn_decoder.decode(headers.get(_CODEX_TURN_HEADER, "{}").encode("utf-8", "surrogateescape"))
+        turn = _codex_turn_decoder.decode(
+            headers.get(_CODEX_TURN_HEADER, "{}").encode("utf-8", "surrogateescape")
+        )
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     return None if turn.request_kind == "turn" else Kind.SIDE

@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 from openclaw_rl.errors import json_type_name
 from openclaw_rl.serve.chat_request import field_error
 from openclaw_rl.serve.dialects.openai_responses_tools import LOCAL_SHELL, prompt_name
-from openclaw_rl.serve.dialects.validation import part_type, read_image, read_tool_part, unreadable_part
+from openclaw_rl.serve.dialects.validation import (
+    part_type,
+    read_image,
+    read_tool_part,
+    unreadable_part,
+)
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Message, Request
 
@@ -35,7 +40,10 @@ _HOSTED_TOOL_ITEM = re.compile(
 
 def encode_reasoning(reasoning: str) -> str:
     """Encode reasoning as `encrypted_content`. It is not encrypted, because it never leaves the user's machines."""
-    return _ENCODED_PREFIX + base64.urlsafe_b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
+    return (
+        _ENCODED_PREFIX
+        + base64.urlsafe_b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
+    )
 
 
 def decode_reasoning(content: Any) -> str:
@@ -43,7 +51,9 @@ def decode_reasoning(content: Any) -> str:
     if not isinstance(content, str) or not content.startswith(_ENCODED_PREFIX):
         return ""
     try:
-        return base64.urlsafe_b64decode(content[len(_ENCODED_PREFIX) :].encode()).decode("utf-8", "replace")
+        return base64.urlsafe_b64decode(content[len(_ENCODED_PREFIX) :].encode()).decode(
+            "utf-8", "replace"
+        )
     except ValueError:
         return ""
 
@@ -68,7 +78,9 @@ class ParsedInput(NamedTuple):
 
     messages: list[Message]
     ignored: list[str]  # descriptions of the ignored items
-    references: dict[int, str]  # index of an assistant message that stands for a stored reply -> id of the response
+    references: dict[
+        int, str
+    ]  # index of an assistant message that stands for a stored reply -> id of the response
 
 
 def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> ParsedInput:
@@ -83,7 +95,9 @@ def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> ParsedInput:
     if not reader.messages:
         raise field_error("input", "its items have no content that this model can read.")
     messages = [m.to_message() if isinstance(m, _AssistantItems) else m for m in reader.messages]
-    replies = {n: m.reference for n, m in enumerate(reader.messages) if isinstance(m, _AssistantItems)}
+    replies = {
+        n: m.reference for n, m in enumerate(reader.messages) if isinstance(m, _AssistantItems)
+    }
     return ParsedInput(messages, list(reader.ignored), {n: id for n, id in replies.items() if id})
 
 
@@ -91,7 +105,8 @@ class _AssistantItems:
     """Accumulator of one assistant message. Texts are joined once at the end, because there may be very many items."""
 
     def __init__(self) -> None:
-        self.texts: list[str] | None = None  # None: no message item
+        # None: no message item.
+        self.texts: list[str] | None = None
         self.reasoning_texts: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.reference = ""
@@ -110,7 +125,8 @@ class _InputReader:
     def __init__(self) -> None:
         self.messages: list[Message | _AssistantItems] = []
         self.ignored: dict[str, None] = {}
-        self._open_items: _AssistantItems | None = None  # the assistant message that further items may belong to
+        # The assistant message that further items may belong to.
+        self._open_items: _AssistantItems | None = None
         self._open_response_id = ""
         self._readers: Mapping[str, Callable[[Mapping[str, Any], str], None]] = {
             "message": self._read_message,
@@ -132,12 +148,16 @@ class _InputReader:
         elif isinstance(kind, str) and _HOSTED_TOOL_ITEM.fullmatch(kind):
             self.ignored[f"input: {kind}"] = None
         else:
-            raise field_error(f"{place}.type", f"expected one of {sorted(self._readers)}, got {str(kind)[:60]!r}.")
+            raise field_error(
+                f"{place}.type", f"expected one of {sorted(self._readers)}, got {str(kind)[:60]!r}."
+            )
 
     def _read_message(self, item: Mapping[str, Any], place: str) -> None:
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
-            raise field_error(f"{place}.role", f"expected one of {sorted(_ROLES)}, got {str(role)[:60]!r}.")
+            raise field_error(
+                f"{place}.role", f"expected one of {sorted(_ROLES)}, got {str(role)[:60]!r}."
+            )
         if role == "assistant":
             turn = self._assistant_items_of(item)
             turn.texts = turn.texts or []
@@ -151,7 +171,9 @@ class _InputReader:
     def _read_tool_output(self, item: Mapping[str, Any], place: str) -> None:
         call = item.get("call_id") or item.get("id")
         if not isinstance(call, str):
-            raise field_error(f"{place}.call_id", f"expected the id of the call, got {json_type_name(call)}.")
+            raise field_error(
+                f"{place}.call_id", f"expected the id of the call, got {json_type_name(call)}."
+            )
         output = item.get("output")
         if isinstance(output, list):
             output = [read_tool_part(part) for part in output]
@@ -162,13 +184,15 @@ class _InputReader:
 
     def _assistant_items_of(self, item: Mapping[str, Any]) -> _AssistantItems:
         """Return the message that `item` belongs to: by the response id within the item ids, else by adjacency."""
-        owner, turn = response_id_of(item.get("id")), self._open_items
+        owner = response_id_of(item.get("id"))
+        turn = self._open_items
         adjacent = turn is not None and self.messages[-1] is turn
         same = owner == self._open_response_id if owner and self._open_response_id else adjacent
         if turn is None or not same:
             turn = _AssistantItems()
             self.messages.append(turn)
-            self._open_items, self._open_response_id = turn, owner
+            self._open_items = turn
+            self._open_response_id = owner
         self._open_response_id = self._open_response_id or owner
         return turn
 
@@ -176,11 +200,14 @@ class _InputReader:
         text = "\n\n".join(_part_texts(item.get("content") or [], f"{place}.content"))
         text = text or decode_reasoning(item.get("encrypted_content"))
         text = text or "\n\n".join(_part_texts(item.get("summary") or [], f"{place}.summary"))
-        if text or response_id_of(item.get("id")):  # unreadable reasoning of another service is dropped
+        # Unreadable reasoning of another service is dropped.
+        if text or response_id_of(item.get("id")):
             self._assistant_items_of(item).reasoning_texts.append(text)
 
     def _read_function_call(self, item: Mapping[str, Any], place: str) -> None:
-        self._append_call(item, place, _tool_name(item, place), _required_string(item, "arguments", place))
+        self._append_call(
+            item, place, _tool_name(item, place), _required_string(item, "arguments", place)
+        )
 
     def _read_custom_call(self, item: Mapping[str, Any], place: str) -> None:
         arguments = _json_text({"input": _required_string(item, "input", place)})
@@ -189,13 +216,19 @@ class _InputReader:
     def _read_shell_call(self, item: Mapping[str, Any], place: str) -> None:
         action = item.get("action")
         if not isinstance(action, dict):
-            raise field_error(f"{place}.action", f"expected an object, got {json_type_name(action)}.")
+            raise field_error(
+                f"{place}.action", f"expected an object, got {json_type_name(action)}."
+            )
         arguments = {k: v for k, v in action.items() if k != "type" and v not in (None, {})}
         self._append_call(item, place, LOCAL_SHELL, _json_text(arguments))
 
     def _append_call(self, item: Mapping[str, Any], place: str, name: str, arguments: str) -> None:
         call_id = _required_string(item, "call_id", place)
-        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        call = {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
         self._assistant_items_of(item).calls.append(call)
 
     def _read_reference(self, item: Mapping[str, Any], place: str) -> None:
@@ -214,7 +247,9 @@ def _required_string(item: Mapping[str, Any], key: str, place: str) -> str:
 
 def _tool_name(item: Mapping[str, Any], place: str) -> str:
     """Return the name by which the prompt calls the tool of a call. Its namespace is optional."""
-    namespace = None if item.get("namespace") is None else _required_string(item, "namespace", place)
+    namespace = (
+        None if item.get("namespace") is None else _required_string(item, "namespace", place)
+    )
     return prompt_name(_required_string(item, "name", place), namespace)
 
 
@@ -228,9 +263,12 @@ def _message_parts(content: Any, place: str, *, images: bool) -> list[dict[str, 
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        raise field_error(place, f"expected a string or a list of parts, got {json_type_name(content)}.")
+        raise field_error(
+            place, f"expected a string or a list of parts, got {json_type_name(content)}."
+        )
     return [
-        (images and read_image(part)) or {"type": "text", "text": _part_text(part, f"{place}[{index}]")}
+        (images and read_image(part))
+        or {"type": "text", "text": _part_text(part, f"{place}[{index}]")}
         for index, part in enumerate(content)
     ]
 

@@ -17,7 +17,9 @@ from openclaw_rl.serve.dialects.openai_responses_tools import LOCAL_SHELL, ToolO
 from openclaw_rl.types import FinishReason, Message
 
 Item = dict[str, Any]
-COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
+COMPLETED = "completed"
+INCOMPLETE = "incomplete"
+IN_PROGRESS = "in_progress"
 _ID_PREFIXES = {"custom_tool_call": "ctc", "local_shell_call": "lsc", "function_call": "fc"}
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -35,14 +37,16 @@ class ItemIdGenerator:
     """Generator of item ids. They contain the response id, so that a history shows which items were one reply."""
 
     def __init__(self, response: str) -> None:
-        self._base, self._next_number = response.removeprefix(ID_PREFIX), 0
+        self._base = response.removeprefix(ID_PREFIX)
+        self._next_number = 0
 
     def next_id(self, prefix: str) -> str:
-        number, self._next_number = self._next_number, self._next_number + 1
+        number = self._next_number
+        self._next_number = self._next_number + 1
         return f"{prefix}_{self._base}{number:02x}"
 
 
-# ------------------------------------------------------------------------------------------------------------- items
+# ----------------------------------------------------------------------------------------- items
 
 
 def text_part(text: str, logprobs: Sequence[Mapping[str, Any]]) -> Item:
@@ -50,7 +54,13 @@ def text_part(text: str, logprobs: Sequence[Mapping[str, Any]]) -> Item:
 
 
 def message_item(id_: str, content: Sequence[Item], status: str) -> Item:
-    return {"id": id_, "type": "message", "role": "assistant", "status": status, "content": list(content)}
+    return {
+        "id": id_,
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": list(content),
+    }
 
 
 def reasoning_item(id_: str, text: str | None, status: str, *, seal: bool) -> Item:
@@ -63,14 +73,27 @@ def reasoning_item(id_: str, text: str | None, status: str, *, seal: bool) -> It
     return item
 
 
-def call_item(call: Mapping[str, Any], ids: ItemIdGenerator, origins: Mapping[str, ToolOrigin]) -> Item:
+def call_item(
+    call: Mapping[str, Any], ids: ItemIdGenerator, origins: Mapping[str, ToolOrigin]
+) -> Item:
     """Return the item of a tool call. A shell call with malformed arguments stays a function call."""
-    name, arguments = str(call["function"]["name"]), str(call["function"]["arguments"])
+    name = str(call["function"]["name"])
+    arguments = str(call["function"]["arguments"])
     origin = origins.get(name) or ToolOrigin("function", name)
-    item: Item = {"type": "function_call", "call_id": call["id"], "name": origin.name, "arguments": arguments}
+    item: Item = {
+        "type": "function_call",
+        "call_id": call["id"],
+        "name": origin.name,
+        "arguments": arguments,
+    }
     if origin.kind == "custom":
         text = _custom_tool_input(arguments)
-        item = {"type": "custom_tool_call", "call_id": call["id"], "name": origin.name, "input": text}
+        item = {
+            "type": "custom_tool_call",
+            "call_id": call["id"],
+            "name": origin.name,
+            "input": text,
+        }
     elif origin.kind == LOCAL_SHELL and (action := _shell_action(arguments)) is not None:
         item = {"type": "local_shell_call", "call_id": call["id"], "action": action}
     if origin.namespace is not None and item["type"] != "local_shell_call":
@@ -87,8 +110,13 @@ def _custom_tool_input(arguments: str) -> str:
 def _shell_action(arguments: str) -> Item | None:
     """Return the action of a local shell call; None if the arguments do not have its shape."""
     given = _parse_arguments(arguments)
-    command, env = given.pop("command", None), given.pop("env", {})
-    if not isinstance(command, list) or not all(isinstance(word, str) for word in command) or not isinstance(env, dict):
+    command = given.pop("command", None)
+    env = given.pop("env", {})
+    if (
+        not isinstance(command, list)
+        or not all(isinstance(word, str) for word in command)
+        or not isinstance(env, dict)
+    ):
         return None
     return {"type": "exec", "command": command, "env": env} | given
 
@@ -111,7 +139,8 @@ def output_items(
 ) -> list[Item]:
     """Convert an assistant message to items, at least one."""
     items: list[Item] = []
-    reasoning, content = str(message.get("reasoning_content") or ""), content_text(message.get("content"))
+    reasoning = str(message.get("reasoning_content") or "")
+    content = content_text(message.get("content"))
     spans = PendingTokens(tokens)
     if reasoning:
         spans.take_for_text(reasoning)
@@ -121,12 +150,13 @@ def output_items(
         part = text_part(content, [token_entry(t) for t in spans.take_for_text(content)])
         items.append(message_item(ids.next_id("msg"), [part], COMPLETED))
     items += [call_item(call, ids, origins) for call in calls]
-    if items[-1]["type"] in ("message", "reasoning"):  # call items are always complete
+    # Call items are always complete.
+    if items[-1]["type"] in ("message", "reasoning"):
         items[-1]["status"] = status
     return items
 
 
-# ------------------------------------------------------------------------------------------------------------ tokens
+# ---------------------------------------------------------------------------------------- tokens
 
 
 class PendingTokens:
@@ -140,18 +170,24 @@ class PendingTokens:
 
     def take_for_text(self, text: str) -> list[TokenInfo]:
         """Remove and return the tokens of `text`, the next text; all waiting tokens if its bytes are not found."""
-        wanted, starts = text.encode("utf-8", "surrogatepass"), [0]
+        wanted = text.encode("utf-8", "surrogatepass")
+        starts = [0]
         for token in self._pending:
             starts.append(starts[-1] + len(token.utf8_bytes))
         at = b"".join(bytes(t.utf8_bytes) for t in self._pending).find(wanted)
         begin, end = (at, at + len(wanted)) if at >= 0 else (0, starts[-1])
-        first = next((n for n in range(len(self._pending)) if starts[n + 1] > begin), len(self._pending))
-        after = next((n for n in range(first, len(self._pending)) if starts[n] >= end), len(self._pending))
-        taken, self._pending = self._pending[first:after], self._pending[after:]
+        first = next(
+            (n for n in range(len(self._pending)) if starts[n + 1] > begin), len(self._pending)
+        )
+        after = next(
+            (n for n in range(first, len(self._pending)) if starts[n] >= end), len(self._pending)
+        )
+        taken = self._pending[first:after]
+        self._pending = self._pending[after:]
         return taken
 
 
-# ---------------------------------------------------------------------------------------------------------- Response
+# -------------------------------------------------------------------------------------- Response
 
 
 def response_object(

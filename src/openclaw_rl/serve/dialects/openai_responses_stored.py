@@ -13,7 +13,11 @@ from openclaw_rl.serve.dialects import openai_responses_output as out
 from openclaw_rl.serve.dialects.openai_responses import DEFAULT_ECHO
 from openclaw_rl.serve.dialects.openai_responses_input import ID_PREFIX, has_instructions
 from openclaw_rl.serve.dialects.openai_responses_output import Item, ItemIdGenerator
-from openclaw_rl.serve.dialects.openai_responses_tools import CUSTOM_TOOL_PARAMETERS, LOCAL_SHELL, ToolOrigin
+from openclaw_rl.serve.dialects.openai_responses_tools import (
+    CUSTOM_TOOL_PARAMETERS,
+    LOCAL_SHELL,
+    ToolOrigin,
+)
 from openclaw_rl.types import Exchange, ExchangeStatus, Message, Request
 
 _RESPONSE_STATUS = {ExchangeStatus.CANCELLED: "cancelled", ExchangeStatus.FAILED: "failed"}
@@ -24,20 +28,30 @@ def stored_response(exchange: Exchange, model: str, *, reasoning: int) -> Item:
 
     Fields that are not stored have defaults: metadata, text format, tool choice, `max_output_tokens`, cached tokens.
     """
-    request, reply = exchange.request, exchange.reply
+    request = exchange.request
+    reply = exchange.reply
     version = reply.spans[0].version if reply is not None and reply.spans else request.version
-    header = ReplyHeader(id=request.id, created=int(request.admitted_at), model=model, version=version)
+    header = ReplyHeader(
+        id=request.id, created=int(request.admitted_at), model=model, version=version
+    )
     if reply is None:
         return out.response_object(header, _echoed_fields(request), out.IN_PROGRESS)
     status = _RESPONSE_STATUS.get(reply.status) or out.status_of(reply.finish_reason)
     item_status = out.COMPLETED if status == out.COMPLETED else out.INCOMPLETE
-    ids, origins = ItemIdGenerator(request.id), _tool_origins(request.tools)
+    ids = ItemIdGenerator(request.id)
+    origins = _tool_origins(request.tools)
     items = out.output_items(reply.message, ids, origins, status=item_status)
-    error = {"code": "server_error", "message": reply.error or "the reply failed"} if status == "failed" else None
+    error = (
+        {"code": "server_error", "message": reply.error or "the reply failed"}
+        if status == "failed"
+        else None
+    )
     whole = out.response_object(header, _echoed_fields(request), status, items, error=error)
     completed = int(reply.finished_at) if status == out.COMPLETED else None
     usage = TokenUsage(
-        prompt_tokens=len(request.prompt_ids), completion_tokens=len(reply.response_ids), reasoning_tokens=reasoning
+        prompt_tokens=len(request.prompt_ids),
+        completion_tokens=len(reply.response_ids),
+        reasoning_tokens=reasoning,
     )
     return whole | {"completed_at": completed, "usage": out.usage_fields(usage)}
 
@@ -82,7 +96,8 @@ def _tool_origins(tools: Sequence[Mapping[str, Any]]) -> dict[str, ToolOrigin]:
 def input_items(exchange: Exchange) -> list[Item]:
     """Return the input items of the request, oldest first, without its instructions."""
     request = exchange.request
-    origins, base = _tool_origins(request.tools), request.id.removeprefix(ID_PREFIX)
+    origins = _tool_origins(request.tools)
+    base = request.id.removeprefix(ID_PREFIX)
     items: list[Item] = []
     start = 1 if has_instructions(request) else 0
     for index, message in enumerate(request.messages[start:], start):
@@ -98,6 +113,22 @@ def _message_items(message: Message, base: str, origins: Mapping[str, ToolOrigin
     if role in ("tool", "function"):
         call = str(message.get("tool_call_id") or "")
         kind = "function_call_output"
-        return [{"id": f"fco_{base}", "type": kind, "call_id": call, "output": text, "status": "completed"}]
+        return [
+            {
+                "id": f"fco_{base}",
+                "type": kind,
+                "call_id": call,
+                "output": text,
+                "status": "completed",
+            }
+        ]
     part = {"type": "input_text", "text": text}
-    return [{"id": f"msg_{base}", "type": "message", "role": role, "status": "completed", "content": [part]}]
+    return [
+        {
+            "id": f"msg_{base}",
+            "type": "message",
+            "role": role,
+            "status": "completed",
+            "content": [part],
+        }
+    ]

@@ -8,14 +8,21 @@ from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.serve.chat_request import ChatRequest, ReplyEnd, ReplyHeader, StreamPart
 from openclaw_rl.serve.dialects import openai_responses_output as out
 from openclaw_rl.serve.dialects.base import sse_event, token_entry
-from openclaw_rl.serve.dialects.openai_responses_output import Item, ItemIdGenerator, PendingTokens, ResponseOptions
+from openclaw_rl.serve.dialects.openai_responses_output import (
+    Item,
+    ItemIdGenerator,
+    PendingTokens,
+    ResponseOptions,
+)
 
 
 class _OpenItem:
     """Item that text is being appended to: a message or the reasoning."""
 
     def __init__(self, kind: str, id_: str, index: int) -> None:
-        self.kind, self.id, self.index = kind, id_, index
+        self.kind = kind
+        self.id = id_
+        self.index = index
         self.event = "response.output_text" if kind == "message" else "response.reasoning_text"
         self.texts: list[str] = []
         self.logprobs: list[Item] = []
@@ -34,10 +41,14 @@ class ResponsesStreamEncoder:
 
     def __init__(self, header: ReplyHeader, ask: ChatRequest) -> None:
         extra: ResponseOptions = ask.dialect_state
-        self._header, self._ask, self._options = header, ask, extra
+        self._header = header
+        self._ask = ask
+        self._options = extra
         self._ids = ItemIdGenerator(header.id)
-        self._items: list[Item] = []  # by output_index; the open item in its initial state
-        self._pending_calls: list[int] = []  # output indices of calls whose `output_item.done` is pending
+        # By output_index; the open item in its initial state.
+        self._items: list[Item] = []
+        # Output indices of calls whose `output_item.done` is pending.
+        self._pending_calls: list[int] = []
         self._current_item: _OpenItem | None = None
         self._pending_tokens = PendingTokens()
         self._sequence_number = 0
@@ -59,14 +70,17 @@ class ResponsesStreamEncoder:
         """Return `response.failed`, then `error` for clients that do not read the status of the Response."""
         kind = "server_error" if status >= 500 else "invalid_request_error"
         error = {"code": "server_error", "message": message}
-        failed = out.response_object(self._header, self._options.echo, "failed", self._items, error=error)
+        failed = out.response_object(
+            self._header, self._options.echo, "failed", self._items, error=error
+        )
         flat = {"code": code, "message": message, "param": None}
         return self._sse_event("response.failed", response=failed) + self._sse_event(
             "error", **flat, error=flat | {"type": kind}
         )
 
     def _sse_event(self, kind: str, **fields: Any) -> bytes:
-        number, self._sequence_number = self._sequence_number, self._sequence_number + 1
+        number = self._sequence_number
+        self._sequence_number = self._sequence_number + 1
         return sse_event(kind, {"sequence_number": number, **fields})
 
     def _created_events(self) -> bytes:
@@ -89,18 +103,23 @@ class ResponsesStreamEncoder:
         return before + self._sse_event(f"{item.event}.delta", **fields)
 
     def _open_item(self, kind: str) -> bytes:
-        opened = _OpenItem(kind, self._ids.next_id("msg" if kind == "message" else "rs"), len(self._items))
-        item, part = self._text_item(opened, None, out.IN_PROGRESS), self._text_part(opened, "")
+        opened = _OpenItem(
+            kind, self._ids.next_id("msg" if kind == "message" else "rs"), len(self._items)
+        )
+        item = self._text_item(opened, None, out.IN_PROGRESS)
+        part = self._text_part(opened, "")
         self._current_item = opened
         self._items.append(item)
-        return self._sse_event("response.output_item.added", output_index=opened.index, item=item) + self._sse_event(
-            "response.content_part.added", **opened.position_fields, part=part
-        )
+        return self._sse_event(
+            "response.output_item.added", output_index=opened.index, item=item
+        ) + self._sse_event("response.content_part.added", **opened.position_fields, part=part)
 
     def _text_item(self, opened: _OpenItem, text: str | None, status: str) -> Item:
         if opened.kind == "reasoning":
             return out.reasoning_item(opened.id, text, status, seal=self._options.seal)
-        return out.message_item(opened.id, [] if text is None else [self._text_part(opened, text)], status)
+        return out.message_item(
+            opened.id, [] if text is None else [self._text_part(opened, text)], status
+        )
 
     @staticmethod
     def _text_part(opened: _OpenItem, text: str) -> Item:
@@ -109,7 +128,8 @@ class ResponsesStreamEncoder:
         return out.text_part(text, opened.logprobs)
 
     def _close_item(self, status: str = out.COMPLETED) -> bytes:
-        opened, self._current_item = self._current_item, None
+        opened = self._current_item
+        self._current_item = None
         if opened is None:
             return b""
         text = "".join(opened.texts)
@@ -120,7 +140,9 @@ class ResponsesStreamEncoder:
         return (
             self._sse_event(f"{opened.event}.done", **fields)
             + self._sse_event(
-                "response.content_part.done", **opened.position_fields, part=self._text_part(opened, text)
+                "response.content_part.done",
+                **opened.position_fields,
+                part=self._text_part(opened, text),
             )
             + self._sse_event("response.output_item.done", output_index=opened.index, item=item)
         )
@@ -128,7 +150,8 @@ class ResponsesStreamEncoder:
     def _tool_call_events(self, call: ToolCall) -> bytes:
         events = self._close_item()
         item = out.call_item(call.to_openai(), self._ids, self._options.origins)
-        index, place = len(self._items), {"item_id": item["id"], "output_index": len(self._items)}
+        index = len(self._items)
+        place = {"item_id": item["id"], "output_index": len(self._items)}
         self._items.append(item)
         self._pending_calls.append(index)
         key, event = {
@@ -148,6 +171,10 @@ class ResponsesStreamEncoder:
         events = b"" if self._items else self._open_item("message")
         events += self._close_item(status)
         for index in self._pending_calls:
-            events += self._sse_event("response.output_item.done", output_index=index, item=self._items[index])
-        whole = out.response_object(self._header, self._options.echo, status, self._items, usage=end.usage)
+            events += self._sse_event(
+                "response.output_item.done", output_index=index, item=self._items[index]
+            )
+        whole = out.response_object(
+            self._header, self._options.echo, status, self._items, usage=end.usage
+        )
         return events + self._sse_event(f"response.{status}", response=whole)

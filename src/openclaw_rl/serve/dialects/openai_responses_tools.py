@@ -48,7 +48,9 @@ def read_tools(raw: bytes, place: str) -> Toolbox:
     box = Toolbox()
     for index, tool in enumerate(decode_json(_tools_decoder, raw or b"null", place) or ()):
         _add_tool(box, tool, f"{place}[{index}]", None)
-        box.echo.append({"strict": None, "parameters": None} | tool if tool.get("type") == "function" else tool)
+        box.echo.append(
+            {"strict": None, "parameters": None} | tool if tool.get("type") == "function" else tool
+        )
     return box
 
 
@@ -57,27 +59,34 @@ def _add_tool(box: Toolbox, tool: Mapping[str, Any], place: str, namespace: str 
     if kind == "namespace" and namespace is None:
         _add_namespace(box, tool, place)
     elif kind == LOCAL_SHELL:
-        _add_function(box, ToolOrigin(LOCAL_SHELL, LOCAL_SHELL), CLIENT_TOOLS["openai"][LOCAL_SHELL], place)
+        _add_function(
+            box, ToolOrigin(LOCAL_SHELL, LOCAL_SHELL), CLIENT_TOOLS["openai"][LOCAL_SHELL], place
+        )
     elif kind in ("function", "custom"):
         name = _tool_name(tool, place)
         function: dict[str, Any] = {"name": prompt_name(name, namespace)}
         if words := _tool_description(tool, place):
             function["description"] = words
-        function["parameters"] = CUSTOM_TOOL_PARAMETERS if kind == "custom" else _tool_parameters(tool, place)
+        function["parameters"] = (
+            CUSTOM_TOOL_PARAMETERS if kind == "custom" else _tool_parameters(tool, place)
+        )
         _add_function(box, ToolOrigin(kind, name, namespace), function, place)
     else:
         box.ignored.append(f"tools: {printable_header(str(kind))}")
 
 
 def _add_namespace(box: Toolbox, tool: Mapping[str, Any], place: str) -> None:
-    name, inner = _tool_name(tool, place), tool.get("tools")
+    name = _tool_name(tool, place)
+    inner = tool.get("tools")
     if not isinstance(inner, list) or not all(isinstance(t, dict) for t in inner):
         raise field_error(f"{place}.tools", "expected a list of tools.")
     for index, one in enumerate(inner):
         _add_tool(box, one, f"{place}.tools[{index}]", name)
 
 
-def _add_function(box: Toolbox, origin: ToolOrigin, function: Mapping[str, Any], place: str) -> None:
+def _add_function(
+    box: Toolbox, origin: ToolOrigin, function: Mapping[str, Any], place: str
+) -> None:
     box.add({"type": "function", "function": function}, place)
     box.origins[function["name"]] = origin
 
@@ -110,9 +119,13 @@ def _tool_parameters(tool: Mapping[str, Any], place: str) -> Mapping[str, Any]:
 
 def chosen_name(choice: Mapping[str, Any], place: str) -> str:
     """Return the prompt name of the tool that a `tool_choice` names. Raises `RequestError`."""
-    kind, name, namespace = choice.get("type"), choice.get("name"), choice.get("namespace")
+    kind = choice.get("type")
+    name = choice.get("name")
+    namespace = choice.get("namespace")
     if kind == LOCAL_SHELL:
         return LOCAL_SHELL
     if kind not in ("function", "custom") or not isinstance(name, str):
-        raise field_error(place, f"expected a function or custom tool by its name, got type {str(kind)[:60]!r}.")
+        raise field_error(
+            place, f"expected a function or custom tool by its name, got type {str(kind)[:60]!r}."
+        )
     return prompt_name(name, namespace if isinstance(namespace, str) else None)

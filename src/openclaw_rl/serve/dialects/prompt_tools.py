@@ -14,7 +14,9 @@ from openclaw_rl.errors import json_type_name
 from openclaw_rl.serve.chat_request import ResponseConstraint, field_error
 from openclaw_rl.store.rows import to_json
 
-CLIENT_TOOLS: Mapping[str, Mapping[str, dict[str, Any]]] = yaml.safe_load(read_asset("client_tools.yaml"))
+CLIENT_TOOLS: Mapping[str, Mapping[str, dict[str, Any]]] = yaml.safe_load(
+    read_asset("client_tools.yaml")
+)
 """Service -> type -> definition of the tools that requests name without a schema."""
 NameReader = Callable[[Mapping[str, Any], str], str]
 """(choice, place) -> the prompt name of the tool that an object of `tool_choice` names."""
@@ -33,7 +35,9 @@ class PromptTools:
     """Tools of a request in chat format, by their name in the prompt."""
 
     by_name: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)  # descriptions of the tools that the model cannot use
+    ignored: list[str] = field(
+        default_factory=list
+    )  # descriptions of the tools that the model cannot use
 
     def add(self, tool: Mapping[str, Any], place: str) -> None:
         """Add a tool in chat format. Raises `RequestError` if an earlier one has its name."""
@@ -48,7 +52,11 @@ class PromptTools:
 
     def select(self, choice: ToolChoice) -> tuple[list[Mapping[str, Any]], bytes]:
         """Return the tools of the prompt, and their JSON as their cache key."""
-        shown = [tool for name, tool in self.by_name.items() if choice.only is None or name in choice.only]
+        shown = [
+            tool
+            for name, tool in self.by_name.items()
+            if choice.only is None or name in choice.only
+        ]
         try:
             return shown, (self._raw if choice.only is None else to_json(shown)) if shown else b""
         except RecursionError:
@@ -67,22 +75,32 @@ class PromptTools:
             return ToolChoice(forced=_require_names(tuple(self.by_name)))
         if not isinstance(choice, dict):
             got = repr(choice[:40]) if isinstance(choice, str) else json_type_name(choice)
-            raise field_error("tool_choice", f"expected auto, none, required or an object, got {got}.")
+            raise field_error(
+                "tool_choice", f"expected auto, none, required or an object, got {got}."
+            )
         if choice.get("type") != "allowed_tools":
             return ToolChoice(forced=(self._known_name(choice, "tool_choice", name_of),))
         place = f"tool_choice.{nested}" if nested else "tool_choice"
         allowed = choice.get(nested) if nested else choice
-        mode, tools = (allowed.get("mode", "auto"), allowed.get("tools")) if isinstance(allowed, dict) else ("", None)
+        mode, tools = (
+            (allowed.get("mode", "auto"), allowed.get("tools"))
+            if isinstance(allowed, dict)
+            else ("", None)
+        )
         if mode not in ("auto", "required") or not isinstance(tools, list):
             raise field_error(place, "expected mode auto or required, and a list of tools.")
-        names = tuple(self._known_name(t, f"{place}.tools[{n}]", name_of) for n, t in enumerate(tools))
+        names = tuple(
+            self._known_name(t, f"{place}.tools[{n}]", name_of) for n, t in enumerate(tools)
+        )
         return ToolChoice(only=names, forced=_require_names(names) if mode == "required" else ())
 
     def _known_name(self, chosen: Any, place: str, name_of: NameReader) -> str:
         if not isinstance(chosen, dict):
             raise field_error(place, f"expected an object, got {json_type_name(chosen)}.")
         if (name := name_of(chosen, place)) not in self.by_name:
-            raise field_error(place, f"{name[:80]!r} is not in tools, which has {sorted(self.by_name)[:20]}.")
+            raise field_error(
+                place, f"{name[:80]!r} is not in tools, which has {sorted(self.by_name)[:20]}."
+            )
         return name
 
 
@@ -110,7 +128,10 @@ def read_schema(form: Any, place: str, nested: str = "") -> Mapping[str, Any] | 
 
 
 def reply_constraint(
-    choice: ToolChoice, schema: Mapping[str, Any] | None, place: str, tools: Sequence[Mapping[str, Any]]
+    choice: ToolChoice,
+    schema: Mapping[str, Any] | None,
+    place: str,
+    tools: Sequence[Mapping[str, Any]],
 ) -> ResponseConstraint | None:
     """Return the constraint on the reply, or None. `place`: the field of the schema.
 

@@ -9,10 +9,17 @@ from openclaw_rl.serve.dialects.openai_chat import ChatDialect
 from openclaw_rl.serve.dialects.openai_completions import CompletionsDialect
 from openclaw_rl.serve.dialects.openai_responses import ResponsesDialect
 
-DIALECTS: tuple[type[Dialect], ...] = (ChatDialect, CompletionsDialect, ResponsesDialect, MessagesDialect)
+DIALECTS: tuple[type[Dialect], ...] = (
+    ChatDialect,
+    CompletionsDialect,
+    ResponsesDialect,
+    MessagesDialect,
+)
 
 
-def error_body(path: str, status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
+def error_body(
+    path: str, status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> bytes:
     """Return an error body in the format of the dialect that owns `path`: OpenAI's if none does."""
     return _path_owner(path).error_body(status, message, param=param, code=code)
 

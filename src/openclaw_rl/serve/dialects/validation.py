@@ -82,9 +82,13 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "")
         path = _ERROR_PATH.search(str(error))
         param = _join_param(place, path.group(1) if path else "", _MISSING_FIELD.search(str(error)))
         words = str(error)[: path.start()] if path else str(error)
-        raise RequestError(f"{param or 'body'}: {words[:1].lower()}{words[1:]}.", param=param or None) from None
+        raise RequestError(
+            f"{param or 'body'}: {words[:1].lower()}{words[1:]}.", param=param or None
+        ) from None
     except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not valid UTF-8: {error.reason} at byte {error.start}.") from None
+        raise RequestError(
+            f"the body is not valid UTF-8: {error.reason} at byte {error.start}."
+        ) from None
     except RecursionError:
         raise RequestError("the body is nested too deeply.") from None
     except (msgspec.DecodeError, ValueError) as error:
@@ -101,7 +105,8 @@ def read_kind(value: str | None, param: str) -> Kind | None:
     """Return the `Kind` of a client's value; None if it is empty."""
     if not value:
         return None
-    kinds = {kind.value: kind for kind in (Kind.MAIN, Kind.SIDE)}  # practice is no client's
+    # Practice is no client's.
+    kinds = {kind.value: kind for kind in (Kind.MAIN, Kind.SIDE)}
     if (kind := kinds.get(value.strip().lower())) is None:
         raise field_error(param, f"expected main or side, got {value[:40]!r}.")
     return kind
@@ -146,12 +151,17 @@ def read_tool_part(part: Any) -> Any:
 
 def read_parts(message: dict[str, Any]) -> dict[str, Any]:
     """Return a chat message with the parts that `read_tool_part` and `read_image` return."""
-    content, role = message.get("content"), message.get("role")
+    content = message.get("content")
+    role = message.get("role")
     if not isinstance(content, list):
         return message
     if role in TOOL_ROLES:
         return message | {"content": [read_tool_part(part) for part in content]}
-    return message | {"content": [read_image(part) or part for part in content]} if role == "user" else message
+    return (
+        message | {"content": [read_image(part) or part for part in content]}
+        if role == "user"
+        else message
+    )
 
 
 def read_top_logprobs(top: int | None) -> int:
@@ -170,12 +180,18 @@ def check_message(message: Mapping[str, Any], place: str) -> None:
         _check_tool_calls(message["tool_calls"], f"{place}.tool_calls")
     for key in ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id"):
         if not isinstance(message.get(key), str | None):
-            raise field_error(f"{place}.{key}", f"expected a string, got {json_type_name(message[key])}.")
+            raise field_error(
+                f"{place}.{key}", f"expected a string, got {json_type_name(message[key])}."
+            )
 
 
 def unreadable_part(place: str, part: Any) -> RequestError:
     """Return the error for a part that is neither text nor an image where images are read."""
-    where = "; images are read in user messages and tool results" if part_type(part) in _IMAGE_PARTS else ""
+    where = (
+        "; images are read in user messages and tool results"
+        if part_type(part) in _IMAGE_PARTS
+        else ""
+    )
     return field_error(place, f"got {part_name(part)}; expected text{where}.")
 
 
@@ -183,7 +199,9 @@ def _check_content(content: Any, place: str, role: str) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise field_error(place, f"expected a string or a list of parts, got {json_type_name(content)}.")
+        raise field_error(
+            place, f"expected a string or a list of parts, got {json_type_name(content)}."
+        )
     for index, part in enumerate(content):
         if isinstance(part, str) or (part_type(part) == IMAGE_TYPE and role in _IMAGE_ROLES):
             continue
@@ -196,8 +214,14 @@ def _check_content(content: Any, place: str, role: str) -> None:
 def take_prefix(raw: list[bytes], messages: list[Any], name: str) -> Message:
     """Remove the last message, which the reply continues, and return it. `name`: the field that requires it."""
     last = messages[-1]
-    if last.get("role") != "assistant" or not content_text(last.get("content")).strip() or last.get("tool_calls"):
-        raise field_error(name, "a reply continues a last message with role assistant, text, and no tool calls.")
+    if (
+        last.get("role") != "assistant"
+        or not content_text(last.get("content")).strip()
+        or last.get("tool_calls")
+    ):
+        raise field_error(
+            name, "a reply continues a last message with role assistant, text, and no tool calls."
+        )
     raw.pop()
     removed: Message = messages.pop()
     return removed
@@ -221,7 +245,9 @@ def _check_tool_calls(calls: Any, place: str) -> None:
             raise field_error(f"{place}[{index}].function.arguments", "expected JSON text.")
 
 
-def number_in_range(b: RequestBody, name: str, low: float, high: float, default: float, above: bool = False) -> float:
+def number_in_range(
+    b: RequestBody, name: str, low: float, high: float, default: float, above: bool = False
+) -> float:
     """Return a field that must be in [low, high], or in (low, high] with `above`."""
     value: float | None = getattr(b, name)
     if value is None:
@@ -241,7 +267,8 @@ def read_sampling(
     least = b.min_tokens or 0
     if not 0 <= least <= (limit or INT32_MAX):
         raise field_error(
-            "min_tokens", f"expected 0 to {f'{names[0]} ({limit})' if limit else INT32_MAX}, got {least}."
+            "min_tokens",
+            f"expected 0 to {f'{names[0]} ({limit})' if limit else INT32_MAX}, got {least}.",
         )
     top_k = b.top_k or 0
     if not -1 <= top_k <= INT32_MAX:
@@ -270,7 +297,9 @@ def _read_logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
         if not (key.isascii() and key.isdigit()) or int(key[:10]) > INT32_MAX or len(key) > 10:
             raise field_error("logit_bias", f"keys are token ids, got {key[:40]!r}.")
         if not -100 <= value <= 100:
-            raise field_error("logit_bias", f"values are -100 to 100, got {value:g} for token {key}.")
+            raise field_error(
+                "logit_bias", f"values are -100 to 100, got {value:g} for token {key}."
+            )
         out[int(key)] = value
     return out
 

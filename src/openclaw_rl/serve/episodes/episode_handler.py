@@ -25,10 +25,13 @@ from openclaw_rl.store.episodes.records import Episode, EpisodeEnd, EpisodeGroup
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Sampling
 
-MAX_TTL = 7 * 24 * 3600  # seconds
+# Seconds.
+MAX_TTL = 7 * 24 * 3600
 MAX_GROUP_SIZE = 256
-MAX_TEXT = 2000  # characters of a reason
-MAX_REWARD = 1e9  # absolute; the differences of larger ones are not finite in the precision of the trainer
+# Characters of a reason.
+MAX_TEXT = 2000
+# Absolute; the differences of larger ones are not finite in the precision of the trainer.
+MAX_REWARD = 1e9
 
 
 class _GroupBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,14 +86,18 @@ class EpisodeHandler:
     """Opens, ends and shows episodes."""
 
     def __init__(self, gateway: Gateway, keys: ApiKeys) -> None:
-        self._gateway, self._keys = gateway, keys
-        self._lock = asyncio.Lock()  # an episode that ends while it is being loaded must not be added as running
+        self._gateway = gateway
+        self._keys = keys
+        # An episode that ends while it is being loaded must not be added as running.
+        self._lock = asyncio.Lock()
 
     async def put_episode(self, request: web.Request) -> web.Response:
         """Open an episode and return its ticket. Idempotent. Raises `RequestError`."""
         scope = await self._keys.authenticate(request)
         raw = await read_body(request, self._gateway.config.serve)
-        asked = _parse_episode(_checked_id(request.match_info["id"]), decode_json(_episode_decoder, raw), scope)
+        asked = _parse_episode(
+            _checked_id(request.match_info["id"]), decode_json(_episode_decoder, raw), scope
+        )
         self._check_sampling(asked)
         self._gateway.disk.check()
         await self._gateway.writer.put(asked)
@@ -119,7 +126,9 @@ class EpisodeHandler:
         episode = await self._load(request.match_info["id"], scope)
         listed = await asyncio.to_thread(_load_turns, self._gateway.store, episode.id)
         failed = self._gateway.episodes.failed_request(episode.id)
-        return json_response(to_json(episode_entry(episode) | {"turns": listed, "failed_request": failed}))
+        return json_response(
+            to_json(episode_entry(episode) | {"turns": listed, "failed_request": failed})
+        )
 
     async def list_episodes(self, request: web.Request) -> web.Response:
         """Return the episodes of a group, and the state of the group."""
@@ -130,10 +139,15 @@ class EpisodeHandler:
         group, found = await asyncio.to_thread(_load_group, self._gateway.store, id_)
         if group is None or group.scope != scope:
             raise RequestError(
-                f"there is no group {id_[:80]!r} under this API key.", param="group", code="not_found", status=404
+                f"there is no group {id_[:80]!r} under this API key.",
+                param="group",
+                code="not_found",
+                status=404,
             )
         data = [episode_entry(episode) for episode in found]
-        return json_response(to_json({"object": "list", "data": data, "group": _group_entry(group)}))
+        return json_response(
+            to_json({"object": "list", "data": data, "group": _group_entry(group)})
+        )
 
     async def _load(self, id_: str, scope: str) -> Episode:
         episode = await asyncio.to_thread(_load_episode, self._gateway.store, id_)
@@ -150,21 +164,32 @@ class EpisodeHandler:
     def _check_sampling(self, episode: Episode) -> None:
         """Raise `RequestError` for values that are out of range, or that make every turn of the train split useless."""
         values = episode.sampling
-        bounds = {"temperature": (0, 2), "top_p": (1e-6, 1), "top_k": (0, INT32_MAX), "max_tokens": (1, INT32_MAX)}
+        bounds = {
+            "temperature": (0, 2),
+            "top_p": (1e-6, 1),
+            "top_k": (0, INT32_MAX),
+            "max_tokens": (1, INT32_MAX),
+        }
         for name, value in values.items():
             low, high = bounds[name]
             if not low <= value <= high:
-                raise field_error(f"sampling.{name}", f"expected {low:g} to {high:g}, got {value:g}.")
+                raise field_error(
+                    f"sampling.{name}", f"expected {low:g} to {high:g}, got {value:g}."
+                )
         convention = self._gateway.config.engine.effective_convention
         sampling = replace(Sampling(convention=convention), **values)
         if episode.split == "train" and (why := sampling.untrainable_reason()):
-            raise field_error("sampling", f"the episode is in the train split, and could not be trained on: {why}.")
+            raise field_error(
+                "sampling",
+                f"the episode is in the train split, and could not be trained on: {why}.",
+            )
 
 
 def _checked_id(id_: str) -> str:
     if EPISODE_ID.fullmatch(id_) is None:
         raise field_error(
-            "id", f"expected 1 to 128 of A-Z a-z 0-9 _ . : -, the first a letter or digit; got {id_[:80]!r}."
+            "id",
+            f"expected 1 to 128 of A-Z a-z 0-9 _ . : -, the first a letter or digit; got {id_[:80]!r}.",
         )
     return id_
 
@@ -200,9 +225,14 @@ def _parse_outcome(id_: str, body: _OutcomeBody, scope: str) -> EpisodeEnd:
     for name, value in body.parts.items():
         if not math.isfinite(value):
             raise field_error(name[:80], "expected a finite number.")
-    for name, value in [("reward", body.reward or 0.0), *((f"steps[{n}]", s.reward) for n, s in enumerate(body.steps))]:
+    for name, value in [
+        ("reward", body.reward or 0.0),
+        *((f"steps[{n}]", s.reward) for n, s in enumerate(body.steps)),
+    ]:
         if not abs(value) <= MAX_REWARD:
-            raise field_error(name, f"expected a number from {-MAX_REWARD:g} to {MAX_REWARD:g}, got {value:g}.")
+            raise field_error(
+                name, f"expected a number from {-MAX_REWARD:g} to {MAX_REWARD:g}, got {value:g}."
+            )
     try:
         return EpisodeEnd(
             id=id_,
@@ -210,13 +240,16 @@ def _parse_outcome(id_: str, body: _OutcomeBody, scope: str) -> EpisodeEnd:
             outcome=body.status,
             reward=body.reward,
             parts=body.parts,
-            steps=tuple(StepReward(reward=s.reward, turn=s.turn, index=s.index) for s in body.steps),
+            steps=tuple(
+                StepReward(reward=s.reward, turn=s.turn, index=s.index) for s in body.steps
+            ),
             reason=None if body.reason is None else body.reason[:MAX_TEXT],
             at=recorded_time(),
         )
     except ValueError:
         raise field_error(
-            "reward", f"expected a finite number with status done, and none with void; got {body.reward}."
+            "reward",
+            f"expected a finite number with status done, and none with void; got {body.reward}.",
         ) from None
 
 
@@ -258,4 +291,8 @@ def _load_turns(store: Store, id_: str) -> list[dict[str, Any]]:
 def _load_group(store: Store, id_: str) -> tuple[EpisodeGroup | None, list[Episode]]:
     with store.read() as conn:
         known = id_.isprintable()
-        return (groups.get_group(conn, id_), episodes.episodes_of_group(conn, id_)) if known else (None, [])
+        return (
+            (groups.get_group(conn, id_), episodes.episodes_of_group(conn, id_))
+            if known
+            else (None, [])
+        )

@@ -33,10 +33,13 @@ class _OpenEpisode:
 class OpenEpisodes:
     """The episodes without an outcome, loaded from the store at the start and kept up to date by the HTTP handlers."""
 
-    def __init__(self, running: Iterable[tuple[Episode, int]] = (), clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, running: Iterable[tuple[Episode, int]] = (), clock: Callable[[], float] = time.time
+    ) -> None:
         self._open = {episode.id: _OpenEpisode(episode, replies) for episode, replies in running}
         self._clock = clock
-        self._prune_at = _MIN_PRUNED  # number of episodes at which the expired ones are removed
+        # Number of episodes at which the expired ones are removed.
+        self._prune_at = _MIN_PRUNED
 
     def __len__(self) -> int:
         return len(self._open)
@@ -45,7 +48,9 @@ class OpenEpisodes:
         """Add an episode that was opened. One that is known keeps its count."""
         if len(self._open) >= self._prune_at:
             now = self._clock()
-            self._open = {id_: found for id_, found in self._open.items() if found.episode.expires_at > now}
+            self._open = {
+                id_: found for id_, found in self._open.items() if found.episode.expires_at > now
+            }
             self._prune_at = max(_MIN_PRUNED, 2 * len(self._open))
         self._open.setdefault(episode.id, _OpenEpisode(episode, 0))
 
@@ -91,7 +96,9 @@ class OpenEpisodes:
         found = self._open.get(id)
         if found is not None and found.episode.expires_at <= self._clock():
             self.remove_episode(id)
-            raise RequestError(f"the episode {id} has ended: {EXPIRED}.", code="episode_ended", status=410)
+            raise RequestError(
+                f"the episode {id} has ended: {EXPIRED}.", code="episode_ended", status=410
+            )
         if found is None:
             raise RequestError(f"the episode {id} has ended.", code="episode_ended", status=410)
         return found
@@ -119,15 +126,23 @@ def apply_episode(ask: ChatRequest, episode: Episode, convention: Convention) ->
 def _ignored_names(ask: ChatRequest, episode: Episode) -> list[str]:
     asked = {"session": ask.session not in (None, episode.id), "user": bool(ask.user)}
     asked |= {"agent": ask.agent not in ("", episode.agent), "session_done": ask.session_done}
-    return [f"{name} (the key is for the episode {episode.id})" for name, is_ignored in asked.items() if is_ignored]
+    return [
+        f"{name} (the key is for the episode {episode.id})"
+        for name, is_ignored in asked.items()
+        if is_ignored
+    ]
 
 
-def _episode_sampling(asked: Sampling, episode: Episode, convention: Convention) -> tuple[Sampling, list[str]]:
+def _episode_sampling(
+    asked: Sampling, episode: Episode, convention: Convention
+) -> tuple[Sampling, list[str]]:
     """Return the sampling of a reply, and a description of each value that is replaced."""
     changes: dict[str, Any] = dict(episode.sampling)
     if episode.split == "train":
         plain = replace(asked, **changes)
-        is_cold = plain.temperature < MIN_TEMPERATURE or (convention == "raw" and plain.temperature != 1)
+        is_cold = plain.temperature < MIN_TEMPERATURE or (
+            convention == "raw" and plain.temperature != 1
+        )
         changes |= {"temperature": 1.0} if is_cold else {}
         changes |= {name: value for name, value in _FREE.items() if getattr(plain, name) != value}
         changes |= {"logit_bias": {}} if plain.logit_bias else {}
@@ -141,4 +156,6 @@ def _episode_sampling(asked: Sampling, episode: Episode, convention: Convention)
 
 
 def _format_value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value or "none")
+    return (
+        f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value or "none")
+    )

@@ -30,7 +30,9 @@ def read_ticket(secret: bytes, key: str, owners: Iterable[str]) -> Ticket | None
     """Return the ticket of a key that was made for one of these owners; None for any other key."""
     episode, _, rest = key.removeprefix(TICKET_PREFIX).rpartition(".")
     episode, _, expiry = episode.rpartition(".")
-    if not (key.startswith(TICKET_PREFIX) and key.isascii() and expiry.isdigit() and len(expiry) < 16):
+    if not (
+        key.startswith(TICKET_PREFIX) and key.isascii() and expiry.isdigit() and len(expiry) < 16
+    ):
         return None
     found = None
     for owner in owners:

@@ -25,7 +25,8 @@ from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.request_body import read_body
 from openclaw_rl.types import Generation, Sampling
 
-IDLE_WAIT, LOAD_WAIT = 2.0, 15.0
+IDLE_WAIT = 2.0
+LOAD_WAIT = 15.0
 """Seconds that a request waits until no other reply runs, and until its version is loaded."""
 _POLL_SECONDS = 0.02
 SIGN_SECONDS = 5.0
@@ -47,7 +48,8 @@ class _ReplyResult(msgspec.Struct):
     finish: str
 
 
-_body_decoder, _result_encoder = msgspec.json.Decoder(_ReplyBody), msgspec.json.Encoder()
+_body_decoder = msgspec.json.Decoder(_ReplyBody)
+_result_encoder = msgspec.json.Encoder()
 
 
 class GateReplyHandler:
@@ -56,13 +58,16 @@ class GateReplyHandler:
     def __init__(self, gateway: Gateway, key: str) -> None:
         self._gateway = gateway
         self._key = key.encode()
-        self._runs_beside = False  # whether a reply runs beside people's replies
+        # Whether a reply runs beside people's replies.
+        self._runs_beside = False
 
     async def post_reply(self, request: web.Request) -> web.StreamResponse:
         """Return the reply to a prompt. Raises `RequestError`, and `ReplyFailed` (503) if other replies run."""
         sent = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(sent, b"Bearer " + self._key):
-            raise RequestError("this path is for the trainer of this home.", code="invalid_api_key", status=401)
+            raise RequestError(
+                "this path is for the trainer of this home.", code="invalid_api_key", status=401
+            )
         body = decode_json(_body_decoder, await read_body(request, self._gateway.config.serve))
         if not body.beside:
             await self._wait_idle(asyncio.get_running_loop().time() + IDLE_WAIT)
@@ -99,12 +104,16 @@ class GateReplyHandler:
         versions = self._gateway.versions
         version = await versions.acquire_version(body.version, for_gate=True)
         try:
-            await versions.wait_loaded(version, asyncio.get_running_loop().time() + LOAD_WAIT, pinned=True)
+            await versions.wait_loaded(
+                version, asyncio.get_running_loop().time() + LOAD_WAIT, pinned=True
+            )
             if self._must_yield(body):
                 raise _busy()
             return _result_encoder.encode(await self._generate(body))
         except EngineError as error:
-            raise ReplyFailed(f"the engine refused: {error}", status=503, code="engine_error") from error
+            raise ReplyFailed(
+                f"the engine refused: {error}", status=503, code="engine_error"
+            ) from error
         finally:
             versions.release(version)
 
@@ -153,4 +162,6 @@ def _result_or_error(path: str, reply: asyncio.Task[bytes]) -> bytes:
 
 
 def _busy() -> ReplyFailed:
-    return ReplyFailed("replies to people are running; those for the gate wait.", status=503, code="busy")
+    return ReplyFailed(
+        "replies to people are running; those for the gate wait.", status=503, code="busy"
+    )

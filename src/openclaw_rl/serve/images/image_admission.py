@@ -27,12 +27,16 @@ MAX_IMAGES = 64
 """Images of one request, the earlier ones of its conversation included."""
 MAX_IMAGE_BYTES = 20 * 2**20
 MAX_IMAGE_PIXELS = 7680 * 4320
-MAX_REQUEST_PIXELS = 4 * MAX_IMAGE_PIXELS  # of all images of a request: 64 of 1920 x 1080
-MAX_IMAGE_SIDE = 16384  # pixels
+# Of all images of a request: 64 of 1920 x 1080.
+MAX_REQUEST_PIXELS = 4 * MAX_IMAGE_PIXELS
+# Pixels.
+MAX_IMAGE_SIDE = 16384
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,", re.ASCII | re.IGNORECASE)
-_SHOWN_CHARS = 60  # of a URL in an error message
+# Of a URL in an error message.
+_SHOWN_CHARS = 60
 _STORED_IMAGE = (
-    "the stored conversation has an image, and images are stored as digests only. Send the whole conversation instead."
+    "the stored conversation has an image, and images are stored as digests only. Send the "
+    "whole conversation instead."
 )
 
 
@@ -46,10 +50,16 @@ def admit_images(ask: ChatRequest, refusal: str | None) -> ChatRequest:
     if not found:
         return ask
     reader = _ImageReader(ask.prompt_field)
-    messages, raw = list(ask.messages), list(ask.raw)
+    messages = list(ask.messages)
+    raw = list(ask.raw)
     for n in found:
-        messages[n] = _replace_images(messages[n], ask.prompt_field, refusal) if refusal else reader.read(messages[n])
-        if raw:  # the key of caches: the same bytes may be read in another way once the engine has changed
+        messages[n] = (
+            _replace_images(messages[n], ask.prompt_field, refusal)
+            if refusal
+            else reader.read(messages[n])
+        )
+        # The key of caches: the same bytes may be read in another way once the engine has changed.
+        if raw:
             raw[n] = to_json(messages[n])
     ignored = (*ask.ignored_fields, UNSEEN_IMAGES) if refusal else ask.ignored_fields
     return replace(ask, messages=messages, raw=raw, images=reader.urls, ignored_fields=ignored)
@@ -72,24 +82,34 @@ def _replace_images(message: Message, field: str, refusal: str) -> Message:
     if message.get("role") not in TOOL_ROLES:
         raise field_error(field, refusal, code="image_not_supported")
     text = {"type": "text", "text": image_placeholder(IMAGE_TYPE)}
-    return {**message, "content": [text if _is_image(part) else part for part in _image_parts(message)]}
+    return {
+        **message,
+        "content": [text if _is_image(part) else part for part in _image_parts(message)],
+    }
 
 
 class _ImageReader:
     """Reads the images of one request. `urls`: digest -> data URL."""
 
     def __init__(self, field: str) -> None:
-        self._field, self._count, self._pixels = field, 0, 0
+        self._field = field
+        self._count = 0
+        self._pixels = 0
         self.urls: dict[str, str] = {}
 
     def read(self, message: Message) -> Message:
-        return {**message, "content": [self._read_part(p) if _is_image(p) else p for p in _image_parts(message)]}
+        return {
+            **message,
+            "content": [self._read_part(p) if _is_image(p) else p for p in _image_parts(message)],
+        }
 
     def _read_part(self, part: Mapping[str, Any]) -> dict[str, Any]:
         stop_if_cancelled()
         self._count += 1
         if self._count > MAX_IMAGES:
-            raise self._error(f"expected at most {MAX_IMAGES} images in a request. Leave out the oldest")
+            raise self._error(
+                f"expected at most {MAX_IMAGES} images in a request. Leave out the oldest"
+            )
         if "sha256" in part:
             raise field_error(self._field, _STORED_IMAGE)
         url = part.get("url")
@@ -97,7 +117,9 @@ class _ImageReader:
             raise self._error(_url_problem(url))
         encoded = url[head.end() :]
         if len(encoded) // 4 * 3 > MAX_IMAGE_BYTES + 2:
-            raise self._error(f"it has {len(encoded) // 4 * 3} bytes; expected at most {MAX_IMAGE_BYTES}")
+            raise self._error(
+                f"it has {len(encoded) // 4 * 3} bytes; expected at most {MAX_IMAGE_BYTES}"
+            )
         data = self._decode(encoded)
         header = read_header(data)
         if header is None:
@@ -114,7 +136,11 @@ class _ImageReader:
             raise self._error(f"its data URL is no valid base64 ({error})") from None
 
     def _check_size(self, width: int, height: int) -> None:
-        if min(width, height) < 1 or max(width, height) > MAX_IMAGE_SIDE or width * height > MAX_IMAGE_PIXELS:
+        if (
+            min(width, height) < 1
+            or max(width, height) > MAX_IMAGE_SIDE
+            or width * height > MAX_IMAGE_PIXELS
+        ):
             raise self._error(
                 f"it has {width} x {height} pixels; expected 1 to {MAX_IMAGE_SIDE} on a side, and at most "
                 f"{MAX_IMAGE_PIXELS} in all. Scale it down"
@@ -139,15 +165,23 @@ def _url_problem(url: Any) -> str:
     )
 
 
-def text_only_reason(model: str, *, folder_problem: str | None, engine: str, reads_images: bool) -> str | None:
+def text_only_reason(
+    model: str, *, folder_problem: str | None, engine: str, reads_images: bool
+) -> str | None:
     """Return why images cannot be sent to the model, and what to do instead; None if they can.
 
     `folder_problem`: `ModelFiles.image_problem`. `engine`: its backend.
     """
     if folder_problem is None and reads_images:
         return None
-    why = f"reads text only ({folder_problem})" if folder_problem else f"is served by {engine}, which takes no images"
-    advice = "a model that reads images" if folder_problem else "the model with vLLM (engine.backend)"
+    why = (
+        f"reads text only ({folder_problem})"
+        if folder_problem
+        else f"is served by {engine}, which takes no images"
+    )
+    advice = (
+        "a model that reads images" if folder_problem else "the model with vLLM (engine.backend)"
+    )
     return (
         f"got an image, but the model {model!r} {why}: send text instead, such as the accessibility tree of a page, or "
         f"serve {advice}."

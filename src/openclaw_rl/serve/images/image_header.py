@@ -6,11 +6,15 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # segments that state the size
-_MAX_SEGMENTS = 4096  # parts of a file before its pixels
+# Segments that state the size.
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# Parts of a file before its pixels.
+_MAX_SEGMENTS = 4096
 _JPEG_SCAN = 0xDA
-_GIF_FRAME, _GIF_EXTENSION = 0x2C, 0x21
-_JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
+_GIF_FRAME = 0x2C
+_GIF_EXTENSION = 0x21
+# Markers without a length.
+_JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 class ImageHeader(NamedTuple):
@@ -54,7 +58,9 @@ def _read_gif(data: bytes) -> ImageHeader | None:
     for _ in range(_MAX_SEGMENTS):
         if data[at] == _GIF_FRAME:
             left, top, own_width, own_height = struct.unpack_from("<HHHH", data, at + 1)
-            return ImageHeader("image/gif", max(width, left + own_width), max(height, top + own_height))
+            return ImageHeader(
+                "image/gif", max(width, left + own_width), max(height, top + own_height)
+            )
         if data[at] != _GIF_EXTENSION:
             return None
         at = _skip_gif_blocks(data, at + 2)
@@ -87,10 +93,12 @@ def _read_webp(data: bytes) -> ImageHeader | None:
 
 def _read_jpeg(data: bytes) -> ImageHeader | None:
     """Read the size; None if it is stated again before the pixels, of which decoders take the last."""
-    at, found = 2, None
+    at = 2
+    found = None
     for _ in range(_MAX_SEGMENTS):
         marker = data[at + 1] if data[at] == 0xFF else 0
-        if marker == 0xFF:  # a fill byte
+        # A fill byte.
+        if marker == 0xFF:
             at += 1
         elif marker in _JPEG_BARE:
             at += 2

@@ -22,7 +22,8 @@ class ImageRenderer:
     """Renders conversations with images by the engine."""
 
     def __init__(self, engine: ImageEngine, renderer: Renderer) -> None:
-        self._engine, self._renderer = engine, renderer
+        self._engine = engine
+        self._renderer = renderer
 
     async def render_prompt(
         self, ask: ChatRequest, features: Sequence[MessageFeatures], tools: ToolFeatures
@@ -32,25 +33,41 @@ class ImageRenderer:
         Raises `RequestError` if the engine refuses the conversation, `ReplyFailed` if it does not answer.
         """
         if ask.prefix is not None:
-            raise field_error(ask.prompt_field, "a reply cannot continue a message of the client beside an image.")
+            raise field_error(
+                ask.prompt_field, "a reply cannot continue a message of the client beside an image."
+            )
         contents = [f.template_message.get("content") for f in features]
         joined = [_join_texts(content) for content in contents if isinstance(content, list)]
-        said = [f.template_message for f in features], tools.template_tools, ask.template_variables, joined
+        said = (
+            [f.template_message for f in features],
+            tools.template_tools,
+            ask.template_variables,
+            joined,
+        )
         if self._renderer.has_literal_token(said):
             raise field_error(ask.prompt_field, _CONTROL_TOKEN)
         self._renderer.template.check_variables(ask.template_variables)
         conversation = ImagePrompt(
-            messages=ask.messages, tools=ask.tools, variables=ask.template_variables, images=ask.images
+            messages=ask.messages,
+            tools=ask.tools,
+            variables=ask.template_variables,
+            images=ask.images,
         )
         try:
             ids = await self._engine.render_images(conversation)
         except EngineGone as error:
-            raise ReplyFailed(f"{error}. Repeat the request", status=503, code="engine_gone") from error
+            raise ReplyFailed(
+                f"{error}. Repeat the request", status=503, code="engine_gone"
+            ) from error
         except EngineError as error:
             if not error.blames_request:
                 raise ReplyFailed(str(error), status=500, code="engine_error") from error
-            raise field_error(ask.prompt_field, f"the engine refuses this conversation with images: {error}") from error
-        return RenderedPrompt(prompt_ids=ids, thinking=self._renderer.opens_thinking(ids)), conversation
+            raise field_error(
+                ask.prompt_field, f"the engine refuses this conversation with images: {error}"
+            ) from error
+        return RenderedPrompt(
+            prompt_ids=ids, thinking=self._renderer.opens_thinking(ids)
+        ), conversation
 
 
 def _join_texts(parts: Sequence[Any]) -> str:

@@ -128,7 +128,9 @@ class LessonExaminer:
         with self._store.read() as conn:
             return lessons.choose(conn, self._identity, self._store.secret)
 
-    async def _examine(self, texts: Sequence[str], policy: str | None, *, is_stopped: Callable[[], bool]) -> bool:
+    async def _examine(
+        self, texts: Sequence[str], policy: str | None, *, is_stopped: Callable[[], bool]
+    ) -> bool:
         """Examine texts under the base, and under the version that answers for a policy. False if it was stopped."""
         base_result = await self._compare(BASE_VERSION, texts, is_stopped)
         if base_result is None:
@@ -166,7 +168,11 @@ class LessonExaminer:
             answers = await self._asker.ask(version, part, texts, is_stopped)
             if answers is None:
                 return None
-            wrong = [probe for probe, answer in zip(part, answers, strict=True) if not probe.is_correct(answer)]
+            wrong = [
+                probe
+                for probe, answer in zip(part, answers, strict=True)
+                if not probe.is_correct(answer)
+            ]
             right_without = await self._right_without(version, wrong, is_stopped)
             if right_without is None:
                 return None
@@ -177,14 +183,20 @@ class LessonExaminer:
             if lost > allowed:
                 break
         return ExaminationResult(
-            asked=asked, right_with=right, right_without=right + lost, is_sound=lost <= allowed, at=self._clock()
+            asked=asked,
+            right_with=right,
+            right_without=right + lost,
+            is_sound=lost <= allowed,
+            at=self._clock(),
         )
 
     def _parts(self, probes: Sequence[Probe]) -> Iterator[Sequence[Probe]]:
         size = self._asker.at_once
         return (probes[start : start + size] for start in range(0, len(probes), size))
 
-    async def _right_without(self, version: int, probes: Sequence[Probe], is_stopped: Callable[[], bool]) -> int | None:
+    async def _right_without(
+        self, version: int, probes: Sequence[Probe], is_stopped: Callable[[], bool]
+    ) -> int | None:
         """Return how many of the questions a version answers right without lessons; None if it was stopped."""
         if version == BASE_VERSION or not probes:
             return len(probes)
@@ -203,7 +215,9 @@ class LessonExaminer:
                     sampled = await self._asker.ask(BASE_VERSION, part, (), is_stopped)
                     if sampled is None:
                         return None
-                    answers |= {probe.question: answer for probe, answer in zip(part, sampled, strict=True)}
+                    answers |= {
+                        probe.question: answer for probe, answer in zip(part, sampled, strict=True)
+                    }
                     record_progress()
                 await asyncio.to_thread(self._record_base_answers, answers)
             self._references = reference_probes(self._probes, answers)
@@ -248,7 +262,11 @@ class LessonExaminer:
                 break
         capacity = max(1, len(carried))
         await asyncio.to_thread(self._record_capacity, capacity)
-        log.info("a prompt carries at most %d lessons (measured in %.0f s)", capacity, time.monotonic() - began)
+        log.info(
+            "a prompt carries at most %d lessons (measured in %.0f s)",
+            capacity,
+            time.monotonic() - began,
+        )
         return True
 
     # In threads.
@@ -270,7 +288,9 @@ class LessonExaminer:
                 if lesson is None or withdrawal is None:
                     continue
                 if withdrawals.withdraw(conn, lesson.id, lesson.text, withdrawal):
-                    log.warning('lesson %s left the prompts: "%s" costs correctness', lesson.id, lesson.text)
+                    log.warning(
+                        'lesson %s left the prompts: "%s" costs correctness', lesson.id, lesson.text
+                    )
             for place in choice.chosen:
                 lesson = lessons.texts[place].lesson
                 if lesson is not None and lesson.state is LessonState.WITHDRAWN:

@@ -15,7 +15,13 @@ from typing import Literal
 from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import message_text
-from openclaw_rl.common.rules.lesson_topics import HintTopics, Wishes, is_contradicted, is_opposed, normalise_lesson
+from openclaw_rl.common.rules.lesson_topics import (
+    HintTopics,
+    Wishes,
+    is_contradicted,
+    is_opposed,
+    normalise_lesson,
+)
 from openclaw_rl.render.hint import hinted_index
 from openclaw_rl.serve.chat_request import ChatRequest
 from openclaw_rl.serve.lessons.lesson_set import ExaminedText, LessonSetOfPrompt, is_due_again
@@ -65,20 +71,28 @@ class _PromptCandidates:
     @property
     def newest_at(self) -> float:
         """Time of the newest evidence for a lesson, at which all are weighed."""
-        return max((lesson.reinforced_at for lesson in (*self.fitting, *self.withdrawn)), default=0.0)
+        return max(
+            (lesson.reinforced_at for lesson in (*self.fitting, *self.withdrawn)), default=0.0
+        )
 
     def examined_texts(self) -> list[ExaminedText]:
         """Return the texts that are examined together, in the order of the prompt."""
         newest_at = self.newest_at
         examined = [
-            lesson for lesson in self.fitting if lesson.is_examined and lesson.state is not LessonState.WITHDRAWN
+            lesson
+            for lesson in self.fitting
+            if lesson.is_examined and lesson.state is not LessonState.WITHDRAWN
         ]
         texts = [ExaminedText.of_lesson(lesson, newest_at) for lesson in examined]
         return texts + [ExaminedText(id=id_, text=text) for id_, text in self.wishes.items()]
 
     def set_with_due(self, chosen: Sequence[ExaminedText]) -> LessonSetOfPrompt | None:
         """Return the chosen texts with the withdrawn lessons to examine again; None without any, or without space."""
-        due = [lesson for lesson in self.withdrawn if lesson.is_examined and is_due_again(lesson, self.in_force)]
+        due = [
+            lesson
+            for lesson in self.withdrawn
+            if lesson.is_examined and is_due_again(lesson, self.in_force)
+        ]
         space = self.capacity - len(chosen)
         if not due or space <= 0:
             return None
@@ -87,12 +101,16 @@ class _PromptCandidates:
         in_order = sorted([*chosen, *due_texts], key=_place_in_prompt)
         return LessonSetOfPrompt(policy=self.policy, texts=tuple(in_order))
 
-    def lessons_of_choice(self, texts: Sequence[ExaminedText], chosen: AbstractSet[str]) -> PromptLessons:
+    def lessons_of_choice(
+        self, texts: Sequence[ExaminedText], chosen: AbstractSet[str]
+    ) -> PromptLessons:
         """Return the lessons of the prompt. `texts`: the examined ones; `chosen`: ids of those that may stay."""
         refused = [text for text in texts if text.id not in chosen]
         refused_ids = {text.id for text in refused}
         in_prompt = {
-            lesson.id: lesson.text for lesson in self.fitting if lesson.is_pinned or lesson.id not in refused_ids
+            lesson.id: lesson.text
+            for lesson in self.fitting
+            if lesson.is_pinned or lesson.id not in refused_ids
         }
         in_prompt |= {id_: text for id_, text in self.wishes.items() if id_ in chosen}
         withdrawn = [text.id for text in refused if text.lesson is not None]
@@ -149,13 +167,17 @@ class LessonPicker:
     ) -> tuple[PromptLessons, list[LessonSetOfPrompt]]:
         context = replace(
             context,
-            question=question_hash(messages, self._is_ephemeral, key=self._store.secret, user=context.user),
+            question=question_hash(
+                messages, self._is_ephemeral, key=self._store.secret, user=context.user
+            ),
             asked=asked_text(messages, self._is_ephemeral, self._topics.without_scopes),
         )
         states = (LessonState.ACTIVE, LessonState.LEARNED, LessonState.WITHDRAWN)
         with self._store.read() as conn:
             sessions = sessions_of_history(conn, context, chains)
-            lessons = lessons_for(conn, replace(context, sessions=(*context.sessions, *sessions)), states=states)
+            lessons = lessons_for(
+                conn, replace(context, sessions=(*context.sessions, *sessions)), states=states
+            )
             capacity = lesson_capacity(conn, self._identity)
             served = [lesson for lesson in lessons if self._is_served(lesson)]
             in_force = frozenset(lesson.id for lesson in served)
@@ -163,7 +185,10 @@ class LessonPicker:
             wishes = self._read_wishes(messages)
             new_wishes: dict[str, str] = {}
             if wishes.topics or wishes.hints:
-                topics = {lesson.id: self._topics.topic_of(lesson.text, lesson.topic) for lesson in lessons}
+                topics = {
+                    lesson.id: self._topics.topic_of(lesson.text, lesson.topic)
+                    for lesson in lessons
+                }
                 served = [
                     lesson
                     for lesson in served
@@ -173,7 +198,9 @@ class LessonPicker:
                 new_wishes = _new_wishes(wishes, known)
             fitting = fitting_lessons(served, capacity=capacity)
             if self._examine is None:
-                return PromptLessons(texts={lesson.id: lesson.text for lesson in fitting} | new_wishes), []
+                return PromptLessons(
+                    texts={lesson.id: lesson.text for lesson in fitting} | new_wishes
+                ), []
             candidates = _PromptCandidates(
                 policy=context.policy,
                 fitting=fitting,
@@ -205,7 +232,9 @@ class LessonPicker:
         newest = hinted_index(messages, self._is_ephemeral)
         if newest is None:
             return Wishes()
-        replies = (message for message in reversed(messages[:newest]) if message.get("role") == "assistant")
+        replies = (
+            message for message in reversed(messages[:newest]) if message.get("role") == "assistant"
+        )
         reply = next(replies, None)
         reply_text = None if reply is None else message_text(reply)
         return self._topics.read_wishes(messages[newest], reply_text)
@@ -225,7 +254,9 @@ class LessonLookup:
         self._scope = scope
         self.found = NO_LESSONS
 
-    async def find_lessons(self, origin: tuple[str, str] | None, chains: ChainReader) -> Mapping[str, str]:
+    async def find_lessons(
+        self, origin: tuple[str, str] | None, chains: ChainReader
+    ) -> Mapping[str, str]:
         """Return id -> text of the lessons. `origin`: (session, agent) that the first user message states.
 
         `chains`: as for `LessonPicker.pick_lessons`.

@@ -26,7 +26,13 @@ class ProbeAsker:
     """Asks questions greedily, a few at once."""
 
     def __init__(
-        self, engine: Engine, versions: VersionManager, renderer: Renderer, *, convention: Convention, at_once: int
+        self,
+        engine: Engine,
+        versions: VersionManager,
+        renderer: Renderer,
+        *,
+        convention: Convention,
+        at_once: int,
     ) -> None:
         """`at_once`: questions in one call of `ask`."""
         self._engine = engine
@@ -35,10 +41,16 @@ class ProbeAsker:
         self._convention: Convention = convention
         self.at_once = at_once
         # Reasoning would take all tokens of an answer.
-        self._variables: dict[str, Any] = {_THINKING: False} if _THINKING in renderer.template.names else {}
+        self._variables: dict[str, Any] = (
+            {_THINKING: False} if _THINKING in renderer.template.names else {}
+        )
 
     async def ask(
-        self, version: int, probes: Sequence[Probe], texts: Sequence[str], is_stopped: Callable[[], bool]
+        self,
+        version: int,
+        probes: Sequence[Probe],
+        texts: Sequence[str],
+        is_stopped: Callable[[], bool],
     ) -> list[str] | None:
         """Return the answers in order; None if `is_stopped` became true meanwhile.
 
@@ -49,19 +61,25 @@ class ProbeAsker:
         acquired = await self._versions.acquire_version(version, for_gate=True)
         try:
             await self._versions.wait_loaded(acquired, loop.time() + LOAD_WAIT, pinned=True)
-            return await _run_all([self._answer(version, probe, texts, is_stopped) for probe in probes])
+            return await _run_all(
+                [self._answer(version, probe, texts, is_stopped) for probe in probes]
+            )
         except _Stopped:
             return None
         finally:
             self._versions.release(acquired)
 
-    async def _answer(self, version: int, probe: Probe, texts: Sequence[str], is_stopped: Callable[[], bool]) -> str:
+    async def _answer(
+        self, version: int, probe: Probe, texts: Sequence[str], is_stopped: Callable[[], bool]
+    ) -> str:
         """Return the answer to one question, up to the token after it is right."""
         generation = Generation(
             id=f"lesson-{secrets.token_hex(8)}",
             version=version,
             prompt_ids=self._render(probe, texts),
-            sampling=Sampling(temperature=0.0, max_tokens=ANSWER_TOKENS, seed=0, convention=self._convention),
+            sampling=Sampling(
+                temperature=0.0, max_tokens=ANSWER_TOKENS, seed=0, convention=self._convention
+            ),
             stop_token_ids=self._renderer.stop_token_ids,
         )
         ids: list[int] = []
@@ -83,7 +101,9 @@ class ProbeAsker:
     def _render(self, probe: Probe, texts: Sequence[str]) -> Ids:
         messages: list[Message] = [{"role": "user", "content": probe.question}]
         if texts:
-            messages = with_hint(messages, lessons_hint(texts), lambda message: False, self._renderer.hint_format)
+            messages = with_hint(
+                messages, lessons_hint(texts), lambda message: False, self._renderer.hint_format
+            )
         return self._renderer.render(messages, variables=self._variables).prompt_ids
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-MIN_STAY = 1.0  # seconds that a version waits, and that another one has had its place, before that one must leave
+# Seconds that a version waits, and that another one has had its place, before that one must leave.
+MIN_STAY = 1.0
 
 
 def plan_versions(
@@ -31,7 +32,11 @@ def plan_versions(
     keep = [v for v in loaded if v == serving or (held[v] > 0 and v not in drained)]
     wanted = [head, *(v for v in held if held[v] > 0)]
     for other_serving, other_head in others:
-        wanted += [other_head] if other_head in loaded or other_serving not in loaded else [other_serving, other_head]
+        wanted += (
+            [other_head]
+            if other_head in loaded or other_serving not in loaded
+            else [other_serving, other_head]
+        )
     wanted += reversed(idle)
     for version in wanted:
         if version not in keep and len(keep) < cap:
@@ -48,8 +53,10 @@ class PlaceQueue:
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()  # waiting requests by version
-        self._since: dict[int, float] = {}  # when the first of them began to wait
+        # Waiting requests by version.
+        self._counts: Counter[int] = Counter()
+        # When the first of them began to wait.
+        self._since: dict[int, float] = {}
         self._loaded_at: dict[int, float] = {}
         self.leaving: frozenset[int] = frozenset()
         """Loaded versions that take no new requests."""
@@ -73,21 +80,35 @@ class PlaceQueue:
     def in_order(self, held: Counter[int]) -> Counter[int]:
         """Return the versions in use, those that have waited for longest first."""
         last = max(self._since.values(), default=0.0)
-        return Counter({version: held[version] for version in sorted(held, key=lambda v: self._since.get(v, last))})
+        return Counter(
+            {
+                version: held[version]
+                for version in sorted(held, key=lambda v: self._since.get(v, last))
+            }
+        )
 
     def drained(self, in_use: Counter[int]) -> frozenset[int]:
         """Return the versions whose requests all wait, so that no reply runs on them."""
-        return frozenset(version for version, count in self._counts.items() if count >= in_use[version])
+        return frozenset(
+            version for version, count in self._counts.items() if count >= in_use[version]
+        )
 
     def choose_leaving(
-        self, in_use: Counter[int], *, loaded: Collection[int], keep: Collection[int], cap: int, now: float
+        self,
+        in_use: Counter[int],
+        *,
+        loaded: Collection[int],
+        keep: Collection[int],
+        cap: int,
+        now: float,
     ) -> bool:
         """Choose again which versions leave. Returns whether one of them takes requests again.
 
         `keep`: versions that never leave.
         """
         self._loaded_at = {version: self._loaded_at.get(version, now) for version in loaded}
-        drained, before = self.drained(in_use), self.leaving
+        drained = self.drained(in_use)
+        before = self.leaving
         occupied = {v for v in loaded if v in keep or (in_use[v] > 0 and v not in drained)}
         waiting = [v for v, since in self._since.items() if in_use[v] > 0 and v not in occupied]
         needed = sum(now - self._since[v] >= MIN_STAY for v in waiting) + len(occupied) - cap

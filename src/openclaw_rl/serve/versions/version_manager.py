@@ -8,7 +8,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
 from openclaw_rl.common.logging_metrics import GatewayMetrics
-from openclaw_rl.errors import EngineError, EngineFull, EngineGone, ModelError, RequestError, StoreError
+from openclaw_rl.errors import (
+    EngineError,
+    EngineFull,
+    EngineGone,
+    ModelError,
+    RequestError,
+    StoreError,
+)
 from openclaw_rl.protocols import Engine
 from openclaw_rl.serve.chat_request import ReplyFailed
 from openclaw_rl.serve.gate.canary import is_chosen
@@ -22,9 +29,12 @@ from openclaw_rl.types import Policy, PolicyState
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.1  # seconds between reads of the head
-_LOAD_RETRY_SECONDS = 0.25  # seconds until a failed load is retried
-_REFUSED_RETRY_SECONDS = 5.0  # seconds until a version that the engine refused is retried
+# Seconds between reads of the head.
+POLL_SECONDS = 0.1
+# Seconds until a failed load is retried.
+_LOAD_RETRY_SECONDS = 0.25
+# Seconds until a version that the engine refused is retried.
+_REFUSED_RETRY_SECONDS = 5.0
 _SERVABLE_STATES = frozenset({PolicyState.LIVE, PolicyState.ROLLED_BACK})
 
 
@@ -43,27 +53,41 @@ class VersionManager:
     """Keeps the engine's versions up to date. A new request gets the newest loaded head; a reply keeps its version."""
 
     def __init__(self, store: Store, engine: Engine, *, cap: int, metrics: GatewayMetrics) -> None:
-        self._store, self._engine, self._max_loaded, self._metrics = store, engine, cap, metrics
+        self._store = store
+        self._engine = engine
+        self._max_loaded = cap
+        self._metrics = metrics
         self._policies: dict[int, Policy] = {}
         self._loaded: frozenset[int] = frozenset()
-        self._in_use: Counter[int] = Counter()  # number of replies that run on a version or wait for it
-        self._idle: OrderedDict[int, None] = OrderedDict()  # loaded but unused; most recently used last
+        # Number of replies that run on a version or wait for it.
+        self._in_use: Counter[int] = Counter()
+        # Loaded but unused; most recently used last.
+        self._idle: OrderedDict[int, None] = OrderedDict()
         self._places = PlaceQueue()
-        self._refusals: dict[int, tuple[str, float]] = {}  # versions the engine refused: (reason, loop time of a retry)
-        self._candidates: set[int] = set()  # versions that were candidates when they were last read
-        self._out_of_sync = True  # whether the engine's loaded versions may differ from `_loaded`
+        # Versions the engine refused: (reason, loop time of a retry).
+        self._refusals: dict[int, tuple[str, float]] = {}
+        # Versions that were candidates when they were last read.
+        self._candidates: set[int] = set()
+        # Whether the engine's loaded versions may differ from `_loaded`.
+        self._out_of_sync = True
         self._wake_event = asyncio.Event()
         self._changed_event = asyncio.Event()
         self.on_loaded: Callable[[], Awaitable[None]] | None = None
         self.head = 0
         self.serving = 0
-        self._heads: dict[str, int] = {}  # of all policies, by name
-        self._recent: OrderedDict[str, int] = OrderedDict()  # policies of one's own -> serving version; last used last
-        self._canaries: dict[str, CanaryMark] = {}  # by policy
-        self._recorded: int | None = None  # the serving version that the store knows
-        self._sound: set[int] = set()  # versions whose files match their digests and that the engine has not loaded yet
+        # Of all policies, by name.
+        self._heads: dict[str, int] = {}
+        # Policies of one's own -> serving version; last used last.
+        self._recent: OrderedDict[str, int] = OrderedDict()
+        # By policy.
+        self._canaries: dict[str, CanaryMark] = {}
+        # The serving version that the store knows.
+        self._recorded: int | None = None
+        # Versions whose files match their digests and that the engine has not loaded yet.
+        self._sound: set[int] = set()
         self.problem: str | None = "the engine has not answered yet"
-        self._has_connected = False  # whether the engine has answered once; until then it is starting
+        # Whether the engine has answered once; until then it is starting.
+        self._has_connected = False
 
     # Called by requests.
 
@@ -75,7 +99,11 @@ class VersionManager:
         """
         version = self.serving if policy == DEFAULT_NAME else self._choose_version(policy)
         canary = self._canaries.get(policy)
-        if canary is not None and canary.version in self._loaded and is_chosen(canary, conversation):
+        if (
+            canary is not None
+            and canary.version in self._loaded
+            and is_chosen(canary, conversation)
+        ):
             version = canary.version
         self._in_use[version] += 1
         if version not in self._loaded:
@@ -84,7 +112,8 @@ class VersionManager:
 
     def _choose_version(self, policy: str) -> int:
         """Return the newest loaded version of a policy of one's own, else its head."""
-        if not self._heads:  # the store was never read: the head will be loaded first
+        # The store was never read: the head will be loaded first.
+        if not self._heads:
             return self.serving
         head = head_version(self._heads, policy)
         serving = self._recent.get(policy, head)
@@ -143,7 +172,11 @@ class VersionManager:
             if version in self._refusals:
                 if pinned:
                     why = self._refusals[version][0]
-                    raise ReplyFailed(f"version {version} cannot be loaded: {why}", status=503, code="version_broken")
+                    raise ReplyFailed(
+                        f"version {version} cannot be loaded: {why}",
+                        status=503,
+                        code="version_broken",
+                    )
                 ancestor = await self._loadable_version(version)
                 if ancestor not in self._refusals:
                     self.release(version)
@@ -177,7 +210,9 @@ class VersionManager:
 
     def mark_lost(self, why: str = "the engine was restarted") -> None:
         """Record that the engine is gone or was restarted, so that all versions are loaded again."""
-        self._loaded, self._out_of_sync, self.problem = frozenset(), True, why
+        self._loaded = frozenset()
+        self._out_of_sync = True
+        self.problem = why
         self._metrics.engine_up.set(0)
         self._wake_event.set()
 
@@ -197,11 +232,14 @@ class VersionManager:
                 pause = POLL_SECONDS if await self._load_planned() else _LOAD_RETRY_SECONDS
                 if self.serving != self._recorded:
                     await asyncio.to_thread(self._record_serving)
-            except StoreError as error:  # loaded versions continue to answer
+            except StoreError as error:
+                # Loaded versions continue to answer.
                 log.error("the head cannot be read: %s", error)
-                self.problem, pause = str(error), _LOAD_RETRY_SECONDS
+                self.problem = str(error)
+                pause = _LOAD_RETRY_SECONDS
             try:
-                async with asyncio.timeout(pause):  # `wait_for` loses a cancellation that comes with the event
+                # `wait_for` loses a cancellation that comes with the event.
+                async with asyncio.timeout(pause):
                     await self._wake_event.wait()
             except TimeoutError:
                 continue
@@ -222,7 +260,9 @@ class VersionManager:
         if self._policies and not self._store.has_changed():
             return False
         with self._store.read() as conn:
-            found, self._heads, states = policies.head(conn), read_heads(conn), policies.count_by_state(conn)
+            found = policies.head(conn)
+            self._heads = read_heads(conn)
+            states = policies.count_by_state(conn)
             self._canaries = policy_marks.all_canaries(conn)
             self._candidates.update(canary.version for canary in self._canaries.values())
             self._forget_decided(policies.get_many(conn, self._candidates))
@@ -255,10 +295,16 @@ class VersionManager:
             (serving, await self._loadable_version(head_version(self._heads, name)))
             for name, serving in reversed(list(self._recent.items()))
         ]
-        canaries = [canary.version for canary in self._canaries.values() if canary.version not in self._refusals]
+        canaries = [
+            canary.version
+            for canary in self._canaries.values()
+            if canary.version not in self._refusals
+        ]
         held = Counter({v: n for v, n in self._in_use.items() if v not in self._refusals})
         keep = {self.serving, target}
-        if self._places.choose_leaving(held, loaded=self._loaded, keep=keep, cap=self._max_loaded, now=now):
+        if self._places.choose_leaving(
+            held, loaded=self._loaded, keep=keep, cap=self._max_loaded, now=now
+        ):
             self._notify_waiters()
         wanted = plan_versions(
             loaded=self._loaded,
@@ -274,7 +320,8 @@ class VersionManager:
             if self.serving != target and target in self._loaded:
                 self._switch_serving(wanted, target)
             return True
-        self._loaded &= frozenset(wanted)  # versions to be unloaded take no new requests
+        # Versions to be unloaded take no new requests.
+        self._loaded &= frozenset(wanted)
         self._out_of_sync = False
         try:
             loaded = await self._load_versions(wanted)
@@ -332,25 +379,34 @@ class VersionManager:
     def _examine_files(self, version: int, *, trusts_known: bool = True) -> str | None:
         """Return why the files of a version cannot be served, or None. `trusts_known`: see `policies.examine_files`."""
         try:
-            return policies.examine_files(self._store, version, for_engine=True, trusts_known=trusts_known)
+            return policies.examine_files(
+                self._store, version, for_engine=True, trusts_known=trusts_known
+            )
         except ModelError as error:
             return str(error)
 
     def _record_refusal(self, version: int, error: EngineError) -> None:
-        if isinstance(error, EngineFull):  # it has a place when a reply has ended
+        # It has a place when a reply has ended.
+        if isinstance(error, EngineFull):
             log.debug("version %d waits: %s", version, error)
             return
         if version not in self._refusals:
             log.warning("version %d is not loaded: %s", version, error)
         self._sound.discard(version)
-        self._refusals[version] = (str(error), asyncio.get_running_loop().time() + _REFUSED_RETRY_SECONDS)
+        self._refusals[version] = (
+            str(error),
+            asyncio.get_running_loop().time() + _REFUSED_RETRY_SECONDS,
+        )
 
     async def _loadable_version(self, version: int) -> int:
         """Return the version, or its nearest ancestor that was not refused.
 
         A broken adapter must not stop the service.
         """
-        while version in self._refusals and (parent := (await self._find_policy(version)).parent) is not None:
+        while (
+            version in self._refusals
+            and (parent := (await self._find_policy(version)).parent) is not None
+        ):
             version = parent
         return version
 
@@ -364,8 +420,13 @@ class VersionManager:
     def _record_failure(self, error: EngineError) -> None:
         if str(error) != self.problem:
             starting = isinstance(error, EngineGone) and not self._has_connected
-            log.log(logging.DEBUG if starting else logging.WARNING, "versions are not loaded yet: %s", error)
-        self._out_of_sync, self.problem = True, str(error)
+            log.log(
+                logging.DEBUG if starting else logging.WARNING,
+                "versions are not loaded yet: %s",
+                error,
+            )
+        self._out_of_sync = True
+        self.problem = str(error)
         if isinstance(error, EngineGone):
             self._loaded = frozenset()
             self._metrics.engine_up.set(0)
@@ -373,7 +434,8 @@ class VersionManager:
 
     def _switch_serving(self, loaded: Sequence[int], target: int) -> None:
         is_first = not self._has_connected
-        self._loaded, self._has_connected = frozenset(loaded), True
+        self._loaded = frozenset(loaded)
+        self._has_connected = True
         self.problem = self._refusals[self.head][0] if self.head in self._refusals else None
         if target in self._loaded and self.serving != target:
             log.info("version %d answers now; was %d", target, self.serving)

@@ -13,7 +13,10 @@ from sqlalchemy import Connection, exists, select
 from openclaw_rl.store import schema as t
 from openclaw_rl.types import Capture, Kind, TurnState
 
-REGENERATED, EDITED, ABANDONED, COPIED = "regenerated", "edited", "abandoned", "copied"
+REGENERATED = "regenerated"
+EDITED = "edited"
+ABANDONED = "abandoned"
+COPIED = "copied"
 BEHAVIOUR_JUDGE = "behaviour:"
 """The judge's name in a verdict from a signal begins with this; the name of the signal follows."""
 
@@ -25,7 +28,9 @@ def is_signal(judge: str) -> bool:
 
 def observations_of(conn: Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
     """Return the observations of those turns that have any, by turn."""
-    rows = conn.execute(select(t.observations.c.turn, t.observations.c.signal).where(t.observations.c.turn.in_(ids)))
+    rows = conn.execute(
+        select(t.observations.c.turn, t.observations.c.signal).where(t.observations.c.turn.in_(ids))
+    )
     found: dict[str, set[str]] = {}
     for turn, signal in rows:
         found.setdefault(turn, set()).add(signal)
@@ -37,11 +42,16 @@ def abandoned_turns(conn: Connection, before: float, limit: int) -> list[str]:
 
     Turns that are known to be abandoned are left out. Turns with explicit feedback alone are included, to compare both.
     """
-    later, known = t.turns.alias("later"), t.observations.c
+    later = t.turns.alias("later")
+    known = t.observations.c
     query = (
         select(t.turns.c.id)
         .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
-        .where(t.exchanges.c.finished_at < before, t.exchanges.c.origin.is_(None), t.exchanges.c.episode.is_(None))
+        .where(
+            t.exchanges.c.finished_at < before,
+            t.exchanges.c.origin.is_(None),
+            t.exchanges.c.episode.is_(None),
+        )
         .where(t.exchanges.c.capture == Capture.FULL.value, t.turns.c.kind == Kind.MAIN.value)
         .where(~exists().where(known.turn == t.turns.c.id, known.signal == ABANDONED))
         .where(

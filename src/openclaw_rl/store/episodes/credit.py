@@ -8,12 +8,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, select
 
+from openclaw_rl.reasons import TAKEN_BACK_CODES
 from openclaw_rl.store import schema as t
 from openclaw_rl.store import turns
-from openclaw_rl.types import TAKEN_BACK_CODES, EpisodeStep, TurnState
+from openclaw_rl.types import EpisodeStep, TurnState
 
 
-def episode_steps(conn: Connection, ids: Collection[str], untrusted: Collection[str]) -> dict[str, EpisodeStep]:
+def episode_steps(
+    conn: Connection, ids: Collection[str], untrusted: Collection[str]
+) -> dict[str, EpisodeStep]:
     """Return the place of each turn in its episode and group, for those turns that have an episode with a known reward.
 
     The episode must be of a complete group of the train split, and must not have a turn that was taken back: such an
@@ -22,11 +25,15 @@ def episode_steps(conn: Connection, ids: Collection[str], untrusted: Collection[
     """
     query = select(t.exchanges.c.id, t.episodes.c.id.label("episode"), t.episodes.c.group_id)
     own: Sequence[Any] = conn.execute(
-        query.join(t.episodes, t.episodes.c.id == t.exchanges.c.episode).where(t.exchanges.c.id.in_(list(ids)))
+        query.join(t.episodes, t.episodes.c.id == t.exchanges.c.episode).where(
+            t.exchanges.c.id.in_(list(ids))
+        )
     ).all()
     found: dict[str, EpisodeStep] = {}
     for group in dict.fromkeys(row.group_id for row in own):
-        found |= _steps_of_group(conn, group, [row for row in own if row.group_id == group], untrusted)
+        found |= _steps_of_group(
+            conn, group, [row for row in own if row.group_id == group], untrusted
+        )
     return found
 
 
@@ -34,7 +41,9 @@ def _steps_of_group(
     conn: Connection, group: str, own: Sequence[Row[Any]], untrusted: Collection[str]
 ) -> dict[str, EpisodeStep]:
     rewards = _known_rewards(conn, group)
-    steps = conn.execute(select(t.episode_steps).where(t.episode_steps.c.episode.in_(list(rewards)))).all()
+    steps = conn.execute(
+        select(t.episode_steps).where(t.episode_steps.c.episode.in_(list(rewards)))
+    ).all()
     step_rewards = {row.turn: row.reward for row in steps}
     if all(reward is None for reward in step_rewards.values()):
         step_rewards = _scores(conn, list(step_rewards), untrusted)
@@ -63,18 +72,24 @@ def _known_rewards(conn: Connection, group: str) -> dict[str, float]:
     taken_back = (
         select(t.exchanges.c.episode)
         .join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
-        .where(t.exchanges.c.episode == t.episodes.c.id, t.turns.c.cause.in_(sorted(TAKEN_BACK_CODES)))
+        .where(
+            t.exchanges.c.episode == t.episodes.c.id, t.turns.c.cause.in_(sorted(TAKEN_BACK_CODES))
+        )
     )
     query = (
         select(t.episodes.c.id, t.episodes.c.reward)
         .join(t.episode_groups, t.episode_groups.c.id == t.episodes.c.group_id)
-        .where(t.episodes.c.group_id == group, t.episodes.c.reward.is_not(None), ~taken_back.exists())
+        .where(
+            t.episodes.c.group_id == group, t.episodes.c.reward.is_not(None), ~taken_back.exists()
+        )
         .where(t.episode_groups.c.completed_at.is_not(None), t.episode_groups.c.reason.is_(None))
     )
     return {row.id: row.reward for row in conn.execute(query.order_by(t.episodes.c.id))}
 
 
-def _scores(conn: Connection, ids: Sequence[str], untrusted: Collection[str]) -> dict[str, float | None]:
+def _scores(
+    conn: Connection, ids: Sequence[str], untrusted: Collection[str]
+) -> dict[str, float | None]:
     verdicts = turns.current_verdicts(conn, ids)
     return {
         id_: float(verdict.score)
@@ -86,7 +101,9 @@ def _scores(conn: Connection, ids: Sequence[str], untrusted: Collection[str]) ->
 def with_group(query: Select[Any]) -> Select[Any]:
     """Return a query for turns with the group of the turn's episode as `group_id`; turns without an episode go."""
     joined = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
-    return joined.join(t.episodes, t.episodes.c.id == t.exchanges.c.episode).add_columns(t.episodes.c.group_id)
+    return joined.join(t.episodes, t.episodes.c.id == t.exchanges.c.episode).add_columns(
+        t.episodes.c.group_id
+    )
 
 
 def groups_before_judge(conn: Connection) -> set[str]:
@@ -96,6 +113,9 @@ def groups_before_judge(conn: Connection) -> set[str]:
         .distinct()
         .join(t.exchanges, t.exchanges.c.episode == t.episodes.c.id)
         .join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
-        .where(t.equals_literal(t.turns.c.state, TurnState.CLOSED), t.turns.c.signal == turns.EPISODE_SIGNAL)
+        .where(
+            t.equals_literal(t.turns.c.state, TurnState.CLOSED),
+            t.turns.c.signal == turns.EPISODE_SIGNAL,
+        )
     )
     return set(conn.execute(query).scalars())

@@ -42,7 +42,9 @@ def open_episode(conn: Connection, episode: Episode) -> None:
 
 def unknown_episode(id: str) -> RequestError:
     """Return the error for an episode that the API key does not have."""
-    return RequestError(f"there is no episode {id[:80]!r} under this API key.", code="not_found", status=404)
+    return RequestError(
+        f"there is no episode {id[:80]!r} under this API key.", code="not_found", status=404
+    )
 
 
 def _conflict(message: str, code: str = "episode_conflict") -> RequestError:
@@ -69,7 +71,11 @@ def _enter_group(conn: Connection, episode: Episode) -> None:
         return
     if group.scope != episode.scope:
         raise _conflict(f"the group {group.id} is in use by another API key. Choose another id.")
-    differing = [name for name in ("task", "split", "agent", "size") if getattr(group, name) != getattr(wanted, name)]
+    differing = [
+        name
+        for name in ("task", "split", "agent", "size")
+        if getattr(group, name) != getattr(wanted, name)
+    ]
     if differing:
         said = ", ".join(f"{name} {getattr(group, name)!r}" for name in differing)
         raise _conflict(f"the group {group.id} has {said}. All its episodes must have the same.")
@@ -84,7 +90,10 @@ def _enter_group(conn: Connection, episode: Episode) -> None:
 
 
 def _group_fields(episode: Episode) -> dict[str, Any]:
-    return {name: getattr(episode, name) for name in ("scope", "task", "split", "agent", "size", "expires_at")}
+    return {
+        name: getattr(episode, name)
+        for name in ("scope", "task", "split", "agent", "size", "expires_at")
+    }
 
 
 def end_episode(conn: Connection, end: EpisodeEnd) -> None:
@@ -98,7 +107,11 @@ def end_episode(conn: Connection, end: EpisodeEnd) -> None:
         raise unknown_episode(end.id)
     if before.outcome is not None:
         if any(getattr(before, name) != getattr(end, name) for name in _RESULT):
-            had = before.outcome if before.reward is None else f"{before.outcome}, reward {before.reward:g}"
+            had = (
+                before.outcome
+                if before.reward is None
+                else f"{before.outcome}, reward {before.reward:g}"
+            )
             raise _conflict(
                 f"episode {end.id} has ended with another outcome: {had}{f' ({before.reason})' * bool(before.reason)}."
             )
@@ -119,12 +132,20 @@ def end_episode(conn: Connection, end: EpisodeEnd) -> None:
 
 
 def _check_steps(conn: Connection, end: EpisodeEnd) -> None:
-    own = set(conn.execute(select(t.exchanges.c.id).where(t.exchanges.c.episode == end.id)).scalars())
+    own = set(
+        conn.execute(select(t.exchanges.c.id).where(t.exchanges.c.episode == end.id)).scalars()
+    )
     for step in end.steps:
-        if (step.turn is None) == (step.index is None) or (step.index is not None and step.index < 0):
-            raise RequestError("steps: expected either turn or index (from 0) with each reward.", param="steps")
+        if (step.turn is None) == (step.index is None) or (
+            step.index is not None and step.index < 0
+        ):
+            raise RequestError(
+                "steps: expected either turn or index (from 0) with each reward.", param="steps"
+            )
         if step.turn is not None and step.turn not in own:
-            raise RequestError(f"steps: episode {end.id} has no reply {step.turn[:80]!r}.", param="steps")
+            raise RequestError(
+                f"steps: episode {end.id} has no reply {step.turn[:80]!r}.", param="steps"
+            )
 
 
 def void_expired(conn: Connection, now: float, *, limit: int) -> int:
@@ -132,13 +153,17 @@ def void_expired(conn: Connection, now: float, *, limit: int) -> int:
     query = select(t.episodes.c.id, t.episodes.c.scope).where(t.episodes.c.outcome.is_(None))
     found = conn.execute(query.where(t.episodes.c.expires_at <= now).limit(limit)).all()
     for row in found:
-        end_episode(conn, EpisodeEnd(id=row.id, scope=row.scope, outcome="void", reason=EXPIRED, at=now))
+        end_episode(
+            conn, EpisodeEnd(id=row.id, scope=row.scope, outcome="void", reason=EXPIRED, at=now)
+        )
     return len(found)
 
 
 def has_expired(conn: Connection, now: float) -> bool:
     """Return whether an episode without an outcome, or a group that is not complete, has expired."""
-    running = select(t.episodes.c.id).where(t.episodes.c.outcome.is_(None), t.episodes.c.expires_at <= now)
+    running = select(t.episodes.c.id).where(
+        t.episodes.c.outcome.is_(None), t.episodes.c.expires_at <= now
+    )
     group = t.episode_groups.c
     waiting = select(group.id).where(group.completed_at.is_(None), group.expires_at <= now)
     return any(conn.execute(query.limit(1)).first() is not None for query in (running, waiting))
@@ -162,7 +187,9 @@ def running_episodes(conn: Connection) -> list[tuple[Episode, int]]:
     Those that failed, or that were cancelled before their first token, do not count. Damaged episodes are logged and
     left out.
     """
-    x, failed, cancelled = t.exchanges.c, ExchangeStatus.FAILED.value, ExchangeStatus.CANCELLED.value
+    x = t.exchanges.c
+    failed = ExchangeStatus.FAILED.value
+    cancelled = ExchangeStatus.CANCELLED.value
     is_empty = and_(x.status == cancelled, t.replies.c.first_token_at.is_(None))
     replies = (
         select(func.count())
@@ -170,7 +197,9 @@ def running_episodes(conn: Connection) -> list[tuple[Episode, int]]:
         .outerjoin(t.replies, t.replies.c.seq == x.seq)
         .where(x.episode == t.episodes.c.id, x.status != failed, not_(is_empty))
     )
-    query = _select_episode.add_columns(replies.correlate(t.episodes).scalar_subquery().label("replies"))
+    query = _select_episode.add_columns(
+        replies.correlate(t.episodes).scalar_subquery().label("replies")
+    )
     found = []
     for row in conn.execute(query.where(t.episodes.c.outcome.is_(None))):
         try:
@@ -182,7 +211,9 @@ def running_episodes(conn: Connection) -> list[tuple[Episode, int]]:
 
 def _episode_row(episode: Episode) -> dict[str, Any]:
     sampling = to_json(episode.sampling) if episode.sampling else None
-    return to_row(t.episodes, episode, group_id=episode.group, sampling=sampling, parts=None, steps=None)
+    return to_row(
+        t.episodes, episode, group_id=episode.group, sampling=sampling, parts=None, steps=None
+    )
 
 
 def _episode_from_row(row: Row[Any]) -> Episode:

@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, select, update
 
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import schema as t
 from openclaw_rl.store import turns
 from openclaw_rl.store.episodes.records import EpisodeGroup
 from openclaw_rl.store.rows import from_row
-from openclaw_rl.types import Reason, ReasonCode
 
 HELD_OUT = Reason(ReasonCode.HELD_OUT, "its task is held out")
 MIN_KNOWN_REWARDS = 2
@@ -31,7 +31,11 @@ def complete_group(conn: Connection, id: str, now: float) -> bool:
     assert group is not None, f"the group {id} has an episode"
     members = conn.execute(select(t.episodes).where(t.episodes.c.group_id == id)).all()
     is_settled = all(row.settled_at is not None for row in members)
-    if group.completed_at is not None or not is_settled or not (len(members) >= group.size or group.expires_at <= now):
+    if (
+        group.completed_at is not None
+        or not is_settled
+        or not (len(members) >= group.size or group.expires_at <= now)
+    ):
         return False
     known = [row.id for row in members if row.reward is not None]
     reason = None
@@ -43,10 +47,15 @@ def complete_group(conn: Connection, id: str, now: float) -> bool:
     values = {"completed_at": now, "reason": reason.detail if reason else None}
     conn.execute(update(t.episode_groups).where(t.episode_groups.c.id == id).values(values))
     for row in members:
-        void = Reason(ReasonCode.VOID_EPISODE, f"its episode is void: {row.reason or 'the environment failed'}")
+        void = Reason(
+            ReasonCode.VOID_EPISODE,
+            f"its episode is void: {row.reason or 'the environment failed'}",
+        )
         turn_reason = reason if row.outcome == "done" else void
         if turn_reason is not None:
-            turns.mark_untrainable(conn, dict.fromkeys(conn.execute(_turns_of(row.id)).scalars(), turn_reason))
+            turns.mark_untrainable(
+                conn, dict.fromkeys(conn.execute(_turns_of(row.id)).scalars(), turn_reason)
+            )
         else:
             own = t.turns.c.id.in_(_turns_of(row.id))
             conn.execute(update(t.turns).where(own).values(signal=turns.EPISODE_SIGNAL))

@@ -32,7 +32,9 @@ class Episode:
     size: int  # number of episodes of the group
     split: EpisodeSplit
     agent: str = ""
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of `Sampling` in place of the client's
+    sampling: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # fields of `Sampling` in place of the client's
     max_steps: int | None = None  # replies that its ticket can get; None: no limit
     started_at: float
     expires_at: float
@@ -82,7 +84,9 @@ class EpisodeGroup:
 
 def check_reward(id: str, outcome: EpisodeOutcome | None, reward: float | None) -> None:
     """Raise `ValueError` unless an episode that is done has a finite reward, and any other has none."""
-    if (outcome == "done") != (reward is not None) or (reward is not None and not math.isfinite(reward)):
+    if (outcome == "done") != (reward is not None) or (
+        reward is not None and not math.isfinite(reward)
+    ):
         raise ValueError(
             f"episode {id}: expected a finite reward with outcome done, and none otherwise; got {reward} with outcome "
             f"{outcome or 'unknown'}"

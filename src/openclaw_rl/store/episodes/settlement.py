@@ -10,13 +10,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import reactions, turn_states, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.episodes.episodes import get_episode
 from openclaw_rl.store.episodes.groups import complete_group
 from openclaw_rl.store.episodes.records import Episode
 from openclaw_rl.store.turn_states import REOPENABLE_REASONS
-from openclaw_rl.types import ExchangeStatus, Kind, ReasonCode, TurnState, Verdict
+from openclaw_rl.types import ExchangeStatus, Kind, TurnState, Verdict
 
 OUTCOME_JUDGE = "outcome"
 """Judge of turns that only the outcome of their episode closed; it has no opinion of them."""
@@ -40,7 +41,8 @@ def settle_episode(conn: Connection, id: str, *, at: float) -> None:
         elif row.state == TurnState.SERVED or row.cause in REOPENABLE_REASONS:
             reactions.record_outcome(conn, row.id, at=at)
             _add_verdict(conn, row.id, row.revision + 1, at)
-        elif row.state == TurnState.CLOSED and episode.steps:  # the environment's rewards count, so no judge is needed
+        elif row.state == TurnState.CLOSED and episode.steps:
+            # The environment's rewards count, so no judge is needed.
             _add_verdict(conn, row.id, row.revision, at)
     _insert_steps(conn, episode, chain_to_last(rows))
     conn.execute(update(t.episodes).where(t.episodes.c.id == id).values(settled_at=at))
@@ -51,12 +53,19 @@ def set_aside_episode(conn: Connection, id: str, why: str, *, at: float) -> None
     """Make an episode void that is damaged, or on which a worker died again and again."""
     changes = {"outcome": "void", "reward": None, "reason": why, "settled_at": at}
     conn.execute(update(t.episodes).where(t.episodes.c.id == id).values(changes))
-    complete_group(conn, conn.execute(select(t.episodes.c.group_id).where(t.episodes.c.id == id)).scalar_one(), at)
+    complete_group(
+        conn,
+        conn.execute(select(t.episodes.c.group_id).where(t.episodes.c.id == id)).scalar_one(),
+        at,
+    )
 
 
 def is_settled(conn: Connection, id: str) -> bool:
     """Return whether the episode is settled, so that a reply in it is too late."""
-    return conn.execute(select(t.episodes.c.settled_at).where(t.episodes.c.id == id)).scalar() is not None
+    return (
+        conn.execute(select(t.episodes.c.settled_at).where(t.episodes.c.id == id)).scalar()
+        is not None
+    )
 
 
 def _add_verdict(conn: Connection, turn: str, revision: int, at: float) -> None:
@@ -67,7 +76,9 @@ def _add_verdict(conn: Connection, turn: str, revision: int, at: float) -> None:
 
 def _turn_rows(conn: Connection, episode: str) -> Sequence[Row[Any]]:
     """Return the turns of an episode in the order of admission."""
-    query = select(t.turns, t.exchanges.c.status).join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+    query = select(t.turns, t.exchanges.c.status).join(
+        t.exchanges, t.exchanges.c.seq == t.turns.c.seq
+    )
     return conn.execute(query.where(t.exchanges.c.episode == episode).order_by(t.turns.c.seq)).all()
 
 
@@ -90,7 +101,12 @@ def _insert_steps(conn: Connection, episode: Episode, chain: Sequence[str]) -> N
     by_turn = {s.turn: s.reward for s in episode.steps if s.turn is not None}
     by_index = {s.index: s.reward for s in episode.steps if s.index is not None}
     rows = [
-        {"turn": turn, "episode": episode.id, "step": step, "reward": by_turn.get(turn, by_index.get(step))}
+        {
+            "turn": turn,
+            "episode": episode.id,
+            "step": step,
+            "reward": by_turn.get(turn, by_index.get(step)),
+        }
         for step, turn in enumerate(chain)
     ]
     if rows:

@@ -13,11 +13,23 @@ _TOKEN_BYTES = 4
 
 def list_turns(conn: Connection, episode: str) -> list[dict[str, Any]]:
     """Return the turns in the order of admission: step, state, version, numbers of tokens, and why one is not used."""
-    x, turn, step = t.exchanges.c, t.turns.c, t.episode_steps.c
+    x = t.exchanges.c
+    turn = t.turns.c
+    step = t.episode_steps.c
     query = (
-        select(turn.id, turn.kind, turn.state, turn.reason, turn.cause, turn.untrainable, turn.untrainable_code)
+        select(
+            turn.id,
+            turn.kind,
+            turn.state,
+            turn.reason,
+            turn.cause,
+            turn.untrainable,
+            turn.untrainable_code,
+        )
         .add_columns(turn.relation, turn.parent, turn.uses)
-        .add_columns(x.status, x.version, x.finish_reason, step.step, step.reward.label("step_reward"))
+        .add_columns(
+            x.status, x.version, x.finish_reason, step.step, step.reward.label("step_reward")
+        )
         .add_columns(func.length(t.bodies.c.prompt_ids).label("prompt_bytes"))
         .add_columns(func.length(t.replies.c.response_ids).label("response_bytes"))
         .join(t.exchanges, x.seq == turn.seq)

@@ -17,7 +17,9 @@ def record_conflicts(conn: Connection, lesson: str, others: Collection[str]) -> 
     """Record that a lesson contradicts these; those that were forgotten meanwhile are left out."""
     c = t.lessons.c
     rows = select(literal(lesson), c.id).where(c.id.in_(list(others)), c.id != lesson)
-    conn.execute(insert(t.lesson_conflicts).from_select(["lesson", "other"], rows).on_conflict_do_nothing())
+    conn.execute(
+        insert(t.lesson_conflicts).from_select(["lesson", "other"], rows).on_conflict_do_nothing()
+    )
 
 
 def conflicts_among(conn: Connection, ids: Collection[str]) -> set[frozenset[str]]:

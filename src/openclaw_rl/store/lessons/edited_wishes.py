@@ -22,7 +22,12 @@ EDITED_EVENT = "lesson.edited"
 
 def wish_name(topic: str, text: str) -> str:
     """Return the name of a wish: its topic, or a digest of the text where no topic is known."""
-    return topic or blake2b(normalise_lesson(text).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return (
+        topic
+        or blake2b(
+            normalise_lesson(text).encode("utf-8", "surrogatepass"), digest_size=16
+        ).hexdigest()
+    )
 
 
 def record_edit(conn: Connection, lesson: Lesson, *, at: float) -> None:

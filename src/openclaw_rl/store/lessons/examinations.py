@@ -74,7 +74,9 @@ def record_result(conn: Connection, digest: bytes, version: int, result: Examina
     conn.execute(delete(t.waiting_examinations).where(t.waiting_examinations.c.digest == digest))
 
 
-def find_result(conn: Connection, digest: bytes, *, policy: str | None = None) -> ExaminationResult | None:
+def find_result(
+    conn: Connection, digest: bytes, *, policy: str | None = None
+) -> ExaminationResult | None:
     """Return what is known of some lessons; None if too little is.
 
     The base counts, and with `policy` the newest version of that policy that was asked, if any was. If one of them is
@@ -86,7 +88,9 @@ def find_result(conn: Connection, digest: bytes, *, policy: str | None = None) -
     if policy is None or (base is not None and not base.is_sound):
         return base
     served = select(t.examined_lessons).join(t.policies, t.policies.c.version == c.version)
-    served = served.where(c.digest == digest, c.version != BASE_VERSION, t.policies.c.name == policy)
+    served = served.where(
+        c.digest == digest, c.version != BASE_VERSION, t.policies.c.name == policy
+    )
     newest = _read_result(conn.execute(served.order_by(c.version.desc()).limit(1)).one_or_none())
     if newest is not None and not newest.is_sound:
         return newest
@@ -95,9 +99,14 @@ def find_result(conn: Connection, digest: bytes, *, policy: str | None = None) -
 
 def is_any_refused(conn: Connection, texts: Sequence[str], identity: str, key: bytes) -> bool:
     """Return whether the base is known to answer wrong with all of these texts in its prompt, or with one of them."""
-    digests = [lessons_digest(texts, identity, key), *(lessons_digest([text], identity, key) for text in texts)]
+    digests = [
+        lessons_digest(texts, identity, key),
+        *(lessons_digest([text], identity, key) for text in texts),
+    ]
     c = t.examined_lessons.c
-    refused = select(c.digest).where(c.digest.in_(digests), c.version == BASE_VERSION, c.is_sound == 0)
+    refused = select(c.digest).where(
+        c.digest.in_(digests), c.version == BASE_VERSION, c.is_sound == 0
+    )
     return conn.execute(refused.limit(1)).first() is not None
 
 
@@ -145,12 +154,18 @@ def record_base_answers(conn: Connection, identity: str, answers: Mapping[str, s
 
 def record_capacity(conn: Connection, identity: str, capacity: int) -> None:
     """Store how many lessons a base carries, whose answers are stored already."""
-    conn.execute(update(t.base_answers).where(t.base_answers.c.identity == identity).values(capacity=capacity))
+    conn.execute(
+        update(t.base_answers)
+        .where(t.base_answers.c.identity == identity)
+        .values(capacity=capacity)
+    )
 
 
 def measured_capacity(conn: Connection, identity: str) -> int | None:
     """Return how many lessons a base carries; None if that was not measured yet."""
-    found = conn.scalar(select(t.base_answers.c.capacity).where(t.base_answers.c.identity == identity))
+    found = conn.scalar(
+        select(t.base_answers.c.capacity).where(t.base_answers.c.identity == identity)
+    )
     return None if found is None else int(found)
 
 
@@ -175,5 +190,6 @@ def withdrawal_from_json(raw: bytes | None) -> Withdrawal | None:
     if raw is None:
         return None
     values = from_json(raw)
-    code, beside = WithdrawalCode(values.pop("code")), tuple(values.pop("beside"))
+    code = WithdrawalCode(values.pop("code"))
+    beside = tuple(values.pop("beside"))
     return Withdrawal(code=code, beside=beside, **values)

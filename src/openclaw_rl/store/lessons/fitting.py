@@ -24,9 +24,15 @@ def fitting_lessons(
     newest = max((lesson.reinforced_at for lesson in found), default=0.0)
 
     def order(lesson: Lesson) -> tuple[bool, bool, bool, float]:
-        return lesson.id in first, lesson.is_pinned, not lesson.is_practised, lesson.weight_at(newest)
+        return (
+            lesson.id in first,
+            lesson.is_pinned,
+            not lesson.is_practised,
+            lesson.weight_at(newest),
+        )
 
-    space, chosen = MAX_PROMPT_CHARS, set[str]()
+    space = MAX_PROMPT_CHARS
+    chosen = set[str]()
     for lesson in sorted(found, key=order, reverse=True)[: min(capacity, MAX_PROMPT_LESSONS)]:
         if len(lesson.text) <= space:
             chosen.add(lesson.id)

@@ -22,8 +22,14 @@ def forget_wish(conn: Connection, lesson: Lesson, *, at: float) -> None:
     if turns:
         rows = [{"turn": turn, "wish": wish} for turn in turns for wish in sorted(wishes)]
         conn.execute(insert(t.forgotten_wishes).on_conflict_do_nothing(), rows)
-    same = [one.id for one in lessons.lessons_of_turns(conn, turns) if wish_name(one.topic, one.text) in wishes]
-    removal.remove_evidence(conn, turns, at=at, only=[id_ for id_ in same if id_ != lesson.id], keep_pinned=True)
+    same = [
+        one.id
+        for one in lessons.lessons_of_turns(conn, turns)
+        if wish_name(one.topic, one.text) in wishes
+    ]
+    removal.remove_evidence(
+        conn, turns, at=at, only=[id_ for id_ in same if id_ != lesson.id], keep_pinned=True
+    )
     removal.forget(conn, lesson.id, at=at)
 
 

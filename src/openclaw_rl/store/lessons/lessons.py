@@ -34,7 +34,11 @@ from sqlalchemy.dialects.sqlite import insert
 from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons.conflicts import conflicts_among
-from openclaw_rl.store.lessons.examinations import Withdrawal, withdrawal_from_json, withdrawal_to_json
+from openclaw_rl.store.lessons.examinations import (
+    Withdrawal,
+    withdrawal_from_json,
+    withdrawal_to_json,
+)
 from openclaw_rl.store.lessons.scopes import (
     PRACTISED_SCOPES,
     LessonScope,
@@ -63,7 +67,10 @@ MAX_WEIGHT = 4.0
 REPEATED_TURNS = 8
 """A wish counts as repeated if it was said before within so many turns of the same conversation."""
 
-_OLDEST_FIRST: tuple[ColumnElement[Any], ...] = (t.lessons.c.made_at, literal_column("lessons.rowid"))
+_OLDEST_FIRST: tuple[ColumnElement[Any], ...] = (
+    t.lessons.c.made_at,
+    literal_column("lessons.rowid"),
+)
 
 
 class LessonState(StrEnum):
@@ -96,7 +103,8 @@ class Lesson:
     made_at: float
     reinforced_at: float
     learned_version: int | None = None  # the version since which it is in the weights
-    divergence: float | None = None  # plain prompt against the prompt with the lesson, as measured last
+    # Plain prompt against the prompt with the lesson, as measured last.
+    divergence: float | None = None
     withdrawal: Withdrawal | None = None  # of a withdrawn lesson
 
     def weight_at(self, now: float) -> float:
@@ -127,7 +135,11 @@ class Lesson:
     def covers(self, other: Lesson) -> bool:
         """Return whether this lesson is for every prompt that the other one, of the same policy and key, is for."""
         is_same_scope = (self.scope_kind, self.scope_value) == (other.scope_kind, other.scope_value)
-        is_of_agent = self.scope_kind is LessonScope.AGENT and bool(other.owner[1]) and self.owner[0] == other.owner[0]
+        is_of_agent = (
+            self.scope_kind is LessonScope.AGENT
+            and bool(other.owner[1])
+            and self.owner[0] == other.owner[0]
+        )
         return is_same_scope or is_of_agent
 
 
@@ -143,7 +155,9 @@ class LessonTurn:
 
 _select_for_context = (
     select(t.lessons)
-    .where(t.lessons.c.policy == bindparam("policy"), t.lessons.c.key == bindparam("key"), in_scope())
+    .where(
+        t.lessons.c.policy == bindparam("policy"), t.lessons.c.key == bindparam("key"), in_scope()
+    )
     .order_by(*_OLDEST_FIRST)
 )
 
@@ -155,7 +169,11 @@ def new_lesson_id() -> str:
 
 def add_lesson(conn: Connection, lesson: Lesson) -> None:
     """Store a new lesson."""
-    conn.execute(insert(t.lessons).values(to_row(t.lessons, lesson, withdrawal=withdrawal_to_json(lesson.withdrawal))))
+    conn.execute(
+        insert(t.lessons).values(
+            to_row(t.lessons, lesson, withdrawal=withdrawal_to_json(lesson.withdrawal))
+        )
+    )
 
 
 def get(conn: Connection, id: str) -> Lesson | None:
@@ -163,7 +181,10 @@ def get(conn: Connection, id: str) -> Lesson | None:
 
 
 def list_lessons(
-    conn: Connection, *, policy: str | None = None, states: Collection[LessonState] = tuple(LessonState)
+    conn: Connection,
+    *,
+    policy: str | None = None,
+    states: Collection[LessonState] = tuple(LessonState),
 ) -> list[Lesson]:
     """Return the lessons in these states, oldest first. `policy`: only those of this policy."""
     query = select(t.lessons).where(t.lessons.c.state.in_([state.value for state in states]))
@@ -173,7 +194,10 @@ def list_lessons(
 
 
 def lessons_for(
-    conn: Connection, context: PromptContext, *, states: Collection[LessonState] = (LessonState.ACTIVE,)
+    conn: Connection,
+    context: PromptContext,
+    *,
+    states: Collection[LessonState] = (LessonState.ACTIVE,),
 ) -> list[Lesson]:
     """Return the lessons for a prompt in these states, oldest first.
 
@@ -198,13 +222,18 @@ def _overruled(in_force: Sequence[Lesson], conflicts: Collection[frozenset[str]]
         lesson.id
         for lesson in wishes
         for other in wishes
-        if ((lesson.subject and lesson.subject == other.subject) or frozenset((lesson.id, other.id)) in conflicts)
+        if (
+            (lesson.subject and lesson.subject == other.subject)
+            or frozenset((lesson.id, other.id)) in conflicts
+        )
         and (lesson.scope_kind, lesson.scope_value) != (other.scope_kind, other.scope_value)
         and order(lesson) < order(other)
     }
 
 
-def lessons_in_scope(conn: Connection, policy: str, key: str, kind: LessonScope, value: str) -> list[Lesson]:
+def lessons_in_scope(
+    conn: Connection, policy: str, key: str, kind: LessonScope, value: str
+) -> list[Lesson]:
     """Return the lessons of exactly this scope, oldest first, in any state."""
     c = t.lessons.c
     here = (c.policy == policy, c.key == key, c.scope_kind == kind.value, c.scope_value == value)
@@ -219,7 +248,9 @@ def superseded_lessons(conn: Connection, id: str) -> list[Lesson]:
 
 def lessons_of_turns(conn: Connection, turns: Collection[str]) -> list[Lesson]:
     """Return the lessons that have one of these turns as evidence, oldest first."""
-    given = exists().where(t.lesson_turns.c.lesson == t.lessons.c.id, t.lesson_turns.c.turn.in_(turns))
+    given = exists().where(
+        t.lesson_turns.c.lesson == t.lessons.c.id, t.lesson_turns.c.turn.in_(turns)
+    )
     return _lessons(conn, select(t.lessons).where(given).order_by(*_OLDEST_FIRST))
 
 
@@ -232,10 +263,18 @@ def turns_of_lesson(conn: Connection, id: str) -> list[LessonTurn]:
 
 def count_repeats(conn: Connection, id: str, turn: str) -> int:
     """Return how many of the last few turns before this one in its conversation are evidence of the lesson as well."""
-    own, earlier = t.turns.alias(), t.turns.c
+    own = t.turns.alias()
+    earlier = t.turns.c
     before = (
         select(earlier.id)
-        .join(own, and_(own.c.scope == earlier.scope, own.c.session == earlier.session, own.c.seq > earlier.seq))
+        .join(
+            own,
+            and_(
+                own.c.scope == earlier.scope,
+                own.c.session == earlier.session,
+                own.c.seq > earlier.seq,
+            ),
+        )
         .where(own.c.id == turn, t.equals_literal(earlier.kind, Kind.MAIN))
         .order_by(earlier.seq.desc())
         .limit(REPEATED_TURNS)
@@ -247,7 +286,9 @@ def count_repeats(conn: Connection, id: str, turn: str) -> int:
 def reinforce(conn: Connection, id: str, turn: str, *, weight: float = 1.0, at: float) -> bool:
     """Add a turn to the evidence of a lesson, and its weight to the aged one. False if it was evidence already."""
     evidence = LessonTurn(lesson=id, turn=turn, weight=weight, at=at)
-    added = conn.execute(insert(t.lesson_turns).values(to_row(t.lesson_turns, evidence)).on_conflict_do_nothing())
+    added = conn.execute(
+        insert(t.lesson_turns).values(to_row(t.lesson_turns, evidence)).on_conflict_do_nothing()
+    )
     lesson = get(conn, id)
     if not added.rowcount or lesson is None:
         return False
@@ -270,7 +311,14 @@ def renew(conn: Connection, id: str, *, at: float) -> None:
 
 def supersede(conn: Connection, id: str, by: str) -> None:
     """Take a lesson out of force because another one contradicts it."""
-    _update(conn, id, state=LessonState.SUPERSEDED.value, superseded_by=by, learned_version=None, withdrawal=None)
+    _update(
+        conn,
+        id,
+        state=LessonState.SUPERSEDED.value,
+        superseded_by=by,
+        learned_version=None,
+        withdrawal=None,
+    )
 
 
 def mark_learned(conn: Connection, id: str, version: int, *, at: float | None = None) -> None:
@@ -281,7 +329,9 @@ def mark_learned(conn: Connection, id: str, version: int, *, at: float | None = 
     is_active = t.lessons.c.state == LessonState.ACTIVE.value
     new = {"state": LessonState.LEARNED.value, "learned_version": version}
     if conn.execute(update(t.lessons).where(t.lessons.c.id == id, is_active).values(new)).rowcount:
-        events.append(conn, "lesson.learned", id, {"version": version}, time.time() if at is None else at)
+        events.append(
+            conn, "lesson.learned", id, {"version": version}, time.time() if at is None else at
+        )
 
 
 def unlearn_versions(conn: Connection, versions: Collection[int], *, at: float) -> None:
@@ -292,12 +342,23 @@ def unlearn_versions(conn: Connection, versions: Collection[int], *, at: float) 
     learned = t.lessons.c.learned_version.in_(versions)
     for id_ in list(conn.execute(select(t.lessons.c.id).where(learned)).scalars()):
         renew(conn, id_, at=at)
-    conn.execute(update(t.lessons).where(learned).values(state=LessonState.ACTIVE.value, learned_version=None))
+    conn.execute(
+        update(t.lessons)
+        .where(learned)
+        .values(state=LessonState.ACTIVE.value, learned_version=None)
+    )
 
 
 def mark_active(conn: Connection, id: str) -> None:
     """Put a lesson into force, as one that the weights do not follow by themselves."""
-    _update(conn, id, state=LessonState.ACTIVE.value, superseded_by=None, learned_version=None, withdrawal=None)
+    _update(
+        conn,
+        id,
+        state=LessonState.ACTIVE.value,
+        superseded_by=None,
+        learned_version=None,
+        withdrawal=None,
+    )
 
 
 def record_divergence(conn: Connection, id: str, version: int, value: float, *, at: float) -> None:
@@ -310,7 +371,9 @@ def record_divergence(conn: Connection, id: str, version: int, value: float, *, 
 def divergences_of(conn: Connection, id: str, *, since: float = 0.0) -> list[tuple[int, float]]:
     """Return (version, divergence), oldest version first. `since`: only those measured after it."""
     c = t.lesson_divergences.c
-    rows = conn.execute(select(c.version, c.value).where(c.lesson == id, c.at > since).order_by(c.version))
+    rows = conn.execute(
+        select(c.version, c.value).where(c.lesson == id, c.at > since).order_by(c.version)
+    )
     return [(row.version, row.value) for row in rows]
 
 
@@ -344,7 +407,8 @@ def pin_in_force(conn: Connection, id: str) -> Lesson | None:
     Returns the lesson in force that had superseded it, as it was. That one is superseded now, and not pinned. One of a
     wider scope stays in force for other prompts.
     """
-    lesson, rival = get(conn, id), _lesson_in_force(conn, id)
+    lesson = get(conn, id)
+    rival = _lesson_in_force(conn, id)
     set_pinned(conn, id, True)
     if lesson is None or rival is None or rival.id == id:
         return None
@@ -358,7 +422,8 @@ def pin_in_force(conn: Connection, id: str) -> Lesson | None:
 
 def _lesson_in_force(conn: Connection, id: str) -> Lesson | None:
     """Return the lesson at the end of the chain of those that superseded one another; the lesson itself if none did."""
-    lesson, seen = get(conn, id), set[str]()
+    lesson = get(conn, id)
+    seen = set[str]()
     while lesson is not None and lesson.superseded_by is not None and lesson.id not in seen:
         seen.add(lesson.id)
         lesson = get(conn, lesson.superseded_by)
@@ -376,17 +441,31 @@ def _lessons(
 def _read_lesson(row: Any) -> Lesson | None:
     texts = (row.policy, row.key, row.text, row.topic)
     numbers = (row.weight, row.made_at, row.reinforced_at, row.divergence or 0.0)
-    readable = all(isinstance(text, str) for text in texts) and all(isinstance(number, float) for number in numbers)
-    if not readable or row.state not in tuple(LessonState) or not is_readable_scope(row.scope_kind, row.scope_value):
+    readable = all(isinstance(text, str) for text in texts) and all(
+        isinstance(number, float) for number in numbers
+    )
+    if (
+        not readable
+        or row.state not in tuple(LessonState)
+        or not is_readable_scope(row.scope_kind, row.scope_value)
+    ):
         _report_damage(row.id)
         return None
-    kind, state = LessonScope(row.scope_kind), LessonState(row.state)
+    kind = LessonScope(row.scope_kind)
+    state = LessonState(row.state)
     try:
         withdrawal = withdrawal_from_json(row.withdrawal)
     except (ValueError, TypeError, LookupError):
         _report_damage(row.id)
         return None
-    return from_row(Lesson, row, scope_kind=kind, state=state, is_pinned=bool(row.is_pinned), withdrawal=withdrawal)
+    return from_row(
+        Lesson,
+        row,
+        scope_kind=kind,
+        state=state,
+        is_pinned=bool(row.is_pinned),
+        withdrawal=withdrawal,
+    )
 
 
 @cache

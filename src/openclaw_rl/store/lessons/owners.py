@@ -36,8 +36,14 @@ def _owner_of(conn: Connection, lesson: Lesson) -> tuple[str, str]:
     """
     if lesson.scope_kind not in (LessonScope.SESSION, LessonScope.QUESTION):
         return lesson.owner
-    given = select(t.exchanges.c.agent, t.exchanges.c.user).join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
+    given = select(t.exchanges.c.agent, t.exchanges.c.user).join(
+        t.turns, t.turns.c.seq == t.exchanges.c.seq
+    )
     given = given.join(t.lesson_turns, t.lesson_turns.c.turn == t.turns.c.id)
-    newest = given.where(t.lesson_turns.c.lesson == lesson.id).order_by(t.lesson_turns.c.at.desc()).limit(1)
+    newest = (
+        given.where(t.lesson_turns.c.lesson == lesson.id)
+        .order_by(t.lesson_turns.c.at.desc())
+        .limit(1)
+    )
     row = conn.execute(newest).one_or_none()
     return ("", "") if row is None else (row.agent, row.user)

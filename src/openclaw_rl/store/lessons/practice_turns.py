@@ -58,15 +58,27 @@ def add_turns(conn: Connection, items: Sequence[PracticeTurn], *, at: float) -> 
     """Insert the replies as judged turns. Degenerate replies are stored as dropped ones."""
     exchanges.insert_started(conn, [item.request for item in items])
     exchanges.insert_finished(conn, [item.reply for item in items])
-    conn.execute(insert(t.practice_turns), [{"turn": item.request.id, "source": item.source} for item in items])
-    links = [{"turn": item.request.id, "lesson": lesson} for item in items for lesson in item.lessons]
+    conn.execute(
+        insert(t.practice_turns),
+        [{"turn": item.request.id, "source": item.source} for item in items],
+    )
+    links = [
+        {"turn": item.request.id, "lesson": lesson} for item in items for lesson in item.lessons
+    ]
     conn.execute(insert(t.practice_lessons), links)
     for item in items:
         found = turns.get(conn, item.request.id)
         if found is None or found.state is TurnState.DROPPED:
             continue
         turn_states.transition(conn, item.request.id, TurnState.CLOSED, at=at)
-        verdict = Verdict(turn=item.request.id, revision=0, judge=PRACTICE_JUDGE, score=None, hints=(item.hint,), at=at)
+        verdict = Verdict(
+            turn=item.request.id,
+            revision=0,
+            judge=PRACTICE_JUDGE,
+            score=None,
+            hints=(item.hint,),
+            at=at,
+        )
         turns.add_verdict(conn, verdict)
 
 
@@ -80,7 +92,9 @@ def practised_versions(conn: Connection, versions: Collection[int]) -> set[int]:
 def practising_policies(conn: Connection, per: PolicyOwner) -> list[str]:
     """Return the policies that are trained under this setting and have lessons in force."""
     in_force = t.lessons.c.state != lessons.LessonState.SUPERSEDED.value
-    found = conn.execute(select(t.lessons.c.policy).where(in_force).distinct().order_by(t.lessons.c.policy)).scalars()
+    found = conn.execute(
+        select(t.lessons.c.policy).where(in_force).distinct().order_by(t.lessons.c.policy)
+    ).scalars()
     return [name for name in found if is_owned(per, name)]
 
 
@@ -91,7 +105,10 @@ def pending_turns(conn: Connection, owner: OwnerFilter | None = None) -> list[Ju
     """
     c = t.turns.c
     query = select(c.id).where(
-        _is_practice_of(owner), c.state == TurnState.JUDGED.value, c.untrainable.is_(None), c.uses == 0
+        _is_practice_of(owner),
+        c.state == TurnState.JUDGED.value,
+        c.untrainable.is_(None),
+        c.uses == 0,
     )
     return load_judged_turns(conn, list(conn.execute(query).scalars()))
 
@@ -100,7 +117,9 @@ def lessons_of_practice(conn: Connection, turn_ids: Collection[str]) -> dict[str
     """Return, by lesson, those of the turns of practice that were made from it."""
     c = t.practice_lessons.c
     found: dict[str, list[str]] = {}
-    for row in conn.execute(select(c.lesson, c.turn).where(c.turn.in_(list(turn_ids))).order_by(c.lesson, c.turn)):
+    for row in conn.execute(
+        select(c.lesson, c.turn).where(c.turn.in_(list(turn_ids))).order_by(c.lesson, c.turn)
+    ):
         found.setdefault(row.lesson, []).append(row.turn)
     return found
 
@@ -108,7 +127,9 @@ def lessons_of_practice(conn: Connection, turn_ids: Collection[str]) -> dict[str
 def contrast_turns(conn: Connection, turn_ids: Collection[str]) -> set[str]:
     """Return those of the turns that the teacher answered under a wish that contradicts the lesson."""
     query = select(t.turns.c.id).join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
-    query = query.where(t.turns.c.id.in_(list(turn_ids)), t.exchanges.c.origin == Origin.CONTRAST.value)
+    query = query.where(
+        t.turns.c.id.in_(list(turn_ids)), t.exchanges.c.origin == Origin.CONTRAST.value
+    )
     return set(conn.execute(query).scalars())
 
 
@@ -128,9 +149,12 @@ def turns_practised_from(conn: Connection, evidence: Collection[str]) -> list[st
 
 def _deleted_lessons(conn: Connection, evidence: Collection[str]) -> list[str]:
     """Return the lessons that were practised, are deleted, and were put into force by these turns alone."""
-    link, event = t.practice_lessons.c, t.events.c
+    link = t.practice_lessons.c
+    event = t.events.c
     deleted = select(link.lesson).where(link.lesson.not_in(select(t.lessons.c.id)))
-    made = select(event.ref, event.data).where(event.kind == lessons.MADE_EVENT, event.ref.in_(deleted))
+    made = select(event.ref, event.data).where(
+        event.kind == lessons.MADE_EVENT, event.ref.in_(deleted)
+    )
     made_by: dict[str, set[str]] = {}
     for row in conn.execute(made):
         made_by.setdefault(row.ref, set()).add(from_json(row.data)["turn"])
@@ -150,7 +174,11 @@ def _turns_of_sources(conn: Connection, ids: Collection[str]) -> list[str]:
 
 def count_all(conn: Connection, owner: OwnerFilter | None = None) -> int:
     """Return the number of turns of practice. `owner`: as in `pending_turns`."""
-    return int(conn.execute(select(func.count()).select_from(t.turns).where(_is_practice_of(owner))).scalar_one())
+    return int(
+        conn.execute(
+            select(func.count()).select_from(t.turns).where(_is_practice_of(owner))
+        ).scalar_one()
+    )
 
 
 def _is_practice_of(owner: OwnerFilter | None) -> ColumnElement[bool]:
@@ -168,11 +196,19 @@ def count_turns(conn: Connection, ids: Collection[str], *, since: float) -> int:
 
 def is_refused(conn: Connection, ids: Collection[str], *, since: float, times: int) -> bool:
     """Return whether the newest `times` versions since then that practised one of these lessons were all refused."""
-    p, link = t.policies.c, t.practice_lessons.c
+    p = t.policies.c
+    link = t.practice_lessons.c
     made = (
-        select(t.uses.c.policy).join(t.practice_lessons, link.turn == t.uses.c.turn).where(link.lesson.in_(list(ids)))
+        select(t.uses.c.policy)
+        .join(t.practice_lessons, link.turn == t.uses.c.turn)
+        .where(link.lesson.in_(list(ids)))
     )
-    query = select(p.state).where(p.created_at > since, p.version.in_(made)).order_by(p.version.desc()).limit(times)
+    query = (
+        select(p.state)
+        .where(p.created_at > since, p.version.in_(made))
+        .order_by(p.version.desc())
+        .limit(times)
+    )
     states = list(conn.execute(query).scalars())
     return len(states) == times and set(states) == {PolicyState.REJECTED.value}
 
@@ -182,7 +218,9 @@ def steps_on_people(conn: Connection, policy: str, *, since: float) -> list[floa
     main = t.turns.c.kind != Kind.PRACTICE.value
     trained = select(t.uses.c.policy).join(t.turns, t.turns.c.id == t.uses.c.turn).where(main)
     p = t.policies.c
-    made = select(p.created_at).where(p.name == policy, p.created_at > since, p.version.in_(trained))
+    made = select(p.created_at).where(
+        p.name == policy, p.created_at > since, p.version.in_(trained)
+    )
     return list(conn.execute(made.order_by(p.created_at)).scalars())
 
 
@@ -192,7 +230,8 @@ def seconds_of_last_hour(conn: Connection, now: float) -> float:
     Replies of rounds that were given up count, too. A step counts once, although `undo` may have taken it again. Its
     gate does not count.
     """
-    x, c = t.exchanges.c, t.turns.c
+    x = t.exchanges.c
+    c = t.turns.c
     made = (
         select(x.admitted_at, x.finished_at, func.min(t.uses.c.policy).label("version"))
         .join(t.turns, c.seq == x.seq)
@@ -201,7 +240,9 @@ def seconds_of_last_hour(conn: Connection, now: float) -> float:
         .group_by(c.id)
     )
     rows = conn.execute(made).all()
-    replies = sum(end - begin for begin, end in {(row.admitted_at, row.finished_at) for row in rows})
+    replies = sum(
+        end - begin for begin, end in {(row.admitted_at, row.finished_at) for row in rows}
+    )
     steps = policies.get_many(conn, {row.version for row in rows if row.version is not None})
     dropped = sum(seconds for _, seconds in _dropped_rounds(conn, now))
     return float(replies + dropped + sum(step.metrics.get("seconds/batch", 0.0) for step in steps))
@@ -216,7 +257,11 @@ def add_dropped_seconds(conn: Connection, seconds: float, *, at: float) -> None:
 def _dropped_rounds(conn: Connection, now: float) -> list[tuple[float, float]]:
     """Return when each round in the hour before `now` was left out, and its seconds."""
     raw = conn.scalar(select(t.meta.c.value).where(t.meta.c.key == _DROPPED_KEY))
-    return [(at, seconds) for at, seconds in (from_json(raw) if raw else ()) if now - HOUR_SECONDS < at <= now]
+    return [
+        (at, seconds)
+        for at, seconds in (from_json(raw) if raw else ())
+        if now - HOUR_SECONDS < at <= now
+    ]
 
 
 def newest_prompts(
@@ -227,7 +272,9 @@ def newest_prompts(
     Only prompts whose reply got a reaction count: the message that ends a conversation ("Thanks!") asks for nothing.
     Those of episodes, whose tasks may be held out, are left out. `owner`: only those of this agent, user or key.
     """
-    x, c, (agent, user) = t.exchanges.c, t.turns.c, of.owner
+    x = t.exchanges.c
+    c = t.turns.c
+    (agent, user) = of.owner
     query = select(c.id).join(t.exchanges, x.seq == c.seq)
     query = query.where(
         _HAS_REACTION,
@@ -261,7 +308,8 @@ def is_said_again(conn: Connection, lesson: Lesson) -> bool:
 
     Only words about replies of versions that are to follow it count: of its policy, since it was learned.
     """
-    given, measured = t.lesson_turns.c, t.lesson_divergences.c
+    given = t.lesson_turns.c
+    measured = t.lesson_divergences.c
     last = select(func.max(measured.at)).where(measured.lesson == lesson.id).scalar_subquery()
     said = exists().where(
         given.lesson == lesson.id,

@@ -10,7 +10,11 @@ from openclaw_rl.types import Message
 
 
 def question_hash(
-    messages: Sequence[Message], is_ephemeral: Callable[[Message], bool], *, key: bytes, user: str = ""
+    messages: Sequence[Message],
+    is_ephemeral: Callable[[Message], bool],
+    *,
+    key: bytes,
+    user: str = "",
 ) -> str:
     """Return a keyed hash of the last user message, without regard to case and white space; "" without one.
 

@@ -6,12 +6,13 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, delete, exists, select
 
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import events, turn_states
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons import edited_wishes, examinations, lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.turns import PRACTICE_JUDGE, add_verdict, current_verdict
-from openclaw_rl.types import PolicyState, ReasonCode, TurnState
+from openclaw_rl.types import PolicyState, TurnState
 
 _FORGOTTEN = "the lesson that it practises was forgotten"
 _EDITED = "the text of the lesson that it practises was edited"
@@ -23,8 +24,11 @@ def forget(conn: Connection, id: str, *, at: float) -> None:
     Where those of one scope contradict each other, the newest is; where the lesson was superseded itself, its successor
     stays. Turns of practice are taken back if no version was published with them.
     """
-    successor = conn.execute(select(t.lessons.c.superseded_by).where(t.lessons.c.id == id)).scalar_one_or_none()
-    freed, newest = lessons.superseded_lessons(conn, id), dict[tuple[str, str, str], str]()
+    successor = conn.execute(
+        select(t.lessons.c.superseded_by).where(t.lessons.c.id == id)
+    ).scalar_one_or_none()
+    freed = lessons.superseded_lessons(conn, id)
+    newest = dict[tuple[str, str, str], str]()
     turn_states.take_back(conn, _unpublished_practice(conn, id), _FORGOTTEN, at=at)
     conn.execute(delete(t.lessons).where(t.lessons.c.id == id))
     examinations.clear_waiting(conn)
@@ -37,7 +41,9 @@ def forget(conn: Connection, id: str, *, at: float) -> None:
             lessons.supersede(conn, other.id, by)
 
 
-def replace_text(conn: Connection, id: str, text: str, *, topic: str = "", at: float) -> list[Lesson]:
+def replace_text(
+    conn: Connection, id: str, text: str, *, topic: str = "", at: float
+) -> list[Lesson]:
     """Replace the text of a lesson, as `lessons.edit_text` does.
 
     Turns of practice with the earlier text are taken back if no version was published with them. The lessons in force
@@ -55,9 +61,13 @@ def replace_text(conn: Connection, id: str, text: str, *, topic: str = "", at: f
 
 def _settle_edit(conn: Connection, lesson: Lesson, topic: str, *, at: float) -> list[Lesson]:
     """Decide which side is in force after a lesson got another topic. Returns the lessons that it superseded."""
-    same_scope = lessons.lessons_in_scope(conn, lesson.policy, lesson.key, lesson.scope_kind, lesson.scope_value)
+    same_scope = lessons.lessons_in_scope(
+        conn, lesson.policy, lesson.key, lesson.scope_kind, lesson.scope_value
+    )
     in_force = [one for one in same_scope if one.state is not LessonState.SUPERSEDED]
-    rivals = [one for one in in_force if one.subject == topic.partition("/")[0] and one.topic != topic]
+    rivals = [
+        one for one in in_force if one.subject == topic.partition("/")[0] and one.topic != topic
+    ]
     pinned = [one for one in rivals if one.is_pinned]
     if lesson.state is LessonState.SUPERSEDED:
         return []
@@ -92,12 +102,16 @@ def remove_evidence(
     for lesson in lessons.lessons_of_turns(conn, turns):
         if only is not None and lesson.id not in only:
             continue
-        evidence, c = lessons.turns_of_lesson(conn, lesson.id), t.lesson_turns.c
+        evidence = lessons.turns_of_lesson(conn, lesson.id)
+        c = t.lesson_turns.c
         conn.execute(delete(t.lesson_turns).where(c.lesson == lesson.id, c.turn.in_(turns)))
         if (keep_pinned and lesson.is_pinned) or any(one.turn not in turns for one in evidence):
             lost = sum(one.weight for one in evidence if one.turn in turns)
             lessons.set_weight(
-                conn, lesson.id, max(lesson.weight - lost, min(lesson.weight, 1.0)), at=lesson.reinforced_at
+                conn,
+                lesson.id,
+                max(lesson.weight - lost, min(lesson.weight, 1.0)),
+                at=lesson.reinforced_at,
             )
         else:
             forget(conn, lesson.id, at=at)
@@ -106,7 +120,12 @@ def remove_evidence(
 
 
 def take_back(
-    conn: Connection, turns: Sequence[str], reason: str, *, at: float, code: ReasonCode = ReasonCode.TAKEN_BACK
+    conn: Connection,
+    turns: Sequence[str],
+    reason: str,
+    *,
+    at: float,
+    code: ReasonCode = ReasonCode.TAKEN_BACK,
 ) -> None:
     """Drop the turns for good, and take them out of the lessons. `code`: one of `TAKEN_BACK_CODES`."""
     remove_evidence(conn, turns, at=at)
@@ -118,13 +137,19 @@ def give_back(conn: Connection, used: Collection[str], *, at: float) -> None:
     for id_ in turn_states.taken_back(conn, list(used)):
         verdict = current_verdict(conn, id_)
         is_open = verdict is not None and turn_states.transition(conn, id_, TurnState.CLOSED, at=at)
-        if is_open and verdict is not None and verdict.judge == PRACTICE_JUDGE:  # there is no reaction to be judged by
+        # There is no reaction to be judged by.
+        if is_open and verdict is not None and verdict.judge == PRACTICE_JUDGE:
             add_verdict(conn, verdict)
 
 
 def _unpublished_practice(conn: Connection, lesson: str) -> list[str]:
     """Return the turns of practice of a lesson that were used by no version, or only by a candidate."""
     used = select(t.uses.c.turn).join(t.policies, t.policies.c.version == t.uses.c.policy)
-    used = used.where(t.uses.c.turn == t.practice_lessons.c.turn, t.policies.c.state != PolicyState.CANDIDATE.value)
+    used = used.where(
+        t.uses.c.turn == t.practice_lessons.c.turn,
+        t.policies.c.state != PolicyState.CANDIDATE.value,
+    )
     link = t.practice_lessons.c
-    return list(conn.execute(select(link.turn).where(link.lesson == lesson, ~exists(used))).scalars())
+    return list(
+        conn.execute(select(link.turn).where(link.lesson == lesson, ~exists(used))).scalars()
+    )

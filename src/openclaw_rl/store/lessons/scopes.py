@@ -17,7 +17,8 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.types import Message
 
-MAX_ASKED_MESSAGES, MAX_ASKED_CHARS = 3, 4_096
+MAX_ASKED_MESSAGES = 3
+MAX_ASKED_CHARS = 4_096
 """Newest user messages in which a subject is searched, and characters of each."""
 
 
@@ -91,7 +92,8 @@ def in_scope() -> ColumnElement[bool]:
 
     Lessons about a subject are all among them: `PromptContext.is_about` decides.
     """
-    kind, value = t.lessons.c.scope_kind, t.lessons.c.scope_value
+    kind = t.lessons.c.scope_kind
+    value = t.lessons.c.scope_value
     named = (LessonScope.AGENT, LessonScope.USER, LessonScope.QUESTION)
     return or_(
         *(and_(kind == scope.value, value == bindparam(scope.value)) for scope in named),
@@ -106,9 +108,12 @@ _of_sessions = (
     t.lessons.c.scope_kind == LessonScope.SESSION.value,
 )
 _has_session_lessons = select(select(t.lessons.c.id).where(*_of_sessions).exists())
-_child, _asked_next = t.turns.alias(), t.exchanges.alias()
+_child = t.turns.alias()
+_asked_next = t.exchanges.alias()
 _next = select(_child.c.id).where(
-    _child.c.scope == t.turns.c.scope, _child.c.session == t.turns.c.session, _child.c.parent == t.turns.c.id
+    _child.c.scope == t.turns.c.scope,
+    _child.c.session == t.turns.c.session,
+    _child.c.parent == t.turns.c.id,
 )
 _is_in_history = _asked_next.c.context_chain.in_(bindparam("chains", expanding=True))
 _sessions_of_history = (
@@ -120,13 +125,20 @@ _sessions_of_history = (
         *_of_sessions,
         t.exchanges.c.user == bindparam("user"),
         t.exchanges.c.reply_chain.in_(bindparam("chains", expanding=True)),
-        or_(~_next.exists(), _next.join(_asked_next, _asked_next.c.seq == _child.c.seq).where(_is_in_history).exists()),
+        or_(
+            ~_next.exists(),
+            _next.join(_asked_next, _asked_next.c.seq == _child.c.seq)
+            .where(_is_in_history)
+            .exists(),
+        ),
     )
     .distinct()
 )
 
 
-def sessions_of_history(conn: Connection, context: PromptContext, chains: Callable[[], Sequence[bytes]]) -> list[str]:
+def sessions_of_history(
+    conn: Connection, context: PromptContext, chains: Callable[[], Sequence[bytes]]
+) -> list[str]:
     """Return the conversations with lessons of their own whose wishes occur in a history: the reply, and what follows.
 
     Two conversations may begin with the same words, also of two users: only those of the prompt's user are found.
@@ -160,7 +172,11 @@ def is_readable_scope(kind: str, value: str) -> bool:
     except (ValueError, RecursionError):
         return False
     length = 2 if kind == LessonScope.USER else 3
-    return isinstance(parts, list) and len(parts) == length and all(isinstance(part, str) for part in parts)
+    return (
+        isinstance(parts, list)
+        and len(parts) == length
+        and all(isinstance(part, str) for part in parts)
+    )
 
 
 def scope_owner(kind: str, value: str) -> tuple[str, str]:
@@ -177,11 +193,17 @@ def scope_subject(kind: str, value: str) -> str:
 
 
 def asked_text(
-    messages: Sequence[Message], is_ephemeral: Callable[[Message], bool], without_scopes: Callable[[str], str]
+    messages: Sequence[Message],
+    is_ephemeral: Callable[[Message], bool],
+    without_scopes: Callable[[str], str],
 ) -> str:
     """Return what the newest user messages say, in which a subject is searched.
 
     `without_scopes` leaves out "when I ask about money", which is no question about money.
     """
-    asked = [m for m in reversed(messages) if m.get("role") == "user" and not is_ephemeral(m)][:MAX_ASKED_MESSAGES]
-    return "\n".join(without_scopes(head_and_tail(hashed_text(message), MAX_ASKED_CHARS)) for message in asked)
+    asked = [m for m in reversed(messages) if m.get("role") == "user" and not is_ephemeral(m)][
+        :MAX_ASKED_MESSAGES
+    ]
+    return "\n".join(
+        without_scopes(head_and_tail(hashed_text(message), MAX_ASKED_CHARS)) for message in asked
+    )

@@ -14,7 +14,8 @@ from openclaw_rl.store.lessons.lessons import SUPERSEDED_EVENT
 from openclaw_rl.store.lessons.scopes import PRACTISED_SCOPES, is_readable_scope, scope_owner
 from openclaw_rl.types import Exchange
 
-_lesson, _evidence = t.lessons.c, t.lesson_turns.c
+_lesson = t.lessons.c
+_evidence = t.lesson_turns.c
 _Owner = tuple[str, str, str]
 
 
@@ -50,23 +51,32 @@ def read_taste_changes(conn: Connection, version: int, line: CTE) -> TasteChange
 
 def _ends_of_lessons(conn: Connection) -> Iterator[tuple[_Owner, int]]:
     event = t.events.c
-    changes = select(event.ref, func.max(event.at).label("at")).where(event.kind == SUPERSEDED_EVENT)
+    changes = select(event.ref, func.max(event.at).label("at")).where(
+        event.kind == SUPERSEDED_EVENT
+    )
     last_change = changes.group_by(event.ref).subquery()
-    ended = _evidence_of_lessons(func.max(t.turns.c.seq)).join(last_change, last_change.c.ref == _lesson.id)
+    ended = _evidence_of_lessons(func.max(t.turns.c.seq)).join(
+        last_change, last_change.c.ref == _lesson.id
+    )
     ended = ended.where(_lesson.superseded_by.is_not(None), _evidence.at <= last_change.c.at)
     for row in _readable_rows(conn, ended.group_by(_lesson.id).having(func.count() > 1)):
         yield _owner_of(row), row.seq
 
 
-def _beginnings_of_lessons(conn: Connection, version: int, line: CTE) -> Iterator[tuple[_Owner, int]]:
-    link, use = t.practice_lessons.c, t.uses.c
+def _beginnings_of_lessons(
+    conn: Connection, version: int, line: CTE
+) -> Iterator[tuple[_Owner, int]]:
+    link = t.practice_lessons.c
+    use = t.uses.c
     practised = select(link.lesson, use.policy).join(t.uses, use.turn == link.turn)
     by_line = practised.where(use.policy.in_(select(line.c.version))).distinct()
     policies_of: dict[str, set[int]] = {}
     for lesson, policy in conn.execute(by_line):
         policies_of.setdefault(lesson, set()).add(policy)
     words = _evidence_of_lessons(t.turns.c.seq).where(_lesson.id.in_(list(policies_of)))
-    for id_, rows in groupby(_readable_rows(conn, words.order_by(_lesson.id, t.turns.c.seq)), key=lambda row: row.id):
+    for id_, rows in groupby(
+        _readable_rows(conn, words.order_by(_lesson.id, t.turns.c.seq)), key=lambda row: row.id
+    ):
         first, *later = rows
         if later and first.superseded_by is None:
             yield _owner_of(later[0]), later[0].seq
@@ -76,14 +86,22 @@ def _beginnings_of_lessons(conn: Connection, version: int, line: CTE) -> Iterato
 
 def _evidence_of_lessons(seq: Any) -> Select[Any]:
     """Select the numbers in the store of the turns that are evidence of lessons that are practised."""
-    columns = (_lesson.id, _lesson.key, _lesson.scope_kind, _lesson.scope_value, _lesson.superseded_by)
+    columns = (
+        _lesson.id,
+        _lesson.key,
+        _lesson.scope_kind,
+        _lesson.scope_value,
+        _lesson.superseded_by,
+    )
     query = select(*columns, seq.label("seq")).join(t.lesson_turns, _evidence.lesson == _lesson.id)
     query = query.join(t.turns, t.turns.c.id == _evidence.turn)
     return query.where(_lesson.scope_kind.in_([scope.value for scope in PRACTISED_SCOPES]))
 
 
 def _readable_rows(conn: Connection, query: Select[Any]) -> Iterator[Any]:
-    return (row for row in conn.execute(query) if is_readable_scope(row.scope_kind, row.scope_value))
+    return (
+        row for row in conn.execute(query) if is_readable_scope(row.scope_kind, row.scope_value)
+    )
 
 
 def _owner_of(row: Any) -> _Owner:

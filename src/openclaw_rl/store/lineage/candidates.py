@@ -11,15 +11,20 @@ from dataclasses import replace
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from openclaw_rl.errors import StaleLease
+from openclaw_rl.reasons import Reason
 from openclaw_rl.store import events, leases, turn_states
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage import policies, policy_marks
 from openclaw_rl.store.lineage.policy_names import move_head
 from openclaw_rl.store.rows import numbers_to_json, to_json
-from openclaw_rl.types import Lease, Policy, PolicyState, Reason, Use
+from openclaw_rl.types import Lease, Policy, PolicyState, Use
 
 _of_version = t.policies.c.version == bindparam("of")
-_set_live = update(t.policies).where(_of_version).values(state=PolicyState.LIVE.value, metrics=bindparam("found"))
+_set_live = (
+    update(t.policies)
+    .where(_of_version)
+    .values(state=PolicyState.LIVE.value, metrics=bindparam("found"))
+)
 _set_metrics = update(t.policies).where(_of_version).values(metrics=bindparam("found"))
 _set_rejected = (
     update(t.policies)
@@ -43,7 +48,13 @@ _delete_uses = delete(t.uses).where(t.uses.c.policy == bindparam("of"))
 
 
 def add_candidate(
-    conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float, *, lease_now: float | None = None
+    conn: Connection,
+    lease: Lease,
+    policy: Policy,
+    uses: Sequence[Use],
+    now: float,
+    *,
+    lease_now: float | None = None,
 ) -> None:
     """Insert the policy as CANDIDATE with its uses, and append "policy.candidate"; the head stays.
 
@@ -52,7 +63,13 @@ def add_candidate(
     leases.check(conn, lease, now if lease_now is None else lease_now)
     _check_parent(conn, policy)
     policies.insert_version(conn, policy, uses, PolicyState.CANDIDATE)
-    events.append(conn, "policy.candidate", str(policy.version), {"parent": policy.parent, "turns": len(uses)}, now)
+    events.append(
+        conn,
+        "policy.candidate",
+        str(policy.version),
+        {"parent": policy.parent, "turns": len(uses)},
+        now,
+    )
 
 
 def list_candidates(conn: Connection) -> list[Policy]:
@@ -83,12 +100,19 @@ def promote_candidate(
     leases.check(conn, lease, now if lease_now is None else lease_now)
     _require_candidate(conn, candidate)
     _check_parent(conn, candidate)
-    if undone := turn_states.taken_back(conn, [u.turn for u in policies.uses_of_version(conn, candidate.version)]):
-        raise StaleLease(f"turns of policy {candidate.version} were taken back: {', '.join(undone)}")
+    if undone := turn_states.taken_back(
+        conn, [u.turn for u in policies.uses_of_version(conn, candidate.version)]
+    ):
+        raise StaleLease(
+            f"turns of policy {candidate.version} were taken back: {', '.join(undone)}"
+        )
     conn.execute(_set_live, {"of": candidate.version, "found": numbers_to_json(metrics)})
     move_head(conn, candidate.name, candidate.version)
     policy_marks.end_canary(conn, candidate.name)
-    data = {"parent": candidate.parent, "turns": len(policies.uses_of_version(conn, candidate.version))}
+    data = {
+        "parent": candidate.parent,
+        "turns": len(policies.uses_of_version(conn, candidate.version)),
+    }
     events.append(conn, "policy.live", str(candidate.version), data, now)
     return replace(candidate, state=PolicyState.LIVE, metrics=metrics)
 
@@ -111,7 +135,11 @@ def reject_candidate(
     """
     leases.check(conn, lease, now if lease_now is None else lease_now)
     _require_candidate(conn, candidate)
-    values = {"new_reason": reason.detail, "new_code": reason.code, "found": numbers_to_json(metrics)}
+    values = {
+        "new_reason": reason.detail,
+        "new_code": reason.code,
+        "found": numbers_to_json(metrics),
+    }
     conn.execute(_set_rejected, {"of": candidate.version} | values)
     policy_marks.end_canary(conn, candidate.name)
     if frees_turns:
@@ -133,7 +161,9 @@ def reject_candidate(
 def _check_parent(conn: Connection, policy: Policy) -> None:
     current = policies.head(conn, policy.name).version
     if current != policy.parent:
-        raise StaleLease(f"policy {policy.version} has parent {policy.parent}, but the head is now {current}.")
+        raise StaleLease(
+            f"policy {policy.version} has parent {policy.parent}, but the head is now {current}."
+        )
 
 
 def _require_candidate(conn: Connection, candidate: Policy) -> None:

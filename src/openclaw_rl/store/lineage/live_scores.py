@@ -12,15 +12,22 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, func, literal_column, select, union_all
 
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.store.lessons.lessons import LessonState
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, OwnerFilter, PolicyOwner, name_of_owner, owner_column
+from openclaw_rl.store.lineage.policy_names import (
+    DEFAULT_NAME,
+    OwnerFilter,
+    PolicyOwner,
+    name_of_owner,
+    owner_column,
+)
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.lineage.version_stats import untrusted_judges
 from openclaw_rl.store.rows import from_json
 from openclaw_rl.store.turns import VERDICT_PRECEDENCE
-from openclaw_rl.types import Kind, ReasonCode
+from openclaw_rl.types import Kind
 
 _IS_DEGENERATE = t.equals_literal(t.turns.c.cause, ReasonCode.DEGENERATE)
 
@@ -47,7 +54,8 @@ def newest_scores(
     untrusted judge and of signals from behaviour do not, nor those of turns whose prompt had a lesson that is withdrawn
     since: it may be why they did not satisfy. At most `limit` turns. `owner`: only those of this agent, user or key.
     """
-    line, e = ancestors(head), t.exchanges.c
+    line = ancestors(head)
+    e = t.exchanges.c
     answered = (
         select(t.turns.c.id, t.turns.c.seq, e.version, e.finished_at)
         .join(t.exchanges, e.seq == t.turns.c.seq)
@@ -64,7 +72,9 @@ def newest_scores(
     )
     found = [*_judged_turns(conn, answered), *_degenerate_turns(conn, answered)]
     misled = _misled_turns(conn, [score.turn for *_, score in found])
-    scores = [score for *_, score in sorted(found, key=lambda one: one[:2]) if score.turn not in misled]
+    scores = [
+        score for *_, score in sorted(found, key=lambda one: one[:2]) if score.turn not in misled
+    ]
     return scores[-limit:]
 
 
@@ -81,23 +91,38 @@ def _misled_turns(conn: Connection, turns: Sequence[str]) -> set[str]:
 
 def _judged_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
     """Return those of the turns that have a score, as of their verdicts."""
-    v, untrusted = t.verdicts.c, untrusted_judges(conn)
+    v = t.verdicts.c
+    untrusted = untrusted_judges(conn)
     is_said = ~v.judge.startswith(BEHAVIOUR_JUDGE)
-    has_score = select(v.turn).where(v.turn == t.turns.c.id, v.score != 0, v.judge.not_in(untrusted), is_said).exists()
+    has_score = (
+        select(v.turn)
+        .where(v.turn == t.turns.c.id, v.score != 0, v.judge.not_in(untrusted), is_said)
+        .exists()
+    )
     newest = answered.where(has_score).subquery()
     query = select(newest.c.id, newest.c.seq, newest.c.version, v.score, v.judge, v.at)
     rows = conn.execute(query.join(newest, newest.c.id == v.turn).order_by(*VERDICT_PRECEDENCE))
     current: dict[str, Any] = {}
     for row in rows:
         current.setdefault(row.id, row)
-    scored = [row for row in current.values() if row.score and row.judge not in untrusted and not is_signal(row.judge)]
-    return [(r.at, r.seq, ScoredTurn(turn=r.id, version=r.version, satisfied=r.score > 0)) for r in scored]
+    scored = [
+        row
+        for row in current.values()
+        if row.score and row.judge not in untrusted and not is_signal(row.judge)
+    ]
+    return [
+        (r.at, r.seq, ScoredTurn(turn=r.id, version=r.version, satisfied=r.score > 0))
+        for r in scored
+    ]
 
 
 def _degenerate_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
     """Return those of the turns whose replies are degenerate, as of their ends."""
     rows = conn.execute(answered.where(_IS_DEGENERATE))
-    return [(r.finished_at, r.seq, ScoredTurn(turn=r.id, version=r.version, satisfied=False)) for r in rows]
+    return [
+        (r.finished_at, r.seq, ScoredTurn(turn=r.id, version=r.version, satisfied=False))
+        for r in rows
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +149,8 @@ def names_with_scores(conn: Connection, per: PolicyOwner, *, after: ScoreCursor)
 
 def newest_score(conn: Connection) -> ScoreCursor:
     """Return the cursor behind all scores so far."""
-    verdict = conn.execute(select(func.max(literal_column("rowid"))).select_from(t.verdicts)).scalar()
+    verdict = conn.execute(
+        select(func.max(literal_column("rowid"))).select_from(t.verdicts)
+    ).scalar()
     degenerate = conn.execute(select(func.max(t.turns.c.seq)).where(_IS_DEGENERATE)).scalar()
     return ScoreCursor(verdict=int(verdict or 0), degenerate=int(degenerate or 0))

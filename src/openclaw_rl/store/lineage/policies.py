@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TRAINER_FILES, find_damage
 from openclaw_rl.errors import IdentityMismatch, ModelError, OpenClawError, StaleLease
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import events, leases, turn_states
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.bootstrap import POLICIES_FOLDER
@@ -24,7 +25,7 @@ from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, m
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_json, to_row
 from openclaw_rl.store.turns import count_rows
-from openclaw_rl.types import Lease, Policy, PolicyState, Reason, ReasonCode, Use
+from openclaw_rl.types import Lease, Policy, PolicyState, Use
 
 log = logging.getLogger("openclaw_rl.store")
 SERVED_CURSOR = "served version"
@@ -33,20 +34,35 @@ SERVED_CURSOR = "served version"
 REMOVED_REASON = "its files were removed to save space (train.checkpoint.keep_versions)"
 
 _get = select(t.policies).where(t.policies.c.version == bindparam("version"))
-_insert_policy, _insert_use = insert(t.policies), insert(t.uses)
-_count_use = update(t.turns).where(t.turns.c.id == bindparam("used")).values(uses=t.turns.c.uses + 1)
+_insert_policy = insert(t.policies)
+_insert_use = insert(t.uses)
+_count_use = (
+    update(t.turns).where(t.turns.c.id == bindparam("used")).values(uses=t.turns.c.uses + 1)
+)
 _mark_rolled_back = (
     update(t.policies)
     .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
-    .values(state=PolicyState.ROLLED_BACK.value, reason=bindparam("new_reason"), reason_code=bindparam("new_code"))
+    .values(
+        state=PolicyState.ROLLED_BACK.value,
+        reason=bindparam("new_reason"),
+        reason_code=bindparam("new_code"),
+    )
 )
 _mark_live = (
     update(t.policies)
     .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
     .values(state=PolicyState.LIVE.value, reason=None, reason_code=None)
 )
-_set_files = update(t.policies).where(t.policies.c.version == bindparam("of")).values(files=bindparam("new_files"))
-_set_damage = update(t.policies).where(t.policies.c.version == bindparam("of")).values(damage=bindparam("found"))
+_set_files = (
+    update(t.policies)
+    .where(t.policies.c.version == bindparam("of"))
+    .values(files=bindparam("new_files"))
+)
+_set_damage = (
+    update(t.policies)
+    .where(t.policies.c.version == bindparam("of"))
+    .values(damage=bindparam("found"))
+)
 
 
 def ensure_root(conn: Connection, *, base: str, identity: str, at: float) -> Policy:
@@ -94,19 +110,28 @@ def require_version(conn: Connection, version: int) -> Policy:
     if (found := get(conn, version)) is None:
         newest = next_version(conn) - 1
         there = f"there are 0 to {newest}" if newest else "there is 0 alone"
-        raise OpenClawError(f"no policy version {version}; {there}. `openclaw-rl policies list` shows the newest")
+        raise OpenClawError(
+            f"no policy version {version}; {there}. `openclaw-rl policies list` shows the newest"
+        )
     return found
 
 
 def get_many(conn: Connection, versions: Collection[int]) -> list[Policy]:
     """Return those of the versions that exist, oldest first."""
-    query = select(t.policies).where(t.policies.c.version.in_(list(versions))).order_by(t.policies.c.version)
+    query = (
+        select(t.policies)
+        .where(t.policies.c.version.in_(list(versions)))
+        .order_by(t.policies.c.version)
+    )
     return [_read_policy(conn, row) for row in conn.execute(query)]
 
 
 def list_all(conn: Connection) -> list[Policy]:
     """Return all versions of any state, oldest first."""
-    return [_read_policy(conn, row) for row in conn.execute(select(t.policies).order_by(t.policies.c.version))]
+    return [
+        _read_policy(conn, row)
+        for row in conn.execute(select(t.policies).order_by(t.policies.c.version))
+    ]
 
 
 def lineage(conn: Connection, version: int) -> list[int]:
@@ -117,15 +142,25 @@ def lineage(conn: Connection, version: int) -> list[int]:
 
 def newest_of_each(conn: Connection, count: int) -> list[int]:
     """Return the newest `count` live versions of each policy, and all heads."""
-    age = func.row_number().over(partition_by=t.policies.c.name, order_by=t.policies.c.version.desc()).label("age")
-    live = select(t.policies.c.version, age).where(t.policies.c.state == PolicyState.LIVE.value).subquery()
+    age = (
+        func.row_number()
+        .over(partition_by=t.policies.c.name, order_by=t.policies.c.version.desc())
+        .label("age")
+    )
+    live = (
+        select(t.policies.c.version, age)
+        .where(t.policies.c.state == PolicyState.LIVE.value)
+        .subquery()
+    )
     newest = conn.execute(select(live.c.version).where(live.c.age <= count)).scalars()
     return sorted({*newest, *read_heads(conn).values()})
 
 
 def next_version(conn: Connection) -> int:
     """Return the lowest number above all versions, including rejected ones."""
-    return int(conn.execute(select(func.coalesce(func.max(t.policies.c.version), 0))).scalar_one()) + 1
+    return (
+        int(conn.execute(select(func.coalesce(func.max(t.policies.c.version), 0))).scalar_one()) + 1
+    )
 
 
 def count_by_state(conn: Connection) -> dict[PolicyState, int]:
@@ -136,17 +171,29 @@ def count_by_state(conn: Connection) -> dict[PolicyState, int]:
 def uses_of_version(conn: Connection, version: int) -> list[Use]:
     """Return the uses of turns by `version`, in the order of its batch."""
     u = t.uses.c
-    rows = conn.execute(select(u.policy, u.turn, u.number).where(u.policy == version).order_by(u.place, u.turn))
+    rows = conn.execute(
+        select(u.policy, u.turn, u.number).where(u.policy == version).order_by(u.place, u.turn)
+    )
     return [from_row(Use, row) for row in rows]
 
 
 def versions_with_turn(conn: Connection, turn: str) -> list[int]:
     """Return the versions that used the turn, of any state, oldest first."""
-    return list(conn.execute(select(t.uses.c.policy).where(t.uses.c.turn == turn).order_by(t.uses.c.policy)).scalars())
+    return list(
+        conn.execute(
+            select(t.uses.c.policy).where(t.uses.c.turn == turn).order_by(t.uses.c.policy)
+        ).scalars()
+    )
 
 
 def publish(
-    conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float, *, lease_now: float | None = None
+    conn: Connection,
+    lease: Lease,
+    policy: Policy,
+    uses: Sequence[Use],
+    now: float,
+    *,
+    lease_now: float | None = None,
 ) -> None:
     """Insert the policy as LIVE with its uses, move its head to it, and append the event "policy.live".
 
@@ -158,9 +205,13 @@ def publish(
     leases.check(conn, lease, now if lease_now is None else lease_now)
     current = head(conn, policy.name).version
     if current != policy.parent:
-        raise StaleLease(f"policy {policy.version} has parent {policy.parent}, but the head is now {current}.")
+        raise StaleLease(
+            f"policy {policy.version} has parent {policy.parent}, but the head is now {current}."
+        )
     if undone := turn_states.taken_back(conn, [use.turn for use in uses]):
-        raise StaleLease(f"turns of policy {policy.version} were taken back during the step: {', '.join(undone)}")
+        raise StaleLease(
+            f"turns of policy {policy.version} were taken back during the step: {', '.join(undone)}"
+        )
     insert_version(conn, policy, uses, PolicyState.LIVE)
     move_head(conn, policy.name, policy.version)
     data = {"parent": policy.parent, "turns": len(uses)}
@@ -168,7 +219,13 @@ def publish(
 
 
 def reject(
-    conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float, *, lease_now: float | None = None
+    conn: Connection,
+    lease: Lease,
+    policy: Policy,
+    uses: Sequence[Use],
+    now: float,
+    *,
+    lease_now: float | None = None,
 ) -> None:
     """Insert the candidate as REJECTED with its reason and uses, and append "policy.rejected"; the head stays.
 
@@ -197,7 +254,9 @@ def roll_back(
     """
     line = lineage(conn, head(conn, name).version)
     if to not in line[1:]:
-        raise ValueError(f"roll back to {to}: expected an ancestor of the head {line[0]}, one of {line[1:]}")
+        raise ValueError(
+            f"roll back to {to}: expected an ancestor of the head {line[0]}, one of {line[1:]}"
+        )
     undone = line[: line.index(to)]
     _leave_versions(conn, name, line[0], to, undone, Reason(code, reason), automatic, at)
     data = {"versions": undone, "reason": reason, "code": code, "automatic": automatic}
@@ -213,19 +272,33 @@ def promote(conn: Connection, *, to: int, reason: str, at: float) -> None:
     `to` and its ancestors become LIVE. The versions that leave the head's lineage become ROLLED_BACK with `reason`.
     Raises `ValueError` if `to` is unknown or on the head's lineage.
     """
-    found, new_line = get(conn, to), lineage(conn, to)
+    found = get(conn, to)
+    new_line = lineage(conn, to)
     name = DEFAULT_NAME if found is None else found.name
     old_line = lineage(conn, head(conn, name).version)
     if found is None or to in old_line:
-        raise ValueError(f"promote {to}: expected a version that is not on the lineage of the head {old_line[0]}")
+        raise ValueError(
+            f"promote {to}: expected a version that is not on the lineage of the head {old_line[0]}"
+        )
     left = [version for version in old_line if version not in new_line]
-    _leave_versions(conn, name, old_line[0], to, left, Reason(ReasonCode.PROMOTED, reason), False, at)
-    conn.execute(_mark_live, {"versions": [version for version in new_line if version not in old_line]})
+    _leave_versions(
+        conn, name, old_line[0], to, left, Reason(ReasonCode.PROMOTED, reason), False, at
+    )
+    conn.execute(
+        _mark_live, {"versions": [version for version in new_line if version not in old_line]}
+    )
     events.append(conn, "policy.promoted", str(to), {"versions": left, "reason": reason}, at)
 
 
 def _leave_versions(
-    conn: Connection, name: str, old: int, to: int, left: list[int], reason: Reason, automatic: bool, at: float
+    conn: Connection,
+    name: str,
+    old: int,
+    to: int,
+    left: list[int],
+    reason: Reason,
+    automatic: bool,
+    at: float,
 ) -> None:
     """Move the head from `old` to `to`, and mark the versions that are on no lineage any more as rolled back.
 
@@ -234,16 +307,20 @@ def _leave_versions(
     """
     move_head(conn, name, to)
     policy_marks.end_canary(conn, name)
-    others = {version for current in set(read_heads(conn).values()) for version in lineage(conn, current)}
+    others = {
+        version for current in set(read_heads(conn).values()) for version in lineage(conn, current)
+    }
     gone = [version for version in left if version not in others]
-    conn.execute(_mark_rolled_back, {"versions": gone, "new_reason": reason.detail, "new_code": reason.code})
+    conn.execute(
+        _mark_rolled_back, {"versions": gone, "new_reason": reason.detail, "new_code": reason.code}
+    )
     lessons.unlearn_versions(conn, gone, at=at)
     policy_marks.record_head_move(
         conn, name, old=old, to=to, left=left, reason=reason.detail, automatic=automatic, at=at
     )
 
 
-# --------------------------------------------------------------------------------------------------- files on the disk
+# ------------------------------------------------------------------------------- files on the disk
 
 
 def is_removed(policy: Policy) -> bool:
@@ -257,7 +334,9 @@ def mark_removed(conn: Connection, policy: Policy, names: Collection[str]) -> No
     conn.execute(_set_files, {"of": policy.version, "new_files": files})
 
 
-def examine_files(store: Store, version: int, *, for_engine: bool = False, trusts_known: bool = False) -> str | None:
+def examine_files(
+    store: Store, version: int, *, for_engine: bool = False, trusts_known: bool = False
+) -> str | None:
     """Compare the files of a version with their digests. Return why the version cannot be used, or None.
 
     Damage is recorded, and if the head is damaged, it moves back to the newest sound version of its lineage. The turns
@@ -273,12 +352,20 @@ def examine_files(store: Store, version: int, *, for_engine: bool = False, trust
     skip = set(TRAINER_FILES) if for_engine and ADAPTER_CONFIG not in policy.files else set[str]()
     digests = FolderDigests(store, Path(policy.path), policy.files)
     if trusts_known:
-        skip |= {name for name, digest in digests.read_known().items() if digest == policy.files[name]}
+        skip |= {
+            name for name, digest in digests.read_known().items() if digest == policy.files[name]
+        }
     try:
-        damage = None if is_removed(policy) else find_damage(policy.path, policy.digest, policy.files, skip=skip)
+        damage = (
+            None
+            if is_removed(policy)
+            else find_damage(policy.path, policy.digest, policy.files, skip=skip)
+        )
     except OSError as error:
         cure = "Restore access to them, or roll back to the base (`openclaw-rl rollback 0`)"
-        raise ModelError(f"the files of version {version} cannot be read: {error}. {cure}") from error
+        raise ModelError(
+            f"the files of version {version} cannot be read: {error}. {cure}"
+        ) from error
     if damage is None and not is_removed(policy):
         digests.record({name: digest for name, digest in policy.files.items() if name not in skip})
     if damage is None and skip:
@@ -290,7 +377,8 @@ def examine_files(store: Store, version: int, *, for_engine: bool = False, trust
         assert current is not None, "versions are never deleted"
         if is_removed(current):
             return REMOVED_REASON
-        if current.files != policy.files:  # some were removed during the comparison
+        # Some were removed during the comparison.
+        if current.files != policy.files:
             return current.damage
         _record_damage(conn, current, damage, time.time())
     return damage
@@ -303,7 +391,9 @@ def _record_damage(conn: Connection, policy: Policy, damage: str | None, at: flo
     log.error("version %d is damaged: %s", policy.version, damage)
     events.append(conn, "policy.damaged", str(policy.version), {"damage": damage}, at)
     for name, current in read_heads(conn).items():
-        sound = next(version for version in lineage(conn, current) if _is_usable(get(conn, version)))
+        sound = next(
+            version for version in lineage(conn, current) if _is_usable(get(conn, version))
+        )
         if sound == current:
             continue
         of = "" if name == DEFAULT_NAME else f" of the policy {name!r}"
@@ -319,12 +409,18 @@ def _is_usable(policy: Policy | None) -> bool:
 def rollback_targets(conn: Connection, name: str = DEFAULT_NAME) -> list[int]:
     """Return the ancestors of a policy's head that can become its head again, newest first."""
     line = set(lineage(conn, head(conn, name).version)[1:])
-    return [policy.version for policy in reversed(list_all(conn)) if policy.version in line and _is_usable(policy)]
+    return [
+        policy.version
+        for policy in reversed(list_all(conn))
+        if policy.version in line and _is_usable(policy)
+    ]
 
 
 def damaged_versions(conn: Connection) -> list[Policy]:
     """Return the versions whose files are damaged, oldest first, without those whose files were removed since."""
-    damaged = conn.execute(select(t.policies.c.version).where(t.policies.c.damage.is_not(None))).scalars()
+    damaged = conn.execute(
+        select(t.policies.c.version).where(t.policies.c.damage.is_not(None))
+    ).scalars()
     return [policy for policy in get_many(conn, damaged.all()) if not is_removed(policy)]
 
 
@@ -337,9 +433,13 @@ def damage_reports(conn: Connection) -> list[str]:
     ]
 
 
-def insert_version(conn: Connection, policy: Policy, uses: Sequence[Use], state: PolicyState) -> None:
+def insert_version(
+    conn: Connection, policy: Policy, uses: Sequence[Use], state: PolicyState
+) -> None:
     """Insert a version in `state` with its uses. Raises `ValueError` for a wrong use."""
-    values = {name: numbers_to_json(getattr(policy, name)) for name in ("memory", "metrics", "files")}
+    values = {
+        name: numbers_to_json(getattr(policy, name)) for name in ("memory", "metrics", "files")
+    }
     path = _stored_path(_home_of(conn), policy.path)
     conn.execute(_insert_policy, to_row(t.policies, policy, state=state.value, path=path, **values))
     if not uses:
@@ -351,7 +451,10 @@ def insert_version(conn: Connection, policy: Policy, uses: Sequence[Use], state:
 
 def _check_uses(conn: Connection, policy: Policy, uses: Sequence[Use]) -> None:
     ids = [u.turn for u in uses]
-    known = {r.id: r.uses for r in conn.execute(select(t.turns.c.id, t.turns.c.uses).where(t.turns.c.id.in_(ids)))}
+    known = {
+        r.id: r.uses
+        for r in conn.execute(select(t.turns.c.id, t.turns.c.uses).where(t.turns.c.id.in_(ids)))
+    }
     for use in uses:
         expected = known[use.turn] + 1 if use.turn in known else None
         if use.policy != policy.version or use.number != expected:

@@ -12,7 +12,9 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, read_heads
 from openclaw_rl.store.rows import from_json, to_json
 
-_PINNED_KEY, _FROZEN_KEY, _MOVE_KEY = "pinned_versions", "training_frozen", "last_head_move"
+_PINNED_KEY = "pinned_versions"
+_FROZEN_KEY = "training_frozen"
+_MOVE_KEY = "last_head_move"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,11 @@ class CanaryMark:
 
 def begin_canary(conn: Connection, name: str, version: int, share: float, at: float) -> None:
     """Let a candidate of the policy `name` answer this share of the conversations."""
-    _write(conn, _canary_key(name), asdict(CanaryMark(version=version, share=share, after=_last_seq(conn), at=at)))
+    _write(
+        conn,
+        _canary_key(name),
+        asdict(CanaryMark(version=version, share=share, after=_last_seq(conn), at=at)),
+    )
 
 
 def end_canary(conn: Connection, name: str) -> None:
@@ -69,14 +75,24 @@ def _last_seq(conn: Connection) -> int:
 
 
 def record_head_move(
-    conn: Connection, name: str, *, old: int, to: int, left: list[int], reason: str, automatic: bool, at: float
+    conn: Connection,
+    name: str,
+    *,
+    old: int,
+    to: int,
+    left: list[int],
+    reason: str,
+    automatic: bool,
+    at: float,
 ) -> None:
     """Record the move as the last one of the policy `name`.
 
     Satisfaction is compared only over turns that were admitted after it.
     """
     after = _last_seq(conn)
-    move = HeadMove(old=old, to=to, left=left, reason=reason, automatic=automatic, after=after, at=at)
+    move = HeadMove(
+        old=old, to=to, left=left, reason=reason, automatic=automatic, after=after, at=at
+    )
     _write(conn, _move_key(name), asdict(move))
 
 
@@ -89,7 +105,11 @@ def last_head_move(conn: Connection, name: str = DEFAULT_NAME) -> HeadMove | Non
 def last_automatic_rollback(conn: Connection) -> HeadMove | None:
     """Return the newest automatic rollback that is the last move of its policy, or None."""
     moves = [last_head_move(conn, name) for name in read_heads(conn)]
-    return max((move for move in moves if move is not None and move.automatic), key=lambda move: move.at, default=None)
+    return max(
+        (move for move in moves if move is not None and move.automatic),
+        key=lambda move: move.at,
+        default=None,
+    )
 
 
 def _move_key(name: str) -> str:

@@ -71,11 +71,16 @@ def name_of_owner(per: PolicyOwner, owner: str | None) -> str:
     return f"{per}:{owner}" if owner else DEFAULT_NAME
 
 
-_key_of_episode = select(t.episodes.c.scope).where(t.episodes.c.id == t.exchanges.c.episode).correlate(t.exchanges)
+_key_of_episode = (
+    select(t.episodes.c.scope)
+    .where(t.episodes.c.id == t.exchanges.c.episode)
+    .correlate(t.exchanges)
+)
 _OWNERS: dict[str, ColumnElement[str]] = {
     "agent": t.exchanges.c.agent,
     "user": t.exchanges.c.user,
-    "scope": func.coalesce(_key_of_episode.scalar_subquery(), t.exchanges.c.scope),  # an episode has a scope of its own
+    # An episode has a scope of its own.
+    "scope": func.coalesce(_key_of_episode.scalar_subquery(), t.exchanges.c.scope),
 }
 
 
@@ -88,13 +93,17 @@ class OwnerFilter(NamedTuple):
     def condition(self) -> ColumnElement[bool]:
         """Condition on a row of `turns`."""
         column = _OWNERS[self.column]
-        own = select(t.exchanges.c.seq).where(t.exchanges.c.seq == t.turns.c.seq, column == self.value)
+        own = select(t.exchanges.c.seq).where(
+            t.exchanges.c.seq == t.turns.c.seq, column == self.value
+        )
         return own.correlate(t.turns).exists()
 
     def practice_condition(self) -> ColumnElement[bool]:
         """Condition on a row of `turns` of practice: the turn whose prompt was asked again has this owner."""
         source = t.turns.alias("source")
-        made = select(t.practice_turns.c.turn).join(source, source.c.id == t.practice_turns.c.source)
+        made = select(t.practice_turns.c.turn).join(
+            source, source.c.id == t.practice_turns.c.source
+        )
         made = made.join(t.exchanges, t.exchanges.c.seq == source.c.seq)
         return t.turns.c.id.in_(made.where(t.exchanges.c[self.column] == self.value))
 
@@ -131,12 +140,17 @@ def waiting_names(conn: Connection, per: PolicyOwner) -> list[str]:
     gone = PolicyState.ROLLED_BACK.value, PolicyState.REJECTED.value
     lost = select(t.uses.c.turn).join(t.policies, t.policies.c.version == t.uses.c.policy)
     oldest: dict[str | None, int] = {}
-    for condition in (t.turns.c.uses == 0, t.turns.c.id.in_(lost.where(t.policies.c.state.in_(gone)))):
+    for condition in (
+        t.turns.c.uses == 0,
+        t.turns.c.id.in_(lost.where(t.policies.c.state.in_(gone))),
+    ):
         for row in conn.execute(_oldest_by_owner(per, condition)):
             oldest[row[0]] = min(row[1], oldest.get(row[0], row[1]))
     fresh = [name_of_owner(per, owner) for owner in sorted(oldest, key=oldest.__getitem__)]
     undone = conn.execute(select(t.retraining.c.name).order_by(t.retraining.c.seq)).scalars()
-    return list(dict.fromkeys([*(name for name in undone if is_owned(per, name)), *fresh])) or [DEFAULT_NAME]
+    return list(dict.fromkeys([*(name for name in undone if is_owned(per, name)), *fresh])) or [
+        DEFAULT_NAME
+    ]
 
 
 def _oldest_by_owner(per: PolicyOwner, condition: ColumnElement[bool]) -> Select[str, Any]:
@@ -182,14 +196,20 @@ def require_name(conn: Connection, name: str) -> str:
     """Return `name`. Raises `OpenClawError` if there is no such policy."""
     known = [known for known in read_heads(conn) if known != SHARED_NAME]
     if name not in known:
-        made = select(t.policies.c.version).where(t.policies.c.name == name).order_by(t.policies.c.version.desc())
+        made = (
+            select(t.policies.c.version)
+            .where(t.policies.c.name == name)
+            .order_by(t.policies.c.version.desc())
+        )
         if (newest := conn.execute(made.limit(1)).scalar_one_or_none()) is not None:
             raise OpenClawError(
                 f"policy {name!r} has no head yet: the shared parent answers. Its newest version is {newest} "
                 f"(`openclaw-rl policies show {newest}`)"
             )
         more = f", ... ({len(known)} in all)" if len(known) > _MAX_NAMED else ""
-        raise OpenClawError(f"no policy {name!r}; expected one of {', '.join(known[:_MAX_NAMED])}{more}")
+        raise OpenClawError(
+            f"no policy {name!r}; expected one of {', '.join(known[:_MAX_NAMED])}{more}"
+        )
     return name
 
 
@@ -204,6 +224,8 @@ def start_policies(conn: Connection, owner: PolicyOwner) -> None:
 
 def move_head(conn: Connection, name: str, version: int) -> None:
     """Make `version` the head of a policy."""
-    moved = conn.execute(update(t.heads).where(t.heads.c.name == name).values(version=version)).rowcount
+    moved = conn.execute(
+        update(t.heads).where(t.heads.c.name == name).values(version=version)
+    ).rowcount
     if not moved:
         conn.execute(insert(t.heads), {"name": name, "version": version})

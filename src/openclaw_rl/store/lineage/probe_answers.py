@@ -20,7 +20,8 @@ class ProbeAnswer:
     version: int  # of the candidate
     probe: str  # name of the probe; unique for the candidate
     head: int  # version that the candidate was compared with
-    turn: str | None = None  # the person's turn whose prompt was asked again; None: a probe of the probe set
+    # The person's turn whose prompt was asked again; None: a probe of the probe set.
+    turn: str | None = None
     question: str  # last message of the prompt
     head_answer: str
     candidate_answer: str
@@ -35,12 +36,19 @@ class ProbeAnswer:
 def record_answers(conn: Connection, answers: Sequence[ProbeAnswer]) -> None:
     """Store the answers of a candidate; a probe that was answered before is overwritten."""
     if answers:
-        conn.execute(insert(t.probe_answers).prefix_with("OR REPLACE"), [asdict(answer) for answer in answers])
+        conn.execute(
+            insert(t.probe_answers).prefix_with("OR REPLACE"),
+            [asdict(answer) for answer in answers],
+        )
 
 
 def answers_of_version(conn: Connection, version: int) -> list[ProbeAnswer]:
     """Return the probe answers of a version of any state, sorted by the name of the probe."""
-    query = select(t.probe_answers).where(t.probe_answers.c.version == version).order_by(t.probe_answers.c.probe)
+    query = (
+        select(t.probe_answers)
+        .where(t.probe_answers.c.version == version)
+        .order_by(t.probe_answers.c.probe)
+    )
     return [ProbeAnswer(**row._mapping) for row in conn.execute(query)]
 
 

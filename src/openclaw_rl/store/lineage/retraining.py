@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, insert, or_, select
 
+from openclaw_rl.reasons import TAKEN_BACK_CODES, ReasonCode
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.training_queue import load_judged_turns
 from openclaw_rl.store.rows import from_json, to_json
-from openclaw_rl.types import TAKEN_BACK_CODES, JudgedTurn, Kind, ReasonCode
+from openclaw_rl.types import JudgedTurn, Kind
 
 _LEFT_OUT = sorted(TAKEN_BACK_CODES | {ReasonCode.SET_ASIDE, ReasonCode.DAMAGED})
 
@@ -33,7 +34,10 @@ def outstanding_batches(conn: Connection, name: str) -> list[RepeatedBatch]:
 def _read_batches(conn: Connection, name: str, limit: int | None) -> list[RepeatedBatch]:
     own = select(t.retraining).where(t.retraining.c.name == name)
     rows = conn.execute(own.order_by(t.retraining.c.seq).limit(limit))
-    return [RepeatedBatch(repeats=row.repeats, turns=tuple(from_json(row.turns)), seq=row.seq) for row in rows]
+    return [
+        RepeatedBatch(repeats=row.repeats, turns=tuple(from_json(row.turns)), seq=row.seq)
+        for row in rows
+    ]
 
 
 def first_batch(conn: Connection, name: str) -> RepeatedBatch | None:
@@ -44,13 +48,19 @@ def first_batch(conn: Connection, name: str) -> RepeatedBatch | None:
 def count_batches(conn: Connection, name: str | None = None) -> int:
     """Return the number of batches that are left, of one policy or of all."""
     counted = select(func.count()).select_from(t.retraining)
-    return int(conn.execute(counted if name is None else counted.where(t.retraining.c.name == name)).scalar_one())
+    return int(
+        conn.execute(
+            counted if name is None else counted.where(t.retraining.c.name == name)
+        ).scalar_one()
+    )
 
 
 def replace_batches(conn: Connection, name: str, batches: Iterable[RepeatedBatch]) -> None:
     """Write these batches in place of all that are left of the policy `name`; their `seq` is new."""
     conn.execute(delete(t.retraining).where(t.retraining.c.name == name))
-    if rows := [{"name": name, "repeats": batch.repeats, "turns": to_json(batch.turns)} for batch in batches]:
+    if rows := [
+        {"name": name, "repeats": batch.repeats, "turns": to_json(batch.turns)} for batch in batches
+    ]:
         conn.execute(insert(t.retraining), rows)
 
 
@@ -71,7 +81,9 @@ def repeatable_turns(conn: Connection, ids: Sequence[str]) -> list[JudgedTurn]:
         or_(c.cause.is_(None), c.cause.not_in(_LEFT_OUT)),
         c.id.in_(select(t.verdicts.c.turn)),
     )
-    found = {item.turn.id: item for item in load_judged_turns(conn, list(conn.execute(fit).scalars()))}
+    found = {
+        item.turn.id: item for item in load_judged_turns(conn, list(conn.execute(fit).scalars()))
+    }
     return [found[id_] for id_ in ids if id_ in found]
 
 
@@ -80,7 +92,9 @@ def progress_reports(conn: Connection) -> list[str]:
     if not (left := count_batches(conn)):
         return []
     batches = f"{left} batch{'es' if left > 1 else ''}"
-    names = conn.execute(select(t.retraining.c.name).distinct().order_by(t.retraining.c.name)).scalars()
+    names = conn.execute(
+        select(t.retraining.c.name).distinct().order_by(t.retraining.c.name)
+    ).scalars()
     heads = ", ".join(str(policies.head(conn, name).version) for name in names)
     answers = f"version {heads} answers" if heads.isdigit() else f"versions {heads} answer"
     return [f"an undo is in progress: {batches} left to train on again; {answers}"]

@@ -18,14 +18,24 @@ _set_credit = (
 )
 
 
-def record_credit(conn: Connection, version: int, credit: Mapping[str, NDArray[np.float16]]) -> None:
+def record_credit(
+    conn: Connection, version: int, credit: Mapping[str, NDArray[np.float16]]
+) -> None:
     """Store the credit [R] of the tokens of each turn that the version used, by turn."""
     if credit:
-        rows = [{"of": version, "to": turn, "given": np.asarray(c, _DTYPE).tobytes()} for turn, c in credit.items()]
+        rows = [
+            {"of": version, "to": turn, "given": np.asarray(c, _DTYPE).tobytes()}
+            for turn, c in credit.items()
+        ]
         conn.execute(_set_credit, rows)
 
 
 def credit_of_version(conn: Connection, version: int) -> dict[str, NDArray[np.float16]]:
     """Return the credit [R] of each turn of the version that has one recorded."""
-    query = select(t.uses.c.turn, t.uses.c.credit).where(t.uses.c.policy == version, t.uses.c.credit.is_not(None))
-    return {row.turn: np.frombuffer(row.credit, _DTYPE).astype(np.float16) for row in conn.execute(query)}
+    query = select(t.uses.c.turn, t.uses.c.credit).where(
+        t.uses.c.policy == version, t.uses.c.credit.is_not(None)
+    )
+    return {
+        row.turn: np.frombuffer(row.credit, _DTYPE).astype(np.float16)
+        for row in conn.execute(query)
+    }

@@ -27,15 +27,22 @@ class TrainedTurn(NamedTuple):
 
 def turns_of_lineage(conn: Connection, version: int) -> list[TrainedTurn]:
     """Return the turns that `version` and its ancestors used: the oldest version first, each in its batch's order."""
-    line, uses, exchanges = ancestors(version), t.uses.c, t.exchanges.c
+    line = ancestors(version)
+    uses = t.uses.c
+    exchanges = t.exchanges.c
     query = (
-        select(uses.policy, uses.turn, t.turns.c.session, exchanges.agent, t.practice_turns.c.source)
+        select(
+            uses.policy, uses.turn, t.turns.c.session, exchanges.agent, t.practice_turns.c.source
+        )
         .join(line, line.c.version == uses.policy)
         .join(t.turns, t.turns.c.id == uses.turn)
         .join(t.exchanges, exchanges.seq == t.turns.c.seq)
         .outerjoin(t.practice_turns, t.practice_turns.c.turn == uses.turn)
     )
-    return [TrainedTurn(*row) for row in conn.execute(query.order_by(uses.policy, uses.place, uses.turn))]
+    return [
+        TrainedTurn(*row)
+        for row in conn.execute(query.order_by(uses.policy, uses.place, uses.turn))
+    ]
 
 
 def turns_by_hint(conn: Connection) -> dict[str, list[str]]:
@@ -43,7 +50,8 @@ def turns_by_hint(conn: Connection) -> dict[str, list[str]]:
 
     The most frequent hint comes first. Damaged verdicts are left out.
     """
-    v, c = t.verdicts, t.turns.c
+    v = t.verdicts
+    c = t.turns.c
     is_main = t.equals_literal(c.kind, Kind.MAIN)
     query = select(v).join(t.turns, c.id == v.c.turn).where(c.signal >= turns.HINT_SIGNAL, is_main)
     found: dict[str, list[str]] = {}

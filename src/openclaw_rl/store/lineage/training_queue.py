@@ -7,9 +7,21 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, Select, and_, func, or_, select
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    Row,
+    ScalarSelect,
+    Select,
+    and_,
+    func,
+    or_,
+    select,
+)
 
 from openclaw_rl.errors import DamagedRow
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
@@ -18,7 +30,7 @@ from openclaw_rl.store.lessons.taste_changes import NO_CHANGES, read_taste_chang
 from openclaw_rl.store.lineage.policy_names import OwnerFilter
 from openclaw_rl.store.lineage.version_stats import untrusted_judges
 from openclaw_rl.store.rows import turn_from_row
-from openclaw_rl.types import EpisodeStep, Exchange, JudgedTurn, Kind, PolicyState, ReasonCode, TurnState, Use
+from openclaw_rl.types import EpisodeStep, Exchange, JudgedTurn, Kind, PolicyState, TurnState, Use
 
 MAX_REJECTED_USES = 2
 """A turn that this many rejected candidates used is not replayed again."""
@@ -53,7 +65,9 @@ def trainable_turns(
     turns of this agent, user or key. Raises `DamagedRow`.
     """
     found = _trainable_queries(conn, head, max_uses, need_score, need_hint, owner)
-    return _load_by_age(conn, [query.order_by(t.turns.c.seq).limit(limit) for query in found], limit)
+    return _load_by_age(
+        conn, [query.order_by(t.turns.c.seq).limit(limit) for query in found], limit
+    )
 
 
 def trainable_groups(
@@ -63,8 +77,12 @@ def trainable_groups(
 
     Fresh as in `trainable_turns`. A group with a turn that still waits for the judge is left out. Raises `DamagedRow`.
     """
-    queries = [with_group(query) for query in _trainable_queries(conn, head, max_uses, False, False, owner)]
-    rows = sorted({(row.seq, row.id, row.group_id) for query in queries for row in conn.execute(query)})
+    queries = [
+        with_group(query) for query in _trainable_queries(conn, head, max_uses, False, False, owner)
+    ]
+    rows = sorted(
+        {(row.seq, row.id, row.group_id) for query in queries for row in conn.execute(query)}
+    )
     waiting = groups_before_judge(conn)
     found: dict[str, list[str]] = {}
     for _, id_, group in rows:
@@ -84,17 +102,30 @@ def count_trainable(
 ) -> int:
     """Return the number of turns that `trainable_turns` finds without a limit."""
     found = _trainable_queries(conn, head, max_uses, need_score, need_hint, owner)
-    return sum(conn.execute(select(func.count()).select_from(query.subquery())).scalar_one() for query in found)
+    return sum(
+        conn.execute(select(func.count()).select_from(query.subquery())).scalar_one()
+        for query in found
+    )
 
 
 def _trainable_queries(
-    conn: Connection, head: int, max_uses: int, need_score: bool, need_hint: bool, owner: OwnerFilter | None
+    conn: Connection,
+    head: int,
+    max_uses: int,
+    need_score: bool,
+    need_hint: bool,
+    owner: OwnerFilter | None,
 ) -> list[Select[tuple[int, str]]]:
     """Return the queries for turns that no version used, and for those that only versions off the lineage used."""
-    line, ready = ancestors(head), _ready_turns(conn, need_score, need_hint, owner)
+    line = ancestors(head)
+    ready = _ready_turns(conn, need_score, need_hint, owner)
     counted = t.turns.c.uses - _count_uses_by(_rejected_or_damaged_versions()) <= max_uses
     again = ready.where(
-        t.turns.c.uses >= 1, _used_off_lineage(line), counted, _uses_on_lineage(line) == 0, _has_distinct_batch_sizes()
+        t.turns.c.uses >= 1,
+        _used_off_lineage(line),
+        counted,
+        _uses_on_lineage(line) == 0,
+        _has_distinct_batch_sizes(),
     )
     return [ready.where(t.turns.c.uses == 0), again]
 
@@ -118,17 +149,26 @@ def replay_turns(
     line = ancestors(head)
     newest = _ready_turns(conn, need_score, need_hint, owner).where(t.turns.c.id.not_in(list(skip)))
     newest = newest.order_by(t.turns.c.seq.desc()).limit(limit)
-    once = newest.where(t.turns.c.uses.between(1, max_uses - 1), _uses_on_lineage(line) == t.turns.c.uses)
+    once = newest.where(
+        t.turns.c.uses.between(1, max_uses - 1), _uses_on_lineage(line) == t.turns.c.uses
+    )
     tried = newest.where(
         t.turns.c.uses.between(2, max_uses),
         _used_off_lineage(line),
         _count_uses_by(_rejected_versions()) < MAX_REJECTED_USES,
     )
-    return _load_by_age(conn, [once, tried.where(_uses_on_lineage(line).between(1, max_uses - 1))], -limit)
+    return _load_by_age(
+        conn, [once, tried.where(_uses_on_lineage(line).between(1, max_uses - 1))], -limit
+    )
 
 
 def held_out_turns(
-    conn: Connection, *, version: int, limit: int, owner: OwnerFilter | None = None, any_taste: bool = False
+    conn: Connection,
+    *,
+    version: int,
+    limit: int,
+    owner: OwnerFilter | None = None,
+    any_taste: bool = False,
 ) -> list[JudgedTurn]:
     """Return the newest turns that were scored +1 or -1 and that `version` was not trained on, newest first.
 
@@ -181,17 +221,23 @@ def last_rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[i
         t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(_rejected_versions())
     )
     found = {row.turn: row.policy for row in conn.execute(last.group_by(t.uses.c.turn))}
-    size = select(t.uses.c.policy, func.count().label("size")).where(t.uses.c.policy.in_(set(found.values())))
+    size = select(t.uses.c.policy, func.count().label("size")).where(
+        t.uses.c.policy.in_(set(found.values()))
+    )
     sizes = {row.policy: row.size for row in conn.execute(size.group_by(t.uses.c.policy))}
     return {turn: (version, sizes[version]) for turn, version in found.items()}
 
 
-def refused_together(conn: Connection, ids: Collection[str], *, code: ReasonCode | None = None) -> set[str]:
+def refused_together(
+    conn: Connection, ids: Collection[str], *, code: ReasonCode | None = None
+) -> set[str]:
     """Return the turns of all rejected batches that had one of these turns. `code`: of the reason; None: any."""
     rejected = _rejected_versions()
     if code is not None:
         rejected = rejected.where(t.policies.c.reason_code == code.value)
-    versions = select(t.uses.c.policy).where(t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(rejected))
+    versions = select(t.uses.c.policy).where(
+        t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(rejected)
+    )
     return set(conn.execute(select(t.uses.c.turn).where(t.uses.c.policy.in_(versions))).scalars())
 
 
@@ -204,7 +250,11 @@ def next_uses(conn: Connection, version: int, ids: Collection[str]) -> list[Use]
 def _ready_turns(
     conn: Connection, need_score: bool, need_hint: bool, owner: OwnerFilter | None
 ) -> Select[tuple[int, str]]:
-    wanted = [s for s in (1, 2, 3) if (need_score and s & turns.SCORE_SIGNAL) or (need_hint and s & turns.HINT_SIGNAL)]
+    wanted = [
+        s
+        for s in (1, 2, 3)
+        if (need_score and s & turns.SCORE_SIGNAL) or (need_hint and s & turns.HINT_SIGNAL)
+    ]
     has_judge = need_score or need_hint
     ready = select(t.turns.c.seq, t.turns.c.id).where(
         t.equals_literal(t.turns.c.state, TurnState.JUDGED),
@@ -220,7 +270,11 @@ def _ready_turns(
 
 def _has_trusted_signal(untrusted: Collection[str], need_hint: bool) -> ColumnElement[bool]:
     """Condition: another judge or the person gave the current verdict, or its hint is the person's correction."""
-    judge = select(t.verdicts.c.judge).where(t.verdicts.c.turn == t.turns.c.id).order_by(*turns.VERDICT_PRECEDENCE)
+    judge = (
+        select(t.verdicts.c.judge)
+        .where(t.verdicts.c.turn == t.turns.c.id)
+        .order_by(*turns.VERDICT_PRECEDENCE)
+    )
     is_trusted = judge.limit(1).correlate(t.turns).scalar_subquery().not_in(untrusted)
     corrected = _corrected_turns().where(t.feedback.c.target == t.turns.c.id).exists()
     has_hint = t.turns.c.signal >= turns.HINT_SIGNAL
@@ -228,7 +282,9 @@ def _has_trusted_signal(untrusted: Collection[str], need_hint: bool) -> ColumnEl
 
 
 def _corrected_turns() -> Select[tuple[str]]:
-    return select(t.feedback.c.target).where(t.feedback.c.correction.is_not(None), t.feedback.c.revision.is_not(None))
+    return select(t.feedback.c.target).where(
+        t.feedback.c.correction.is_not(None), t.feedback.c.revision.is_not(None)
+    )
 
 
 def _used_off_lineage(line: CTE) -> ColumnElement[bool]:
@@ -248,7 +304,9 @@ def _rejected_or_damaged_versions() -> Select[tuple[int]]:
 
 def _has_distinct_batch_sizes() -> ColumnElement[bool]:
     """Condition: all rejected batches with the turn differ in size."""
-    sizes = select(t.uses.c.policy, func.count().label("size")).where(t.uses.c.policy.in_(_rejected_versions()))
+    sizes = select(t.uses.c.policy, func.count().label("size")).where(
+        t.uses.c.policy.in_(_rejected_versions())
+    )
     sized = sizes.group_by(t.uses.c.policy).cte("sizes")
     mine = select(func.count() - func.count(sized.c.size.distinct())).select_from(
         t.uses.join(sized, sized.c.policy == t.uses.c.policy)
@@ -262,11 +320,15 @@ def _uses_on_lineage(line: CTE) -> ScalarSelect[int]:
 
 
 def _count_uses_by(versions: Select[tuple[int]]) -> ScalarSelect[int]:
-    counted = select(func.count()).where(t.uses.c.turn == t.turns.c.id, t.uses.c.policy.in_(versions))
+    counted = select(func.count()).where(
+        t.uses.c.turn == t.turns.c.id, t.uses.c.policy.in_(versions)
+    )
     return counted.correlate(t.turns).scalar_subquery()
 
 
-def _load_by_age(conn: Connection, queries: list[Select[tuple[int, str]]], limit: int) -> list[JudgedTurn]:
+def _load_by_age(
+    conn: Connection, queries: list[Select[tuple[int, str]]], limit: int
+) -> list[JudgedTurn]:
     """Load the turns that the queries find, oldest first: the oldest `limit`, or the newest `-limit` if negative."""
     ids = sorted({(row.seq, row.id) for query in queries for row in conn.execute(query)})
     return load_judged_turns(conn, [id_ for _, id_ in (ids[:limit] if limit >= 0 else ids[limit:])])
@@ -285,13 +347,21 @@ def load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
 
 
 def _judged_turn(
-    conn: Connection, row: Row[Any], exchange: Exchange, untrusted: Collection[str], episode: EpisodeStep | None
+    conn: Connection,
+    row: Row[Any],
+    exchange: Exchange,
+    untrusted: Collection[str],
+    episode: EpisodeStep | None,
 ) -> JudgedTurn:
     verdict = turns.current_verdict(conn, row.id)
     if verdict is None:
         raise DamagedRow(row.id, "it is judged and has no verdict")
     if verdict.judge in untrusted:
-        is_corrected = conn.execute(_corrected_turns().where(t.feedback.c.target == row.id).limit(1)).first()
+        is_corrected = conn.execute(
+            _corrected_turns().where(t.feedback.c.target == row.id).limit(1)
+        ).first()
         verdict = replace(verdict, score=None, hints=verdict.hints if is_corrected else ())
     turn = turn_from_row(row)
-    return JudgedTurn(exchange=exchange, turn=turn, verdict=verdict, earlier_uses=row.uses, episode=episode)
+    return JudgedTurn(
+        exchange=exchange, turn=turn, verdict=verdict, earlier_uses=row.uses, episode=episode
+    )

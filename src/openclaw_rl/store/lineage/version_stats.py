@@ -40,7 +40,10 @@ def satisfaction_metrics(conn: Connection, versions: Sequence[int]) -> dict[str,
     same, both = judge_user_agreement(conn)
     shares = {
         "eval/satisfaction": (sum(score > 0 for score in scored), len(scored)),
-        "eval/truncated": (sum(row.finish_reason == FinishReason.LENGTH for row in rows), len(rows)),
+        "eval/truncated": (
+            sum(row.finish_reason == FinishReason.LENGTH for row in rows),
+            len(rows),
+        ),
         "eval/untrainable": (sum(row.untrainable is not None for row in judged), len(judged)),
         "eval/agreement": (same, both),
     }
@@ -55,7 +58,9 @@ def _answered_turns(conn: Connection, versions: Sequence[int]) -> Sequence[Any]:
     ).all()
 
 
-def satisfaction_by_version(conn: Connection, versions: Sequence[int]) -> dict[int, tuple[int, int]]:
+def satisfaction_by_version(
+    conn: Connection, versions: Sequence[int]
+) -> dict[int, tuple[int, int]]:
     """Return (turns scored +1, turns scored +1 or -1) of each version that has any."""
     out: dict[int, tuple[int, int]] = {}
     for version, score in _version_scores(conn, versions):
@@ -87,7 +92,11 @@ def turns_by_version(conn: Connection, versions: Sequence[int]) -> dict[int, tup
     """Return (turns that it was trained on, main turns that it answered here) of each version."""
     used = count_rows(conn, t.uses.c.policy, t.uses.c.policy.in_(versions))
     is_main = t.turns.c.seq == t.exchanges.c.seq, t.equals_literal(t.turns.c.kind, Kind.MAIN)
-    here = t.exchanges.c.version.in_(versions), t.exchanges.c.origin.is_(None), select(t.turns.c.seq).where(*is_main)
+    here = (
+        t.exchanges.c.version.in_(versions),
+        t.exchanges.c.origin.is_(None),
+        select(t.turns.c.seq).where(*is_main),
+    )
     served = count_rows(conn, t.exchanges.c.version, *here[:2], here[2].exists())
     return {version: (used.get(version, 0), served.get(version, 0)) for version in versions}
 
@@ -96,7 +105,8 @@ def _of_versions(versions: Sequence[int]) -> tuple[ColumnElement[bool], ...]:
     return (
         t.exchanges.c.version.in_(list(versions)),
         t.exchanges.c.origin.is_(None),
-        t.exchanges.c.episode.is_(None),  # what satisfies people
+        # What satisfies people.
+        t.exchanges.c.episode.is_(None),
         t.equals_literal(t.turns.c.kind, Kind.MAIN),
     )
 
@@ -107,9 +117,13 @@ def judge_user_pairs(conn: Connection) -> dict[str, list[tuple[int, int]]]:
     Of several verdicts by the same side, the one on the newest revision of the reaction counts. Abstaining does not
     count as a score. At most the `MAX_SCORED_TURNS` turns with the newest feedback are compared.
     """
-    scored = select(t.feedback.c.target).where(t.feedback.c.score.is_not(None), t.feedback.c.revision.is_not(None))
+    scored = select(t.feedback.c.target).where(
+        t.feedback.c.score.is_not(None), t.feedback.c.revision.is_not(None)
+    )
     newest = list(
-        dict.fromkeys(conn.execute(scored.order_by(t.feedback.c.seq.desc()).limit(MAX_SCORED_TURNS)).scalars())
+        dict.fromkeys(
+            conn.execute(scored.order_by(t.feedback.c.seq.desc()).limit(MAX_SCORED_TURNS)).scalars()
+        )
     )
     v = t.verdicts.c
     rows = conn.execute(
@@ -118,7 +132,8 @@ def judge_user_pairs(conn: Connection) -> dict[str, list[tuple[int, int]]]:
         .order_by(v.revision, v.at)
     )
     users: dict[str, int] = {}
-    judges: dict[str, dict[str, int]] = {}  # judge -> turn -> score
+    # Judge -> turn -> score.
+    judges: dict[str, dict[str, int]] = {}
     for turn, judge, explicit, score in rows:
         (users if explicit else judges.setdefault(judge, {}))[turn] = score
     both = {
@@ -130,7 +145,12 @@ def judge_user_pairs(conn: Connection) -> dict[str, list[tuple[int, int]]]:
 
 def judge_user_agreement(conn: Connection) -> tuple[int, int]:
     """Return (pairs of `judge_user_pairs` with equal scores, all pairs), without those of signals."""
-    pairs = [pair for judge, found in judge_user_pairs(conn).items() if not is_signal(judge) for pair in found]
+    pairs = [
+        pair
+        for judge, found in judge_user_pairs(conn).items()
+        if not is_signal(judge)
+        for pair in found
+    ]
     return sum(judge == user for judge, user in pairs), len(pairs)
 
 
@@ -169,14 +189,21 @@ def _is_rare(judge: str, pairs: Sequence[tuple[int, int]]) -> bool:
 
 def update_untrusted_judges(conn: Connection, min_kappa: float) -> tuple[set[str], set[str]]:
     """Store which judges' verdicts are not trained on; none with a `min_kappa` of -1. Returns (before, now)."""
-    before, now = untrusted_judges(conn), set[str]()
+    before = untrusted_judges(conn)
+    now = set[str]()
     if min_kappa > -1:
-        measured = {judge: pairs for judge, pairs in judge_user_pairs(conn).items() if not _is_rare(judge, pairs)}
+        measured = {
+            judge: pairs
+            for judge, pairs in judge_user_pairs(conn).items()
+            if not _is_rare(judge, pairs)
+        }
         now = {judge for judge, pairs in measured.items() if is_below_kappa(pairs, min_kappa)}
     if before != now:
         row = {"key": _UNTRUSTED_KEY, "value": to_json(sorted(now))}
         statement = insert(t.meta).values(row)
-        conn.execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": row["value"]}))
+        conn.execute(
+            statement.on_conflict_do_update(index_elements=["key"], set_={"value": row["value"]})
+        )
     return before, now
 
 

@@ -35,8 +35,10 @@ from openclaw_rl.train.ranks.rpc import (
 from openclaw_rl.types import Logprobs
 
 log = logging.getLogger(__name__)
-RANKS_LOG = "ranks.log"  # standard error of the ranks
-_POLL_SECONDS = 1.0  # seconds
+# Standard error of the ranks.
+RANKS_LOG = "ranks.log"
+# Seconds.
+_POLL_SECONDS = 1.0
 
 
 class RankPool(Protocol):
@@ -56,12 +58,15 @@ class RankedTrainer:
 
     def __init__(self, ranks: RankPool, again: Callable[[], RankPool] | None = None) -> None:
         """Wait until the model is loaded. Raises the error of loading it, or `RanksGone`. `again`: starts new ranks."""
-        self._ranks, self._restart, self._has_failed = ranks, again, False
+        self._ranks = ranks
+        self._restart = again
+        self._has_failed = False
         self._send_command(None)
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
         if self._has_failed and self._restart is not None:
-            self._ranks, self._has_failed = self._restart(), False
+            self._ranks = self._restart()
+            self._has_failed = False
             self._send_command(None)
         self._send_command(LoadCommand(folder, dict(memory)))
 
@@ -79,7 +84,8 @@ class RankedTrainer:
         try:
             raw = None if command is None else rpc.encode(command)
             answer: rpc.RankReply = rpc.reply_decoder.decode(self._ranks.send_command(raw))
-        except BaseException:  # an interrupt must end the ranks too
+        except BaseException:
+            # An interrupt must end the ranks too.
             self.close()
             raise
         if isinstance(answer, ErrorReply):
@@ -103,12 +109,15 @@ def rank_environment(config: Config) -> dict[str, str]:
 
 def local_commands(config: Config, listener: RpcListener) -> list[ProcessSpec]:
     """Return a command for each rank. They rendezvous by a file and use loopback: no port is open to other machines."""
-    size, out = config.train.ranks, []
+    size = config.train.ranks
+    out = []
     loop = "lo" if sys.platform == "linux" else "lo0"
     for rank in range(size):
         how = ["--store", str(listener.folder / "store"), "--rank", str(rank), "--ranks", str(size)]
         extra = {"LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": loop, "NCCL_SOCKET_IFNAME": loop}
-        out.append(([*RANK_PROGRAM, *how, "--link", str(listener.path)], rank_environment(config) | extra))
+        out.append(
+            ([*RANK_PROGRAM, *how, "--link", str(listener.path)], rank_environment(config) | extra)
+        )
     return out
 
 
@@ -136,7 +145,9 @@ async def join_as_worker(config: Config, *, stop: asyncio.Event) -> None:
     try:
         await run_worker_loop(
             processes.check_running,
-            heartbeats.heartbeat_writer(store, "train", lambda: f"{config.train.ranks} ranks work for {master}"),
+            heartbeats.heartbeat_writer(
+                store, "train", lambda: f"{config.train.ranks} ranks work for {master}"
+            ),
             stop,
             poll=_POLL_SECONDS,
         )
@@ -148,7 +159,9 @@ async def join_as_worker(config: Config, *, stop: asyncio.Event) -> None:
 def launch_trainer(config: Config) -> RankedTrainer:
     """Start the trainer of `train.ranks` and `train.launch`. Raises `ConfigError`, `ModelError`, `RanksGone`."""
     by = config.train.launch.launcher
-    log.info("starting %d ranks on %d machines (%s)", config.train.ranks, config.train.launch.nodes, by)
+    log.info(
+        "starting %d ranks on %d machines (%s)", config.train.ranks, config.train.launch.nodes, by
+    )
     return RankedTrainer(_start_ranks(config), lambda: _start_ranks(config))
 
 
@@ -165,5 +178,6 @@ def _start_ranks(config: Config) -> RankPool:
             else local_commands(config, listener)
         )
         started = RankProcesses(starts, listener, config.logs_dir / RANKS_LOG)
-    atexit.register(started.close)  # for a normal exit; if the worker is killed, the ranks notice
+    # For a normal exit; if the worker is killed, the ranks notice.
+    atexit.register(started.close)
     return started

@@ -34,14 +34,17 @@ if TYPE_CHECKING:
     from openclaw_rl.learner.trainer import LocalTrainer
 
 log = logging.getLogger("openclaw_rl.train.rank")
-ERROR_REPORT_SECONDS = 20.0  # seconds for rank 0 to report an error before the worker sees the end of another rank
+# Seconds for rank 0 to report an error before the worker sees the end of another rank.
+ERROR_REPORT_SECONDS = 20.0
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Serve commands until the worker disconnects. Raises when another rank is gone."""
     parser = argparse.ArgumentParser(prog="openclaw_rl.train.ranks.main")
     parser.add_argument("--link", help="rank 0: the socket of the train worker")
-    parser.add_argument("--store", help="rendezvous file of ranks on one machine; default: torchrun's rendezvous")
+    parser.add_argument(
+        "--store", help="rendezvous file of ranks on one machine; default: torchrun's rendezvous"
+    )
     parser.add_argument("--rank", type=int, default=-1)
     parser.add_argument("--ranks", type=int, default=-1)
     given = parser.parse_args(arguments)
@@ -49,11 +52,17 @@ def main(arguments: list[str] | None = None) -> None:
     config = settings.inherited_config() or Config()
     from openclaw_rl.learner.distributed import process_group
 
-    world = process_group.join(config.train, config.model, store=given.store, rank=given.rank, size=given.ranks)
+    world = process_group.join(
+        config.train, config.model, store=given.store, rank=given.rank, size=given.ranks
+    )
     mine = world.rank == 0
     if mine and given.link is None:
-        raise OpenClawError("rank 0 is started by `openclaw-rl train`; start only the ranks of the other machines")
-    config = Config.model_validate_json(world.broadcast(config.model_dump_json().encode() if mine else None))
+        raise OpenClawError(
+            "rank 0 is started by `openclaw-rl train`; start only the ranks of the other machines"
+        )
+    config = Config.model_validate_json(
+        world.broadcast(config.model_dump_json().encode() if mine else None)
+    )
     setup_logging(f"rank-{world.rank}", config.logs_dir, config.run.log_level)
     link = rpc.connect_to_worker(given.link) if mine else None
     if link is not None:
@@ -62,7 +71,8 @@ def main(arguments: list[str] | None = None) -> None:
         with library_call():
             trainer = _load_trainer(config, world)
         _serve_commands(trainer, world, link, every=config.train.launch.timeout / 4)
-    except (OpenClawError, ValueError) as error:  # every rank raises it; only rank 0 reports it
+    except (OpenClawError, ValueError) as error:
+        # Every rank raises it; only rank 0 reports it.
         log.error("%s", error)
         if link is not None:
             link.send(rpc.encode(ErrorReply(type(error).__name__, str(error))))
@@ -82,12 +92,16 @@ def _load_trainer(config: Config, world: ProcessGroup) -> LocalTrainer:
     return trainer
 
 
-def _serve_commands(trainer: LocalTrainer, world: ProcessGroup, link: RpcChannel | None, *, every: float) -> None:
+def _serve_commands(
+    trainer: LocalTrainer, world: ProcessGroup, link: RpcChannel | None, *, every: float
+) -> None:
     """Serve commands forever. All ranks wait for rank 0, which sends a keep-alive each `every` seconds."""
     if link is not None:
         link.send(rpc.encode(ReadyReply()))
     while True:
-        command = rpc.command_decoder.decode(world.broadcast(None if link is None else _next_command(link, every)))
+        command = rpc.command_decoder.decode(
+            world.broadcast(None if link is None else _next_command(link, every))
+        )
         if isinstance(command, IdleCommand):
             continue
         if isinstance(command, LoadCommand):

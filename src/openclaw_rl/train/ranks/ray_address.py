@@ -19,9 +19,12 @@ def find_address(address: str, environ: Mapping[str, str] | None = None) -> str:
 def host_and_port(address: str) -> tuple[str, int] | None:
     """Return host and port of an address that has both; None for `auto`, `local`, and what Ray refuses by itself."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if "/" in host:  # such as the address of a dashboard
+    # Such as the address of a dashboard.
+    if "/" in host:
         return None
-    return (host.strip("[]"), int(port)) if host and port.isdecimal() and int(port) < 2**16 else None
+    return (
+        (host.strip("[]"), int(port)) if host and port.isdecimal() and int(port) < 2**16 else None
+    )
 
 
 def connection_problem(address: str) -> str | None:

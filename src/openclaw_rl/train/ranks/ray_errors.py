@@ -7,7 +7,8 @@ import re
 from openclaw_rl.errors import ConfigError, OpenClawError, RanksGone
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_TRACEBACK_LINE = re.compile(r'File "|[~^]+$')  # Ray leaves out its own files, but not the marks below their lines
+# Ray leaves out its own files, but not the marks below their lines.
+_TRACEBACK_LINE = re.compile(r'File "|[~^]+$')
 _MAX_CHARS = 500
 _MISMATCH = "Version mismatch"
 _START_HEAD = (

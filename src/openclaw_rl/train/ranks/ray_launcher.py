@@ -21,9 +21,12 @@ from openclaw_rl.train.ranks import ray_address, ray_errors
 from openclaw_rl.train.ranks.processes import RANK_PROGRAM, ProcessSpec, RankProcesses
 from openclaw_rl.train.ranks.rpc import RpcListener
 
-_POLL_SECONDS = 0.2  # seconds
-_CONNECT_SECONDS = 60.0  # seconds within which the head of a cluster answers
-_WAIT_SECONDS = 1.0  # seconds between two signs of life while a command runs
+# Seconds.
+_POLL_SECONDS = 0.2
+# Seconds within which the head of a cluster answers.
+_CONNECT_SECONDS = 60.0
+# Seconds between two signs of life while a command runs.
+_WAIT_SECONDS = 1.0
 
 
 class RankActor:
@@ -60,7 +63,8 @@ def _process_spec(
     extra = {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
-        "LOCAL_RANK": "0",  # Ray shows an actor only its own GPU
+        # Ray shows an actor only its own GPU.
+        "LOCAL_RANK": "0",
         "MASTER_ADDR": where[0],
         "MASTER_PORT": str(where[1]),
         settings.CONFIG_VARIABLE: config,
@@ -86,7 +90,8 @@ class RayRanks:
         try:
             self._place_actors(config, config.train.ranks * config.train.launch.nodes)
             self._exit_refs = self._start_ranks(config)
-        except BaseException as error:  # also an interrupt: the cluster must not keep the place
+        except BaseException as error:
+            # Also an interrupt: the cluster must not keep the place.
             self.close()
             if isinstance(error, ray.exceptions.RayError):
                 raise ray_errors.start_error(error) from error
@@ -98,8 +103,13 @@ class RayRanks:
         if problem := ray_address.connection_problem(ray_address.find_address(address)):
             raise ray_errors.connect_error(address, ConnectionError(problem))
         try:
-            answered = self._start_local(where) if address == "local" else self._init_within(_CONNECT_SECONDS, where)
-        except Exception as error:  # Ray raises `Exception` itself, too: for a node that is slow to start
+            answered = (
+                self._start_local(where)
+                if address == "local"
+                else self._init_within(_CONNECT_SECONDS, where)
+            )
+        except Exception as error:
+            # Ray raises `Exception` itself, too: for a node that is slow to start.
             raise ray_errors.connect_error(address, error) from error
         if not answered:
             raise ray_errors.silence_error(address, _CONNECT_SECONDS)
@@ -137,14 +147,27 @@ class RayRanks:
 
     def _start_ranks(self, config: Config) -> list[Any]:
         """Start a process beside each actor. Return what ends when a process ends."""
-        address, size = self._ray.get(self._actors[0].address.remote()), len(self._actors)
-        own = Config(home=config.home, model=config.model, train=config.train, run=config.run).model_dump_json()
-        self._ray.get([place.start.remote(own, rank, size, address) for rank, place in enumerate(self._actors)])
+        address = self._ray.get(self._actors[0].address.remote())
+        size = len(self._actors)
+        own = Config(
+            home=config.home, model=config.model, train=config.train, run=config.run
+        ).model_dump_json()
+        self._ray.get(
+            [
+                place.start.remote(own, rank, size, address)
+                for rank, place in enumerate(self._actors)
+            ]
+        )
         return [place.wait.remote() for place in self._actors]
 
     def _place_actors(self, config: Config, size: int) -> None:
-        ray, train = self._ray, config.train
-        gpus = 1 if ray.cluster_resources().get("GPU") and not config.model.device.startswith("cpu") else 0
+        ray = self._ray
+        train = config.train
+        gpus = (
+            1
+            if ray.cluster_resources().get("GPU") and not config.model.device.startswith("cpu")
+            else 0
+        )
         bundle = {"CPU": train.threads} | ({"GPU": gpus} if gpus else {})
         self._group = ray.util.placement_group([bundle] * size, strategy="PACK")
         try:
@@ -171,8 +194,11 @@ class RayRanks:
         answer = self._actors[0].ask.remote(raw)
         done: list[Any] = []
         try:
-            while not done:  # ranks that hang end after `train.launch.timeout`
-                done, _ = self._ray.wait([answer, *self._exit_refs], num_returns=1, timeout=_WAIT_SECONDS)
+            # Ranks that hang end after `train.launch.timeout`.
+            while not done:
+                done, _ = self._ray.wait(
+                    [answer, *self._exit_refs], num_returns=1, timeout=_WAIT_SECONDS
+                )
                 record_progress()
             given = self._ray.get(done[0])
         except self._ray.exceptions.RayError as error:

@@ -22,12 +22,20 @@ import msgspec
 import numpy as np
 
 from openclaw_rl.common.frames import FrameDecoder, encode_frame
-from openclaw_rl.common.progress import Activity, current_activity, progress_count, record_progress, set_activity
+from openclaw_rl.common.progress import (
+    Activity,
+    current_activity,
+    progress_count,
+    record_progress,
+    set_activity,
+)
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.types import Logprobs
 
-_POLL_SECONDS = 0.2  # seconds
-_PROGRESS_SECONDS = 1.0  # seconds between two reports
+# Seconds.
+_POLL_SECONDS = 0.2
+# Seconds between two reports.
+_PROGRESS_SECONDS = 1.0
 
 
 class LoadCommand(msgspec.Struct, tag="load", frozen=True):
@@ -97,7 +105,8 @@ class RpcChannel:
     """One end of the connection. Both methods raise `EOFError` when the other end is gone."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._decoder = connection, FrameDecoder()
+        self._connection = connection
+        self._decoder = FrameDecoder()
         self._received: deque[bytes] = deque()
         self._send_lock = threading.Lock()
 

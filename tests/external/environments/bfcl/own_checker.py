@@ -10,7 +10,9 @@ import json
 import sys
 from types import ModuleType, SimpleNamespace
 
-models = ModuleType("bfcl_eval.constants.model_config")  # the real one imports the clients of twenty services
+models = ModuleType(
+    "bfcl_eval.constants.model_config"
+)  # the real one imports the clients of twenty services
 models.MODEL_CONFIG_MAPPING = {"openclaw": SimpleNamespace(underscore_to_dot=True)}
 sys.modules[models.__name__] = models
 
@@ -23,7 +25,12 @@ for line in sys.stdin:
     for calls in row["calls"]:
         try:
             found = ast_checker(
-                row["function"], calls, row["ground_truth"], Language.PYTHON, row["category"], "openclaw"
+                row["function"],
+                calls,
+                row["ground_truth"],
+                Language.PYTHON,
+                row["category"],
+                "openclaw",
             )
             verdicts.append(found["valid"])
         except Exception:  # noqa: BLE001 - where it cannot compare, its own runner would end

@@ -22,7 +22,23 @@ ROOT = Path(__file__).parents[4]
 PYTHON = ROOT / ".bfcl-venv/bin/python"
 CATEGORIES = ("simple_python", "multiple", "parallel", "parallel_multiple")
 LIVE = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
-OTHER_VALUES: Sequence[Any] = ("", "other", 0, 1, 2.0, True, None, [], [""], [1], [1.0], {}, [{}], {"other": 1}, [[]])
+OTHER_VALUES: Sequence[Any] = (
+    "",
+    "other",
+    0,
+    1,
+    2.0,
+    True,
+    None,
+    [],
+    [""],
+    [1],
+    [1.0],
+    {},
+    [{}],
+    {"other": 1},
+    [[]],
+)
 
 pytestmark = pytest.mark.timeout(900)
 Calls = list[dict[str, Any]]
@@ -31,7 +47,10 @@ Calls = list[dict[str, Any]]
 @pytest.fixture(scope="session")
 def data() -> Path:
     found = subprocess.run(
-        [PYTHON, "-c", "import bfcl_eval; print(bfcl_eval.__path__[0])"], capture_output=True, text=True, check=True
+        [PYTHON, "-c", "import bfcl_eval; print(bfcl_eval.__path__[0])"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return Path(found.stdout.strip()) / "data"
 
@@ -58,7 +77,9 @@ def write_values(value: Any) -> Iterator[Any]:
                 yield {**value, name: nearer}
 
 
-def vary_calls(solution: Calls, ground_truth: Sequence[Mapping[str, Any]], draw: random.Random) -> Iterator[Calls]:
+def vary_calls(
+    solution: Calls, ground_truth: Sequence[Mapping[str, Any]], draw: random.Random
+) -> Iterator[Calls]:
     """Yield the solution and calls that differ from it in one place."""
     yield solution
     yield solution[::-1]
@@ -71,7 +92,9 @@ def vary_calls(solution: Calls, ground_truth: Sequence[Mapping[str, Any]], draw:
             others.append([{tool: {key: one for key, one in arguments.items() if key != name}}])
         for name, alternatives in truth.items():
             values = [*alternatives, *draw.sample(OTHER_VALUES, 4)]
-            nearly = [one for value in (arguments.get(name), *alternatives) for one in write_values(value)]
+            nearly = [
+                one for value in (arguments.get(name), *alternatives) for one in write_values(value)
+            ]
             values += draw.sample(nearly, min(6, len(nearly)))
             others += [[{tool: {**arguments, name: value}}] for value in values]
         for other in others:
@@ -82,13 +105,19 @@ def ask_own_checker(rows: Sequence[Mapping[str, Any]]) -> list[list[bool | None]
     """Return the verdict of each reply of each row."""
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     done = subprocess.run(
-        [PYTHON, Path(__file__).parent / "own_checker.py"], input=lines, capture_output=True, text=True, check=True
+        [PYTHON, Path(__file__).parent / "own_checker.py"],
+        input=lines,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("category", [*CATEGORIES, *LIVE])
-def test_each_reply_gets_the_verdict_of_the_own_checker(data: Path, category: str, tmp_path: Path) -> None:
+def test_each_reply_gets_the_verdict_of_the_own_checker(
+    data: Path, category: str, tmp_path: Path
+) -> None:
     file = data / f"BFCL_v4_{category}.json"
     rows, answers = read_rows(file), read_rows(data / "possible_answer" / file.name)
     draw, asked, ours = random.Random(1), list[dict[str, Any]](), list[list[bool]]()
@@ -97,9 +126,18 @@ def test_each_reply_gets_the_verdict_of_the_own_checker(data: Path, category: st
         truth = answers[row]["ground_truth"]
         (check,) = parse_checks([task["check"]], row, tmp_path)
         assert isinstance(check, BfclCheck)
-        replies = list(vary_calls([{call["tool"]: call["arguments"]} for call in task["calls"]], truth, draw))
+        replies = list(
+            vary_calls([{call["tool"]: call["arguments"]} for call in task["calls"]], truth, draw)
+        )
         ours.append([bool(check.score_calls(as_made(calls))) for calls in replies])
-        asked.append({"function": rows[row]["function"], "ground_truth": truth, "category": category, "calls": replies})
+        asked.append(
+            {
+                "function": rows[row]["function"],
+                "ground_truth": truth,
+                "category": category,
+                "calls": replies,
+            }
+        )
     theirs = ask_own_checker(asked)
     differing = [
         (one, calls, is_right)
@@ -107,18 +145,28 @@ def test_each_reply_gets_the_verdict_of_the_own_checker(data: Path, category: st
         for calls, is_right, valid in zip(one["calls"], found, own, strict=True)
         if is_right is not bool(valid)
     ]
-    if category == "parallel":  # theirs takes the first call that matches, which may leave none for the next
+    if (
+        category == "parallel"
+    ):  # theirs takes the first call that matches, which may leave none for the next
         (one, calls, is_right), *differing = differing
         assert is_right
-        assert ask_own_checker([{**one, "calls": [calls, calls[::-1]]}]) == [[False, True]], "only the order differs"
+        assert ask_own_checker([{**one, "calls": [calls, calls[::-1]]}]) == [[False, True]], (
+            "only the order differs"
+        )
     assert not differing
     right, all_replies = sum(map(sum, ours)), sum(map(len, ours))
     assert all_replies > right > len(rows) / 2
-    logging.getLogger(__name__).warning("%s: %d replies, %d of them right", category, all_replies, right)
+    logging.getLogger(__name__).warning(
+        "%s: %d replies, %d of them right", category, all_replies, right
+    )
 
 
 def as_made(calls: Calls) -> list[CallMade]:
-    return [CallMade(tool=tool, arguments=arguments) for call in calls for tool, arguments in call.items()]
+    return [
+        CallMade(tool=tool, arguments=arguments)
+        for call in calls
+        for tool, arguments in call.items()
+    ]
 
 
 def take_rows(data: Path, folder: Path, rows: int, *categories: str) -> Path:
@@ -132,12 +180,19 @@ def take_rows(data: Path, folder: Path, rows: int, *categories: str) -> Path:
     return folder
 
 
-def test_a_folder_of_rows_is_checked_and_played(data: Path, system: RecordedSystem, tmp_path: Path) -> None:
+def test_a_folder_of_rows_is_checked_and_played(
+    data: Path, system: RecordedSystem, tmp_path: Path
+) -> None:
     command = LibraryCommand(system, tmp_path / "tmp", PYTHON)
-    process = command.start_words("check", "tools", "--tasks", str(take_rows(data, tmp_path / "data", 2)))
+    process = command.start_words(
+        "check", "tools", "--tasks", str(take_rows(data, tmp_path / "data", 2))
+    )
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, out + err
-    assert out.splitlines()[-1] == f"{2 * len((*CATEGORIES, *LIVE, 'irrelevance', 'live_irrelevance'))} tasks, 0 unfit"
+    assert (
+        out.splitlines()[-1]
+        == f"{2 * len((*CATEGORIES, *LIVE, 'irrelevance', 'live_irrelevance'))} tasks, 0 unfit"
+    )
     assert "left out: format_sensitivity, live_relevance, memory, multi_turn_base" in err
     few = take_rows(data, tmp_path / "few", 1, "irrelevance", "simple_python")
     (few / "tools.json").write_text(json.dumps({"tasks": ".", "request": {"max_tokens": 24}}))
@@ -146,7 +201,9 @@ def test_a_folder_of_rows_is_checked_and_played(data: Path, system: RecordedSyst
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     found = json.loads(out)
-    assert found["tasks"]["bfcl/irrelevance_0"] == {"done": 2, "mean_reward": 1.0}, "the starter calls no tool"
+    assert found["tasks"]["bfcl/irrelevance_0"] == {"done": 2, "mean_reward": 1.0}, (
+        "the starter calls no tool"
+    )
     assert found["tasks"]["bfcl/simple_python_0"] == {"done": 2, "mean_reward": 0.0}
     command.assert_captured("rows")
     command.assert_nothing_left()

@@ -24,10 +24,16 @@ MANY = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-miniwob", action="store_true", help="play fifteen tasks of MiniWoB with five seeds each")
+    parser.addoption(
+        "--all-miniwob",
+        action="store_true",
+        help="play fifteen tasks of MiniWoB with five seeds each",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "miniwob" in metafunc.fixturenames:
         many = metafunc.config.getoption("--all-miniwob")
-        metafunc.parametrize("miniwob", [(task, 5 if many else 2) for task in (MANY if many else FEW)])
+        metafunc.parametrize(
+            "miniwob", [(task, 5 if many else 2) for task in (MANY if many else FEW)]
+        )

@@ -43,7 +43,9 @@ def test_the_web_tasks_are_fit_and_played(command: LibraryCommand, tmp_path: Pat
     found = command.play(source, "web", "--group", "2", "--parallel", "8", *LIMITS)
     assert (found["done"], found["void"]["count"]) == (16, 0), found
     reasons = {episode.reason for episode in command.episodes("web")}
-    assert reasons <= {"its limit of replies", "its context was too long"}, "the starter's context is small"
+    assert reasons <= {"its limit of replies", "its context was too long"}, (
+        "the starter's context is small"
+    )
     command.assert_captured("web", steps=None)
     command.assert_nothing_left()
 
@@ -59,7 +61,16 @@ def test_replies_that_are_typed_need_no_actions(command: LibraryCommand, tmp_pat
     checked = command.run("check", source, *LIMITS[:2])
     assert checked.stdout.splitlines()[-1] == "1 tasks, 0 unfit", checked.stdout
     found = command.play(
-        source, "typed", "--group", "6", "--parallel", "3", "--limit-seconds", "90", "--max-steps", "1"
+        source,
+        "typed",
+        "--group",
+        "6",
+        "--parallel",
+        "3",
+        "--limit-seconds",
+        "90",
+        "--max-steps",
+        "1",
     )
     assert (found["done"], found["void"]["count"]) == (6, 0), found
     command.assert_captured("typed", steps=1)
@@ -67,14 +78,20 @@ def test_replies_that_are_typed_need_no_actions(command: LibraryCommand, tmp_pat
         for episode in command.episodes("typed"):
             (row,) = turn_list.list_turns(conn, episode.id)
             exchange = exchanges.get_many(conn, [row["id"]])[row["id"]]
-            assert [message["content"] for message in exchange.request.messages] == ["What is the capital of France?"]
+            assert [message["content"] for message in exchange.request.messages] == [
+                "What is the capital of France?"
+            ]
             lines = str(exchange.reply.message["content"]).splitlines()
-            assert episode.reward == any("Paris" in line and line.startswith("- ") for line in lines), lines
+            assert episode.reward == any(
+                "Paris" in line and line.startswith("- ") for line in lines
+            ), lines
     command.assert_nothing_left()
 
 
 def test_a_folder_may_have_any_files(command: LibraryCommand, tmp_path: Path) -> None:
-    folder = shutil.copytree(next(file.parent for file in Path(WEB).glob("*/task.json")), tmp_path / "task")
+    folder = shutil.copytree(
+        next(file.parent for file in Path(WEB).glob("*/task.json")), tmp_path / "task"
+    )
     (folder / "logo.png").write_bytes(b"\x89PNG\xff")
     (folder / "LICENSE").write_text("free")
     refused = command.run("run", f"browsergym:{folder}")
@@ -100,11 +117,31 @@ def test_a_killed_browser_is_void_and_a_killed_runner_leaves_nothing(
 ) -> None:
     run = f"killed-{screenshots or 'playwright'}"
     film = f"&film={tmp_path / 'film'}&screenshots={screenshots}" if screenshots else ""
-    options = ("--group", "8", "--parallel", "4", "--unchecked", "--limit-seconds", "90", "--max-steps", "50")
-    process = command.start("run", f"browsergym:miniwob.click-test?seeds=1{film}", "--run", run, *options)
-    wait_for(lambda: any(("chromedriver" if screenshots else "chrom") in name for name in process_names(command)))
+    options = (
+        "--group",
+        "8",
+        "--parallel",
+        "4",
+        "--unchecked",
+        "--limit-seconds",
+        "90",
+        "--max-steps",
+        "50",
+    )
+    process = command.start(
+        "run", f"browsergym:miniwob.click-test?seeds=1{film}", "--run", run, *options
+    )
+    wait_for(
+        lambda: any(
+            ("chromedriver" if screenshots else "chrom") in name for name in process_names(command)
+        )
+    )
     time.sleep(3)
-    browsers = [pid for pid in marked_processes(command.scratch) if "--remote-debugging-pipe" in words_of(pid)]
+    browsers = [
+        pid
+        for pid in marked_processes(command.scratch)
+        if "--remote-debugging-pipe" in words_of(pid)
+    ]
     for pid in browsers:
         os.kill(pid, 9)
     wait_for(lambda: any(episode.outcome == "void" for episode in command.episodes(run)))
@@ -117,7 +154,9 @@ def test_a_killed_browser_is_void_and_a_killed_runner_leaves_nothing(
 
 def words_of(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     except OSError:
         return ""
 
@@ -172,7 +211,9 @@ asyncio.run(play_both())
 def run_program(program: str, cwd: Path, *words: str) -> Any:
     """Return what a program prints after `RESULT`, run by the library's Python with our modules for it."""
     command = [PYTHON, "-c", program, ROOT / "src/openclaw_rl/environments/foreign", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=280)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=cwd, timeout=280
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.split("RESULT")[1])
 

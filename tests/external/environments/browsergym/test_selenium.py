@@ -33,10 +33,14 @@ def driver_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
     for folder in (tmp_path / "bin", tmp_path / "logs"):
         folder.mkdir()
     wrapper = tmp_path / "bin" / "chromedriver"
-    wrapper.write_text(f'#!/bin/sh\nexec "{driver}" --verbose "--log-path={tmp_path}/logs/$$" "$@"\n')
+    wrapper.write_text(
+        f'#!/bin/sh\nexec "{driver}" --verbose "--log-path={tmp_path}/logs/$$" "$@"\n'
+    )
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}")
-    return lambda: "".join(file.read_text(errors="replace") for file in sorted((tmp_path / "logs").iterdir()))
+    return lambda: "".join(
+        file.read_text(errors="replace") for file in sorted((tmp_path / "logs").iterdir())
+    )
 
 
 def count_frames(film: Path) -> int:
@@ -50,7 +54,9 @@ def test_selenium_takes_every_screenshot_of_checks_and_episodes(
     command: LibraryCommand, tmp_path: Path, driver_log: Callable[[], str]
 ) -> None:
     film = tmp_path / "film"
-    checked = command.run("check", f"browsergym:{WEB}?film={film}&screenshots=selenium", *LIMITS[:2])
+    checked = command.run(
+        "check", f"browsergym:{WEB}?film={film}&screenshots=selenium", *LIMITS[:2]
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert len(list(film.glob("*-oracle.png"))) == 8
     assert len(SHOTS.findall(driver_log())) == count_frames(film) > 16
@@ -66,7 +72,9 @@ def test_playwright_needs_no_chromedriver_and_no_port(
     command: LibraryCommand, tmp_path: Path, driver_log: Callable[[], str]
 ) -> None:
     film = tmp_path / "film"
-    checked = command.run("check", f"browsergym:{WEB}/book-search?film={film}&screenshots=playwright", *LIMITS[:2])
+    checked = command.run(
+        "check", f"browsergym:{WEB}/book-search?film={film}&screenshots=playwright", *LIMITS[:2]
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert count_frames(film) > 2
     assert driver_log() == ""
@@ -78,7 +86,10 @@ def test_playwright_needs_no_chromedriver_and_no_port(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("film=/film&screenshots=puppeteer", "screenshots: expected playwright or selenium, got puppeteer"),
+        (
+            "film=/film&screenshots=puppeteer",
+            "screenshots: expected playwright or selenium, got puppeteer",
+        ),
         ("screenshots=selenium", "screenshots: nothing takes them without film"),
         ("film=film", "film: expected the absolute path of a folder, got film"),
         ("film=/film&screenshots=selenium", "no chromedriver on PATH. Expected"),
@@ -177,14 +188,18 @@ except worker.ForeignRefusal as error:
 """
 
 
-def test_a_chromedriver_of_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chromedriver_of_another_version_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = tmp_path / "bin" / "chromedriver"
     driver.parent.mkdir()
     driver.write_text(OTHER_DRIVER.format(python=PYTHON))
     driver.chmod(0o755)
     monkeypatch.setenv("PATH", f"{driver.parent}{os.pathsep}{os.environ['PATH']}")
     said = run_program(CHECK_PROGRAM, tmp_path, f"{WEB}/book-search")
-    assert re.search(r"only supports Chrome version 99. Expected the chromedriver of version \d+\.", said), said
+    assert re.search(
+        r"only supports Chrome version 99. Expected the chromedriver of version \d+\.", said
+    ), said
     assert not (tmp_path / "film").exists()
 
 

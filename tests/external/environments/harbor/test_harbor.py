@@ -26,7 +26,9 @@ TERMINUS = ("--agent", "terminus-2", "--limit-seconds", "60", "--group", "2", "-
 def work(*commands: str, done: bool = True) -> str:
     """A reply as Terminus-2 wants it."""
     keys = [{"keystrokes": f"{command}\n", "duration": 0.5} for command in commands]
-    return json.dumps({"analysis": "See the screen.", "plan": "Work.", "commands": keys, "task_complete": done})
+    return json.dumps(
+        {"analysis": "See the screen.", "plan": "Work.", "commands": keys, "task_complete": done}
+    )
 
 
 SOLUTION = "printf 'Hello, %s!\\n' \"$(cat name.txt)\" > greeting.txt"
@@ -84,13 +86,17 @@ def test_a_shipped_task_is_checked_and_solved(command: LibraryCommand) -> None:
     command.assert_nothing_left()
 
 
-def test_the_verifier_works_in_a_box_that_the_policy_never_saw(command: LibraryCommand, tmp_path: Path) -> None:
+def test_the_verifier_works_in_a_box_that_the_policy_never_saw(
+    command: LibraryCommand, tmp_path: Path
+) -> None:
     found = command.play(make_variant(tmp_path, "forge"), "forged", "--unchecked", *TERMINUS)
     assert (found["done"], found["mean_reward"], found["void"]["count"]) == (2, 0.0, 0), found
     command.assert_nothing_left()
 
 
-def test_the_end_of_the_replies_is_done_with_what_it_left(command: LibraryCommand, tmp_path: Path) -> None:
+def test_the_end_of_the_replies_is_done_with_what_it_left(
+    command: LibraryCommand, tmp_path: Path
+) -> None:
     source = make_variant(tmp_path, "endless")
     found = command.play(source, "limited", "--unchecked", "--max-steps", "2", *TERMINUS)
     assert (found["done"], found["mean_reward"]) == (2, 0.0), found
@@ -102,13 +108,17 @@ def test_the_times_of_agent_and_verifier_are_done(command: LibraryCommand, tmp_p
     source = make_variant(tmp_path, "endless", test="#!/bin/sh\nsleep 90\n")
     settings = tmp_path / "task/task.toml"
     settings.write_text(settings.read_text().replace("timeout_sec = 60.0", "timeout_sec = 5.0"))
-    found = command.play(source, "slow", "--unchecked", *("20" if word == "60" else word for word in TERMINUS))
+    found = command.play(
+        source, "slow", "--unchecked", *("20" if word == "60" else word for word in TERMINUS)
+    )
     assert (found["done"], found["mean_reward"]) == (2, 0.0), found
     for episode in command.episodes("slow"):
         assert "the verifier did not end within 5 s; AgentTimeoutError" in episode.reason
 
 
-def test_what_the_agent_did_not_cause_is_void_and_unfit(command: LibraryCommand, tmp_path: Path) -> None:
+def test_what_the_agent_did_not_cause_is_void_and_unfit(
+    command: LibraryCommand, tmp_path: Path
+) -> None:
     source = make_variant(tmp_path, "without a reward", test="#!/bin/sh\nexit 0\n")
     checked = command.run("check", source)
     assert checked.returncode == 1
@@ -148,7 +158,10 @@ def test_what_cannot_be_played_is_refused_in_one_line(command: LibraryCommand) -
     source = f"harbor:{GREETING}"
     for options, words in (
         ((*TERMINUS, "--python", sys.executable), "python -m pip install 'harbor>=0.25,<0.26'"),
-        (("--agent", "claude-code"), "expected one of tools, text, plain, program, terminus-2, oracle, nop"),
+        (
+            ("--agent", "claude-code"),
+            "expected one of tools, text, plain, program, terminus-2, oracle, nop",
+        ),
         (("--agent", "text"), "needs no --python"),
     ):
         done = command.run("run", source, *options)

@@ -25,33 +25,53 @@ def test_a_task_is_checked_and_played(command: LibraryCommand) -> None:
     source = f"inspect:{FILE}@capitals"
     checked = command.run("check", source, "--parallel", "2", *LIMITS)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert sorted(checked.stdout.splitlines()) == ["2 tasks, 0 unfit", "sample-1: fit", "sample-it: fit"]
+    assert sorted(checked.stdout.splitlines()) == [
+        "2 tasks, 0 unfit",
+        "sample-1: fit",
+        "sample-it: fit",
+    ]
     found = command.play(source, "capitals", "--group", "2", "--parallel", "2", *LIMITS)
     assert (found["done"], found["void"]["count"]) == (4, 0), found
-    assert all(episode.parts == {"includes": episode.reward} for episode in command.episodes("capitals"))
+    assert all(
+        episode.parts == {"includes": episode.reward} for episode in command.episodes("capitals")
+    )
     command.assert_captured("capitals")
     command.assert_nothing_left()
 
 
 def test_the_limit_of_replies_is_scored(command: LibraryCommand) -> None:
     source = f"inspect:{FILE}@twice"
-    found = command.play(source, "twice", "--group", "2", "--unchecked", "--max-steps", "1", *LIMITS)
+    found = command.play(
+        source, "twice", "--group", "2", "--unchecked", "--max-steps", "1", *LIMITS
+    )
     assert (found["done"], found["void"]["count"]) == (2, 0), found
     assert {episode.reason for episode in command.episodes("twice")} == {"its limit of replies"}
     command.assert_captured("twice")
 
 
 def test_a_crash_is_void(command: LibraryCommand) -> None:
-    done = command.run("run", f"inspect:{FILE}@dies", "--run", "dies", "--group", "2", "--unchecked", *LIMITS)
+    done = command.run(
+        "run", f"inspect:{FILE}@dies", "--run", "dies", "--group", "2", "--unchecked", *LIMITS
+    )
     assert done.returncode == 1
     assert {episode.outcome for episode in command.episodes("dies")} == {"void"}
     assert all("ended (5)" in episode.reason for episode in command.episodes("dies"))
     command.assert_nothing_left()
 
 
-def test_a_scorer_that_hangs_is_void_and_a_check_counts_for_one_task(command: LibraryCommand) -> None:
+def test_a_scorer_that_hangs_is_void_and_a_check_counts_for_one_task(
+    command: LibraryCommand,
+) -> None:
     done = command.run(
-        "run", f"inspect:{FILE}@hangs", "--run", "hangs", "--group", "2", "--unchecked", "--limit-seconds", "30"
+        "run",
+        f"inspect:{FILE}@hangs",
+        "--run",
+        "hangs",
+        "--group",
+        "2",
+        "--unchecked",
+        "--limit-seconds",
+        "30",
     )
     assert done.returncode == 1
     ended = {(episode.outcome, episode.reason) for episode in command.episodes("hangs")}
@@ -81,7 +101,11 @@ def test_a_killed_runner_leaves_nothing(command: LibraryCommand) -> None:
 
 def test_what_cannot_be_played_is_refused_in_one_line(command: LibraryCommand) -> None:
     for source, options, words in (
-        (f"inspect:{FILE}", ("--python", sys.executable), "pip install 'inspect_ai>=0.3.285,<0.4' 'openai>=2'"),
+        (
+            f"inspect:{FILE}",
+            ("--python", sys.executable),
+            "pip install 'inspect_ai>=0.3.285,<0.4' 'openai>=2'",
+        ),
         (f"inspect:{FILE}", (), "has 5 tasks: name one of"),
         (f"inspect:{FILE}@boxed", (), "a sandbox of its own"),
     ):

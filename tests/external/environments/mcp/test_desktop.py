@@ -20,10 +20,14 @@ DESKTOP = Path(__file__).parents[4] / "tasks" / "desktop"
 @pytest.fixture(autouse=True)
 def _needs_a_desktop(mcp_python: str) -> None:
     missing = [name for name in ("Xvfb", "xdotool", "scrot") if shutil.which(name) is None]
-    if subprocess.run([mcp_python, "-c", "import tkinter"], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        [mcp_python, "-c", "import tkinter"], capture_output=True, check=False
+    ).returncode:
         missing.append("tkinter")
     if missing:
-        pytest.skip(f"not installed: {', '.join(missing)} (on Debian: apt install xvfb xdotool scrot python3-tk)")
+        pytest.skip(
+            f"not installed: {', '.join(missing)} (on Debian: apt install xvfb xdotool scrot python3-tk)"
+        )
 
 
 @pytest.fixture
@@ -37,7 +41,14 @@ def scratch() -> Iterator[Path]:
 def check(folder: Path, mcp_python: str, scratch: Path, home: Path) -> str:
     """Run `env check` on a desktop; return what it says of the task."""
     path = f"{Path(mcp_python).absolute().parent}:{os.environ['PATH']}"
-    command = [sys.executable, "-m", "openclaw_rl", "env", "check", f"tools:{folder / 'tools.json'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "openclaw_rl",
+        "env",
+        "check",
+        f"tools:{folder / 'tools.json'}",
+    ]
     done = subprocess.run(
         [*command, "--home", str(home), "--python", mcp_python],
         capture_output=True,
@@ -51,7 +62,9 @@ def check(folder: Path, mcp_python: str, scratch: Path, home: Path) -> str:
 
 
 def test_the_desktop_is_fit(mcp_python: str, scratch: Path, tmp_path: Path) -> None:
-    assert check(DESKTOP, mcp_python, scratch, tmp_path / "home") == "appointment-with-reminder: fit"
+    assert (
+        check(DESKTOP, mcp_python, scratch, tmp_path / "home") == "appointment-with-reminder: fit"
+    )
 
 
 def test_another_day_is_no_solution(mcp_python: str, scratch: Path, tmp_path: Path) -> None:
@@ -61,4 +74,6 @@ def test_another_day_is_no_solution(mcp_python: str, scratch: Path, tmp_path: Pa
     assert day["arguments"] == {"x": 220, "y": 205}, "Thursday"
     day["arguments"]["y"] = 245
     (folder / "tasks.jsonl").write_text(json.dumps(task) + "\n")
-    assert "the recorded solution got 0, not 1" in check(folder, mcp_python, scratch, tmp_path / "home")
+    assert "the recorded solution got 0, not 1" in check(
+        folder, mcp_python, scratch, tmp_path / "home"
+    )

@@ -18,9 +18,9 @@ from tests.serve.images.test_images import png
 from openclaw_rl.environments.registry import SourceRequest, find_source
 from openclaw_rl.environments.scratch_folder import new_scratch_folder
 from openclaw_rl.environments.types import EpisodeTicket, PlayLimits
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import turns
 from openclaw_rl.testing import ScriptedImageEngine
-from openclaw_rl.types import ReasonCode
 
 SERVER = """
 import base64, sys
@@ -56,11 +56,23 @@ Play = Callable[..., list[list[Any]]]
 def play(mcp_python: str, tmp_path: Path) -> Play:
     """Play episodes that look once; return the last messages of each, as the gateway stored them."""
     (tmp_path / "server.py").write_text(SERVER)
-    server = {"name": "screen", "command": [mcp_python, "server.py", base64.b64encode(PNG).decode()]}
-    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "p", "check": {"kind": "exact", "value": "Done."}}))
+    server = {
+        "name": "screen",
+        "command": [mcp_python, "server.py", base64.b64encode(PNG).decode()],
+    }
+    (tmp_path / "tasks.jsonl").write_text(
+        json.dumps({"prompt": "p", "check": {"kind": "exact", "value": "Done."}})
+    )
 
-    def play(site: Site, call: str = CALL, agent: str | None = None, episodes: int = 1, **config: Any) -> Any:
-        given = {"mcp": [server], "tasks": "tasks.jsonl", "text_calls": {"explain": False}, **config}
+    def play(
+        site: Site, call: str = CALL, agent: str | None = None, episodes: int = 1, **config: Any
+    ) -> Any:
+        given = {
+            "mcp": [server],
+            "tasks": "tasks.jsonl",
+            "text_calls": {"explain": False},
+            **config,
+        }
         (tmp_path / "tools.json").write_text(json.dumps(given))
         said = [site.script.say(call), site.script.say("Done.")] * episodes
         site.engine.reply = lambda prompt, version: said.pop(0)[:]
@@ -79,8 +91,12 @@ async def play_episodes(site: Site, request: SourceRequest, episodes: int) -> li
     runner.open_runner(shared)
     try:
         for number in range(episodes):
-            ticket = EpisodeTicket(episode=f"e{number}", base_url=f"{site.url}/v1", api_key=KEY, model="openclaw")
-            outcome = await runner.play_episode(task, ticket, new_scratch_folder(f"e{number}"), PlayLimits(seconds=60))
+            ticket = EpisodeTicket(
+                episode=f"e{number}", base_url=f"{site.url}/v1", api_key=KEY, model="openclaw"
+            )
+            outcome = await runner.play_episode(
+                task, ticket, new_scratch_folder(f"e{number}"), PlayLimits(seconds=60)
+            )
             assert (outcome.status, outcome.reward) == ("done", 1.0), outcome
             seen.append(list(site.last().request.messages[-1:]))
     finally:

@@ -102,8 +102,12 @@ def play(python: str, entry: dict[str, Any], *episodes: Play) -> list[Any]:
         bridge.use_folder(shared)
         try:
             async with open_agent_session() as http:
-                world = ToolWorld(config=config, folder=Path(), sandbox=SandboxConfig(), http=http, bridge=bridge)
-                return list(await asyncio.gather(*(run_one(world, n, e) for n, e in enumerate(episodes))))
+                world = ToolWorld(
+                    config=config, folder=Path(), sandbox=SandboxConfig(), http=http, bridge=bridge
+                )
+                return list(
+                    await asyncio.gather(*(run_one(world, n, e) for n, e in enumerate(episodes)))
+                )
         finally:
             await bridge.close()
             assert find_processes(shared) == []
@@ -116,11 +120,18 @@ async def call(session: ToolSession, name: str, **arguments: Any) -> tuple[str, 
     return made.result, made.is_error
 
 
-def test_each_episode_has_a_server_of_its_own(mcp_python: str, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_episode_has_a_server_of_its_own(
+    mcp_python: str, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENCLAW_SECRET", "sk-owner")
 
     async def count_twice(session: ToolSession) -> list[str]:
-        assert [tool["function"]["name"] for tool in session.list_definitions()] == ["add", "fail", "end", "wait"]
+        assert [tool["function"]["name"] for tool in session.list_definitions()] == [
+            "add",
+            "fail",
+            "end",
+            "wait",
+        ]
         return [(await call(session, "add", by=2))[0] for _ in range(2)]
 
     for first, second in play(
@@ -132,7 +143,11 @@ def test_each_episode_has_a_server_of_its_own(mcp_python: str, server: Path, mon
 
 def test_errors_of_a_tool_and_bad_arguments_are_answered(mcp_python: str, server: Path) -> None:
     async def make_mistakes(session: ToolSession) -> list[tuple[str, bool]]:
-        return [await call(session, "fail"), await call(session, "add", by="x"), await call(session, "add", by=1)]
+        return [
+            await call(session, "fail"),
+            await call(session, "add", by="x"),
+            await call(session, "add", by=1),
+        ]
 
     (found,) = play(mcp_python, {"command": [mcp_python, str(server)]}, make_mistakes)
     assert [is_error for _, is_error in found] == [True, True, False]
@@ -140,8 +155,12 @@ def test_errors_of_a_tool_and_bad_arguments_are_answered(mcp_python: str, server
     assert "by: 'x' is not of type 'integer'" in found[1][0]
 
 
-@pytest.mark.parametrize(("tool", "words"), [("end", "MCP server or tool end"), ("wait", "no result within 2 s")])
-def test_a_server_that_ends_or_hangs_is_void(mcp_python: str, server: Path, tool: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("tool", "words"), [("end", "MCP server or tool end"), ("wait", "no result within 2 s")]
+)
+def test_a_server_that_ends_or_hangs_is_void(
+    mcp_python: str, server: Path, tool: str, words: str
+) -> None:
     async def break_it(session: ToolSession) -> None:
         with pytest.raises(ToolBroken, match=words):
             await call(session, tool)
@@ -153,7 +172,9 @@ def test_a_server_by_its_address(mcp_python: str, server: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with subprocess.Popen([mcp_python, str(server), str(port)], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [mcp_python, str(server), str(port)], stderr=subprocess.DEVNULL
+    ) as process:
         try:
             for _ in range(200):
                 try:
@@ -174,13 +195,19 @@ def test_a_server_by_its_address(mcp_python: str, server: Path) -> None:
 def test_a_check_replays_calls_of_a_server(mcp_python: str, server: Path, tmp_path: Path) -> None:
     config, tasks = tmp_path / "tools.json", tmp_path / "tasks.jsonl"
     config.write_text(
-        json.dumps({"mcp": [{"name": "counter", "command": [mcp_python, str(server)], "tools": ["add"]}]})
+        json.dumps(
+            {"mcp": [{"name": "counter", "command": [mcp_python, str(server)], "tools": ["add"]}]}
+        )
     )
     calls = [{"tool": "add", "arguments": {"by": 3}}]
     line = {"prompt": "p", "check": {"kind": "calls", "value": calls}, "calls": calls}
     tasks.write_text(json.dumps(line))
     request = SourceRequest(
-        source="tools", argument=str(config), tasks=tasks, python=mcp_python, search_path=os.environ["PATH"]
+        source="tools",
+        argument=str(config),
+        tasks=tasks,
+        python=mcp_python,
+        search_path=os.environ["PATH"],
     )
     source = find_source(request).make_source(request)
     (task,) = source.load_tasks()

@@ -14,7 +14,11 @@ from tests.external.environments.recorded_system import RecordedSystem
 
 VENV = ROOT / ".mini-swe-venv"
 REPOSITORY = ROOT / "tasks/swe/roman-numbers"
-SETTINGS = ("MSWEA_CONFIGURED=true", "MSWEA_COST_TRACKING=ignore_errors", "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1")
+SETTINGS = (
+    "MSWEA_CONFIGURED=true",
+    "MSWEA_COST_TRACKING=ignore_errors",
+    "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1",
+)
 MINI = f'{VENV}/bin/mini -y --exit-immediately -m "openai/$OPENAI_MODEL" -t "$INSTRUCTION"'
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 REPAIR = (
@@ -32,7 +36,11 @@ SCRIPT = [
     {"when": "VARIANT endless", "calls": bash("date")},
     {"when": "VARIANT forge", "calls": bash(FORGE)},
     {"when": "FORGED", "calls": bash(SUBMIT)},
-    {"when": "Please solve this issue", "say": "I read the code.", "calls": bash("cat roman/convert.py")},
+    {
+        "when": "Please solve this issue",
+        "say": "I read the code.",
+        "calls": bash("cat roman/convert.py"),
+    },
     {"when": "def from_roman", "say": "I repair it.", "calls": bash(REPAIR)},
     {"when": "REPAIRED", "calls": bash("python3 -m unittest discover -s tests -t .")},
     {"when": "Ran 3 tests", "calls": bash(SUBMIT)},
@@ -46,7 +54,11 @@ class ProgramCommand(LibraryCommand):
 
     def start(self, sub: str, source: str, *options: str) -> subprocess.Popen[str]:
         granted = [word for setting in SETTINGS for word in ("--env", setting)]
-        program = ("--agent", "program", "--show", str(VENV), *granted, "--", "sh", "-c", MINI) if sub == "run" else ()
+        program = (
+            ("--agent", "program", "--show", str(VENV), *granted, "--", "sh", "-c", MINI)
+            if sub == "run"
+            else ()
+        )
         return self.start_words(sub, source, *options, *program)
 
 
@@ -93,7 +105,9 @@ def test_a_forged_reward_counts_nothing(command: ProgramCommand, tmp_path: Path)
     command.assert_nothing_left()
 
 
-def test_the_end_of_the_replies_is_done_with_what_it_left(command: ProgramCommand, tmp_path: Path) -> None:
+def test_the_end_of_the_replies_is_done_with_what_it_left(
+    command: ProgramCommand, tmp_path: Path
+) -> None:
     source = make_variant(tmp_path, "endless")
     found = command.play(source, "limited", "--unchecked", *options("--max-steps", "2"))
     assert (found["done"], found["mean_reward"], found["void"]["count"]) == (2, 0.0, 0), found

@@ -32,7 +32,9 @@ class SayEnvironment(Environment):  # type: ignore[misc]
         super().__init__()
         self.said = 0
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> SayObservation:
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, **_: Any
+    ) -> SayObservation:
         self.said = 0
         return SayObservation(text=f"Say something about number {seed}.")
 

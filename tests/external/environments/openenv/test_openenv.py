@@ -29,7 +29,9 @@ def command(system: RecordedSystem, tmp_path: Path) -> LibraryCommand:
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
     port = free_port()
-    with subprocess.Popen([PYTHON, Path(__file__).parent / "counting_server.py", str(port), *options]) as server:
+    with subprocess.Popen(
+        [PYTHON, Path(__file__).parent / "counting_server.py", str(port), *options]
+    ) as server:
         try:
             wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"))
             yield f"openenv:http://127.0.0.1:{port}"
@@ -50,10 +52,14 @@ def test_a_server_is_played_with_its_step_rewards(command: LibraryCommand) -> No
         checked = command.run("check", f"{source}?seeds=2", *LIMITS)
         assert checked.returncode == 1
         assert "2 tasks, 0 unfit, 2 not checked" in checked.stdout
-        found = command.play(f"{source}?seeds=2", "say", "--group", "2", "--parallel", "4", "--unchecked", *LIMITS)
+        found = command.play(
+            f"{source}?seeds=2", "say", "--group", "2", "--parallel", "4", "--unchecked", *LIMITS
+        )
         assert found["tasks"]["seed-0"] == {"done": 2, "mean_reward": pytest.approx(0.75)}, found
         command.assert_captured("say", steps=3)
-        assert [[step.reward for step in episode.steps] for episode in command.episodes("say")] == [[0.25] * 3] * 4
+        assert [[step.reward for step in episode.steps] for episode in command.episodes("say")] == [
+            [0.25] * 3
+        ] * 4
         limits = ("--group", "2", "--unchecked", "--max-steps", "2", *LIMITS)
         short = command.play(f"{source}?seeds=1", "short", *limits)
         assert short["tasks"]["seed-0"] == {"done": 2, "mean_reward": pytest.approx(0.5)}
@@ -62,7 +68,9 @@ def test_a_server_is_played_with_its_step_rewards(command: LibraryCommand) -> No
 
 def test_a_server_that_dies_is_void(command: LibraryCommand) -> None:
     with serving("dies") as source:
-        done = command.run("run", f"{source}?seeds=1", "--run", "died", "--group", "2", "--unchecked", *LIMITS)
+        done = command.run(
+            "run", f"{source}?seeds=1", "--run", "died", "--group", "2", "--unchecked", *LIMITS
+        )
     assert done.returncode == 1
     assert {episode.outcome for episode in command.episodes("died")} == {"void"}
     command.assert_nothing_left()
@@ -74,7 +82,9 @@ def test_a_server_that_hangs_is_void(command: LibraryCommand) -> None:
         done = command.run("run", f"{source}?seeds=1", "--run", "hung", *limits)
     assert done.returncode == 1
     found = {(episode.outcome, episode.reason) for episode in command.episodes("hung")}
-    reason = "the process of the environment failed: the server did not answer within the limit of 20 s"
+    reason = (
+        "the process of the environment failed: the server did not answer within the limit of 20 s"
+    )
     assert found == {("void", reason)}
 
 
@@ -92,7 +102,11 @@ def test_a_killed_runner_leaves_nothing(command: LibraryCommand) -> None:
 
 def test_what_cannot_be_played_is_refused_in_one_line(command: LibraryCommand) -> None:
     for source, options, words in (
-        ("openenv:http://127.0.0.1:1", ("--python", sys.executable), "pip install 'openenv>=0.10,<0.11'"),
+        (
+            "openenv:http://127.0.0.1:1",
+            ("--python", sys.executable),
+            "pip install 'openenv>=0.10,<0.11'",
+        ),
         ("openenv:http://127.0.0.1:1", (), "no OpenEnv server answers"),
         ("openenv:https://example.org", (), "expected a server on this machine"),
     ):

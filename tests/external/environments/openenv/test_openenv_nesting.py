@@ -35,7 +35,10 @@ def scripted_policy(*replies: str) -> Iterator[str]:
             self.send_response(200 if left else 410)
             self.end_headers()
             if left:
-                body = {"id": f"turn-{len(left)}", "choices": [{"message": {"content": left.pop(0)}}]}
+                body = {
+                    "id": f"turn-{len(left)}",
+                    "choices": [{"message": {"content": left.pop(0)}}],
+                }
                 self.wfile.write(json.dumps(body).encode())
 
         def log_message(self, format: str, *args: object) -> None: ...
@@ -56,7 +59,9 @@ def play(url: str, folder: Path, *replies: str) -> PlayOutcome:
         task = EnvironmentTask(id="t", digest="d", split="train", data={"url": url, "seed": 0})
         ticket = EpisodeTicket(episode="e", base_url=base, api_key="k", model="m")
         try:
-            return await runner.play_episode(task, ticket, str(folder / "e"), PlayLimits(seconds=300))
+            return await runner.play_episode(
+                task, ticket, str(folder / "e"), PlayLimits(seconds=300)
+            )
         finally:
             await runner.close_runner()
 
@@ -67,7 +72,9 @@ def play(url: str, folder: Path, *replies: str) -> PlayOutcome:
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
     url = f"http://127.0.0.1:{(port := free_port())}"
-    with subprocess.Popen([PYTHON, Path(__file__).parent / "counting_server.py", str(port), *options]) as server:
+    with subprocess.Popen(
+        [PYTHON, Path(__file__).parent / "counting_server.py", str(port), *options]
+    ) as server:
         try:
             wait_for(lambda: answers(f"{url}/health"))
             yield url

@@ -29,7 +29,17 @@ def test_reasoning_gym_is_checked_and_played(command: LibraryCommand) -> None:
     assert checked.stdout.splitlines()[-1] == "3 tasks, 0 unfit"
     command.assert_nothing_left()
     found = command.play(
-        source, "legs", "--group", "2", "--parallel", "3", "--held-out", "0.4", "--split", "all", *LIMITS
+        source,
+        "legs",
+        "--group",
+        "2",
+        "--parallel",
+        "3",
+        "--held-out",
+        "0.4",
+        "--split",
+        "all",
+        *LIMITS,
     )
     assert (found["done"], found["void"]["count"]) == (6, 0), found
     for episode in command.episodes("legs"):
@@ -64,7 +74,9 @@ def test_many_replies_and_their_limit(command: LibraryCommand) -> None:
     command.assert_nothing_left()
 
 
-def test_a_full_context_is_done_and_a_first_prompt_that_does_not_fit_is_void(command: LibraryCommand) -> None:
+def test_a_full_context_is_done_and_a_first_prompt_that_does_not_fit_is_void(
+    command: LibraryCommand,
+) -> None:
     options = ("--group", "2", "--unchecked", *LIMITS)
     found = command.play(f"{GUESSING}?later=9000", "full", *options)
     assert found["tasks"]["task-0"] == {"done": 2, "mean_reward": 1.0}, found
@@ -90,7 +102,17 @@ def test_a_failure_of_the_environment_is_void_and_unfit(
     assert checked.returncode == 1
     assert "1 tasks, 1 unfit" in checked.stdout
     assert reason in checked.stdout
-    run = ("--run", f"fault-{fault}", "--held-out", "1", "--split", "held_out", "--group", "2", *limits)
+    run = (
+        "--run",
+        f"fault-{fault}",
+        "--held-out",
+        "1",
+        "--split",
+        "held_out",
+        "--group",
+        "2",
+        *limits,
+    )
     assert command.run("run", source, *run).returncode == 1, "no episode is done"
     for episode in command.episodes(f"fault-{fault}"):
         assert episode.outcome == "void"
@@ -100,7 +122,16 @@ def test_a_failure_of_the_environment_is_void_and_unfit(
 
 def test_a_killed_runner_leaves_nothing(command: LibraryCommand) -> None:
     process = command.start(
-        "run", GUESSING, "--run", "killed", "--group", "16", "--parallel", "2", "--unchecked", *LIMITS
+        "run",
+        GUESSING,
+        "--run",
+        "killed",
+        "--group",
+        "16",
+        "--parallel",
+        "2",
+        "--unchecked",
+        *LIMITS,
     )
     wait_for(lambda: len(marked_processes(command.scratch)) > 2)  # a chat program, too
     time.sleep(2)

@@ -50,9 +50,15 @@ def test_many_replies_with_step_rewards(command: LibraryCommand) -> None:
     found = command.play(source, "steps", "--group", "2", "--unchecked", *LIMITS)
     assert found["tasks"]["train-0"] == {"done": 2, "mean_reward": pytest.approx(0.3)}
     command.assert_captured("steps", steps=3)
-    assert [[step.reward for step in episode.steps] for episode in command.episodes("steps")] == [[0.25, 0.25]] * 2
-    limited = command.play(source, "limited", "--group", "2", "--unchecked", "--max-steps", "2", *LIMITS)
-    assert limited["tasks"]["train-0"] == {"done": 2, "mean_reward": pytest.approx(0.2)}, "410 is no failure of ours"
+    assert [[step.reward for step in episode.steps] for episode in command.episodes("steps")] == [
+        [0.25, 0.25]
+    ] * 2
+    limited = command.play(
+        source, "limited", "--group", "2", "--unchecked", "--max-steps", "2", *LIMITS
+    )
+    assert limited["tasks"]["train-0"] == {"done": 2, "mean_reward": pytest.approx(0.2)}, (
+        "410 is no failure of ours"
+    )
     command.assert_nothing_left()
 
 
@@ -60,7 +66,9 @@ def test_a_reward_is_the_number_that_the_environment_gave(command: LibraryComman
     found = command.play(f"verifiers:{SUMS}", "sums", "--group", "4", "--unchecked", *LIMITS)
     assert found["done"] == 12
     for episode in command.episodes("sums"):
-        assert episode.reward == pytest.approx(episode.parts["has_sum"] + 0.001 * episode.parts["length"])
+        assert episode.reward == pytest.approx(
+            episode.parts["has_sum"] + 0.001 * episode.parts["length"]
+        )
     command.assert_captured("sums")
 
 
@@ -80,23 +88,32 @@ def test_a_failure_of_the_environment_is_void_and_unfit(
     assert checked.returncode == 1
     assert "2 tasks, 2 unfit" in checked.stdout
     assert reason in checked.stdout
-    done = command.run("run", source, "--run", f"fault-{fault}", "--split", "held_out", "--group", "2", *limits)
+    done = command.run(
+        "run", source, "--run", f"fault-{fault}", "--split", "held_out", "--group", "2", *limits
+    )
     assert done.returncode == 1, "no episode is done"
     for episode in command.episodes(f"fault-{fault}"):
         assert episode.outcome == "void"
         assert reason in episode.reason, episode
     command.assert_nothing_left()
-    assert command.run("check", f"verifiers:{SUMS}?number=1", *LIMITS).returncode == 0, "it works again"
+    assert command.run("check", f"verifiers:{SUMS}?number=1", *LIMITS).returncode == 0, (
+        "it works again"
+    )
 
 
-def test_a_check_counts_for_one_environment_with_its_arguments(command: LibraryCommand, tmp_path: Path) -> None:
+def test_a_check_counts_for_one_environment_with_its_arguments(
+    command: LibraryCommand, tmp_path: Path
+) -> None:
     for folder, change in (("good", ""), ("same", ""), ("bad", "# another rubric\n")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "sums.py").write_text(Path(SUMS).read_text() + change)
     good = f"verifiers:{tmp_path / 'good' / 'sums.py'}?number=1"
     assert command.run("check", good, *LIMITS).returncode == 0
     for admitted in (good, good.replace("/good/", "/same/")):
-        assert command.play(admitted, f"one-{'same' in admitted}", "--group", "2", *LIMITS)["done"] == 2
+        assert (
+            command.play(admitted, f"one-{'same' in admitted}", "--group", "2", *LIMITS)["done"]
+            == 2
+        )
     for other in (good.replace("/good/", "/bad/"), f"{good}&fault=none"):
         refused = command.run("run", other, "--group", "2", *LIMITS)
         assert refused.returncode == 1
@@ -105,7 +122,9 @@ def test_a_check_counts_for_one_environment_with_its_arguments(command: LibraryC
 
 def test_a_killed_runner_leaves_nothing(command: LibraryCommand) -> None:
     source = f"verifiers:{ENVIRONMENTS / 'guessing.py'}"
-    process = command.start("run", source, "--run", "killed", "--group", "64", "--unchecked", *LIMITS)
+    process = command.start(
+        "run", source, "--run", "killed", "--group", "64", "--unchecked", *LIMITS
+    )
     wait_for(lambda: len(marked_processes(command.scratch)) > 0)
     wait_for(lambda: list((command.home / "environments" / "runners").iterdir()))
     time.sleep(4)

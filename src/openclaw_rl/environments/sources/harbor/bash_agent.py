@@ -16,9 +16,11 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.sandbox.box import CommandResult
 
 COMMAND_SECONDS = 120.0
-_SHOWN = 8000  # characters of a command's output that the model sees
+# Characters of a command's output that the model sees.
+_SHOWN = 8000
 _MAX_REPLIES = 200
-_PROGRAM_ENDS = (0, 1)  # as for the source `command`: 1 is also an uncaught exception in Python
+# As for the source `command`: 1 is also an uncaught exception in Python.
+_PROGRAM_ENDS = (0, 1)
 _TOOL = {
     "type": "function",
     "function": {
@@ -113,13 +115,17 @@ class ProgramAgent:
     """
 
     def __init__(self, program: BoxProgram, granted: Mapping[str, str]) -> None:
-        self._program, self._granted = program, granted
+        self._program = program
+        self._granted = granted
 
     async def work_on(self, box: TaskBox, client: ChatAgent) -> None:
         """Run the program until it ends. Raises `AgentProgramFailed` for an end that says nothing about the policy."""
         env = {**box.plan.variables, **self._granted, "INSTRUCTION": box.folder.instruction}
-        seconds = box.sandbox.lifetime  # the time of the agent is the caller's
-        result = await self._program.run_in(box.box, client.ticket, cwd=box.plan.cwd, env=env, seconds=seconds)
+        # The time of the agent is the caller's.
+        seconds = box.sandbox.lifetime
+        result = await self._program.run_in(
+            box.box, client.ticket, cwd=box.plan.cwd, env=env, seconds=seconds
+        )
         if result.exit_code not in _PROGRAM_ENDS:
             raise AgentProgramFailed(f"the program of the agent: {describe_failure(result)}")
 
@@ -143,7 +149,9 @@ def find_command(reply: str) -> str:
 
 def show_result(result: CommandResult) -> str:
     """Return what the model sees of a command's end."""
-    ending = f"exit status {result.exit_code}" + (" (stopped: it took too long)" if result.timed_out else "")
+    ending = f"exit status {result.exit_code}" + (
+        " (stopped: it took too long)" if result.timed_out else ""
+    )
     output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
     if len(output) > _SHOWN:
         half = _SHOWN // 2
@@ -168,5 +176,6 @@ async def _answer_call(call: AgentCall, box: TaskBox) -> str:
 async def _run_shown(command: str, box: TaskBox) -> str:
     try:
         return show_result(await box.run_command(command, COMMAND_SECONDS))
-    except ValueError as error:  # a NUL byte, or too long for a shell
+    except ValueError as error:
+        # A NUL byte, or too long for a shell.
         return f"error: {error}"

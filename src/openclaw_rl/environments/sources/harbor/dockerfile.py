@@ -14,9 +14,22 @@ from openclaw_rl.sandbox.box_commands import BOX_PATH, VARIABLE_NAME
 
 DEFAULT_FOLDER = "/app"
 _NO_EFFECT = frozenset(
-    {"CMD", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER", "STOPSIGNAL", "USER", "VOLUME", "SHELL"}
+    {
+        "CMD",
+        "ENTRYPOINT",
+        "EXPOSE",
+        "HEALTHCHECK",
+        "LABEL",
+        "MAINTAINER",
+        "STOPSIGNAL",
+        "USER",
+        "VOLUME",
+        "SHELL",
+    }
 )
-_SHARED = frozenset({"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr"})
+_SHARED = frozenset(
+    {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr"}
+)
 """Folders at the top of a box that are this machine's, or no files."""
 _REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
 _INSTRUCTION = re.compile(r"([A-Za-z]+)\s+(.*)", re.DOTALL)
@@ -61,7 +74,9 @@ class BuildPlan:
 
 def read_build_plan(context: Path) -> BuildPlan:
     """Return the plan of `context`/Dockerfile; without one, nothing is built. Raises `DockerfileError`."""
-    plan, arguments, stages = BuildPlan(), dict[str, str](), 0
+    plan = BuildPlan()
+    arguments = dict[str, str]()
+    stages = 0
     file = context / "Dockerfile"
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     if "\0" in text:
@@ -98,7 +113,9 @@ def writable_folder(path: str) -> str:
     """Return the folder of a box, empty at first, that `path` is in. Raises `DockerfileError` for a shared one."""
     parts = PurePosixPath(path).parts
     if len(parts) < 2 or parts[0] != "/" or ".." in parts or parts[1] in _SHARED:
-        raise DockerfileError(f"it writes to {path}, which is this machine's in a box: it needs an image")
+        raise DockerfileError(
+            f"it writes to {path}, which is this machine's in a box: it needs an image"
+        )
     if parts[1] == "home":
         return str(PurePosixPath(*parts[:3])) if len(parts) > 2 else HOME_FOLDER
     return f"/{parts[1]}"
@@ -106,7 +123,8 @@ def writable_folder(path: str) -> str:
 
 def _split_instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield the line number, the name and the rest of each instruction."""
-    pending, began = "", 0
+    pending = ""
+    began = 0
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.rstrip()
         if line.lstrip().startswith("#") or not (line.strip() or pending):
@@ -116,7 +134,9 @@ def _split_instructions(text: str) -> Iterator[tuple[int, str, str]]:
             pending += line[:-1] + " "
             continue
         match = _INSTRUCTION.match((pending + line).strip())
-        pending, first, began = "", began, 0
+        pending = ""
+        first = began
+        began = 0
         if match is None:
             raise DockerfileError(f"environment/Dockerfile, line {first}: no instruction")
         yield first, match[1].upper(), match[2].strip()
@@ -136,7 +156,9 @@ def _read_words(rest: str) -> list[str] | None:
         found = json.loads(rest)
     except (ValueError, RecursionError):
         return None
-    is_list = isinstance(found, list) and bool(found) and all(isinstance(word, str) for word in found)
+    is_list = (
+        isinstance(found, list) and bool(found) and all(isinstance(word, str) for word in found)
+    )
     return found if is_list else None
 
 
@@ -167,15 +189,23 @@ def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:
     *sources, target = [word for word in words if not word.startswith("--")] or [""]
     if not sources:
         raise DockerfileError(f"{where}: expected what is copied, and where to")
-    mode = next((flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")), None)
-    if any(flag.startswith("--from") for flag in flags) or any("://" in source for source in sources):
+    mode = next(
+        (flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")), None
+    )
+    if any(flag.startswith("--from") for flag in flags) or any(
+        "://" in source for source in sources
+    ):
         raise DockerfileError(f"{where}: it copies from another image or from the network")
     is_folder = target.endswith(("/", "/.")) or target == "." or len(sources) > 1
     path = _join_path(plan.cwd, target)
     plan.add_folder(path)
     for pattern in sources:
         try:
-            found = sorted(context.glob(pattern.strip("/") or ".")) if pattern.strip("./") else [context]
+            found = (
+                sorted(context.glob(pattern.strip("/") or "."))
+                if pattern.strip("./")
+                else [context]
+            )
         except ValueError as error:
             raise DockerfileError(f"{where}: {pattern} is no pattern of files ({error})") from None
         if not found:

@@ -13,7 +13,11 @@ import aiohttp
 from openclaw_rl.environments.agents.chat_agent import ChatAgent, EpisodeOver, open_agent_session
 from openclaw_rl.environments.sources.harbor.bash_agent import BoxAgent
 from openclaw_rl.environments.sources.harbor.task_box import TaskBox, UnfitTask
-from openclaw_rl.environments.sources.harbor.task_folder import HarborFolder, load_folder, load_tasks_below
+from openclaw_rl.environments.sources.harbor.task_folder import (
+    HarborFolder,
+    load_folder,
+    load_tasks_below,
+)
 from openclaw_rl.environments.types import (
     EnvironmentTask,
     EpisodeTicket,
@@ -41,7 +45,9 @@ class HarborSource:
         """Return the tasks of the folder. Raises `ConfigError`."""
         return load_tasks_below(self.top, self.held_out_share)
 
-    async def check_task(self, task: EnvironmentTask, folder: str, limits: PlayLimits) -> TaskFitness:
+    async def check_task(
+        self, task: EnvironmentTask, folder: str, limits: PlayLimits
+    ) -> TaskFitness:
         """Solve the task with its own solution, and do nothing; verify both as an episode is verified."""
         return await check_folder(task, folder, self._score_attempt)
 
@@ -86,7 +92,8 @@ class HarborRunner:
     ) -> PlayOutcome:
         """Play one episode. A box that fails is void; what the policy does in its time, context and replies counts."""
         assert self._http is not None
-        loaded, client = load_folder(Path(task.data["folder"])), ChatAgent(self._http, ticket)
+        loaded = load_folder(Path(task.data["folder"]))
+        client = ChatAgent(self._http, ticket)
         await asyncio.to_thread(Path(folder).mkdir, 0o700)
         end = time.monotonic() + limits.seconds
         try:
@@ -96,7 +103,9 @@ class HarborRunner:
             return void_outcome(f"the task cannot be played here: {error}")
         try:
             await box.open_box()
-            stopped = await self._let_work(box, client, min(limits.seconds, loaded.settings.agent.timeout_sec or 1e9))
+            stopped = await self._let_work(
+                box, client, min(limits.seconds, loaded.settings.agent.timeout_sec or 1e9)
+            )
             outcome = await box.verify_task(Path(folder, "results"), end - time.monotonic())
         except UnfitTask as error:
             return void_outcome(f"the task cannot be played here: {error}")
@@ -105,7 +114,9 @@ class HarborRunner:
         if outcome.status == "void":
             return outcome
         reason = "; ".join(filter(None, (stopped, outcome.reason)))
-        return PlayOutcome(status="done", reward=outcome.reward, parts=outcome.parts, reason=reason or None)
+        return PlayOutcome(
+            status="done", reward=outcome.reward, parts=outcome.parts, reason=reason or None
+        )
 
     async def _let_work(self, box: TaskBox, client: ChatAgent, seconds: float) -> str | None:
         """Let the agent work; return why it was stopped, None if it ended by itself."""
@@ -120,7 +131,9 @@ class HarborRunner:
 
 
 async def check_folder(
-    task: EnvironmentTask, scratch: str, attempt: Callable[[HarborFolder, str, Path], Awaitable[PlayOutcome]]
+    task: EnvironmentTask,
+    scratch: str,
+    attempt: Callable[[HarborFolder, str, Path], Awaitable[PlayOutcome]],
 ) -> TaskFitness:
     """Compare the attempts `oracle` and `nop` at a task.
 
@@ -137,7 +150,9 @@ async def check_folder(
             results[name] = await attempt(loaded, name, Path(scratch, name))
             if results[name].status == "void":
                 raise UnfitTask(f"{name}: {results[name].reason}")
-        reason = _compare_rewards(results, best, allows_network=loaded.settings.environment.allows_network)
+        reason = _compare_rewards(
+            results, best, allows_network=loaded.settings.environment.allows_network
+        )
     except UnfitTask as error:
         reason = str(error)
     rewards = {name: outcome.reward for name, outcome in results.items()}
@@ -151,14 +166,19 @@ async def check_folder(
     )
 
 
-def _compare_rewards(results: Mapping[str, PlayOutcome], best: float, *, allows_network: bool) -> str | None:
+def _compare_rewards(
+    results: Mapping[str, PlayOutcome], best: float, *, allows_network: bool
+) -> str | None:
     """Return why rewards say nothing about a policy; None if they do."""
-    oracle, nop = results["oracle"], results["nop"]
+    oracle = results["oracle"]
+    nop = results["nop"]
     assert oracle.reward is not None
     assert nop.reward is not None
     if abs(oracle.reward - best) > 1e-9:
         network = ". The task allows a network, and a box has none" if allows_network else ""
-        return f"its solution got {oracle.reward:g}, not {best:g} (verifier: {oracle.reason}){network}"
+        return (
+            f"its solution got {oracle.reward:g}, not {best:g} (verifier: {oracle.reason}){network}"
+        )
     if nop.reward >= oracle.reward:
         return f"doing nothing got {nop.reward:g}, not less than its solution"
     return None

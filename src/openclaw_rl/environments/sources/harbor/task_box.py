@@ -36,12 +36,19 @@ from openclaw_rl.sandbox.fresh_verification import (
 )
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
-_TESTS, _SOLUTION, _LOGS, _RESULTS = "/tests", "/solution", "/logs", "/logs/verifier"
+_TESTS = "/tests"
+_SOLUTION = "/solution"
+_LOGS = "/logs"
+_RESULTS = "/logs/verifier"
 _OWN_FOLDERS = (_TESTS, _SOLUTION, _LOGS)
-_REWARD_NUMBER, _REWARD_TABLE = "reward.txt", "reward.json"
-LEAST_VERIFIER_SECONDS = 60.0  # after an agent that used up the whole time
-_KEPT_WORDS = 300  # characters of a program's output in a reason
-_SIGNALS = range(129, 193)  # exit statuses by which a shell says that a program was ended by a signal
+_REWARD_NUMBER = "reward.txt"
+_REWARD_TABLE = "reward.json"
+# After an agent that used up the whole time.
+LEAST_VERIFIER_SECONDS = 60.0
+# Characters of a program's output in a reason.
+_KEPT_WORDS = 300
+# Exit statuses by which a shell says that a program was ended by a signal.
+_SIGNALS = range(129, 193)
 
 
 class UnfitTask(Exception):
@@ -92,13 +99,18 @@ class TaskBox:
 
     async def run_command(self, command: str, time_limit: float) -> CommandResult:
         """Run a command in the working folder of the task, with its variables. Raises `SandboxError`, `ValueError`."""
-        return await self.box.run(command, cwd=self.plan.cwd, env=self.plan.variables, time_limit=time_limit)
+        return await self.box.run(
+            command, cwd=self.plan.cwd, env=self.plan.variables, time_limit=time_limit
+        )
 
     async def solve_task(self) -> None:
         """Run the reference solution. Raises `UnfitTask` if it is missing or fails."""
-        solution, settings = self.folder.path / "solution", self.folder.settings
+        solution = self.folder.path / "solution"
+        settings = self.folder.settings
         if not (solution / "solve.sh").is_file():
-            raise UnfitTask("it has no solution/solve.sh: nobody knows whether it can be solved here")
+            raise UnfitTask(
+                "it has no solution/solve.sh: nobody knows whether it can be solved here"
+            )
         await self.box.put(solution, _SOLUTION)
         variables = self.plan.variables | fill_variables(settings.solution.env, self.granted)
         result = await self.box.run(
@@ -123,14 +135,19 @@ class TaskBox:
             carried=self._carried_folders(),
             tests={**self._planted_originals(), _TESTS: self.folder.path / "tests"},
             results=_RESULTS,
-            env=self._verifier_variables() | fill_variables(self.folder.settings.verifier.env, self.granted),
+            env=self._verifier_variables()
+            | fill_variables(self.folder.settings.verifier.env, self.granted),
             time_limit=limit,
         )
         result = await verify_in_fresh_box(self.box, self._new_box(), plan, results)
         if result.timed_out and limit < own:
-            return void_outcome(f"the time of the episode left {limit:g} s to the verifier: raise --limit-seconds")
+            return void_outcome(
+                f"the time of the episode left {limit:g} s to the verifier: raise --limit-seconds"
+            )
         if result.timed_out:
-            return PlayOutcome(status="done", reward=0.0, reason=f"the verifier did not end within {limit:g} s")
+            return PlayOutcome(
+                status="done", reward=0.0, reason=f"the verifier did not end within {limit:g} s"
+            )
         return await asyncio.to_thread(read_rewards, results, result)
 
     async def move_to_fresh(self) -> None:
@@ -138,8 +155,11 @@ class TaskBox:
 
         Raises `SandboxError`. For a runner that puts the tests there and runs them itself.
         """
-        used, self.box = self.box, self._new_box()
-        plan = Verification(command="", carried=self._carried_folders(), tests=self._planted_originals())
+        used = self.box
+        self.box = self._new_box()
+        plan = Verification(
+            command="", carried=self._carried_folders(), tests=self._planted_originals()
+        )
         await move_to_fresh_box(used, self.box, plan)
         self.fixed_variables = VERIFIER_VARIABLES | self._verifier_variables()
 
@@ -152,7 +172,8 @@ class TaskBox:
 
     def _verifier_variables(self) -> dict[str, str]:
         variables = dict(self.plan.variables)
-        if "PATH" in variables:  # programs of the box come before those that the policy may have left
+        # Programs of the box come before those that the policy may have left.
+        if "PATH" in variables:
             variables["PATH"] = f"{BOX_PATH}:{variables['PATH']}"
         return variables
 
@@ -194,7 +215,9 @@ class TaskBox:
                 for pattern in PLANTED_NAMES:
                     for path in step.source.rglob(pattern):
                         if path.is_file() and not path.is_symlink():
-                            found[f"{step.target.rstrip('/')}/{path.relative_to(step.source).as_posix()}"] = path
+                            found[
+                                f"{step.target.rstrip('/')}/{path.relative_to(step.source).as_posix()}"
+                            ] = path
         return found
 
 
@@ -206,7 +229,9 @@ def read_rewards(results: Path, result: CommandResult) -> PlayOutcome:
     """
     said = describe_failure(result)
     if result.exit_code in _SIGNALS:
-        return PlayOutcome(status="done", reward=0.0, reason=f"the verifier was ended by a signal: {said}")
+        return PlayOutcome(
+            status="done", reward=0.0, reason=f"the verifier was ended by a signal: {said}"
+        )
     for name in (_REWARD_TABLE, _REWARD_NUMBER):
         try:
             raw = read_reward_file(results / name).decode("utf-8", "replace")
@@ -216,10 +241,17 @@ def read_rewards(results: Path, result: CommandResult) -> PlayOutcome:
             return void_outcome(f"the verifier's {name} cannot be read: {error}")
         try:
             parts = _parse_parts(json.loads(raw) if name == _REWARD_TABLE else float(raw))
-            reward = parts["reward"] if "reward" in parts else math.fsum(parts.values()) / len(parts)
+            reward = (
+                parts["reward"] if "reward" in parts else math.fsum(parts.values()) / len(parts)
+            )
         except (ValueError, OverflowError, RecursionError) as error:
             return void_outcome(f"the verifier's {name} has no finite numbers: {error}")
-        return PlayOutcome(status="done", reward=reward, parts={} if set(parts) == {"reward"} else parts, reason=said)
+        return PlayOutcome(
+            status="done",
+            reward=reward,
+            parts={} if set(parts) == {"reward"} else parts,
+            reason=said,
+        )
     return void_outcome(f"the verifier wrote no reward ({said})")
 
 
@@ -232,7 +264,13 @@ def describe_failure(result: CommandResult) -> str:
 
 def _parse_parts(found: Any) -> dict[str, float]:
     table = found if isinstance(found, dict) else {"reward": found}
-    parts = {str(name): float(value) for name, value in table.items() if isinstance(value, int | float)}
-    if not parts or len(parts) != len(table) or not all(math.isfinite(value) for value in parts.values()):
+    parts = {
+        str(name): float(value) for name, value in table.items() if isinstance(value, int | float)
+    }
+    if (
+        not parts
+        or len(parts) != len(table)
+        or not all(math.isfinite(value) for value in parts.values())
+    ):
         raise ValueError(f"got {str(found)[:100]}")
     return parts

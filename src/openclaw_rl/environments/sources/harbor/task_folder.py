@@ -17,7 +17,8 @@ from openclaw_rl.errors import ConfigError
 
 SETTINGS_FILE = "task.toml"
 _NOT_CONTENT = frozenset({"__pycache__", ".git", ".DS_Store"})
-_MAX_NAME = 200  # characters
+# Characters.
+_MAX_NAME = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,9 @@ def load_folder(path: Path) -> HarborFolder:
             raise ConfigError(f"{path / 'instruction.md'}: cannot be read ({error})") from None
         empty = False
     if empty:
-        raise ConfigError(f"{path / 'instruction.md'}: is empty. Expected what the policy is asked to do")
+        raise ConfigError(
+            f"{path / 'instruction.md'}: is empty. Expected what the policy is asked to do"
+        )
     return folder
 
 
@@ -58,20 +61,31 @@ def load_tasks_below(top: Path, held_out_share: float = 0.0) -> list[Environment
     for path in _find_folders(top):
         name = path.name if path == top else path.relative_to(top).as_posix()
         if len(name) > _MAX_NAME or not name.isprintable():
-            raise ConfigError(f"{path}: expected a path of at most {_MAX_NAME} printable characters")
-        digest, folder = digest_folder(path), load_folder(path)
+            raise ConfigError(
+                f"{path}: expected a path of at most {_MAX_NAME} printable characters"
+            )
+        digest = digest_folder(path)
+        folder = load_folder(path)
         split = folder.settings.metadata.get("split", split_by_digest(digest, held_out_share))
         if split not in get_args(TaskSplit):
-            raise ConfigError(f"{path / SETTINGS_FILE}: metadata.split: expected train or held_out, got {split!r}")
+            raise ConfigError(
+                f"{path / SETTINGS_FILE}: metadata.split: expected train or held_out, got {split!r}"
+            )
         best = folder.settings.metadata.get("best_reward", 1.0)
         if not is_finite_number(best):
-            raise ConfigError(f"{path / SETTINGS_FILE}: metadata.best_reward: expected a number, got {repr(best)[:80]}")
+            raise ConfigError(
+                f"{path / SETTINGS_FILE}: metadata.best_reward: expected a number, got {repr(best)[:80]}"
+            )
         if digest in seen:
             raise ConfigError(f"{path}: has the same content as {seen[digest]}. Remove one of them")
         seen[digest] = name
-        tasks.append(EnvironmentTask(id=name, digest=digest, split=split, data={"folder": str(path)}))
+        tasks.append(
+            EnvironmentTask(id=name, digest=digest, split=split, data={"folder": str(path)})
+        )
     if not tasks:
-        raise ConfigError(f"{top}: no tasks. Expected a folder with {SETTINGS_FILE}, or folders that have one")
+        raise ConfigError(
+            f"{top}: no tasks. Expected a folder with {SETTINGS_FILE}, or folders that have one"
+        )
     return tasks
 
 
@@ -85,14 +99,20 @@ def digest_folder(folder: Path) -> str:
         mode = path.lstat().st_mode
         is_link = stat.S_ISLNK(mode)
         if not is_link and not stat.S_ISREG(mode):
-            raise ConfigError(f"{path}: expected a file, a folder or a link in a task, got a pipe, socket or device")
+            raise ConfigError(
+                f"{path}: expected a file, a folder or a link in a task, got a pipe, socket or device"
+            )
         kind = "link" if is_link else "program" if mode & stat.S_IXUSR else "file"
         try:
             content = os.fsencode(path.readlink()) if is_link else path.read_bytes()
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error})") from None
         name = path.relative_to(folder).as_posix()
-        digest.update(f"{len(os.fsencode(name))} {kind} {len(content)}\n".encode() + os.fsencode(name) + content)
+        digest.update(
+            f"{len(os.fsencode(name))} {kind} {len(content)}\n".encode()
+            + os.fsencode(name)
+            + content
+        )
     return digest.hexdigest()
 
 

@@ -106,7 +106,9 @@ def read_settings(file: Path) -> HarborSettings:
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: cannot be read ({error}). Expected the settings of a task in TOML") from None
+        raise ConfigError(
+            f"{file}: cannot be read ({error}). Expected the settings of a task in TOML"
+        ) from None
     try:
         return HarborSettings.model_validate(found)
     except ValidationError as error:
@@ -117,7 +119,9 @@ def read_settings(file: Path) -> HarborSettings:
 
 def list_refusals(settings: HarborSettings, folder: Path) -> list[str]:
     """Return in words what the task needs and a box of this program does not have; an empty list if nothing."""
-    box, verifier, definitions = settings.environment, settings.verifier, folder / "environment"
+    box = settings.environment
+    verifier = settings.verifier
+    definitions = folder / "environment"
     found = {
         "it has several steps ([[steps]])": settings.steps,
         f"it is for {box.os}": box.os.lower() != "linux",
@@ -125,13 +129,18 @@ def list_refusals(settings: HarborSettings, folder: Path) -> list[str]:
         "it needs a TPU": box.tpu,
         "it needs MCP servers": box.mcp_servers,
         "it waits for a service (healthcheck)": box.healthcheck,
-        "it needs several containers (docker-compose)": any(definitions.glob("docker-compose.y*ml")),
+        "it needs several containers (docker-compose)": any(
+            definitions.glob("docker-compose.y*ml")
+        ),
         f"it needs the image {box.docker_image}, and has no environment/Dockerfile": (
             box.docker_image and not (definitions / "Dockerfile").is_file()
         ),
-        "its verifier needs an environment of its own": verifier.environment or verifier.environment_mode == "separate",
+        "its verifier needs an environment of its own": verifier.environment
+        or verifier.environment_mode == "separate",
         "its verifier collects from services ([[verifier.collect]])": verifier.collect,
-        "it continues an earlier conversation (trajectory.json)": (folder / "trajectory.json").exists(),
+        "it continues an earlier conversation (trajectory.json)": (
+            folder / "trajectory.json"
+        ).exists(),
     }
     own = [str(settings.metadata["unfit"])] if "unfit" in settings.metadata else []
     return own or [reason for reason, is_found in found.items() if is_found]
@@ -146,12 +155,18 @@ def fill_variables(given: Mapping[str, str], granted: Mapping[str, str]) -> dict
     def value_of(match: re.Match[str]) -> str:
         name, default = match.groups()
         if name not in granted and default is None:
-            raise ConfigError(f"the task needs the variable {name}: give it with --env {name}, or --env {name}=VALUE")
+            raise ConfigError(
+                f"the task needs the variable {name}: give it with --env {name}, or --env {name}=VALUE"
+            )
         return granted.get(name, default or "")
 
     filled = {name: _VARIABLE.sub(value_of, value) for name, value in given.items()}
-    if wrong := [name for name, value in filled.items() if not VARIABLE_NAME.fullmatch(name) or "\0" in value]:
-        raise ConfigError(f"the task has a variable {wrong[0][:80]!r}, whose name or value no variable can have")
+    if wrong := [
+        name for name, value in filled.items() if not VARIABLE_NAME.fullmatch(name) or "\0" in value
+    ]:
+        raise ConfigError(
+            f"the task has a variable {wrong[0][:80]!r}, whose name or value no variable can have"
+        )
     return filled
 
 

@@ -15,7 +15,11 @@ from openclaw_rl.environments.reward_file import parse_reward
 from openclaw_rl.environments.scratch_folder import new_scratch_folder
 from openclaw_rl.environments.sources.harbor.source import check_folder
 from openclaw_rl.environments.sources.harbor.task_box import TaskBox, UnfitTask
-from openclaw_rl.environments.sources.harbor.task_folder import HarborFolder, load_folder, load_tasks_below
+from openclaw_rl.environments.sources.harbor.task_folder import (
+    HarborFolder,
+    load_folder,
+    load_tasks_below,
+)
 from openclaw_rl.environments.sources.library_source import ForeignLibrary, LibraryAccess
 from openclaw_rl.environments.types import (
     EnvironmentTask,
@@ -37,10 +41,13 @@ HARBOR_LIBRARY = ForeignLibrary(
     requirement="'harbor>=0.25,<0.26'",
     argument="FOLDER, e.g. tasks/terminal",
     python="3.12 or newer",
-    variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HARBOR_TELEMETRY": "0"},  # nothing is fetched or sent
+    # Nothing is fetched or sent.
+    variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HARBOR_TELEMETRY": "0"},
 )
-_START_SECONDS = 120.0  # to import the library, on a busy machine
-_OTHER_SECONDS = 600.0  # of a trial, beside the build, the agent and the verifier
+# To import the library, on a busy machine.
+_START_SECONDS = 120.0
+# Of a trial, beside the build, the agent and the verifier.
+_OTHER_SECONDS = 600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,7 +69,8 @@ class BoxCalls:
             return await self._take_call(asked)
         except SandboxError as error:
             is_lost = isinstance(error, BoxLost) and closed == self._closed
-            if is_lost or asked["box"] in ("open", "move"):  # a file that is missing is no failure
+            # A file that is missing is no failure.
+            if is_lost or asked["box"] in ("open", "move"):
                 self.failed = self.failed or error
             raise
         except UnfitTask as error:
@@ -111,7 +119,12 @@ class TrialProcess:
     granted: Mapping[str, str] = field(default_factory=dict)
 
     async def run_trial(
-        self, folder: HarborFolder, agent: str, scratch: Path, limits: PlayLimits, access: Mapping[str, Any]
+        self,
+        folder: HarborFolder,
+        agent: str,
+        scratch: Path,
+        limits: PlayLimits,
+        access: Mapping[str, Any],
     ) -> PlayOutcome:
         """Let Harbor run a trial. Raises `UnfitTask` if no box can have the task.
 
@@ -120,7 +133,12 @@ class TrialProcess:
         calls = BoxCalls(box=TaskBox(folder=folder, sandbox=self.sandbox, granted=self.granted))
         settings = folder.settings
         agent_seconds = min(limits.seconds, settings.agent.timeout_sec or limits.seconds)
-        whole = agent_seconds + settings.verifier.timeout_sec + settings.environment.build_timeout_sec + _OTHER_SECONDS
+        whole = (
+            agent_seconds
+            + settings.verifier.timeout_sec
+            + settings.environment.build_timeout_sec
+            + _OTHER_SECONDS
+        )
         body = {
             "agent": agent,
             "task_folder": str(folder.path.absolute()),
@@ -138,7 +156,9 @@ class TrialProcess:
             await asyncio.shield(calls.box.close_box())
         if isinstance(calls.failed, UnfitTask):
             raise calls.failed
-        return void_outcome(f"the box failed: {calls.failed}") if calls.failed is not None else outcome
+        return (
+            void_outcome(f"the box failed: {calls.failed}") if calls.failed is not None else outcome
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,7 +226,9 @@ class TrialSource:
         """End the process."""
         await self.trials.process.close()
 
-    async def check_task(self, task: EnvironmentTask, folder: str, limits: PlayLimits) -> TaskFitness:
+    async def check_task(
+        self, task: EnvironmentTask, folder: str, limits: PlayLimits
+    ) -> TaskFitness:
         """Let Harbor solve the task with its own solution, and do nothing."""
 
         async def attempt(loaded: HarborFolder, name: str, scratch: Path) -> PlayOutcome:

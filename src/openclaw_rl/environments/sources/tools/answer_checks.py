@@ -14,11 +14,18 @@ import re2
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from openclaw_rl.environments.sources.tools.bfcl_matching import BfclCall, match_bfcl_calls
-from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, equal_numbers, match_calls
+from openclaw_rl.environments.sources.tools.call_matching import (
+    CallMade,
+    ExpectedCall,
+    equal_numbers,
+    match_calls,
+)
 from openclaw_rl.environments.sources.tools.tool_config import compile_pattern, describe_error
 from openclaw_rl.errors import ConfigError
 
-_NUMBER = re2.compile(r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_NUMBER = re2.compile(
+    r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+)
 _LIST_MARK = re2.compile(r"^\s*(?:[-*+]|[0-9]+[.)])\s+")
 _FENCE = re2.compile(r"(?s)```(?:json)?\s*(.*?)```")
 
@@ -36,8 +43,11 @@ class ExactCheck(_CheckEntry):
     ignore_case: bool = False
 
     def score_answer(self, answer: str) -> float:
-        found, expected = answer.strip(), self.value.strip()
-        return float(found.casefold() == expected.casefold() if self.ignore_case else found == expected)
+        found = answer.strip()
+        expected = self.value.strip()
+        return float(
+            found.casefold() == expected.casefold() if self.ignore_case else found == expected
+        )
 
 
 class NumberCheck(_CheckEntry):
@@ -49,7 +59,9 @@ class NumberCheck(_CheckEntry):
 
     def score_answer(self, answer: str) -> float:
         words = _NUMBER.findall(answer)
-        return float(bool(words) and abs(float(words[-1].replace(",", "")) - self.value) <= self.tolerance)
+        return float(
+            bool(words) and abs(float(words[-1].replace(",", "")) - self.value) <= self.tolerance
+        )
 
 
 class SetCheck(_CheckEntry):
@@ -167,7 +179,9 @@ Check = AnswerCheck | CallCheck | StateCheck
 _ADAPTER: TypeAdapter[Check] = TypeAdapter(Annotated[Check, Field(discriminator="kind")])
 
 
-def parse_checks(entries: Sequence[Mapping[str, Any]], where: str, folder: Path) -> tuple[Check, ...]:
+def parse_checks(
+    entries: Sequence[Mapping[str, Any]], where: str, folder: Path
+) -> tuple[Check, ...]:
     """Return the checks of a task. `folder`: of the files that they name. Raises `ConfigError`."""
     checks = []
     for entry in entries:
@@ -179,7 +193,9 @@ def parse_checks(entries: Sequence[Mapping[str, Any]], where: str, folder: Path)
             try:
                 code = (folder / check.file).read_text(encoding="utf-8")
             except (OSError, ValueError) as error:
-                raise ConfigError(f"{where}: check: {folder / check.file} cannot be read ({error})") from None
+                raise ConfigError(
+                    f"{where}: check: {folder / check.file} cannot be read ({error})"
+                ) from None
             check = check.model_copy(update={"code": code, "file": None})
         checks.append(check)
     if not checks:
@@ -194,7 +210,9 @@ def equal_json(found: Any, expected: Any) -> bool:
     if isinstance(found, int | float) and isinstance(expected, int | float):
         return equal_numbers(found, expected)
     if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(equal_json(found[name], expected[name]) for name in found)
+        return found.keys() == expected.keys() and all(
+            equal_json(found[name], expected[name]) for name in found
+        )
     if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
         return len(found) == len(expected) and all(map(equal_json, found, expected))
     return type(found) is type(expected) and bool(found == expected)

@@ -24,7 +24,8 @@ PYTHON_TYPES: Mapping[str, type] = {
     "any": str,
 }
 """Names of types in BFCL, and what a value from JSON must be."""
-_LEFT_OUT = ""  # among the alternatives of a parameter that may be left out
+# Among the alternatives of a parameter that may be left out.
+_LEFT_OUT = ""
 
 
 class BfclCall(BaseModel):
@@ -101,7 +102,9 @@ def _is_equal(value: Any, alternatives: Sequence[Any], items: type | None) -> bo
     if isinstance(value, list):
         return _plain_items(value) in [_plain_items(one) for one in alternatives]
     if isinstance(value, str):
-        return plain_text(value) in [plain_text(one) for one in alternatives if isinstance(one, str)]
+        return plain_text(value) in [
+            plain_text(one) for one in alternatives if isinstance(one, str)
+        ]
     return value in alternatives
 
 

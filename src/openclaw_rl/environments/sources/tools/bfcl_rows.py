@@ -23,7 +23,9 @@ from openclaw_rl.errors import ConfigError
 _ANSWERS = "possible_answer"
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 _CATEGORY = re.compile(r"BFCL_v[0-9]+_(.+)\.jsonl?")
-_CHECKED = re.compile(r"(live_)?(simple|multiple|parallel|parallel_multiple|simple_python|irrelevance)")
+_CHECKED = re.compile(
+    r"(live_)?(simple|multiple|parallel|parallel_multiple|simple_python|irrelevance)"
+)
 _WHY = {
     "simple_java": "its calls are in Java",
     "simple_javascript": "its calls are in JavaScript",
@@ -35,7 +37,10 @@ _WHY = {
     "format_sensitivity": "it names rows of other categories",
 }
 _NO_CALL: Mapping[str, Any] = {
-    "check": [{"kind": "calls", "value": []}, {"kind": "pattern", "value": r"\S", "name": "answered"}],
+    "check": [
+        {"kind": "calls", "value": []},
+        {"kind": "pattern", "value": r"\S", "name": "answered"},
+    ],
     "answer": "None of these functions is for that.",
 }
 """Check and solution of a row whose functions do not help. An empty reply, which BFCL accepts, is wrong here."""
@@ -62,8 +67,11 @@ def convert_rows(questions: Path) -> ConvertedRows:
         )
     reader = _RowReader(category=category)
     if not category.endswith("irrelevance"):
-        reader.answers = {row["id"]: row for row in _read_rows(questions.parent / _ANSWERS / questions.name)}
-    tasks, refused = [], {}
+        reader.answers = {
+            row["id"]: row for row in _read_rows(questions.parent / _ANSWERS / questions.name)
+        }
+    tasks = []
+    refused = {}
     for row in _read_rows(questions):
         try:
             tasks.append(reader.convert(row))
@@ -94,9 +102,13 @@ def read_bfcl_tasks(path: Path, held_out_share: float) -> list[EnvironmentTask]:
         for data in _convert_with_note(file):
             digest = task_digest(data)
             if data["id"] in tasks:
-                raise ConfigError(f"{file}: the id {data['id']} is also in another file. Name one version of BFCL")
+                raise ConfigError(
+                    f"{file}: the id {data['id']} is also in another file. Name one version of BFCL"
+                )
             split = split_by_digest(digest, held_out_share)
-            tasks[data["id"]] = EnvironmentTask(id=data["id"], digest=digest, split=split, data=data)
+            tasks[data["id"]] = EnvironmentTask(
+                id=data["id"], digest=digest, split=split, data=data
+            )
     if not tasks:
         raise ConfigError(f"{path}: no row can be checked")
     return list(tasks.values())
@@ -106,12 +118,18 @@ def _convert_with_note(file: Path) -> Sequence[Mapping[str, Any]]:
     found = convert_rows(file)
     if found.refused:
         first, why = next(iter(found.refused.items()))
-        echo_error(f"note: {len(found.refused)} rows of {file.name} cannot be checked: {first} ({why})")
+        echo_error(
+            f"note: {len(found.refused)} rows of {file.name} cannot be checked: {first} ({why})"
+        )
     return found.tasks
 
 
 def _list_files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if _CATEGORY.fullmatch(path.name) and path.is_file()]
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if _CATEGORY.fullmatch(path.name) and path.is_file()
+    ]
 
 
 def _category_of(file: Path) -> str:
@@ -122,7 +140,10 @@ def _category_of(file: Path) -> str:
 def _why_refused(category: str) -> str | None:
     if _CHECKED.fullmatch(category):
         return None
-    return _WHY.get(category.removeprefix("live_"), "it needs the tools of BFCL, over several turns or with a memory")
+    return _WHY.get(
+        category.removeprefix("live_"),
+        "it needs the tools of BFCL, over several turns or with a memory",
+    )
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -132,7 +153,9 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
             if line.strip():
                 yield json.loads(line)
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: the rows cannot be read ({error}). Expected a data folder of BFCL") from None
+        raise ConfigError(
+            f"{path}: the rows cannot be read ({error}). Expected a data folder of BFCL"
+        ) from None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,9 +167,12 @@ class _RowReader:
 
     def convert(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Raises `ValueError` for a row that cannot be checked."""
-        turns, functions = row["question"], {function["name"]: function for function in row["function"]}
+        turns = row["question"]
+        functions = {function["name"]: function for function in row["function"]}
         if len(turns) != 1:
-            raise ValueError(f"it has {len(turns)} turns, and its calls can be compared in one only")
+            raise ValueError(
+                f"it has {len(turns)} turns, and its calls can be compared in one only"
+            )
         if not functions:
             raise ValueError("it has no functions")
         if len({_plain_name(name) for name in functions}) < len(row["function"]):
@@ -160,14 +186,21 @@ class _RowReader:
             "category": self.category,
         }
 
-    def _read_answer(self, row_id: str, functions: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    def _read_answer(
+        self, row_id: str, functions: Mapping[str, Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
         """Return the check and the solution."""
         if self.category.endswith("irrelevance"):
             return _NO_CALL
         if row_id not in self.answers:
             raise ValueError("it has no ground truth")
-        expected = [_expected_call(call, functions) for call in self.answers[row_id]["ground_truth"]]
-        return {"check": {"kind": "bfcl", "value": expected}, "calls": [_solve_call(call) for call in expected]}
+        expected = [
+            _expected_call(call, functions) for call in self.answers[row_id]["ground_truth"]
+        ]
+        return {
+            "check": {"kind": "bfcl", "value": expected},
+            "calls": [_solve_call(call) for call in expected],
+        }
 
 
 def _plain_name(name: str) -> str:
@@ -201,12 +234,23 @@ def _convert_schema(schema: Any) -> Any:
             continue
         elif name in ("items", "additionalProperties"):
             made[name] = _convert_schema(value)
-        elif name in ("description", "enum", "required", "default", "title", "format", "minimum", "maximum"):
+        elif name in (
+            "description",
+            "enum",
+            "required",
+            "default",
+            "title",
+            "format",
+            "minimum",
+            "maximum",
+        ):
             made[name] = value
     return made
 
 
-def _expected_call(call: Mapping[str, Any], functions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _expected_call(
+    call: Mapping[str, Any], functions: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     (name, parameters), *more = call.items()
     if more or name not in functions:
         raise ValueError(f"its ground truth calls {name}, which is not among its functions")
@@ -225,7 +269,9 @@ def _type_names(name: str, schema: Mapping[str, Any]) -> list[str]:
     if names[0] in ("array", "tuple"):
         names.append(schema.get("items", {}).get("type"))
     if unknown := [one for one in names if one not in PYTHON_TYPES]:
-        raise ValueError(f"its parameter {name} has the type {unknown[0]}, which BFCL does not compare")
+        raise ValueError(
+            f"its parameter {name} has the type {unknown[0]}, which BFCL does not compare"
+        )
     return [str(one) for one in names]
 
 
@@ -255,6 +301,8 @@ def _solve_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_solve_value(one) for one in value]
     if isinstance(value, dict):
-        chosen = {name: [one for one in _as_list(values) if one != ""] for name, values in value.items()}
+        chosen = {
+            name: [one for one in _as_list(values) if one != ""] for name, values in value.items()
+        }
         return {name: _solve_value(values[0]) for name, values in chosen.items() if values}
     return value

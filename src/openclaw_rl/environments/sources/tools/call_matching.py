@@ -39,7 +39,12 @@ class ExpectedCall(BaseModel):
 
 
 def match_calls(
-    calls: Sequence[CallMade], expected: Sequence[ExpectedCall], *, ordered: bool, extra: bool, loose_text: bool
+    calls: Sequence[CallMade],
+    expected: Sequence[ExpectedCall],
+    *,
+    ordered: bool,
+    extra: bool,
+    loose_text: bool,
 ) -> bool:
     """Return whether each expected call was made, by a call of its own. `extra`: further calls are allowed."""
     if len(calls) < len(expected) or (len(calls) > len(expected) and not extra):
@@ -52,7 +57,9 @@ def is_match(call: CallMade, expected: ExpectedCall, *, loose_text: bool = False
     """Return whether a call is the expected one."""
     if call.tool != expected.tool or call.arguments is None:
         return False
-    right = {name: (value,) for name, value in expected.arguments.items()} | dict(expected.alternatives)
+    right = {name: (value,) for name, value in expected.arguments.items()} | dict(
+        expected.alternatives
+    )
     for name, values in right.items():
         if name not in call.arguments:
             if not any(value == "" for value in values):
@@ -73,7 +80,9 @@ def _is_equal(found: Any, value: Any, loose_text: bool) -> bool:
         same = found.keys() == value.keys()
         return same and all(_is_equal(found[name], value[name], loose_text) for name in found)
     if isinstance(found, list) and isinstance(value, list | tuple):
-        return len(found) == len(value) and all(_is_equal(a, b, loose_text) for a, b in zip(found, value, strict=True))
+        return len(found) == len(value) and all(
+            _is_equal(a, b, loose_text) for a, b in zip(found, value, strict=True)
+        )
     return type(found) is type(value) and bool(found == value)
 
 

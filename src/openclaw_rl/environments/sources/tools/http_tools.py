@@ -42,9 +42,12 @@ async def call_service(
         async with http.request(
             target.method, url, headers=headers, timeout=timeout, allow_redirects=False, **body
         ) as response:
-            limit = 4 * characters  # bytes of so many characters in UTF-8
+            # Bytes of so many characters in UTF-8.
+            limit = 4 * characters
             raw = await response.content.read(limit + 1) if limit else b""
-            while len(raw) <= limit and (block := await response.content.read(limit + 1 - len(raw))):
+            while len(raw) <= limit and (
+                block := await response.content.read(limit + 1 - len(raw))
+            ):
                 raw += block
             text = cut_middle(raw[:limit].decode("utf-8", "replace"), characters)
             if response.status < 300:
@@ -67,4 +70,7 @@ def _fill_url(url: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, An
 
 
 def _as_query(arguments: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in arguments.items()
+    }

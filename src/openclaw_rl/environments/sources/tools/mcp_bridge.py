@@ -19,7 +19,8 @@ from openclaw_rl.environments.sources.tools.tool_config import McpServer, ToolSp
 from openclaw_rl.environments.sources.tools.tool_text import cut_middle
 
 _OPEN_SECONDS = 60.0
-_NO_PACKAGE = " has no package mcp "  # the process ends with these words, and with the command that installs it
+# The process ends with these words, and with the command that installs it.
+_NO_PACKAGE = " has no package mcp "
 _PROGRAM = Path(__file__).parents[2] / "foreign" / "mcp_tools.py"
 
 
@@ -38,20 +39,27 @@ class McpBridge:
         """Raises `ConfigError` if a program does not exist."""
         self._servers = {server.name: server for server in servers}
         self._commands = {
-            server.name: resolve_command(server.command, search_path) for server in servers if server.command
+            server.name: resolve_command(server.command, search_path)
+            for server in servers
+            if server.command
         }
         self._search_path = search_path
-        self._process = ForeignProcess(resolve_command([python, str(_PROGRAM)], search_path), search_path, {})
+        self._process = ForeignProcess(
+            resolve_command([python, str(_PROGRAM)], search_path), search_path, {}
+        )
 
     def use_folder(self, folder: str) -> None:
         """Set the folder of the process. It must exist."""
         self._process.use_folder(folder)
 
-    async def open_servers(self, names: Sequence[str], episode: str, folder: str) -> list[ServerTool]:
+    async def open_servers(
+        self, names: Sequence[str], episode: str, folder: str
+    ) -> list[ServerTool]:
         """Connect to servers for an episode and return their tools. `folder`: of the programs. Raises `ToolBroken`."""
         found = []
         for name in names:
-            server, session = self._servers[name], f"{episode}/{name}"
+            server = self._servers[name]
+            session = f"{episode}/{name}"
             ours = {"HOME": folder, "TMPDIR": folder, "PATH": self._search_path, "LANG": "C.UTF-8"}
             asked = {
                 "session": session,
@@ -71,7 +79,12 @@ class McpBridge:
         self, tool: ServerTool, arguments: Mapping[str, Any], seconds: float, characters: int
     ) -> CallMade:
         """Return what became of the call. Raises `ToolBroken`."""
-        asked = {"session": tool.session, "tool": tool.spec.name, "arguments": dict(arguments), "seconds": seconds}
+        asked = {
+            "session": tool.session,
+            "tool": tool.spec.name,
+            "arguments": dict(arguments),
+            "seconds": seconds,
+        }
         answer = await self._send("call", asked, seconds, tool.spec.name)
         return CallMade(
             tool=tool.spec.name,
@@ -90,7 +103,9 @@ class McpBridge:
         """End the process and all programs."""
         await self._process.close()
 
-    async def _send(self, kind: str, body: Mapping[str, Any], seconds: float, name: str) -> dict[str, Any]:
+    async def _send(
+        self, kind: str, body: Mapping[str, Any], seconds: float, name: str
+    ) -> dict[str, Any]:
         try:
             return await self._process.send_request(kind, body, seconds)
         except ForeignError as error:
@@ -100,8 +115,15 @@ class McpBridge:
 
 def _as_spec(tool: Mapping[str, Any], server: str) -> ToolSpec:
     schema = tool["inputSchema"] or {"type": "object", "properties": {}}
-    described = {"name": tool["name"], "description": tool["description"] or "", "parameters": schema, "result": None}
+    described = {
+        "name": tool["name"],
+        "description": tool["description"] or "",
+        "parameters": schema,
+        "result": None,
+    }
     try:
         return ToolSpec.model_validate(described)
     except ValidationError as error:
-        raise ToolBroken(f"MCP server {server}: {json.dumps(tool['name'])}: {describe_error(error)}") from None
+        raise ToolBroken(
+            f"MCP server {server}: {json.dumps(tool['name'])}: {describe_error(error)}"
+        ) from None

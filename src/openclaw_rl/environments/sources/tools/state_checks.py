@@ -27,7 +27,8 @@ from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 _FOLDER = "/tmp/check"
 _QUERY_SECONDS = 30.0
-_MAX_FILE = 1 << 20  # bytes; more is more output than a box returns whole
+# Bytes; more is more output than a box returns whole.
+_MAX_FILE = 1 << 20
 _QUERY = """
 import json, sqlite3, sys, urllib.parse
 path, query = json.load(open(sys.argv[1]))
@@ -48,7 +49,9 @@ class StateVerifier:
     """Checks of one episode. `archive`: file to copy the work folder through; `used`: box of the tools, if any."""
 
     def __init__(self, sandbox: SandboxConfig, used: Box | None, archive: Path) -> None:
-        self._sandbox, self._used, self._archive = sandbox, used, archive
+        self._sandbox = sandbox
+        self._used = used
+        self._archive = archive
         self._fresh: Box | None = None
 
     async def score_state(self, check: StateCheck, answer: str, calls: Sequence[CallMade]) -> float:
@@ -79,7 +82,8 @@ class StateVerifier:
 async def _score_file(box: Box, check: FileCheck) -> float:
     path = shlex.quote(check.path)
     result = await box.run(
-        f"[ -f {path} ] && [ ! -L {path} ] && head -c {_MAX_FILE + 1} {path}", time_limit=_QUERY_SECONDS
+        f"[ -f {path} ] && [ ! -L {path} ] && head -c {_MAX_FILE + 1} {path}",
+        time_limit=_QUERY_SECONDS,
     )
     try:
         found = json.loads(result.stdout)
@@ -89,7 +93,11 @@ async def _score_file(box: Box, check: FileCheck) -> float:
 
 
 def _without(value: Any, fields: Sequence[str]) -> Any:
-    return {name: one for name, one in value.items() if name not in fields} if isinstance(value, dict) else value
+    return (
+        {name: one for name, one in value.items() if name not in fields}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 async def _score_query(box: Box, check: DatabaseCheck) -> float:
@@ -97,19 +105,37 @@ async def _score_query(box: Box, check: DatabaseCheck) -> float:
     try:
         found = [list(row) for row in json.loads(result.stdout)]
     except (ValueError, TypeError, RecursionError):
-        return 0.0  # no such file, no database, no such table
+        # No such file, no database, no such table.
+        return 0.0
     expected = [list(row) for row in check.rows]
     if not check.ordered:
-        found, expected = sorted(found, key=json.dumps), sorted(expected, key=json.dumps)
+        found = sorted(found, key=json.dumps)
+        expected = sorted(expected, key=json.dumps)
     return float(equal_json(found, expected))
 
 
-async def _score_python(box: Box, check: PythonCheck, answer: str, calls: Sequence[CallMade]) -> float:
-    mark = secrets.token_hex(16)  # the checker may print
-    listed = [{"tool": c.tool, "arguments": c.arguments, "result": c.result, "error": c.is_error} for c in calls]
-    given = {"code": check.code, "answer": answer, "calls": listed, "files": WORK_FOLDER, "mark": mark}
+async def _score_python(
+    box: Box, check: PythonCheck, answer: str, calls: Sequence[CallMade]
+) -> float:
+    # The checker may print.
+    mark = secrets.token_hex(16)
+    listed = [
+        {"tool": c.tool, "arguments": c.arguments, "result": c.result, "error": c.is_error}
+        for c in calls
+    ]
+    given = {
+        "code": check.code,
+        "answer": answer,
+        "calls": listed,
+        "files": WORK_FOLDER,
+        "mark": mark,
+    }
     result = await _run_python(box, _CHECKER, given, check.seconds)
-    lines = [line for line in result.stdout.decode("utf-8", "replace").splitlines() if line.startswith(mark)]
+    lines = [
+        line
+        for line in result.stdout.decode("utf-8", "replace").splitlines()
+        if line.startswith(mark)
+    ]
     if result.exit_code or not lines:
         reason = f"not within {check.seconds:g} s" if result.timed_out else read_words(result)
         raise ToolBroken(f"the checker failed: {reason}")

@@ -18,11 +18,13 @@ from openclaw_rl.sandbox.box_service import BoxService
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 _FOLDER = "/tmp/tools"
-_HARD_SECONDS = 3.0  # after the limit of a call, until its process counts as hanging
+# After the limit of a call, until its process counts as hanging.
+_HARD_SECONDS = 3.0
 _START_SECONDS = 60.0
 _NO_PYTHON = 127
 _READY = b"ready"
-_MAX_ANSWER = 16 * 2**20  # bytes of one answer
+# Bytes of one answer.
+_MAX_ANSWER = 16 * 2**20
 
 
 class ToolBroken(OpenClawError):
@@ -43,14 +45,18 @@ class BoxTools:
 
     def as_json(self) -> str:
         tools = {name: list(place) for name, place in self.functions.items()}
-        return json.dumps({"modules": list(self.modules), "tools": tools, "interpreter": self.has_interpreter})
+        return json.dumps(
+            {"modules": list(self.modules), "tools": tools, "interpreter": self.has_interpreter}
+        )
 
 
 class ToolBox:
     """One box with one process, opened by its first call or `open_early`. `files`: of the work folder at the start."""
 
     def __init__(self, sandbox: SandboxConfig, tools: BoxTools, files: Mapping[str, str]) -> None:
-        self._sandbox, self._tools, self._files = sandbox, tools, files
+        self._sandbox = sandbox
+        self._tools = tools
+        self._files = files
         self._box: Box | None = None
         self._process: BoxService | None = None
         self._opening: asyncio.Task[Box] | None = None
@@ -73,8 +79,12 @@ class ToolBox:
         process = self._process = await box.start_service(script, cwd="/", line_limit=_MAX_ANSWER)
         if await process.read_line(_START_SECONDS) != _READY:
             if process.exit_code == _NO_PYTHON:
-                raise ToolMissing("the box of the tools has no python3: install your system's package `python3`")
-            raise ToolBroken(f"the box of the tools could not be prepared: {process.read_end(_START_SECONDS)}")
+                raise ToolMissing(
+                    "the box of the tools has no python3: install your system's package `python3`"
+                )
+            raise ToolBroken(
+                f"the box of the tools could not be prepared: {process.read_end(_START_SECONDS)}"
+            )
         return box
 
     async def call_tool(
@@ -86,14 +96,21 @@ class ToolBox:
         """
         await self.open_box()
         assert self._process is not None
-        request = {"tool": name, "arguments": dict(arguments), "seconds": seconds, "characters": characters}
+        request = {
+            "tool": name,
+            "arguments": dict(arguments),
+            "seconds": seconds,
+            "characters": characters,
+        }
         line = await self._process.ask(json.dumps(request).encode(), seconds + _HARD_SECONDS)
         answer = _parse_answer(line)
         if "result" in answer or "error" in answer:
             is_error = "error" in answer
             return str(answer["error" if is_error else "result"])[: 2 * characters], is_error
         reason = answer.get("broken") or (
-            "its process ended" if line is not None or self._process.has_ended else f"did not end within {seconds:g} s"
+            "its process ended"
+            if line is not None or self._process.has_ended
+            else f"did not end within {seconds:g} s"
         )
         if not self._tools.has_interpreter:
             raise ToolBroken(f"tool {name}: {reason}")
@@ -107,20 +124,28 @@ class ToolBox:
         """Raise `ToolBroken` if the code of the tools fails or hangs as it is loaded. `seconds`: limit of a call."""
         await self.open_box()
         assert self._process is not None
-        seconds += _HARD_SECONDS  # as the first call has
+        # As the first call has.
+        seconds += _HARD_SECONDS
         line = await self._process.ask(json.dumps({"tool": None}).encode(), seconds)
         if "result" not in (answer := _parse_answer(line)):
-            raise ToolBroken(answer.get("broken") or f"the code of the tools ended, or did not load in {seconds:g} s")
+            raise ToolBroken(
+                answer.get("broken")
+                or f"the code of the tools ended, or did not load in {seconds:g} s"
+            )
 
     async def close(self) -> None:
         """Close the box. The next call opens another."""
-        opening, self._opening = self._opening, None
+        opening = self._opening
+        self._opening = None
         if opening is not None:
             opening.cancel()
             await asyncio.wait((opening,))
             if not opening.cancelled():
-                opening.exception()  # marked as seen: nobody waits for the box any more
-        box, self._box, self._process = self._box, None, None
+                # Marked as seen: nobody waits for the box any more.
+                opening.exception()
+        box = self._box
+        self._box = None
+        self._process = None
         if box is not None:
             await box.close()
 
@@ -136,7 +161,9 @@ def write_files(files: Mapping[str, str], folder: str = WORK_FOLDER) -> str:
     lines = []
     for name, text in files.items():
         path = PurePosixPath(folder) / name
-        lines.append(f"[ -d {shlex.quote(str(path.parent))} ] || mkdir -p {shlex.quote(str(path.parent))} || exit 1")
+        lines.append(
+            f"[ -d {shlex.quote(str(path.parent))} ] || mkdir -p {shlex.quote(str(path.parent))} || exit 1"
+        )
         # A builtin of the shell: it starts no process, and takes texts of any length.
         lines.append(f"printf %s {shlex.quote(text)} >{shlex.quote(str(path))} || exit 1")
     return "\n".join(lines)

@@ -26,11 +26,15 @@ from openclaw_rl.errors import ConfigError
 _EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}}
 _CODE_SCHEMA: Mapping[str, Any] = {
     "type": "object",
-    "properties": {"code": {"type": "string", "description": "Python code. Variables stay between calls."}},
+    "properties": {
+        "code": {"type": "string", "description": "Python code. Variables stay between calls."}
+    },
     "required": ["code"],
     "additionalProperties": False,
 }
-_CODE_DESCRIPTION = "Runs Python code. Returns what it prints, and the value of the last expression."
+_CODE_DESCRIPTION = (
+    "Runs Python code. Returns what it prints, and the value of the last expression."
+)
 _KINDS = ("python", "python_file", "http", "interpreter", "result")
 
 
@@ -56,7 +60,11 @@ class HttpTarget(_Entry):
 
 def _plain_tool(entry: Any) -> Any:
     """Return an entry without the `{"type": "function", "function": ...}` of OpenAI's format around it."""
-    if isinstance(entry, dict) and entry.get("type") == "function" and isinstance(entry.get("function"), dict):
+    if (
+        isinstance(entry, dict)
+        and entry.get("type") == "function"
+        and isinstance(entry.get("function"), dict)
+    ):
         more = {name: value for name, value in entry.items() if name not in ("type", "function")}
         return {**entry["function"], **more}
     return entry
@@ -86,7 +94,9 @@ def compile_pattern(pattern: str) -> Any:
         return re2.compile(pattern, options)
     except re2.error as error:
         words = error.args[0]
-        raise ValueError(f"pattern: {words.decode(errors='replace') if isinstance(words, bytes) else words}") from None
+        raise ValueError(
+            f"pattern: {words.decode(errors='replace') if isinstance(words, bytes) else words}"
+        ) from None
 
 
 class ToolSpec(_Entry):
@@ -117,13 +127,23 @@ class ToolSpec(_Entry):
 
     @model_validator(mode="after")
     def _check_kind(self) -> ToolSpec:
-        given = [kind for kind in _KINDS if kind in self.model_fields_set and getattr(self, kind) is not False]
+        given = [
+            kind
+            for kind in _KINDS
+            if kind in self.model_fields_set and getattr(self, kind) is not False
+        ]
         if len(given) != 1:
-            raise ValueError(f"tool {self.name}: expected exactly one of {', '.join(_KINDS)}, got {given or 'none'}")
+            raise ValueError(
+                f"tool {self.name}: expected exactly one of {', '.join(_KINDS)}, got {given or 'none'}"
+            )
         try:
-            validator_for(self.parameters, default=Draft202012Validator).check_schema(dict(self.parameters))
+            validator_for(self.parameters, default=Draft202012Validator).check_schema(
+                dict(self.parameters)
+            )
         except SchemaError as error:
-            raise ValueError(f"tool {self.name}: parameters: no valid JSON schema ({error.message})") from None
+            raise ValueError(
+                f"tool {self.name}: parameters: no valid JSON schema ({error.message})"
+            ) from None
         return self
 
     @property
@@ -143,7 +163,11 @@ class ToolSpec(_Entry):
 
     def as_definition(self) -> dict[str, Any]:
         """Return the tool as a chat request has it."""
-        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
         return {"type": "function", "function": function}
 
 
@@ -210,7 +234,10 @@ class ToolConfig(_Entry):
 
     @model_validator(mode="after")
     def _check_names(self) -> ToolConfig:
-        for kind, names in (("tool", [t.name for t in self.tools]), ("MCP server", [s.name for s in self.mcp])):
+        for kind, names in (
+            ("tool", [t.name for t in self.tools]),
+            ("MCP server", [s.name for s in self.mcp]),
+        ):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{kind} {twice[0]}: defined twice. Remove one")
@@ -230,7 +257,9 @@ def check_address(url: str, hosts: tuple[str, ...]) -> None:
     if parts.scheme not in ("http", "https") or not host or "{" in parts.netloc:
         raise ValueError(f"{url}: expected an address like http://127.0.0.1:9000/path")
     if not is_loopback(host) and host not in hosts:
-        raise ValueError(f'{url}: {host} is not this machine. If a model may reach it, add it to "hosts"')
+        raise ValueError(
+            f'{url}: {host} is not this machine. If a model may reach it, add it to "hosts"'
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -249,14 +278,16 @@ def load_tool_config(path: Path) -> ToolConfig:
         raise ConfigError(f"{path}: the tools cannot be read ({error})") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid JSON ({error})") from None
-    if isinstance(found, list):  # a list of tools alone, as other programs have it
+    # A list of tools alone, as other programs have it.
+    if isinstance(found, list):
         found = {"tools": found}
     try:
         config = ToolConfig.model_validate(found)
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe_error(error)}") from None
     for tool in config.tools:
-        read_code(tool, path.parent)  # an error before the first episode
+        # An error before the first episode.
+        read_code(tool, path.parent)
     return config
 
 
@@ -287,7 +318,9 @@ def read_code(tool: ToolSpec, folder: Path) -> str:
     try:
         code = (folder / tool.python_file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"tool {tool.name}: {folder / tool.python_file} cannot be read ({error})") from None
+        raise ConfigError(
+            f"tool {tool.name}: {folder / tool.python_file} cannot be read ({error})"
+        ) from None
     return code
 
 
@@ -303,6 +336,11 @@ def config_digest(config: ToolConfig, folder: Path) -> str:
         config.model_dump_json(exclude={"tasks", "request", "images"}),
         *(read_code(tool, folder) for tool in config.tools),
     ]
-    programs = [folder / word for server in config.mcp for word in server.command if (folder / word).is_file()]
+    programs = [
+        folder / word
+        for server in config.mcp
+        for word in server.command
+        if (folder / word).is_file()
+    ]
     parts += [hashlib.sha256(program.read_bytes()).hexdigest() for program in programs]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

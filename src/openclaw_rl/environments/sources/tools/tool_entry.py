@@ -49,7 +49,9 @@ def make_tool_runner(request: ToolRequest) -> EpisodeRunner:
         raise ConfigError(f"--agent {agent}: unknown for tools. Known are {', '.join(AGENTS)}")
     setup = _make_setup(request)
     if setup.config.hosts:
-        echo_error(f"note: the tools may reach {', '.join(setup.config.hosts)}, which are not this machine")
+        echo_error(
+            f"note: the tools may reach {', '.join(setup.config.hosts)}, which are not this machine"
+        )
     return ToolRunner(setup, agent)
 
 
@@ -61,7 +63,9 @@ def _make_setup(request: ToolRequest) -> Any:
     config = load_tool_config(path) if path is not None else ToolConfig()
     folder = path.resolve().parent if path is not None else Path.cwd()
     if request.tasks is None and config.tasks is None:
-        raise ConfigError("no tasks: set --tasks FILE, with one JSON object per line, or `tasks` in the configuration")
+        raise ConfigError(
+            "no tasks: set --tasks FILE, with one JSON object per line, or `tasks` in the configuration"
+        )
     return ToolSetup(
         config=config,
         folder=folder,

@@ -7,7 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from openclaw_rl.environments.agents.chat_agent import AgentCall, ChatAgent, ChatReply, EpisodeOver, tool_message
+from openclaw_rl.environments.agents.chat_agent import (
+    AgentCall,
+    ChatAgent,
+    ChatReply,
+    EpisodeOver,
+    tool_message,
+)
 from openclaw_rl.environments.sources.tools.call_matching import CallMade, ExpectedCall, is_match
 from openclaw_rl.environments.sources.tools.tool_box import ToolBroken
 from openclaw_rl.environments.sources.tools.tool_config import TextCalls
@@ -17,25 +23,32 @@ from openclaw_rl.environments.sources.tools.tool_task import ToolTask
 from openclaw_rl.environments.sources.tools.tool_text import explain_tools, find_text_calls
 from openclaw_rl.environments.types import PlayOutcome
 
-_CHECK_SECONDS = 120.0  # for the checks, besides what the policy left of its time
+# For the checks, besides what the policy left of its time.
+_CHECK_SECONDS = 120.0
 
 
 class CallFormat(Protocol):
     """How calls are written in requests and replies."""
 
-    def begin_messages(self, task: ToolTask, definitions: Sequence[dict[str, Any]]) -> list[Mapping[str, Any]]: ...
+    def begin_messages(
+        self, task: ToolTask, definitions: Sequence[dict[str, Any]]
+    ) -> list[Mapping[str, Any]]: ...
 
     def request_tools(self, definitions: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]: ...
 
     def find_calls(self, reply: ChatReply) -> Sequence[AgentCall]: ...
 
-    def write_results(self, calls: Sequence[AgentCall], results: Sequence[CallMade]) -> list[Mapping[str, Any]]: ...
+    def write_results(
+        self, calls: Sequence[AgentCall], results: Sequence[CallMade]
+    ) -> list[Mapping[str, Any]]: ...
 
 
 class ChatFormat:
     """Tool calls of the chat completions API."""
 
-    def begin_messages(self, task: ToolTask, definitions: Sequence[dict[str, Any]]) -> list[Mapping[str, Any]]:
+    def begin_messages(
+        self, task: ToolTask, definitions: Sequence[dict[str, Any]]
+    ) -> list[Mapping[str, Any]]:
         return list(task.messages)
 
     def request_tools(self, definitions: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
@@ -44,8 +57,13 @@ class ChatFormat:
     def find_calls(self, reply: ChatReply) -> Sequence[AgentCall]:
         return reply.calls
 
-    def write_results(self, calls: Sequence[AgentCall], results: Sequence[CallMade]) -> list[Mapping[str, Any]]:
-        return [tool_message(call, made.result, made.images) for call, made in zip(calls, results, strict=True)]
+    def write_results(
+        self, calls: Sequence[AgentCall], results: Sequence[CallMade]
+    ) -> list[Mapping[str, Any]]:
+        return [
+            tool_message(call, made.result, made.images)
+            for call, made in zip(calls, results, strict=True)
+        ]
 
 
 class TextFormat:
@@ -54,13 +72,19 @@ class TextFormat:
     def __init__(self, form: TextCalls) -> None:
         self._form = form
 
-    def begin_messages(self, task: ToolTask, definitions: Sequence[dict[str, Any]]) -> list[Mapping[str, Any]]:
+    def begin_messages(
+        self, task: ToolTask, definitions: Sequence[dict[str, Any]]
+    ) -> list[Mapping[str, Any]]:
         """Return the messages of the task. Their system message explains the tools."""
         if not self._form.explain:
             return list(task.messages)
-        words, messages = explain_tools(definitions), list(task.messages)
+        words = explain_tools(definitions)
+        messages = list(task.messages)
         if messages[0]["role"] == "system":
-            return [{**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{words}"}, *messages[1:]]
+            return [
+                {**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{words}"},
+                *messages[1:],
+            ]
         return [{"role": "system", "content": words}, *messages]
 
     def request_tools(self, definitions: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
@@ -69,9 +93,14 @@ class TextFormat:
     def find_calls(self, reply: ChatReply) -> Sequence[AgentCall]:
         return find_text_calls(reply.text, self._form)
 
-    def write_results(self, calls: Sequence[AgentCall], results: Sequence[CallMade]) -> list[Mapping[str, Any]]:
+    def write_results(
+        self, calls: Sequence[AgentCall], results: Sequence[CallMade]
+    ) -> list[Mapping[str, Any]]:
         if self._form.explain:
-            words = [f"Result of {call.name}: {made.result}" for call, made in zip(calls, results, strict=True)]
+            words = [
+                f"Result of {call.name}: {made.result}"
+                for call, made in zip(calls, results, strict=True)
+            ]
         else:
             words = [made.result for made in results]
         return [{"role": "user", "content": "\n".join(words)}]
@@ -81,9 +110,18 @@ class ToolEpisode:
     """One episode of a task. `images`: which images of tools the model gets."""
 
     def __init__(
-        self, task: ToolTask, session: ToolSession, agent: ChatAgent, form: CallFormat, images: ToolImages
+        self,
+        task: ToolTask,
+        session: ToolSession,
+        agent: ChatAgent,
+        form: CallFormat,
+        images: ToolImages,
     ) -> None:
-        self._task, self._session, self._agent, self._form, self._images = task, session, agent, form, images
+        self._task = task
+        self._session = session
+        self._agent = agent
+        self._form = form
+        self._images = images
         self._left = [ExpectedCall(tool=call.tool, arguments=call.arguments) for call in task.calls]
         self._steps: list[dict[str, Any]] = []
 
@@ -93,12 +131,14 @@ class ToolEpisode:
         `seconds`: limit of the asking; a policy that takes longer has failed. Raises `AgentReplyFailed`, `ToolBroken`,
         `SandboxError` and `OSError`: nothing is known of the policy then.
         """
-        limit, began = asyncio.timeout(seconds), time.monotonic()
+        limit = asyncio.timeout(seconds)
+        began = time.monotonic()
         try:
             async with limit:
                 answer, reason = await self._ask_replies()
         except TimeoutError:
-            if not limit.expired():  # of a tool
+            # Of a tool.
+            if not limit.expired():
                 raise
             return PlayOutcome(status="done", reward=0.0, reason=f"not done within {seconds:g} s")
         left = seconds - (time.monotonic() - began) + _CHECK_SECONDS
@@ -112,7 +152,8 @@ class ToolEpisode:
     async def _ask_replies(self) -> tuple[str, str | None]:
         """Return the answer and None, or an empty answer and the reason."""
         definitions = self._session.list_definitions()
-        messages, sent = self._form.begin_messages(self._task, definitions), 0
+        messages = self._form.begin_messages(self._task, definitions)
+        sent = 0
         try:
             while True:
                 reply = await self._agent.ask_reply(messages, self._form.request_tools(definitions))
@@ -140,7 +181,9 @@ class ToolEpisode:
                     matched += 1
                     break
         is_right = bool(results) and matched == len(results)
-        self._steps.append({"turn": reply.turn, "reward": self._task.step_reward if is_right else 0.0})
+        self._steps.append(
+            {"turn": reply.turn, "reward": self._task.step_reward if is_right else 0.0}
+        )
 
 
 def score_outcome(
@@ -150,4 +193,6 @@ def score_outcome(
     reward = 1.0
     for score in scores.values():
         reward *= score
-    return PlayOutcome(status="done", reward=reward, parts=dict(scores), steps=list(steps), reason=reason)
+    return PlayOutcome(
+        status="done", reward=reward, parts=dict(scores), steps=list(steps), reason=reason
+    )

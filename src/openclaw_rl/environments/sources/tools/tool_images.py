@@ -9,7 +9,8 @@ from openclaw_rl.common.images.image_prompt import UNSEEN_IMAGES
 from openclaw_rl.common.printable import echo_error
 from openclaw_rl.environments.sources.tools.call_matching import CallMade
 
-_MAX_IMAGES = 64  # of an episode: the gateway takes as many in a request
+# Of an episode: the gateway takes as many in a request.
+_MAX_IMAGES = 64
 
 
 class ToolImages:
@@ -17,7 +18,9 @@ class ToolImages:
 
     def __init__(self, *, wanted: bool, problem: str = "") -> None:
         """`wanted`: by the configuration. `problem`: why the model cannot get them, as far as is known."""
-        self._wanted, self._problem, self._has_reported = wanted, problem, False
+        self._wanted = wanted
+        self._problem = problem
+        self._has_reported = False
 
     def choose(self, results: Sequence[CallMade], sent: int) -> list[CallMade]:
         """Return the results with the images that the model gets. `sent`: images of the episode before these.
@@ -44,4 +47,6 @@ class ToolImages:
     def _report(self) -> None:
         if not self._has_reported:
             self._has_reported = True
-            echo_error(f"note: the model does not get the images of tools, but the text [image]: {self._problem}")
+            echo_error(
+                f"note: the model does not get the images of tools, but the text [image]: {self._problem}"
+            )

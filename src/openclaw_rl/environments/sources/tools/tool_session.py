@@ -30,7 +30,8 @@ from openclaw_rl.environments.sources.tools.tool_task import ToolTask
 from openclaw_rl.environments.sources.tools.tool_text import cut_middle
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
-_MAX_PROBLEM = 500  # characters
+# Characters.
+_MAX_PROBLEM = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,10 @@ class ToolSession:
 
     def __init__(self, world: ToolWorld, task: ToolTask, episode: str, folder: str) -> None:
         """`folder`: an existing folder of the episode."""
-        self._world, self._task, self._episode, self._folder = world, task, episode, folder
+        self._world = world
+        self._task = task
+        self._episode = episode
+        self._folder = folder
         self._specs = {tool.name: tool for tool in task.tools}
         self._server_tools: dict[str, ServerTool] = {}
         self.calls: list[CallMade] = []
@@ -71,9 +75,13 @@ class ToolSession:
         if not self._task.mcp:
             return
         assert self._world.bridge is not None
-        for tool in await self._world.bridge.open_servers(self._task.mcp, self._episode, self._folder):
+        for tool in await self._world.bridge.open_servers(
+            self._task.mcp, self._episode, self._folder
+        ):
             if tool.spec.name in self._specs or tool.spec.name in self._server_tools:
-                raise ToolBroken(f"two tools have the name {tool.spec.name}: name the tools of the MCP server to use")
+                raise ToolBroken(
+                    f"two tools have the name {tool.spec.name}: name the tools of the MCP server to use"
+                )
             self._server_tools[tool.spec.name] = tool
 
     async def check_code(self) -> None:
@@ -124,7 +132,10 @@ class ToolSession:
 
     async def _box_with_state(self) -> Any:
         """Return the box whose work folder is checked, if any check needs one."""
-        if not any(isinstance(check, FileCheck | DatabaseCheck | PythonCheck) for check in self._task.checks):
+        if not any(
+            isinstance(check, FileCheck | DatabaseCheck | PythonCheck)
+            for check in self._task.checks
+        ):
             return None
         if self._has_owner_code:
             return await self._owner_box.open_box()
@@ -145,7 +156,9 @@ class ToolSession:
         except ValueError as error:
             return CallMade(tool=call.name, arguments=None, result=f"error: {error}", is_error=True)
         if problem := _schema_problem(spec, arguments):
-            return CallMade(tool=call.name, arguments=arguments, result=f"error: {problem}", is_error=True)
+            return CallMade(
+                tool=call.name, arguments=arguments, result=f"error: {problem}", is_error=True
+            )
         if call.name in self._server_tools:
             return await self._call_server(self._server_tools[call.name], arguments)
         text, is_error = await self._run_tool(spec, arguments)
@@ -153,18 +166,25 @@ class ToolSession:
 
     async def _call_server(self, tool: ServerTool, arguments: dict[str, Any]) -> CallMade:
         assert self._world.bridge is not None
-        seconds, characters = tool.spec.seconds or self._world.config.seconds, self._world.config.characters
+        seconds = tool.spec.seconds or self._world.config.seconds
+        characters = self._world.config.characters
         return await self._world.bridge.call_tool(tool, arguments, seconds, characters)
 
     async def _run_tool(self, spec: ToolSpec, arguments: dict[str, Any]) -> tuple[str, bool]:
-        seconds, characters = spec.seconds or self._world.config.seconds, self._world.config.characters
+        seconds = spec.seconds or self._world.config.seconds
+        characters = self._world.config.characters
         if spec.kind == "python":
             return await self._owner_box.call_tool(spec.name, arguments, seconds, characters)
         if spec.kind == "interpreter":
             return await self._model_box.call_tool(spec.name, arguments, seconds, characters)
         if spec.http is not None:
             return await call_service(
-                self._world.http, spec.http, arguments, episode=self._episode, seconds=seconds, characters=characters
+                self._world.http,
+                spec.http,
+                arguments,
+                episode=self._episode,
+                seconds=seconds,
+                characters=characters,
             )
         text = spec.result if isinstance(spec.result, str) else json.dumps(spec.result)
         return cut_middle(text, characters), False
@@ -203,7 +223,8 @@ def _schema_problem(spec: ToolSpec, arguments: dict[str, Any]) -> str | None:
         found = best_match(spec.validator.iter_errors(arguments))
     except RecursionError:
         return "the arguments are nested too deeply"
-    except (OverflowError, ValueError):  # of `multipleOf`
+    except (OverflowError, ValueError):
+        # Of `multipleOf`.
         return "the arguments have a number that is too large, or none"
     except Unresolvable as error:
         raise ToolBroken(f"tool {spec.name}: parameters: {error}") from None

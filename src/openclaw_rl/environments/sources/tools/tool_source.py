@@ -16,7 +16,11 @@ from openclaw_rl.environments.sources.tools.answer_checks import PythonCheck
 from openclaw_rl.environments.sources.tools.bfcl_rows import is_bfcl_path, read_bfcl_tasks
 from openclaw_rl.environments.sources.tools.mcp_bridge import McpBridge
 from openclaw_rl.environments.sources.tools.tool_box import ToolBroken, ToolMissing
-from openclaw_rl.environments.sources.tools.tool_config import ToolConfig, config_digest, place_server
+from openclaw_rl.environments.sources.tools.tool_config import (
+    ToolConfig,
+    config_digest,
+    place_server,
+)
 from openclaw_rl.environments.sources.tools.tool_episode import (
     CallFormat,
     ChatFormat,
@@ -41,7 +45,8 @@ from openclaw_rl.sandbox.box_kinds import find_machine_problem
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 AGENTS = ("chat", "text")
-_OPEN_SECONDS = 120.0  # for the MCP servers of an episode
+# For the MCP servers of an episode.
+_OPEN_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,9 @@ class ToolSetup:
         return McpBridge(servers, self.python, self.search_path) if servers else None
 
     def make_world(self, http: aiohttp.ClientSession, bridge: McpBridge | None) -> ToolWorld:
-        return ToolWorld(config=self.config, folder=self.folder, sandbox=self.sandbox, http=http, bridge=bridge)
+        return ToolWorld(
+            config=self.config, folder=self.folder, sandbox=self.sandbox, http=http, bridge=bridge
+        )
 
 
 class ToolSource:
@@ -90,12 +97,16 @@ class ToolSource:
             found.append(replace(task, digest=hashlib.sha256(whole.encode()).hexdigest()))
         return found
 
-    async def check_task(self, task: EnvironmentTask, folder: str, limits: PlayLimits) -> TaskFitness:
+    async def check_task(
+        self, task: EnvironmentTask, folder: str, limits: PlayLimits
+    ) -> TaskFitness:
         """Replay the recorded solution with the tools, and nothing; both are checked as an episode is."""
-        parsed, bridge = self._setup.parse_task(task), self._setup.make_bridge()
+        parsed = self._setup.parse_task(task)
+        bridge = self._setup.make_bridge()
         await asyncio.to_thread(Path(folder).mkdir, 0o700)
         rewards: dict[str, float] = {}
-        reason, is_here = "", True
+        reason = ""
+        is_here = True
         if bridge is not None:
             bridge.use_folder(folder)
         try:
@@ -137,15 +148,20 @@ async def _find_lacking(error: Exception, sandbox: SandboxConfig) -> str | None:
     return None
 
 
-async def _replay_solution(world: ToolWorld, task: ToolTask, folder: str, name: str) -> tuple[PlayOutcome, str]:
+async def _replay_solution(
+    world: ToolWorld, task: ToolTask, folder: str, name: str
+) -> tuple[PlayOutcome, str]:
     """Return the outcome of the recorded calls and answer (`oracle`) or of nothing, and the first call that failed."""
-    session, problem = ToolSession(world, task, f"{name}-{Path(folder).name}", folder), ""
+    session = ToolSession(world, task, f"{name}-{Path(folder).name}", folder)
+    problem = ""
     try:
         await session.open_tools()
         await session.check_code()
         for number, call in enumerate(task.calls if name == "oracle" else ()):
             made = await session.answer_call(
-                AgentCall(id=f"call_{number}", name=call.tool, arguments=json.dumps(dict(call.arguments)))
+                AgentCall(
+                    id=f"call_{number}", name=call.tool, arguments=json.dumps(dict(call.arguments))
+                )
             )
             if made.arguments is None or made.result.startswith("error: arguments"):
                 problem = problem or f"call {number}, {call.tool}: {made.result}"
@@ -169,9 +185,12 @@ class ToolRunner:
     def __init__(self, setup: ToolSetup, agent: str) -> None:
         """Raises `ConfigError`."""
         self._setup = setup
-        self._form: CallFormat = TextFormat(setup.config.text_calls) if agent == "text" else ChatFormat()
+        self._form: CallFormat = (
+            TextFormat(setup.config.text_calls) if agent == "text" else ChatFormat()
+        )
         self._images = ToolImages(
-            wanted=setup.config.images, problem=f"--agent {agent} sends text only" if agent == "text" else ""
+            wanted=setup.config.images,
+            problem=f"--agent {agent} sends text only" if agent == "text" else "",
         )
         self._bridge = setup.make_bridge()
         self._http: aiohttp.ClientSession | None = None
@@ -197,11 +216,15 @@ class ToolRunner:
         if self._http is None:
             self._http = open_agent_session()
         await asyncio.to_thread(Path(folder).mkdir, 0o700)
-        session = ToolSession(self._setup.make_world(self._http, self._bridge), parsed, ticket.episode, folder)
+        session = ToolSession(
+            self._setup.make_world(self._http, self._bridge), parsed, ticket.episode, folder
+        )
         agent = ChatAgent(self._http, ticket, self._setup.config.request)
         try:
             await _open_in_time(session)
-            return await ToolEpisode(parsed, session, agent, self._form, self._images).play(limits.seconds)
+            return await ToolEpisode(parsed, session, agent, self._form, self._images).play(
+                limits.seconds
+            )
         except (OpenClawError, OSError) as error:
             return void_outcome(str(error) or type(error).__name__)
         finally:

@@ -11,7 +11,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openclaw_rl.environments.sources.tools.answer_checks import Check, parse_checks
-from openclaw_rl.environments.sources.tools.tool_config import ToolConfig, ToolSpec, describe_error, parse_tool
+from openclaw_rl.environments.sources.tools.tool_config import (
+    ToolConfig,
+    ToolSpec,
+    describe_error,
+    parse_tool,
+)
 from openclaw_rl.environments.types import EnvironmentTask
 from openclaw_rl.errors import ConfigError
 
@@ -76,7 +81,9 @@ def parse_task(task: EnvironmentTask, config: ToolConfig, folder: Path) -> ToolT
         raise ConfigError(f"{where}: expected either `prompt`, a text, or `messages`")
     for number, message in enumerate(entry.messages):
         if not isinstance(message.get("role"), str):
-            raise ConfigError(f"{where}: messages.{number}: expected a message with a role, such as user")
+            raise ConfigError(
+                f"{where}: messages.{number}: expected a message with a role, such as user"
+            )
     if entry.check is None:
         raise ConfigError(f"{where}: no `check`: expected how the result is checked, e.g. "
                           '{"kind": "exact", "value": "Paris"}')  # fmt: skip
@@ -99,29 +106,39 @@ def parse_task(task: EnvironmentTask, config: ToolConfig, folder: Path) -> ToolT
     return made
 
 
-def _choose_tools(entry: _TaskEntry, config: ToolConfig, where: str) -> tuple[tuple[ToolSpec, ...], tuple[str, ...]]:
+def _choose_tools(
+    entry: _TaskEntry, config: ToolConfig, where: str
+) -> tuple[tuple[ToolSpec, ...], tuple[str, ...]]:
     """Return the tools and the names of the MCP servers of a task. Without a choice: all of the configuration."""
     known = {tool.name: tool for tool in config.tools}
     servers = tuple(server.name for server in config.mcp)
     if entry.tools is None:
-        return config.tools, servers if entry.mcp is None else _known_servers(entry.mcp, servers, where)
+        return config.tools, servers if entry.mcp is None else _known_servers(
+            entry.mcp, servers, where
+        )
     tools = []
     for given in entry.tools:
         if isinstance(given, str) and given not in known:
-            raise ConfigError(f"{where}: unknown tool {given!r}. The configuration has {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"{where}: unknown tool {given!r}. The configuration has {', '.join(known) or 'none'}"
+            )
         tools.append(known[given] if isinstance(given, str) else parse_tool(given, where))
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise ConfigError(f"{where}: two tools have the same name. Remove one")
     for tool in tools:
         if tool.python_file is not None and tool.name not in known:
-            raise ConfigError(f"{where}: tool {tool.name}: python_file belongs into the configuration")
+            raise ConfigError(
+                f"{where}: tool {tool.name}: python_file belongs into the configuration"
+            )
     return tuple(tools), _known_servers(entry.mcp or [], servers, where)
 
 
 def _known_servers(chosen: list[str], servers: tuple[str, ...], where: str) -> tuple[str, ...]:
     if unknown := sorted(set(chosen) - set(servers)):
-        raise ConfigError(f"{where}: unknown MCP server {unknown[0]!r}. The configuration has {servers or 'none'}")
+        raise ConfigError(
+            f"{where}: unknown MCP server {unknown[0]!r}. The configuration has {servers or 'none'}"
+        )
     return tuple(chosen)
 
 
@@ -129,7 +146,9 @@ def _check_solution(task: ToolTask, where: str) -> None:
     names = {tool.name for tool in task.tools}
     for call in task.calls:
         if call.tool not in names and not task.mcp:
-            raise ConfigError(f"{where}: calls: unknown tool {call.tool!r}. The task has {', '.join(names) or 'none'}")
+            raise ConfigError(
+                f"{where}: calls: unknown tool {call.tool!r}. The task has {', '.join(names) or 'none'}"
+            )
     if task.step_reward is not None and not task.calls:
         raise ConfigError(f"{where}: step_reward needs `calls`, the calls to compare with")
     if not task.tools and not task.mcp:
@@ -139,7 +158,9 @@ def _check_solution(task: ToolTask, where: str) -> None:
 def _file_name(name: str, where: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or "\n" in name:
-        raise ConfigError(f"{where}: files: {name!r}: expected a path in the work folder, like data/db.json")
+        raise ConfigError(
+            f"{where}: files: {name!r}: expected a path in the work folder, like data/db.json"
+        )
     return str(path)
 
 

@@ -11,7 +11,8 @@ import re2
 from openclaw_rl.environments.agents.chat_agent import AgentCall
 from openclaw_rl.environments.sources.tools.tool_config import TextCalls
 
-_MAX_CALLS = 32  # of one reply
+# Of one reply.
+_MAX_CALLS = 32
 
 
 def cut_middle(text: str, characters: int) -> str:
@@ -27,7 +28,9 @@ def explain_tools(definitions: Sequence[dict[str, Any]]) -> str:
     lines = ["You can use these tools:"]
     for definition in definitions:
         function = definition["function"]
-        lines.append(f"- {function['name']}: {function['description']} Arguments: {json.dumps(function['parameters'])}")
+        lines.append(
+            f"- {function['name']}: {function['description']} Arguments: {json.dumps(function['parameters'])}"
+        )
     lines.append('To use one, reply with a JSON object: {"tool": "name", "arguments": {...}}. '
                  "A reply without such an object is your answer.")  # fmt: skip
     return "\n".join(lines)
@@ -40,18 +43,26 @@ def find_text_calls(reply: str, form: TextCalls) -> list[AgentCall]:
         for value in _find_objects(reply):
             if isinstance(value.get("tool"), str):
                 arguments = value.get("arguments", {})
-                found.append(AgentCall(id=f"call_{len(found)}", name=value["tool"], arguments=json.dumps(arguments)))
+                found.append(
+                    AgentCall(
+                        id=f"call_{len(found)}", name=value["tool"], arguments=json.dumps(arguments)
+                    )
+                )
     else:
         assert form.tool is not None
         for match in re2.finditer(form.pattern, reply):
             named = {name: value for name, value in match.groupdict().items() if value is not None}
-            found.append(AgentCall(id=f"call_{len(found)}", name=form.tool, arguments=json.dumps(named)))
+            found.append(
+                AgentCall(id=f"call_{len(found)}", name=form.tool, arguments=json.dumps(named))
+            )
     return found[:_MAX_CALLS]
 
 
 def _find_objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a text that are in no other."""
-    decoder, at, tried = json.JSONDecoder(), 0, 0
+    decoder = json.JSONDecoder()
+    at = 0
+    tried = 0
     while (start := text.find("{", at)) >= 0 and tried < 10 * _MAX_CALLS:
         tried += 1
         try:

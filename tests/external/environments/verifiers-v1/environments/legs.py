@@ -40,7 +40,9 @@ class LegsTask(vf.Task[LegsData, vf.State, vf.TaskConfig]):
 
 class LegsTaskset(vf.Taskset[LegsTask, LegsConfig]):
     def load(self) -> Iterator[LegsTask]:
-        entries = reasoning_gym.create_dataset("leg_counting", size=self.config.size, seed=self.config.seed)
+        entries = reasoning_gym.create_dataset(
+            "leg_counting", size=self.config.size, seed=self.config.seed
+        )
         for entry in entries:
             data = {"answer": entry["answer"], "entry": entry, "fault": self.config.fault}
             yield LegsTask(LegsData(prompt=entry["question"], **data), self.config.task)

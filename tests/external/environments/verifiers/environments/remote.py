@@ -5,4 +5,6 @@ from datasets import Dataset
 
 
 def load_environment() -> vf.Environment:
-    return vf.SandboxEnv(dataset=Dataset.from_list([{"question": "Run a command."}]), rubric=vf.Rubric(funcs=[len]))
+    return vf.SandboxEnv(
+        dataset=Dataset.from_list([{"question": "Run a command."}]), rubric=vf.Rubric(funcs=[len])
+    )

@@ -11,7 +11,10 @@ def load_environment(fault: str = "", number: int = 3) -> vf.Environment:
     """`fault`: what goes wrong when a reply is scored."""
 
     def make_rows(first: int) -> Dataset:
-        rows = [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(first, first + number)]
+        rows = [
+            {"question": f"What is {n} plus {n}?", "answer": str(2 * n)}
+            for n in range(first, first + number)
+        ]
         return Dataset.from_list(rows)
 
     parser = vf.XMLParser(["answer"])
@@ -29,4 +32,6 @@ def load_environment(fault: str = "", number: int = 3) -> vf.Environment:
         return float(len(completion[-1]["content"] or ""))
 
     rubric = vf.Rubric(funcs=[has_sum, length], weights=[1.0, 0.001], parser=parser)
-    return vf.SingleTurnEnv(dataset=make_rows(1), eval_dataset=make_rows(50), parser=parser, rubric=rubric)
+    return vf.SingleTurnEnv(
+        dataset=make_rows(1), eval_dataset=make_rows(50), parser=parser, rubric=rubric
+    )
