@@ -1,16 +1,30 @@
 """Interfaces between the stages, with at most three methods each.
 
-Each interface has a public test double in `testing.py` and one contract test that every implementation passes.
+Each interface has a public test double in `testing/` and one contract test that every implementation passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from openclaw_rl.common.images.image_prompt import ImagePrompt
+from openclaw_rl.common.progress import WorkNote
 from openclaw_rl.methods.types import Sample, StepResult
-from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict
+from openclaw_rl.types import (
+    Chunk,
+    Generation,
+    Ids,
+    JudgedTurn,
+    JudgeInput,
+    Lease,
+    Logprobs,
+    Policy,
+    PolicyRef,
+    RepeatedBatch,
+    Verdict,
+)
 
 
 class Engine(Protocol):
@@ -92,4 +106,56 @@ class ConfirmedTrainer(Protocol):
 
     def reject_step(self, reason: str) -> None:
         """Take note that the weights are not kept: `load` follows before a next step. Does nothing if no step waits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyWork:
+    """One policy that may have something to train on, in one iteration of the training loop."""
+
+    head: Policy
+    candidate: Policy | None
+    """A version that was trained from the head and is not decided on yet."""
+    lease: Lease
+    lease_now: float
+    """Seconds, by the clock of the lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Turns that one step is to be taken on, from `head`."""
+
+    head: Policy
+    turns: Sequence[JudgedTurn]
+    is_fixed: bool = False
+    """Whether a step is taken on exactly these turns, however few they are, and without replays."""
+    undo: RepeatedBatch | None = None
+    """What the batch repeats; None: it belongs to no undo. Turns of an undo may have any age."""
+    undo_left: int = 0
+    """Batches of the undo that are left, this one included."""
+    replays: frozenset[str] = frozenset()
+    """Those of the turns that the head's lineage was trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Why no batch is ready."""
+
+    note: WorkNote
+    has_worked: bool = False
+    """Whether a piece of work was done, so that the next call has more to do."""
+    polls: bool = False
+    """Whether the next call may have something to do although nothing was committed to the store."""
+    others_wait: bool = False
+    """Whether the source has nothing for other policies either."""
+
+
+class BatchSource(Protocol):
+    """One source of batches. The training loop asks its sources in their order, for each policy."""
+
+    def next_batch(self, policy: PolicyWork) -> Batch | Waiting | None:
+        """Return a batch, or why no batch is ready; None leaves the policy to the next source.
+
+        Raises `DamagedRow`, and `StaleLease` if the lease is lost.
+        """
         ...

@@ -389,6 +389,18 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedBatch:
+    """A batch that an undo trains on again."""
+
+    repeats: int
+    """The undone version that was trained on it."""
+    turns: tuple[str, ...]
+    """In the order of the batch."""
+    place: int = 0
+    """Its place in the store's list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
     """Record that one policy was trained on one turn."""
 

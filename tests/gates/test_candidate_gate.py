@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.store.world import policy
 
+from openclaw_rl.common.progress import Wait, WorkNote
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.examination.probe_set import Probe, load_probes
 from openclaw_rl.gates.candidate_gate import CandidateGate, GateResult
@@ -23,6 +24,7 @@ from openclaw_rl.gates.reply_source import (
     ReplyOrder,
 )
 from openclaw_rl.methods.types import Sample
+from openclaw_rl.protocols import Waiting
 from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.schema_gate import GateConfig
@@ -115,9 +117,10 @@ def examine(
         comparer = ReplyComparer(source, renderer, PROBES, preference)
     gate = CandidateGate(store, GateConfig(**settings), comparer)
     for _ in range(100):
-        if (result := gate.examine(pair[1], pair[0], scores, lambda: batch)) is not None:
+        result = gate.examine(pair[1], pair[0], scores, lambda: batch)
+        if isinstance(result, GateResult):
             return result
-    raise AssertionError(gate.note)
+    raise AssertionError(result.note)
 
 
 def sample(reward: float, logprob: float) -> Sample:
@@ -366,9 +369,12 @@ def test_without_replies(store: Store, pair: Pair, history: list[str], renderer:
     source.error = RepliesDelayed("the gateway is busy")
     comparer = ReplyComparer(source, renderer, PROBES)
     gate = CandidateGate(store, GateConfig(wait=20.0), comparer)
-    results = [gate.examine(pair[1], pair[0], Scores(), lambda: ()) for _ in range(3)]
-    assert (results, gate.is_waiting) == ([None] * 3, True)
-    assert gate.note == "version 2 waits for the gate and answers nobody: the gateway is busy"
+    for _ in range(3):
+        result = gate.examine(pair[1], pair[0], Scores(), lambda: ())
+        assert isinstance(result, Waiting)
+    assert not result.has_worked
+    details = "version 2 waits for the gate and answers nobody: the gateway is busy"
+    assert result.note == WorkNote(details, frozenset({Wait.GATE}))
 
 
 def test_a_version_that_the_engine_cannot_load(
@@ -401,18 +407,18 @@ def test_a_new_version_waits_for_replies_as_long_as_its_step_took(
     )
     comparer = ReplyComparer(source, renderer, PROBES)
 
-    def decide(seconds: float, **settings: Any) -> list[GateResult | None]:
+    def decide(seconds: float, **settings: Any) -> list[GateResult | Waiting]:
         gate = CandidateGate(store, GateConfig(**settings), comparer)
         candidate = replace(pair[1], metrics={"seconds": seconds})
         return [gate.examine(candidate, pair[0], Scores(), lambda: ()) for _ in range(2)]
 
     first, second = decide(0.0)
-    assert first is None
-    assert second is not None
+    assert isinstance(first, Waiting)
+    assert isinstance(second, GateResult)
     assert (second.promotes, second.metrics["gate/comparisons"]) == (True, 0)
-    assert decide(20.0) == [None, None]
-    assert decide(20.0, wait=0.0)[1] is not None
-    assert decide(0.0, wait=20.0) == [None, None]
+    assert isinstance(decide(20.0)[1], Waiting)
+    assert isinstance(decide(20.0, wait=0.0)[1], GateResult)
+    assert isinstance(decide(0.0, wait=20.0)[1], Waiting)
 
 
 def test_a_setting_changes_the_gate(

@@ -27,6 +27,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 
@@ -146,8 +147,10 @@ def make_loop(
                 builder,
                 train_settings({"batch_min": 4, "batch_max": 4}),
                 tmp_path / "policies",
-                gate=CandidateGate(store, GateConfig(budget=0)) if gate else None,
-                practice=practice,
+                LoopParts(
+                    gate=CandidateGate(store, GateConfig(budget=0)) if gate else None,
+                    practice=practice,
+                ),
             )
         )
         return opened[-1]

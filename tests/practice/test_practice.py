@@ -100,7 +100,7 @@ def test_guidance_applies_to_the_teacher_but_not_to_contrasts(
     add_lesson(store, SHORT, [turn])
     trainer = ScriptedTrainer()
     loop = make_loop(trainer, step_limit=1, contrast_share=0.25)
-    loop._builder = replace(builder, guidance=2.5)
+    loop._batches._builder = replace(builder, guidance=2.5)
     settle(loop)
     (batch,) = trainer.batches
     assert [sample.guidance for sample in batch] == [None, 2.5, 2.5, 2.5]
@@ -384,21 +384,6 @@ def test_a_batch_of_people_comes_before_practice(
     settle(loop)
     assert uses_of(store, 1) == [*first, *second]
     assert len(uses_of(store, 2)) == 4
-
-
-def test_a_round_of_a_busy_policy_is_not_work(
-    store: Store, make_loop: MakeLoop, fill: Fill
-) -> None:
-    """Its policy examines a candidate, or is paused: the loop must not spin."""
-    (turn,) = fill(store, 1)
-    add_lesson(store, SHORT, [turn])
-    loop = make_loop(step_limit=1)
-    assert loop.run_once()
-    practice = loop._practice
-    assert practice is not None
-    assert practice.has_work
-    assert practice.next_batch([], {}, loop._keeper.require_lease(), loop._keeper.clock()) is None
-    assert not practice.has_work
 
 
 def test_a_lesson_about_one_question_is_not_practised(
@@ -839,7 +824,7 @@ def test_a_prompt_that_leaves_no_space_for_a_reply_is_not_asked_again(
     (turn,) = fill(store, 1)
     add_lesson(store, SHORT, [turn])
     loop = make_loop(step_limit=1)
-    practice = loop._practice
+    practice = loop._parts.practice
     assert practice is not None
     practice._selector = replace(practice._selector, context_length=MAX_REPLY_TOKENS + 10)
     settle(loop)
@@ -851,10 +836,10 @@ def test_practice_runs_in_its_hours(store: Store, make_loop: MakeLoop, fill: Fil
     add_lesson(store, SHORT, [turn])
     loop = make_loop(hours="03:00-03:01", step_limit=1)
     at = {hour: datetime(2026, 1, 1, hour).timestamp() for hour in (3, 12)}
-    loop._practice._clock = lambda: at[12]  # type: ignore[union-attr]
+    loop._parts.practice._clock = lambda: at[12]  # type: ignore[union-attr]
     settle(loop)
     assert "practice.hours" in loop.note
-    loop._practice._clock = lambda: at[3]  # type: ignore[union-attr]
+    loop._parts.practice._clock = lambda: at[3]  # type: ignore[union-attr]
     loop._next_check = 0.0
     settle(loop)
     assert len(uses_of(store, 1)) == 4

@@ -44,8 +44,8 @@ def replies(builder: object) -> SlowReplies:
 
 
 def clocked(loop: TrainLoop, replies: SlowReplies) -> TrainLoop:
-    assert loop._practice is not None
-    loop._practice._clock = replies
+    assert loop._parts.practice is not None
+    loop._parts.practice._clock = replies
     return loop
 
 

@@ -33,6 +33,7 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, train_settings
 from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.store.db import Store
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 
@@ -64,7 +65,7 @@ selector = PromptSelector(renderer=renderer, transient=transient, key=store.secr
 settings, replies = PracticeConfig(replies=4, max_divergence=0.04), Replies(renderer.stop_token_ids[0])
 practice = PracticeSession(store, settings, selector, replies)
 train = train_settings({"batch_min": 4, "batch_max": 4, "safety.lease_ttl": 0.5})
-loop = TrainLoop(store, Trainer(), builder, train, home / "policies", practice=practice)
+loop = TrainLoop(store, Trainer(), builder, train, home / "policies", LoopParts(practice=practice))
 while True:
     loop.run_once()
 """

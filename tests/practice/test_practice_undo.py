@@ -20,10 +20,12 @@ from tests.practice.conftest import (
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.protocols import PolicyWork
 from openclaw_rl.store import events, schema, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns, removal
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.undo import apply_undo, plan_undo, select_turns
 from openclaw_rl.types import TurnState
 
@@ -150,6 +152,17 @@ def forget(store: Store) -> None:
         removal.forget(conn, "aa", at=9.0)
 
 
+def practise_once(loop: TrainLoop, store: Store) -> None:
+    """Generate some replies of a round of practice, and train on none."""
+    lease = loop._keeper.acquire()
+    assert lease is not None
+    policy = PolicyWork(
+        head=_head(store), candidate=None, lease=lease, lease_now=loop._keeper.clock()
+    )
+    assert loop._parts.practice is not None
+    loop._parts.practice.next_batch(policy)
+
+
 def test_practice_of_a_forgotten_lesson_is_not_trained_on(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
@@ -157,7 +170,7 @@ def test_practice_of_a_forgotten_lesson_is_not_trained_on(
     add_lesson(store, LASTING, [word])
     loop = make_loop(step_limit=1)
     while not practised(store):
-        loop._practice.next_turns(_head(store), loop._keeper.acquire(), loop._keeper.clock())  # type: ignore[union-attr, arg-type]
+        practise_once(loop, store)
     forget(store)
     settle(loop)
     assert trained(store) == []
@@ -249,7 +262,7 @@ def test_practice_with_an_earlier_text_is_not_trained_on(
     add_lesson(store, LASTING, [word])
     loop = make_loop(step_limit=1)
     while not practised(store):
-        loop._practice.next_turns(_head(store), loop._keeper.acquire(), loop._keeper.clock())  # type: ignore[union-attr, arg-type]
+        practise_once(loop, store)
     earlier = practised(store)
     with store.write() as conn:
         removal.replace_text(conn, "aa", "One word.", at=9e9 + 1)

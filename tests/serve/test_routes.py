@@ -15,8 +15,7 @@ from tests.serve.conftest import KEY, OTHER_KEY, USER, Answer, Site, Start, wait
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.lineage import policies, retraining
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
-from openclaw_rl.store.lineage.retraining import RepeatedBatch
-from openclaw_rl.types import PolicyState
+from openclaw_rl.types import PolicyState, RepeatedBatch
 
 
 def test_models(site: Site, tmp_path: Path) -> None:

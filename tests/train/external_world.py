@@ -20,6 +20,7 @@ from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import STARTER, from_flat
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 
@@ -52,7 +53,7 @@ class World:
             self._builder,
             train,
             self.config.policies_dir,
-            lease_clock=lambda: steady_clock.boot_seconds() + self.frozen_seconds,
+            LoopParts(lease_clock=lambda: steady_clock.boot_seconds() + self.frozen_seconds),
         )
 
     def close(self) -> None:

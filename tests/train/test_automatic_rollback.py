@@ -15,6 +15,7 @@ from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, policy_marks
 from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.satisfaction_watch import SETTLING_TURNS, SatisfactionWatch
@@ -33,7 +34,14 @@ def make_loop(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[
         train = train_settings({"batch.min_turns": 8, "batch.max_turns": 8, "batch.max_wait": 1e9})
         watch = SatisfactionWatch(store, GateConfig.model_validate(gate))
         opened.append(
-            TrainLoop(store, ScriptedTrainer(), builder, train, tmp_path / "policies", watch=watch)
+            TrainLoop(
+                store,
+                ScriptedTrainer(),
+                builder,
+                train,
+                tmp_path / "policies",
+                LoopParts(watch=watch),
+            )
         )
         return opened[-1]
 

@@ -18,6 +18,7 @@ from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import METRICS_FILE, MetricsTracker, staleness_metrics
@@ -76,7 +77,12 @@ def test_a_version_that_its_trainer_did_not_log_is_logged(
     loop.close()
     tracker = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
     after = TrainLoop(
-        store, ScriptedTrainer(), builder, TrainConfig(), tmp_path / "policies", tracker=tracker
+        store,
+        ScriptedTrainer(),
+        builder,
+        TrainConfig(),
+        tmp_path / "policies",
+        LoopParts(tracker=tracker),
     )
     assert not after.run_once()
     after.close()
@@ -229,7 +235,9 @@ def test_batches_without_a_step_leave_a_line(
     trainer = Picky()
     trainer.silent = True
     train = train_settings({"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9})
-    loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=tracker)
+    loop = TrainLoop(
+        store, trainer, builder, train, tmp_path / "policies", LoopParts(tracker=tracker)
+    )
     silent = fill(store, 2)
     assert loop.run_once()
     foreign = fill(store, 2, request={"identity": "x" * 64})
@@ -265,14 +273,18 @@ def test_a_version_is_logged_once_without_a_later_step(
     tracker = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
     trainer = Picky()
     train = train_settings({"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9})
-    loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=tracker)
+    loop = TrainLoop(
+        store, trainer, builder, train, tmp_path / "policies", LoopParts(tracker=tracker)
+    )
     fill(store, 2)
     assert loop.run_once()
     trainer.silent = True
     fill(store, 2)
     assert loop.run_once()
     loop.close()
-    after = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=tracker)
+    after = TrainLoop(
+        store, trainer, builder, train, tmp_path / "policies", LoopParts(tracker=tracker)
+    )
     assert not after.run_once()
     after.close()
     assert [line["state"] for line in lines(tmp_path)] == ["live", "no step"]

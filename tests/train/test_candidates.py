@@ -22,6 +22,7 @@ from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import candidates, policies, policy_marks, training_queue
 from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.worker import open_train_loop
@@ -50,7 +51,7 @@ def make_loop(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[
                 builder,
                 train,
                 tmp_path / "policies",
-                gate=CandidateGate(store, settings),
+                LoopParts(gate=CandidateGate(store, settings)),
             )
         )
         return opened[-1]
@@ -217,6 +218,7 @@ from openclaw_rl.settings.load import STARTER, train_settings
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 
@@ -229,7 +231,8 @@ renderer = Renderer(ModelFiles.from_path(STARTER))
 method = make_method(train_settings({"method": "combine"}))
 builder = SampleBuilder(renderer=renderer, transient=EphemeralMatcher([]), signal=method, max_staleness=64)
 train = train_settings({"batch_min": 4, "batch_max": 4, "safety.lease_ttl": 0.5})
-loop = TrainLoop(store, Trainer(), builder, train, home / "policies", gate=CandidateGate(store, GateConfig()))
+parts = LoopParts(gate=CandidateGate(store, GateConfig()))
+loop = TrainLoop(store, Trainer(), builder, train, home / "policies", parts)
 while True:
     loop.run_once()
 """

@@ -27,6 +27,7 @@ from openclaw_rl.supervisor.completion import save_last_checkpoint
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train import checkpoints, resume
 from openclaw_rl.train.checkpoints import LATEST_LINK, META_FILE, CheckpointWriter, read_meta
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.lease_keeper import TRAINER_LEASE, LeaseKeeper
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -54,7 +55,12 @@ def make_loop(
         saver = CheckpointWriter(store, config) if config.train.checkpoint.save_dir else None
         opened.append(
             TrainLoop(
-                store, ScriptedTrainer(), builder, config.train, tmp_path / "policies", saver=saver
+                store,
+                ScriptedTrainer(),
+                builder,
+                config.train,
+                tmp_path / "policies",
+                LoopParts(saver=saver),
             )
         )
         return opened[-1]
@@ -263,7 +269,9 @@ def test_a_fresh_home_begins_on_a_checkpoint(
     assert head_of(store) == head
 
     trainer, saver = ScriptedTrainer(), CheckpointWriter(store, config)
-    loop = TrainLoop(store, trainer, builder, config.train, config.policies_dir, saver=saver)
+    loop = TrainLoop(
+        store, trainer, builder, config.train, config.policies_dir, LoopParts(saver=saver)
+    )
     fill(store, 2, request={"identity": starter_identity, "version": 1})
     assert loop.run_once()
     loop.close()

@@ -95,8 +95,9 @@ def link(conn: Any, turn: str, parent: str | None, kind: Kind = Kind.MAIN) -> No
 def batch_of(store: Store, builder: SampleBuilder, head: Policy, **settings: Any) -> SampleBatch:
     with store.read() as conn:
         groups = training_queue.trainable_groups(conn, head=0, limit=9, max_uses=1)
+        ids = [turn for group in groups for turn in group]
+        items = training_queue.load_judged_turns(conn, ids)
     method = make_method(train_settings({"method": "groups"} | settings))
-    items = [item for group in groups for item in group]
     return replace(builder, signal=method).build_batch(items, head, [0])
 
 

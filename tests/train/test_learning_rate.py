@@ -16,6 +16,7 @@ from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import STARTER, Config, TrackConfig, train_settings
 from openclaw_rl.status.diagnose import Diagnosis, find_diagnoses
 from openclaw_rl.store.db import Store
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.learning_rate import CHECKED_STEPS, find_low_rate
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -37,7 +38,9 @@ def train_steps(store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
         config = Config(home=str(tmp_path), train=train)
         trainer = LocalTrainer(str(ModelFiles.from_path(STARTER).folder), make_method(train), train)
         tracker = MetricsTracker(TrackConfig(), config.logs_dir, run="r", settings={})
-        loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=tracker)
+        loop = TrainLoop(
+            store, trainer, builder, train, tmp_path / "policies", LoopParts(tracker=tracker)
+        )
         for _ in range(count):
             fill(store, 1, score=1, words="Paris.")
             fill(store, 1, score=-1, words="Certainly. The capital of France is Paris.")

@@ -30,6 +30,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import candidates, policies, policy_names, retraining
 from openclaw_rl.store.lineage.live_scores import newest_scores
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, PolicyOwner, owner_filter
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import apply_rollback, plan_rollback
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -86,7 +87,12 @@ class Home:
         root, used = folder / "policies", examiner if gate else None
         session = practice(self.store, builder) if practice is not None else None
         self.loop = TrainLoop(
-            self.store, trainer, builder, train, root, per=per, gate=used, practice=session
+            self.store,
+            trainer,
+            builder,
+            train,
+            root,
+            LoopParts(per=per, gate=used, practice=session),
         )
 
     def learn(self, turns: Iterable[JudgedTurn]) -> None:

@@ -9,6 +9,7 @@ from tests.train.test_checkpoints import Fill, head_of, learn, make_loop, settin
 
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 
@@ -47,7 +48,9 @@ def test_after_some_steps_the_metrics_say_how_people_take_it(
     store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
 ) -> None:
     train = settings(tmp_path).train
-    loop = TrainLoop(store, ScriptedTrainer(), builder, train, tmp_path / "policies", eval_every=2)
+    loop = TrainLoop(
+        store, ScriptedTrainer(), builder, train, tmp_path / "policies", LoopParts(eval_every=2)
+    )
     learn(loop, store, fill, 1)
     assert "eval/turns" not in head_of(store).metrics
     learn(loop, store, fill, 1)

@@ -22,6 +22,7 @@ from openclaw_rl.store import events, heartbeats, leases, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.lease_keeper import TRAINER_LEASE
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -62,8 +63,7 @@ def make_loop(
                 builder,
                 train,
                 tmp_path / "policies",
-                clock=clock,
-                lease_clock=clock,
+                LoopParts(clock=clock, lease_clock=clock),
             )
         )
         return opened[-1]
@@ -443,7 +443,12 @@ def test_a_verdict_stamped_hours_ahead_waits_no_longer_than_max_wait(
     fill(store, 2, at=time.time() + 3 * 3600)
     trainer = ScriptedTrainer()
     loop = TrainLoop(
-        store, trainer, builder, train, tmp_path / "policies", lease_clock=lambda: steady[0]
+        store,
+        trainer,
+        builder,
+        train,
+        tmp_path / "policies",
+        LoopParts(lease_clock=lambda: steady[0]),
     )
     assert not loop.run_once()
     for _ in range(61):

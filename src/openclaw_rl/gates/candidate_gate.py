@@ -13,12 +13,14 @@ from typing import Literal
 
 from sqlalchemy import Connection
 
+from openclaw_rl.common.progress import Wait, WorkNote
 from openclaw_rl.examination.served_forms import ServedForm, newest_forms
 from openclaw_rl.gates.evidence import Evidence, decide
 from openclaw_rl.gates.held_out import HeldOutEvidence, VersionScorer
 from openclaw_rl.gates.reply_comparer import ReplyComparer, ReplyEvidence
 from openclaw_rl.gates.reply_source import BrokenVersion, NoGateway, RepliesDelayed
 from openclaw_rl.methods.types import Sample
+from openclaw_rl.protocols import Waiting
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.db import Store
@@ -91,7 +93,7 @@ class _Examination:
 
 
 class CandidateGate:
-    """Examines one candidate at a time. `note` says what it is doing or waiting for."""
+    """Examines one candidate at a time."""
 
     def __init__(
         self,
@@ -111,9 +113,6 @@ class CandidateGate:
         self.per = per
         self._lessons: LessonMode = lessons
         self._current: _Examination | None = None
-        self.note = ""
-        # Whether nothing could be done in the last call of `examine`.
-        self.is_waiting = False
 
     @property
     def examines(self) -> bool:
@@ -131,48 +130,54 @@ class CandidateGate:
         head: Policy,
         scorer: VersionScorer,
         load_batch: Callable[[], Sequence[Sample]],
-    ) -> GateResult | None:
-        """Do the next piece of the examination. Return the decision, or None if there is more to do or to wait for.
+    ) -> GateResult | Waiting:
+        """Do the next piece of the examination. Return the decision, or what there is more to do or to wait for.
 
         `load_batch`: returns the samples that the candidate was trained on, without replays and imported turns.
         """
         if not self.examines:
             return PASSED
-        self.is_waiting = False
-        found = self._current
-        if found is None or found.candidate.version != candidate.version:
-            self._current = found = self._begin(candidate, head, scorer, load_batch())
+        examination = self._current
+        if examination is None or examination.candidate.version != candidate.version:
+            examination = self._begin(candidate, head, scorer, load_batch())
+            self._current = examination
+            compared = f"version {candidate.version} with version {head.version}"
+            step = _worked(f"comparing {compared} on held-out turns")
         else:
             try:
-                self._compare_replies(found)
+                step = self._compare_replies(examination)
             except BrokenVersion as error:
                 if error.version == candidate.version:
                     self._current = None
                     broken = Reason(ReasonCode.BROKEN, str(error))
-                    return GateResult(promotes=False, reason=broken, metrics=found.metrics())
+                    return GateResult(promotes=False, reason=broken, metrics=examination.metrics())
                 log.warning("version %d is examined without replies: %s", candidate.version, error)
-                found.replies.waiting.clear()
-        is_late = (
-            self.is_waiting
-            and found.waited + time.monotonic() - found.continued >= found.wait_limit
-        )
-        is_spent = (
-            not found.replies.waiting or found.reply_seconds >= self.settings.seconds or is_late
-        )
-        decision, reason = decide(found.evidence, is_spent=is_spent)
-        if decision != "reject" and (
-            why := found.held_out.rejection_reason(
-                is_retry=found.is_retry, is_suspect=found.is_suspect
+                examination.replies.waiting.clear()
+                step = _worked(f"version {candidate.version} is examined without replies")
+        is_spent = self._is_spent(examination, is_waiting=not step.has_worked)
+        decision, reason = decide(examination.evidence, is_spent=is_spent)
+        if decision != "reject":
+            held_out_reason = examination.held_out.rejection_reason(
+                is_retry=examination.is_retry, is_suspect=examination.is_suspect
             )
-        ):
-            decision = "reject"
-            reason = why
+            if held_out_reason is not None:
+                decision = "reject"
+                reason = held_out_reason
         if decision is None:
-            return None
+            return step
         self._current = None
         with self._store.write() as conn:
-            probe_answers.record_answers(conn, found.replies.answers)
-        return GateResult(promotes=decision == "promote", reason=reason, metrics=found.metrics())
+            probe_answers.record_answers(conn, examination.replies.answers)
+        return GateResult(
+            promotes=decision == "promote", reason=reason, metrics=examination.metrics()
+        )
+
+    def _is_spent(self, examination: _Examination, *, is_waiting: bool) -> bool:
+        """Return whether there are no more replies to compare, or no more time for them."""
+        waited = examination.waited + time.monotonic() - examination.continued
+        is_late = is_waiting and waited >= examination.wait_limit
+        is_over = examination.reply_seconds >= self.settings.seconds
+        return not examination.replies.waiting or is_over or is_late
 
     def _begin(
         self, candidate: Policy, head: Policy, scorer: VersionScorer, batch: Sequence[Sample]
@@ -180,9 +185,6 @@ class CandidateGate:
         """Compare the likelihood of the held-out turns, and choose the prompts of the replies."""
         started = time.monotonic()
         settings = self.settings
-        self.note = (
-            f"comparing version {candidate.version} with version {head.version} on held-out turns"
-        )
         with self._store.read() as conn:
             limit = max(settings.held_out, settings.prompts)
             owner = owner_filter(self.per, candidate.name)
@@ -253,24 +255,31 @@ class CandidateGate:
             limit=MAX_FORMS,
         )
 
-    def _compare_replies(self, found: _Examination) -> None:
+    def _compare_replies(self, examination: _Examination) -> Waiting:
         """Compare replies to a few more prompts; without a gateway, to none."""
         assert self._comparer is not None, "there are no prompts otherwise"
-        candidate = found.candidate.version
-        head = found.head.version
-        replies = found.replies
-        self.note = f"comparing replies of version {candidate} with version {head}: {len(replies.answers)} so far"
+        candidate = examination.candidate.version
+        head = examination.head.version
+        replies = examination.replies
         prompts = replies.waiting[: self.settings.workers]
+        compared = f"replies of version {candidate} with version {head}"
+        step = _worked(f"comparing {compared}: {len(replies.answers)} so far")
         began = time.monotonic()
         try:
-            self._comparer.compare(prompts, replies, candidate, head, found.known_answers)
+            self._comparer.compare(prompts, replies, candidate, head, examination.known_answers)
         except RepliesDelayed as error:
-            self.note = f"version {candidate} waits for the gate and answers nobody: {error}"
-            self.is_waiting = True
+            details = f"version {candidate} waits for the gate and answers nobody: {error}"
+            return Waiting(note=WorkNote(details, frozenset({Wait.GATE})), polls=True)
         except NoGateway as error:
             log.info("version %d is examined without replies: %s", candidate, error)
             replies.waiting.clear()
         else:
             del replies.waiting[: len(prompts)]
-            found.waited += began - found.continued
-            found.continued = time.monotonic()
+            examination.waited += began - examination.continued
+            examination.continued = time.monotonic()
+        return step
+
+
+def _worked(details: str) -> Waiting:
+    """Return that a piece of the examination was done, and that the next one can be done at once."""
+    return Waiting(note=WorkNote(details), has_worked=True, polls=True)

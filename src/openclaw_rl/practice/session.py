@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from sqlalchemy import Connection
@@ -31,6 +31,7 @@ from openclaw_rl.practice.budget import waiting_reason
 from openclaw_rl.practice.plan import PracticePlan, plan_practice, quote_lessons
 from openclaw_rl.practice.prompts import MAX_REPLY_TOKENS, PracticePrompt, PromptSelector
 from openclaw_rl.practice.share import PracticeShare
+from openclaw_rl.protocols import Batch, PolicyWork, Waiting
 from openclaw_rl.settings.schema_practice import PracticeConfig
 from openclaw_rl.store import leases, turn_states
 from openclaw_rl.store.db import Store
@@ -44,9 +45,7 @@ from openclaw_rl.types import (
     ExchangeStatus,
     FinishReason,
     Ids,
-    JudgedTurn,
     Kind,
-    Lease,
     Origin,
     Policy,
     Reply,
@@ -145,7 +144,7 @@ def _practice_temperature(temperature: float) -> float:
 
 
 class PracticeSession:
-    """Practises the lessons that are not in the weights. `note` says what it does, or why it does nothing."""
+    """Practises the lessons that are not in the weights: a source of batches for policies with too few new turns."""
 
     def __init__(
         self,
@@ -175,41 +174,14 @@ class PracticeSession:
         self._clock = clock
         # By the name of the policy.
         self._rounds: dict[str, _Round] = {}
-        # The policy that the last call practised.
-        self._policy = ""
         self._share = PracticeShare(settings.busy_share)
-        self.note = ""
-        # Whether the last call could do nothing, but a later one may.
-        self.is_waiting = False
 
-    def next_batch(
-        self, heads: Sequence[Policy], notes: dict[str, WorkNote], lease: Lease, lease_now: float
-    ) -> tuple[Policy, list[JudgedTurn]] | None:
-        """Return one of the heads with the turns of its complete round; else continue a round, and return None.
+    def next_batch(self, policy: PolicyWork) -> Batch | Waiting | None:
+        """Return the turns of a complete round; else generate a few more replies. None: there is nothing to practise.
 
-        The oldest head comes first. `notes`: by policy; what is practised is added. Raises as `next_turns` does.
+        Raises `DamagedRow`, and `StaleLease`.
         """
-        self.is_waiting = False
-        self._policy = ""
-        for head in sorted(heads, key=lambda head: head.created_at):
-            items = self.next_turns(head, lease, lease_now)
-            if self.note:
-                note = notes[head.name]
-                notes[head.name] = replace(note, details=f"{note.details}; {self.note}")
-            if items:
-                return head, items
-            if self.has_work or self.is_waiting:
-                break
-        return None
-
-    def next_turns(self, head: Policy, lease: Lease, lease_now: float) -> list[JudgedTurn]:
-        """Return the turns of a complete round; else generate a few more replies, and return none.
-
-        `note` is empty if there is nothing to practise. Raises `DamagedRow`, and `StaleLease`.
-        """
-        self.note = ""
-        self.is_waiting = False
-        self._policy = head.name
+        head = policy.head
         owner = owner_filter(self._per, head.name)
         round_ = self._rounds.pop(head.name, None)
         with self._store.read() as conn:
@@ -217,26 +189,35 @@ class PracticeSession:
             is_current = round_ is not None and self._is_current(conn, round_, head)
         if round_ is not None and (pending or not is_current):
             self._drop_round(round_)
+            round_ = None
         # Turns of this process, or of one that was killed before its step.
         if pending:
-            return pending
-        if not is_current:
-            round_ = self._begin(head, owner)
-        if round_ is None or not self._generate(round_):
-            return []
+            return Batch(head=head, turns=pending, is_fixed=True)
+        if round_ is None:
+            begun = self._begin(head, owner)
+            if not isinstance(begun, _Round):
+                return begun
+            round_ = begun
+        step = self._generate(round_)
         if not round_.is_complete:
-            self._rounds[head.name] = round_
-            return []
+            return step
+        del self._rounds[head.name]
+        return self._store_round(round_, policy, owner) or Waiting(note=step.note)
+
+    def _store_round(
+        self, round_: _Round, policy: PolicyWork, owner: OwnerFilter | None
+    ) -> Batch | None:
+        """Store the turns of a complete round, and return them; None if a lesson was forgotten meanwhile."""
         with self._store.write() as conn:
-            leases.check(conn, lease, lease_now)
-            # A lesson may have been forgotten meanwhile.
-            is_current = self._is_current(conn, round_, head)
+            leases.check(conn, policy.lease, policy.lease_now)
+            is_current = self._is_current(conn, round_, policy.head)
             if is_current:
                 practice_turns.add_turns(conn, self._make_turns(round_), at=self._clock())
         if not is_current:
             self._drop_round(round_)
         with self._store.read() as conn:
-            return practice_turns.pending_turns(conn, owner)
+            pending = practice_turns.pending_turns(conn, owner)
+        return Batch(head=policy.head, turns=pending, is_fixed=True) if pending else None
 
     def _drop_round(self, round_: _Round) -> None:
         """Leave out the replies of a round. The time that they took counts toward the budget."""
@@ -257,31 +238,25 @@ class PracticeSession:
         plan = plan_practice(conn, head, self._clock())
         return self._selector.has_current_lessons(conn, plan, head.name, round_.prompts)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a round of the policy of the last call is in progress, which the next call continues."""
-        return self._policy in self._rounds and not self.is_waiting
-
     def policies(self, conn: Connection) -> list[str]:
         """Return the names of the policies that may have something to practise."""
         return practice_turns.practising_policies(conn, self._per)
 
-    def _begin(self, head: Policy, owner: OwnerFilter | None) -> _Round | None:
-        """Choose the lessons and the prompts of the next round. `note` says why there are no prompts."""
+    def _begin(self, head: Policy, owner: OwnerFilter | None) -> _Round | Waiting | None:
+        """Choose the lessons and the prompts of the next round; None: there is nothing to practise."""
         settings = self._settings
         now = self._clock()
         with self._store.read() as conn:
             plan = plan_practice(conn, head, now)
             quoted = quote_lessons(plan.waiting)
             if not plan.targets:
-                if quoted:
-                    reason = "what was said before, or what other users want, contradicts it"
-                    self.note = f"practice of {quoted} waits for more words of the person: {reason}"
-                return None
+                if not quoted:
+                    return None
+                reason = "what was said before, or what other users want, contradicts it"
+                return _waiting(quoted, f"more words of the person: {reason}")
             reason = waiting_reason(conn, settings, plan, head, now)
             if reason:
-                self.note = f"practice of {quoted} waits for {reason}"
-                return None
+                return _waiting(quoted, reason)
             seed = (self._seed * 1_000_003 + practice_turns.count_all(conn, owner)) % 2**31
             prompts = self._selector.select_prompts(
                 conn,
@@ -293,12 +268,9 @@ class PracticeSession:
                 seed=seed,
             )
         if self._request_examinations(head):
-            self.note = f"practice of {quoted} waits for the examination of its lessons"
-            self.is_waiting = True
-            return None
+            return _waiting(quoted, "the examination of its lessons", others_wait=True)
         if not prompts:
-            self.note = f"practice of {quoted} waits for a prompt of the person that it applies to"
-            return None
+            return _waiting(quoted, "a prompt of the person that it applies to")
         from_teacher = round(settings.replies * settings.teacher_share)
         contrasts = round(settings.replies * settings.contrast_share)
         return _Round(
@@ -321,37 +293,35 @@ class PracticeSession:
         check.missing.clear()
         return True
 
-    def _generate(self, round_: _Round) -> bool:
-        """Generate a few more replies. Return False if the round has ended.
-
-        `is_waiting` becomes true if no reply is available now.
-        """
+    def _generate(self, round_: _Round) -> Waiting:
+        """Generate a few more replies, and keep the round unless it cannot be continued."""
         began = self._clock()
         beside = self._share.may_run_beside(began)
         count = 1 if beside else self._at_once
         first = len(round_.replies)
         places = range(first, min(first + count, len(round_.prompts)))
         quoted = quote_lessons(round_.plan.targets)
-        self.note = f"practising {quoted}: {first} of {len(round_.prompts)} replies"
         try:
             round_.replies += self._source.generate(
                 [round_.order(place, beside=beside) for place in places]
             )
-        except (RepliesDelayed, NoGateway, BrokenVersion) as error:
-            if isinstance(error, RepliesDelayed) and error.code is DelayCode.BUSY:
+        except RepliesDelayed as error:
+            if error.code is DelayCode.BUSY:
                 self._share.record_refusal(self._clock())
-            self.note = f"practice of {quoted} waits: {error}"
-            self.is_waiting = not isinstance(error, BrokenVersion)
-            if not isinstance(error, RepliesDelayed):
-                self._drop_round(round_)
-            return isinstance(error, RepliesDelayed)
+            self._rounds[round_.head.name] = round_
+            return _delayed(quoted, error, others_wait=True)
+        except (NoGateway, BrokenVersion) as error:
+            self._drop_round(round_)
+            return _delayed(quoted, error, others_wait=isinstance(error, NoGateway))
         ended = max(began, self._clock())
         round_.times += [(began, ended)] * len(places)
         if beside:
             self._share.record_beside(began, ended)
         else:
             self._share.record_pause()
-        return True
+        self._rounds[round_.head.name] = round_
+        note = WorkNote(f"practising {quoted}: {first} of {len(round_.prompts)} replies")
+        return Waiting(note=note, has_worked=True, polls=True)
 
     def _make_turns(self, round_: _Round) -> list[PracticeTurn]:
         turns = []
@@ -459,6 +429,18 @@ class PracticeSession:
                 log.info(
                     'no longer in the weights: "%s" (divergence %.3f)', lesson.text, divergence
                 )
+
+
+def _waiting(quoted: str, event: str, *, others_wait: bool = False) -> Waiting:
+    """Return that practice of the quoted lessons waits for an event."""
+    note = WorkNote(f"practice of {quoted} waits for {event}")
+    return Waiting(note=note, others_wait=others_wait)
+
+
+def _delayed(quoted: str, error: Exception, *, others_wait: bool) -> Waiting:
+    """Return that practice of the quoted lessons gets no replies now."""
+    note = WorkNote(f"practice of {quoted} waits: {error}")
+    return Waiting(note=note, others_wait=others_wait)
 
 
 def _measured_lessons(conn: Connection, ids: Iterable[str]) -> list[Lesson]:

@@ -14,11 +14,13 @@ from sqlalchemy import Connection
 
 from openclaw_rl.errors import ModelError, PluginError
 from openclaw_rl.methods.types import CreditMethod, Sample
+from openclaw_rl.protocols import Batch, PolicyWork, Waiting
 from openclaw_rl.reasons import Reason, ReasonCode
-from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store.lineage import policies, training_queue
-from openclaw_rl.store.lineage.policy_names import OwnerFilter
-from openclaw_rl.types import JudgedTurn, Policy, PolicyState
+from openclaw_rl.store.lineage.policy_names import owner_filter
+from openclaw_rl.train.context import TrainContext
+from openclaw_rl.train.turn_queue import queued_ids
+from openclaw_rl.types import Policy, PolicyState
 
 BATCH_ERRORS = (ValueError, ModelError, PluginError)
 """Exceptions that blame the batch. Any other exception is an error of the trainer itself, and ends the worker."""
@@ -26,85 +28,37 @@ MAX_CONSECUTIVE_FAILURES = 8
 """Consecutive turns, each tried alone, that may fail. After that the cause is probably not the turns."""
 
 
-class QueueAges:
-    """Measures for how long a turn has been the first of its queue: a clock may have stamped it hours ahead."""
+class BisectionSource:
+    """The next part of the batch that was rejected last, of those whose turns are still in the queue."""
 
-    def __init__(self) -> None:
-        # By policy: the turn, and since when.
-        self._first: dict[str, tuple[str, float]] = {}
+    def __init__(self, context: TrainContext, method: CreditMethod) -> None:
+        self._context = context
+        self._method = method
 
-    def seconds(self, policy: str, first: str, now: float) -> float:
-        """Return the seconds since this turn was seen first. `now`: seconds by a clock that does not jump."""
-        turn, since = self._first.get(policy, ("", now))
-        if turn != first:
-            self._first[policy] = first, (since := now)
-        return now - since
-
-
-def next_batch(
-    conn: Connection,
-    head: Policy,
-    signal: CreditMethod,
-    train: TrainConfig,
-    owner: OwnerFilter | None = None,
-) -> tuple[list[JudgedTurn], bool]:
-    """Return the next new turns to train on, and whether they are part of a failed batch that is being bisected.
-
-    For a method that compares episodes, they are the turns of whole groups.
-    """
-    if signal.uses_episodes:
-        limit = train.batch.max_groups
-        uses = train.batch.max_uses
-        groups = training_queue.trainable_groups(
-            conn, head=head.version, limit=limit, max_uses=uses, owner=owner
-        )
-        items = [item for group in groups for item in group]
-    else:
-        items = training_queue.trainable_turns(
-            conn,
-            head=head.version,
-            limit=train.batch.max_step_turns,
-            max_uses=train.batch.max_uses,
-            need_score=signal.uses_reward,
-            need_hint=signal.uses_hints,
-            owner=owner,
-        )
-    again = bisect(items, training_queue.last_rejections(conn, [i.turn.id for i in items]))
-    return again or items, bool(again)
+    def next_batch(self, policy: PolicyWork) -> Batch | Waiting | None:
+        """Return the next part; None if no turn of the queue was in a rejected batch."""
+        context = self._context
+        with context.store.read() as conn:
+            owner = owner_filter(context.per, policy.head.name)
+            queued = queued_ids(conn, policy.head, self._method, context.settings, owner)
+            part = bisect(queued, training_queue.last_rejections(conn, queued))
+            if not part:
+                return None
+            turns = training_queue.load_judged_turns(conn, part)
+        return Batch(head=policy.head, turns=turns, is_fixed=True)
 
 
-def is_full(
-    items: Sequence[JudgedTurn], usable: int, signal: CreditMethod, train: TrainConfig
-) -> bool:
-    """Return whether these turns start a step: by the number `usable`, or by their groups of episodes."""
-    if signal.uses_episodes:
-        return _number_of_groups(items) >= train.batch.min_groups
-    return usable >= train.batch.min_step_turns
-
-
-def batch_note(items: Sequence[JudgedTurn], signal: CreditMethod, train: TrainConfig) -> str:
-    """Return how much of a batch these turns are, as text."""
-    if signal.uses_episodes:
-        return f"{_number_of_groups(items)} of {train.batch.min_groups} groups"
-    return f"{len(items)} of {train.batch.min_step_turns}"
-
-
-def _number_of_groups(items: Sequence[JudgedTurn]) -> int:
-    return len({item.episode.group for item in items if item.episode is not None})
-
-
-def bisect(
-    items: Sequence[JudgedTurn], rejections: Mapping[str, tuple[int, int]]
-) -> list[JudgedTurn]:
-    """Return at most half of the batch that the oldest rejected turn among `items` was in; empty if none was rejected.
+def bisect(queued: Sequence[str], rejections: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Return at most half of the batch that the oldest rejected turn in the queue was in; empty if none was rejected.
 
     `rejections`: turn id -> (the last version that was rejected with it, number of turns of that version).
     """
-    oldest = next((rejections[i.turn.id] for i in items if i.turn.id in rejections), None)
+    oldest = next((rejections[turn] for turn in queued if turn in rejections), None)
     if oldest is None:
         return []
-    together = [i for i in items if rejections.get(i.turn.id) == oldest]
-    return together[: max(1, oldest[1] // 2)]
+    _, size = oldest
+    together = [turn for turn in queued if rejections.get(turn) == oldest]
+    return together[: max(1, size // 2)]
 
 
 def count_failed_alone(conn: Connection, versions: Sequence[Policy]) -> int:
@@ -128,7 +82,9 @@ def failure_reason(cause: str) -> Reason:
 
 def longest_sample(samples: Sequence[Sample]) -> Sample:
     """Return the sample whose longest sequence (plain or hinted prompt, plus response) has the most tokens."""
-    return max(
-        samples,
-        key=lambda s: max(map(len, (s.prompt_ids, *s.hinted_prompts))) + len(s.response_ids),
-    )
+    return max(samples, key=_longest_sequence)
+
+
+def _longest_sequence(sample: Sample) -> int:
+    longest_prompt = max(map(len, (sample.prompt_ids, *sample.hinted_prompts)))
+    return longest_prompt + len(sample.response_ids)

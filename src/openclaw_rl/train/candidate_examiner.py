@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from sqlalchemy import Connection
 
+from openclaw_rl.common.progress import Wait, WorkNote
 from openclaw_rl.errors import DamagedRow, OpenClawError
 from openclaw_rl.gates.canary import CanaryEvidence, score_limit
-from openclaw_rl.gates.candidate_gate import PASSED, CandidateGate
+from openclaw_rl.gates.candidate_gate import CandidateGate
 from openclaw_rl.gates.metric_gates import rejection_reason
 from openclaw_rl.methods.types import Sample
+from openclaw_rl.protocols import Batch, PolicyWork, Waiting
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import heartbeats, leases, turn_states, turns
-from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import candidates, policies, policy_marks, training_queue
 from openclaw_rl.store.lineage.live_scores import newest_scores
 from openclaw_rl.store.lineage.policy_marks import CanaryMark
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, is_owned, owner_filter
 from openclaw_rl.train import policy_folders
-from openclaw_rl.train.lease_keeper import LeaseKeeper
+from openclaw_rl.train.context import TrainContext
 from openclaw_rl.train.loaded_trainer import LoadedTrainer
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.step_outcome import alone_reason
+from openclaw_rl.train.tracking import StepReporter
+from openclaw_rl.train.version_thinning import VersionThinner
 from openclaw_rl.types import Lease, Policy
 
 log = logging.getLogger("openclaw_rl.train")
@@ -36,26 +39,22 @@ class CandidateExaminer:
 
     def __init__(
         self,
-        store: Store,
+        context: TrainContext,
         gate: CandidateGate | None,
-        keeper: LeaseKeeper,
-        clock: Callable[[], float],
         trainer: LoadedTrainer,
         builder: SampleBuilder,
+        reporter: StepReporter,
+        thinner: VersionThinner,
     ) -> None:
-        """`gate`: None promotes every candidate. `clock`: seconds since the epoch."""
-        self._store = store
+        """`gate`: None promotes every candidate."""
+        self._context = context
+        self._store = context.store
         self._gate = gate
-        self._keeper = keeper
-        self._clock = clock
         self._trainer = trainer
         self._builder = builder
-        self._attempts = heartbeats.AttemptLog(store, "gate")
-        self.note = ""
-        # Whether there may be work without a commit.
-        self.polls = True
-        # Whether the last piece of work was one, and no wait.
-        self.has_worked = False
+        self._reporter = reporter
+        self._thinner = thinner
+        self._attempts = heartbeats.AttemptLog(context.store, "gate")
 
     @property
     def is_active(self) -> bool:
@@ -72,68 +71,80 @@ class CandidateExaminer:
         """Forget which candidate is examined: the end of this process, which is due, is not its fault."""
         self._attempts.forget()
 
-    def find_candidates(self, per: PolicyOwner) -> tuple[Policy | None, dict[str, Policy]]:
+    def find_candidates(self) -> tuple[Policy | None, dict[str, Policy]]:
         """Return the candidate that the gate examines, and by policy those that answer a share of the conversations.
 
         All others can no longer become the head of their policy. They are rejected, and their turns freed.
         """
         with self._store.read() as conn:
-            found = [(c, _outdated_reason(conn, c, per)) for c in candidates.list_candidates(conn)]
+            waiting = candidates.list_candidates(conn)
+            outdated = {c.version: _outdated_reason(conn, c, self._context.per) for c in waiting}
             canaries = {mark.version for mark in policy_marks.all_canaries(conn).values()}
-        for candidate, why in found:
-            if why is not None:
-                self._reject(candidate, why, {}, frees_turns=True)
-        left = [candidate for candidate, why in found if why is None]
-        examined = next(
-            (candidate for candidate in left if candidate.version not in canaries), None
-        )
-        return examined, {
-            candidate.name: candidate for candidate in left if candidate.version in canaries
-        }
+        current = []
+        for candidate in waiting:
+            reason = outdated[candidate.version]
+            if reason is None:
+                current.append(candidate)
+            else:
+                self._reject(candidate, reason, {}, frees_turns=True)
+        examined = next((c for c in current if c.version not in canaries), None)
+        return examined, {c.name: c for c in current if c.version in canaries}
 
-    def examine(self, candidate: Policy, head: Policy) -> Policy | None:
-        """Do the next piece of the examination. Return the version as it was decided on, or None while it was not.
+    def next_batch(self, policy: PolicyWork) -> Batch | Waiting | None:
+        """Do the next piece of the examination of the policy's candidate, and say what it is; None without one.
 
         Raises `StaleLease`, with nothing changed.
         """
+        if policy.candidate is None:
+            return None
+        result = self._examine(policy.candidate, policy.head)
+        if isinstance(result, Waiting):
+            return result
+        with self._store.read() as conn:
+            trained = [use.turn for use in policies.uses_of_version(conn, result.version)]
+        self._reporter.report_step(result, result.metrics, trained)
+        self._thinner.thin_versions(self._context.clock())
+        return Waiting(note=WorkNote(f"version {result.version} is decided on"), has_worked=True)
+
+    def _examine(self, candidate: Policy, head: Policy) -> Policy | Waiting:
+        """Do the next piece of the examination. Return the version as it was decided on, or what is left to do."""
         with self._store.read() as conn:
             canary = policy_marks.find_canary(conn, candidate.name)
-        self.polls = canary is None or canary.version != candidate.version
-        if canary is not None and not self.polls:
+        if canary is not None and canary.version == candidate.version:
             return self._watch_canary(candidate, canary)
         deaths = self._attempts.begin([str(candidate.version)]).get(str(candidate.version), 0)
         if deaths >= heartbeats.MAX_DEATHS:
             detail = f"the trainer died {deaths} times while it examined this version"
             return self._reject(candidate, Reason(ReasonCode.BROKEN, detail), {})
-        result = PASSED
-        if self._gate is not None:
-            with self._attempts.interrupted_by(OpenClawError, OSError, ValueError):
-                decided = self._gate.examine(
-                    candidate, head, self._trainer, lambda: self._load_batch(candidate, head)
-                )
-            self.note = self._gate.note
-            self.has_worked = not self._gate.is_waiting
-            if decided is None:
-                return None
-            result = decided
+        if self._gate is None:
+            return self._promote(candidate, {})
+        with self._attempts.interrupted_by(OpenClawError, OSError, ValueError):
+            result = self._gate.examine(
+                candidate, head, self._trainer, lambda: self._load_batch(candidate, head)
+            )
+        if isinstance(result, Waiting):
+            return result
         if result.reason is not None:
             return self._reject(candidate, result.reason, result.metrics)
-        if self._gate is not None and self._gate.settings.canary > 0:
-            self._begin_canary(candidate, result.metrics, self._gate.settings.canary)
-            return None
+        if self._gate.settings.canary > 0:
+            return self._begin_canary(candidate, result.metrics, self._gate.settings.canary)
         return self._promote(candidate, result.metrics)
 
-    def _begin_canary(self, candidate: Policy, metrics: Mapping[str, float], share: float) -> None:
+    def _begin_canary(
+        self, candidate: Policy, metrics: Mapping[str, float], share: float
+    ) -> Waiting:
+        now = self._context.clock()
         with self._store.write() as conn:
-            leases.check(conn, self._lease(), self._keeper.clock())
+            leases.check(conn, self._lease(), self._context.keeper.clock())
             candidates.record_metrics(conn, candidate, {**candidate.metrics, **metrics})
-            policy_marks.begin_canary(conn, candidate.name, candidate.version, share, self._clock())
+            policy_marks.begin_canary(conn, candidate.name, candidate.version, share, now)
             self._attempts.end(conn)
-        log.info("version %d answers %.0f%% of the conversations", candidate.version, 100 * share)
+        details = f"version {candidate.version} answers {share:.0%} of the conversations"
+        log.info("%s", details)
+        return Waiting(note=WorkNote(details), has_worked=True, polls=True)
 
-    def _watch_canary(self, candidate: Policy, canary: CanaryMark) -> Policy | None:
+    def _watch_canary(self, candidate: Policy, canary: CanaryMark) -> Policy | Waiting:
         assert self._gate is not None, "only a gate begins a canary"
-        self.has_worked = False
         with self._store.read() as conn:
             owner = owner_filter(self._gate.per, candidate.name)
             limit = score_limit(canary.share, self._gate.settings)
@@ -141,25 +152,24 @@ class CandidateExaminer:
                 conn, candidate.version, after=canary.after, limit=limit, owner=owner
             )
         evidence = CanaryEvidence(scores, candidate, canary.share, self._gate.settings)
-        decided = evidence.decide(self._clock() - canary.at)
-        if decided is None:
+        decision = evidence.decide(self._context.clock() - canary.at)
+        if decision is None:
             share = f"{canary.share:.0%} of the conversations"
-            self.note = f"version {candidate.version} answers {share}: {evidence.describe()}"
-            return None
-        if decided.reason is not None:
-            return self._reject(candidate, decided.reason, decided.metrics)
-        return self._promote(candidate, decided.metrics)
+            details = f"version {candidate.version} answers {share}: {evidence.describe()}"
+            return Waiting(note=WorkNote(details, frozenset({Wait.GATE})))
+        if decision.reason is not None:
+            return self._reject(candidate, decision.reason, decision.metrics)
+        return self._promote(candidate, decision.metrics)
 
-    def _promote(self, candidate: Policy, found: Mapping[str, float]) -> Policy:
+    def _promote(self, candidate: Policy, gate_metrics: Mapping[str, float]) -> Policy:
         with self._store.write() as conn:
-            metrics = {**candidate.metrics, **found}
             promoted = candidates.promote_candidate(
                 conn,
                 self._lease(),
                 candidate,
-                metrics,
-                self._clock(),
-                lease_now=self._keeper.clock(),
+                {**candidate.metrics, **gate_metrics},
+                self._context.clock(),
+                lease_now=self._context.keeper.clock(),
             )
             self._attempts.end(conn)
         return promoted
@@ -174,12 +184,12 @@ class CandidateExaminer:
                 items = training_queue.fresh_turns_of(
                     conn, version=candidate.version, head=head.version
                 )
-                line = policies.lineage(conn, head.version)
+                lineage = policies.lineage(conn, head.version)
         except DamagedRow as error:
             log.warning("version %d is examined without its batch: %s", candidate.version, error)
             return []
-        own = [item for item in items if item.exchange.request.origin is None]
-        return self._builder.build_batch(own, head, line).samples
+        served = [item for item in items if item.exchange.request.origin is None]
+        return self._builder.build_batch(served, head, lineage).samples
 
     def _reject(
         self,
@@ -198,8 +208,8 @@ class CandidateExaminer:
                 candidate,
                 reason,
                 {**candidate.metrics, **metrics},
-                self._clock(),
-                lease_now=self._keeper.clock(),
+                self._context.clock(),
+                lease_now=self._context.keeper.clock(),
                 frees_turns=frees_turns,
             )
             if len(used) == 1 and not frees_turns:
@@ -211,7 +221,7 @@ class CandidateExaminer:
         return rejected
 
     def _lease(self) -> Lease:
-        return self._keeper.require_lease()
+        return self._context.keeper.require_lease()
 
 
 def _outdated_reason(conn: Connection, candidate: Policy, per: PolicyOwner) -> Reason | None:

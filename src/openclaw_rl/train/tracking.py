@@ -271,6 +271,10 @@ class StepReporter:
         self._engine = engine
         self._low_rate_warning = LowRateWarning()
 
+    def storable(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics as they are stored, see `storable_metrics`."""
+        return storable_metrics(metrics, self._engine)
+
     def report_step(
         self, policy: Policy, metrics: Mapping[str, float], trained: Sequence[str]
     ) -> None:
@@ -288,9 +292,7 @@ class StepReporter:
     ) -> None:
         """Track a batch without a result, with the reason of each turn."""
         if self._tracker is not None:
-            self._tracker.log_skipped_batch(
-                head, reasons, storable_metrics(metrics, self._engine), at
-            )
+            self._tracker.log_skipped_batch(head, reasons, self.storable(metrics), at)
 
     def catch_up(self, newest: Policy, trained: Sequence[str]) -> None:
         """Report what a trainer that died right after its transaction did not."""

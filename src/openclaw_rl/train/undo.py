@@ -29,10 +29,9 @@ from openclaw_rl.store.lineage.policy_names import (
     read_heads,
     stored_owner,
 )
-from openclaw_rl.store.lineage.retraining import RepeatedBatch
 from openclaw_rl.store.lineage.trained_turns import TrainedTurn, turns_by_hint, turns_of_lineage
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata
-from openclaw_rl.types import Policy
+from openclaw_rl.types import Policy, RepeatedBatch
 
 # hints that an error lists, and characters of a hint
 SHOWN_LESSONS = 20

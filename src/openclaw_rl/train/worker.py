@@ -26,6 +26,7 @@ from openclaw_rl.store.lessons.refused_texts import RefusedTexts
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import require_owner, start_policies
 from openclaw_rl.train.checkpoints import CheckpointWriter
+from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.ranks import launcher
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -130,14 +131,18 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
         builder,
         config.train,
         config.policies_dir,
-        engine=config.engine.backend,
-        tracker=tracker,
-        saver=saver,
-        eval_every=config.track.eval_every,
-        gate=make_gate(config, store, builder.renderer, replies),
-        watch=SatisfactionWatch(store, config.gate, config.policy.per),
-        per=config.policy.per,
-        practice=make_practice(config, store, builder.renderer, builder.transient, method, replies),
+        LoopParts(
+            engine=config.engine.backend,
+            tracker=tracker,
+            saver=saver,
+            eval_every=config.track.eval_every,
+            gate=make_gate(config, store, builder.renderer, replies),
+            watch=SatisfactionWatch(store, config.gate, config.policy.per),
+            per=config.policy.per,
+            practice=make_practice(
+                config, store, builder.renderer, builder.transient, method, replies
+            ),
+        ),
     )
 
 

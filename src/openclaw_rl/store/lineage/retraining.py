@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, insert, or_, select
 
@@ -12,18 +11,9 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.training_queue import load_judged_turns
 from openclaw_rl.store.rows import from_json, to_json
-from openclaw_rl.types import JudgedTurn, Kind
+from openclaw_rl.types import JudgedTurn, Kind, RepeatedBatch
 
 _LEFT_OUT = sorted(TAKEN_BACK_CODES | {ReasonCode.SET_ASIDE, ReasonCode.DAMAGED})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatedBatch:
-    """A batch that is trained on again."""
-
-    repeats: int  # the undone version that was trained on it
-    turns: tuple[str, ...]  # in the order of the batch
-    seq: int = 0  # its place in the table
 
 
 def outstanding_batches(conn: Connection, name: str) -> list[RepeatedBatch]:
@@ -35,7 +25,7 @@ def _read_batches(conn: Connection, name: str, limit: int | None) -> list[Repeat
     own = select(t.retraining).where(t.retraining.c.name == name)
     rows = conn.execute(own.order_by(t.retraining.c.seq).limit(limit))
     return [
-        RepeatedBatch(repeats=row.repeats, turns=tuple(from_json(row.turns)), seq=row.seq)
+        RepeatedBatch(repeats=row.repeats, turns=tuple(from_json(row.turns)), place=row.seq)
         for row in rows
     ]
 
@@ -56,7 +46,7 @@ def count_batches(conn: Connection, name: str | None = None) -> int:
 
 
 def replace_batches(conn: Connection, name: str, batches: Iterable[RepeatedBatch]) -> None:
-    """Write these batches in place of all that are left of the policy `name`; their `seq` is new."""
+    """Write these batches in place of all that are left of the policy `name`; their places are new."""
     conn.execute(delete(t.retraining).where(t.retraining.c.name == name))
     if rows := [
         {"name": name, "repeats": batch.repeats, "turns": to_json(batch.turns)} for batch in batches
@@ -64,8 +54,9 @@ def replace_batches(conn: Connection, name: str, batches: Iterable[RepeatedBatch
         conn.execute(insert(t.retraining), rows)
 
 
-def remove_batch(conn: Connection, seq: int) -> None:
-    conn.execute(delete(t.retraining).where(t.retraining.c.seq == seq))
+def remove_batch(conn: Connection, place: int) -> None:
+    """Remove the batch that is finished."""
+    conn.execute(delete(t.retraining).where(t.retraining.c.seq == place))
 
 
 def repeatable_turns(conn: Connection, ids: Sequence[str]) -> list[JudgedTurn]:

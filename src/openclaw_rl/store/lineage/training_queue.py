@@ -64,31 +64,55 @@ def trainable_turns(
     (`version_stats.untrusted_judges`) train nothing, except a person's correction that became their hint. `owner`: only
     turns of this agent, user or key. Raises `DamagedRow`.
     """
-    found = _trainable_queries(conn, head, max_uses, need_score, need_hint, owner)
-    return _load_by_age(
-        conn, [query.order_by(t.turns.c.seq).limit(limit) for query in found], limit
+    ids = trainable_ids(
+        conn,
+        head=head,
+        limit=limit,
+        max_uses=max_uses,
+        need_score=need_score,
+        need_hint=need_hint,
+        owner=owner,
     )
+    return load_judged_turns(conn, ids)
+
+
+def trainable_ids(
+    conn: Connection,
+    *,
+    head: int,
+    limit: int,
+    max_uses: int,
+    need_score: bool,
+    need_hint: bool,
+    owner: OwnerFilter | None = None,
+) -> list[str]:
+    """Return the ids of the turns of `trainable_turns`."""
+    queries = _trainable_queries(conn, head, max_uses, need_score, need_hint, owner)
+    bounded = [query.order_by(t.turns.c.seq).limit(limit) for query in queries]
+    return _sort_by_age(conn, bounded)[:limit]
 
 
 def trainable_groups(
     conn: Connection, *, head: int, limit: int, max_uses: int, owner: OwnerFilter | None = None
-) -> list[list[JudgedTurn]]:
-    """Return the fresh turns of complete groups of episodes, oldest group first; at most `limit` groups.
+) -> list[list[str]]:
+    """Return the ids of the fresh turns of complete groups of episodes, oldest group first; at most `limit` groups.
 
-    Fresh as in `trainable_turns`. A group with a turn that still waits for the judge is left out. Raises `DamagedRow`.
+    Fresh as in `trainable_turns`. A group with a turn that still waits for the judge is left out.
     """
-    queries = [
-        with_group(query) for query in _trainable_queries(conn, head, max_uses, False, False, owner)
-    ]
+    queries = _trainable_queries(conn, head, max_uses, False, False, owner)
     rows = sorted(
-        {(row.seq, row.id, row.group_id) for query in queries for row in conn.execute(query)}
+        {
+            (row.seq, row.id, row.group_id)
+            for query in queries
+            for row in conn.execute(with_group(query))
+        }
     )
     waiting = groups_before_judge(conn)
-    found: dict[str, list[str]] = {}
-    for _, id_, group in rows:
+    turns_by_group: dict[str, list[str]] = {}
+    for _, turn, group in rows:
         if group not in waiting:
-            found.setdefault(group, []).append(id_)
-    return [load_judged_turns(conn, ids) for ids in list(found.values())[:limit]]
+            turns_by_group.setdefault(group, []).append(turn)
+    return list(turns_by_group.values())[:limit]
 
 
 def count_trainable(
@@ -157,9 +181,8 @@ def replay_turns(
         _used_off_lineage(line),
         _count_uses_by(_rejected_versions()) < MAX_REJECTED_USES,
     )
-    return _load_by_age(
-        conn, [once, tried.where(_uses_on_lineage(line).between(1, max_uses - 1))], -limit
-    )
+    tried = tried.where(_uses_on_lineage(line).between(1, max_uses - 1))
+    return load_judged_turns(conn, _sort_by_age(conn, [once, tried])[-limit:])
 
 
 def held_out_turns(
@@ -326,12 +349,11 @@ def _count_uses_by(versions: Select[tuple[int]]) -> ScalarSelect[int]:
     return counted.correlate(t.turns).scalar_subquery()
 
 
-def _load_by_age(
-    conn: Connection, queries: list[Select[tuple[int, str]]], limit: int
-) -> list[JudgedTurn]:
-    """Load the turns that the queries find, oldest first: the oldest `limit`, or the newest `-limit` if negative."""
-    ids = sorted({(row.seq, row.id) for query in queries for row in conn.execute(query)})
-    return load_judged_turns(conn, [id_ for _, id_ in (ids[:limit] if limit >= 0 else ids[limit:])])
+def _sort_by_age(conn: Connection, queries: list[Select[tuple[int, str]]]) -> list[str]:
+    """Return the ids of the turns that the queries find, oldest first."""
+    return [
+        id_ for _, id_ in sorted({(row.seq, row.id) for q in queries for row in conn.execute(q)})
+    ]
 
 
 def load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:

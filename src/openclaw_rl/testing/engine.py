@@ -1,16 +1,10 @@
-"""Public test doubles for the interfaces of `protocols.py`, with scripted content; they pass the same contract tests.
-
-They allow a stage or a plug-in to be tested without a model. `tests/` has examples.
-"""
+"""An engine with scripted replies."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,15 +12,10 @@ import numpy as np
 from openclaw_rl.common.images.image_prompt import ImagePrompt, image_digest
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.policy_digest import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
     digest_of_folder,
-    hash_folder,
 )
-from openclaw_rl.errors import EngineError, EngineFull, EngineGone, GrammarError, JudgeError
-from openclaw_rl.methods.types import Sample, StepResult
-from openclaw_rl.reasons import Reason, ReasonCode
-from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict, Vote
+from openclaw_rl.errors import EngineError, EngineFull, EngineGone, GrammarError
+from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
 ReplyScript = Callable[[Sequence[int], int], Sequence[int]]
 """Maps (prompt ids, version) to the token ids of the reply, including the stop token."""
@@ -198,113 +187,3 @@ def _check_folder(policy: PolicyRef) -> None:
         raise EngineError(
             f"version {policy.version}: digest of {policy.path} is {found}, expected {policy.digest}"
         )
-
-
-class ScriptedJudge:
-    """`protocols.Judge` from a function that returns a score (None abstains), (score, hint), or an error to raise."""
-
-    name = "scripted"
-
-    def __init__(
-        self, opinion: Callable[[JudgeInput], int | tuple[int | None, str] | JudgeError | None]
-    ) -> None:
-        self.opinion = opinion
-        self.seen: list[JudgeInput] = []
-
-    async def judge(self, item: JudgeInput) -> Verdict:
-        """See `protocols.Judge.judge`."""
-        self.seen.append(item)
-        opinion = self.opinion(item)
-        if isinstance(opinion, JudgeError):
-            raise opinion
-        score, hint = opinion if isinstance(opinion, tuple) else (opinion, None)
-        return Verdict(
-            turn=item.turn,
-            revision=item.reaction.revision,
-            judge=self.name,
-            score=score,
-            votes=(Vote(score=score, hint=hint),),
-            hints=(hint,) if hint else (),
-            at=item.reaction.at,
-        )
-
-
-class ScriptedTrainer:
-    """`protocols.Trainer` without a model: counts its steps and writes a small, real policy folder.
-
-    `outcome` returns extra metrics of a step, or None for a batch without a step; it may also raise. `gain`: how much
-    a step adds to the log-probability of each token of a sample.
-    """
-
-    computes_here = True
-
-    def __init__(
-        self,
-        outcome: Callable[[Sequence[Sample]], Mapping[str, float] | None] = lambda samples: {},
-        gain: Callable[[Sample], float] = lambda sample: 0.0,
-    ) -> None:
-        self.outcome = outcome
-        self.gain = gain
-        self.steps = 0
-        self.folder: str | None = None
-        self.memory: Mapping[str, Any] = {}
-        self.batches: list[Sequence[Sample]] = []
-
-    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
-        """See `protocols.Trainer.load`."""
-        self.folder = folder
-        self.memory = dict(memory)
-        self.steps = int(memory.get("steps", 0))
-
-    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
-        """See `protocols.Trainer.step`."""
-        self.batches.append(tuple(samples))
-        metrics = self.outcome(samples)
-        if metrics is None:
-            dropped = {
-                s.turn: Reason(ReasonCode.NO_SIGNAL, "the script has nothing to say")
-                for s in samples
-            }
-            return StepResult(
-                folder=None, digest="", metrics={}, memory=self.memory, dropped=dropped
-            )
-        self.steps += 1
-        self.memory = dict(self.memory) | {"steps": self.steps}
-        write_adapter(out, weight=float(self.steps))
-        self.folder = out
-        default_metrics = {
-            "loss/total": 0.1,
-            "kl": 0.0,
-            "kl/step": 0.0,
-            "gradient/norm": 1.0,
-            "turns": float(len(samples)),
-            "step": float(self.steps),
-        }
-        digest, files = hash_folder(out)
-        metrics = default_metrics | dict(metrics)
-        return StepResult(
-            folder=out, digest=digest, files=files, metrics=metrics, memory=self.memory
-        )
-
-    def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
-        """See `protocols.Trainer.score`. Each step adds `gain(sample)` to the log-probabilities of sampling time."""
-        return [sample.logprobs + np.float32(self.steps * self.gain(sample)) for sample in samples]
-
-
-def write_adapter(folder: str | Path, *, weight: float = 0.0) -> str:
-    """Write a PEFT adapter folder with one pair of 1x1 matrices, which fits no model; return its digest."""
-    if not math.isfinite(weight):
-        raise ValueError(f"weight: expected a finite number, got {weight}")
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["nothing"]}
-    (path / ADAPTER_CONFIG).write_text(json.dumps(settings))
-    names = [f"base_model.model.nothing.lora_{side}.weight" for side in "AB"]
-    header = {
-        n: {"dtype": "F32", "shape": [1, 1], "data_offsets": [4 * i, 4 * i + 4]}
-        for i, n in enumerate(names)
-    }
-    raw = json.dumps(header).encode()
-    values = np.full(2, weight, dtype="<f4").tobytes()
-    (path / ADAPTER_WEIGHTS).write_bytes(len(raw).to_bytes(8, "little") + raw + values)
-    return digest_of_folder(path)
