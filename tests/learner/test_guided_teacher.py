@@ -57,7 +57,7 @@ def test_the_teacher_of_practice_is_guided_and_others_are_not(
         )
         for number, sample in enumerate(draw(made, 3))
     ]
-    batch, _ = made._scorer.score_batch(samples, made._method_for(samples))
+    batch, _ = made._scorer.score_batch(samples, made._frame.method_for(samples))
     assert [sample.guidance for sample in batch.samples].count(1.5) >= 2
     for i, sample in enumerate(batch.samples):
         plain = base_distribution(made, sample.prompt_ids, sample)

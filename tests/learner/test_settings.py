@@ -57,8 +57,8 @@ def test_a_hint_that_says_nothing_pushes_nowhere_at_any_temperature(
 ) -> None:
     made = trainer("opd", teacher_temperature=3.0)
     batch = [replace(s, hinted_prompts=(s.prompt_ids,)) for s in draw(made, 0)]
-    (term,) = made._method.loss_terms(
-        made._scorer.score_batch(batch, made._method)[0].batch_logprobs(), {}
+    (term,) = made._frame._method.loss_terms(
+        made._scorer.score_batch(batch, made._frame._method)[0].batch_logprobs(), {}
     )
     assert max(float(np.abs(a).max()) for a in term.advantages) < 1e-5
 
@@ -79,7 +79,11 @@ def test_accumulation_spreads_a_step_over_passes_and_changes_nothing_else(
         made = trainer("binary", accumulation=parts)
         batch = draw(made, 1, reward=1.0)
         passes.append(
-            len(made._runner.group_rows(made._scorer.score_batch(batch, made._method)[0].rows))
+            len(
+                made._runner.group_rows(
+                    made._scorer.score_batch(batch, made._frame._method)[0].rows
+                )
+            )
         )
         norms.append(made.step(batch, str(tmp_path / str(parts))).metrics["gradient/norm"])
     assert passes == [1, 3]

@@ -302,7 +302,7 @@ def test_the_average_is_the_teacher_and_the_base_stays_the_base(
     batch = draw(made, 0, hinted_prompts=(np.array([5, 6, 7], np.int32),))
     made.step(batch, str(tmp_path / "0"))
     seen, _ = made._scorer.score_batch(
-        [replace(s, hinted_prompts=(s.prompt_ids,)) for s in batch], made._method
+        [replace(s, hinted_prompts=(s.prompt_ids,)) for s in batch], made._frame._method
     )
     for own, (teacher,), base in zip(seen.student, seen.teachers, seen.base, strict=True):
         torch.testing.assert_close(teacher, own, rtol=0, atol=1e-5)

@@ -31,15 +31,14 @@ from openclaw_rl.learner.distributed.world import World
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
 from openclaw_rl.learner.loss import distillation, plugin_loss
-from openclaw_rl.learner.loss.length_ema import LengthEma
 from openclaw_rl.learner.loss.policy_loss import LossResult, make_loss_config, micro_batch_loss
 from openclaw_rl.learner.loss.scored_batch import ScoredBatch, check_token_ids, plain_sequence
 from openclaw_rl.learner.model import oom as memory
 from openclaw_rl.learner.model import state_files, weights
 from openclaw_rl.learner.model.ema_teacher import EmaTeacher
-from openclaw_rl.learner.optim.optimizer import Optimizer, WeightSnapshot, scheduled_learning_rate
+from openclaw_rl.learner.optim.optimizer import Optimizer, WeightSnapshot
 from openclaw_rl.learner.scoring import PolicyScorer
-from openclaw_rl.learner.staleness import no_signal_reason
+from openclaw_rl.learner.step_frame import NO_ADVANTAGE, CreditedBatch, StepFrame
 from openclaw_rl.learner.step_metrics import (
     EpochResult,
     epoch_metrics,
@@ -47,10 +46,7 @@ from openclaw_rl.learner.step_metrics import (
     policy_metrics,
 )
 from openclaw_rl.learner.step_size import MIN_STEP_SCALE, StepKind, next_rate_scale
-from openclaw_rl.methods.teacher_replies import TeacherReplies, follows_teacher
-from openclaw_rl.methods.token_credit import credit_by_token
-from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
-from openclaw_rl.reasons import Reason, ReasonCode
+from openclaw_rl.methods.types import CreditMethod, Sample, StepResult
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 from openclaw_rl.types import Logprobs
 
@@ -67,10 +63,8 @@ class _LossPart(NamedTuple):
 class _StepInputs(NamedTuple):
     """Inputs of the optimizer steps on one batch."""
 
-    batch: ScoredBatch
-    terms: Sequence[AnyTerm]
-    members: Sequence[int]  # samples that are in a term
-    length_ema: float  # tokens per reply
+    batch: CreditedBatch
+    average_length: float  # tokens per reply
     rate: float  # learning rate
 
 
@@ -92,7 +86,7 @@ class LocalTrainer:
         Raises `ModelError` if the model cannot be trained here.
         """
         torch.set_num_threads(train.threads)
-        self._method = method
+        self._frame = StepFrame(method, train, top=train.distill.topk)
         self._train = train
         self._world = world or World()
         self._plugin_loss = plugin_loss.load_plugin_loss(train, method)
@@ -127,9 +121,7 @@ class LocalTrainer:
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
         """Load the policy in `folder`, or the base. Raises `ModelError` or `ConfigError` if it does not match."""
-        self._method_state = dict(memory)
-        # Steps and turns over all ancestors of this version.
-        self._steps = self._samples_seen = 0
+        self._frame.load(memory)
         # See `next_rate_scale`.
         self._rate_scales = dict.fromkeys(StepKind, 1.0)
         if folder is None:
@@ -143,8 +135,7 @@ class LocalTrainer:
         if self._ema_teacher is not None:
             self._ema_teacher.read(Path(folder))
         state = state_files.read_state(Path(folder))
-        self._steps = int(state["steps"])
-        self._samples_seen = int(state.get("samples", 0))
+        self._frame.load(memory, steps=int(state["steps"]), turns_seen=int(state.get("samples", 0)))
         stored_scales = state.get("rate_scales", {})
         self._rate_scales = {kind: float(stored_scales.get(kind, 1.0)) for kind in StepKind}
         if not self._optimizer.read(Path(folder)):
@@ -194,57 +185,27 @@ class LocalTrainer:
     def _take_step(self, samples: Sequence[Sample], out: str) -> StepResult:
         started = time.perf_counter()
         check_token_ids(samples, self.causal.config.get_text_config().vocab_size)
-        method = self._method_for(samples)
-        batch, dropped = self._scorer.score_batch(samples, method)
-        evidence = batch.batch_logprobs()
-        terms = method.loss_terms(evidence, self._method_state)
-        members = [
-            i for i in range(len(batch.samples)) if any(term.masks[i].any() for term in terms)
-        ]
-        # A turn may have a second sample.
-        used = {batch.samples[i].turn for i in members}
-        dropped = {turn: why for turn, why in dropped.items() if turn not in used}
-        passed = {
-            "dropped/stale": float(len({s.turn for s in samples if not s.replay} & dropped.keys()))
-        }
-        unused = (sample for sample in batch.samples if sample.turn not in used)
-        dropped |= {sample.turn: no_signal_reason(sample) for sample in unused}
-        if not any(term.has_gradient for term in terms):
-            no_signal = Reason(
-                ReasonCode.NO_SIGNAL, "the batch gives no signal: every advantage is 0"
-            )
-            return self._no_step_result(batch, members, no_signal, passed, dropped)
-        reply_tokens = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
-        length_ema = reply_tokens.average_length(batch.trainable_tokens(members))
+        scored, stale = self._scorer.score_batch(samples, self._frame.method_for(samples))
+        batch = self._frame.credit_batch(samples, scored, stale)
+        if not batch.has_gradient:
+            return self._frame.no_step(batch, NO_ADVANTAGE, {})
         snapshot = self._optimizer.snapshot()
-        scheduled = scheduled_learning_rate(
-            self._train, steps=self._steps, samples=self._samples_seen
-        )
-        kind = (
-            StepKind.PRACTICE
-            if any(sample.guidance is not None for sample in samples)
-            else StepKind.TURNS
-        )
-        rate = scheduled * self._rate_scales[kind]
-        epochs = self._run_epochs(_StepInputs(batch, terms, members, length_ema, rate))
-        if why := no_step_reason(epochs):
-            return self._no_step_result(batch, members, why, passed, dropped)
-        moved = self._apply_trust_region(batch, members, snapshot, kind)
+        kind = _kind_of(samples)
+        rate = self._frame.learning_rate() * self._rate_scales[kind]
+        epochs = self._run_epochs(_StepInputs(batch, self._frame.average_length(batch), rate))
+        no_step = no_step_reason(epochs)
+        if no_step is not None:
+            return self._frame.no_step(batch, no_step, {})
+        moved = self._apply_trust_region(batch, snapshot, kind)
         self._rate_scales[kind] = next_rate_scale(
             self._rate_scales[kind],
             kept=moved["step/scale"],
             moved=moved["kl/step"],
             bound=self._step_bound(kind),
         )
-        metrics = epoch_metrics(epochs, terms) | moved
-        metrics |= self._scorer.update_teacher(batch.samples)
-        # Moving averages count each turn once.
-        first = [i for i in members if not batch.samples[i].replay]
-        updated = reply_tokens.updated_state(batch.trainable_tokens(first))
-        self._method_state = method.update_state([batch.samples[i] for i in first], updated)
-        self._steps = self._steps + 1
-        self._samples_seen = self._samples_seen + len({batch.samples[i].turn for i in first})
-        metrics |= {"step": float(self._steps), "learning_rate": rate} | passed
+        metrics = epoch_metrics(epochs, batch.terms) | moved | {"learning_rate": rate}
+        metrics |= self._scorer.update_teacher(scored.samples)
+        metrics |= self._frame.finish_step(batch)
         if self._plugin_loss:
             metrics["plugin/wrong_signs"] = float(len(self._plugin_loss.sign_problems))
         digest = ""
@@ -258,30 +219,10 @@ class LocalTrainer:
             digest=digest,
             files=files,
             metrics=metrics,
-            memory=dict(self._method_state),
-            dropped=dropped,
-            lesson_gaps=batch.gaps_by_turn(),
-            credit=credit_by_token(terms, evidence),
-        )
-
-    def _method_for(self, samples: Sequence[Sample]) -> CreditMethod:
-        """Return the method, with a term on the teacher's replies if there are any."""
-        if not any(follows_teacher(sample) for sample in samples):
-            return self._method
-        return TeacherReplies(self._method, top=self._train.distill.topk)
-
-    def _no_step_result(
-        self,
-        batch: ScoredBatch,
-        members: Sequence[int],
-        reason: Reason,
-        metrics: dict[str, float],
-        dropped: dict[str, Reason],
-    ) -> StepResult:
-        """Return the result of a batch without a step; weights, moments, method state and step count are unchanged."""
-        every = dropped | {batch.samples[i].turn: reason for i in members}
-        return StepResult(
-            folder=None, digest="", metrics=metrics, memory=self._method_state, dropped=every
+            memory=dict(self._frame.method_state),
+            dropped=batch.left_out,
+            lesson_gaps=scored.gaps_by_turn(),
+            credit=batch.credit(),
         )
 
     def logprobs(self, rows: Sequence[TokenSequence], *, base: bool = False) -> list[torch.Tensor]:
@@ -295,7 +236,7 @@ class LocalTrainer:
         device = self.causal.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             # Dropout depends only on seed, step and rank, so no random state has to be saved.
-            torch.manual_seed(self._train.seed + self._steps + (self._world.rank << 32))
+            torch.manual_seed(self._train.seed + self._frame.steps + (self._world.rank << 32))
             epochs = [self._run_epoch(inputs) for _ in range(self._train.batch.epochs)]
         self.model.eval()
         return epochs
@@ -305,16 +246,18 @@ class LocalTrainer:
         self._optimizer.zero_grad()
         sums = Counter[str]()
         counts = Counter[str]()
-        rows = [inputs.batch.rows[i] for i in inputs.members]
+        scored = inputs.batch.scored
+        credited = inputs.batch.credited
+        rows = [scored.rows[i] for i in credited]
 
         def backward_micro_batch(group: Sequence[int], weight: float) -> _LossPart:
-            loss = self._micro_batch_loss(inputs, [inputs.members[j] for j in group])
+            loss = self._micro_batch_loss(inputs, [credited[j] for j in group])
             record_progress()
             (weight * loss.total).backward()  # type: ignore[no-untyped-call]
             record_progress()
             return _LossPart({"total": loss.total.item()} | dict(loss.parts), dict(loss.counts))
 
-        if inputs.batch.reused_forward:
+        if scored.reused_forward:
             tokens = self._runner.pass_tokens(rows)
             with self._runner.speed.measure_pass(WorkKind.TRAIN, tokens, whole=False):
                 parts = [backward_micro_batch(range(len(rows)), 1.0)]
@@ -332,14 +275,14 @@ class LocalTrainer:
 
     def _micro_batch_loss(self, inputs: _StepInputs, indices: Sequence[int]) -> LossResult:
         """Return the loss of one micro-batch."""
-        batch = inputs.batch
-        terms = inputs.terms
+        batch = inputs.batch.scored
+        terms = inputs.batch.terms
         device = self.causal.device
         ids_KN = distillation.distilled_token_ids(terms, indices)
         logps_KN = self._token_logprobs(
             batch, indices, None if ids_KN is None else ids_KN.to(device)
         )
-        denominator = len(inputs.members) * inputs.length_ema
+        denominator = len(inputs.batch.credited) * inputs.average_length
         if self._plugin_loss is not None:
             with working_on(Activity(kind=WorkKind.LOSS)):
                 return self._plugin_loss.micro_batch_loss(
@@ -351,7 +294,7 @@ class LocalTrainer:
             logp_K=logps_KN[:, 0],
             mu_K=torch.cat([batch.sampled_logprobs(i) for i in indices]).to(device),
             base_K=torch.cat([batch.base[i] for i in indices]).to(device),
-            terms=distillation.term_slices(terms, indices, logps_KN, inputs.length_ema),
+            terms=distillation.term_slices(terms, indices, logps_KN, inputs.average_length),
             kl_coef=self._train.loss.kl_coef,
             kl_denominator=denominator,
             config=self._loss_config,
@@ -377,45 +320,41 @@ class LocalTrainer:
         return states.token_logprobs(ids_KN=ids_KN).logps_KN
 
     def _apply_trust_region(
-        self, batch: ScoredBatch, members: Sequence[int], snapshot: WeightSnapshot, kind: StepKind
+        self, batch: CreditedBatch, snapshot: WeightSnapshot, kind: StepKind
     ) -> dict[str, float]:
         """Keep the step within its trust region: halve it while it moved the policy too far (arXiv:1502.05477).
 
         The optimizer bounds gradients, not the change of the policy: in a batch of four turns, a single turn can move
         the shared weights so far that replies degenerate. The distance is the mean k2 over the tokens of the batch
-        that a policy sampled: over a teacher's replies it would be no estimate of a KL divergence of the policy.
+        that a policy sampled.
         """
-        turns = len({batch.samples[i].turn for i in members})
-        members = [i for i in members if not batch.samples[i].from_teacher] or members
         scale = 1.0
-        rows = [batch.rows[i] for i in members]
         bound = self._step_bound(kind)
-        metrics = self._policy_metrics(batch, members, rows)
+        metrics = self._policy_metrics(batch)
         while not metrics["kl/step"] <= bound and scale > MIN_STEP_SCALE:
             scale /= 2
             self._optimizer.step_back_half(snapshot)
-            metrics = self._policy_metrics(batch, members, rows)
-        return metrics | {
-            "step/scale": scale,
-            "step/practice": float(kind is StepKind.PRACTICE),
-            "turns": float(turns),
-        }
+            metrics = self._policy_metrics(batch)
+        return metrics | {"step/scale": scale, "step/practice": float(kind is StepKind.PRACTICE)}
 
     def _step_bound(self, kind: StepKind) -> float:
         """Return how far a step may move the policy: k2, in nats per token."""
         safety = self._train.safety
         return safety.max_practice_kl if kind is StepKind.PRACTICE else safety.max_step_kl
 
-    def _policy_metrics(
-        self, batch: ScoredBatch, members: Sequence[int], rows: Sequence[TokenSequence]
-    ) -> dict[str, float]:
-        after = self._scorer.policy_logprobs(rows)
-        return policy_metrics(batch, members, [s.logp for s in after], [s.entropy_K for s in after])
+    def _policy_metrics(self, batch: CreditedBatch) -> dict[str, float]:
+        after = self._scorer.policy_logprobs([batch.scored.rows[i] for i in batch.sampled])
+        return policy_metrics(
+            batch.scored,
+            batch.sampled,
+            [scores.logp for scores in after],
+            [scores.entropy_K for scores in after],
+        )
 
     def _state_file(self) -> dict[str, bytes]:
         state = {
-            "steps": self._steps,
-            "samples": self._samples_seen,
+            "steps": self._frame.steps,
+            "samples": self._frame.turns_seen,
             "rate_scales": self._rate_scales,
             "settings": self._train.model_dump(mode="json"),
         }
@@ -427,3 +366,9 @@ class LocalTrainer:
         self._optimizer.write(folder)
         if self._ema_teacher is not None:
             self._ema_teacher.write(folder)
+
+
+def _kind_of(samples: Sequence[Sample]) -> StepKind:
+    """Return whether a batch is one of practice."""
+    is_practice = any(sample.guidance is not None for sample in samples)
+    return StepKind.PRACTICE if is_practice else StepKind.TURNS

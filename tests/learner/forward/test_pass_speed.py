@@ -108,7 +108,7 @@ def test_the_gradient_of_a_step_is_the_same_at_every_speed(
         trainer._runner.speed = FixedSpeed(rate)
         result = trainer.step(batch, str(tmp_path / f"{rate}"))
         assert result.folder is not None
-        rows = trainer._scorer.score_batch(batch, trainer._method)[0].rows
+        rows = trainer._scorer.score_batch(batch, trainer._frame.method_for(batch))[0].rows
         passes.append(len(trainer._runner.group_rows(rows)))
         found.append(gradients_of(trainer))
     assert passes[0] == 1

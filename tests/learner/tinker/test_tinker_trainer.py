@@ -235,6 +235,17 @@ def test_replies_under_lessons_move_the_plain_prompt_toward_the_teacher(
     assert abs(first_tokens() - wanted) < abs(before - wanted)
 
 
+def test_stale_replays_are_not_counted_among_stale_turns(make: Make, tmp_path: Path) -> None:
+    """As at the local trainer: a replay was trained on before, so that it is not lost."""
+    stale = make_sample(8, 1.0, gap=40.0)
+    stale_replay = make_sample(9, 1.0, gap=40.0, replay=True)
+    trained = take_step(make(), tmp_path / "1", [*BATCH, stale, stale_replay])
+    assert trained.dropped.keys() == {"t8", "t9"}
+    assert trained.metrics["dropped/stale"] == 1
+    skipped = take_step(make(), tmp_path / "2", [stale, stale_replay])
+    assert (skipped.folder, skipped.metrics["dropped/stale"]) == (None, 1)
+
+
 def test_without_a_gradient_there_is_no_step(make: Make, sdk: TrainingSdk, tmp_path: Path) -> None:
     same = [replace(BATCH[0], reward=None), make_sample(9, 1.0, gap=40.0)]
     result = take_step(make(**{"train.method": "binary"}), tmp_path / "000001-a", same)

@@ -27,12 +27,11 @@ from openclaw_rl.common.policy_digest import (
     hash_folder,
 )
 from openclaw_rl.errors import EngineError, ModelError, TrainerAbsent
-from openclaw_rl.learner.loss import scored_batch as scored
-from openclaw_rl.learner.loss.length_ema import LengthEma
+from openclaw_rl.learner.loss import scored_batch
 from openclaw_rl.learner.loss.scored_batch import ScoredBatch
 from openclaw_rl.learner.model import state_files
-from openclaw_rl.learner.optim.optimizer import scheduled_learning_rate
-from openclaw_rl.learner.staleness import drop_stale, no_signal_reason, stale_turns
+from openclaw_rl.learner.staleness import drop_stale
+from openclaw_rl.learner.step_frame import NO_ADVANTAGE, CreditedBatch, StepFrame
 from openclaw_rl.learner.step_metrics import (
     ZERO_GRADIENT,
     EpochResult,
@@ -49,9 +48,7 @@ from openclaw_rl.learner.tinker.training_session import (
     forward_tokens,
     scoring_tokens,
 )
-from openclaw_rl.methods.teacher_replies import TeacherReplies
-from openclaw_rl.methods.token_credit import credit_by_token
-from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
+from openclaw_rl.methods.types import CreditMethod, Sample, StepResult
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
 from openclaw_rl.tinker.adapter_download import LocalBase
@@ -62,22 +59,12 @@ from openclaw_rl.types import Logprobs, PolicyRef
 log = logging.getLogger(__name__)
 # Smallest fraction of a step, as of the local trainer.
 MIN_STEP_SCALE = 2**-8
-NO_ADVANTAGE = Reason(ReasonCode.NO_SIGNAL, "every advantage of the batch is 0")
 # With a gradient of 0, which a step has that the service takes a second time.
 STEP_ATTEMPTS = 3
 # Of SkyRL's server, which ignores `train.optimizer.clip_grad`.
 _UNCLIPPED_NORM = "skyrl.ai/grad_norm"
 # Names in the metrics of a step at the service.
 _GRADIENT_NORMS = ("grad_norm", _UNCLIPPED_NORM)
-
-
-class _Batch(NamedTuple):
-    """A scored batch with its credit."""
-
-    scored: ScoredBatch
-    terms: Sequence[AnyTerm]
-    members: list[int]  # samples that are in a term
-    dropped: dict[str, Reason]  # turn -> why it has no signal
 
 
 class _Taken(NamedTuple):
@@ -107,6 +94,8 @@ class TinkerTrainer:
         torch.set_num_threads(config.train.threads)
         self._train = config.train
         self._method = method
+        # The service returns no log-probabilities of other tokens.
+        self._frame = StepFrame(method, config.train, top=0)
         self._service = service or TinkerService(config)
         self._usage = TrainingBudget(config.home_dir, config.tinker.budget_tokens)
         serves_here = config.engine.backend != "tinker"
@@ -120,9 +109,8 @@ class TinkerTrainer:
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
         """See `protocols.Trainer`. Raises `ModelError` for a version of another trainer, base or rank."""
-        self._method_state = dict(memory)
+        self._frame.load(memory)
         self._state: str | None = None
-        self._steps = self._samples_seen = 0
         if folder is None:
             return
         version = self._read_version(folder)
@@ -138,8 +126,7 @@ class TinkerTrainer:
             )
         state = state_files.read_state(Path(folder))
         self._state = version.state
-        self._steps = int(state["steps"])
-        self._samples_seen = int(state["samples"])
+        self._frame.load(memory, steps=int(state["steps"]), turns_seen=int(state["samples"]))
 
     def _read_version(self, folder: str) -> TinkerVersion:
         number = int(Path(folder).name.partition("-")[0])
@@ -152,7 +139,7 @@ class TinkerTrainer:
 
     def score(self, samples: Sequence[Sample]) -> list[Logprobs]:
         """See `protocols.Trainer`."""
-        rows = [scored.plain_sequence(sample) for sample in samples]
+        rows = [scored_batch.plain_sequence(sample) for sample in samples]
         self._usage.begin_step(forward_tokens(rows))
         self._session.restore(self._state)
         return self._session.policy_logprobs(rows)
@@ -165,24 +152,22 @@ class TinkerTrainer:
         usable, unusable = _split_usable(samples)
         self._usage.begin_step(self._step_tokens(usable))
         if not usable:
-            return self._no_step_result({}, unusable)
+            return self._frame.unchanged(unusable, {})
         self._session.restore(self._state)
-        batch = self._score_batch(usable)
-        batch.dropped.update(unusable)
-        if not any(term.has_gradient for term in batch.terms):
-            return self._no_step_result(self._usage.metrics, _every(batch, NO_ADVANTAGE))
-        lengths = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
-        average = lengths.average_length(batch.scored.trainable_tokens(batch.members))
+        scored, stale = self._score_batch(usable)
+        batch = self._frame.credit_batch(samples, scored, unusable | stale)
+        if not batch.has_gradient:
+            return self._frame.no_step(batch, NO_ADVANTAGE, self._usage.metrics)
         gradients = compute_token_gradients(
-            batch.scored, batch.terms, batch.members, average, self._train
+            scored, batch.terms, batch.credited, self._frame.average_length(batch), self._train
         )
-        epoch = _as_epoch(gradients, norm=1.0)
-        if why := no_step_reason([epoch]):
-            return self._no_step_result(self._usage.metrics, _every(batch, why))
+        no_step = no_step_reason([_as_epoch(gradients, norm=1.0)])
+        if no_step is not None:
+            return self._frame.no_step(batch, no_step, self._usage.metrics)
         metrics = self._take_bounded_step(batch, gradients)
         if metrics is None:
-            return self._no_step_result(self._usage.metrics, _every(batch, ZERO_GRADIENT))
-        metrics |= self._update_state(batch, lengths)
+            return self._frame.no_step(batch, ZERO_GRADIENT, self._usage.metrics)
+        metrics |= self._frame.finish_step(batch)
         self._write_version(Path(out))
         digest, files = hash_folder(out)
         metrics |= self._usage.metrics | {"seconds": time.perf_counter() - started}
@@ -191,27 +176,34 @@ class TinkerTrainer:
             digest=digest,
             files=files,
             metrics=metrics,
-            memory=dict(self._method_state),
-            dropped=batch.dropped,
-            credit=credit_by_token(batch.terms, batch.scored.batch_logprobs()),
+            memory=dict(self._frame.method_state),
+            dropped=batch.left_out,
+            credit=batch.credit(),
         )
 
     def _step_tokens(self, samples: Sequence[Sample]) -> int:
         """Return the tokens that a step sends if no sample is left out: three passes of the model, and the base's."""
-        rows = [scored.plain_sequence(sample) for sample in samples]
+        rows = [scored_batch.plain_sequence(sample) for sample in samples]
         hinted = (
-            [row for _, row in scored.hinted_sequences(samples)] if self._method.uses_hints else []
+            [row for _, row in scored_batch.hinted_sequences(samples)]
+            if self._method.uses_hints
+            else []
         )
         return 3 * forward_tokens(rows) + scoring_tokens([*rows, *hinted])
 
-    def _score_batch(self, samples: Sequence[Sample]) -> _Batch:
-        """Score the policy, the base and the teacher, which is the base under the hint; and compute the credit."""
+    def _score_batch(self, samples: Sequence[Sample]) -> tuple[ScoredBatch, dict[str, Reason]]:
+        """Score the policy, the base and the teacher, which is the base under the hint.
+
+        Return the batch without stale turns, and the reason for each of those.
+        """
         safety = self._train.safety
         session = self._session
-        policy = session.policy_logprobs([scored.plain_sequence(sample) for sample in samples])
+        policy = session.policy_logprobs(
+            [scored_batch.plain_sequence(sample) for sample in samples]
+        )
         self._check_base(samples, policy)
-        student = [_to_tensor(found) for found in policy]
-        kept, dropped = drop_stale(
+        student = [_to_tensor(logp) for logp in policy]
+        kept, stale = drop_stale(
             samples,
             student,
             max_gap=safety.max_turn_log_ratio,
@@ -219,13 +211,13 @@ class TinkerTrainer:
         )
         samples = [samples[i] for i in kept]
         student = [student[i] for i in kept]
-        rows = [scored.plain_sequence(sample) for sample in samples]
-        hinted = scored.hinted_sequences(samples) if self._method.uses_hints else []
-        found = [
-            _to_tensor(each) for each in session.base_logprobs([*rows, *(row for _, row in hinted)])
+        rows = [scored_batch.plain_sequence(sample) for sample in samples]
+        hinted = scored_batch.hinted_sequences(samples) if self._method.uses_hints else []
+        base_logprobs = [
+            _to_tensor(logp) for logp in session.base_logprobs([*rows, *(row for _, row in hinted)])
         ]
         teachers: list[list[torch.Tensor]] = [[] for _ in samples]
-        for (i, _), logp in zip(hinted, found[len(rows) :], strict=True):
+        for (i, _), logp in zip(hinted, base_logprobs[len(rows) :], strict=True):
             teachers[i].append(logp)
         batch = ScoredBatch(
             samples=samples,
@@ -233,28 +225,12 @@ class TinkerTrainer:
             student=student,
             student_at_teacher_temperature=student,
             entropy=[torch.zeros_like(logp) for logp in student],
-            base=found[: len(rows)],
+            base=base_logprobs[: len(rows)],
             teachers=teachers,
             teacher_entropy=[[] for _ in samples],
             tops=[],
         )
-        terms = self._method_for(samples).loss_terms(batch.batch_logprobs(), self._method_state)
-        members = [i for i in range(len(samples)) if any(term.masks[i].any() for term in terms)]
-        used = {samples[i].turn for i in members}
-        # A turn may have a second sample.
-        dropped = {turn: why for turn, why in dropped.items() if turn not in used}
-        dropped |= {
-            sample.turn: no_signal_reason(sample) for sample in samples if sample.turn not in used
-        }
-        return _Batch(batch, terms, members, dropped)
-
-    def _method_for(self, samples: Sequence[Sample]) -> CreditMethod:
-        """Return the method, with a term on the teacher's replies if there are any."""
-        return (
-            TeacherReplies(self._method, top=0)
-            if any(s.from_teacher for s in samples)
-            else self._method
-        )
+        return batch, stale
 
     def _check_base(self, samples: Sequence[Sample], policy: Sequence[Logprobs]) -> None:
         """Compare the bases at each step that starts from the base, with what the local engine recorded.
@@ -270,7 +246,7 @@ class TinkerTrainer:
             raise self._other_base
 
     def _take_bounded_step(
-        self, batch: _Batch, gradients: TokenGradients
+        self, batch: CreditedBatch, gradients: TokenGradients
     ) -> dict[str, float] | None:
         """Take the step; while it moves the policy too far, take it again from the start at half the learning rate.
 
@@ -279,22 +255,18 @@ class TinkerTrainer:
         """
         data = [
             self._make_datum(batch, i, a)
-            for i, a in zip(batch.members, gradients.advantages, strict=True)
+            for i, a in zip(batch.credited, gradients.advantages, strict=True)
         ]
         sent: Sequence[DatumArrays] = [datum for datum in data if datum.advantages.any()]
-        full = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
-        # Over a teacher's replies the change would be no estimate of a KL divergence of the policy.
-        members = [
-            i for i in batch.members if not batch.scored.samples[i].from_teacher
-        ] or batch.members
-        rows = [batch.scored.rows[i] for i in members]
+        full = self._frame.learning_rate()
+        rows = [batch.scored.rows[i] for i in batch.sampled]
         scale = 1.0
         norm, sent = self._take_clipped_step(sent, full)
         if norm == 0:
             return None
         while True:
-            after = [_to_tensor(found) for found in self._session.policy_logprobs(rows)]
-            metrics = policy_metrics(batch.scored, members, after)
+            after = [_to_tensor(logp) for logp in self._session.policy_logprobs(rows)]
+            metrics = policy_metrics(batch.scored, batch.sampled, after)
             if metrics["kl/step"] <= self._train.safety.max_step_kl or scale <= MIN_STEP_SCALE:
                 break
             scale /= 2
@@ -306,11 +278,7 @@ class TinkerTrainer:
         del metrics["entropy"]
         if norm is None:
             del metrics["gradient/norm"]
-        return metrics | {
-            "step/scale": scale,
-            "learning_rate": full,
-            "turns": float(len(self._turns_of(batch))),
-        }
+        return metrics | {"step/scale": scale, "learning_rate": full}
 
     def _take_clipped_step(
         self, sent: Sequence[DatumArrays], rate: float
@@ -348,23 +316,10 @@ class TinkerTrainer:
             self._session.restore(self._state)
         return _Taken(0.0, is_clipped=True)
 
-    def _make_datum(self, batch: _Batch, i: int, advantages: Any) -> DatumArrays:
+    def _make_datum(self, batch: CreditedBatch, i: int, advantages: Any) -> DatumArrays:
         sample = batch.scored.samples[i]
         logp = batch.scored.student[i].numpy()
         return make_datum(sample.prompt_ids, sample.response_ids, logp, advantages)
-
-    def _turns_of(self, batch: _Batch) -> set[str]:
-        return {batch.scored.samples[i].turn for i in batch.members}
-
-    def _update_state(self, batch: _Batch, lengths: LengthEma) -> dict[str, float]:
-        # Averages count each turn once.
-        first = [i for i in batch.members if not batch.scored.samples[i].replay]
-        state = lengths.updated_state(batch.scored.trainable_tokens(first))
-        samples = [batch.scored.samples[i] for i in first]
-        self._method_state = self._method_for(samples).update_state(samples, state)
-        self._steps += 1
-        self._samples_seen += len({batch.scored.samples[i].turn for i in first})
-        return {"step": float(self._steps), "dropped/stale": float(len(stale_turns(batch.dropped)))}
 
     def _write_version(self, out: Path) -> None:
         """Save the checkpoints under the name of the version's folder, then write the folder."""
@@ -373,8 +328,8 @@ class TinkerTrainer:
             base=self._service.model, rank=self._train.lora.rank, sampler=sampler, state=state
         )
         counts = {
-            "steps": self._steps,
-            "samples": self._samples_seen,
+            "steps": self._frame.steps,
+            "samples": self._frame.turns_seen,
             "settings": self._train.model_dump(mode="json"),
         }
         files = {
@@ -384,21 +339,9 @@ class TinkerTrainer:
         write_folder(out, files | adapter)
         self._state = state
 
-    def _no_step_result(
-        self, metrics: Mapping[str, float], dropped: Mapping[str, Reason]
-    ) -> StepResult:
-        return StepResult(
-            folder=None, digest="", metrics=metrics, memory=self._method_state, dropped=dropped
-        )
-
 
 def _to_tensor(logprobs: Logprobs) -> torch.Tensor:
     return torch.from_numpy(logprobs)
-
-
-def _every(batch: _Batch, reason: Reason) -> dict[str, Reason]:
-    """Return why no turn of the batch was trained on."""
-    return batch.dropped | {batch.scored.samples[i].turn: reason for i in batch.members}
 
 
 def _as_epoch(gradients: TokenGradients, *, norm: float) -> EpochResult:
