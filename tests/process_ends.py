@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 
-def find_running(pids: Iterable[int], *, within: float = 20.0) -> list[int]:
+def find_running(pids: Iterable[int], *, within: float = 240.0) -> list[int]:
     """Return the processes that still run after `within` seconds. An orphan that nobody waits for has ended."""
     end, left = time.monotonic() + within, list(pids)
     while (left := [pid for pid in left if _is_running(pid)]) and time.monotonic() < end:

@@ -55,4 +55,4 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join(30)
+        thread.join(240)

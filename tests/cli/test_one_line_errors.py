@@ -230,7 +230,7 @@ def in_terminal(arguments: list[str], *, columns: int) -> str:
     environ = {**os.environ, "COLUMNS": str(columns)}
     with os.fdopen(ours, "rb", closefd=True) as terminal:
         subprocess.run(
-            command, stdout=subprocess.DEVNULL, stderr=theirs, env=environ, timeout=60, check=False
+            command, stdout=subprocess.DEVNULL, stderr=theirs, env=environ, timeout=240, check=False
         )
         os.close(theirs)
         return terminal.read1(65536).decode().replace("\r\n", "\n").strip()

@@ -169,7 +169,7 @@ def program(start: Start) -> Iterator[ClaudeCode]:
         verify=False
     )  # loading the certificates would take 20 ms of each test
     with anthropic.Anthropic(
-        base_url=site.url, auth_token=KEY, max_retries=0, timeout=10, http_client=http
+        base_url=site.url, auth_token=KEY, max_retries=0, timeout=240, http_client=http
     ) as client:
         yield ClaudeCode(client, site)
 

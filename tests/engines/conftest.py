@@ -139,7 +139,7 @@ class EngineProcess:
     def end(self) -> int | None:
         """Send SIGTERM and return the exit status."""
         self._process.terminate()
-        self._process.join(20)
+        self._process.join(240)
         return self._process.exitcode
 
 

@@ -137,7 +137,7 @@ class SglangWire:
             target=self._loop.run_until_complete, args=(self._serve(up),), daemon=True
         )
         self._thread.start()
-        assert up.wait(20)
+        assert up.wait(240)
         return self
 
     def __exit__(
@@ -147,7 +147,7 @@ class SglangWire:
         trace: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(240)
         self._loop.close()
 
     async def _serve(self, up: threading.Event) -> None:

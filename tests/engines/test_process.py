@@ -39,7 +39,7 @@ async def drain(stream: AsyncIterator[Chunk], into: list[int]) -> None:
         into += chunk.token_ids
 
 
-def _until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+def _until(condition: Callable[[], bool], seconds: float = 240) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)

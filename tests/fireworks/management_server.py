@@ -60,7 +60,7 @@ class ManagementDouble:
         trace: TracebackType | None,
     ) -> None:
         self._server.shutdown()
-        self._thread.join(30)
+        self._thread.join(240)
         self._server.server_close()
 
     def handle(

@@ -175,7 +175,7 @@ def answering(status: int | None, body: bytes, length: int | None) -> Iterator[s
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join(30)
+        thread.join(240)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

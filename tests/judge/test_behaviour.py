@@ -29,7 +29,7 @@ from openclaw_rl.store.lineage import policies, version_stats
 from openclaw_rl.testing import ScriptedJudge
 from openclaw_rl.types import TurnState, Verdict
 
-WITHIN = 60.0  # seconds
+WITHIN = 240.0  # seconds
 ALL = ("regenerated", "edited", "repeated", "abandoned", "copied", "tool_error", "exit_code")
 OFF = {f"judge.signals.{name}": 0.0 for name in ALL}
 NO_EVIDENCE = ScriptedJudge(lambda item: None)

@@ -35,7 +35,7 @@ BAD = Verdict(
     reason="said so",
     at=1.0,
 )
-WITHIN = 60.0
+WITHIN = 240.0
 
 
 def hint(words: str | None) -> str:

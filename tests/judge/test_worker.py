@@ -29,7 +29,7 @@ from openclaw_rl.testing import ScriptedJudge
 from openclaw_rl.types import JudgeInput, TurnState, Verdict, Vote
 
 Ids = Callable[[int], list[str]]
-WITHIN = 60.0  # seconds
+WITHIN = 240.0  # seconds
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from openclaw_rl.sandbox.gateway_relay import forward_gateway_port
 
 def wait_until_gone(*words: str) -> None:
     """Wait until the kernel has ended the processes that were killed."""
-    until = time.monotonic() + 5
+    until = time.monotonic() + 240
     while processes_with(*words):
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -80,9 +80,12 @@ def test_files_and_processes_stay_between_commands_and_commands_run_side_by_side
         )
         await box.run("echo hello >ask; sleep 0.2")
         assert (await box.run("wc -c <kept; cat heard")).stdout == b"8\nhello\n"
-        began = time.monotonic()
-        await asyncio.gather(*(box.run("sleep 1") for _ in range(4)))
-        assert time.monotonic() - began < 3
+        # Each waits for all others.
+        meet = "touch at{n}; until [ $(ls at* | wc -l) = 4 ]; do sleep 0.05; done"
+        results = await asyncio.gather(
+            *(box.run(meet.format(n=n), time_limit=240) for n in range(4))
+        )
+        assert [result.exit_code for result in results] == [0] * 4
 
     with_box(use)
 
@@ -134,7 +137,7 @@ def test_a_program_answers_lines_until_it_ends() -> None:
 def test_a_program_that_writes_without_being_asked_is_ended(flood: str) -> None:
     async def use(box: BubblewrapBox) -> None:
         service = await box.start_service(flood)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 240
         while not service.has_ended:
             assert time.monotonic() < until
             await asyncio.sleep(0.02)
@@ -156,10 +159,9 @@ def test_output_is_bounded_and_keeps_both_ends() -> None:
 
 def test_what_a_command_left_running_cannot_hold_up_its_owner() -> None:
     async def use(box: BubblewrapBox) -> None:
-        began = time.monotonic()
-        result = await box.run("yes & echo done >&2")
+        result = await box.run("yes & echo done >&2", time_limit=240)
         assert result.stderr == b"done\n"
-        assert time.monotonic() - began < 5
+        assert not result.timed_out
 
     with_box(use)
 
@@ -178,9 +180,9 @@ def test_a_command_that_is_cancelled_at_once_does_not_stop_the_shell() -> None:
 
 def test_limits_of_processor_time_and_open_files() -> None:
     async def use(box: BubblewrapBox) -> None:
-        began = time.monotonic()
-        assert (await box.run("while :; do :; done", time_limit=20)).exit_code != 0
-        assert time.monotonic() - began < 15
+        endless = await box.run("while :; do :; done", time_limit=240)
+        assert endless.exit_code != 0
+        assert not endless.timed_out
         assert (await box.run("ulimit -n")).stdout == b"32\n"
         assert (await box.run("ulimit -n 64")).exit_code != 0
 
@@ -203,13 +205,11 @@ def test_without_control_groups_each_process_is_bounded(monkeypatch: pytest.Monk
 def test_a_box_ends_after_its_lifetime() -> None:
     async def use(box: BubblewrapBox) -> None:
         with pytest.raises(BoxLost):
-            await box.run("sleep 20")
+            await box.run("sleep 600", time_limit=600)
         with pytest.raises(BoxLost):
             await box.run("true")
 
-    began = time.monotonic()
     with_box(use, lifetime=0.5)
-    assert time.monotonic() - began < 5
 
 
 def test_a_box_ends_though_bubblewrap_did_not_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,9 +253,9 @@ def test_a_shell_that_was_killed_inside_ends_the_box() -> None:
 
 def test_a_cancelled_command_is_killed() -> None:
     async def use(box: BubblewrapBox) -> None:
-        task = asyncio.create_task(box.run("sleep 431.75", time_limit=60))
-        await asyncio.sleep(0.3)
-        assert processes_with("431.75") != []
+        task = asyncio.create_task(box.run("sleep 431.75", time_limit=300))
+        while processes_with("431.75") == []:
+            await asyncio.sleep(0.02)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         wait_until_gone("431.75")
@@ -342,7 +342,7 @@ def test_a_port_of_the_box_leads_to_the_gateway() -> None:
         try:
             await box.open()
             url = await forward_gateway_port(box)
-            code = f"import urllib.request as r; print(r.urlopen('{url}/v1/models', timeout=5).read().decode())"
+            code = f"import urllib.request as r; print(r.urlopen('{url}/v1/models', timeout=240).read().decode())"
             return (await box.run(f'/usr/bin/python3 -c "{code}"')).stdout
         finally:
             await box.close()
@@ -431,7 +431,7 @@ def test_a_box_that_was_half_open_is_ended_by_the_next_owner() -> None:
         ):  # the kernel shows its arguments a moment later
             time.sleep(0.01)
         assert sweep_leases() == 1
-        assert half.wait(5) == -signal.SIGKILL
+        assert half.wait(240) == -signal.SIGKILL
 
 
 def test_a_lease_that_was_never_locked_is_removed_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ class Http:
         self, method: str, path: str, content: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> Answer:
         """With the test's key, unless `headers` are given."""
-        connection = http.client.HTTPConnection(self._address, timeout=10)
+        connection = http.client.HTTPConnection(self._address, timeout=240)
         try:
             given = {"Authorization": f"Bearer {KEY}"} if headers is None else dict(headers)
             connection.request(method, path, content or None, given)
@@ -140,7 +140,7 @@ class Site:
         self._up: Future[int] = Future()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._up.result(10)}"
+        self.url = f"http://127.0.0.1:{self._up.result(240)}"
         self.http = Http(self.url)
 
     def _run(self) -> None:
@@ -169,7 +169,7 @@ class Site:
             client.close()
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(10)
+            self._thread.join(240)
 
     # For tests.
 
@@ -179,14 +179,14 @@ class Site:
                 verify=False
             )  # loading the certificates would take 20 ms of each test
             self._clients[key] = openai.OpenAI(
-                base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10, http_client=http
+                base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=240, http_client=http
             )
         return self._clients[key]
 
     def async_client(self, key: str = KEY) -> openai.AsyncOpenAI:
         http = openai.DefaultAsyncHttpxClient(verify=False)
         return openai.AsyncOpenAI(
-            base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10, http_client=http
+            base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=240, http_client=http
         )
 
     def get(self, id: str) -> Exchange:
@@ -248,7 +248,7 @@ class Site:
         return policy
 
 
-def wait_for(get: Callable[[], Any], good: Callable[[Any], bool], seconds: float = 30.0) -> Any:
+def wait_for(get: Callable[[], Any], good: Callable[[Any], bool], seconds: float = 240.0) -> Any:
     until = time.monotonic() + seconds
     while not good(value := get()):
         assert time.monotonic() < until, f"not within {seconds} s: {value!r}"

@@ -58,7 +58,7 @@ def behind(
         engine = VllmEngine(double.http(), config.engine, folder=tmp_path / "identity")
         site = Site(config, script.renderer, store, engine, script)  # type: ignore[arg-type]
         yield site, double
-        asyncio.run_coroutine_threadsafe(engine.close(), site.loop).result(10)
+        asyncio.run_coroutine_threadsafe(engine.close(), site.loop).result(240)
         site.close()
     store.close()
 

@@ -46,9 +46,7 @@ def test_new_requests_get_a_503_until_there_is_room(slow_site: Site, disk: Path)
         ("/v1/chat/completions", BODY | {"stream": True}),
         ("/v1/feedback", {"id": first, "score": 1}),
     ):
-        began = time.monotonic()
         answer = slow_site.http.post(path, body)
-        assert time.monotonic() - began < 1
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
         error = answer.json()["error"]
         assert error["code"] == "disk_full"

@@ -145,7 +145,7 @@ def test_people_come_first(start: Start, tmp_path: Path) -> None:
     with reply_for_gate(site, tmp_path) as gate:
         reply = site.client().chat.completions.create(model="openclaw", messages=[USER])
         with pytest.raises(RepliesDelayed, match="replies to people are running"):
-            gate.result(10)
+            gate.result(240)
     assert reply.choices[0].finish_reason == "stop"
 
 
@@ -160,7 +160,7 @@ def test_it_ends_before_the_prompt_of_a_person_is_there(start: Start, tmp_path: 
     with reply_for_gate(site, tmp_path) as gate, socket.create_connection(address) as connection:
         connection.sendall(head.encode())
         with pytest.raises(RepliesDelayed, match="replies to people are running"):
-            gate.result(10)
+            gate.result(240)
     assert site.count() == 0
 
 
@@ -179,8 +179,8 @@ def test_a_reply_beside_people_takes_nothing_from_them(start: Start, tmp_path: P
         with pytest.raises(RepliesDelayed, match="replies to people are running") as refused:
             GatewayReplySource(tmp_path, site.store, 1).generate([beside])
         assert refused.value.code is DelayCode.BUSY
-        assert practice.result(60)[0].token_ids.tolist() == ids
-        assert person.result(60).choices[0].finish_reason == "stop"
+        assert practice.result(240)[0].token_ids.tolist() == ids
+        assert person.result(240).choices[0].finish_reason == "stop"
     assert site.count() == 1, "of the reply for practice, nothing is stored"
 
 
@@ -209,7 +209,7 @@ def test_a_reply_that_is_given_up_after_signs_says_why(
         wait_for(progress_count, lambda count: count > before)
         site.client().chat.completions.create(model="openclaw", messages=[USER])
         with pytest.raises(RepliesDelayed, match="replies to people are running") as delayed:
-            gate.result(10)
+            gate.result(240)
     assert delayed.value.code is DelayCode.BUSY
 
 

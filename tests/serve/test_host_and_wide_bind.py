@@ -24,7 +24,7 @@ def answer(
         "Connection: close",
         *([f"Host: {host}"] if host is not None else []),
     ]
-    with socket.create_connection((address, int(port)), timeout=5) as connection:
+    with socket.create_connection((address, int(port)), timeout=240) as connection:
         connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
         found = b"".join(iter(lambda: connection.recv(65536), b""))
     return int(found.split()[1]), found

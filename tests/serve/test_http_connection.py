@@ -31,7 +31,7 @@ def chat(
 def send(site: Site, request: bytes) -> tuple[int, dict[str, Any]]:
     """(status, the body's JSON) of what comes back until the connection is closed."""
     host, port = site.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=240) as connection:
         connection.sendall(request)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -73,7 +73,7 @@ def test_what_cannot_be_read(site: Site, name: str, caplog: pytest.LogCaptureFix
 def test_a_body_longer_than_any_prompt_is_refused_before_it_is_sent(site: Site, path: str) -> None:
     host, port = site.url.removeprefix("http://").split(":")
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 30000000\r\n\r\n"
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=240) as connection:
         connection.sendall(head.encode())
         answer = connection.recv(65536)
     assert answer.startswith(b"HTTP/1.1 400")
@@ -124,7 +124,7 @@ def test_errors_have_the_shape_of_their_path(start: Start, path: str) -> None:
 def test_a_path_is_forgotten_with_the_next_request(site: Site) -> None:
     """On one connection, each error has the shape of its own request."""
     host, port = site.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=240) as connection:
         connection.sendall(chat(path=MESSAGES, body=b"{").replace(b"Connection: close\r\n", b""))
         assert b'"request_id"' in connection.recv(65536)
         connection.sendall(chat("X A: no header"))

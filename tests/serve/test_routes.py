@@ -108,7 +108,7 @@ def test_a_cancelled_reply_counts_once(start: Start, stream: bool) -> None:
         ]
 
     body = {"messages": [USER], "stream": stream}
-    connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=5)
+    connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=240)
     connection.request(
         "POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {KEY}"}
     )

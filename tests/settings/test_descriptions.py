@@ -144,7 +144,7 @@ def run_block(block: Mapping[str, Any], checkout: Path, walk: Path) -> list[RanL
     }
     environ |= block.get("given", {})
     subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=checkout, env=environ, check=False, timeout=60
+        ["bash", "-c", "\n".join(script)], cwd=checkout, env=environ, check=False, timeout=240
     )
     return list(read_results(walk, len(block["lines"])))
 

@@ -422,7 +422,7 @@ def start(path: Path, name: str, times: int) -> subprocess.Popen[str]:
 def test_two_processes_make_and_fill_one_store(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     for process in [start(path, name, 40) for name in ("one", "two")]:
-        assert process.communicate(timeout=60)[0].split()[-1] == "39"
+        assert process.communicate(timeout=240)[0].split()[-1] == "39"
         assert process.returncode == 0
     store = Store.open(path)
     with store.read() as conn:
@@ -443,7 +443,7 @@ def test_a_writer_that_is_killed_leaves_whole_transactions(tmp_path: Path) -> No
     said = [process.stdout.readline() for _ in range(20)]
     process.send_signal(signal.SIGKILL)
     said += process.stdout.read().splitlines()
-    process.wait(timeout=10)
+    process.wait(timeout=240)
     process.stdout.close()
     acknowledged = max(int(line) for line in said if line.strip())
     store = Store.open(path)

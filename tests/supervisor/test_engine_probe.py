@@ -56,6 +56,11 @@ async def reply_until_error(client: EngineClient) -> str:
         return str(error)
 
 
+def is_running(config: Config) -> bool:
+    beat = read_heartbeat(config)
+    return beat is not None and beat.state == heartbeats.RUNNING
+
+
 @pytest.mark.system
 def test_a_hung_engine_is_restarted_and_its_replies_end_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -74,10 +79,7 @@ def test_a_hung_engine_is_restarted_and_its_replies_end_with_an_error(
         client = EngineClient(config.engine_socket)
         probe = supervisor._probes["engine"]
         await wait_for(lambda: probe.answered_at)
-        await asyncio.sleep(2.5)  # its start is over after two answers
-        beat = read_heartbeat(config)
-        assert beat is not None
-        assert beat.state == heartbeats.RUNNING
+        await wait_for(lambda: is_running(config))
         replying = asyncio.create_task(reply_until_error(client))
         await asyncio.sleep(0.5)
         pid, hung_at = supervisor.worker_pid("engine"), time.monotonic()

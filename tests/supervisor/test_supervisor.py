@@ -18,7 +18,7 @@ from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
 
-WITHIN = 60.0  # seconds
+WITHIN = 240.0  # seconds
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:

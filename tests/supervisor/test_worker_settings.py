@@ -50,7 +50,7 @@ def looks(
         ):
             count += 1
         stop.set()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 240)
         return count
 
     return asyncio.run(main())

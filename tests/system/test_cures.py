@@ -529,7 +529,7 @@ def test_the_engine_that_doctor_names_starts(store: Store) -> None:
             assert not running.done(), running
             await asyncio.sleep(0.05)
         stop.set()
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, 240)
 
     with logs_of("supervisor", config):
         asyncio.run(asyncio.wait_for(up(), 60))

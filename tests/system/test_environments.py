@@ -263,7 +263,7 @@ def test_an_interrupted_run_is_continued(command: EnvironmentCommand) -> None:
     wait_for(lambda: count_played(None) == 2 and len(marked_processes(command.scratch)) == 2)
     done_before = count_played("done")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "--run interrupted continues the run" in err
     command.assert_nothing_left()
@@ -283,7 +283,7 @@ def test_episodes_of_a_gateway_that_died_are_void(command: EnvironmentCommand) -
     address = running_address(command.home)
     assert address is not None
     os.kill(address.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     for episode in command.played("gateway").values():
         assert episode.outcome == "void"
         assert episode.reason.startswith("the gateway was restarted during the episode")

@@ -45,7 +45,7 @@ class Owner:
         request = urllib.request.Request(self.url + path, method=method)
         request.add_header("Authorization", f"Bearer {key or self.key}")
         request.data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             return json.load(answer)
 
     def repeat(self, method: str, path: str, body: Any = None) -> Any:

@@ -111,7 +111,7 @@ class Prober:
             },
         )
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=240) as response:
                 return response.status, dict(response.headers), response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, dict(error.headers), error.read().decode()
@@ -119,7 +119,7 @@ class Prober:
 
 def readiness(system: SubprocessSystem) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(f"{system.base_url}/readyz", timeout=10) as response:
+        with urllib.request.urlopen(f"{system.base_url}/readyz", timeout=240) as response:
             return dict(json.load(response))
     except urllib.error.HTTPError as error:
         return dict(json.load(error))

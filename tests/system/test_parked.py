@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 
 def readiness(system: SubprocessSystem) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{system.base_url}/readyz", timeout=10) as response:
+    with urllib.request.urlopen(f"{system.base_url}/readyz", timeout=240) as response:
         return dict(json.load(response))
 
 

@@ -181,7 +181,7 @@ def killed(store: Store) -> Diagnosis:
         while (pid := supervisor.worker_pid("engine")) is None:
             await asyncio.sleep(0.05)
         os.kill(pid, signal.SIGKILL)
-        await asyncio.wait_for(running, 60)
+        await asyncio.wait_for(running, 240)
 
     with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine crashed once"):
         asyncio.run(main())

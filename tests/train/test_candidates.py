@@ -239,7 +239,7 @@ while True:
 
 
 def die_examining(home: Path) -> None:
-    dead = subprocess.run([sys.executable, "-c", CHILD, str(home)], timeout=60, check=False)
+    dead = subprocess.run([sys.executable, "-c", CHILD, str(home)], timeout=240, check=False)
     assert dead.returncode == -signal.SIGKILL
 
 

@@ -123,7 +123,7 @@ def test_the_command_gives_each_turn_once_and_takes_each_answer_once(
         assert program.read_message("answer") == {"id": 1, "kept": True, "reason": None}, (
             "twice changes nothing"
         )
-        assert program.process.wait(60) == 0
+        assert program.process.wait(240) == 0
         progress = program.progress.read().decode().splitlines()
     assert world.used() == {1: given[:4], 2: given[4:]}
     assert progress[-1] == "batch 2: version 2 is kept; 8 turns acknowledged"
@@ -144,7 +144,7 @@ def test_a_reader_that_ends_without_an_answer_loses_nothing(
             program.read_message("load")
             assert [row["turn"] for row in program.read_message("batch")["rows"]] == given
             end(program)
-            program.process.wait(60)
+            program.process.wait(240)
         with BatchStream.connect(world.config.home_dir) as stream:
             batch = stream.current_batch()
             take_step(local, batch)
@@ -163,7 +163,7 @@ def test_a_reader_that_ends_between_the_weights_and_the_batch_gives_its_place_ba
         link.send({"load": {"folder": None}}, within=60.0)
         assert link.receive("loaded", within=60.0)
         program.answers.close()
-        assert program.process.wait(60) == 0
+        assert program.process.wait(240) == 0
     with connect_when_free(world.config.home_dir):
         pass
 
@@ -180,13 +180,13 @@ def test_a_batch_can_be_answered_after_the_output_was_read_to_its_end(
         program.process.stdout.close()  # type: ignore[union-attr]
         take_step(local, batch)
         program.write_message({"done": {"id": batch.id}})
-        assert program.process.wait(60) == 1
+        assert program.process.wait(240) == 1
     assert world.used() == {1: given}
 
 
 def wait_for_end(program: StreamProgram) -> list[str]:
     """Return the lines on standard error of a command that ends by itself, while its input stays open."""
-    assert program.process.wait(60) == 1
+    assert program.process.wait(240) == 1
     lines = program.progress.read().decode().splitlines()
     assert not any("Traceback" in line for line in lines), lines
     return lines

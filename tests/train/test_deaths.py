@@ -30,7 +30,7 @@ def training(path: Path, builder: SampleBuilder, trainer: ScriptedTrainer) -> Ca
         settings = train_settings({"batch_min": 1, "batch_max": 8, "safety.lease_ttl": TTL})
         with Store.open(path) as store:
             loop = TrainLoop(store, trainer, builder, settings, path.parent / "policies")
-            give_up = time.monotonic() + 60
+            give_up = time.monotonic() + 240
             while loop.run_once() or Wait.LEASE in loop.waits:
                 assert time.monotonic() < give_up, loop.note
                 time.sleep(0.02)

@@ -152,7 +152,7 @@ def test_a_trainer_that_connects_while_the_socket_closes_is_let_go(
     def slow_welcome(self: TrainerSocket, connection: socket.socket) -> str | None:
         name = welcome(self, connection)
         welcomed.set()
-        go_on.wait(60)
+        go_on.wait(240)
         return name
 
     monkeypatch.setattr(TrainerSocket, "_welcome_trainer", slow_welcome)
@@ -160,7 +160,7 @@ def test_a_trainer_that_connects_while_the_socket_closes_is_let_go(
     with closing(socket.socket(socket.AF_UNIX)) as trainer:
         trainer.connect(str(listening.path))
         trainer.sendall(b'{"hello": {"protocol": %d}}\n' % PROTOCOL)
-        assert welcomed.wait(60)
+        assert welcomed.wait(240)
         ending = threading.Thread(target=listening.close)
         ending.start()
         while not listening._is_closed:

@@ -254,7 +254,7 @@ def test_slime_may_be_started_first(start: Start, store: Store, fill: Fill) -> N
         assert not waiting.done()
         world.trainer, world.loop = world.start()
         with world.in_background():
-            assert [sample.metadata["turn"] for sample in waiting.result(30)] == given
+            assert [sample.metadata["turn"] for sample in waiting.result(240)] == given
             close_feeds()
 
 

@@ -533,12 +533,12 @@ def test_a_trainer_that_is_killed_in_the_middle_goes_on_where_it_was(home: Home)
     home.learn(6)
     home.loop.close()
     assert home.undo("--session", "s1", "--yes").exit_code == 0
-    dead = subprocess.run([sys.executable, "-c", CHILD, str(home.folder)], timeout=60, check=False)
+    dead = subprocess.run([sys.executable, "-c", CHILD, str(home.folder)], timeout=240, check=False)
     assert dead.returncode == -signal.SIGKILL
     assert home.head() == 8, "two of six batches were done"
     assert len(home.left()) == 4
     home.reopen_loop()
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 240
     while home.left():
         assert home.loop.run_once() or time.monotonic() < give_up, home.loop.note
     assert home.batches() == [home.learned[1][1:], *home.learned[2:]]

@@ -264,7 +264,7 @@ def test_a_kill_between_the_store_and_the_disk(
     learn(start(), store, fill, 6)
     assert numbers(tmp_path / "policies") == [1, 2, 3, 4, 5, 6]
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), str(removals)], timeout=60
+        [sys.executable, "-c", KILLED, str(tmp_path), str(removals)], timeout=240
     )
     assert killed.returncode == -signal.SIGKILL
     assert len(list((tmp_path / "policies").iterdir())) > 3

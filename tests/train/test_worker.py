@@ -484,7 +484,7 @@ def test_a_trainer_gives_way_once_it_has_loaded(tmp_path: Path) -> None:
         "print(values(), os.sched_getscheduler(0) == os.SCHED_BATCH)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240
     )
     before = os.getpriority(os.PRIO_PROCESS, 0)
     if before < 3 and sys.platform == "linux":

@@ -55,7 +55,7 @@ def everything(model: EmbeddedModel, config: EngineConfig, number: int = 12) -> 
     stuck: list[SequenceFailed] = []
     for n in range(number // 2):
         ask(core, n)
-    asked, until = number // 2, time.monotonic() + 60
+    asked, until = number // 2, time.monotonic() + 240
     while core.has_work or asked < number:
         assert time.monotonic() < until
         for item in core.step():
@@ -151,7 +151,7 @@ def test_what_never_fits_fails_in_words_and_the_rest_is_served(
     small = core.generate("small", 0, np.full(20, 3, np.int32), Sampling(max_tokens=4, seed=0), ())
     began, stuck, pauses = time.monotonic(), [], []
     while core.has_work:
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 240
         stuck += [item for item in core.step() if isinstance(item, SequenceFailed)]
         pauses.append(core.retry_delay)
     assert len(small.sampled_ids) == 4

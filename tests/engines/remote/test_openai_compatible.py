@@ -72,7 +72,7 @@ class Endpoint:
             target=self._loop.run_until_complete, args=(self._serve(up),), daemon=True
         )
         self._thread.start()
-        assert up.wait(10)
+        assert up.wait(240)
         return self
 
     async def _serve(self, up: threading.Event) -> None:
@@ -91,7 +91,7 @@ class Endpoint:
         trace: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(240)
         self._loop.close()
 
     async def _models(self, request: web.Request) -> web.Response:

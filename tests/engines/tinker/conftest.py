@@ -36,7 +36,7 @@ class EngineThread:
         self._thread.start()
         bound = bind_socket(config.engine_socket)
         listen = self._loop.create_unix_server(lambda: TinkerConnection(server), sock=bound)
-        self._server = asyncio.run_coroutine_threadsafe(listen, self._loop).result(10)
+        self._server = asyncio.run_coroutine_threadsafe(listen, self._loop).result(240)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._server.close)

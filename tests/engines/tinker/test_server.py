@@ -121,7 +121,7 @@ def test_versions_answer_while_another_one_is_loaded(
     def create_slowly(self: ServiceDouble, **given: Any) -> Any:
         if given.get("model_path") == "tinker://run/v-2":
             asked.set()
-            assert answers.wait(20)
+            assert answers.wait(240)
         return created(self, **given)
 
     monkeypatch.setattr(ServiceDouble, "create_sampling_client", create_slowly)
@@ -329,7 +329,9 @@ def test_a_service_that_hangs_at_the_start_is_reported_after_the_connect_timeout
 ) -> None:
     opened, answers = type(sdk).ServiceClient, threading.Event()
     monkeypatch.setattr(
-        type(sdk), "ServiceClient", lambda self, **given: answers.wait(60) and opened(self, **given)
+        type(sdk),
+        "ServiceClient",
+        lambda self, **given: answers.wait(240) and opened(self, **given),
     )
     monkeypatch.setattr("openclaw_rl.tinker.service.RECONNECT_SECONDS", 0.0)
 

@@ -35,9 +35,9 @@ def end_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(240)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(240)
     loop.close()
 
 

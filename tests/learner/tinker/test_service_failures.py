@@ -74,7 +74,7 @@ def test_a_checkpoint_whose_answer_is_lost_is_found_in_the_list(
     sdk.fails["list"] = StatusError(503, "busy")  # the first time
     began = time.monotonic()
     result = take_step(make(), tmp_path / "000001-a")
-    assert time.monotonic() - began < 60, "not until tinker.call_timeout"
+    assert time.monotonic() - began < 240, "not until tinker.call_timeout"
     held = json.loads((Path(str(result.folder)) / TINKER_FILE).read_text())
     assert held["state"] == "tinker://run/weights/openclaw-000001-a"
     assert held["sampler"] == "tinker://run/sampler_weights/openclaw-000001-a"

@@ -38,7 +38,7 @@ def client() -> Iterator[Client]:
         )  # loading the certificates would take 20 ms of each test
         made.append(
             anthropic.Anthropic(
-                base_url=site.url, api_key=key, max_retries=0, timeout=10, http_client=http
+                base_url=site.url, api_key=key, max_retries=0, timeout=240, http_client=http
             )
         )
         return made[-1]

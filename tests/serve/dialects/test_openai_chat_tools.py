@@ -203,7 +203,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessSyste
 @pytest.fixture(scope="module")
 def client(system: SubprocessSystem) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
-        base_url=system.base_url + "/v1", api_key=system.api_key, max_retries=0, timeout=60
+        base_url=system.base_url + "/v1", api_key=system.api_key, max_retries=0, timeout=240
     ) as made:
         yield made
 

@@ -57,9 +57,9 @@ def service(site: Site) -> Iterator[Service]:
         made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/capitals"  # type: ignore[attr-defined]
         return runner
 
-    runner = asyncio.run_coroutine_threadsafe(start(), site.loop).result(10)
+    runner = asyncio.run_coroutine_threadsafe(start(), site.loop).result(240)
     yield made
-    asyncio.run_coroutine_threadsafe(runner.cleanup(), site.loop).result(10)
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), site.loop).result(240)
 
 
 class Player:
