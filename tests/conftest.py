@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -54,3 +55,17 @@ def restored_log() -> Iterator[None]:
         if handler not in before:
             logger.removeHandler(handler)
             handler.close()
+
+
+THREAD_SECONDS = 3.0
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    """Fail a test that leaves a thread, which would work and log during the tests after it."""
+    before = set(threading.enumerate())
+    yield
+    started = set(threading.enumerate()) - before
+    for thread in started:
+        thread.join(THREAD_SECONDS)
+    assert [thread.name for thread in started if thread.is_alive()] == []
