@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import Connection
 
 from openclaw_rl.collect.link import RequestLink
-from openclaw_rl.collect.reply_match import mismatch
+from openclaw_rl.collect.reply_slot import mismatch
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import canonical_calls, hashed_text
 from openclaw_rl.settings.load import SignalsConfig
