@@ -164,11 +164,18 @@ def _named_replies(
 
     The gateway put the named conversation before the new messages; omitted instructions change only the chain.
     """
-    past = index.by_id(request.scope, request.previous) if request.previous else None
-    for mark in reversed([mark for mark in request.marks if mark.role == "assistant"]):
-        if past is None:
+    previous = request.previous
+    replies = [mark for mark in request.marks if mark.role == "assistant"]
+    while previous:
+        past = index.by_id(request.scope, previous)
+        if past is None or not past.ended_by(request.admitted_at):
             return
-        is_delivered = past.ended_by(request.admitted_at) and mismatch(request, past) is None
-        if past.reply_own == mark.own and is_delivered:
-            yield mark.chain, past
-            past = index.by_id(request.scope, past.previous) if past.previous else None
+        if mismatch(request, past) is not None:
+            return
+        # The message with its reply, behind any that the client added.
+        while replies and replies[-1].own != past.reply_own:
+            replies.pop()
+        if not replies:
+            return
+        yield replies.pop().chain, past
+        previous = past.previous

@@ -17,8 +17,10 @@ def find_continued_turn(request: Request, seq: int, index: ExchangeIndex) -> Exc
 
     If the newest quoted reply is a summary, the turn is the one before the summary.
     """
-    replies = [mark.own for mark in request.marks if mark.role == "assistant"]
-    last = replies[-1] if replies else None
+    last = None
+    for mark in request.marks:
+        if mark.role == "assistant":
+            last = mark.own
     others = [message for message in request.messages if message.get("role") != "assistant"]
     text = "\n".join(map(visible_text, others))
     for past, reply in index.main_replies_before(request.scope, seq):

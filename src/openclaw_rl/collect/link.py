@@ -128,11 +128,15 @@ def _decide_links(
     links: dict[str, ReactionLink] = {}
     for slot in slots:
         past = slot.past
-        is_new = slot.has_new_reaction
-        if past is not None and past.kind is Kind.SIDE and not is_new:
+        if past is None:
+            continue
+        if not slot.has_new_reaction:
+            if past.kind is not Kind.SIDE:
+                continue
             past = _open_turn_before_summary(past, slot.reaction, index)
-            is_new = past is not None and past.id not in matched
-        if past is None or not is_new or past.id in links:
+            if past is None or past.id in matched:
+                continue
+        if past.id in links:
             continue
         link = _make_link(request, seq, past, slot.reaction, slot.how, index)
         if link is not None:
@@ -156,9 +160,9 @@ def _open_turn_before_summary(
     past = turn_before_summary(side, index)
     if past is None:
         return None
-    effect = reaction_effect(past, reaction)
-    is_new = effect in (ReactionEffect.FIRST, ReactionEffect.REVISION)
-    return past if is_new else None
+    if reaction_effect(past, reaction) in (ReactionEffect.FIRST, ReactionEffect.REVISION):
+        return past
+    return None
 
 
 def _make_link(
@@ -199,18 +203,18 @@ def _relation_to_same_history(
     request: Request, seq: int, index: ExchangeIndex, parent: ExchangeSummary | None
 ) -> tuple[str, str | None]:
     """Return the relation to the newest earlier request with the same history, and the id of that request."""
-    relation = "fresh" if parent is None else "continuation"
-    if not request.marks:
-        return relation, None
-    same = index.by_context(request.scope, {request.marks[-1].chain})
-    earlier = [past for past in same if past.seq < seq and mismatch(request, past) is None]
-    if not earlier:
-        return relation, None
-    newest = earlier[-1]
+    newest = None
+    history = {mark.chain for mark in request.marks[-1:]}
+    for past in index.by_context(request.scope, history):
+        if past.seq < seq and mismatch(request, past) is None:
+            newest = past
+    if newest is None:
+        return "fresh" if parent is None else "continuation", None
     if not newest.ended_by(request.admitted_at):
         return "sibling", newest.id
-    is_done = newest.status is ExchangeStatus.DONE
-    return ("regeneration" if is_done else "retry"), newest.id
+    if newest.status is ExchangeStatus.DONE:
+        return "regeneration", newest.id
+    return "retry", newest.id
 
 
 def _infer_session(request: Request, parent: ExchangeSummary | None, index: ExchangeIndex) -> str:
@@ -228,16 +232,21 @@ def _unlinked_reason(
     slots: Sequence[ReplySlot], kind: Kind, request: Request, seq: int, index: ExchangeIndex
 ) -> Reason | None:
     """Return why no earlier turn was found for a history; None if it has no reply."""
-    reasons = [slot.unlinked for slot in slots if slot.unlinked is not None]
-    # No assistant message of the history is known to be a reply of this gateway.
-    may_be_quoted = all(reason.code is ReasonCode.NOT_OURS for reason in reasons)
-    if kind is Kind.MAIN and may_be_quoted:
+    # The last reply is the one that the request reacts to.
+    code = None
+    details: dict[str, None] = {}
+    may_be_quoted = kind is Kind.MAIN
+    for slot in slots:
+        if slot.unlinked is not None:
+            code = slot.unlinked.code
+            details[slot.unlinked.detail] = None
+            # Only if no message of the history is known to be a reply of this gateway.
+            may_be_quoted = may_be_quoted and code is ReasonCode.NOT_OURS
+    if may_be_quoted:
         quoted = quotation_reason(request, seq, index)
         if quoted is not None:
             return quoted
-    if not reasons:
+    if code is None:
         return None
-    details = "; ".join(dict.fromkeys(reason.detail for reason in reasons))
-    # The last reply is the one that the request reacts to.
-    code = reasons[-1].code
-    return Reason(code, f"no reply in its history ({len(slots)}) could be linked: {details}")
+    reasons = "; ".join(details)
+    return Reason(code, f"no reply in its history ({len(slots)}) could be linked: {reasons}")

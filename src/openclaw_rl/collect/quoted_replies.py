@@ -7,6 +7,8 @@ replies are not linked, because a quotation does not show what the model saw. Th
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import chain
 
 from openclaw_rl.collect.reply_slot import mismatch
 from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, message_text
@@ -25,23 +27,28 @@ def quotation_reason(request: Request, seq: int, index: ExchangeIndex) -> Reason
     The text of a reply does not count in a conversation's first message, because people quote replies there.
     """
     owners = index.by_tool_call(request.scope, _named_call_ids(request))
-    callers = [past for pasts in owners.values() for past in pasts]
-    if any(mismatch(request, past, any_agent=True) is None for past in callers):
-        detail = (
-            "its history names tool calls of this gateway, but has no assistant message with them"
-        )
-        return Reason(ReasonCode.QUOTED, detail)
-    # No messages: redacted.
-    if not request.messages or sum(mark.role != "system" for mark in request.marks) < 2:
+    for past in chain.from_iterable(owners.values()):
+        if mismatch(request, past, any_agent=True) is None:
+            detail = "its history names tool calls of this gateway, but has no assistant message with them"
+            return Reason(ReasonCode.QUOTED, detail)
+    if not request.messages:
+        # The request is redacted.
+        return None
+    if sum(mark.role != "system" for mark in request.marks) < 2:
         return None
     texts = [message_text(request.messages[mark.index]).strip() for mark in request.marks]
     for past, reply in index.main_replies_before(request.scope, seq):
-        is_distinctive = len(reply) >= DISTINCTIVE_CHARS
-        is_quoted = is_distinctive and any(reply in text and reply != text for text in texts)
-        if is_quoted and mismatch(request, past, any_agent=True) is None:
+        if mismatch(request, past, any_agent=True) is None and _is_quoted(reply, texts):
             detail = "its history has a reply of this gateway only inside another message"
             return Reason(ReasonCode.QUOTED, detail)
     return None
+
+
+def _is_quoted(reply: str, texts: Sequence[str]) -> bool:
+    """Return whether a distinctive reply stands in one of these texts, beside other words."""
+    if len(reply) < DISTINCTIVE_CHARS:
+        return False
+    return any(reply in text and reply != text for text in texts)
 
 
 def _named_call_ids(request: Request) -> list[str]:

@@ -110,14 +110,11 @@ def _marks_behind(
         is_woken = first_wake < bisect_left(prompts.wakes, following.mark.index)
         is_shown = is_woken and bool(visible_text(request.messages[following.mark.index]))
         is_called = bool(between) or is_woken
-        behind = genuine
-        behind_this_side = without_tools
-        if not is_shown:
-            # An empty tuple and another one make the other one, however many side calls are between.
-            if following.is_declared_side or (is_called and not genuine):
-                behind = genuine + behind_side
-            if following.is_declared_side or (is_called and not without_tools):
-                behind_this_side = without_tools + behind_side
-        out.append(behind)
-        behind_side = behind_this_side
+        # What follows if the next reply is of a side call. An empty tuple and another one make the other one,
+        # however many side calls are between.
+        rest = () if is_shown else behind_side
+        is_side = following.is_declared_side or (is_called and not genuine)
+        is_side_after_side = following.is_declared_side or (is_called and not without_tools)
+        out.append(genuine + (rest if is_side else ()))
+        behind_side = without_tools + (rest if is_side_after_side else ())
     return out[::-1]

@@ -38,32 +38,35 @@ def match_replies(
     slots: Sequence[ReplySlot], request: Request, index: ExchangeIndex
 ) -> list[ReplySlot]:
     """Return the slots with their matches."""
-    certain: list[ReplySlot] = []
+    out: list[ReplySlot] = []
     for slot in slots:
-        before = certain[-1] if certain else None
         matched = _match_certain(slot, request)
-        if matched.past is None and before is not None and before.past is not None:
-            matched = _match_next(slot, before, request, index)
-        certain.append(matched)
+        if matched.past is None and out:
+            matched = _match_next(slot, out[-1], request, index)
+        out.append(matched)
 
-    unmatched = [slot for slot in certain if slot.past is None]
+    # By the position of a reply that is not matched yet: the candidates with a tie to this request.
+    tied: dict[int, list[ExchangeSummary]] = {}
+    # The sessions of matched replies and of these candidates.
+    sessions: set[str] = set()
+    unmatched = [slot for slot in out if slot.past is None]
     last = index.last_messages([past for slot in unmatched for past in slot.same_text])
-    tied = {slot.at: _find_tied(slot, request, index, last) for slot in unmatched}
-    sessions = {slot.past.session for slot in certain if slot.past is not None}
-    sessions |= {past.session for pasts in tied.values() for past in pasts}
+    for slot in out:
+        if slot.past is None:
+            tied[slot.at] = _find_tied(slot, request, index, last)
+            sessions.update(past.session for past in tied[slot.at])
+        else:
+            sessions.add(slot.past.session)
     counts = Counter(slot.mark.own for slot in slots)
-    out = []
-    for slot in certain:
+    for number, slot in enumerate(out):
         if slot.past is None:
             related = [
                 past
                 for past in slot.same_text
-                if past.session in sessions or past.kind is Kind.SIDE
+                if past.kind is Kind.SIDE or past.session in sessions
             ]
             candidates = tied[slot.at] or related
-            out.append(_match_distinctive(slot, candidates, counts[slot.mark.own]))
-        else:
-            out.append(slot)
+            out[number] = _match_distinctive(slot, candidates, counts[slot.mark.own])
     return out
 
 
@@ -167,8 +170,8 @@ def _follows_summary(
     if not slot.at or not request.messages:
         return False
     text = message_text(request.messages[request.marks[slot.at - 1].index])
-    summaries = index.side_replies_after(past)
-    return any(len(summary) >= DISTINCTIVE_CHARS and summary in text for summary in summaries)
+    summaries = [s for s in index.side_replies_after(past) if len(s) >= DISTINCTIVE_CHARS]
+    return any(summary in text for summary in summaries)
 
 
 def _match_distinctive(

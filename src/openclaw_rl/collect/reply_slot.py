@@ -80,18 +80,31 @@ def reaction_effect(past: ExchangeSummary, reaction: ReactionMessages) -> Reacti
     """
     if reaction.signature is None:
         return ReactionEffect.NONE
-    is_new = reaction.signature not in past.signatures
     if past.state is TurnState.DROPPED:
-        was_side = past.cause is ReasonCode.SIDE and past.declared_kind is None
-        if was_side and past.status is ExchangeStatus.DONE and reaction.may_be_main:
-            return ReactionEffect.CONTINUATION
-        is_reopened = is_new and past.cause in REOPENED_BY_REACTION
-        return ReactionEffect.FIRST if is_reopened else ReactionEffect.NONE
-    if is_new and (past.state is TurnState.SERVED or not past.signatures):
+        return _effect_on_dropped(past, reaction)
+    if reaction.signature in past.signatures:
+        return ReactionEffect.NONE
+    if past.state is TurnState.SERVED:
         return ReactionEffect.FIRST
-    may_be_revised = past.state is not TurnState.SERVED and len(past.signatures) < MAX_REACTIONS
-    if is_new and may_be_revised and reaction.is_last and reaction.from_person:
+    count = len(past.signatures)
+    if count == 0:
+        return ReactionEffect.FIRST
+    is_of_person = reaction.is_last and reaction.from_person
+    if is_of_person and count < MAX_REACTIONS:
         return ReactionEffect.REVISION
+    return ReactionEffect.NONE
+
+
+def _effect_on_dropped(past: ExchangeSummary, reaction: ReactionMessages) -> ReactionEffect:
+    if past.cause is ReasonCode.SIDE:
+        # Its text alone made it side traffic. What failed has no reply to react to.
+        is_apparent = past.declared_kind is None and past.status is ExchangeStatus.DONE
+        if is_apparent and reaction.may_be_main:
+            return ReactionEffect.CONTINUATION
+        return ReactionEffect.NONE
+    is_new = reaction.signature not in past.signatures
+    if is_new and past.cause in REOPENED_BY_REACTION:
+        return ReactionEffect.FIRST
     return ReactionEffect.NONE
 
 

@@ -166,15 +166,19 @@ def _quoted_turn(side: ExchangeSummary, index: ExchangeIndex) -> ExchangeSummary
     An older turn of the session does not count: the conversation has gone on since, with a reply that is not quoted.
     """
     prompt = index.prompt_text(side)
-    newest: dict[str, tuple[ExchangeSummary, str]] = {}
+    sessions = set()
+    quoted = []
     for past, reply in index.main_replies_before(side.scope, side.seq):
-        pairs = ((side.session_header, past.session_header), (side.user, past.user))
-        differs = any(name and other and name != other for name, other in pairs)
-        if past.ended_by(side.admitted_at) and not differs:
-            newest.setdefault(past.session, (past, reply))
-    quoted = [
-        past
-        for past, reply in newest.values()
-        if len(reply) >= DISTINCTIVE_CHARS and reply in prompt
-    ]
+        if not past.ended_by(side.admitted_at) or _names_another(side, past):
+            continue
+        is_newest = past.session not in sessions
+        sessions.add(past.session)
+        if is_newest and len(reply) >= DISTINCTIVE_CHARS and reply in prompt:
+            quoted.append(past)
     return quoted[0] if len(quoted) == 1 else None
+
+
+def _names_another(side: ExchangeSummary, past: ExchangeSummary) -> bool:
+    """Return whether both name a session or a user, and not the same."""
+    pairs = ((side.session_header, past.session_header), (side.user, past.user))
+    return any(name and other and name != other for name, other in pairs)

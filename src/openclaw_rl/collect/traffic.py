@@ -65,22 +65,24 @@ class TrafficClassifier:
             return request.kind, None
         if not request.messages:
             return Kind.MAIN, None
-        roles = [mark.role for mark in request.marks]
-        messages = [request.messages[mark.index] for mark in request.marks]
-        systems = [m for m, role in zip(messages, roles, strict=True) if role == "system"]
+        by_role: dict[str, list[Message]] = {"user": [], "system": []}
+        for mark in request.marks:
+            by_role.setdefault(mark.role, []).append(request.messages[mark.index])
         # The last user message, and a system message after it: the task of some clients comes last.
-        classified = [m for m, role in zip(messages, roles, strict=True) if role == "user"][-1:]
-        if roles[-1:] == ["system"]:
-            classified.append(messages[-1])
+        classified = by_role["user"][-1:]
+        systems = by_role["system"]
+        if request.marks and request.marks[-1].role == "system":
+            classified.append(systems[-1])
         # A task in the system message has a single reply.
-        is_first_request = "assistant" not in roles
-        if is_first_request:
-            classified += [m for m in systems if len(message_text(m)) <= MAX_TASK_CHARS]
+        if "assistant" in by_role:
+            systems = []
+        classified += [m for m in systems if len(message_text(m)) <= MAX_TASK_CHARS]
+        only_known = request.episode is not None
         for message in classified:
-            part = self.side_pattern_match(message, only_known=request.episode is not None)
+            part = self.side_pattern_match(message, only_known=only_known)
             if part:
                 return Kind.SIDE, f'a message contains "{part}"'
-        for message in systems if is_first_request else ():
+        for message in systems:
             part = self._known["system"].match(unstamped_text(message))
             if part:
                 return Kind.SIDE, f'a system message starts with "{part[:_SHOWN_CHARS]}"'

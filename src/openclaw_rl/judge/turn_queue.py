@@ -91,21 +91,23 @@ class TurnQueue:
         """
         before = self._turns
         listed = {turn_key(item): item for item in items}
-        self._turns = {}
+        self._turns = {turn.key: turn for turn in self.in_state(TurnProgress.RUNNING)}
         for key, turn in before.items():
-            if key not in listed and is_complete:
+            if key in listed:
+                continue
+            if is_complete:
                 turn.failures = 0
-            is_running = turn.state is TurnProgress.RUNNING
-            if is_running or (key not in listed and turn.failures):
+            elif turn.failures and key not in self._turns:
+                turn.state = TurnProgress.FAILED
                 self._turns[key] = turn
-                turn.state = TurnProgress.RUNNING if is_running else TurnProgress.FAILED
         for key, item in listed.items():
             if key in self._turns:
                 continue
             turn = before.get(key) or QueuedTurn(item=item, state=TurnProgress.READY)
-            is_waiting = turn.failures > 0 and turn.retry_at > now
             turn.item = item
-            turn.state = TurnProgress.FAILED if is_waiting else TurnProgress.READY
+            turn.state = TurnProgress.READY
+            if turn.failures and turn.retry_at > now:
+                turn.state = TurnProgress.FAILED
             self._turns[key] = turn
 
     def choose_next(
@@ -123,16 +125,21 @@ class TurnQueue:
         suspects = [turn for turn in ready if self.deaths_on(turn.item)]
         if suspects or self.is_suspect_running():
             return [] if running else suspects[:1]
-        explicit = [turn for turn in ready if explicit_verdict(turn.item)]
-        chosen = explicit[: max(workers - running, 0)]
-        if is_down and not may_try:
-            return chosen
-        allowed = 1 if is_down else workers
-        free = max(allowed - running - busy - len(chosen), 0)
-        chosen_keys = {turn.key for turn in chosen}
-        others = [turn for turn in ready if turn.key not in chosen_keys]
+
+        chosen: list[QueuedTurn] = []
+        others: list[QueuedTurn] = []
+        for turn in ready:
+            is_worker_free = running + len(chosen) < workers
+            if is_worker_free and explicit_verdict(turn.item) is not None:
+                chosen.append(turn)
+            else:
+                others.append(turn)
+        allowed = workers
+        if is_down:
+            allowed = 1 if may_try else 0
+        free = allowed - running - busy - len(chosen)
         others.sort(key=lambda turn: turn.failures)
-        return chosen + others[:free]
+        return chosen + others[: max(free, 0)]
 
     def is_suspect_running(self) -> bool:
         """Return whether a turn runs on which a worker died."""
