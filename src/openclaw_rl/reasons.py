@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class ReasonCode(StrEnum):
-    """Why a turn was dropped or is not trained on, a version is not used, or a judge abstained."""
+    """Why a turn was dropped, not trained on or not linked, a version is not used, or a judge abstained."""
 
     # A turn was dropped.
     CANCELLED = "cancelled"
@@ -79,6 +79,15 @@ class ReasonCode(StrEnum):
     BROKEN = "broken"  # it cannot answer, or a trainer died on its examination
     OUTDATED = "outdated"  # it can no longer become the head
     SATISFACTION = "satisfaction fell"
+    # No earlier turn was found for the history of a request.
+    NOT_OURS = "not ours"
+    OTHER_NAME = "other name"  # of session, user or agent
+    OTHER_TEXT = "other text"  # the client replaced the reply
+    SHORT_TEXT = "short text"
+    AMBIGUOUS = "ambiguous"
+    NO_TIE = "no tie"
+    QUOTED = "quoted"
+    UNKNOWN_TURN = "unknown turn"  # the one before a summary
     # A judge has no opinion.
     TIE = "tie"
     NO_MAJORITY = "no majority"

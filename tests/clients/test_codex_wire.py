@@ -16,7 +16,7 @@ from tests.serve.dialects.responses_client import call, events_of
 from tests.serve.dialects.test_openai_responses_stored import answers
 from tests.serve.test_sampled_prompts import goes_on
 
-from openclaw_rl.collect.reply_match import EXACT
+from openclaw_rl.collect.reply_slot import EXACT
 from openclaw_rl.serve.dialects.validation import image_placeholder
 from openclaw_rl.types import Exchange, ExchangeStatus, Kind
 

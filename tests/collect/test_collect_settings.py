@@ -22,7 +22,7 @@ from openclaw_rl.types import Kind
         ({"collect.client_prompt_patterns": ["what is the date"]}, Kind.MAIN, True),
     ],
 )
-def test_patterns_of_the_settings_make_side_traffic(
+def test_configured_patterns_make_side_traffic(
     tmp_path: Path,
     given: dict[str, Any],
     kind: Kind,

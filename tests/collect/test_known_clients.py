@@ -56,7 +56,7 @@ def user(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("text", PERSON)
-def test_what_a_person_writes_is_no_client_prompt(text: str) -> None:
+def test_messages_of_people_are_no_client_prompts(text: str) -> None:
     message = user(text)
     assert not CLASSIFIER.is_client_prompt(message)
     assert not CLASSIFIER.is_client_text(message)

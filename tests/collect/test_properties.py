@@ -70,7 +70,7 @@ scripts = st.lists(st.tuples(st.integers(0, 2), turns), min_size=1, max_size=25)
 
 @given(scripts)
 @settings(max_examples=60, deadline=None)
-def test_keys_never_touch(script: Script) -> None:
+def test_conversations_of_different_keys_are_never_linked(script: Script) -> None:
     world = Memory()
     talks = [Talk(world, scope=f"key{n}") for n in range(3)]
     for n, (move, word, reply, status) in script:
@@ -82,7 +82,7 @@ def test_keys_never_touch(script: Script) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 1), short_turns), min_size=2, max_size=25))
 @settings(max_examples=80, deadline=None)
-def test_short_replies_only_link_where_every_word_before_is_the_same(script: Script) -> None:
+def test_short_replies_link_only_after_an_equal_history(script: Script) -> None:
     world = Memory()
     talks = [Talk(world), Talk(world)]
     for n, (move, word, reply, status) in script:
@@ -129,7 +129,7 @@ def test_unrelated_traffic_changes_nothing(
 
 @given(st.lists(turns, min_size=1, max_size=8))
 @settings(max_examples=8, deadline=None)
-def test_events_taken_twice_change_nothing(script: Sequence[Turn]) -> None:
+def test_events_processed_twice_change_nothing(script: Sequence[Turn]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         world = Stored(Path(folder) / "store.db")
         talk = Talk(world)

@@ -49,7 +49,7 @@ def check(player: Player, people: Sequence[str], where: object = None) -> None:
             assert (f"{state} {cause}" if cause else state) == STATES[name], (where, person, name)
 
 
-def test_alone_in_the_store(tmp_path: Path) -> None:
+def test_a_conversation_alone_links_the_same_in_the_store(tmp_path: Path) -> None:
     world = Stored(tmp_path / "store.db")
     for step in conversation("ann"):
         world.play(step)
@@ -89,7 +89,7 @@ def test_random_interleavings_in_the_store(seed: int, tmp_path: Path) -> None:
     world.store.close()
 
 
-def test_with_session_headers_it_links_the_same() -> None:
+def test_conversations_link_the_same_with_session_headers() -> None:
     world = Memory()
     for n, step in enumerate(with_headers(conversation("ann"), "s1")):
         world.play(step)

@@ -112,7 +112,7 @@ def play(world: Player) -> None:
         world.play(step)
 
 
-def test_the_persons_turns_link_over_the_wakes(world: Player) -> None:
+def test_turns_of_a_person_link_across_wakes(world: Player) -> None:
     play(world)
     parents = {name: world.seen(name).parent for name in ("tell", "longer", "bye")}
     assert parents == {"tell": "read", "longer": "tell", "bye": "order"}
@@ -125,7 +125,7 @@ def test_the_persons_turns_link_over_the_wakes(world: Player) -> None:
     ]
 
 
-def test_wakes_are_side_and_stay_so(world: Player) -> None:
+def test_wakes_are_side_traffic(world: Player) -> None:
     play(world)
     assert {s.name for s in DAY if world.seen(s.name).kind is Kind.SIDE} == {
         "poll",
@@ -135,7 +135,7 @@ def test_wakes_are_side_and_stay_so(world: Player) -> None:
     assert world.state("alert") == ("dropped", "side")
 
 
-def test_one_session_and_it_is_the_one_that_openclaw_names(world: Player) -> None:
+def test_requests_are_in_the_session_that_openclaw_names(world: Player) -> None:
     play(world)
     assert {world.seen(s.name).session for s in DAY} == {"7f3a"}
 
@@ -149,7 +149,7 @@ def test_one_session_and_it_is_the_one_that_openclaw_names(world: Player) -> Non
         f"{PROMPT}\n\n{RUN}",
     ],
 )
-def test_prompts_that_nobody_typed(prompt: str) -> None:
+def test_prompts_of_openclaw_are_client_prompts(prompt: str) -> None:
     world = Memory()
     world.play(Ask(name="woken", history=[SYSTEM, f"u {prompt}"], reply="Done."))
     assert world.seen("woken").kind is Kind.SIDE
@@ -176,7 +176,7 @@ def test_prompts_that_nobody_typed(prompt: str) -> None:
         ),
     ],
 )
-def test_its_other_small_calls_are_side(system: str, user: str) -> None:
+def test_other_calls_of_openclaw_are_side_traffic(system: str, user: str) -> None:
     world = Memory()
     world.play(
         Ask(
@@ -189,13 +189,13 @@ def test_its_other_small_calls_are_side(system: str, user: str) -> None:
 @pytest.mark.parametrize(
     "words", ["Follow the heartbeat of the story.", "What is [OpenClaw heartbeat poll] about?"]
 )
-def test_a_person_may_speak_of_it(words: str) -> None:
+def test_a_person_may_mention_wakes(words: str) -> None:
     world = Memory()
     world.play(Ask(name="typed", history=[SYSTEM, f"u {at(13)}{words}\n\n{RUN}"], reply="Fine."))
     assert world.seen("typed").kind is Kind.MAIN
 
 
-def test_what_is_left_of_a_command_that_ended() -> None:
+def test_the_mark_of_an_ended_command_is_no_text() -> None:
     left = message_hash.mark_messages(
         [parts(at(12) + EXEC_MARK), parts(at(13) + POLL, "and now?")], KEY, TRANSIENT
     )
@@ -206,7 +206,7 @@ def test_what_is_left_of_a_command_that_ended() -> None:
 
 
 @pytest.mark.parametrize("retried", [13, 14])
-def test_a_turn_that_broke_off_is_sent_again_in_other_words(retried: int) -> None:
+def test_an_aborted_turn_is_sent_again_with_changed_text(retried: int) -> None:
     """The engine failed in the middle of the reply. OpenClaw stamps the retry with its own minute."""
     asked = [SYSTEM, f"u {at(13)}Explain the plan."]
     again = (

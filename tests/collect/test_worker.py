@@ -39,7 +39,7 @@ async def until(world: Stored, name: str, state: TurnState) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_it_follows_what_others_write(tmp_path: Path) -> None:
+def test_the_collector_follows_events_of_other_processes(tmp_path: Path) -> None:
     async def main() -> None:
         world = Stored(tmp_path / "store.db")
         stop = asyncio.Event()
@@ -94,7 +94,7 @@ def test_turns_time_out_while_nothing_happens(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_loop_that_cannot_go_on_raises(tmp_path: Path) -> None:
+def test_a_loop_that_cannot_continue_raises(tmp_path: Path) -> None:
     (tmp_path / "store.db").write_bytes(b"garbage " * 1000)
     with pytest.raises(StoreError):
         asyncio.run(worker.run(config_for(tmp_path), stop=asyncio.Event()))
@@ -138,7 +138,7 @@ while collector.step(3):
 """
 
 
-def test_killed_again_and_again_it_ends_the_same(tmp_path: Path) -> None:
+def test_repeated_kills_do_not_change_the_result(tmp_path: Path) -> None:
     """Each event takes effect exactly once, wherever the process is cut off."""
     path = tmp_path / "killed.db"
     people = ("ann", "bob")

@@ -179,7 +179,7 @@ def test_a_signal_that_is_switched_off_changes_nothing(scene: str, tmp_path: Pat
         assert conn.exec_driver_sql("SELECT count(*) FROM observations").scalar_one() == 0
 
 
-def test_abandoned_after_is_the_time_that_it_takes(tmp_path: Path) -> None:
+def test_conversations_count_as_abandoned_after_the_set_time(tmp_path: Path) -> None:
     on = OFF | {"judge.signals.abandoned": 0.3}
     home = (
         Home(tmp_path, **on, **{"judge.signals.abandoned_after": 100})
@@ -247,7 +247,9 @@ QUICK = Ask(name="quick", history=PLANNED.history, reply="Another one, at once."
         "sampled",
     ],
 )
-def test_what_is_no_evidence(steps: list[Step], turn: str, tmp_path: Path) -> None:
+def test_behaviour_without_a_signal_gives_no_score(
+    steps: list[Step], turn: str, tmp_path: Path
+) -> None:
     verdict = Home(tmp_path).play(*steps).judge().verdict(turn)
     assert verdict is None or verdict.score is None
 
@@ -259,7 +261,7 @@ def test_a_program_that_asks_again_at_once_is_no_person(tmp_path: Path) -> None:
     assert home.verdict() is None
 
 
-def test_words_count_before_behaviour_and_outright_scores_before_both(tmp_path: Path) -> None:
+def test_text_outranks_behaviour_and_explicit_scores_outrank_both(tmp_path: Path) -> None:
     home = Home(tmp_path).play(*SCENES["regenerated"]).judge()
     assert score_of(home) == ("behaviour:regenerated", -1, 0.5)
     home.play(then("back", f"a {PLAN}", "u This one is better after all.")).judge(
@@ -291,7 +293,7 @@ def test_behaviour_after_a_judge_that_found_no_evidence_is_a_new_verdict(tmp_pat
     ],
     ids=["one signal", "signals that disagree"],
 )
-def test_neither_judge_nor_teacher_is_asked_where_nothing_was_said(
+def test_no_model_is_asked_about_a_reaction_without_text(
     steps: list[Step], reason: str, tmp_path: Path
 ) -> None:
     """They would have to invent it; the teacher's endpoint does not even exist."""
@@ -309,7 +311,7 @@ def test_neither_judge_nor_teacher_is_asked_where_nothing_was_said(
     assert "plan" not in {item.turn for item in judge.seen}
 
 
-def test_a_signal_is_compared_with_what_people_say(tmp_path: Path) -> None:
+def test_signals_are_compared_with_explicit_feedback(tmp_path: Path) -> None:
     """Before and after the score; a signal that did not occur is compared with the opposite of its score."""
     home = Home(
         tmp_path, **OFF | {"judge.signals.regenerated": -0.5, "judge.signals.tool_error": -0.2}

@@ -193,7 +193,7 @@ def test_training_on_a_random_judge_stops_while_the_scores_arrive(
     assert found.settings["judge.kind"] == "llm"
 
 
-def test_a_judge_that_agrees_with_people_goes_on(world: World) -> None:
+def test_a_judge_that_agrees_with_people_stays_trusted(world: World) -> None:
     scores = alternating(40)
     world.close("unscored", "something")
     score_turns(world, scores)
@@ -238,7 +238,7 @@ def test_a_persons_correction_still_trains_and_the_judges_score_does_not(world: 
     assert trainable(world) == alternating(40)
 
 
-def test_another_judge_is_trusted_until_it_was_measured(world: World) -> None:
+def test_another_judge_is_trusted_until_it_is_measured(world: World) -> None:
     world.close("old", "something")
     score_turns(world, alternating(40))
     judge_all(world, lambda item: 1, 40)
@@ -271,7 +271,7 @@ def test_a_setting_changes_what_is_compared_and_trained_on(
     assert ("unscored" in trainable(world)) is is_trained_on
 
 
-def test_the_bar_is_read_again_at_the_start(world: World) -> None:
+def test_the_minimum_kappa_is_read_again_at_the_start(world: World) -> None:
     world.close("unscored", "something")
     score_turns(world, alternating(40))
     judge_all(world, lambda item: 1, 40)

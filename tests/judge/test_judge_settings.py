@@ -155,7 +155,7 @@ def test_a_setting_changes_what_is_taught(
     )
 
 
-def test_nothing_else_changes_it(plain: dict[str, Result], tmp_path: Path) -> None:
+def test_other_settings_do_not_change_the_judge(plain: dict[str, Result], tmp_path: Path) -> None:
     """Without this, a difference would say nothing."""
     other = {"train.seed": 8, "judge.workers": 1}
     assert observe(ask_judge, "judge", other, tmp_path) == plain["judge {}"]

@@ -62,7 +62,7 @@ def leak(hint: str, item: JudgeInput | None = None) -> str | None:
         ),
     ],
 )
-def test_a_hint_with_what_only_came_later_leaks(hint: str, kind: str) -> None:
+def test_a_hint_with_later_content_leaks(hint: str, kind: str) -> None:
     assert leak(hint) == kind
 
 
@@ -98,7 +98,7 @@ def test_a_hint_about_behaviour_does_not(hint: str) -> None:
         ("Au plus 50 mots.", "Réponds en 50 mots au plus.", None),
     ],
 )
-def test_other_languages(said: str, hint: str, kind: str | None) -> None:
+def test_leaks_are_found_in_other_languages(said: str, hint: str, kind: str | None) -> None:
     assert leak(hint, turn(said)) == kind
 
 
@@ -114,7 +114,7 @@ def test_a_comment_is_read_and_the_conversation_is_known() -> None:
     assert leak("Say 39.") is None
 
 
-def test_the_time_is_bounded() -> None:
+def test_the_time_of_a_search_is_bounded() -> None:
     """The reaction has a million characters, and the hint as many as a teacher's may have."""
     check = LeakCheck(turn("_a 1/1 " * 150_000), lambda message: False)
     with bounded_cpu_time(2.0):

@@ -122,13 +122,13 @@ def test_unusable_votes_do_not_count_and_ties_abstain(
         ),
     ],
 )
-def test_what_passes_is_asked_again(first: Callable[[], web.Response], asked: int) -> None:
+def test_temporary_failures_are_retried(first: Callable[[], web.Response], asked: int) -> None:
     verdict, endpoint = judged(then(first, 1, vote(1)), num_judges=1)
     assert verdict.score == 1
     assert len(endpoint.seen) == asked
 
 
-def test_a_model_that_refuses_an_option_is_asked_in_its_own_words() -> None:
+def test_a_refused_option_is_replaced_or_left_out() -> None:
     async def answer(request: web.Request, number: int) -> web.StreamResponse:
         if "max_tokens" in await request.json():
             return web.json_response(
@@ -154,7 +154,7 @@ def test_a_closed_connection_is_asked_again() -> None:
     assert len(endpoint.seen) == 2
 
 
-def test_a_slow_answer_is_given_up_in_time() -> None:
+def test_a_slow_answer_times_out() -> None:
     async def answer(request: web.Request, number: int) -> web.StreamResponse:
         await asyncio.sleep(5)
         return completion(vote(1))
@@ -201,7 +201,7 @@ def test_a_slow_answer_is_given_up_in_time() -> None:
         ),
     ],
 )
-def test_no_usable_vote_is_no_verdict_and_says_what_came_instead(
+def test_no_usable_vote_is_an_error_that_describes_the_answer(
     answer: Answer, words: str, asked: int
 ) -> None:
     async def go() -> None:
@@ -231,7 +231,7 @@ def test_no_usable_vote_is_no_verdict_and_says_what_came_instead(
         then(lambda: web.Response(status=400, text="bad request: SECRET"), 99, ""),
     ],
 )
-def test_an_error_says_what_came_but_not_its_words(
+def test_an_error_describes_the_answer_without_quoting_it(
     answer: Answer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -240,7 +240,7 @@ def test_an_error_says_what_came_but_not_its_words(
     assert "SECRET" not in str(caught.value) + caplog.text
 
 
-def test_nobody_listening_is_no_verdict() -> None:
+def test_a_refused_connection_gives_no_verdict() -> None:
     async def go() -> None:
         async with serving(always("")) as endpoint:
             port = endpoint.port
@@ -282,7 +282,7 @@ def test_the_live_policy_never_judges_itself(
 
 
 @pytest.mark.parametrize("url", ["ftp://x/v1", "localhost:8001", "http://", "http://x:99999/v1"])
-def test_a_base_url_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_base_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"judge\.base_url"):
         LlmJudge(from_flat({"judge.kind": "llm", "judge.base_url": url, "judge.model": "m"}))
 

@@ -125,14 +125,14 @@ def test_votes_come_from_tokens() -> None:
         (lambda: says(vote(1), vote(1), vote(1)), {"max_tokens": 16}, "expected a JSON object"),
     ],
 )
-def test_what_is_no_answer_is_no_verdict(
+def test_unusable_answers_give_no_verdict(
     engine: Callable[[], Linked], more: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(JudgeError, match=words):
         judged(engine(), **more)
 
 
-def test_an_engine_that_was_started_anew_is_told_what_it_holds() -> None:
+def test_a_restarted_engine_loads_its_model_again() -> None:
     engine = says(*[vote(1)] * 9)
 
     async def go() -> None:
@@ -145,7 +145,7 @@ def test_an_engine_that_was_started_anew_is_told_what_it_holds() -> None:
     assert len(engine.loads) == 2
 
 
-def test_its_engine_is_the_policys_with_another_model_and_home(tmp_path: Path) -> None:
+def test_the_judge_engine_differs_from_the_policy_engine_in_model_and_home(tmp_path: Path) -> None:
     config = from_flat(
         OWN
         | {
@@ -174,18 +174,18 @@ def test_its_engine_is_the_policys_with_another_model_and_home(tmp_path: Path) -
         ({}, ("judge",), False),
     ],
 )
-def test_its_room_is_there_where_the_judge_is(
+def test_the_engine_of_a_local_judge_runs_beside_the_judge(
     more: dict[str, str], rooms: tuple[str, ...], there: bool
 ) -> None:
     assert (local_model.ENGINE_PROCESS in with_required_workers(from_flat(more), rooms)) is there
 
 
-def test_what_cannot_be_started_is_refused() -> None:
+def test_a_judge_model_that_cannot_be_started_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs an engine that is started here"):
         from_flat(OWN | {"engine.backend": "openai", "engine.url": "http://127.0.0.1:9/v1"})
 
 
-def test_a_teacher_that_is_only_named_lives_where_the_judge_does() -> None:
+def test_a_teacher_with_only_a_model_name_uses_the_judge_endpoint() -> None:
     where = {"judge.base_url": "http://127.0.0.1:9/v1", "judge.api_key": "k", "teacher.model": "t"}
     teacher = from_flat(where).teacher
     assert (teacher.wanted, teacher.base_url, teacher.api_key) == (

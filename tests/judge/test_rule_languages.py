@@ -111,13 +111,13 @@ def test_a_wish_for_a_style_is_a_hint_in_the_persons_language(text: str, hint: s
 
 
 @pytest.mark.parametrize(("hint", "text"), rows_by_hint("ways"))
-def test_a_wish_is_understood_in_many_words(hint: str, text: str) -> None:
+def test_a_wish_is_recognised_in_many_phrasings(hint: str, text: str) -> None:
     verdict = judged(text)
     assert (verdict.score, verdict.hints) == (-1, (hint,)), verdict.reason
 
 
 @pytest.mark.parametrize(("hint", "text"), rows_by_hint("liked"))
-def test_praise_is_understood_in_many_words(hint: str, text: str) -> None:
+def test_praise_is_recognised_in_many_phrasings(hint: str, text: str) -> None:
     verdict = judged(text)
     assert (verdict.score, verdict.hints) == (1, (hint,)), verdict.reason
 
@@ -129,7 +129,7 @@ def test_all_languages_have_hints_for_the_topics_of_english(language: str) -> No
 
 
 @pytest.mark.parametrize("language", TABLES)
-def test_a_hint_that_a_person_says_is_read_as_its_topic(language: str) -> None:
+def test_a_hint_text_is_recognised_as_its_topic(language: str) -> None:
     for topic, hint in hints_by_topic(language).items():
         verdict = judged(hint)
         assert (verdict.score, verdict.hints) == (-1, (hint,)), (topic, verdict.reason)
@@ -142,7 +142,7 @@ def test_each_topic_has_one_hint_in_a_language(language: str) -> None:
 
 
 @pytest.mark.parametrize("text", rows("none"))
-def test_what_says_nothing_about_the_reply_is_no_verdict(text: str) -> None:
+def test_messages_about_other_things_give_no_verdict(text: str) -> None:
     verdict = judged(text)
     assert (verdict.score, verdict.hints) == (None, ()), verdict.reason
 

@@ -179,7 +179,7 @@ def test_a_bad_file_is_named_with_the_rule_and_what_was_expected(
     assert str(file) in str(caught.value)
 
 
-def test_aliases_that_stand_for_billions_of_texts_fill_no_error(tmp_path: Path) -> None:
+def test_nested_yaml_aliases_do_not_fill_the_error(tmp_path: Path) -> None:
     file, levels = (
         tmp_path / "mine.yaml",
         [f"x{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)],
@@ -284,7 +284,7 @@ ORDINARY: list[tuple[str, tuple[int | None, ...], tuple[str, ...]]] = [
     ("who", "allowed", "text"),
     [(who, allowed, text) for who, allowed, texts in ORDINARY for text in texts],
 )
-def test_ordinary_words_are_no_verdict(
+def test_ordinary_text_gives_no_verdict(
     who: str, allowed: tuple[int | None, ...], text: str
 ) -> None:
     verdict = ask(RulesJudge.load(), item((who, text)))
@@ -301,7 +301,7 @@ def test_a_polite_person_is_judged_at_once(words: str) -> None:
         assert ask(judge, item(("user", words * 4000))).score is None
 
 
-def test_unless_takes_a_match_back(tmp_path: Path) -> None:
+def test_unless_cancels_a_match(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
         "version: 1\nrules: [{name: a, when: great, unless: but, score: 1}]"
     )
@@ -309,7 +309,7 @@ def test_unless_takes_a_match_back(tmp_path: Path) -> None:
     assert [ask(judge, item(("user", text))).score for text in ("great", "great, but")] == [1, None]
 
 
-def test_a_list_is_one_pattern_or_another_and_a_part_uses_those_below_it(tmp_path: Path) -> None:
+def test_pattern_lists_are_alternatives_and_parts_use_later_parts(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
         "version: 1\n"
         "parts: {praise: [great, '<fine>'], fine: fine|dandy}\n"
@@ -360,13 +360,13 @@ def test_a_folder_without_rules_is_refused(tmp_path: Path) -> None:
         RulesJudge.load(tmp_path)
 
 
-def test_the_middle_of_a_long_message_of_a_person_was_pasted() -> None:
+def test_the_middle_of_a_long_message_is_not_searched() -> None:
     judge, log = RulesJudge.load(), "x\n" * MAX_USER_CHARS
     texts = (f"Thanks!\n{log}", f"{log}\nThat is wrong.", f"{log}\nThat is wrong.\n{log}")
     assert [ask(judge, item(("user", text))).score for text in texts] == [1, -1, None]
 
 
-def test_parts_are_written_once(tmp_path: Path) -> None:
+def test_patterns_may_use_named_parts(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
         "version: 1\nparts: {end: '[.!]'}\nrules: [{name: a, when: 'great<end>', score: 1}]"
     )

@@ -91,7 +91,7 @@ def test_the_four_answers_are_distinct_and_fit_the_schema(
         ("invalid request", 400),
     ],
 )
-def test_an_endpoint_without_schemas_is_asked_without_one_and_it_is_said_once(
+def test_an_endpoint_without_schemas_is_asked_without_one_and_logged_once(
     words: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     verdicts, endpoint = judge_twice(refusing(words, status))

@@ -71,7 +71,7 @@ def kept(store: Store) -> int:
         return int(conn.execute(text("SELECT count(*) FROM cached_votes")).scalar_one())
 
 
-def test_all_votes_on_a_question_are_kept_and_counted_again(world: World) -> None:
+def test_all_votes_on_a_question_are_cached(world: World) -> None:
     async def go() -> None:
         async with bench(world) as at:
             first, again = await at.judge(), await at.judge()

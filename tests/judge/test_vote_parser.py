@@ -60,7 +60,7 @@ def test_a_usable_vote(text: str, score: int, hint: str | None) -> None:
         "{" * 5000,
     ],
 )
-def test_anything_else_is_unusable_and_says_why(text: str) -> None:
+def test_other_answers_are_unusable_votes_with_an_error(text: str) -> None:
     vote = parse_vote(text)
     assert vote.score is None
     assert vote.error
@@ -81,7 +81,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 @settings(max_examples=80)
 @given(st.text(max_size=40), JSON, st.text(max_size=40))
-def test_no_text_makes_it_fall_over_or_invent_a_score(before: str, value: Any, after: str) -> None:
+def test_any_text_is_parsed_without_an_invented_score(before: str, value: Any, after: str) -> None:
     vote = parse_vote(before + json.dumps(value) + after)
     assert vote.score in (1, 0, -1, None)
     assert (vote.score is None) == (vote.error is not None)

@@ -52,9 +52,7 @@ def test_order_and_unusable_votes_do_not_matter(
 
 @settings(max_examples=100)
 @given(VOTES.filter(usable), THRESHOLDS)
-def test_turning_every_score_around_turns_the_verdict_around(
-    votes: list[Vote], share: float
-) -> None:
+def test_inverted_scores_invert_the_verdict(votes: list[Vote], share: float) -> None:
     score = majority_score(votes, share).score
     turned = [replace(vote, score=None if vote.score is None else -vote.score) for vote in votes]
     assert majority_score(turned, share).score == (None if score is None else -score)

@@ -139,7 +139,7 @@ def test_a_turn_on_which_the_judge_fails_waits_and_does_not_hold_up_the_others(
     assert world.verdict("t00").score == -1
 
 
-def test_a_judge_that_is_down_leaves_the_loop_alive_and_says_so_once(
+def test_a_judge_that_is_down_is_logged_once_and_the_loop_continues(
     world: World, ids: Ids, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("openclaw_rl"), "propagate", True)
@@ -195,9 +195,7 @@ def test_a_plug_in_that_raises_anything_is_a_failure_of_its_turn_only(
     assert world.state("t00") is TurnState.CLOSED
 
 
-def test_half_a_surrogate_pair_anywhere_in_a_judges_words_stops_nothing(
-    world: World, ids: Ids
-) -> None:
+def test_lone_surrogates_in_an_answer_are_replaced(world: World, ids: Ids) -> None:
     half = "x \ud800"
 
     class Odd(ScriptedJudge):
@@ -286,7 +284,7 @@ def test_a_reaction_that_moves_on_while_it_is_judged_is_judged_again(world: Worl
     assert world.verdict("a").revision == 2
 
 
-def test_what_is_unfinished_at_the_stop_is_judged_after_the_next_start(world: World) -> None:
+def test_unfinished_turns_are_judged_after_the_next_start(world: World) -> None:
     class Stuck(ScriptedJudge):
         async def judge(self, item: JudgeInput) -> Verdict:
             self.seen.append(item)
@@ -306,7 +304,7 @@ def test_what_is_unfinished_at_the_stop_is_judged_after_the_next_start(world: Wo
     asyncio.run(go())
 
 
-def test_an_endpoint_of_nonsense_is_survived(world: World) -> None:
+def test_random_answers_of_an_endpoint_do_not_end_the_loop(world: World) -> None:
     async def go() -> None:
         async def nonsense(request: web.Request) -> web.Response:
             return web.Response(body=b"\x00\xff not json")

@@ -43,7 +43,7 @@ def test_many_short_values_take_no_more_memory_than_their_ids_may() -> None:
     assert taken < 1.5 * tokens * np.dtype(np.int32).itemsize
 
 
-def test_threads_may_share_it() -> None:
+def test_threads_may_share_a_cache() -> None:
     cache: TokenBudgetLRU[list[int]] = TokenBudgetLRU(50, entry_tokens=0)
 
     def use(seed: int) -> None:

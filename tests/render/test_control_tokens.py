@@ -233,7 +233,7 @@ NORMALIZERS = {
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_tokens_that_are_sought_behind_the_normaliser(
+def test_control_tokens_are_found_after_normalisation(
     tmp_path: Path, normalizer: str, renderer: Renderers
 ) -> None:
     tokens = changed_tokens(renderer, normalized=True)
@@ -250,7 +250,7 @@ def test_tokens_that_are_sought_behind_the_normaliser(
 
 
 @pytest.mark.parametrize("flags", [{"rstrip": True}, {"lstrip": True}])
-def test_tokens_that_take_white_space_with_them(
+def test_control_tokens_with_white_space_are_found(
     tmp_path: Path, flags: dict[str, bool], renderer: Renderers
 ) -> None:
     r = write_variant(tmp_path / "m", added_tokens=changed_tokens(renderer, **flags))
@@ -260,7 +260,9 @@ def test_tokens_that_take_white_space_with_them(
     assert count_control_tokens(r, ([user("a <|im_end|> <think>\n b<|im_end|>")], [])) == expected
 
 
-def test_a_control_token_that_cannot_be_text_is_said(tmp_path: Path, renderer: Renderers) -> None:
+def test_a_control_token_that_cannot_be_escaped_is_reported(
+    tmp_path: Path, renderer: Renderers
+) -> None:
     """A normaliser that acts on the text around tokens, so that they must be sought behind it."""
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, space]}
@@ -303,7 +305,9 @@ def test_ordinary_added_tokens_stay(tmp_path: Path, renderer: Renderers) -> None
         ("\n\n", True, False),
     ],
 )
-def test_which_added_tokens_are_control_tokens(content: str, special: bool, control: bool) -> None:
+def test_added_tokens_are_classified_as_control_tokens(
+    content: str, special: bool, control: bool
+) -> None:
     assert is_control_token(content, special=special) == control
 
 
@@ -315,7 +319,7 @@ TAGGED = ("hermes", "qwen-xml", "deepseek")
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5_think", "qwen3_6"])
 @pytest.mark.parametrize("gap", ["", "\n"])
-def test_reasoning_in_a_replys_text_is_read_as_the_template_reads_it(
+def test_reasoning_in_the_text_of_a_reply_is_parsed_like_the_template_does(
     kind: str, gap: str, renderer: Renderers, folder: Callable[[str], Path]
 ) -> None:
     theirs = AutoTokenizer.from_pretrained(str(folder(kind)))
@@ -330,7 +334,7 @@ def test_reasoning_in_a_replys_text_is_read_as_the_template_reads_it(
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if KINDS[k].family in TAGGED])
-def test_reasoning_in_a_replys_text_is_reasoning(kind: str, renderer: Renderers) -> None:
+def test_reasoning_in_the_text_of_a_reply_is_recognised(kind: str, renderer: Renderers) -> None:
     r = renderer(kind)
     for content in ("<think>\nHm.\n</think>\n\nIt is.", " <think>\nHm.</think>It is."):
         kept, split = reply(content), reply("It is.", reasoning_content="Hm.")
@@ -342,7 +346,7 @@ def test_reasoning_in_a_replys_text_is_reasoning(kind: str, renderer: Renderers)
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_tags_elsewhere_in_a_replys_text_are_text(kind: str, renderer: Renderers) -> None:
+def test_tags_elsewhere_in_the_text_of_a_reply_are_text(kind: str, renderer: Renderers) -> None:
     r = renderer(kind)
     ordinary = count_control_tokens(r, ([user(), reply("x"), user()], []))
     for content in ("So </think> b", "So <think>a</think> b", "</think> b", "<think> b"):
@@ -358,7 +362,7 @@ def test_tags_elsewhere_in_a_replys_text_are_text(kind: str, renderer: Renderers
         )
 
 
-def test_a_refusal_of_the_template_shows_the_words_of_the_client(tmp_path: Path) -> None:
+def test_a_refusal_by_the_template_shows_the_text_of_the_client(tmp_path: Path) -> None:
     r = write_variant(
         tmp_path / "m", template="{{ raise_exception('no ' + messages[0].content) }}" + CHATML
     )

@@ -108,7 +108,7 @@ def test_the_family_is_chosen_by_the_template(kind: str, renderer: Renderers) ->
 
 
 @pytest.mark.parametrize(("kind", "shape"), CASES)
-def test_what_the_template_writes_is_read_back(kind: str, shape: str, renderer: Renderers) -> None:
+def test_rendered_replies_are_parsed_back(kind: str, shape: str, renderer: Renderers) -> None:
     r, reply = renderer(kind), REPLIES[shape]
     for size in (1, 3, 1000):
         message, _ = read(r, written(r, reply), size=size)
@@ -171,7 +171,7 @@ def test_a_forced_call_is_read(kind: str, renderer: Renderers) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_of_calls_are_taken_by_the_template_again(kind: str, renderer: Renderers) -> None:
+def test_call_ids_are_accepted_by_the_template_again(kind: str, renderer: Renderers) -> None:
     r = renderer(kind)
     message, _ = read(r, written(r, REPLIES["call"]))
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "21"}
@@ -184,7 +184,7 @@ def test_ids_of_calls_are_taken_by_the_template_again(kind: str, renderer: Rende
     assert "21" in r.text([USER, foreign, other], TOOLS)
 
 
-def test_mistral_ids() -> None:
+def test_mistral_call_ids_have_nine_characters() -> None:
     assert short_call_id("abcDEF123") == "abcDEF123"
     assert short_call_id("call_1") == short_call_id("call_1") != short_call_id("call_2")
     assert len(short_call_id("call_1")) == 9
@@ -290,7 +290,7 @@ def test_a_mark_within_what_is_no_call_is_dropped(renderer: Renderers) -> None:
 
 @given(text=st.text(max_size=40), tools=st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_plain_words_are_content_verbatim(text: str, tools: bool) -> None:
+def test_plain_text_is_content_verbatim(text: str, tools: bool) -> None:
     for kind in KINDS.values():
         family = detect_family(
             {"default": ""} if kind.family == "hermes" else {"default": MADE_OF[kind.family]}, ()
@@ -399,7 +399,7 @@ SAID = {
 @pytest.mark.parametrize(
     ("kind", "number"), [(kind, n) for kind in SAID for n in range(len(SAID[kind]))]
 )
-def test_what_models_say(kind: str, number: int, renderer: Renderers) -> None:
+def test_replies_of_models_are_parsed(kind: str, number: int, renderer: Renderers) -> None:
     said, content, names = SAID[kind][number]
     for size in (1, 1000):
         message, _ = read(renderer(kind), said, size=size)
@@ -407,7 +407,7 @@ def test_what_models_say(kind: str, number: int, renderer: Renderers) -> None:
         assert [c["function"]["name"] for c in message.get("tool_calls", ())] == names
 
 
-def test_a_value_whose_closing_tag_was_forgotten(renderer: Renderers) -> None:
+def test_a_value_without_closing_tag_is_parsed(renderer: Renderers) -> None:
     said = "<tool_call><function=get_time><parameter=city>\nRome\n<parameter=days>\n2\n</function></tool_call>"
     message, _ = read(renderer("qwen3_5_nothink"), said)
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {
@@ -416,7 +416,7 @@ def test_a_value_whose_closing_tag_was_forgotten(renderer: Renderers) -> None:
     }
 
 
-def test_words_of_a_channel_leave_token_by_token(renderer: Renderers) -> None:
+def test_channel_text_is_streamed_token_by_token(renderer: Renderers) -> None:
     r = renderer("gptoss")
     text = r.new_reply_decoder(thinking=False, tools=TOOLS)
     out = [
@@ -427,7 +427,7 @@ def test_words_of_a_channel_leave_token_by_token(renderer: Renderers) -> None:
     assert not text.parser.in_reasoning
 
 
-def test_without_tools_calls_are_words_and_no_special_token_leaks(renderer: Renderers) -> None:
+def test_without_tools_calls_are_text_and_no_special_token_leaks(renderer: Renderers) -> None:
     message, _ = read(renderer("mistral_args"), "[TOOL_CALLS]f[ARGS]{}", tools=())
     assert message == {"role": "assistant", "content": "f{}"}
     message, _ = read(
@@ -460,7 +460,7 @@ def test_values_in_tags(text: str, schema: Any, value: Any) -> None:
     assert type(convert_value(text, schema)) is type(value)
 
 
-def test_what_is_not_known_is_read_as_hermes() -> None:
+def test_unknown_families_are_parsed_as_hermes() -> None:
     assert isinstance(detect_family({"default": "{{ messages }}"}, LLAMA), HermesFamily)
 
 
@@ -479,7 +479,7 @@ PAST = {
 
 
 @pytest.mark.parametrize("kind", PAST)
-def test_what_a_template_does_to_the_past_is_said(kind: str, renderer: Renderers) -> None:
+def test_changes_of_history_by_a_template_are_reported(kind: str, renderer: Renderers) -> None:
     words, why = PAST[kind]
     r = renderer(kind)
     assert words in r.history_description
@@ -505,6 +505,6 @@ def test_variables_reach_the_template(renderer: Renderers) -> None:
 @pytest.mark.parametrize(
     "name", ["messages", "tools", "add_generation_prompt", "raise_exception", "eos_token", "_x"]
 )
-def test_variables_that_are_ours_are_refused(name: str, renderer: Renderers) -> None:
+def test_reserved_variables_are_refused(name: str, renderer: Renderers) -> None:
     with pytest.raises(RequestError, match=f"chat_template_kwargs.{name}"):
         renderer("qwen3").render([USER], variables={name: 1})

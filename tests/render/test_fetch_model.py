@@ -33,7 +33,7 @@ def write_wheel(path: Path, content: bytes, member: str = MEMBER) -> Path:
     return path
 
 
-def test_the_name_stands_for_the_folder_of_this_machine(cache: Path) -> None:
+def test_a_packaged_name_resolves_to_a_local_folder(cache: Path) -> None:
     assert local_model_folder("smollm2") is None
     SMOLLM2.folder.mkdir(parents=True)
     assert local_model_folder("smollm2") == SMOLLM2.folder

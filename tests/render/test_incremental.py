@@ -84,7 +84,7 @@ def whole(
 
 @pytest.mark.parametrize("shape", ["words", "tools", "thoughts", "both"])
 @pytest.mark.parametrize("kind", [*KINDS, *TEMPLATES, "starter"])
-def test_every_prompt_is_that_of_the_whole_conversation(
+def test_incremental_prompts_equal_complete_ones(
     kind: str, shape: str, renderer: Renderers
 ) -> None:
     r, tools = renderer(kind), TOOLS if shape in ("tools", "both") else []
@@ -108,7 +108,7 @@ def test_every_prompt_is_that_of_the_whole_conversation(
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5", "qwen3", "llama3_1", "gptoss", "starter"])
-def test_what_is_rendered_grows_as_the_turns_do(
+def test_rendered_text_grows_linearly_with_the_turns(
     kind: str, renderer: Renderers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     r, rendered = renderer(kind), 0
@@ -144,7 +144,7 @@ TELLING = {
 
 
 @pytest.mark.parametrize("how", TELLING)
-def test_a_template_that_looks_further_is_found_out(how: str, tmp_path: Path) -> None:
+def test_a_template_that_looks_further_back_is_detected(how: str, tmp_path: Path) -> None:
     """At once, and rendered whole; or when the whole is tried."""
     folder = make(tmp_path / "model", "chatml")
     (folder / "chat_template.jinja").write_text(COUNTING.replace("{{ 'HOW' }}", TELLING[how]))

@@ -185,7 +185,7 @@ def test_reasoning_stays_in_a_bridged_prompt(renderer: Renderers) -> None:
     )
 
 
-def test_sampled_tokens_are_kept_however_odd(renderer: Renderers) -> None:
+def test_sampled_tokens_are_kept_unchanged(renderer: Renderers) -> None:
     r = renderer("chatml")
     end = r.tokenizer.special_ids["<|im_end|>"]
     odd = [r.tokenizer.backend.token_to_id(c) for c in "Itissunny."]  # no tokenizer would cut it so
@@ -198,7 +198,7 @@ def test_sampled_tokens_are_kept_however_odd(renderer: Renderers) -> None:
     )
 
 
-def test_a_reply_cut_by_its_length_gets_its_end(renderer: Renderers) -> None:
+def test_a_truncated_reply_gets_its_end_of_turn(renderer: Renderers) -> None:
     r = renderer("chatml")
     end = r.tokenizer.special_ids["<|im_end|>"]
     reply = r.tokenizer.encode("It is").tolist()
@@ -224,7 +224,7 @@ def test_a_template_that_looks_back_is_not_bridged(tmp_path: Path) -> None:
     assert renderer.text_after(ANSWER, [ASK], tools=False) is None
 
 
-def test_what_a_template_refuses_is_the_clients_fault(renderer: Renderers) -> None:
+def test_a_message_that_the_template_refuses_is_a_client_error(renderer: Renderers) -> None:
     with pytest.raises(RequestError, match="single tool-calls"):
         renderer("llama").render([ASK, {**CALLS, "tool_calls": [call(1), call(2)]}], [TOOL])
 
@@ -236,7 +236,7 @@ def test_templates_cannot_reach_python(tmp_path: Path) -> None:
         Renderer(ModelFiles.from_path(str(folder))).render([ASK])
 
 
-def test_messages_are_made_fit_for_templates(renderer: Renderers) -> None:
+def test_messages_are_converted_for_templates(renderer: Renderers) -> None:
     r = renderer("chatml")
     odd = [
         {
@@ -266,7 +266,7 @@ def test_messages_are_made_fit_for_templates(renderer: Renderers) -> None:
 # Model folders.
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="neither a folder nor a hub id"):
         ModelFiles.from_path("no such thing")
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
@@ -281,14 +281,14 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         Renderer(ModelFiles.from_path(str(folder)))
 
 
-def test_a_broken_template_is_said(tmp_path: Path) -> None:
+def test_a_broken_template_is_reported(tmp_path: Path) -> None:
     folder = make(tmp_path / "m", "chatml")
     (folder / "chat_template.jinja").write_text("a\n{% if %}")
     with pytest.raises(ModelError, match="line 2"):
         Renderer(ModelFiles.from_path(str(folder)))
 
 
-def test_templates_in_the_tokenizers_settings(tmp_path: Path) -> None:
+def test_templates_in_the_tokenizer_config_are_read(tmp_path: Path) -> None:
     folder = make(tmp_path / "m", "chatml")
     (folder / "chat_template.jinja").unlink()
     settings_file = folder / "tokenizer_config.json"
@@ -304,7 +304,7 @@ def test_templates_in_the_tokenizers_settings(tmp_path: Path) -> None:
     assert renderer.text([ASK], [TOOL]).startswith("T")
 
 
-def test_identity_changes_with_what_tokens_depend_on(tmp_path: Path) -> None:
+def test_the_identity_covers_everything_that_determines_tokens(tmp_path: Path) -> None:
     folder = make(tmp_path / "m", "chatml")
     (folder / "model.safetensors").write_bytes(b"weights")
 
@@ -337,7 +337,7 @@ def transient(message: Any) -> bool:
     return str(message["content"]).startswith("<<<")
 
 
-def test_a_hint_stands_in_the_last_lasting_user_message() -> None:
+def test_a_hint_is_added_to_the_last_stored_user_message() -> None:
     passing = {"role": "user", "content": "<<<now"}
     parts = {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image_url"}]}
     assert with_hint([ASK, ANSWER, passing], "Be short.", transient, HintFormat.BRACKETED) == [

@@ -99,13 +99,15 @@ def test_deltas_do_not_depend_on_how_the_text_arrives(
         ("  ", False, ("  ", "", 0)),
     ],
 )
-def test_what_the_words_mean(text: str, thinking: bool, expected: tuple[str, str, int]) -> None:
+def test_replies_are_parsed_into_messages(
+    text: str, thinking: bool, expected: tuple[str, str, int]
+) -> None:
     for cuts in ([], list(range(len(text)))):
         content, reasoning, calls = joined(fed(text, cuts, thinking=thinking)[1])
         assert (content, reasoning, len(calls)) == expected
 
 
-def test_the_message_as_clients_get_it() -> None:
+def test_the_message_for_clients_is_complete() -> None:
     parser, _ = fed(f"Hm.</think>{CALL}", [], thinking=True)
     message = parser.to_message()
     assert message["content"] is None
@@ -141,7 +143,7 @@ def test_quoted_arguments_are_unquoted() -> None:
 
 @given(text=st.text("ab<", max_size=8), tag=st.text("ab<", min_size=1, max_size=5))
 @settings(max_examples=200, deadline=None)
-def test_what_is_held_back_could_become_the_tag(text: str, tag: str) -> None:
+def test_text_that_could_become_a_tag_is_held_back(text: str, tag: str) -> None:
     n = partial_match_length(text, [tag])
     assert tag.startswith(text[len(text) - n :])
     assert n < len(tag)
@@ -164,7 +166,7 @@ def reply(
 
 @given(data=st.data(), sizes=st.lists(st.integers(0, 5), max_size=10))
 @settings(max_examples=200, deadline=None)
-def test_any_tokens_decode_as_the_tokenizer_says(
+def test_any_tokens_decode_like_the_tokenizer(
     data: st.DataObject, sizes: list[int], renderer: Renderers
 ) -> None:
     r = renderer("chatml")
@@ -211,7 +213,7 @@ def test_stop_strings(words: str, stops: list[str], sizes: list[int], renderer: 
     assert not any(s in before for s in stops)
 
 
-def test_half_a_character_waits(renderer: Renderers) -> None:
+def test_an_incomplete_character_is_held_back(renderer: Renderers) -> None:
     r = renderer("chatml")
     ids = r.tokenizer.encode("😀").tolist()
     assert len(ids) == 4
@@ -222,7 +224,7 @@ def test_half_a_character_waits(renderer: Renderers) -> None:
     assert cut.finish().content == "\ufffd"
 
 
-def test_tokens_as_logprobs_show_them(renderer: Renderers) -> None:
+def test_tokens_have_texts_for_logprobs(renderer: Renderers) -> None:
     r = renderer("chatml")
     ids = r.tokenizer.encode("é is").tolist()
     assert b"".join(bytes(r.detokenizer.decode_token(i)[1]) for i in ids).decode() == "é is"

@@ -91,7 +91,7 @@ def test_every_layout_is_read(tmp_path: Path, name: str) -> None:
     assert found == ["user_session_abc123", "b"][: 1 if name == "one.json" else 2]
 
 
-def test_a_folder_is_searched_but_for_what_is_hidden_or_of_another_kind(tmp_path: Path) -> None:
+def test_hidden_and_other_files_of_a_folder_are_left_out(tmp_path: Path) -> None:
     for name in ("b.jsonl", "deep/a.json", ".hidden.json", ".git/x.json", "notes.md"):
         put(tmp_path / name, PRINTED)
     assert [str(f.relative_to(tmp_path)) for f in files.find_files([tmp_path])] == [
@@ -100,14 +100,14 @@ def test_a_folder_is_searched_but_for_what_is_hidden_or_of_another_kind(tmp_path
     ]
 
 
-def test_nothing_to_read_is_said(tmp_path: Path) -> None:
+def test_an_empty_selection_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OpenClawError, match="no such file or folder"):
         files.find_files([tmp_path / "none"])
     with pytest.raises(OpenClawError, match="no trajectories there"):
         files.find_files([tmp_path])
 
 
-def test_what_could_be_read_without_end_is_not_read(tmp_path: Path) -> None:
+def test_endless_files_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(OpenClawError, match="got a pipe or a device"):
         files.find_files([tmp_path / "pipe.json"])
@@ -115,7 +115,7 @@ def test_what_could_be_read_without_end_is_not_read(tmp_path: Path) -> None:
     assert files.find_files([tmp_path]) == [tmp_path / "a.jsonl"]
 
 
-def test_what_is_too_large_is_refused_unread_and_the_rest_is_taken(
+def test_entries_that_are_too_large_are_refused_and_the_others_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "ENTRY_BYTES", 2000)
@@ -130,7 +130,7 @@ def test_what_is_too_large_is_refused_unread_and_the_rest_is_taken(
 
 
 @pytest.mark.parametrize("name", ["in.json", "in.jsonl"])
-def test_a_packed_file_is_named_as_what_it_is(tmp_path: Path, name: str) -> None:
+def test_a_compressed_file_is_recognised(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(gzip.compress(json.dumps(PRINTED).encode()))
     (entry,) = files.read_entries(tmp_path / name)
     assert entry.problem is not None
@@ -224,7 +224,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_is_wrong_is_named(name: str) -> None:
+def test_problems_are_described(name: str) -> None:
     change, reason, said = CHANGES[name]
     broken: dict[str, Any] = copy.deepcopy(PRINTED)
     broken["turns"][0] |= change

@@ -46,7 +46,7 @@ def again(folder: Path, home: Home) -> Home:
 )
 @given(stories)
 @example([[replace(plot("closed"), prompt="half \ud83d of it", answer="\ude00"), plot("judged")]])
-def test_a_store_comes_back_as_it_was(story: list[list[Plot]]) -> None:
+def test_an_exported_store_is_imported_unchanged(story: list[list[Plot]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         first, third = Home.open(folder / "first"), Home.open(folder / "third")
@@ -64,7 +64,7 @@ def test_a_store_comes_back_as_it_was(story: list[list[Plot]]) -> None:
         first.store.close()
 
 
-def test_words_come_back_with_the_tokens_that_were_made_of_them(tmp_path: Path, home: Home) -> None:
+def test_text_is_exported_with_its_tokens(tmp_path: Path, home: Home) -> None:
     home.bring(
         put(
             tmp_path / "in.jsonl",
@@ -78,7 +78,7 @@ def test_words_come_back_with_the_tokens_that_were_made_of_them(tmp_path: Path, 
     other.store.close()
 
 
-def test_the_same_file_does_nothing_the_second_time(tmp_path: Path, home: Home) -> None:
+def test_importing_a_file_twice_changes_nothing(tmp_path: Path, home: Home) -> None:
     file = put(tmp_path / "in.jsonl", PRINTED)
     home.bring(file)
     before = home.exports()
@@ -87,13 +87,13 @@ def test_the_same_file_does_nothing_the_second_time(tmp_path: Path, home: Home) 
     assert home.exports() == before
 
 
-def test_its_own_export_does_nothing(tmp_path: Path, home: Home) -> None:
+def test_importing_an_export_of_the_same_store_changes_nothing(tmp_path: Path, home: Home) -> None:
     home.bring(put(tmp_path / "in.jsonl", PRINTED))
     (tmp_path / "out.jsonl").write_bytes(home.exports()[0])
     assert home.bring(tmp_path / "out.jsonl").counts.known == 1
 
 
-def test_an_export_names_what_no_import_would_take(
+def test_an_export_names_sessions_that_cannot_be_imported(
     tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = {"session_id": "long one", "turns": [main("Hi " * 2000, "Yo")]}
@@ -129,7 +129,7 @@ def test_a_folder_gets_a_private_file_for_each_session(tmp_path: Path, home: Hom
         ("in.jsonl/out", (), "cannot be written"),
     ],
 )
-def test_what_cannot_be_exported_is_said_and_nothing_is_written(
+def test_an_impossible_export_is_reported_and_writes_nothing(
     tmp_path: Path, home: Home, target: str, names: tuple[str, ...], words: str
 ) -> None:
     home.bring(put(tmp_path / "in.jsonl", PRINTED))
@@ -147,14 +147,14 @@ def test_what_cannot_be_exported_is_said_and_nothing_is_written(
     assert sorted(tmp_path.rglob("out*")) == before
 
 
-def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text("[]\n")
     with pytest.raises(OpenClawError, match=r"refusals cannot be written .*--report"):
         check_files([str(file)], report=str(tmp_path))
 
 
-def test_two_keys_with_a_session_of_one_name_have_two_files(tmp_path: Path, home: Home) -> None:
+def test_equal_session_names_of_two_keys_have_two_files(tmp_path: Path, home: Home) -> None:
     home.bring(put(tmp_path / "in.jsonl", {"session_id": "session 0", "turns": [main("Hi", "Yo")]}))
     live(home.store, [[plot("closed")]])
     with home.store.read() as conn:

@@ -51,7 +51,7 @@ def stored(home: Home, id_: str) -> tuple[Exchange, Reply]:
     return found, found.reply
 
 
-def test_words_are_scored_once_and_then_train(tmp_path: Path, home: Home) -> None:
+def test_imported_text_is_scored_once_and_then_trained_on(tmp_path: Path, home: Home) -> None:
     """From the printed format to a sample, whose log-probabilities are those of the frozen trainer's own code."""
     from openclaw_rl.learner.forward.packing import TokenSequence
     from openclaw_rl.learner.trainer import LocalTrainer
@@ -188,7 +188,7 @@ def test_tool_results_are_the_reaction_and_the_history(tmp_path: Path, home: Hom
     assert list(said.messages) == seen
 
 
-def test_a_file_that_grows_adds_what_is_new(tmp_path: Path, home: Home) -> None:
+def test_a_file_that_grows_adds_its_new_turns(tmp_path: Path, home: Home) -> None:
     begun = {"session_id": "s", "turns": [main("Hi", "Yo")]}
     grown = {"session_id": "s", "turns": [main("Hi", "Yo", next_state="good"), main("More", "No")]}
     home.bring(put(tmp_path / "a.jsonl", begun))
@@ -201,7 +201,7 @@ def test_a_file_that_grows_adds_what_is_new(tmp_path: Path, home: Home) -> None:
     assert found.state is TurnState.CLOSED
 
 
-def test_what_was_grown_may_stand_in_the_same_file(tmp_path: Path, home: Home) -> None:
+def test_a_grown_session_may_be_in_the_same_file(tmp_path: Path, home: Home) -> None:
     begun, grown = [main("Hi", "Yo")], [main("Hi", "Yo"), main("More", "No")]
     counts = home.bring(
         put(
@@ -213,9 +213,7 @@ def test_what_was_grown_may_stand_in_the_same_file(tmp_path: Path, home: Home) -
     assert (counts.imported, counts.grown, counts.turns) == (1, 1, 2)
 
 
-def test_what_is_longer_than_the_model_takes_is_one_reason_in_status(
-    tmp_path: Path, home: Home
-) -> None:
+def test_turns_that_are_too_long_are_one_reason_in_status(tmp_path: Path, home: Home) -> None:
     long = [main("word " * n, "b", next_state="c") for n in (5000, 100)]
     home.bring(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": long}))
     with home.store.read() as conn:
@@ -292,7 +290,7 @@ def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path, home: Home) -
     assert "token 1000000 is not in the model's vocabulary" in report.examples["token arrays"][0]
 
 
-def test_an_id_never_changes_its_words(tmp_path: Path, home: Home) -> None:
+def test_the_text_of_an_id_never_changes(tmp_path: Path, home: Home) -> None:
     home.bring(
         put(tmp_path / "a.jsonl", {"session_id": "s", "turns": [main("Hi", "Yo", id="mine")]})
     )
@@ -325,7 +323,7 @@ def test_a_lineage_that_leads_back_is_refused_by_a_check_too(
     assert words in caught.value.detail
 
 
-def test_words_are_cut_by_the_tokenizer_of_the_settings(tmp_path: Path) -> None:
+def test_text_is_tokenised_by_the_configured_tokenizer(tmp_path: Path) -> None:
     """Another tokenizer is another identity: the turns are this model's only then."""
     there = ModelFiles.from_path(STARTER).folder
     other = shutil.copytree(
@@ -343,14 +341,14 @@ def test_words_are_cut_by_the_tokenizer_of_the_settings(tmp_path: Path) -> None:
     )
 
 
-def test_another_models_store_is_refused(tmp_path: Path, home: Home) -> None:
+def test_the_store_of_another_model_is_refused(tmp_path: Path, home: Home) -> None:
     with home.store.write() as conn:
         policies.ensure_root(conn, base="other", identity="o" * 64, at=1.0)
     with pytest.raises(IdentityMismatch, match="belongs to other"):
         home.bring(put(tmp_path / "in.jsonl", PRINTED))
 
 
-def test_a_long_session_is_stored_as_each_of_its_turns_alone(
+def test_a_long_session_is_stored_like_its_turns_one_by_one(
     tmp_path: Path, home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever stands between its turns: side traffic, calls, one that goes back, one with other tools."""
@@ -398,7 +396,7 @@ def test_a_long_session_is_stored_as_each_of_its_turns_alone(
     assert "incremental rendering is not possible" not in caplog.text
 
 
-def test_a_template_that_rewrites_what_came_before_has_its_sessions_rendered_whole(
+def test_sessions_of_a_template_that_rewrites_history_are_rendered_completely(
     tmp_path: Path,
 ) -> None:
     there = ModelFiles.from_path(STARTER).folder
@@ -423,7 +421,7 @@ def test_a_template_that_rewrites_what_came_before_has_its_sessions_rendered_who
     home.store.close()
 
 
-def test_the_bar_ends_where_the_files_do(tmp_path: Path, home: Home) -> None:
+def test_the_progress_bar_ends_with_the_files(tmp_path: Path, home: Home) -> None:
     """Every byte is reported once, whatever a trajectory's share was on the way, and however it came to an end."""
     ticks: list[tuple[int, int]] = []
     many = [

@@ -56,7 +56,7 @@ def test_datasets_reads_both_forms(tmp_path: Path, home: Home) -> None:
     assert all(len(row["logprobs"]) == len(row["response_ids"]) for row in rows)
 
 
-def test_rows_of_another_program_are_taken(tmp_path: Path, home: Home) -> None:
+def test_rows_of_another_program_are_imported(tmp_path: Path, home: Home) -> None:
     """Only the five keys, other integer types, nulls where there is nothing."""
     turns = [dict(turn) for turn in PRINTED["turns"]]  # type: ignore[attr-defined]
     pq.write_table(
@@ -127,7 +127,7 @@ def test_broken_files_give_reasons(tmp_path: Path, home: Home) -> None:
     assert broken > 100
 
 
-def test_it_is_written_in_groups(
+def test_parquet_is_written_in_row_groups(
     tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet, "GROUP_ROWS", 4)
@@ -163,7 +163,7 @@ def test_half_a_surrogate_pair_is_kept_where_json_can_hold_it() -> None:
         add(to_json({"session_id": half, "turns": [turn]}))
 
 
-def test_without_pyarrow_it_is_said_once(
+def test_a_missing_pyarrow_is_reported_once(
     tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.bring(put(tmp_path / "in.jsonl", PRINTED))

@@ -85,7 +85,7 @@ def test_no_known_secret_survives(parts: list[tuple[str, tuple[str, str], str]])
 
 @settings(deadline=None, max_examples=300)
 @given(st.one_of(nasty, st.text(), pieces.map(lambda p: "".join(a + s[1] + b for a, s, b in p))))
-def test_what_is_clean_stays_as_it_is(text: str) -> None:
+def test_text_without_personal_data_is_unchanged(text: str) -> None:
     clean, _ = scrub_text(text)
     again, counts = scrub_text(clean)
     assert (again, counts.total()) == (clean, 0)
@@ -103,7 +103,7 @@ def test_what_is_clean_stays_as_it_is(text: str) -> None:
         "q@k.transpose(1), (q@k.mT).softmax(-1), y = x@w.T + b, x@w.to(device), q@k.dot(v)",
     ],
 )
-def test_what_is_nobodys_stays(text: str) -> None:
+def test_impersonal_data_is_unchanged(text: str) -> None:
     assert scrub_text(text)[0] == text
 
 
@@ -117,7 +117,7 @@ DOMAINS = (
 @pytest.mark.parametrize(
     "around", ["{}", "<{}>", "_{}_", "{}.", "({})", "mailto:{}?subject=x", "{}.bak", "{}-old"]
 )
-def test_addresses_of_every_kind_of_domain_go(domain: str, around: str) -> None:
+def test_addresses_of_all_kinds_of_domains_are_removed(domain: str, around: str) -> None:
     text = around.format(f"alice.b+news@{domain}")
     clean, counts = scrub_text(text)
     assert counts["email"] == 1
@@ -125,7 +125,7 @@ def test_addresses_of_every_kind_of_domain_go(domain: str, around: str) -> None:
     assert domain not in clean
 
 
-def test_a_bracket_behind_an_address_is_no_call() -> None:
+def test_a_bracket_after_an_address_is_no_call() -> None:
     assert (
         scrub_text("alice@example.com(work), bob@example.de(home)")[0]
         == "[EMAIL](work), [EMAIL](home)"
@@ -147,7 +147,7 @@ def test_a_bracket_behind_an_address_is_no_call() -> None:
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY----- ok", "[KEY] ok"),
     ],
 )
-def test_what_stands_around_it_stays(text: str, clean: str) -> None:
+def test_surrounding_text_is_unchanged(text: str, clean: str) -> None:
     assert scrub_text(text)[0] == clean
 
 
@@ -198,7 +198,7 @@ UNITS += [
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_time_grows_with_the_length_and_no_faster(unit: str) -> None:
+def test_redaction_takes_linear_time(unit: str) -> None:
     """Eight times the text takes about eight times as long; a quadratic pattern would take sixty-four times."""
 
     def seconds(size: int) -> float:
@@ -252,7 +252,7 @@ def sent(home: Home, to: Path, **more: Any) -> str:
     return to.read_text(encoding="utf-8") if to.is_file() else ""
 
 
-def test_an_export_gives_nothing_away_and_can_be_imported(tmp_path: Path, home: Home) -> None:
+def test_a_redacted_export_has_no_secrets_and_can_be_imported(tmp_path: Path, home: Home) -> None:
     home.bring(
         put(tmp_path / "in.jsonl", TALK, {"session_id": "plain", "turns": [main("Hi", "Yo")]}),
         score=True,
@@ -283,7 +283,7 @@ def test_an_export_gives_nothing_away_and_can_be_imported(tmp_path: Path, home: 
     other.store.close()
 
 
-def test_files_and_rows_give_nothing_away(
+def test_redacted_files_and_rows_have_no_secrets(
     tmp_path: Path, home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home.bring(put(tmp_path / "in.jsonl", TALK), score=True)
@@ -307,7 +307,7 @@ def test_files_and_rows_give_nothing_away(
     assert b"alice" not in (tmp_path / "all.parquet").read_bytes()
 
 
-def test_the_command_counts_what_it_took_out(tmp_path: Path, home: Home) -> None:
+def test_the_command_counts_redactions(tmp_path: Path, home: Home) -> None:
     home.bring(put(tmp_path / "in.jsonl", TALK))
     done = run(
         "data", "export", str(tmp_path / "o.jsonl"), "--redact", "--home", str(tmp_path / "home")
@@ -376,9 +376,7 @@ def test_a_digest_of_an_image_becomes_a_keyed_one() -> None:
 @pytest.mark.parametrize(
     ("status", "kept"), [("done", True), ("failed", False), ("cancelled", False)]
 )
-def test_tokens_of_a_reply_that_broke_off_may_hold_more_than_its_words(
-    status: str, kept: bool
-) -> None:
+def test_the_status_decides_whether_tokens_are_kept(status: str, kept: bool) -> None:
     turn = {
         "messages": [{"role": "user", "content": "Hi"}],
         "message": {"content": ""},
@@ -392,7 +390,7 @@ def test_tokens_of_a_reply_that_broke_off_may_hold_more_than_its_words(
     ) == kept
 
 
-def test_tokens_of_a_prompt_with_a_lesson_hold_more_than_its_messages() -> None:
+def test_tokens_of_a_prompt_with_a_lesson_are_removed() -> None:
     said = {
         "messages": [{"role": "user", "content": "hi"}],
         "message": {"role": "assistant", "content": "ok"},

@@ -27,7 +27,7 @@ def test_sessions_are_listed_with_their_types(tmp_path: Path) -> None:
     assert sessions["b"][0]["prompt"] == "x"
 
 
-def test_unsound_sessions_are_named_or_left_out(tmp_path: Path) -> None:
+def test_invalid_sessions_are_named_or_left_out(tmp_path: Path) -> None:
     put(
         tmp_path / "a.jsonl",
         {"session_id": "b", "turns": [{"type": "main", "promt": "x"}]},
@@ -60,7 +60,7 @@ def test_gae_is_the_sum_that_the_paper_states(
     np.testing.assert_allclose(compute_gae(rewards, values, gamma, lambda_), expected, atol=1e-9)
 
 
-def test_gae_wants_a_value_for_each_reward() -> None:
+def test_gae_needs_a_value_for_each_reward() -> None:
     with pytest.raises(ValueError, match="expected 2 or 3 values for 2 rewards, got 1"):
         compute_gae([1, 2], [1])
 
@@ -108,7 +108,7 @@ def test_rows_need_a_file_of_lines(tmp_path: Path, home: Home) -> None:
         export_sessions(home.config, str(tmp_path / "out"), names=(), since=None, form="turns")
 
 
-def test_only_what_is_asked_for_is_exported(tmp_path: Path, home: Home) -> None:
+def test_only_the_selected_sessions_are_exported(tmp_path: Path, home: Home) -> None:
     late = {"session_id": "late", "turns": [main("x", "y", at=2000.0)]}
     early = {"session_id": "early", "turns": [main("x", "y", at=10.0)]}
     home.bring(put(tmp_path / "in.jsonl", late, early))
@@ -120,7 +120,7 @@ def test_only_what_is_asked_for_is_exported(tmp_path: Path, home: Home) -> None:
         assert [f.name for f in out.iterdir()] == ["late.json"]
 
 
-def test_times_are_read() -> None:
+def test_times_are_parsed() -> None:
     assert parse_since("2d", 200000.0) == 200000.0 - 2 * 86400
     with pytest.raises(OpenClawError, match="expected 30m, 12h, 7d, 2w, or a date"):
         parse_since("yesterday", 0.0)

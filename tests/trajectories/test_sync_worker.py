@@ -56,7 +56,7 @@ def test_a_sessions_file_holds_the_turns_that_have_closed(tmp_path: Path) -> Non
     home.store.close()
 
 
-def test_a_planted_link_is_not_followed_and_unfinished_files_go(tmp_path: Path) -> None:
+def test_links_are_not_followed_and_unfinished_files_are_removed(tmp_path: Path) -> None:
     home, _ = opened(tmp_path)
     live(home.store, [[plot("judged")]])
     precious, out = tmp_path / "precious", tmp_path / "out.jsonl"
@@ -74,7 +74,7 @@ def test_a_planted_link_is_not_followed_and_unfinished_files_go(tmp_path: Path) 
     home.store.close()
 
 
-def test_a_lost_cursor_loses_nothing_and_rewrites_nothing(tmp_path: Path) -> None:
+def test_a_lost_cursor_neither_loses_nor_rewrites_sessions(tmp_path: Path) -> None:
     """As when the process dies between a file and its cursor."""
     home, sync = opened(tmp_path, export_dir=str(tmp_path / "out"))
     live(home.store, [[plot("judged")]])
@@ -92,7 +92,7 @@ def test_a_lost_cursor_loses_nothing_and_rewrites_nothing(tmp_path: Path) -> Non
     home.store.close()
 
 
-def test_one_folder_may_serve_both_ways(tmp_path: Path) -> None:
+def test_one_folder_may_serve_import_and_export(tmp_path: Path) -> None:
     """What goes out comes in again, is known, and changes nothing; what was imported never goes out."""
     shared = tmp_path / "rollouts"
     home, sync = opened(tmp_path, export_dir=str(shared), watch_dir=str(shared))
@@ -106,7 +106,7 @@ def test_one_folder_may_serve_both_ways(tmp_path: Path) -> None:
     home.store.close()
 
 
-def test_files_are_imported_when_they_are_new_or_changed_and_at_rest(tmp_path: Path) -> None:
+def test_new_and_changed_files_are_imported_once_they_are_complete(tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
     home, sync = opened(tmp_path, watch_dir=str(folder))
     side = {"type": "side", "prompt": "2+2", "response": "4"}
@@ -131,7 +131,7 @@ def test_files_are_imported_when_they_are_new_or_changed_and_at_rest(tmp_path: P
     home.store.close()
 
 
-def test_a_clock_that_goes_ahead_keeps_no_file_out_and_one_that_is_gone_is_no_fault(
+def test_a_fast_clock_delays_no_file_and_a_deleted_file_is_no_error(
     tmp_path: Path,
 ) -> None:
     home, sync = opened(tmp_path, watch_dir=str(tmp_path / "in"))
@@ -146,7 +146,7 @@ def test_a_clock_that_goes_ahead_keeps_no_file_out_and_one_that_is_gone_is_no_fa
     home.store.close()
 
 
-def test_a_refused_file_is_told_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_refused_file_is_reported_and_the_others_are_imported(tmp_path: Path) -> None:
     home, sync = opened(tmp_path, watch_dir=str(tmp_path / "in"))
     put(tmp_path / "in" / "a.jsonl", {"session_id": "s"})
     put(
@@ -159,7 +159,7 @@ def test_a_refused_file_is_told_and_stops_nothing(tmp_path: Path) -> None:
     home.store.close()
 
 
-def test_the_room_imports_its_path_and_ends_when_told(tmp_path: Path) -> None:
+def test_the_data_worker_imports_its_path_and_stops(tmp_path: Path) -> None:
     file = put(
         tmp_path / "in.jsonl",
         {"session_id": "s", "turns": [{"type": "side", "prompt": "a", "response": "b"}]},
@@ -192,13 +192,13 @@ def test_the_room_imports_its_path_and_ends_when_told(tmp_path: Path) -> None:
         ({"data.export_dir": "x"}, ("collect",), ("collect", "data")),
     ],
 )
-def test_rooms_that_the_settings_need_run_too(
+def test_workers_that_the_settings_need_are_started(
     data: dict[str, str], workers: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     assert with_required_workers(from_flat(data), workers) == expected
 
 
-def test_wrong_paths_are_said_before_anything_starts(tmp_path: Path) -> None:
+def test_wrong_paths_are_reported_before_the_start(tmp_path: Path) -> None:
     put(tmp_path / "file.jsonl", PRINTED)
     with pytest.raises(ConfigError, match=r"data\.path .*: no such file or folder"):
         sync_worker.check_folders(from_flat({"data.path": str(tmp_path / "none")}))
@@ -206,7 +206,7 @@ def test_wrong_paths_are_said_before_anything_starts(tmp_path: Path) -> None:
         sync_worker.check_folders(from_flat({"data.export_dir": str(tmp_path / "file.jsonl")}))
 
 
-def test_the_commands_tell_what_was_refused_by_their_exit_code(tmp_path: Path) -> None:
+def test_the_exit_code_shows_refusals(tmp_path: Path) -> None:
     sound = put(tmp_path / "a.jsonl", {"session_id": "s", "turns": [main("a", "b")]})
     broken = put(
         tmp_path / "b.jsonl", {"session_id": "s", "turns": [{"type": "main", "promt": "a"}]}

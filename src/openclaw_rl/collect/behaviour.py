@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import Connection
 
 from openclaw_rl.collect.link import RequestLink
-from openclaw_rl.collect.reply_match import mismatch
+from openclaw_rl.collect.reply_slot import mismatch
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import canonical_calls, hashed_text
 from openclaw_rl.settings.load import SignalsConfig
@@ -59,9 +59,9 @@ def find_observations(
         return
     weights = {REGENERATED: signals.regenerated, EDITED: signals.edited}
     if request.marks[-1].role == "user" and any(weights.values()):
-        found = _find_replaced_turn(conn, exchange, decided, index)
-        if found is not None and weights[found[1]]:
-            yield found
+        observation = _find_replaced_turn(conn, exchange, decided, index)
+        if observation is not None and weights[observation[1]]:
+            yield observation
     if signals.copied:
         yield from _find_copied_turns(exchange, decided, index)
 
@@ -91,12 +91,9 @@ def _find_replaced_turn(
 
 
 def _is_read(past: ExchangeSummary, at: float) -> bool:
-    done = (
-        past.status is ExchangeStatus.DONE
-        and past.capture is Capture.FULL
-        and past.finished_at is not None
-    )
-    return done and at - (past.finished_at or 0.0) >= MIN_READING_TIME
+    if past.status is not ExchangeStatus.DONE or past.capture is not Capture.FULL:
+        return False
+    return past.finished_at is not None and at - past.finished_at >= MIN_READING_TIME
 
 
 def _last_message(exchange: Exchange) -> Message:
@@ -151,8 +148,8 @@ def _arguments_of_last_reply(exchange: Exchange) -> str:
     replies = [mark for mark in exchange.request.marks if mark.role == "assistant"]
     if not replies or not exchange.request.messages:
         return ""
-    made = canonical_calls(exchange.request.messages[replies[-1].index])
-    return "\n".join(arguments for _, arguments in made.values()).replace('\\"', '"')
+    calls = canonical_calls(exchange.request.messages[replies[-1].index])
+    return "\n".join(arguments for _, arguments in calls.values()).replace('\\"', '"')
 
 
 class _LineSearch:
@@ -177,11 +174,8 @@ class _LineSearch:
         """Search a reply."""
         if not self._text:
             return
-        lines = {
-            line
-            for raw in head_and_tail(reply, MAX_REPLY_CHARS).splitlines()
-            if self._has(line := raw.strip())
-        }
+        stripped = map(str.strip, head_and_tail(reply, MAX_REPLY_CHARS).splitlines())
+        lines = {line for line in stripped if self._has(line)}
         if sum(map(len, lines)) >= MIN_COPIED_CHARS:
             self._found.append((past, sorted(lines, key=lambda line: (-len(line), line))))
 

@@ -17,10 +17,14 @@ def find_continued_turn(request: Request, seq: int, index: ExchangeIndex) -> Exc
 
     If the newest quoted reply is a summary, the turn is the one before the summary.
     """
-    last = next((mark.own for mark in reversed(request.marks) if mark.role == "assistant"), None)
-    text = "\n".join(visible_text(m) for m in request.messages if m.get("role") != "assistant")
+    last = None
+    for mark in request.marks:
+        if mark.role == "assistant":
+            last = mark.own
+    others = [message for message in request.messages if message.get("role") != "assistant"]
+    text = "\n".join(map(visible_text, others))
     for past, reply in index.main_replies_before(request.scope, seq):
-        if past.finished_at is None or past.finished_at > request.admitted_at:
+        if not past.ended_by(request.admitted_at):
             continue
         if past.reply_own == last:
             return past
@@ -32,4 +36,6 @@ def find_continued_turn(request: Request, seq: int, index: ExchangeIndex) -> Exc
 def _turn_of_summary(past: ExchangeSummary, index: ExchangeIndex) -> ExchangeSummary | None:
     """Return the turn before `past` if its request has the history as messages, as the request for a summary has."""
     before = turn_before_summary(past, index)
-    return before if before is not None and before.reply_own in index.message_hashes(past) else None
+    if before is None or before.reply_own not in index.message_hashes(past):
+        return None
+    return before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from hashlib import blake2b
 from typing import Literal
@@ -20,25 +21,27 @@ _CACHED_TEXTS = 8192
 class KnownClients:
     """The client prompts of one kind of message. A history repeats its messages, so results are cached by text."""
 
-    def __init__(self, kind: PromptKind) -> None:
-        self._patterns = [
-            LinearPattern(p) for entry in _read_prompts()[kind] for p in entry["patterns"]
-        ]
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns = [LinearPattern(pattern) for pattern in patterns]
         self._results: LRUCache[bytes, str | None] = LRUCache(_CACHED_TEXTS)
 
     def match(self, text: str) -> str | None:
         """Return the part of the text that a client wrote, or None."""
         key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if key not in self._results:
-            found = next((part for p in self._patterns if (part := p.find(text))), None)
-            self._results[key] = found
+            parts = (pattern.find(text) for pattern in self._patterns)
+            self._results[key] = next(filter(None, parts), None)
         return self._results[key]
+
+
+def client_patterns(kind: PromptKind) -> list[str]:
+    """Return the patterns of the prompts that known clients write as this kind of message."""
+    return [pattern for entry in _read_prompts()[kind] for pattern in entry["patterns"]]
 
 
 @cache
 def _read_prompts() -> dict[str, list[dict[str, list[str]]]]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    found: dict[str, list[dict[str, list[str]]]] = yaml.load(
-        (ASSETS / "client_prompts.yaml").read_bytes(), loader
-    )
-    return found
+    text = (ASSETS / "client_prompts.yaml").read_bytes()
+    prompts: dict[str, list[dict[str, list[str]]]] = yaml.load(text, loader)
+    return prompts

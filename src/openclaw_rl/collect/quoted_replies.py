@@ -7,9 +7,12 @@ replies are not linked, because a quotation does not show what the model saw. Th
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import chain
 
-from openclaw_rl.collect.reply_match import mismatch
+from openclaw_rl.collect.reply_slot import mismatch
 from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, message_text
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.types import Request
 
@@ -18,37 +21,40 @@ _CALL_ID = re.compile(r"\bcall_[0-9a-f]{24}\b")
 _MAX_CALL_IDS = 100
 
 
-def quotation_reason(request: Request, seq: int, index: ExchangeIndex) -> str | None:
+def quotation_reason(request: Request, seq: int, index: ExchangeIndex) -> Reason | None:
     """Return why exchange number `seq` has no link although it has tool calls or texts of earlier replies, or None.
 
     The text of a reply does not count in a conversation's first message, because people quote replies there.
     """
-    ids = dict.fromkeys(
-        i
-        for m in request.messages
-        for i in _call_ids(str(m.get("tool_call_id") or ""), message_text(m))
-    )
-    owners = index.by_tool_call(request.scope, list(ids)[:_MAX_CALL_IDS])
-    if any(
-        mismatch(request, past, any_agent=True) is None
-        for found in owners.values()
-        for past in found
-    ):
-        return (
-            "its history names tool calls of this gateway, but has no assistant message with them"
-        )
-    # No messages: redacted.
-    if not request.messages or sum(mark.role != "system" for mark in request.marks) < 2:
+    owners = index.by_tool_call(request.scope, _named_call_ids(request))
+    for past in chain.from_iterable(owners.values()):
+        if mismatch(request, past, any_agent=True) is None:
+            detail = "its history names tool calls of this gateway, but has no assistant message with them"
+            return Reason(ReasonCode.QUOTED, detail)
+    if not request.messages:
+        # The request is redacted.
+        return None
+    if sum(mark.role != "system" for mark in request.marks) < 2:
         return None
     texts = [message_text(request.messages[mark.index]).strip() for mark in request.marks]
     for past, reply in index.main_replies_before(request.scope, seq):
-        quoted = len(reply) >= DISTINCTIVE_CHARS and any(
-            reply in text and reply != text for text in texts
-        )
-        if quoted and mismatch(request, past, any_agent=True) is None:
-            return "its history has a reply of this gateway only inside another message"
+        if mismatch(request, past, any_agent=True) is None and _is_quoted(reply, texts):
+            detail = "its history has a reply of this gateway only inside another message"
+            return Reason(ReasonCode.QUOTED, detail)
     return None
 
 
-def _call_ids(*texts: str) -> list[str]:
-    return [found for text in texts for found in _CALL_ID.findall(text)]
+def _is_quoted(reply: str, texts: Sequence[str]) -> bool:
+    """Return whether a distinctive reply stands in one of these texts, beside other words."""
+    if len(reply) < DISTINCTIVE_CHARS:
+        return False
+    return any(reply in text and reply != text for text in texts)
+
+
+def _named_call_ids(request: Request) -> list[str]:
+    """Return the first ids of tool calls of this gateway that stand in the messages."""
+    ids: dict[str, None] = {}
+    for message in request.messages:
+        for text in (str(message.get("tool_call_id") or ""), message_text(message)):
+            ids |= dict.fromkeys(_CALL_ID.findall(text))
+    return list(ids)[:_MAX_CALL_IDS]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from openclaw_rl.collect.reply_match import ReactionMessages, mismatch
+from openclaw_rl.collect.reply_slot import ReactionMessages, mismatch
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common.message_hash import (
     DISTINCTIVE_CHARS,
@@ -17,6 +17,7 @@ from openclaw_rl.common.message_hash import (
     reaction_signature,
     visible_text,
 )
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
 from openclaw_rl.types import Kind, Message, Request
 
@@ -31,7 +32,7 @@ class ReplacedHistory:
 
     turn: ExchangeSummary | None = None  # the last turn before the summary
     reaction: ReactionMessages = field(default_factory=ReactionMessages)
-    unlinked_reason: str | None = None  # reason if no turn was found
+    unlinked: Reason | None = None  # why no turn was found
 
 
 NOT_REPLACED = ReplacedHistory()
@@ -42,14 +43,15 @@ def find_replaced_history(
 ) -> ReplacedHistory:
     """Find the turn before a summary in place of the request's history. An assistant message after the summary is what
     the person reacts to: then this returns `NOT_REPLACED`, unless the client itself wrote that message."""
-    for at, mark in reversed(list(enumerate(request.marks)) if request.messages else []):
-        if mark.role == "assistant":
-            if not sides.is_acknowledgement(request.messages[mark.index]):
+    if not request.messages:
+        return NOT_REPLACED
+    for at in range(len(request.marks) - 1, -1, -1):
+        message = request.messages[request.marks[at].index]
+        if request.marks[at].role == "assistant":
+            if not sides.is_acknowledgement(message):
                 break
             continue
-        summary = sides.introduced_summary(request.messages[mark.index]) or _side_reply(
-            request, at, index, sides
-        )
+        summary = sides.introduced_summary(message) or _side_reply(request, at, index, sides)
         if summary is not None:
             return _find_turn(summary, _reaction_after(request, at, sides), request, index)
     return NOT_REPLACED
@@ -64,13 +66,12 @@ def _side_reply(
     what they remember into those of other conversations.
     """
     mark = request.marks[at]
-    earlier = request.marks[:at]
     if mark.role != "user" or not mark.distinctive or at > _MAX_CLIENT_MESSAGES:
         return None
-    if not all(
-        m.role == "system" or _is_client_message(request.messages[m.index], sides) for m in earlier
-    ):
-        return None
+    for earlier in request.marks[:at]:
+        message = request.messages[earlier.index]
+        if earlier.role != "system" and not _is_client_message(message, sides):
+            return None
     text = visible_text(request.messages[mark.index]).strip()
     equal = index.by_own(request.scope, {_reply_hash(text, index)})
     return text if any(past.kind is Kind.SIDE for past in equal) else None
@@ -99,9 +100,8 @@ def _reaction_after(request: Request, at: int, sides: TrafficClassifier) -> Reac
 def _is_client_message(message: Message, sides: TrafficClassifier) -> bool:
     if message.get("role") == "assistant":
         return sides.is_acknowledgement(message)
-    return sides.is_client_text(message) or (
-        message.get("role") == "user" and sides.is_client_prompt(message)
-    )
+    is_prompt = message.get("role") == "user" and sides.is_client_prompt(message)
+    return is_prompt or sides.is_client_text(message)
 
 
 def _find_turn(
@@ -109,31 +109,33 @@ def _find_turn(
 ) -> ReplacedHistory:
     """Find the turn before the exchange that wrote the summary, if all that wrote it are of one conversation."""
     if len(summary) < DISTINCTIVE_CHARS:
-        return ReplacedHistory(
-            unlinked_reason=f"{_SUMMARY} has under {DISTINCTIVE_CHARS} characters"
-        )
+        detail = f"{_SUMMARY} has under {DISTINCTIVE_CHARS} characters"
+        return ReplacedHistory(unlinked=Reason(ReasonCode.SHORT_TEXT, detail))
     equal = index.by_own(request.scope, {_reply_hash(summary, index)})
-    wrote = [p for p in equal if _ended_by(p, request.admitted_at) and mismatch(request, p) is None]
-    turns = {
-        turn.session: turn
-        for past in wrote
-        if (turn := turn_before_summary(past, index)) is not None
-    }
+    differences = [mismatch(request, past) for past in equal]
+    delivered = [
+        past
+        for past, difference in zip(equal, differences, strict=True)
+        if difference is None and past.ended_by(request.admitted_at)
+    ]
+    turns: dict[str, ExchangeSummary] = {}
+    for past in delivered:
+        turn = turn_before_summary(past, index)
+        if turn is not None:
+            turns[turn.session] = turn
     if len(turns) == 1:
         return ReplacedHistory(turn=next(iter(turns.values())), reaction=reaction)
+    different = next(filter(None, differences), None)
     if turns:
-        reason = f"ambiguous: {len(turns)} conversations have the same summary"
-    elif wrote:
-        reason = f"the turn before {_SUMMARY} is not known"
-    elif different := next((d for p in equal if (d := mismatch(request, p))), None):
-        reason = f"{_SUMMARY} was given under another {different}"
+        detail = f"ambiguous: {len(turns)} conversations have the same summary"
+        reason = Reason(ReasonCode.AMBIGUOUS, detail)
+    elif delivered:
+        reason = Reason(ReasonCode.UNKNOWN_TURN, f"the turn before {_SUMMARY} is not known")
+    elif different is not None:
+        reason = Reason(ReasonCode.OTHER_NAME, f"{_SUMMARY} was given under another {different}")
     else:
-        reason = f"{_SUMMARY} is no reply of this gateway"
-    return ReplacedHistory(unlinked_reason=reason)
-
-
-def _ended_by(past: ExchangeSummary, at: float) -> bool:
-    return past.finished_at is not None and past.finished_at <= at
+        reason = Reason(ReasonCode.NOT_OURS, f"{_SUMMARY} is no reply of this gateway")
+    return ReplacedHistory(unlinked=reason)
 
 
 def turn_before_summary(side: ExchangeSummary, index: ExchangeIndex) -> ExchangeSummary | None:
@@ -141,9 +143,12 @@ def turn_before_summary(side: ExchangeSummary, index: ExchangeIndex) -> Exchange
     messages, else the turn whose reply its prompt quotes. None if that was a side call, too, whose reply is no draft
     of the summary."""
     past = index.by_id(side.scope, side.parent) if side.parent else _quoted_turn(side, index)
-    if past is not None and past.kind is Kind.SIDE and past.parent and _is_draft(past, side, index):
-        past = index.by_id(side.scope, past.parent)
-    return past if past is not None and past.kind is not Kind.SIDE else None
+    if past is None or past.kind is not Kind.SIDE:
+        return past
+    if not past.parent or not _is_draft(past, side, index):
+        return None
+    turn = index.by_id(side.scope, past.parent)
+    return turn if turn is not None and turn.kind is not Kind.SIDE else None
 
 
 def _is_draft(earlier: ExchangeSummary, side: ExchangeSummary, index: ExchangeIndex) -> bool:
@@ -161,18 +166,19 @@ def _quoted_turn(side: ExchangeSummary, index: ExchangeIndex) -> ExchangeSummary
     An older turn of the session does not count: the conversation has gone on since, with a reply that is not quoted.
     """
     prompt = index.prompt_text(side)
-    newest: dict[str, tuple[ExchangeSummary, str]] = {}
+    sessions = set()
+    quoted = []
     for past, reply in index.main_replies_before(side.scope, side.seq):
-        differs = _differ(side.session_header, past.session_header) or _differ(side.user, past.user)
-        if _ended_by(past, side.admitted_at) and not differs:
-            newest.setdefault(past.session, (past, reply))
-    quoted = [
-        past
-        for past, reply in newest.values()
-        if len(reply) >= DISTINCTIVE_CHARS and reply in prompt
-    ]
+        if not past.ended_by(side.admitted_at) or _names_another(side, past):
+            continue
+        is_newest = past.session not in sessions
+        sessions.add(past.session)
+        if is_newest and len(reply) >= DISTINCTIVE_CHARS and reply in prompt:
+            quoted.append(past)
     return quoted[0] if len(quoted) == 1 else None
 
 
-def _differ(a: str | None, b: str | None) -> bool:
-    return bool(a and b and a != b)
+def _names_another(side: ExchangeSummary, past: ExchangeSummary) -> bool:
+    """Return whether both name a session or a user, and not the same."""
+    pairs = ((side.session_header, past.session_header), (side.user, past.user))
+    return any(name and other and name != other for name, other in pairs)

@@ -102,20 +102,20 @@ class Collector:
             self._single_events -= 1
         with self._attempts.interrupted_by(StoreError), self._store.write(durable=False) as conn:
             at = events.read_cursor(conn, CURSOR_NAME)
-            found = events.read_after(conn, at, 1 if self._single_events else limit, EVENT_KINDS)
-            if found[:1] == first and (why := self._attempts.give_up(conn, ref, deaths)):
-                self._set_aside(conn, first[0], why)
+            read = events.read_after(conn, at, 1 if self._single_events else limit, EVENT_KINDS)
+            if read[:1] == first and (reason := self._attempts.give_up(conn, ref, deaths)):
+                self._set_aside(conn, first[0], reason)
                 events.move_cursor(conn, CURSOR_NAME, first[0].seq)
                 return 1
-            count = self._process_events(conn, found)
+            count = self._process_events(conn, read)
             self._attempts.end(conn)
         return count
 
-    def _process_events(self, conn: Connection, found: Sequence[Event]) -> int:
+    def _process_events(self, conn: Connection, read: Sequence[Event]) -> int:
         """Process events until `LONGEST_TRANSACTION` has passed. Returns their number."""
         deadline = time.monotonic() + LONGEST_TRANSACTION
         count = 0
-        for event in found:
+        for event in read:
             self._process_event(conn, event)
             events.move_cursor(conn, CURSOR_NAME, event.seq)
             count += 1
@@ -153,7 +153,8 @@ class Collector:
         log.warning("event %d (%s %s): %s", event.seq, event.kind, event.ref, reason)
         if event.kind == ENDED_EVENT:
             settlement.set_aside_episode(conn, event.ref, reason.detail, at=event.at)
-        if (turn := _turn_of(event)) is not None:
+        turn = _turn_of(event)
+        if turn is not None:
             turns.set_aside(conn, turn, reason, at=event.at)
 
     def end_expired_episodes(self, now: float) -> int:
@@ -183,12 +184,12 @@ class Collector:
         if self._signals is None or not self._signals.abandoned:
             return 0
         with self._store.read() as conn:
-            found = abandoned_turns(conn, now - self._signals.abandoned_after, OVERDUE_BATCH)
-        for part in _split(found):
+            abandoned = abandoned_turns(conn, now - self._signals.abandoned_after, OVERDUE_BATCH)
+        for part in _split(abandoned):
             with self._store.write(durable=False) as conn:
                 for turn in part:
                     reactions.record_observation(conn, turn, ABANDONED, source=None, at=now)
-        return len(found)
+        return len(abandoned)
 
     def drop_overdue(self, now: float) -> int:
         """Drop turns that have had no reaction for `session_timeout` seconds. Returns their number."""
@@ -216,7 +217,7 @@ class Collector:
             kind=decided.kind,
             relation=decided.relation,
             relation_of=decided.relation_of,
-            unlinked=decided.unlinked,
+            unlinked=decided.unlinked.detail if decided.unlinked is not None else None,
         )
         for answer in decided.reaction_links:
             self._record_reaction(conn, exchange, answer)
@@ -240,8 +241,8 @@ class Collector:
         request = exchange.request
         at = request.admitted_at
         if answer.redacted:
-            why = "turn or reaction was stored without its text (redacted): it cannot be judged"
-            turn_states.drop(conn, answer.turn, ReasonCode.REDACTED, why, at=at)
+            reason = "turn or reaction was stored without its text (redacted): it cannot be judged"
+            turn_states.drop(conn, answer.turn, ReasonCode.REDACTED, reason, at=at)
         elif not (answer.was_side and _is_degenerate(conn, answer.turn)):
             self.reaction_count += reactions.record_reaction(
                 conn,
@@ -253,9 +254,9 @@ class Collector:
                 at=at,
                 was_side=answer.was_side,
             )
-        why = f"superseded: the conversation continued with another reply ({answer.turn})"
+        reason = f"superseded: the conversation continued with another reply ({answer.turn})"
         self.dropped_count += turn_states.drop_all(
-            conn, answer.superseded, ReasonCode.SUPERSEDED, why, at=at
+            conn, answer.superseded, ReasonCode.SUPERSEDED, reason, at=at
         )
 
 

@@ -198,6 +198,11 @@ def strip_time_stamp(text: str) -> str:
     return text[stamp.end() :].lstrip() if stamp else text
 
 
+def unstamped_text(message: Message) -> str:
+    """Return the text of a message without outer white space and without OpenClaw's time stamp."""
+    return strip_time_stamp(message_text(message).strip())
+
+
 def _remove_matches(pattern: re.Pattern[str], text: str, *, last: bool = False) -> str:
     r"""Remove each match and the white space before it; with `last` only a match at the end of the text.
 
@@ -277,6 +282,15 @@ def canonical_calls(message: Message) -> dict[str, tuple[str, str]]:
         for id_, name, arguments in _read_calls(message)
         if id_ and isinstance(id_, str)
     }
+
+
+def tool_call_ids(message: Message) -> list[str]:
+    """Return the ids of a message's tool calls."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return []
+    ids = [call.get("id") for call in calls if isinstance(call, dict)]
+    return [id_ for id_ in ids if id_ and isinstance(id_, str)]
 
 
 def own_hash(message: Message, key: bytes) -> bytes:

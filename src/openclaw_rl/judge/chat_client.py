@@ -108,8 +108,8 @@ class ChatClient:
             failures += 1
             if not again or failures > self._config.retries or (asked or 0.0) > longest:
                 raise JudgeError(error)
-            own = backoff_delay(failures, first=_FIRST_RETRY_SECONDS, longest=longest)
-            await asyncio.sleep(own if asked is None else asked + own * 0.1)
+            delay = backoff_delay(failures, first=_FIRST_RETRY_SECONDS, longest=longest)
+            await asyncio.sleep(delay if asked is None else asked + delay * 0.1)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -151,22 +151,10 @@ class ChatClient:
     def _make_error(
         self, status: int, headers: Mapping[str, str], text: str, sent: Mapping[str, Any]
     ) -> _EndpointRefusal:
-        refused = next((o for o in _OPTIONAL_FIELDS if o in sent and o in text), None)
-        if status in (400, 422) and "response_format" in sent:
-            # Some servers refuse the field without naming it.
-            names_format = any(word in text for word in _FORMAT_WORDS)
-            if names_format or not (refused or self._is_structured):
-                return _EndpointRefusal(
-                    f"HTTP {status}: no response_format", again=True, unstructured=True
-                )
-        if status in (400, 422) and refused:
-            # None: a concurrent call has already removed it.
-            value = self._options.pop(refused, None)
-            if refused == "max_tokens" and value is not None:
-                self._options["max_completion_tokens"] = value
-            return _EndpointRefusal(
-                f"HTTP {status}: the model does not accept {refused}", again=True, wait=0.0
-            )
+        if status in (400, 422):
+            refusal = self._refused_field(status, text, sent)
+            if refusal is not None:
+                return refusal
         log_excerpt(f"HTTP {status}", text)
         key = f"{self._section}.api_key"
         place = f"{self._section}.base_url and {self._section}.model"
@@ -176,6 +164,27 @@ class ChatClient:
             again=status >= 500 or status in _RETRY_STATUS,
             wait=retry_after_seconds(headers.get("Retry-After")),
         )
+
+    def _refused_field(
+        self, status: int, text: str, sent: Mapping[str, Any]
+    ) -> _EndpointRefusal | None:
+        """Return the refusal of a field of the request, which is left out from now on; None if it is another error."""
+        named = [name for name in _OPTIONAL_FIELDS if name in sent and name in text]
+        if "response_format" in sent:
+            # Some servers refuse the field without naming it.
+            is_unnamed = not named and not self._is_structured
+            if is_unnamed or any(word in text for word in _FORMAT_WORDS):
+                message = f"HTTP {status}: no response_format"
+                return _EndpointRefusal(message, again=True, unstructured=True)
+        if not named:
+            return None
+        refused = named[0]
+        # None: a concurrent call has already removed it.
+        value = self._options.pop(refused, None)
+        if refused == "max_tokens" and value is not None:
+            self._options["max_completion_tokens"] = value
+        message = f"HTTP {status}: the model does not accept {refused}"
+        return _EndpointRefusal(message, again=True, wait=0.0)
 
     def _extract_content(self, text: str, content_type: str) -> str:
         """Return the content of a completion; a reasoning model's `reasoning_content` is ignored."""

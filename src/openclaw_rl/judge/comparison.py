@@ -56,16 +56,17 @@ class ComparisonQueue:
         while self._started_at and self._started_at[0] <= now - DAY:
             self._started_at.popleft()
         free = min(free - len(self.tasks), self._limit - len(self._started_at))
-        if not self._waiting or free <= 0:
+        chosen: list[JudgeInput] = []
+        while self._waiting and len(chosen) < free:
+            chosen.append(self._waiting.popleft())
+        if not chosen:
             return
-        chosen = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
         known = await asyncio.to_thread(self._already_judged, [item.turn for item in chosen])
         for item in chosen:
             if item.turn not in known:
                 self._started_at.append(now)
-                self.tasks.add(
-                    asyncio.create_task(self._compare(item), name=f"compare {item.turn}")
-                )
+                name = f"compare {item.turn}"
+                self.tasks.add(asyncio.create_task(self._compare(item), name=name))
 
     def _already_judged(self, ids: Sequence[str]) -> set[str]:
         with self._store.read() as conn:
@@ -75,9 +76,10 @@ class ComparisonQueue:
         """Remove the finished tasks and return their verdicts."""
         done = {task for task in self.tasks if task.done()}
         self.tasks -= done
-        found = self._by_signals
+        verdicts = self._by_signals
         self._by_signals = []
-        return found + [verdict for task in done if (verdict := task.result()) is not None]
+        results = [task.result() for task in done]
+        return verdicts + [verdict for verdict in results if verdict is not None]
 
     async def cancel_tasks(self) -> None:
         """Cancel what runs; these turns are not compared."""
@@ -95,4 +97,4 @@ class ComparisonQueue:
 
 
 def _is_scored(item: JudgeInput) -> bool:
-    return any(given.score is not None for given in item.reaction.feedback)
+    return any(feedback.score is not None for feedback in item.reaction.feedback)

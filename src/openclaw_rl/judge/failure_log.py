@@ -16,18 +16,20 @@ class FailureLog:
     def __init__(self) -> None:
         self.consecutive_failures = 0
         self.last_error = ""
+        # Earliest attempt while the judge is down, on the monotonic clock; set by the caller.
+        self.next_probe_at = 0.0
         self._logged_at = float("-inf")
 
-    def record_failure(self, words: str, waiting: int, now: float) -> None:
+    def record_failure(self, message: str, waiting: int, now: float) -> None:
         """Record a failure; log a warning unless one was logged within `LOG_EVERY` seconds."""
         self.consecutive_failures += 1
-        self.last_error = words
+        self.last_error = message
         if now - self._logged_at >= LOG_EVERY:
             self._logged_at = now
             log.warning(
                 "No verdict: %s. Expected a usable answer; %d turn(s) are waiting and will be judged again. "
                 "If it persists, check judge.* in the settings.",
-                words.rstrip("."),
+                message.rstrip("."),
                 waiting,
             )
 

@@ -49,16 +49,17 @@ class LeakCheck:
     """Checks the hints on one turn."""
 
     def __init__(self, item: JudgeInput, is_ephemeral: Callable[[Message], bool]) -> None:
-        known = [message for message in item.messages if not is_ephemeral(message)]
-        before = [visible_text(message) for message in known]
-        before += [
-            " ".join(call) for message in known for call in canonical_calls(message).values()
-        ]
-        tools = [name for name, _ in canonical_calls(item.reply).values()]
-        comments = [given.comment for given in item.reaction.feedback if given.comment]
-        after = [visible_text(message) for message in (item.reply, *item.reaction.messages)]
-        self._known = _squeeze("\n".join([*before, *tools]))
-        self._later = _squeeze(head_and_tail("\n".join([*after, *comments]), _SEARCHED_CHARS))
+        known = []
+        for message in item.messages:
+            if not is_ephemeral(message):
+                known.append(visible_text(message))
+                known += map(" ".join, canonical_calls(message).values())
+        # The names of the tools that it calls give nothing away.
+        known += [name for name, _ in canonical_calls(item.reply).values()]
+        later = list(map(visible_text, (item.reply, *item.reaction.messages)))
+        later += [feedback.comment or "" for feedback in item.reaction.feedback]
+        self._known = _squeeze("\n".join(known))
+        self._later = _squeeze(head_and_tail("\n".join(filter(None, later)), _SEARCHED_CHARS))
 
     def find_leak(self, hint: str) -> str | None:
         """Return what of the reply or the reaction the hint gives away, as words that quote nothing; None: nothing."""
@@ -69,10 +70,10 @@ class LeakCheck:
             ("a name", _names(hint)),
             ("a run of words", _runs(hint)),
         )
-        return next(
-            (kind for kind, texts in kinds if any(self._is_later(text) for text in set(texts))),
-            None,
-        )
+        for kind, texts in kinds:
+            if any(map(self._is_later, set(texts))):
+                return kind
+        return None
 
     def _is_later(self, text: str) -> bool:
         """Whether the text stands, as whole words, in what came after the conversation and not in it."""
@@ -84,11 +85,9 @@ def _contains(text: str, part: str) -> bool:
     if part not in text:
         return False
     pattern = re.escape(part)
-    return bool(
-        re.search(
-            pattern if _SPACELESS.search(part) else f"(?<!{_LETTER}){pattern}(?!{_LETTER})", text
-        )
-    )
+    if not _SPACELESS.search(part):
+        pattern = f"(?<!{_LETTER}){pattern}(?!{_LETTER})"
+    return re.search(pattern, text) is not None
 
 
 def _squeeze(text: str) -> str:
@@ -119,9 +118,9 @@ def _names(hint: str) -> Iterator[str]:
 
 def _runs(hint: str) -> Iterator[str]:
     """Yield each run of one word, or one character, more than a hint may share."""
-    words = hint.split()
-    for start in range(len(words) - MAX_SHARED_WORDS):
-        yield " ".join(words[start : start + MAX_SHARED_WORDS + 1]).strip(".,;:!?")
+    parts = hint.split()
+    for start in range(len(parts) - MAX_SHARED_WORDS):
+        yield " ".join(parts[start : start + MAX_SHARED_WORDS + 1]).strip(".,;:!?")
     if _SPACELESS.search(hint):
         for start in range(len(hint) - MAX_SHARED_CHARS):
             yield hint[start : start + MAX_SHARED_CHARS + 1]

@@ -70,13 +70,15 @@ class VotingModel:
         options = (settings.num_judges, settings.temperature, settings.max_tokens)
         key = question_key(self._chat_model.url, self.model, prompt, *options, messages)
         known = await self.cache.find_votes(key) if self.cache is not None else None
-        votes = known or tuple(
-            await asyncio.gather(*(self._request_vote(messages) for _ in range(options[0])))
-        )
-        if all(vote.error is not None for vote in votes):
+        votes = known
+        if not votes:
+            requests = [self._request_vote(messages) for _ in range(settings.num_judges)]
+            votes = tuple(await asyncio.gather(*requests))
+        errors = [vote.error for vote in votes if vote.error is not None]
+        if len(errors) == len(votes):
             where = f"judge {self.model} at {self._chat_model.url}"
-            raise JudgeError(f"{where}: no usable vote: {votes[0].error}")
-        if self.cache is not None and not known and all(vote.error is None for vote in votes):
+            raise JudgeError(f"{where}: no usable vote: {errors[0]}")
+        if self.cache is not None and not known and not errors:
             await self.cache.add_votes(key, turn, votes)
         majority = majority_score(votes, settings.consensus_threshold)
         reason = f"{majority.reason} (cached)" if known else majority.reason
@@ -119,7 +121,7 @@ class LlmJudge:
         vote = await self._voters.request_votes(messages, turn=item.turn, prompt=prompt["version"])
         checked = LeakCheck(item, self._is_ephemeral)
         votes = tuple(_without_leak(one, checked) for one in vote.votes)
-        dropped = sum(one.hint != kept.hint for one, kept in zip(vote.votes, votes, strict=True))
+        dropped = sum(one.hint != clean.hint for one, clean in zip(vote.votes, votes, strict=True))
         reason = (
             f"{vote.reason}; {dropped} of {len(votes)} hints dropped: they give the answer away"
         )

@@ -48,18 +48,19 @@ class _PluginConfig(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         there = ", ".join(self) or "nothing"
-        words = f"{GET_REWARD_MODEL}: its config has no {key!r}, only {there}"
+        message = f"{GET_REWARD_MODEL}: its config has no {key!r}, only {there}"
         cure = (
             ". Set judge.reward_path (--rm-checkpoint, PRM_MODEL_PATH)"
             if key == "prm_model_path"
             else ""
         )
-        raise self._plugin.make_error(words + cure)
+        raise self._plugin.make_error(message + cure)
 
 
 def _create_model(plugin: Plugin, reward_path: str | None) -> Any:
     """Return the result of `get_reward_model(config)`, or an instance of the class with `compute_reward`."""
-    if (function := plugin.find_function(GET_REWARD_MODEL)) is not None:
+    function = plugin.find_function(GET_REWARD_MODEL)
+    if function is not None:
         check_call(plugin, GET_REWARD_MODEL, function, ("config",))
         values = {} if reward_path is None else {"prm_model_path": reward_path}
         with plugin.convert_errors(GET_REWARD_MODEL):
@@ -80,14 +81,13 @@ def _create_model(plugin: Plugin, reward_path: str | None) -> Any:
 
 def _reward_classes(plugin: Plugin) -> list[str]:
     """Return the classes with `compute_reward`, except base classes of other such classes."""
-    found = [
-        name
-        for name in plugin.defined_names()
-        if hasattr(getattr(plugin.module, name), COMPUTE_REWARD)
-    ]
-    kinds = [kind for name in found if isinstance(kind := getattr(plugin.module, name), type)]
-    bases = {base for kind in kinds for base in kind.__mro__[1:]}
-    return [name for name in found if getattr(plugin.module, name) not in bases]
+    defined = {name: getattr(plugin.module, name) for name in plugin.defined_names()}
+    with_method = {name: kind for name, kind in defined.items() if hasattr(kind, COMPUTE_REWARD)}
+    bases: set[type] = set()
+    for kind in with_method.values():
+        if isinstance(kind, type):
+            bases.update(kind.__mro__[1:])
+    return [name for name, kind in with_method.items() if kind not in bases]
 
 
 def _make_reward_function(
@@ -101,12 +101,11 @@ def _make_reward_function(
     named = f"{type(model).__name__}."
     # A property may raise anything.
     with plugin.convert_errors(f"reading {named.removesuffix('.')}"):
-        there = {
-            name: found
-            for name in (BATCH_COMPUTE_REWARDS, *METHOD_PARAMETERS)
-            if (found := getattr(model, name, None)) is not None
+        methods = {
+            name: getattr(model, name, None) for name in (BATCH_COMPUTE_REWARDS, *METHOD_PARAMETERS)
         }
-    if (batch := there.get(BATCH_COMPUTE_REWARDS)) is not None:
+    batch = methods[BATCH_COMPUTE_REWARDS]
+    if batch is not None:
         signature = signature_of(plugin, named + BATCH_COMPUTE_REWARDS, batch)
         if len(signature.parameters) != 1:
             raise plugin.make_error(
@@ -117,7 +116,8 @@ def _make_reward_function(
             plugin, named + BATCH_COMPUTE_REWARDS, batch, questions
         )
     for name, parameters in METHOD_PARAMETERS.items():
-        if (one := there.get(name)) is not None:
+        one = methods[name]
+        if one is not None:
             check_call(plugin, named + name, one, parameters)
             return lambda questions: [
                 _score_one(plugin, named + name, one, parameters, q) for q in questions
@@ -134,10 +134,10 @@ def _score_one(
     parameters: Sequence[str],
     question: RewardInput,
 ) -> float:
-    words = (question.prompt, question.response, question.outcome)
+    texts = (question.prompt, question.response, question.outcome)
     record_progress()
     with plugin.convert_errors(name):
-        value = function(**dict(zip(parameters, words, strict=True)))
+        value = function(**dict(zip(parameters, texts, strict=True)))
     return _check_reward(plugin, name, value)
 
 
@@ -147,18 +147,16 @@ def _score_many(
     items = [{"prompt": q.prompt, "response": q.response, "feedback": q.outcome} for q in questions]
     with plugin.convert_errors(name):
         values = function(items)
-        found = values.tolist() if hasattr(values, "tolist") else values
-    several = isinstance(found, list | tuple) and getattr(values, "ndim", 1) == 1
-    if not several or len(found) != len(items):
-        got = (
-            _describe_value(values)
-            if not isinstance(values, list | tuple)
-            else f"a {type(values).__name__} of {len(values)}"
-        )
+        rewards = values.tolist() if hasattr(values, "tolist") else values
+    several = isinstance(rewards, list | tuple) and getattr(values, "ndim", 1) == 1
+    if not several or len(rewards) != len(items):
+        got = _describe_value(values)
+        if isinstance(values, list | tuple):
+            got = f"a {type(values).__name__} of {len(values)}"
         raise plugin.make_error(
             f"{name} returned {got}, expected a reward for each of {len(items)} items: ({len(items)},)"
         )
-    return [_check_reward(plugin, name, value) for value in found]
+    return [_check_reward(plugin, name, value) for value in rewards]
 
 
 def _check_reward(plugin: Plugin, name: str, value: Any) -> float:

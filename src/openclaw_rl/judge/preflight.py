@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.judge import local_model
@@ -19,7 +19,8 @@ _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")
 def check_judge_settings(config: Config) -> None:
     """Raise `ConfigError` or `ModelError` if the configured judge or teacher cannot be used."""
     judge = config.judge
-    if missing := missing_endpoints(config):
+    missing = missing_endpoints(config)
+    if missing:
         raise ConfigError(missing[0])
     match judge.kind:
         case "llm" if judge.path is None:
@@ -52,11 +53,8 @@ def check_endpoint(section: str, endpoint: EndpointConfig, config: Config) -> No
     trained. `section`: settings section, for messages.
     """
     url = urlsplit(endpoint.base_url or "")
-    try:
-        port = url.port or (443 if url.scheme == "https" else 80)
-    except ValueError:
-        port = 0
-    if url.scheme not in ("http", "https") or not url.hostname or not port or not endpoint.model:
+    port = _port_of(url)
+    if url.hostname is None or port is None or not endpoint.model:
         raise ConfigError(
             f"{section}.base_url: expected an http(s) URL such as http://127.0.0.1:8001/v1, and a name in "
             f"{section}.model; got {endpoint.base_url!r} and {endpoint.model!r}"
@@ -69,6 +67,15 @@ def check_endpoint(section: str, endpoint: EndpointConfig, config: Config) -> No
             f"{endpoint.model!r} is or may become the policy that is being trained: it would {itself}. "
             f"Name the base, {config.model.name}@0, or another endpoint."
         )
+
+
+def _port_of(url: SplitResult) -> int | None:
+    """Return the port of an http(s) URL; None if it is no such URL."""
+    default_ports = {"http": 80, "https": 443}
+    try:
+        return url.port or default_ports.get(url.scheme)
+    except ValueError:
+        return None
 
 
 def _is_same_host(named: str, bound: str) -> bool:

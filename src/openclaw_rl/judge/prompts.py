@@ -128,41 +128,38 @@ def _conversation_blocks(history: Sequence[Message]) -> list[tuple[str, str]]:
 def _reaction_blocks(item: JudgeInput) -> list[tuple[str, str]]:
     reaction = item.reaction
     blocks = [(f"REACTION, {_block_title(m)}", _reaction_text(m)) for m in reaction.messages]
-    for given in reaction.feedback:
-        if given.comment:
-            blocks.append(("REACTION, feedback by the user", given.comment))
+    for feedback in reaction.feedback:
+        if feedback.comment:
+            blocks.append(("REACTION, feedback by the user", feedback.comment))
     return blocks or [("REACTION", "(nothing)")]
 
 
 def _block_title(message: Message) -> str:
     """Return the role, and whether a tool failed; a tool result cannot forge a title."""
     role = str(message.get("role", ""))
-    return (
-        f"{role}: the call failed"
-        if role in ("tool", "function") and message.get("is_error") is True
-        else role
-    )
+    is_tool_result = role in ("tool", "function")
+    if is_tool_result and message.get("is_error") is True:
+        return f"{role}: the call failed"
+    return role
 
 
 def _reaction_text(message: Message) -> str:
     """Return a message's text; trim the client's own long instructions, which would dominate the reaction."""
     text = _message_text(message)
-    return (
-        trim_middle(text, SYSTEM_CHARS) if message.get("role") in ("system", "developer") else text
-    )
+    if message.get("role") in ("system", "developer"):
+        return trim_middle(text, SYSTEM_CHARS)
+    return text
 
 
 def _message_text(message: Message) -> str:
     """Return text and tool calls of a message as readable text; images become a placeholder, reasoning is omitted."""
     content = message.get("content")
-    lines = (
-        [_part_text(part) for part in content]
-        if isinstance(content, list)
-        else [visible_text(message)]
-    )
-    for call in message.get("tool_calls") or ():
-        lines.append("[tool call] " + _call_text(call))
-    return "\n".join(line for line in lines if line) or "(empty)"
+    lines = [visible_text(message)]
+    if isinstance(content, list):
+        lines = list(map(_part_text, content))
+    calls = message.get("tool_calls") or ()
+    lines += [f"[tool call] {_call_text(call)}" for call in calls]
+    return "\n".join(filter(None, lines)) or "(empty)"
 
 
 def _part_text(part: Any) -> str:

@@ -51,7 +51,11 @@ class RewardJudge:
         if not question.outcome:
             return make_verdict(item, self.name, None, "abstained: the reaction has no text")
         reward = await self._batcher.request_reward(question)
-        score = 1 if reward > self._high else -1 if reward < self._low else 0
+        score = 0
+        if reward > self._high:
+            score = 1
+        elif reward < self._low:
+            score = -1
         reason = f"reward {reward:.3f} ({self._low:g} to {self._high:g} is 0)"
         return make_verdict(
             item, self.name, score, reason, votes=[Vote(score=score, reason=reason)]
@@ -60,19 +64,27 @@ class RewardJudge:
 
 def make_reward_input(item: JudgeInput, is_ephemeral: Callable[[Message], bool]) -> RewardInput:
     """Return the reward model's input for a turn, without ephemeral messages."""
-    history = [(str(m.get("role")), visible_text(m)) for m in item.messages if not is_ephemeral(m)]
-    spoken = [(role, words) for role, words in history if words]
-    prompt = (
-        spoken[0][1]
-        if len(spoken) == 1
-        else "\n".join(f"{role}: {words}" for role, words in spoken)
-    )
-    said = [visible_text(m) for m in item.reaction.messages if not is_ephemeral(m)]
-    said += [given.comment for given in item.reaction.feedback if given.comment]
-    outcome = "\n".join(words for words in said if words)
+    history = _spoken(item.messages, is_ephemeral)
+    prompt = "\n".join(f"{role}: {text}" for role, text in history)
+    if len(history) == 1:
+        # A single message needs no role before it.
+        prompt = history[0][1]
+    outcome = [text for _, text in _spoken(item.reaction.messages, is_ephemeral)]
+    outcome += [feedback.comment for feedback in item.reaction.feedback if feedback.comment]
     return RewardInput(
-        prompt=prompt[-PROMPT_CHARS:], response=visible_text(item.reply), outcome=outcome
+        prompt=prompt[-PROMPT_CHARS:],
+        response=visible_text(item.reply),
+        outcome="\n".join(outcome),
     )
+
+
+def _spoken(
+    messages: Sequence[Message], is_ephemeral: Callable[[Message], bool]
+) -> list[tuple[str, str]]:
+    """Return role and text of the messages with text, without ephemeral ones."""
+    lasting = [message for message in messages if not is_ephemeral(message)]
+    spoken = [(str(message.get("role")), visible_text(message)) for message in lasting]
+    return [(role, text) for role, text in spoken if text]
 
 
 class RewardBatcher:

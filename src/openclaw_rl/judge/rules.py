@@ -37,9 +37,9 @@ class RulesJudge:
 
     async def judge(self, item: JudgeInput) -> Verdict:
         """Return the verdict on the whole reaction: all user messages and all parallel tool results."""
-        said = tuple(_reaction_texts(item.reaction))
+        texts = tuple(_reaction_texts(item.reaction))
         reply = head_and_tail(visible_text(item.reply), MAX_USER_CHARS)
-        matching = [rule for file in self.files for rule in file.matching_rules(said, reply)]
+        matching = [rule for file in self.files for rule in file.matching_rules(texts, reply)]
         scores = {rule.score for rule in matching if rule.score is not None}
         score, reason = _combine_scores(matching, scores)
         votes = (Vote(score=r.score, hint=r.hint, reason=r.name) for r in matching)
@@ -71,6 +71,6 @@ def _reaction_texts(reaction: Reaction) -> Iterator[tuple[str, str]]:
         # Rules may match the start of the text.
         text = strip_time_stamp(normalise_text(message_text(message)))
         yield role, head_and_tail(text, MAX_USER_CHARS if role == "user" else MAX_SEARCHED_CHARS)
-    for given in reaction.feedback:
-        if given.comment:
-            yield "user", head_and_tail(normalise_text(given.comment), MAX_USER_CHARS)
+    for feedback in reaction.feedback:
+        if feedback.comment:
+            yield "user", head_and_tail(normalise_text(feedback.comment), MAX_USER_CHARS)

@@ -57,7 +57,7 @@ class Teacher:
 
     def wants_hint(self, item: JudgeInput, verdict: Verdict) -> bool:
         """Whether the teacher is asked about this verdict. A user's own correction is never replaced."""
-        if any(given.correction for given in item.reaction.feedback):
+        if any(feedback.correction for feedback in item.reaction.feedback):
             return False
         return self._ask_when == "always" or (self._ask_when == "negative" and verdict.score == -1)
 
@@ -77,7 +77,8 @@ class Teacher:
         self.last_error = ""
         if hint is None:
             return verdict
-        if leak := LeakCheck(item, self._is_ephemeral).find_leak(hint):
+        leak = LeakCheck(item, self._is_ephemeral).find_leak(hint)
+        if leak:
             self.missed += 1
             return replace(
                 verdict,
@@ -93,15 +94,15 @@ class Teacher:
         error = f" ({self.last_error.rstrip('.')})" if self.last_error else ""
         return f"{self.hints} hints by the teacher{missed}{error}"
 
-    def _record_failure(self, words: str) -> None:
+    def _record_failure(self, message: str) -> None:
         if not self._failures:
             log.warning(
                 "No hint from %s: %s. Verdicts are kept without one. If it persists, check teacher.* in the settings.",
                 self.name,
-                words.rstrip("."),
+                message.rstrip("."),
             )
         self._failures = self._failures + 1
-        self.last_error = words
+        self.last_error = message
         if self._failures >= FAILURES_BEFORE_PAUSE:
             longer = backoff_delay(
                 self._failures - FAILURES_BEFORE_PAUSE + 1, first=FIRST_PAUSE, longest=LONGEST_PAUSE

@@ -16,16 +16,24 @@ def explicit_verdict(item: JudgeInput, at: float | None = None) -> Verdict | Non
     The latest of several scores counts. Corrections become hints. With a correction but no score, the judge gives the
     score (see `apply_corrections`) if there is anything to judge. A comment is evidence for the judge, not a verdict.
     """
-    given = sorted(item.reaction.feedback, key=lambda f: f.given_at)
-    scores = [f.score for f in given if f.score is not None]
-    hints = distinct_hints(f.correction for f in given)
-    evidence = bool(item.reaction.messages) or any(f.comment for f in given)
-    if not scores and (evidence or not hints):
+    feedback = sorted(item.reaction.feedback, key=lambda one: one.given_at)
+    score = None
+    has_evidence = bool(item.reaction.messages)
+    votes = []
+    for one in feedback:
+        votes.append(Vote(score=one.score, hint=one.correction, reason=one.comment or ""))
+        if one.score is not None:
+            score = one.score
+        if one.comment:
+            has_evidence = True
+    hints = distinct_hints(one.correction for one in feedback)
+    reason = "explicit feedback: score nothing"
+    if score is not None:
+        reason = f"explicit feedback: score {score:+d}"
+    elif has_evidence or not hints:
         return None
-    score = scores[-1] if scores else None
-    reason = f"explicit feedback: score {'nothing' if score is None else f'{score:+d}'}"
-    votes = (Vote(score=f.score, hint=f.correction, reason=f.comment or "") for f in given)
-    reason += ", with a correction" if hints else ""
+    if hints:
+        reason += ", with a correction"
     return make_verdict(
         item, JUDGE_NAME, score, reason, votes=votes, hints=hints, explicit=True, at=at
     )
@@ -33,9 +41,8 @@ def explicit_verdict(item: JudgeInput, at: float | None = None) -> Verdict | Non
 
 def apply_corrections(item: JudgeInput, judged: Verdict) -> Verdict:
     """Return the judge's verdict with the user's corrections as hints; the score stays the judge's."""
-    hints = distinct_hints(
-        f.correction for f in sorted(item.reaction.feedback, key=lambda f: f.given_at)
-    )
+    feedback = sorted(item.reaction.feedback, key=lambda one: one.given_at)
+    hints = distinct_hints(one.correction for one in feedback)
     if not hints:
         return judged
     return replace(judged, hints=hints, reason=f"{judged.reason}; with the user's correction")

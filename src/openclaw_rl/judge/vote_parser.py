@@ -32,13 +32,10 @@ _KNOWN_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 
 def parse_vote(text: str) -> Vote:
     """Return the vote in the last JSON object with a `score`, or an unusable vote with an error."""
-    found = [value for value in _json_objects(strip_reasoning(text)) if "score" in value]
-    if not found:
-        return Vote(
-            score=None,
-            error=f"expected a JSON object with score, hint and reason; got {describe_size(text)}",
-        )
-    answer = found[-1]
+    answer = _last_object(text, "score")
+    if answer is None:
+        error = f"expected a JSON object with score, hint and reason; got {describe_size(text)}"
+        return Vote(score=None, error=error)
     reason = _clean_reason(answer.get("reason"))
     if _is_no_evidence(answer["score"]):
         return Vote(score=None, reason=reason)
@@ -59,17 +56,20 @@ def parse_hint(text: str) -> str | None:
 
     Raises `JudgeError` if there is no such object or the hint cannot be inserted into a prompt.
     """
-    found = [value["hint"] for value in _json_objects(strip_reasoning(text)) if "hint" in value]
-    if not found:
+    answer = _last_object(text, "hint")
+    if answer is None:
         raise JudgeError(f"expected a JSON object with a hint; got {describe_size(text)}")
-    if found[-1] is not None and not isinstance(found[-1], str):
-        raise JudgeError(f"expected hint to be text or null; got {json_type_name(found[-1])}")
-    hint = _clean_hint(found[-1])
-    if hint is not None and len(hint) > TEACHER_HINT_CHARS:
+    value = answer["hint"]
+    if not isinstance(value, str | None):
+        raise JudgeError(f"expected hint to be text or null; got {json_type_name(value)}")
+    hint = _clean_hint(value)
+    if hint is None:
+        return None
+    if len(hint) > TEACHER_HINT_CHARS:
         raise JudgeError(
             f"expected a hint of at most {TEACHER_HINT_CHARS} characters; got {len(hint)}"
         )
-    if hint is not None and _CONTROL_TOKEN.search(hint):
+    if _CONTROL_TOKEN.search(hint):
         raise JudgeError(
             "expected a plain-text hint; got one with control tokens of a chat template"
         )
@@ -78,26 +78,25 @@ def parse_hint(text: str) -> str | None:
 
 def parse_lesson(text: str) -> dict[str, Any]:
     """Return the fields of the last JSON object with a `lesson`: those of `LESSON_ANSWER`. Raises `JudgeError`."""
-    found = [value for value in _json_objects(strip_reasoning(text)) if "lesson" in value]
-    if not found:
+    answer = _last_object(text, "lesson")
+    if answer is None:
         raise JudgeError(f"expected a JSON object with a lesson; got {describe_size(text)}")
-    answer = found[-1]
-    words = _clean_hint(answer["lesson"]) if isinstance(answer["lesson"], str) else None
-    if words is not None and _CONTROL_TOKEN.search(words):
+    lesson = _clean_text(answer["lesson"])
+    if _CONTROL_TOKEN.search(lesson):
         raise JudgeError(
             "expected a plain-text lesson; got one with control tokens of a chat template"
         )
+    same = answer.get("same")
     numbers = answer.get("contradicts")
-    subject = answer.get("subject")
+    if not isinstance(numbers, list):
+        numbers = []
     return {
-        "lesson": words or "",
+        "lesson": lesson,
         "scope": answer.get("scope"),
-        "subject": (_clean_hint(subject) or "")[:MAX_SUBJECT_CHARS]
-        if isinstance(subject, str)
-        else "",
+        "subject": _clean_text(answer.get("subject"))[:MAX_SUBJECT_CHARS],
         # A bool is no number.
-        "same": answer.get("same") if type(answer.get("same")) is int else None,
-        "contradicts": [n for n in numbers if type(n) is int] if isinstance(numbers, list) else [],
+        "same": same if type(same) is int else None,
+        "contradicts": [number for number in numbers if type(number) is int],
     }
 
 
@@ -105,6 +104,12 @@ def strip_reasoning(text: str) -> str:
     """Return the text after the last `</think>`, or all of it without one; empty if the reasoning was cut off."""
     after = text.rpartition("</think>")[2].lstrip()
     return "" if after.startswith("<think>") else after
+
+
+def _last_object(text: str, key: str) -> dict[str, Any] | None:
+    """Return the last JSON object with this key in an answer, without its reasoning."""
+    with_key = [value for value in _json_objects(strip_reasoning(text)) if key in value]
+    return with_key[-1] if with_key else None
 
 
 def _json_objects(text: str) -> Iterator[dict[str, Any]]:
@@ -135,15 +140,19 @@ def _parse_score(value: Any) -> int | None:
 
 
 def _parse_judge_hint(value: str | None) -> str | None:
-    words = _clean_hint(value)
-    return (
-        None if words is None or len(words) > HINT_CHARS or _CONTROL_TOKEN.search(words) else words
-    )
+    hint = _clean_hint(value)
+    return None if hint is None or len(hint) > HINT_CHARS or _CONTROL_TOKEN.search(hint) else hint
 
 
 def _clean_hint(value: str | None) -> str | None:
-    words = " ".join(replace_surrogates(value or "").split()).strip("\"'`")
-    return None if not words or words.lower() in ("null", "none", "n/a") else words
+    hint = " ".join(replace_surrogates(value or "").split()).strip("\"'`")
+    return None if not hint or hint.lower() in ("null", "none", "n/a") else hint
+
+
+def _clean_text(value: Any) -> str:
+    """Return the text of a field; empty if it has none."""
+    hint = _clean_hint(value) if isinstance(value, str) else None
+    return hint or ""
 
 
 def _clean_reason(value: Any) -> str:

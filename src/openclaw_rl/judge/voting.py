@@ -34,9 +34,8 @@ def majority_score(votes: Sequence[Vote], threshold: float) -> Majority:
     if not usable:
         raise ValueError(f"expected at least one usable vote, got {len(votes)} unusable ones")
     (score, most), *others = counts.most_common()
-    tally = ", ".join(
-        f"{_score_words(value)}: {counts[value]}" for value in (1, 0, -1, None) if value in counts
-    )
+    values = [value for value in (1, 0, -1, None) if value in counts]
+    tally = ", ".join(f"{_score_words(value)}: {counts[value]}" for value in values)
     if others and others[0][1] == most:
         return Majority(None, f"abstained: a tie ({tally})", ReasonCode.TIE)
     # Exact for a decimal share: 3 / 5 and 0.6 are the same float.
@@ -97,12 +96,12 @@ def replace_verdict_surrogates(verdict: Verdict) -> Verdict:
 
 def distinct_hints(hints: Iterable[str | None]) -> tuple[str, ...]:
     """Return the distinct hints in order; case, white space and final `.` or `!` are ignored in the comparison."""
-    kept: dict[str, str] = {}
+    distinct: dict[str, str] = {}
     for hint in hints:
         text = " ".join((hint or "").split())
         if text:
-            kept.setdefault(text.rstrip(".!").casefold(), text)
-    return tuple(kept.values())
+            distinct.setdefault(text.rstrip(".!").casefold(), text)
+    return tuple(distinct.values())
 
 
 def hints_of_majority(votes: Iterable[Vote], score: int | None) -> tuple[str, ...]:

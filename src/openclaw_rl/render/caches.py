@@ -95,11 +95,8 @@ class TokenBudgetLRU(Generic[Held]):
 
     def find_last(self, keys: Sequence[tuple[int, bytes]]) -> tuple[int, Held] | None:
         """Return (message index, value) of the last of the (message index, key) pairs whose key is cached."""
-        return next(
-            (
-                (index, found)
-                for index, key in reversed(keys)
-                if (found := self.get(key)) is not None
-            ),
-            None,
-        )
+        for index, key in reversed(keys):
+            value = self.get(key)
+            if value is not None:
+                return index, value
+        return None

@@ -222,7 +222,8 @@ def to_template_message(message: Message) -> dict[str, Any]:
     role = str(out.get("role", ""))
     out["role"] = _ROLE_ALIASES.get(role, role)
     out["content"] = content_text(out.get("content"))
-    if calls := out.pop("tool_calls", None):
+    calls = out.pop("tool_calls", None)
+    if calls:
         out["tool_calls"] = [_parse_call_arguments(c) for c in calls]
     reasoning = next((out[k] for k in _REASONING_KEYS if k in out), None)
     if reasoning is not None:

@@ -111,16 +111,16 @@ def _head_patterns(tokens: Collection[str]) -> list[str]:
     ]
 
 
-def _rest_pattern(words: Collection[str]) -> str:
-    if "" in words:
+def _rest_pattern(texts: Collection[str]) -> str:
+    if "" in texts:
         return ""
-    ways = [re.escape(head) + _rest_pattern(rests) for head, rests in _group_by_head(words).items()]
+    ways = [re.escape(head) + _rest_pattern(rests) for head, rests in _group_by_head(texts).items()]
     return "(?:" + "|".join([r"\Z", *ways]) + ")"
 
 
-def _group_by_head(words: Iterable[str]) -> dict[str, list[str]]:
+def _group_by_head(texts: Iterable[str]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
-    for word in words:
+    for word in texts:
         groups.setdefault(word[0], []).append(word[1:])
     return groups
 

@@ -27,12 +27,12 @@ class Detokenizer:
     """Map token ids to text. `stop_token_ids`, and special tokens that are not in `kept`, produce no text."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_token_ids: Iterable[int], kept: Collection[str] = ()
+        self, tokenizer: Tokenizer, stop_token_ids: Iterable[int], visible: Collection[str] = ()
     ) -> None:
         self.tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self.skipped_ids = {
-            i for i, t in added.items() if t.special and t.content not in kept
+            i for i, t in added.items() if t.special and t.content not in visible
         } | set(stop_token_ids)
         self._bytes_table = self._build_bytes_table() if _is_byte_level(tokenizer) else None
 

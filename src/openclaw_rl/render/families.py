@@ -150,8 +150,9 @@ class MistralFamily(ModelFamily):
     def adapt_message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Replace call ids that are not nine letters and digits, because Mistral templates reject them."""
         out = dict(message)
-        if made := out.get("tool_calls"):
-            out["tool_calls"] = [c | {"id": short_call_id(str(c.get("id", "")))} for c in made]
+        calls = out.get("tool_calls")
+        if calls:
+            out["tool_calls"] = [c | {"id": short_call_id(str(c.get("id", "")))} for c in calls]
         if "tool_call_id" in out:
             out["tool_call_id"] = short_call_id(str(out["tool_call_id"]))
         return out
@@ -182,7 +183,8 @@ class DeepSeekFamily(ModelFamily):
 
     def adapt_message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Convert arguments to text and an empty content beside calls to None, as DeepSeek templates expect."""
-        if not (made := message.get("tool_calls")):
+        calls = message.get("tool_calls")
+        if not calls:
             return message
         texts = [
             c
@@ -190,7 +192,7 @@ class DeepSeekFamily(ModelFamily):
                 "function": c["function"]
                 | {"arguments": _arguments_text(c["function"]["arguments"])}
             }
-            for c in made
+            for c in calls
         ]
         return message | {"tool_calls": texts, "content": message.get("content") or None}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from openclaw_rl.render.reply_parser import Delta, ReplyParser, partial_match_length
+from openclaw_rl.render.reply_parser import Delta, ReplyParser, find_first, partial_match_length
 from openclaw_rl.render.tool_calls import make_call
 
 START = "<|start|>"
@@ -69,13 +69,10 @@ class HarmonyParser(ReplyParser):
         if not start or any(o.startswith(start) for o in _HEADER_STARTS):
             return False
         at = start.find(MESSAGE)
-        if (
-            start.startswith(_HEADER_STARTS)
-            and at < 0
-            and len(start) < MAX_HEADER_CHARS + len(MESSAGE)
-        ):
+        is_header = start.startswith(_HEADER_STARTS)
+        if is_header and at < 0 and len(start) < MAX_HEADER_CHARS + len(MESSAGE):
             return False
-        if start.startswith(_HEADER_STARTS) and 0 <= at <= MAX_HEADER_CHARS:
+        if is_header and 0 <= at <= MAX_HEADER_CHARS:
             self._open_message(start[:at])
             self._buffer = start[at + len(MESSAGE) :]
         else:
@@ -84,30 +81,29 @@ class HarmonyParser(ReplyParser):
 
     def _open_message(self, header: str) -> None:
         channel = _CHANNEL_PATTERN.search(header)
-        recipient = _RECIPIENT_PATTERN.search(header)
         self._header = header
         self._channel = channel[1] if channel else "final"
-        named = recipient[1] if recipient and self._tools else ""
-        self._function = named.removeprefix("functions.") if named.startswith("functions.") else ""
+        self._function = ""
+        recipient = _RECIPIENT_PATTERN.search(header)
+        if self._tools and recipient is not None and recipient[1].startswith("functions."):
+            self._function = recipient[1].removeprefix("functions.")
         if self._function:
             self._channel = "commentary"
         reasoning = self.in_reasoning
-        said = self._reasoning if reasoning else self._content
+        text = self._reasoning if reasoning else self._content
         new = self._pending.reasoning if reasoning else self._pending.content
-        self._newline_pending[reasoning] = bool(said or new)
+        self._newline_pending[reasoning] = bool(text or new)
 
     def _read_body(self) -> bool:
         """Emit text at once; hold a call's arguments until the message ends. False: more text is needed."""
-        places = [(at, m) for m in HARMONY_TOKENS if (at := self._buffer.find(m)) >= 0]
-        if self._function:
-            places = [(at, m) for at, m in places if m in _MESSAGE_ENDS]
-        if not places:
+        marks = _MESSAGE_ENDS if self._function else HARMONY_TOKENS
+        at, mark = find_first(self._buffer, marks)
+        if at < 0:
             if not self._function:
                 cut = len(self._buffer) - partial_match_length(self._buffer, HARMONY_TOKENS)
                 self._emit_text(self._buffer[:cut])
                 self._buffer = self._buffer[cut:]
             return False
-        at, mark = min(places)
         rest = self._buffer[at:] if mark == START else self._buffer[at + len(mark) :]
         if mark in _MESSAGE_ENDS:
             self._end_message(self._buffer[:at])

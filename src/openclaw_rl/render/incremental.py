@@ -84,19 +84,21 @@ class IncrementalRenderer:
         turn = _TurnInput(messages, reply, tools, variables)
         if len(messages) < self._min_messages:
             return self._make_turn(turn, _EMPTY_PREFIX, self._render_whole(turn))[0]
-        kept = self._prefix
-        found = self._render_after_prefix(turn) if 0 < kept.messages < len(messages) else None
-        if found is None:
+        prefix = self._prefix
+        after_prefix = (
+            self._render_after_prefix(turn) if 0 < prefix.messages < len(messages) else None
+        )
+        if after_prefix is None:
             self._drop_prefix()
-            kept = _EMPTY_PREFIX
-        written, pieces = self._make_turn(turn, kept, found or self._render_whole(turn))
-        self._last_turn = (turn, kept, written)
-        if kept.messages:
+            prefix = _EMPTY_PREFIX
+        written, pieces = self._make_turn(turn, prefix, after_prefix or self._render_whole(turn))
+        self._last_turn = (turn, prefix, written)
+        if prefix.messages:
             self._turn_count += 1
             if self._turn_count >= self._next_verification:
                 self._next_verification += self._turn_count // 2 + 1
                 self._verify_turn(*self._last_turn)
-        self._extend_prefix(turn, kept, written, pieces)
+        self._extend_prefix(turn, prefix, written, pieces)
         return written
 
     def keep_at_most(self, same: int) -> None:
@@ -158,18 +160,18 @@ class IncrementalRenderer:
         return text[end:] if end >= 0 else None
 
     def _make_turn(
-        self, turn: _TurnInput, kept: _KeptPrefix, texts: tuple[str, str]
+        self, turn: _TurnInput, prefix: _KeptPrefix, texts: tuple[str, str]
     ) -> tuple[RenderedTurn, list[str]]:
         tokens = self._renderer.tokenizer
         pieces = tokens.split_text(texts[0])
-        return RenderedTurn(np.concatenate([kept.ids, tokens.join_ids(pieces)]), *texts), pieces
+        return RenderedTurn(np.concatenate([prefix.ids, tokens.join_ids(pieces)]), *texts), pieces
 
     def _extend_prefix(
-        self, turn: _TurnInput, kept: _KeptPrefix, written: RenderedTurn, pieces: list[str]
+        self, turn: _TurnInput, prefix: _KeptPrefix, written: RenderedTurn, pieces: list[str]
     ) -> None:
         """Keep as much of this prompt as the next prompts will start with."""
-        self._prefix = kept
-        at = self._find_stable_end(turn.messages, kept.messages)
+        self._prefix = prefix
+        at = self._find_stable_end(turn.messages, prefix.messages)
         behind = self._render_after(turn, at, turn.messages[at:], generation=True) if at else None
         if behind is None or not written.prompt_text.endswith(behind):
             return
@@ -179,7 +181,7 @@ class IncrementalRenderer:
         if cut not in ends[::2]:
             return
         upto = 2 * ends[::2].index(cut) + 1
-        size = len(kept.ids) + len(self._renderer.tokenizer.join_ids(pieces[:upto]))
+        size = len(prefix.ids) + len(self._renderer.tokenizer.join_ids(pieces[:upto]))
         self._prefix_texts.append(written.prompt_text[:cut])
         self._prefix = _KeptPrefix(at, len(self._prefix_texts), written.prompt_ids[:size])
 
@@ -197,10 +199,10 @@ class IncrementalRenderer:
             0,
         )
 
-    def _verify_turn(self, turn: _TurnInput, kept: _KeptPrefix, written: RenderedTurn) -> None:
+    def _verify_turn(self, turn: _TurnInput, prefix: _KeptPrefix, written: RenderedTurn) -> None:
         # An empty prefix marks it as verified.
         self._last_turn = (turn, _EMPTY_PREFIX, written)
-        begun = "".join(self._prefix_texts[: kept.texts])
+        begun = "".join(self._prefix_texts[: prefix.texts])
         before, whole = self._render_whole(turn)
         ids = self._renderer.tokenizer.encode(before)
         if (before, whole) != (

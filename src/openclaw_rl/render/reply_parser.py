@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from openclaw_rl.render.detokenizer import TextStream
@@ -48,6 +48,18 @@ class Delta(NamedTuple):
         )
 
 
+def find_first(text: str, marks: Iterable[str]) -> tuple[int, str]:
+    """Return the place of the first mark in a text, and the longest mark there; (-1, "") if it has none."""
+    first = (-1, "")
+    for mark in marks:
+        at = text.find(mark)
+        is_earlier = first[0] < 0 or at < first[0]
+        is_longer = at == first[0] and len(mark) > len(first[1])
+        if at >= 0 and (is_earlier or is_longer):
+            first = (at, mark)
+    return first
+
+
 def partial_match_length(text: str, tags: Sequence[str]) -> int:
     """Return the length of the longest suffix of `text` that is a prefix of one of `tags`."""
     best = 0
@@ -70,18 +82,18 @@ class StopStringFilter:
     def push(self, text: str) -> tuple[str, bool]:
         """Return (text that is certain, whether a stop string was found)."""
         text = self._buffer + text
-        found = [at for at in (text.find(s) for s in self._stops) if at >= 0]
-        if found:
+        places = [at for at in (text.find(s) for s in self._stops) if at >= 0]
+        if places:
             self._buffer = ""
-            return text[: min(found)], True
+            return text[: min(places)], True
         cut = len(text) - partial_match_length(text, self._stops)
         self._buffer = text[cut:]
         return text[:cut], False
 
     def flush(self) -> str:
-        held = self._buffer
+        rest = self._buffer
         self._buffer = ""
-        return held
+        return rest
 
 
 class ReplyParser(ABC):

@@ -81,7 +81,8 @@ class ReplySplicer:
         spots = self._reply_starts(text)
         for reply in replies:
             for n, at in enumerate(spots):
-                if (end := self._find_end(text, unmarked, reply, at)) is not None:
+                end = self._find_end(text, unmarked, reply, at)
+                if end is not None:
                     pieces += [text[place:at], reply.ids]
                     place = end
                     spots = [later for later in spots[n + 1 :] if later >= end]
@@ -92,7 +93,7 @@ class ReplySplicer:
         self, text: str, unmarked: _UnmarkedText, reply: SampledReply, at: int
     ) -> int | None:
         """Return where the reply ends if it starts at `at`, else None."""
-        ends = (unmarked.find_end(said, at) for said in reply.texts)
+        ends = (unmarked.find_end(reply_text, at) for reply_text in reply.texts)
         # A special token must follow, so that the reply's last tokens are independent.
         return next(
             (end for end in ends if end is not None and self._tokens.is_special_at(text, end)), None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from openclaw_rl.render.reply_parser import Delta, ReplyParser, partial_match_length
+from openclaw_rl.render.reply_parser import Delta, ReplyParser, find_first, partial_match_length
 from openclaw_rl.render.tool_calls import CallReader
 
 ThinkTags = tuple[str, str]
@@ -102,12 +102,13 @@ class TagParser(ReplyParser):
             return self._read_start()
         if self._state is _ParserState.REASONING:
             return self._read_reasoning()
-        if self._state is _ParserState.CONTENT and self._optional_closer:
+        if self._state is _ParserState.CALL:
+            return self._read_call()
+        if self._optional_closer:
             return self._skip_closer()
-        if self._state is _ParserState.CONTENT:
-            first = self._no_content_yet and self._reader and self._reader.at_start
-            return self._read_first_content() if first else self._read_content()
-        return self._read_call()
+        if self._no_content_yet and self._reader is not None and self._reader.at_start:
+            return self._read_first_content()
+        return self._read_content()
 
     def _read_start(self) -> bool:
         start = self._buffer.lstrip()
@@ -129,10 +130,10 @@ class TagParser(ReplyParser):
             if at >= 0
             else len(self._buffer) - partial_match_length(self._buffer, (self._close_think,))
         )
-        kept = len(self._buffer[:end].rstrip("\n"))
-        self._emit_text(self._buffer[:kept])
+        length = len(self._buffer[:end].rstrip("\n"))
+        self._emit_text(self._buffer[:length])
         if at < 0:
-            self._buffer = self._buffer[kept:]
+            self._buffer = self._buffer[length:]
             return False
         self._buffer = self._buffer[at + len(self._close_think) :]
         self._state = _ParserState.CONTENT
@@ -175,38 +176,37 @@ class TagParser(ReplyParser):
             self._emit_text(self._buffer)
             self._buffer = ""
             return False
-        places = [(at, -len(m), m) for m in self._tags if (at := self._buffer.find(m)) >= 0]
-        at, _, mark = min(places, default=(-1, 0, ""))
+        at, mark = find_first(self._buffer, self._tags)
         end = at if at >= 0 else len(self._buffer) - partial_match_length(self._buffer, self._tags)
-        kept = len(self._buffer[:end].rstrip()) if self._reader else end
-        self._emit_text(self._buffer[:kept])
+        length = len(self._buffer[:end].rstrip()) if self._reader else end
+        self._emit_text(self._buffer[:length])
         if at < 0:
-            self._buffer = self._buffer[kept:]
+            self._buffer = self._buffer[length:]
             return False
         if mark in self._openers:
             self._state = _ParserState.CALL
-            self._space_before_call = self._buffer[kept:at]
+            self._space_before_call = self._buffer[length:at]
             self._buffer = self._buffer[at:]
         else:
-            self._emit_text(self._buffer[kept:at])
+            self._emit_text(self._buffer[length:at])
             self._buffer = self._buffer[at + len(mark) :]
         return True
 
     def _read_call(self) -> bool:
         assert self._reader is not None
-        found = self._reader.read(self._buffer)
-        if found is None:
+        block = self._reader.read(self._buffer)
+        if block is None:
             return False
-        if not found.calls:
-            self._reject_call(found.end)
+        if not block.calls:
+            self._reject_call(block.end)
             return True
         self._state = _ParserState.CONTENT
         self._space_before_call = ""
-        self._buffer = self._buffer[found.end :]
+        self._buffer = self._buffer[block.end :]
         self._trim_newlines = False
         self._no_content_yet = True
         self._optional_closer = self._reader.closer
-        self._append_calls(found.calls)
+        self._append_calls(block.calls)
         return True
 
     def _reject_call(self, end: int) -> None:
@@ -214,10 +214,10 @@ class TagParser(ReplyParser):
         opener = next((m for m in self._openers if self._buffer.startswith(m)), "")
         marks = (self._buffer.find(m, len(opener), end) for m in self._tags)
         end = max(min([end, *(at for at in marks if at >= 0)]), len(opener))
-        said = self._buffer[len(opener) : end] if opener in self._hidden else self._buffer[:end]
+        text = self._buffer[len(opener) : end] if opener in self._hidden else self._buffer[:end]
         gap = self._space_before_call
         self._space_before_call = ""
         self._state = _ParserState.CONTENT
         self._buffer = self._buffer[end:]
         self._no_content_yet = False
-        self._emit_text(gap + said)
+        self._emit_text(gap + text)

@@ -94,20 +94,17 @@ def probe_behaviour(text: RenderFunction, family: ModelFamily) -> TemplateBehavi
 
 def _probe_reasoning(text: RenderFunction, family: ModelFamily) -> str:
     thinking_call: Message = {**REPLY_WITH_ONE_CALL, "reasoning_content": _THOUGHT_MARKER}
-    last, loop, earlier = (
-        _THOUGHT_MARKER in (found or "")
-        for found in (
-            text([FIRST_REQUEST, REPLY_WITH_REASONING], (), False),
-            text([FIRST_REQUEST, thinking_call, FIRST_RESULT], PROBE_TOOLS, True),
-            text([FIRST_REQUEST, REPLY_WITH_REASONING, SECOND_REQUEST], (), True),
-        )
-    )
+    last = text([FIRST_REQUEST, REPLY_WITH_REASONING], (), False) or ""
+    loop = text([FIRST_REQUEST, thinking_call, FIRST_RESULT], PROBE_TOOLS, True) or ""
+    earlier = text([FIRST_REQUEST, REPLY_WITH_REASONING, SECOND_REQUEST], (), True) or ""
     opens = family.opens_thinking(text([FIRST_REQUEST], (), True) or "")
-    if earlier or not (last or loop or opens):
+    if _THOUGHT_MARKER in earlier:
         return ""
-    return "drops the reasoning of earlier turns" + (
-        " (keeps it inside a tool loop)" if loop else ""
-    )
+    if _THOUGHT_MARKER in loop:
+        return "drops the reasoning of earlier turns (keeps it inside a tool loop)"
+    if opens or _THOUGHT_MARKER in last:
+        return "drops the reasoning of earlier turns"
+    return ""
 
 
 def _probe_calls(text: RenderFunction, family: ModelFamily) -> str:
@@ -120,11 +117,9 @@ def _probe_calls(text: RenderFunction, family: ModelFamily) -> str:
         return ""
     read = _count_calls_read(text, family, REPLY_WITH_ONE_CALL, [FIRST_RESULT])
     if read < 1:
-        return (
-            "rewrites tool calls"
-            if _TOOL_NAMES[0] in _after_common_prefix(whole, before)
-            else "drops tool calls"
-        )
+        if _TOOL_NAMES[0] in _after_common_prefix(whole, before):
+            return "rewrites tool calls"
+        return "drops tool calls"
     both = _count_calls_read(text, family, REPLY_WITH_TWO_CALLS, [FIRST_RESULT, SECOND_RESULT])
     return "keeps only one of several tool calls" if both == 1 else ""
 
@@ -145,11 +140,11 @@ def _count_calls_read(
     # The generation prompt opens reasoning, which earlier replies do not have.
     if not whole.startswith(opening):
         opening = text([FIRST_REQUEST], PROBE_TOOLS, False) or ""
-    said = (
-        whole[len(opening) :] if whole.startswith(opening) else _after_common_prefix(whole, opening)
-    )
+    sample = whole.removeprefix(opening)
+    if not whole.startswith(opening):
+        sample = _after_common_prefix(whole, opening)
     parser = family.new_parser(thinking=False, tools=PROBE_TOOLS)
-    parser.push(said)
+    parser.push(sample)
     parser.finish()
     wanted = [c["function"]["name"] for c in reply["tool_calls"]]
     return len([c for c in parser.calls if c.name in wanted])
@@ -157,7 +152,7 @@ def _count_calls_read(
 
 def reply_anchors(text: RenderFunction, split: Callable[[str], list[str]]) -> tuple[str, ...]:
     """Return the texts that may precede a reply's first character, from the last special token or earlier."""
-    found: dict[str, None] = {}
+    anchors: dict[str, None] = {}
     shapes: list[tuple[list[Message], ToolList]] = [
         ([FIRST_REQUEST], ()),
         ([FIRST_REQUEST, REPLY_WITH_ONE_CALL, FIRST_RESULT], PROBE_TOOLS),
@@ -175,8 +170,8 @@ def reply_anchors(text: RenderFunction, split: Callable[[str], list[str]]) -> tu
             same = len(closed) if closed and end.startswith(closed) else 0
             anchor = (end[same:] if same else "") or _last_special(end, split)
             if anchor.strip():
-                found[anchor] = None
-    return tuple(found)
+                anchors[anchor] = None
+    return tuple(anchors)
 
 
 def _last_special(end: str, split: Callable[[str], list[str]]) -> str:

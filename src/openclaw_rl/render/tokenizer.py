@@ -91,8 +91,8 @@ class CachedTokenizer:
 
     def find_next_special(self, text: str, place: int) -> int:
         """Return the offset of the next special token at or after `place`; -1 if not found."""
-        found = self._pattern.search(text, place)
-        return -1 if found is None else found.start()
+        match = self._pattern.search(text, place)
+        return -1 if match is None else match.start()
 
     def count_uncached_chars(self, pieces: Sequence[str]) -> int:
         """Return the number of characters in pieces that are not cached."""
@@ -104,8 +104,8 @@ class CachedTokenizer:
         """Return the ids [n] of the pieces; special tokens become their special ids."""
         specials = self._specials
         cached = self._cache.get
-        found = [specials.get(p) or cached(p) or self._encode_piece(p) for p in pieces]
-        return np.frombuffer(b"".join(found), dtype=np.int32)
+        encoded = [specials.get(p) or cached(p) or self._encode_piece(p) for p in pieces]
+        return np.frombuffer(b"".join(encoded), dtype=np.int32)
 
     def encode(self, text: str) -> Ids:
         """Return the ids [n] of the text; special tokens in it become their special ids."""
@@ -198,20 +198,20 @@ def _split_raw_text(tokenizer: Tokenizer) -> Tokenizer:
     Returns `tokenizer` if that changes the ids of a probe: its normaliser then acts on the text around the tokens.
     """
     added = tokenizer.get_added_tokens_decoder()
-    late = {
-        t.content
-        for t in added.values()
-        if t.normalized and is_control_token(t.content, special=t.special)
-    }
+    normalised = [token for token in added.values() if token.normalized]
+    late = {t.content for t in normalised if is_control_token(t.content, special=t.special)}
     if not late:
         return tokenizer
     raw = json.loads(tokenizer.to_str())
     for entry in raw["added_tokens"]:
-        entry["normalized"] = entry["normalized"] and entry["content"] not in late
+        if entry["content"] in late:
+            entry["normalized"] = False
     changed = Tokenizer.from_str(json.dumps(raw))
     probes = [_probe_text(token) for token in late]
-    before, after = (t.encode_batch(probes, add_special_tokens=False) for t in (tokenizer, changed))
-    return changed if [e.ids for e in before] == [e.ids for e in after] else tokenizer
+    before = tokenizer.encode_batch(probes, add_special_tokens=False)
+    after = changed.encode_batch(probes, add_special_tokens=False)
+    is_equal = [one.ids for one in before] == [one.ids for one in after]
+    return changed if is_equal else tokenizer
 
 
 def _find_splitting_tokens(tokenizer: Tokenizer) -> dict[str, int]:

@@ -74,8 +74,8 @@ def make_call(name: str, arguments: str | bytes) -> ToolCall | None:
     return None if text is None or not name else ToolCall(new_call_id(), name, text)
 
 
-def _call_from_body(found: _CallBody) -> ToolCall | None:
-    return make_call(found.name, bytes(found.arguments) or bytes(found.parameters))
+def _call_from_body(body: _CallBody) -> ToolCall | None:
+    return make_call(body.name, bytes(body.arguments) or bytes(body.parameters))
 
 
 def parse_call(body: str) -> ToolCall | None:
@@ -148,18 +148,18 @@ class _JsonCallReader(CallReader):
         """Return the end of the JSON object or array at `start` of a growing text, which is read only once."""
         if not self._depth:
             self._offset = start
-        while found := (self._INSIDE if self._in_string else self._OUTSIDE).search(
+        while match := (self._INSIDE if self._in_string else self._OUTSIDE).search(
             text, self._offset
         ):
-            mark = found[0]
+            mark = match[0]
             if mark == "\\":
-                if found.end() == len(text):
-                    self._offset = found.start()
+                if match.end() == len(text):
+                    self._offset = match.start()
                     return None
                 # Skip the escaped character.
-                self._offset = found.end() + 1
+                self._offset = match.end() + 1
                 continue
-            self._offset = found.end()
+            self._offset = match.end()
             if mark == '"':
                 self._in_string = not self._in_string
             else:
@@ -181,9 +181,11 @@ class LlamaCallReader(_JsonCallReader):
     def read(self, text: str) -> CallMatch | None:
         start = len(PYTHON_TAG) if text.startswith(PYTHON_TAG) else 0
         body = text[start:].lstrip()
-        if body and not body.startswith("{"):
+        if not body:
+            return None
+        if not body.startswith("{"):
             return CallMatch(start)
-        end = self._find_json_end(text, len(text) - len(body)) if body else None
+        end = self._find_json_end(text, len(text) - len(body))
         if end is None:
             return None
         call = parse_call(text[start:end])
@@ -216,15 +218,18 @@ class MistralCallReader(_JsonCallReader):
         return CallMatch(end, calls) if calls else CallMatch(len(TOOL_CALLS))
 
     def _parse_calls(self, head: str, body: str) -> tuple[ToolCall, ...]:
+        calls: list[ToolCall | None] = []
         if body.startswith("{"):
-            named = self._HEAD_PATTERN.fullmatch(head) if len(head) <= MAX_NAME_CHARS else None
-            found = [make_call(named[1], body) if named else None]
+            if len(head) <= MAX_NAME_CHARS:
+                named = self._HEAD_PATTERN.fullmatch(head)
+                calls = [make_call(named[1], body)] if named else []
         else:
             try:
-                found = [_call_from_body(b) for b in _bodies_decoder.decode(_to_bytes(body))]
+                calls = list(map(_call_from_body, _bodies_decoder.decode(_to_bytes(body))))
             except _DECODE_ERRORS:
                 return ()
-        return tuple(c._replace(id=c.id[-9:]) for c in found if c) if all(found) else ()
+        valid = [call._replace(id=call.id[-9:]) for call in calls if call]
+        return tuple(valid) if len(valid) == len(calls) else ()
 
 
 class DeepSeekCallReader(CallReader):

@@ -48,7 +48,11 @@ class XmlCallReader(CallReader):
 
     def read(self, text: str) -> CallMatch | None:
         """A closing tag inside a parameter does not end the call."""
-        start, end = (len(CALL), END_CALL) if text.startswith(CALL) else (0, _CLOSE)
+        start = 0
+        end = _CLOSE
+        if text.startswith(CALL):
+            start = len(CALL)
+            end = END_CALL
         at = text.find(end)
         while at >= 0 and _is_inside_parameter(text[start:at], end):
             at = text.find(end, at + 1)
@@ -56,11 +60,9 @@ class XmlCallReader(CallReader):
             return None
         body = text[start:at] if start else text[: at + len(end)]
         call = self._parse_call(body)
-        return (
-            CallMatch(len(CALL) if start else len(_OPEN))
-            if call is None
-            else CallMatch(at + len(end), (call,))
-        )
+        if call is not None:
+            return CallMatch(at + len(end), (call,))
+        return CallMatch(len(CALL) if start else len(_OPEN))
 
     def _parse_call(self, body: str) -> ToolCall | None:
         function = _FUNCTION_PATTERN.fullmatch(body)
@@ -71,18 +73,18 @@ class XmlCallReader(CallReader):
         place = 0
         properties = self._schema_properties(name)
         arguments: dict[str, Any] = {}
-        while found := _PARAMETER_PATTERN.match(inner, place):
-            key = found[1].strip()
-            arguments[key] = convert_value(found[2], properties.get(key))
-            place = found.end()
+        while parameter := _PARAMETER_PATTERN.match(inner, place):
+            key = parameter[1].strip()
+            arguments[key] = convert_value(parameter[2], properties.get(key))
+            place = parameter.end()
         if inner[place:].strip():
             return None
         return make_call(name, json.dumps(arguments, ensure_ascii=False))
 
     def _schema_properties(self, name: str) -> Mapping[str, Any]:
         schema = self._schemas.get(name)
-        found = schema.get("properties") if isinstance(schema, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        return properties if isinstance(properties, Mapping) else {}
 
 
 def _is_inside_parameter(body: str, end: str) -> bool:
@@ -107,17 +109,23 @@ def _allowed_types(schema: Any, depth: int = 0) -> frozenset[str]:
     """Return the names of the types that a schema allows; empty if it does not specify any."""
     if not isinstance(schema, Mapping) or depth > 8:
         return frozenset()
-    own = schema.get("type")
-    found = {t for t in (own if isinstance(own, list) else [own]) if isinstance(t, str)}
+    stated = schema.get("type")
+    names = stated if isinstance(stated, list) else [stated]
+    types = {name for name in names if isinstance(name, str)}
     for key in ("anyOf", "oneOf", "allOf"):
-        for one in schema[key] if isinstance(schema.get(key), list) else ():
-            found |= _allowed_types(one, depth + 1)
-    if not found and isinstance(schema.get("enum"), list):
-        found = {
-            name
-            for value in schema["enum"]
-            for name, kinds in _PYTHON_TYPES.items()
-            if type(value) in kinds
-        }
-        found |= {"string"} if any(isinstance(v, str) for v in schema["enum"]) else set()
-    return frozenset(found)
+        parts = schema.get(key)
+        if isinstance(parts, list):
+            for part in parts:
+                types |= _allowed_types(part, depth + 1)
+    values = schema.get("enum")
+    if not types and isinstance(values, list):
+        for value in values:
+            types |= _names_of_type(value)
+    return frozenset(types)
+
+
+def _names_of_type(value: Any) -> set[str]:
+    """Return the names that a JSON schema has for the type of a value."""
+    if isinstance(value, str):
+        return {"string"}
+    return {name for name, kinds in _PYTHON_TYPES.items() if type(value) in kinds}

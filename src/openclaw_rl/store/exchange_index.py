@@ -54,9 +54,12 @@ class ExchangeSummary:
     version: int = 0  # of the policy that gave the reply
     previous: str | None = None  # the exchange that its client continues by id
     parent: str | None = None  # the turn before it in its conversation
-    signatures: frozenset[bytes] = (
-        frozenset()
-    )  # of all reactions from the conversation, in any revision
+    # Of all reactions from the conversation, in any revision.
+    signatures: frozenset[bytes] = frozenset()
+
+    def ended_by(self, at: float) -> bool:
+        """Return whether the reply had ended at a time, in seconds since the epoch."""
+        return self.finished_at is not None and self.finished_at <= at
 
 
 _base = select(

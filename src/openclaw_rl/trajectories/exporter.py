@@ -112,20 +112,19 @@ def sampling_to_json(sampling: Sampling) -> dict[str, Any]:
 
 
 def _reply_fields(request: Request, reply: Reply) -> dict[str, Any]:
-    done = reply.status is ExchangeStatus.DONE
-    finish = {"finish": reply.finish_reason.value if reply.finish_reason else None} if done else {}
-    return {
-        **(
-            {"prompt_ids": request.prompt_ids.tolist()} | _token_fields(request, reply)
-            if len(request.prompt_ids)
-            else {}
-        ),
-        **({"off_policy": True} if request.origin is Origin.TEXT else {}),
-        **({} if done else {"status": reply.status.value}),
-        **finish,
-        **_drop_empty({"error": reply.error, "first_token_at": reply.first_token_at}),
-        "finished_at": reply.finished_at,
-    }
+    values: dict[str, Any] = {}
+    if len(request.prompt_ids):
+        values["prompt_ids"] = request.prompt_ids.tolist()
+        values |= _token_fields(request, reply)
+    if request.origin is Origin.TEXT:
+        values["off_policy"] = True
+    if reply.status is ExchangeStatus.DONE:
+        values["finish"] = reply.finish_reason.value if reply.finish_reason else None
+    else:
+        values["status"] = reply.status.value
+    values |= _drop_empty({"error": reply.error, "first_token_at": reply.first_token_at})
+    values["finished_at"] = reply.finished_at
+    return values
 
 
 def _token_fields(request: Request, reply: Reply) -> dict[str, Any]:
@@ -159,13 +158,11 @@ def next_state_to_json(messages: Sequence[Message]) -> str | list[Message] | Non
     if not messages:
         return None
     only = messages[0]
-    plain = len(messages) == 1 and set(only) == {"role", "content"} and only["role"] == "user"
-    words = only.get("content")
-    return (
-        words
-        if plain and isinstance(words, str) and words and is_valid_unicode(words)
-        else list(messages)
-    )
+    text = only.get("content")
+    is_plain = len(messages) == 1 and only == {"role": "user", "content": text}
+    if is_plain and isinstance(text, str) and text and is_valid_unicode(text):
+        return text
+    return list(messages)
 
 
 def _feedback_to_json(f: Feedback) -> dict[str, Any]:

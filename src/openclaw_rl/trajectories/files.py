@@ -62,18 +62,18 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
     Raises `OpenClawError` for a path that does not exist, a file of another kind, and when no file is found.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
             # Raises if unreadable; rglob would only skip it.
             next(path.iterdir(), None)
-            found |= dict.fromkeys(files_inside(path))
+            files |= dict.fromkeys(files_inside(path))
         elif path.is_file():
             if path.suffix.lower() not in SUFFIXES:
                 raise OpenClawError(
                     f"{path}: expected a file that ends with {', '.join(SUFFIXES)}."
                 )
-            found[path] = None
+            files[path] = None
         elif path.exists():
             raise OpenClawError(
                 f"{path}: expected a file or a folder, got a pipe or a device. Write it to a file first."
@@ -82,12 +82,12 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
             raise OpenClawError(
                 f"{path}: no such file or folder. Expected trajectories ({', '.join(SUFFIXES)})."
             )
-    if not found:
+    if not files:
         where = ", ".join(map(str, paths))
         raise OpenClawError(
             f"{where}: no trajectories there. Expected files that end with {', '.join(SUFFIXES)}."
         )
-    return list(found)
+    return list(files)
 
 
 def file_size(file: Path) -> int:
@@ -132,10 +132,10 @@ def read_entries(file: Path) -> Iterator[TrajectoryEntry]:
                 )
                 before = read
     except OSError as error:
-        said = TrajectoryRefused(
+        refusal = TrajectoryRefused(
             "cannot be read", f"expected a file that this user can read: {error.strerror}"
         )
-        yield TrajectoryEntry(file=file, place="", problem=said, size=0)
+        yield TrajectoryEntry(file=file, place="", problem=refusal, size=0)
 
 
 _FoundValue = tuple[str, bytes, TrajectoryRefused | None, int]
@@ -148,8 +148,10 @@ def _read_numbered(stream: BinaryIO, suffix: str) -> Iterator[_FoundValue]:
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     for place, raw, problem, read in parquet.read_trajectories(stream, size):
-        large = len(raw) > ENTRY_BYTES
-        yield place, b"" if large else raw, _TOO_LARGE if large else problem, read
+        if len(raw) > ENTRY_BYTES:
+            yield place, b"", _TOO_LARGE, read
+        else:
+            yield place, raw, problem, read
 
 
 def _read_lines(stream: BinaryIO) -> Iterator[_FoundValue]:
@@ -159,33 +161,41 @@ def _read_lines(stream: BinaryIO) -> Iterator[_FoundValue]:
         place = f"line {number}"
         problem = None
         if len(line) > ENTRY_BYTES and not line.endswith(b"\n"):
+            _skip_line(stream)
+            line = b""
             problem = _TOO_LARGE
-            while (more := stream.readline(_CHUNK_BYTES)) and not more.endswith(b"\n"):
-                pass
-        line = line.removeprefix(_BOM) if number == 1 else line
+        if number == 1:
+            line = line.removeprefix(_BOM)
         if problem or line.strip():
-            yield place, b"" if problem else line, problem, stream.tell()
+            yield place, line, problem, stream.tell()
+
+
+def _skip_line(stream: BinaryIO) -> None:
+    """Read the rest of a line, in pieces."""
+    more = stream.readline(_CHUNK_BYTES)
+    while more and not more.endswith(b"\n"):
+        more = stream.readline(_CHUNK_BYTES)
 
 
 def _read_document(stream: BinaryIO) -> Iterator[_FoundValue]:
     """Yield the object of a JSON document, or the items of its array."""
     raw = stream.read(DOCUMENT_BYTES + 1)
     size = len(raw)
-    said = raw.removeprefix(_BOM).strip()
+    content = raw.removeprefix(_BOM).strip()
     if size > DOCUMENT_BYTES:
         yield "", b"", _LARGE_DOCUMENT, size
-    elif not said:
+    elif not content:
         yield (
             "",
             b"",
             TrajectoryRefused("not JSON", "expected a trajectory, but the file is empty"),
             size,
         )
-    elif said.startswith(b"["):
-        yield from _read_array(said, size)
+    elif content.startswith(b"["):
+        yield from _read_array(content, size)
     else:
-        large = len(said) > ENTRY_BYTES
-        yield "", b"" if large else said, _TOO_LARGE if large else None, size
+        large = len(content) > ENTRY_BYTES
+        yield "", b"" if large else content, _TOO_LARGE if large else None, size
 
 
 def _read_array(raw: bytes, size: int) -> Iterator[_FoundValue]:
@@ -229,6 +239,6 @@ def _array_items(text: str) -> Iterator[tuple[bytes, int]]:
 
 
 def _skip_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    assert found is not None, "the pattern matches nothing, too"
-    return found.end()
+    space = _SPACE.match(text, at)
+    assert space is not None, "the pattern matches nothing, too"
+    return space.end()

@@ -29,7 +29,7 @@ def turn_to_row(session: StoredSession, item: StoredTurn) -> Mapping[str, Any] |
     )
     if reply.status is not ExchangeStatus.DONE or not known:
         return None
-    said = item.reaction.messages if item.reaction else ()
+    reaction = item.reaction.messages if item.reaction else ()
     return {
         "session_id": session.name,
         "turn_id": item.turn.id,
@@ -40,7 +40,7 @@ def turn_to_row(session: StoredSession, item: StoredTurn) -> Mapping[str, Any] |
         "agent": request.agent,
         "prompt": replace_lone_surrogates(prompt_of(request.messages)),
         "response": replace_lone_surrogates(message_text(reply.message)),
-        "next_state": replace_lone_surrogates("\n".join(message_text(m) for m in said)),
+        "next_state": replace_lone_surrogates("\n".join(message_text(m) for m in reaction)),
         "messages_json": _json_text(request.messages),
         "reply_json": _json_text(reply.message),
         "tools_json": _json_text(request.tools),

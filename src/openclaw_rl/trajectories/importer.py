@@ -136,7 +136,7 @@ class TrajectoryImporter:
 
     def run(
         self,
-        found: Iterable[TrajectoryEntry],
+        entries: Iterable[TrajectoryEntry],
         report: ImportReport,
         *,
         follow: EntryProgress = lambda entry, share: None,
@@ -146,7 +146,7 @@ class TrajectoryImporter:
 
         Raises `StoreError` when database or disk fail. Committed entries stay; a second run imports the others.
         """
-        for group in group_entries(found):
+        for group in group_entries(entries):
             if stop():
                 return
             self._import_group(group, report, follow)
@@ -180,7 +180,7 @@ class TrajectoryImporter:
             try:
                 _check_ids(planned, there)
                 new = [p for p in planned if p.id not in known]
-                made = self._builder.build_turns(
+                built = self._builder.build_turns(
                     new,
                     now,
                     partial(lambda entry, share: follow(entry, BUILT_SHARE * share), entry),
@@ -188,7 +188,7 @@ class TrajectoryImporter:
             except TrajectoryRefused as problem:
                 report.add_refusal(entry, problem)
                 continue
-            out.append(_PendingEntry(entry=entry, planned=planned, known=known, built=made))
+            out.append(_PendingEntry(entry=entry, planned=planned, known=known, built=built))
         return out
 
     def _score_entries(
@@ -208,12 +208,12 @@ class TrajectoryImporter:
         else:
             self._scorer = self._scorer or self._load_scorer()
             rows = [(m.request.prompt_ids, m.reply.response_ids) for m in wanting]
-            found = self._scorer.score(
+            scored = self._scorer.score(
                 rows, lambda n: _report_scoring(ready, follow, n / len(rows))
             )
             done = {
                 m.request.id: _with_logprobs(m, logprobs)
-                for m, logprobs in zip(wanting, found, strict=True)
+                for m, logprobs in zip(wanting, scored, strict=True)
             }
             report.counts.scored += len(wanting)
         return [replace(one, built=[done.get(m.request.id, m) for m in one.built]) for one in ready]
@@ -275,22 +275,22 @@ def _disjoint_runs(plans: Sequence[_ResolvedEntry]) -> Iterator[list[_ResolvedEn
     wave: list[_ResolvedEntry] = []
     ids: set[str] = set()
     for entry, planned in plans:
-        own = {p.id for p in planned}
-        if wave and own & ids:
+        turn_ids = {p.id for p in planned}
+        if wave and turn_ids & ids:
             yield wave
             wave = []
             ids = set()
         wave.append((entry, planned))
-        ids |= own
+        ids |= turn_ids
     if wave:
         yield wave
 
 
-def group_entries(found: Iterable[TrajectoryEntry]) -> Iterator[list[TrajectoryEntry]]:
+def group_entries(entries: Iterable[TrajectoryEntry]) -> Iterator[list[TrajectoryEntry]]:
     """Yield the entries in groups of bounded size."""
     group: list[TrajectoryEntry] = []
     size = 0
-    for entry in found:
+    for entry in entries:
         group.append(entry)
         size += len(entry.raw)
         if len(group) >= GROUP_SIZE or size >= GROUP_BYTES:
@@ -305,12 +305,14 @@ def _stored_exchanges(
     conn: Connection, plans: Sequence[_ResolvedEntry], known: Mapping[str, imported_turns.KnownTurn]
 ) -> dict[str, Exchange]:
     """Return the stored exchanges whose ids the files give, without damaged ones."""
-    ids = [p.id for _, planned in plans for p in planned if p.turn.id is not None and p.id in known]
+    ids = []
+    for _, planned in plans:
+        ids += [turn.id for turn in planned if turn.turn.id is not None and turn.id in known]
     size = imported_turns.MAX_IDS_PER_QUERY
-    parts = (ids[at : at + size] for at in range(0, len(ids), size))
-    return {
-        id_: found for part in parts for id_, found in exchanges.get_readable(conn, part).items()
-    }
+    stored: dict[str, Exchange] = {}
+    for at in range(0, len(ids), size):
+        stored |= exchanges.get_readable(conn, ids[at : at + size])
+    return stored
 
 
 def _check_ids(planned: Sequence[ResolvedTurn], there: Mapping[str, Exchange]) -> None:
@@ -319,8 +321,8 @@ def _check_ids(planned: Sequence[ResolvedTurn], there: Mapping[str, Exchange]) -
         before = there.get(p.id)
         if before is None or before.reply is None:
             continue
-        words = list(before.request.messages), dict(before.reply.message)
-        if words != (list(p.messages), dict(p.reply)):
+        stored = list(before.request.messages), dict(before.reply.message)
+        if stored != (list(p.messages), dict(p.reply)):
             raise TrajectoryRefused(
                 "contradiction",
                 f"id {p.id!r} is in the store with other text; omit the id",
@@ -334,9 +336,9 @@ def _report_scoring(ready: Sequence[_PendingEntry], follow: EntryProgress, share
         follow(one.entry, BUILT_SHARE + (SCORED_SHARE - BUILT_SHARE) * share)
 
 
-def _with_logprobs(made: BuiltTurn, logprobs: Logprobs) -> BuiltTurn:
-    reply = replace(made.reply, logprobs=np.asarray(logprobs, np.float32))
-    return replace(made, reply=reply, place=replace(made.place, untrainable=None))
+def _with_logprobs(built: BuiltTurn, logprobs: Logprobs) -> BuiltTurn:
+    reply = replace(built.reply, logprobs=np.asarray(logprobs, np.float32))
+    return replace(built, reply=reply, place=replace(built.place, untrainable=None))
 
 
 def score_unscored(config: Config, store: Store, progress: Callable[[int], None]) -> int:
@@ -352,13 +354,13 @@ def score_unscored(config: Config, store: Store, progress: Callable[[int], None]
     while True:
         with store.read() as conn:
             waiting = imported_turns.unscored_turns(conn, after=after, limit=GROUP_SIZE)
-            found = exchanges.get_readable(conn, [id_ for _, id_ in waiting])
+            exchanges_by_id = exchanges.get_readable(conn, [id_ for _, id_ in waiting])
         if not waiting:
             return done
         after = waiting[-1][0]
         scorer = scorer or load_scorer(config, files, head)
-        waiting = [(seq, id_) for seq, id_ in waiting if id_ in found]
-        turns = [found[id_] for _, id_ in waiting]
+        waiting = [(seq, id_) for seq, id_ in waiting if id_ in exchanges_by_id]
+        turns = [exchanges_by_id[id_] for _, id_ in waiting]
         rows = [(e.request.prompt_ids, e.reply.response_ids) for e in turns if e.reply is not None]
         if not rows:
             continue

@@ -64,13 +64,13 @@ ProgressTick = Callable[[int, int], None]
 
 def check_files(paths: Sequence[str], *, report: str | None) -> bool:
     """Validate files without importing. Return False if any was refused. Raises `OpenClawError` for no files."""
-    found = reading.find_files([Path(p) for p in paths])
+    files = reading.find_files([Path(p) for p in paths])
     with (
         ImportReport(Path(report) if report else None) as result,
-        _byte_progress("checking", found) as tick,
+        _byte_progress("checking", files) as tick,
     ):
         follow = _make_follower(tick)
-        for entry in _iter_entries(found):
+        for entry in _iter_entries(files):
             result.counts.read += 1
             try:
                 turns = len(resolve_turns(entry.parse_trajectory()))
@@ -84,13 +84,13 @@ def check_files(paths: Sequence[str], *, report: str | None) -> bool:
 
 def import_files(config: Config, paths: Sequence[str], *, score: bool, report: str | None) -> bool:
     """Import files. Return False if some trajectories were refused. Raises `OpenClawError`."""
-    found = reading.find_files([Path(p).expanduser() for p in paths])
+    files = reading.find_files([Path(p).expanduser() for p in paths])
     with Store.open(config.store_path) as store:
         with _hashing_progress() as show:
             importer = TrajectoryImporter(config, store, score=score, report=show)
         file = Path(report) if report else config.logs_dir / REFUSALS_FILE
-        with ImportReport(file) as result, _byte_progress("importing", found) as tick:
-            importer.run(_iter_entries(found), result, follow=_make_follower(tick))
+        with ImportReport(file) as result, _byte_progress("importing", files) as tick:
+            importer.run(_iter_entries(files), result, follow=_make_follower(tick))
     TerminalConsole().print(result.render_summary("imported"))
     return result.refused_count == 0
 
@@ -139,14 +139,14 @@ def export_sessions(
                     raise OpenClawError(
                         f"--session {name}: no such session. `openclaw-rl inspect sessions` lists all."
                     )
-            found = iter_sessions(conn, names=names, since=after)
+            stored = iter_sessions(conn, names=names, since=after)
             atomic_write.remove_unfinished(
                 path.parent if path.suffix.lower() in reading.SUFFIXES else path
             )
             with _count_progress(
                 "exporting", count_sessions(other, names=names, since=after)
             ) as tick:
-                summary = _write_sessions(other, path, _with_tick(found, tick), form, redactor)
+                summary = _write_sessions(other, path, _with_tick(stored, tick), form, redactor)
     summary += "" if redactor is None else redactor.summary_text
     TerminalConsole(soft_wrap=True).print(summary)
 
@@ -309,7 +309,8 @@ def _file_stem(conn: Connection, session: StoredSession) -> str:
 
 def parse_since(text: str, now: float) -> float:
     """Parse 30m, 7d, 12h, 2w, 2026-03-01 or 2026-03-01T12:00 to seconds since the epoch. Raises `OpenClawError`."""
-    if ago := _SINCE_PATTERN.fullmatch(text.strip()):
+    ago = _SINCE_PATTERN.fullmatch(text.strip())
+    if ago:
         return now - int(ago[1]) * _UNIT_SECONDS[ago[2]]
     try:
         return datetime.fromisoformat(text.strip()).timestamp()

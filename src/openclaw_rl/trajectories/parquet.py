@@ -47,14 +47,14 @@ def open_writer(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]
     """Yield a function that appends a trajectory as JSON (`form` "turns": a flat row). Raises `OpenClawError`."""
     pa = import_pyarrow()
     schema = _row_schema(pa) if form == "turns" else _trajectory_schema(pa)
-    held: list[bytes] = []
+    buffered: list[bytes] = []
     size = 0
 
     with pa.parquet.ParquetWriter(stream, schema, compression="zstd") as file:
 
         def write_group() -> None:
             nonlocal size
-            rows = [from_json(raw) for raw in held]
+            rows = [from_json(raw) for raw in buffered]
             if form != "turns":
                 rows = [
                     row | {"turns": [_turn_to_columns(t) for t in row["turns"]]} for row in rows
@@ -65,18 +65,18 @@ def open_writer(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]
                 raise OpenClawError(
                     f"Parquet cannot hold half a surrogate pair ({error.reason}); export to .jsonl"
                 ) from error
-            held.clear()
+            buffered.clear()
             size = 0
 
         def add_json(raw: bytes) -> None:
             nonlocal size
-            held.append(raw)
+            buffered.append(raw)
             size += len(raw)
-            if len(held) >= GROUP_ROWS or size >= GROUP_BYTES:
+            if len(buffered) >= GROUP_ROWS or size >= GROUP_BYTES:
                 write_group()
 
         yield add_json
-        if held:
+        if buffered:
             write_group()
 
 
@@ -85,7 +85,8 @@ def _turn_to_columns(turn: Mapping[str, Any]) -> dict[str, Any]:
     out = {
         (key + _JSON_SUFFIX if key in _UNTYPED_KEYS else key): value for key, value in turn.items()
     }
-    if isinstance(state := out.get("next_state"), list):
+    state = out.get("next_state")
+    if isinstance(state, list):
         out["next_state"] = None
         out["next_state" + _JSON_SUFFIX] = state
     return {
@@ -95,35 +96,35 @@ def _turn_to_columns(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _turn_type(pa: Any) -> Any:
-    words = pa.string()
+    text = pa.string()
     number = pa.int32()
     moment = pa.float64()
     flag = pa.bool_()
-    plain = dict.fromkeys(("type", "prompt", "response", "next_state", "next_state_json"), words)
+    plain = dict.fromkeys(("type", "prompt", "response", "next_state", "next_state_json"), text)
     vote = pa.struct(
-        {"score": pa.int8(), "hint": words, "reason": words, "error": words, "fact": words}
+        {"score": pa.int8(), "hint": text, "reason": text, "error": text, "fact": text}
     )
     verdict = {
         "score": pa.int8(),
-        "judge": words,
+        "judge": text,
         "at": moment,
-        "hints": pa.list_(words),
+        "hints": pa.list_(text),
         "votes": pa.list_(vote),
     }
     feedback = {
-        "id": words,
+        "id": text,
         "score": pa.int8(),
-        "comment": words,
-        "correction": words,
+        "comment": text,
+        "correction": text,
         "given_at": moment,
     }
     outcome = {
-        "reaction": pa.struct({"how": words, "source": words, "at": moment}),
+        "reaction": pa.struct({"how": text, "source": text, "at": moment}),
         "feedback": pa.list_(pa.struct(feedback)),
         "verdict": pa.struct(
-            verdict | {"reason": words, "reason_code": words, "explicit": flag, "weight": moment}
+            verdict | {"reason": text, "reason_code": text, "explicit": flag, "weight": moment}
         ),
-        "dropped": pa.struct({"cause": words, "reason": words}),
+        "dropped": pa.struct({"cause": text, "reason": text}),
     }
     tokens = {
         "prompt_ids": pa.list_(number),
@@ -131,19 +132,19 @@ def _turn_type(pa: Any) -> Any:
         "logprobs": pa.list_(pa.float32()),
         "mask": pa.list_(flag),
         "spans": pa.list_(pa.struct({"start": number, "end": number, "version": number})),
-        "identity": words,
+        "identity": text,
         "version": number,
         "off_policy": flag,
     }
     place = dict.fromkeys(
-        ("id", "parent", "agent", "user", "dialect", "relation", "relation_of"), words
+        ("id", "parent", "agent", "user", "dialect", "relation", "relation_of"), text
     )
     ended = dict.fromkeys(
-        ("finish", "status", "error", "unlinked", "untrainable", "untrainable_code"), words
+        ("finish", "status", "error", "unlinked", "untrainable", "untrainable_code"), text
     )
     times = dict.fromkeys(("at", "first_token_at", "finished_at"), moment)
-    marks = {"trainable": flag, "redacted": flag, "removed": pa.list_(words)}
-    inner = {key + _JSON_SUFFIX: words for key in sorted(_UNTYPED_KEYS)}
+    marks = {"trainable": flag, "redacted": flag, "removed": pa.list_(text)}
+    inner = {key + _JSON_SUFFIX: text for key in sorted(_UNTYPED_KEYS)}
     return pa.struct(plain | marks | outcome | tokens | place | ended | times | inner)
 
 
@@ -152,14 +153,14 @@ def _trajectory_schema(pa: Any) -> Any:
 
 
 def _row_schema(pa: Any) -> Any:
-    words = pa.string()
+    text = pa.string()
     ids = pa.list_(pa.int32())
     names = (
         "session_id turn_id type untrainable state agent prompt response next_state messages_json reply_json "
         "tools_json hints_json finish"
     )
     return pa.schema(
-        dict.fromkeys(names.split(), words)
+        dict.fromkeys(names.split(), text)
         | {name: pa.bool_() for name in ("trainable", "judged", "off_policy")}
         | {
             "prompt_ids": ids,
@@ -195,12 +196,12 @@ def read_trajectories(stream: BinaryIO, size: int) -> Iterator[FoundTrajectory]:
                 number += 1
                 yield _read_row(row, number, size * number // total)
     except (pa.ArrowException, OSError, ValueError) as error:
-        said = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         place = f"after row {number}" if number else ""
         yield (
             place,
             b"",
-            TrajectoryRefused("not Parquet", f"expected a complete Parquet file: {said}"),
+            TrajectoryRefused("not Parquet", f"expected a complete Parquet file: {message}"),
             size,
         )
 
@@ -222,14 +223,15 @@ def _read_row(row: Mapping[str, Any], number: int, read: int) -> FoundTrajectory
     except TrajectoryRefused as problem:
         return place, b"", problem, read
     except (TypeError, ValueError, RecursionError) as error:
-        said = f"expected values that JSON can represent: {str(error)[:200]}"
-        return place, b"", TrajectoryRefused("wrong type", said), read
+        message = f"expected values that JSON can represent: {str(error)[:200]}"
+        return place, b"", TrajectoryRefused("wrong type", message), read
 
 
 def _row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row in the JSON format. Null columns are omitted: a column does not distinguish null and absent."""
     out = {key: value for key, value in row.items() if value is not None}
-    if isinstance(turns := out.get("turns"), list):
+    turns = out.get("turns")
+    if isinstance(turns, list):
         out["turns"] = [
             _columns_to_turn(t, at) if isinstance(t, dict) else t for at, t in enumerate(turns, 1)
         ]
@@ -242,10 +244,15 @@ def _columns_to_turn(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
         if value is None:
             continue
         name = key.removesuffix(_JSON_SUFFIX)
-        out[name] = _decode_column(key, value, number) if name != key else _drop_nulls(value)
-    for verdict in [out["verdict"]] if isinstance(out.get("verdict"), dict) else []:
-        for scored in (verdict, *(v for v in verdict.get("votes", ()) if isinstance(v, dict))):
-            scored.setdefault("score", None)
+        if name == key:
+            out[name] = _drop_nulls(value)
+        else:
+            out[name] = _decode_column(key, value, number)
+    verdict = out.get("verdict")
+    if isinstance(verdict, dict):
+        for scored in (verdict, *verdict.get("votes", ())):
+            if isinstance(scored, dict):
+                scored.setdefault("score", None)
     return out
 
 

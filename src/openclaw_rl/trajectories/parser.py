@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -94,10 +94,15 @@ def parse_trajectory(value: Any) -> Trajectory:
             "no turns", f"turns: expected a list of one turn or more, got {_describe_value(turns)}"
         )
     read = tuple(_parse_turn(turn, number) for number, turn in enumerate(turns, 1))
-    made = _convert_part(value | {"turns": ()}, Trajectory, None)
-    for problem in (*_name_problems("session_id", made.session_id), *_surrogate_problems(made)):
+    trajectory = _convert_part(value | {"turns": ()}, Trajectory, None)
+    for problem in (
+        *_name_problems("session_id", trajectory.session_id),
+        *_surrogate_problems(trajectory),
+    ):
         raise TrajectoryRefused(*problem)
-    return Trajectory(session_id=made.session_id, turns=read, agent=made.agent, user=made.user)
+    return Trajectory(
+        session_id=trajectory.session_id, turns=read, agent=trajectory.agent, user=trajectory.user
+    )
 
 
 def _parse_turn(value: Any, number: int) -> FileTurn:
@@ -116,41 +121,43 @@ def _check_keys(value: Mapping[str, Any], part: str, turn: int | None) -> None:
     keys = _ALLOWED_KEYS[part]
     for key in value:
         if key not in keys:
-            near = difflib.get_close_matches(key, keys, 1, 0.5)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"known are {', '.join(keys[:6])}" + ", ..." * (len(keys) > 6)
-            )
             where = "" if part in ("trajectory", "turn") else f"{part}: "
-            raise TrajectoryRefused("unknown key", f"{where}unknown key {key[:60]!r}; {hint}", turn)
+            message = f"{where}unknown key {key[:60]!r}; {_key_hint(key, keys)}"
+            raise TrajectoryRefused("unknown key", message, turn)
     for key, inner in _FORMAT_PARTS[part][1].items():
-        for item in _objects_in(value.get(key)) if inner != "turn" else ():
-            _check_keys(item, inner, turn)
+        if inner != "turn":
+            for item in _objects_in(value.get(key)):
+                _check_keys(item, inner, turn)
+
+
+def _key_hint(key: str, keys: Sequence[str]) -> str:
+    """Return the known key that is nearest to an unknown one, or the first known keys."""
+    near = difflib.get_close_matches(key, keys, 1, 0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known are {', '.join(keys[:6])}" + ", ..." * (len(keys) > 6)
 
 
 def _objects_in(value: Any) -> list[dict[str, Any]]:
     """Return the objects in a value. Other values are left to type checking."""
-    return [
-        item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)
-    ]
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, dict)]
 
 
 def _convert_part(value: Mapping[str, Any], kind: type, turn: int | None) -> Any:
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        said, _, at = (
-            str(error).replace("Object missing required field", "missing key").partition(" - at `")
-        )
+        text = str(error).replace("Object missing required field", "missing key")
+        message, _, at = text.partition(" - at `")
         where = at.rstrip("`").removeprefix("$").removeprefix(".")
-        said = said[0].lower() + said[1:].replace("`", "")
-        said += "; expected main or side" if where == "type" and "enum" in said else ""
-        raise TrajectoryRefused(
-            "missing key" if "missing" in said else "wrong type",
-            f"{where}: {said}" if where else said,
-            turn,
-        ) from None
+        message = message[0].lower() + message[1:].replace("`", "")
+        if where == "type" and "enum" in message:
+            message += "; expected main or side"
+        if where:
+            message = f"{where}: {message}"
+        reason = "missing key" if "missing key" in text else "wrong type"
+        raise TrajectoryRefused(reason, message, turn) from None
     except (OverflowError, ValueError) as error:
         raise TrajectoryRefused("wrong type", str(error), turn) from None
 
@@ -158,13 +165,15 @@ def _convert_part(value: Mapping[str, Any], kind: type, turn: int | None) -> Any
 def _turn_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
     """Yield (reason, message) for problems that the types do not catch."""
     for name in ("id", "parent", "relation_of"):
-        if (given := getattr(turn, name)) is not None:
-            yield from _name_problems(name, given)
+        value = getattr(turn, name)
+        if value is not None:
+            yield from _name_problems(name, value)
     yield from _surrogate_problems(turn)
     yield from _text_problems(turn)
     yield from _token_problems(turn)
     for name in ("at", "first_token_at", "finished_at"):
-        if (time := getattr(turn, name)) is not None and not (math.isfinite(time) and time >= 0):
+        time = getattr(turn, name)
+        if time is not None and not (math.isfinite(time) and time >= 0):
             yield "out of range", f"{name}: expected seconds since 1970, got {time!r}"
     if turn.status is ExchangeStatus.RUNNING:
         yield (
@@ -184,10 +193,8 @@ def _turn_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
 
 def _text_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
     if turn.redacted:
-        if any(
-            v is not None
-            for v in (turn.prompt, turn.response, turn.messages, turn.message, turn.prompt_ids)
-        ):
+        texts = (turn.prompt, turn.response, turn.messages, turn.message, turn.prompt_ids)
+        if texts.count(None) < len(texts):
             yield "contradiction", "redacted, but it has text or tokens; expected none of them"
         if turn.id is None:
             yield (
@@ -227,20 +234,19 @@ def _message_problems(name: str, value: Any, only: str | None = None) -> Iterato
             known = only or ", ".join(ROLES[:5])
             yield "out of range", f"{name}: expected a role of {known}, got {_describe_value(role)}"
         content = message.get("content")
+        if not _is_content(content):
+            expected = f"expected text, or a list of parts, got {_describe_value(content)}"
+            yield "wrong type", f"{name}: content: {expected}"
         calls = message.get("tool_calls")
-        parts = content if isinstance(content, list) else ()
-        if not isinstance(content, str | list | None) or not all(
-            isinstance(p, str | dict) for p in parts
-        ):
-            yield (
-                "wrong type",
-                f"{name}: content: expected text, or a list of parts, got {_describe_value(content)}",
-            )
-        if not isinstance(calls, list | None) or not all(_is_tool_call(c) for c in calls or ()):
-            yield (
-                "wrong type",
-                f"{name}: tool_calls: expected a list of calls, each with function.name",
-            )
+        if not isinstance(calls, list | None) or not all(map(_is_tool_call, calls or ())):
+            expected = "expected a list of calls, each with function.name"
+            yield "wrong type", f"{name}: tool_calls: {expected}"
+
+
+def _is_content(content: Any) -> bool:
+    if isinstance(content, list):
+        return all(isinstance(part, str | dict) for part in content)
+    return isinstance(content, str | None)
 
 
 def _is_tool_call(call: Any) -> bool:
@@ -249,17 +255,17 @@ def _is_tool_call(call: Any) -> bool:
 
 
 def _token_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
-    given = [
+    present = [
         n
         for n in ("prompt_ids", "response_ids", "logprobs", "mask", "spans")
         if getattr(turn, n) is not None
     ]
-    if not given:
+    if not present:
         return
     if turn.prompt_ids is None or turn.response_ids is None or turn.logprobs is None:
         yield (
             "token arrays",
-            f"prompt_ids, response_ids and logprobs must come together; got only {', '.join(given)}",
+            f"prompt_ids, response_ids and logprobs must come together; got only {', '.join(present)}",
         )
         return
     if turn.identity is None:
@@ -300,29 +306,27 @@ def _span_problems(turn: FileTurn, r: int) -> Iterator[tuple[str, str]]:
 
 
 def _name_problems(key: str, name: str) -> Iterator[tuple[str, str]]:
-    if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
-        shown = (
-            "nothing"
-            if not name
-            else f"{len(name)} characters"
-            if len(name) > MAX_NAME_LENGTH
-            else repr(name)
-        )
-        yield (
-            "out of range",
-            f"{key}: expected 1 to {MAX_NAME_LENGTH} printable characters, got {shown}",
-        )
+    shown = None
+    if not name:
+        shown = "nothing"
+    elif len(name) > MAX_NAME_LENGTH:
+        shown = f"{len(name)} characters"
+    elif not name.isprintable():
+        shown = repr(name)
+    if shown is not None:
+        expected = f"expected 1 to {MAX_NAME_LENGTH} printable characters"
+        yield "out of range", f"{key}: {expected}, got {shown}"
 
 
 def _surrogate_problems(value: Any) -> Iterator[tuple[str, str]]:
     """Yield problems of texts with half a surrogate pair, which JSON can escape but a text column cannot hold."""
     for name in (f.name for f in fields(value)):
-        given = getattr(value, name)
-        if name in ("reaction", "verdict", "dropped") and given is not None:
-            yield from _surrogate_problems(given)
+        inner = getattr(value, name)
+        if name in ("reaction", "verdict", "dropped") and inner is not None:
+            yield from _surrogate_problems(inner)
         elif name == "feedback":
-            yield from (problem for item in given for problem in _surrogate_problems(item))
-        elif isinstance(given, str) and not is_valid_unicode(given):
+            yield from (problem for item in inner for problem in _surrogate_problems(item))
+        elif isinstance(inner, str) and not is_valid_unicode(inner):
             yield "out of range", f"{name}: holds half a surrogate pair; expected whole characters"
 
 

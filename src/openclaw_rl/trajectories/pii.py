@@ -85,16 +85,17 @@ def _is_not_email(match: re.Match[str]) -> bool:
 
 def _can_end_domain(label: str, called: bool) -> bool:
     """Return True if a label can end a domain. `called`: `(` follows, so names that look like a method do not count."""
-    found = _LETTERS.match(label)
-    if (
-        found is None
-        or len(found[0]) < 2
-        or (len(found[0]) == 2 and found[0][0].islower() and found[0][1].isupper())
-    ):
-        # The last condition excludes code such as `q@k.mT`.
+    match = _LETTERS.match(label)
+    letters = match[0] if match is not None else ""
+    if len(letters) < 2:
         return False
-    name = found[0].lower()
-    return not called or name in _COMMON_DOMAINS or (len(name) == 2 and name != "to")
+    if len(letters) == 2 and letters[0].islower() and letters[1].isupper():
+        # Code such as `q@k.mT`.
+        return False
+    name = letters.lower()
+    if not called or name in _COMMON_DOMAINS:
+        return True
+    return len(name) == 2 and name != "to"
 
 
 def _is_not_phone(match: re.Match[str]) -> bool:

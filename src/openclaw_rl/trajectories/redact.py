@@ -47,12 +47,12 @@ class TrajectoryRedactor:
     @property
     def summary_text(self) -> str:
         """Readable summary: findings by kind, and how many turns lost their tokens."""
-        found = (
+        counts = (
             ", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS if self.counts[kind])
             or "nothing"
         )
         return (
-            f"\nredacted: {found}; {self.turns_without_tokens} of {self.turns} turns left "
+            f"\nredacted: {counts}; {self.turns_without_tokens} of {self.turns} turns left "
             f"without tokens and log-probabilities"
         )
 
@@ -78,24 +78,26 @@ class TrajectoryRedactor:
         """
         self._kinds_in_turn = set()
         new: dict[str, Any] = from_json(to_json(turn))
-        said: dict[str, Any] = {key: new[key] for key in _ENCODED_KEYS if key in new}
-        clean = {key: self._redact_messages(value) for key, value in said.items()}
-        whole = new.get("status", ExchangeStatus.DONE.value) == ExchangeStatus.DONE.value
+        encoded: dict[str, Any] = {key: new[key] for key in _ENCODED_KEYS if key in new}
+        clean = {key: self._redact_messages(value) for key, value in encoded.items()}
         new |= clean
         if "messages" in clean:
-            words = prompt_and_response(clean["messages"], clean["message"])
-            new = {
-                key: value for key, value in new.items() if key not in _SUMMARY_KEYS or key in words
-            } | words
+            summary = prompt_and_response(clean["messages"], clean["message"])
+            for key in _SUMMARY_KEYS:
+                new.pop(key, None)
+            new |= summary
         self._redact_other_fields(new)
         self.turns += 1
-        if "prompt_ids" in new and (clean != said or not whole):
+        done = ExchangeStatus.DONE.value
+        is_unchanged = clean == encoded and new.get("status", done) == done
+        if "prompt_ids" in new and not is_unchanged:
             self.turns_without_tokens += 1
-            new = {key: value for key, value in new.items() if key not in _TOKEN_KEYS} | {
-                "off_policy": True
-            }
+            new = {key: value for key, value in new.items() if key not in _TOKEN_KEYS}
+            new["off_policy"] = True
         removed = [kind for kind in KINDS if kind in self._kinds_in_turn]
-        return new | ({"removed": removed} if removed else {})
+        if removed:
+            new["removed"] = removed
+        return new
 
     def redact_row(self, row: Mapping[str, Any], clean: Mapping[str, Any]) -> dict[str, Any] | None:
         """Redact a flat row; None if its tokens were removed. `clean`: the same turn from `redact_turn`."""
@@ -104,9 +106,9 @@ class TrajectoryRedactor:
         names = {key: self.redact_name(row[key]) for key in _ROW_NAME_KEYS}
         texts = {key: self.redact_text(row[key]) for key in _ROW_TEXT_KEYS}
         state = clean.get("next_state") or ""
-        texts["next_state"] = (
-            state if isinstance(state, str) else "\n".join(message_text(m) for m in state)
-        )
+        if not isinstance(state, str):
+            state = "\n".join(map(message_text, state))
+        texts["next_state"] = state
         return {**row, **names, **texts, "hints_json": self._redact_json(row["hints_json"])}
 
     def _redact_other_fields(self, new: dict[str, Any]) -> None:
@@ -119,15 +121,14 @@ class TrajectoryRedactor:
                 new[key] = self._redact_value(new[key])
         if "next_state" in new:
             new["next_state"] = self._redact_messages(new["next_state"])
-        if (reaction := new.get("reaction")) and reaction.get("source"):
+        reaction = new.get("reaction")
+        if reaction and reaction.get("source"):
             reaction["source"] = self.redact_name(reaction["source"])
-        for given in new.get("feedback", ()):
-            given |= {
-                key: self.redact_text(given[key])
-                for key in ("comment", "correction")
-                if key in given
-            }
-            given["id"] = self.redact_name(given["id"])
+        for feedback in new.get("feedback", ()):
+            feedback["id"] = self.redact_name(feedback["id"])
+            for key in ("comment", "correction"):
+                if key in feedback:
+                    feedback[key] = self.redact_text(feedback[key])
 
     # Values of any shape.
 
@@ -143,25 +144,22 @@ class TrajectoryRedactor:
     def _redact_parts(self, parts: list[Any]) -> list[Any]:
         """Redact content parts. A model reads them joined, so text parts with a finding across them are merged."""
         out: list[Any] = []
-        for is_text, run in groupby(
-            parts, key=lambda p: isinstance(p, dict) and isinstance(p.get("text"), str)
-        ):
-            given = list(run)
-            clean = [self._redact_value(self._redact_image(part)) for part in given]
-            whole = "".join(part["text"] for part in given) if is_text else ""
-            if is_text and self.redact_text(whole) != whole:
+        for is_text, run in groupby(parts, key=_is_text_part):
+            parts_of_run = list(run)
+            clean = [self._redact_value(self._redact_image(part)) for part in parts_of_run]
+            if is_text:
+                whole = "".join(part["text"] for part in parts_of_run)
+                clean_whole = self.redact_text(whole)
                 joined = "".join(part["text"] for part in clean)
-                clean = (
-                    clean
-                    if self.redact_text(joined) == joined
-                    else [clean[0] | {"text": self.redact_text(whole)}]
-                )
+                if clean_whole != whole and self.redact_text(joined) != joined:
+                    clean = [clean[0] | {"text": clean_whole}]
             out += clean
         return out
 
     def _redact_image(self, part: Any) -> Any:
         """Return an image part with a keyed digest, so that nobody recognises an image that they have."""
-        if (digest := image_digest(part)) is None:
+        digest = image_digest(part)
+        if digest is None:
             return part
         return {
             **part,
@@ -177,10 +175,11 @@ class TrajectoryRedactor:
             return value
         out: dict[Any, Any] = {}
         for key, item in value.items():
-            arguments = key == "arguments" and isinstance(item, str)
-            out[self._unique_key(key, out)] = (
-                self._redact_json(item) if arguments else self._redact_value(item)
-            )
+            clean_key = self._unique_key(key, out)
+            if key == "arguments" and isinstance(item, str):
+                out[clean_key] = self._redact_json(item)
+            else:
+                out[clean_key] = self._redact_value(item)
         return out
 
     def _unique_key(self, key: Any, taken: Mapping[Any, Any]) -> Any:
@@ -198,3 +197,7 @@ class TrajectoryRedactor:
             return self.redact_text(text)
         clean = self._redact_value(value)
         return text if clean == value else to_json(clean).decode()
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)

@@ -96,8 +96,8 @@ class ImportReport:
                 self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 opened = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             except OSError as error:
-                words = f"{self.file}: refusals cannot be written ({error.strerror}). Name another file with --report"
-                raise OpenClawError(words) from None
+                message = f"{self.file}: refusals cannot be written ({error.strerror}). Name another file with --report"
+                raise OpenClawError(message) from None
             self._stream = os.fdopen(opened, "w", encoding="utf-8")
         self._stream.write(line + "\n")
 
@@ -123,10 +123,10 @@ class ImportReport:
 
     def _summary_line(self, what: str) -> str:
         c = self.counts
-        words = [f"{trajectories_text(c.imported)} {what} ({c.turns} turns)"]
-        words += [f"{c.grown} updated"] * bool(c.grown) + [f"{c.known} imported before"] * bool(
+        parts = [f"{trajectories_text(c.imported)} {what} ({c.turns} turns)"]
+        parts += [f"{c.grown} updated"] * bool(c.grown) + [f"{c.known} imported before"] * bool(
             c.known
         )
-        words += [f"{c.tokenised} turns tokenised from text"] * bool(c.tokenised)
-        words += [f"{c.scored} scored"] * bool(c.scored)
-        return ", ".join(words)
+        parts += [f"{c.tokenised} turns tokenised from text"] * bool(c.tokenised)
+        parts += [f"{c.scored} scored"] * bool(c.scored)
+        return ", ".join(parts)

@@ -45,21 +45,21 @@ def resolve_turns(trajectory: Trajectory) -> list[ResolvedTurn]:
     `TrajectoryRefused` for a duplicate id, and for a cycle of parents.
     """
     story = _Conversation(trajectory)
-    made = [story.resolve_next(number, turn) for number, turn in enumerate(trajectory.turns, 1)]
-    _check_lineage(made)
-    return [_with_reaction(p, made[at + 1 :]) for at, p in enumerate(made)]
+    resolved = [story.resolve_next(number, turn) for number, turn in enumerate(trajectory.turns, 1)]
+    _check_lineage(resolved)
+    return [_with_reaction(p, resolved[at + 1 :]) for at, p in enumerate(resolved)]
 
 
-def _check_lineage(made: Sequence[ResolvedTurn]) -> None:
+def _check_lineage(resolved: Sequence[ResolvedTurn]) -> None:
     parents: dict[str, str | None] = {}
-    for p in made:
+    for p in resolved:
         if p.id in parents:
             raise TrajectoryRefused(
                 "contradiction", f"id {p.id!r} is twice in this trajectory", p.number
             )
         parents[p.id] = p.parent
     sound: set[str] = set()
-    for p in made:
+    for p in resolved:
         line: set[str] = set()
         at: str | None = p.id
         while at is not None and at not in sound:
@@ -119,18 +119,17 @@ class _Conversation:
         asked: Message = {"role": "user", "content": turn.prompt}
         if turn.type is Kind.SIDE:
             return (asked,)
-        # By the messages of `next_state`.
-        last_is_asked = (
-            bool(self._history)
-            and self._history[-1].get("role") != "assistant"
-            and (not turn.prompt or prompt_of(self._history[-1:]) == str(turn.prompt).strip())
-        )
-        return self._history if last_is_asked else (*self._history, asked)
+        if self._history and self._history[-1].get("role") != "assistant":
+            # The last message is one of `next_state`, and may be the prompt.
+            last = prompt_of(self._history[-1:])
+            if not turn.prompt or last == str(turn.prompt).strip():
+                return self._history
+        return (*self._history, asked)
 
     def _content_id(self, turn: FileTurn, messages: Sequence[Message], reply: Message) -> str:
         """Return an id from session, position among its kind, and text, so that the same file gives the same ids."""
-        words = to_json([turn.type, messages, reply, turn.tools])
-        digest = blake2b(self._digests[turn.type] + words, digest_size=16).digest()
+        content = to_json([turn.type, messages, reply, turn.tools])
+        digest = blake2b(self._digests[turn.type] + content, digest_size=16).digest()
         self._digests[turn.type] = digest
         return f"imported-{digest.hex()}"
 
@@ -139,30 +138,27 @@ def to_messages(next_state: str | Sequence[dict[str, Any]] | None) -> tuple[Mess
     """Return `next_state` as messages; text becomes a user message."""
     if next_state is None or next_state == "":
         return ()
-    return (
-        ({"role": "user", "content": next_state},)
-        if isinstance(next_state, str)
-        else tuple(next_state)
-    )
+    if isinstance(next_state, str):
+        return ({"role": "user", "content": next_state},)
+    return tuple(next_state)
 
 
 def _with_reaction(planned: ResolvedTurn, later: Sequence[ResolvedTurn]) -> ResolvedTurn:
     turn = planned.turn
-    if (
-        planned.reaction_messages
-        or turn.type is Kind.SIDE
-        or turn.messages is not None
-        or turn.redacted
-        or turn.id is not None
-    ):
+    if planned.reaction_messages or turn.type is Kind.SIDE:
         return planned
-    following = next((p for p in later if p.turn.type is Kind.MAIN), None)
-    if following is None or following.turn.messages is not None or not following.turn.prompt:
+    if turn.redacted or turn.messages is not None or turn.id is not None:
         return planned
-    said: Message = {"role": "user", "content": following.turn.prompt}
+    main = [p for p in later if p.turn.type is Kind.MAIN]
+    if not main:
+        return planned
+    following = main[0]
+    if following.turn.messages is not None or not following.turn.prompt:
+        return planned
+    message: Message = {"role": "user", "content": following.turn.prompt}
     at = following.turn.at or planned.turn.finished_at or planned.turn.at or 0.0
     return replace(
         planned,
-        reaction_messages=(said,),
+        reaction_messages=(message,),
         reaction=FileReaction(how=IMPORTED, source=following.id, at=at),
     )

@@ -134,8 +134,8 @@ def prompt_of(messages: Sequence[Message]) -> str:
 
 def prompt_and_response(messages: Sequence[Message], message: Message) -> dict[str, str]:
     """Return the readable `prompt` and `response`. Text that is not valid Unicode is omitted."""
-    said = {"prompt": prompt_of(messages), "response": message_text(message)}
-    return {key: text for key, text in said.items() if is_valid_unicode(text)}
+    texts = {"prompt": prompt_of(messages), "response": message_text(message)}
+    return {key: text for key, text in texts.items() if is_valid_unicode(text)}
 
 
 def is_valid_unicode(text: str) -> bool:

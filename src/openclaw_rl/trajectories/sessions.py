@@ -22,7 +22,7 @@ def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list
     Raises `OpenClawError` when no file is found, and for trajectories that an import would refuse; with `strict` False
     those are omitted.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    turns_by_session: dict[str, list[dict[str, Any]]] = {}
     refused: list[str] = []
     for file in files.find_files([Path(path).expanduser()]):
         for entry in files.read_entries(file):
@@ -30,7 +30,9 @@ def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list
                 if entry.problem is not None:
                     raise entry.problem
                 value = decode_json(entry.raw)
-                found.setdefault(parse_trajectory(value).session_id, []).extend(value["turns"])
+                turns_by_session.setdefault(parse_trajectory(value).session_id, []).extend(
+                    value["turns"]
+                )
             except TrajectoryRefused as problem:
                 refused.append(f"{file}{', ' * bool(entry.place)}{entry.place}: {problem.detail}")
     if refused and strict:
@@ -39,7 +41,7 @@ def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list
             f"{len(refused)} trajectories are not valid: {'; '.join(refused[:_MAX_SHOWN])}{more}. "
             "`openclaw-rl data check` lists all; strict=False omits them."
         )
-    return found
+    return turns_by_session
 
 
 class SessionAwareProcessor:

@@ -114,11 +114,11 @@ class FolderSync:
         assert self._export_dir is not None
         name = f"data.buffer:{_digest_number(str(self._export_dir.resolve())):x}"
         with self._store.read() as conn:
-            found = events.read_after(
+            batch = events.read_after(
                 conn, events.read_cursor(conn, name), EVENTS_PER_BATCH, SETTLED_EVENTS
             )
-            waiting = sessions.sessions_of_turns(conn, {event.ref for event in found})
-        if not found:
+            waiting = sessions.sessions_of_turns(conn, {event.ref for event in batch})
+        if not batch:
             return False
         with self._attempts.interrupted_by(OpenClawError, OSError):
             for session in self._harmless(
@@ -131,13 +131,13 @@ class FolderSync:
                 self._written += written is not None
                 log.debug("session %s: written to %s", session.name, written)
             with self._store.write() as conn:
-                events.move_cursor(conn, name, found[-1].seq)
+                events.move_cursor(conn, name, batch[-1].seq)
                 self._attempts.end(conn)
-        return len(found) == EVENTS_PER_BATCH
+        return len(batch) == EVENTS_PER_BATCH
 
-    def _leave_out_session(self, session: sessions.StoredSession, why: str) -> None:
+    def _leave_out_session(self, session: sessions.StoredSession, reason: str) -> None:
         self._left_out += 1
-        log.error("session %s is not exported: %s", session.name, why)
+        log.error("session %s is not exported: %s", session.name, reason)
 
     def _harmless(
         self,
@@ -157,15 +157,15 @@ class FolderSync:
             return
         for item in items:
             record_progress()
-            own = f"{whole} {ref(item)}"
-            deaths = self._attempts.begin([own]).get(own, 0)
+            ref_of_item = f"{whole} {ref(item)}"
+            deaths = self._attempts.begin([ref_of_item]).get(ref_of_item, 0)
             with self._store.write(durable=False) as conn:
-                why = self._attempts.give_up(conn, own, deaths)
-            if why is not None:
-                leave_out(item, why.detail)
+                reason = self._attempts.give_up(conn, ref_of_item, deaths)
+            if reason is not None:
+                leave_out(item, reason.detail)
                 continue
             yield item
-            self._attempts.forget([own])
+            self._attempts.forget([ref_of_item])
 
     # Import: files that are new or have changed.
 
@@ -180,9 +180,8 @@ class FolderSync:
         ]
 
     def _import_changed(self, files: Iterable[Path]) -> None:
-        fresh = [
-            (file, mark) for file in files if (mark := _file_change(self._store, file)) is not None
-        ]
+        changes = [(file, _file_change(self._store, file)) for file in files]
+        fresh = [(file, change) for file, change in changes if change is not None]
         if not fresh or self._should_stop():
             return
         try:
@@ -219,16 +218,16 @@ class FolderSync:
     ) -> None:
         """Import all entries of a file; one at a time if a worker died on the file before."""
 
-        def refuse(entry: reading.TrajectoryEntry, why: str) -> None:
-            report.add_refusal(entry, TrajectoryRefused("fatal", why))
+        def refuse(entry: reading.TrajectoryEntry, reason: str) -> None:
+            report.add_refusal(entry, TrajectoryRefused("fatal", reason))
 
         deaths = self._attempts.deaths()
         # No entry is to blame.
         if name in deaths and not any(ref.startswith(f"{name} ") for ref in deaths):
             with self._store.write(durable=False) as conn:
-                why = self._attempts.give_up(conn, name, deaths[name])
-            if why is not None:
-                refuse(reading.TrajectoryEntry(file=file, place="", size=0), why.detail)
+                reason = self._attempts.give_up(conn, name, deaths[name])
+            if reason is not None:
+                refuse(reading.TrajectoryEntry(file=file, place="", size=0), reason.detail)
                 return
         entries = self._harmless(
             name, reading.read_entries(file), lambda entry: entry.place, refuse

@@ -9,7 +9,7 @@ import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, count
 from operator import is_not
 from typing import Any
@@ -255,7 +255,7 @@ class TurnBuilder:
         )
         after = ""
         if whole.startswith(before) and end in whole[len(before) :]:
-            said, _, after = whole[len(before) :].partition(end)
+            reply, _, after = whole[len(before) :].partition(end)
         elif planned.reply.get("tool_calls"):
             raise TrajectoryRefused(
                 "chat template",
@@ -266,12 +266,12 @@ class TurnBuilder:
             # If the prompt opens reasoning, close it at once.
             opened = renderer.family.opens_thinking(before)
             content = renderer.prepare_message(planned.reply)["content"]
-            said = (f"\n{renderer.family.think_tags[1]}\n\n" if opened else "") + content
-        if end in after or end in remove_marks(said):
+            reply = (f"\n{renderer.family.think_tags[1]}\n\n" if opened else "") + content
+        if end in after or end in remove_marks(reply):
             raise TrajectoryRefused(
                 "chat template", f"the response holds {end}, which ends every reply", planned.number
             )
-        return prompt_ids, renderer.tokenizer.encode(said + end).copy()
+        return prompt_ids, renderer.tokenizer.encode(reply + end).copy()
 
     # Place and outcome.
 
@@ -317,17 +317,20 @@ class TurnBuilder:
         )
 
     def _reaction_record(self, planned: ResolvedTurn, now: float) -> ReactionRecord | None:
-        found = planned.reaction
-        if planned.turn.type is Kind.SIDE or (not planned.reaction_messages and found is None):
+        stated = planned.reaction
+        if planned.turn.type is Kind.SIDE or (not planned.reaction_messages and stated is None):
             return None
         marks = message_hash.mark_messages(planned.reaction_messages, self._key, _NO_TRANSIENCE)
-        return ReactionRecord(
+        record = ReactionRecord(
             messages=planned.reaction_messages,
-            signature=reaction_signature(marks) if marks else None,
-            source=found.source if found else None,
-            how=found.how if found else imported_turns.IMPORTED,
-            at=found.at if found and found.at else now,
+            signature=reaction_signature(marks),
+            source=None,
+            how=imported_turns.IMPORTED,
+            at=now,
         )
+        if stated is None:
+            return record
+        return replace(record, source=stated.source, how=stated.how, at=stated.at or now)
 
 
 def _stated_reason(turn: FileTurn) -> Reason | None:
@@ -337,10 +340,10 @@ def _stated_reason(turn: FileTurn) -> Reason | None:
     return NOT_TRAINABLE_REASON if turn.trainable is False and turn.type is Kind.MAIN else None
 
 
-def _to_verdict(turn: str, given: FileVerdict, now: float) -> Verdict:
-    at = now if given.at is None else given.at
+def _to_verdict(turn: str, stated: FileVerdict, now: float) -> Verdict:
+    at = now if stated.at is None else stated.at
     # The store sets the revision.
-    return from_row(Verdict, given, turn=turn, revision=0, at=at)
+    return from_row(Verdict, stated, turn=turn, revision=0, at=at)
 
 
 def _no_tokens(origin: Origin, version: int) -> _TurnTokens:

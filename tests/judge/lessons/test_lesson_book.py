@@ -108,7 +108,7 @@ def practised(world: World) -> list[str]:
         return [lesson.text for lesson in plan_practice(conn, head, 100.0).targets]
 
 
-def test_what_is_said_again_in_a_conversation_may_be_meant_for_it(world: World) -> None:
+def test_a_repeated_wish_may_be_for_its_conversation(world: World) -> None:
     """The prompt follows the second word against a lesson that was said often, the weights the next conversation."""
     for id_ in "abcde":
         learn(world, id_, SHORT)
@@ -123,7 +123,7 @@ def test_what_is_said_again_in_a_conversation_may_be_meant_for_it(world: World) 
     assert practised(world) == [LONG]
 
 
-def test_the_weights_follow_the_third_word_against_a_lesson_that_was_said_often(
+def test_the_third_contradiction_of_an_often_stated_lesson_is_practised(
     world: World,
 ) -> None:
     for id_ in "abcd":
@@ -136,7 +136,7 @@ def test_the_weights_follow_the_third_word_against_a_lesson_that_was_said_often(
     assert practised(world) == [LONG]
 
 
-def test_in_a_long_conversation_a_word_after_a_while_counts_whole(world: World) -> None:
+def test_repetitions_far_apart_in_a_conversation_count_fully(world: World) -> None:
     ids = [f"t{n:02d}" for n in range(24)]
     converse(world, *ids)
     for id_ in ids[::9]:
@@ -149,7 +149,7 @@ def test_in_a_long_conversation_a_word_after_a_while_counts_whole(world: World) 
     assert lesson.weight == pytest.approx(3.75)
 
 
-def test_one_word_replaces_what_was_said_once(world: World) -> None:
+def test_one_wish_supersedes_a_lesson_stated_once(world: World) -> None:
     learn(world, "a", SHORT)
     learn(world, "b", LONG, at=20.0)
     assert in_force(world) == [LONG]
@@ -157,7 +157,7 @@ def test_one_word_replaces_what_was_said_once(world: World) -> None:
     assert in_force(world) == [SHORT]
 
 
-def test_two_words_replace_what_was_said_often(world: World) -> None:
+def test_two_wishes_supersede_an_often_stated_lesson(world: World) -> None:
     for n in range(5):
         learn(world, f"s{n}", SHORT)
     learn(world, "a", LONG, at=20.0)
@@ -166,7 +166,7 @@ def test_two_words_replace_what_was_said_often(world: World) -> None:
     assert in_force(world) == [LONG]
 
 
-def test_a_word_against_what_was_said_often_holds_in_its_conversation(world: World) -> None:
+def test_a_contradiction_of_an_often_stated_lesson_holds_in_its_conversation(world: World) -> None:
     """It may be meant for this conversation, or be an error: other conversations keep what was said often."""
     for n in range(5):
         learn(world, f"s{n}", SHORT)
@@ -180,7 +180,7 @@ def test_a_word_against_what_was_said_often_holds_in_its_conversation(world: Wor
     assert in_force(world, session="a") == [SHORT], "the newest word of the conversation counts"
 
 
-def test_a_word_that_is_judged_again_leaves_its_conversation(world: World) -> None:
+def test_a_wish_that_is_judged_again_leaves_its_conversation(world: World) -> None:
     for n in range(5):
         learn(world, f"s{n}", SHORT)
     converse(world, "a")
@@ -197,7 +197,7 @@ def said_often(world: World, wish: str) -> str:
     return next(lesson.id for lesson in everything(world) if lesson.text == wish)
 
 
-def test_a_word_stays_in_its_conversation_when_a_model_reads_it_again(world: World) -> None:
+def test_a_wish_stays_in_its_conversation_when_a_model_reads_it_again(world: World) -> None:
     """The model finds the lesson for all prompts, which the word gave as well, and says that it is the same."""
     said_often(world, SHORT)
     learn(world, "a", LONG, at=20.0)
@@ -209,7 +209,9 @@ def test_a_word_stays_in_its_conversation_when_a_model_reads_it_again(world: Wor
     assert in_force(world, session="a") == [LONG]
 
 
-def test_a_word_against_a_pinned_lesson_is_none_for_its_conversation(world: World) -> None:
+def test_a_contradiction_of_a_pinned_lesson_gives_no_lesson_for_its_conversation(
+    world: World,
+) -> None:
     """It would be in no prompt, although `chat` says "noted"."""
     pinned = said_often(world, SHORT)
     with world.store.write() as conn:
@@ -279,7 +281,7 @@ def test_the_lesson_of_a_conversation_has_the_text_that_its_wish_was_edited_to(
 
 
 @pytest.mark.parametrize("is_of_session", [True, False])
-def test_a_forgotten_word_is_a_lesson_of_no_scope(world: World, is_of_session: bool) -> None:
+def test_a_forgotten_wish_gives_no_lesson_in_any_scope(world: World, is_of_session: bool) -> None:
     said_often(world, SHORT)
     learn(world, "a", LONG, at=20.0)
     scopes = {
@@ -291,7 +293,7 @@ def test_a_forgotten_word_is_a_lesson_of_no_scope(world: World, is_of_session: b
     assert in_force(world, session="a") == [SHORT]
 
 
-def test_one_word_replaces_what_was_said_long_ago(world: World) -> None:
+def test_one_wish_supersedes_a_lesson_stated_long_ago(world: World) -> None:
     for n in range(5):
         learn(world, f"s{n}", SHORT)
     learn(world, "a", LONG, at=10.0 + 2 * HALF_LIFE_SECONDS)
@@ -318,7 +320,7 @@ def test_a_turn_that_is_judged_again_loses_the_lesson_that_its_verdict_no_longer
 
 
 @pytest.mark.parametrize("wish", [SHORT, "Cite your sources."])
-def test_a_forgotten_lesson_comes_back_with_new_words_alone(world: World, wish: str) -> None:
+def test_a_forgotten_lesson_returns_only_with_new_text(world: World, wish: str) -> None:
     learn(world, "a", wish, FORMAL)
     with world.store.write() as conn:
         gone = next(lesson for lesson in lessons.list_lessons(conn) if lesson.text == wish)

@@ -36,7 +36,7 @@ def test_a_wish_for_all_prompts_ends_each_narrower_one_that_it_contradicts(world
     assert in_force(world, session="a", asked="ask c") == [LONG]
 
 
-def test_a_lesson_that_was_forgotten_while_the_model_named_it(world: World) -> None:
+def test_a_lesson_forgotten_while_the_model_named_it_stays_forgotten(world: World) -> None:
     learn(world, "a", SHORT)
     named = LessonDraft(
         text="Be brief.", topic="length/short", reach=LessonReach.GENERAL, same_as="gone"
@@ -72,7 +72,7 @@ def test_a_turn_that_is_judged_again_gives_the_lesson_as_it_was_edited(
     assert in_force(world) == [FORMAL], "forgotten with what it said before"
 
 
-def test_a_word_for_its_conversation_stays_when_its_wish_was_edited(world: World) -> None:
+def test_a_conversation_lesson_stays_when_its_wish_was_edited(world: World) -> None:
     metric = said_often(world, METRIC)
     yards = LessonDraft(text="Use yards.", reach=LessonReach.GENERAL, contradicts=(metric,))
     learn(world, "a", yards.text, at=20.0, drafts=[yards])

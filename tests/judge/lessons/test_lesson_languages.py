@@ -70,7 +70,7 @@ def test_a_pinned_text_stays_when_the_wish_is_said_in_another_language(world: Wo
     assert in_force(world) == [SHORT]
 
 
-def test_words_of_a_model_stay_because_they_may_say_more_than_the_rule(world: World) -> None:
+def test_text_of_a_model_stays_because_it_may_say_more_than_the_rule(world: World) -> None:
     draft = LessonDraft(
         text="At most two sentences.", topic="length/short", reach=LessonReach.GENERAL
     )
@@ -79,14 +79,14 @@ def test_words_of_a_model_stay_because_they_may_say_more_than_the_rule(world: Wo
     assert in_force(world) == ["At most two sentences."]
 
 
-def test_a_turn_that_is_judged_again_does_not_bring_older_words_back(world: World) -> None:
+def test_a_turn_that_is_judged_again_does_not_restore_older_text(world: World) -> None:
     learn(world, "a", SHORT)
     learn(world, "b", GERMAN, at=20.0)
     learn(world, "a", SHORT, at=30.0)
     assert in_force(world) == [GERMAN]
 
 
-def test_a_learned_lesson_stays_learned_in_other_words(world: World) -> None:
+def test_a_learned_lesson_stays_learned_when_rephrased(world: World) -> None:
     learn(world, "a", SHORT)
     (lesson,) = everything(world)
     with world.store.write(durable=False) as conn:
@@ -101,7 +101,7 @@ def test_a_learned_lesson_stays_learned_in_other_words(world: World) -> None:
     )
 
 
-def test_a_word_against_a_heavy_lesson_is_one_for_its_conversation_in_the_newest_words(
+def test_a_contradiction_of_a_heavy_lesson_is_a_conversation_lesson_with_the_newest_text(
     world: World,
 ) -> None:
     for number in range(4):

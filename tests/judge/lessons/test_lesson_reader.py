@@ -79,7 +79,7 @@ def learn(
         return lessons.list_lessons(conn), seen
 
 
-def test_wishes_in_other_words_are_one_lesson_and_contradictions_replace_each_other(
+def test_rephrased_wishes_are_one_lesson_and_contradictions_supersede(
     world: World,
 ) -> None:
     def lesson(question: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_a_fact_is_for_its_question_whatever_the_model_says(world: World) -> Non
         ),
     ],
 )
-def test_a_wish_that_is_limited(
+def test_a_limited_wish_has_its_scope(
     world: World, answer: dict[str, Any], scope: tuple[LessonScope, str]
 ) -> None:
     (found,), _ = learn(world, ["first"], "Be brief.", lambda question: GENERAL | answer)
@@ -186,7 +186,7 @@ def test_without_a_usable_answer_the_hint_itself_is_the_lesson(world: World, bro
     assert (found.text, found.scope_kind, len(seen)) == ("Be brief.", LessonScope.AGENT, 1)
 
 
-def test_no_hint_asks_nothing(world: World) -> None:
+def test_a_verdict_without_hints_asks_no_model(world: World) -> None:
     assert learn(world, ["first"], None, lambda question: GENERAL) == ([], [])
 
 
@@ -203,7 +203,7 @@ def test_the_rules_make_lessons_in_the_worker(world: World) -> None:
     assert replace(found, id="", made_at=0, reinforced_at=0).state is LessonState.ACTIVE
 
 
-def test_a_truth_value_is_the_number_of_no_lesson(world: World) -> None:
+def test_a_boolean_is_no_lesson_number(world: World) -> None:
     def lesson(question: str) -> dict[str, Any]:
         return GENERAL | {"lesson": "Use a formal tone.", "same": True, "contradicts": [True]}
 

@@ -87,7 +87,7 @@ def test_a_wish_for_all_prompts(text: str, topic: str) -> None:
     assert read(text) == (topic, None)
 
 
-def test_each_wish_has_its_own_limit() -> None:
+def test_each_wish_has_a_separate_limit() -> None:
     text = "Shorter for now, please. Too casual."
     rules = {
         rule.topic: rule
@@ -101,7 +101,7 @@ def test_each_wish_has_its_own_limit() -> None:
     assert scopes["tone/formal"] is None
 
 
-def test_words_of_a_scope_within_other_words_stay() -> None:
+def test_scope_text_inside_other_words_stays() -> None:
     said = "The weather for nowadays: shorter for now, please."
     assert FILES[1].scopes.without_scopes(said) == "The weather for nowadays: shorter , please."
 
@@ -119,7 +119,7 @@ def test_a_long_message_is_searched_within_a_tenth_of_a_second(unit: str) -> Non
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_read(text: str) -> None:
+def test_any_text_can_be_searched_for_a_scope(text: str) -> None:
     for file in FILES:
         assert len(file.scopes.without_scopes(text)) <= len(text)
 
@@ -148,7 +148,7 @@ def test_damaged_patterns_are_refused_by_name(tmp_path: Path, scopes: str) -> No
         ("", "money", False),
     ],
 )
-def test_whether_a_prompt_names_the_subject(asked: str, subject: str, is_about: bool) -> None:
+def test_the_subject_is_found_in_a_prompt(asked: str, subject: str, is_about: bool) -> None:
     assert names_subject(asked, normalise_subject(subject)) is is_about
 
 

@@ -36,7 +36,7 @@ def topics() -> HintTopics:
 
 
 @pytest.mark.parametrize("text", CASES)
-def test_what_a_message_asks_of_its_reply(topics: HintTopics, text: str) -> None:
+def test_wishes_in_a_message_are_read(topics: HintTopics, text: str) -> None:
     assert topics.read_wishes({"role": "user", "content": text}, None).topics == CASES[text]
 
 
@@ -54,7 +54,7 @@ def test_what_a_message_asks_of_its_reply(topics: HintTopics, text: str) -> None
         ("Write a story.", {}),
     ],
 )
-def test_what_a_message_says_of_the_reply_before_it(
+def test_hints_on_the_reply_before_a_message_are_read(
     topics: HintTopics, text: str, hints: dict[str, str]
 ) -> None:
     message = {"role": "user", "content": text}

@@ -13,7 +13,7 @@ from tests.serve.dialects.responses_client import FUNCTION, call, stored, whole
 from tests.serve.test_sampled_prompts import goes_on, odd
 
 from openclaw_rl.collect.link import link_request
-from openclaw_rl.collect.reply_match import EXACT
+from openclaw_rl.collect.reply_slot import EXACT
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.store import exchanges, turns

@@ -43,30 +43,30 @@ def abandoned(item: JudgeInput) -> str | None:
 
 def copied(item: JudgeInput) -> str | None:
     """Text of the reply went into another conversation or a tool call."""
-    return (
-        "text of the reply stands in another conversation or a later tool call"
-        if COPIED in item.observed
-        else None
-    )
+    if COPIED not in item.observed:
+        return None
+    return "text of the reply stands in another conversation or a later tool call"
 
 
 def repeated(item: JudgeInput) -> str | None:
     """The next message of the person asks the same again. A message that returns often is a program's."""
     asked = _person_texts(item.messages)
-    said = _person_texts(item.reaction.messages)
-    if not asked or not said or len(said[-1]) < DISTINCTIVE_CHARS or said[-1] != asked[-1]:
+    asked_next = _person_texts(item.reaction.messages)
+    if not asked or asked_next[-1:] != asked[-1:]:
         return None
-    return "the person's next message asks the same again" if asked.count(said[-1]) == 1 else None
+    question = asked[-1]
+    if len(question) < DISTINCTIVE_CHARS or asked.count(question) > 1:
+        return None
+    return "the person's next message asks the same again"
 
 
 def tool_error(item: JudgeInput) -> str | None:
     """The client marked a tool result as an error."""
-    failed = sum(message.get("is_error") is True for message in _tool_results(item))
-    return (
-        f"{failed} of {len(_tool_results(item))} tool results are marked as errors"
-        if failed
-        else None
-    )
+    results = _tool_results(item)
+    failed = sum(message.get("is_error") is True for message in results)
+    if not failed:
+        return None
+    return f"{failed} of {len(results)} tool results are marked as errors"
 
 
 def exit_code(item: JudgeInput) -> str | None:
@@ -104,5 +104,5 @@ def _tool_results(item: JudgeInput) -> list[Message]:
 
 def _person_texts(messages: Sequence[Message]) -> list[str]:
     """Return the texts of the user messages; case, white space and marks at the end are ignored."""
-    said = (hashed_text(message) for message in messages if message.get("role") == "user")
-    return [" ".join(text.split()).rstrip(".!?").casefold() for text in said]
+    texts = (hashed_text(message) for message in messages if message.get("role") == "user")
+    return [" ".join(text.split()).rstrip(".!?").casefold() for text in texts]

@@ -16,41 +16,43 @@ NO_SIGNAL = f"{BEHAVIOUR_JUDGE}none"
 
 def has_only_behaviour(item: JudgeInput) -> bool:
     """Return whether there are neither words nor tool results that a judge could read."""
-    given = item.reaction.feedback
-    return not item.reaction.messages and not any(
-        f.comment or f.correction or f.score is not None for f in given
-    )
+    if item.reaction.messages:
+        return False
+    feedback = item.reaction.feedback
+    return not any(f.comment or f.correction or f.score is not None for f in feedback)
 
 
 def behaviour_verdict(item: JudgeInput, weights: SignalsConfig) -> Verdict:
     """Return the verdict of the signal with the largest weight; no score if none occurred or if they disagree."""
-    found = {name: reason for name in SIGNALS if (reason := _occurred(name, item, weights))}
-    reason = "; ".join(
-        f"{name}: {words} (weight {abs(_weight(name, weights)):g})" for name, words in found.items()
-    )
-    signs = {_sign(name, weights) for name in found}
-    if len(signs) != 1:
-        why = (
-            f"the signals disagree: {reason}"
-            if found
-            else "there is no evidence in what the person did"
-        )
-        return make_verdict(item, NO_SIGNAL, None, f"abstained: {why}")
-    strongest = max(found, key=lambda name: abs(_weight(name, weights)))
+    sizes: dict[str, float] = {}
+    reasons = []
+    for name in SIGNALS:
+        reason = _occurred(name, item, weights)
+        if reason:
+            sizes[name] = abs(_weight(name, weights))
+            reasons.append(f"{name}: {reason} (weight {sizes[name]:g})")
+    if not sizes:
+        reason = "abstained: there is no evidence in what the person did"
+        return make_verdict(item, NO_SIGNAL, None, reason)
+    reason = "; ".join(reasons)
+    signs = {_sign(name, weights) for name in sizes}
+    if len(signs) > 1:
+        reason = f"abstained: the signals disagree: {reason}"
+        return make_verdict(item, NO_SIGNAL, None, reason)
+    strongest = max(sizes, key=lambda name: sizes[name])
     verdict = make_verdict(item, BEHAVIOUR_JUDGE + strongest, signs.pop(), reason)
-    return replace(verdict, weight=abs(_weight(strongest, weights)))
+    return replace(verdict, weight=sizes[strongest])
 
 
 def apply_signals(item: JudgeInput, judged: Verdict, weights: SignalsConfig) -> Verdict:
     """Return the judge's verdict, or that of the signals if the judge found no evidence and they have one."""
     if judged.score is not None or judged.hints or judged.explicit:
         return judged
-    found = behaviour_verdict(item, weights)
-    if found.score is None:
+    observed = behaviour_verdict(item, weights)
+    if observed.score is None:
         return judged
-    return replace(
-        found, votes=judged.votes, reason=f"{found.reason}; {judged.judge}: {judged.reason}"
-    )
+    reason = f"{observed.reason}; {judged.judge}: {judged.reason}"
+    return replace(observed, votes=judged.votes, reason=reason)
 
 
 def comparison_verdicts(item: JudgeInput, weights: SignalsConfig) -> list[Verdict]:
@@ -63,11 +65,12 @@ def comparison_verdicts(item: JudgeInput, weights: SignalsConfig) -> list[Verdic
     for name in SIGNALS:
         if not _weight(name, weights) or not may_occur(name, item):
             continue
-        reason = _occurred(name, item, weights)
-        score = _sign(name, weights) if reason else -_sign(name, weights)
-        verdict = make_verdict(
-            item, BEHAVIOUR_JUDGE + name, score, f"for comparison: {reason or f'not {name}'}"
-        )
+        occurred = _occurred(name, item, weights)
+        score = _sign(name, weights)
+        if not occurred:
+            score = -score
+        reason = f"for comparison: {occurred or f'not {name}'}"
+        verdict = make_verdict(item, BEHAVIOUR_JUDGE + name, score, reason)
         out.append(replace(verdict, weight=abs(_weight(name, weights))))
     return out
 

@@ -56,31 +56,35 @@ def draft_lessons(
     limits it to this conversation or a subject. Any other correction, a hint of the teacher, and a fact are about the
     one answer.
     """
-    feedback = reaction.feedback if reaction is not None else ()
-    corrections = {normalise_lesson(given.correction) for given in feedback if given.correction}
+    corrections: set[str] = set()
+    texts: list[str] = []
+    if reaction is not None:
+        texts = list(_texts_of_person(reaction))
+        stated = filter(None, (one.correction for one in reaction.feedback))
+        corrections = set(map(normalise_lesson, stated))
     by_judge = {normalise_lesson(vote.hint) for vote in verdict.votes if vote.hint} - corrections
-    said = list(_said_by_person(reaction)) if reaction is not None else []
     drafts: list[LessonDraft] = []
     for hint in verdict.hints[-MAX_READ_HINTS:]:
         is_correction = normalise_lesson(hint) in corrections
         rule = topics.find_rule(head_and_tail(hint, MAX_WISH_CHARS), as_reaction=is_correction)
         if rule is not None and rule.hint:
-            drafts.append(_wish_draft(rule.hint, rule, topics.find_scope(said, rule.hint)))
-            drafts += _rest_of_correction(hint, topics) if is_correction else []
+            drafts.append(_wish_draft(rule.hint, rule, topics.find_scope(texts, rule.hint)))
+            if is_correction:
+                drafts += _rest_of_correction(hint, topics)
         elif normalise_lesson(hint) in by_judge:
-            drafts.append(_wish_draft(hint, None, topics.find_scope(said, None)))
+            drafts.append(_wish_draft(hint, None, topics.find_scope(texts, None)))
         else:
             drafts.append(answer_draft(hint))
     drafts += map(answer_draft, facts_of(verdict))
     return [draft for draft in drafts if len(draft.text) <= MAX_LESSON_CHARS]
 
 
-def _said_by_person(reaction: Reaction) -> Iterator[str]:
+def _texts_of_person(reaction: Reaction) -> Iterator[str]:
     for message in reaction.messages:
         if message.get("role") == "user":
             yield head_and_tail(normalise_text(message_text(message)), MAX_WISH_CHARS)
-    for given in sorted(reaction.feedback, key=lambda f: f.given_at)[-MAX_READ_HINTS:]:
-        for text in filter(None, (given.comment, given.correction)):
+    for one in sorted(reaction.feedback, key=lambda f: f.given_at)[-MAX_READ_HINTS:]:
+        for text in filter(None, (one.comment, one.correction)):
             yield head_and_tail(normalise_text(text), MAX_WISH_CHARS)
 
 
@@ -89,22 +93,20 @@ def _wish_draft(text: str, rule: Rule | None, scope: StatedScope | None) -> Less
     if scope is not None:
         reach = LessonReach.SUBJECT if scope.subject else LessonReach.SESSION
     topic = (rule.topic if rule is not None else None) or ""
-    return LessonDraft(
-        text=text, reach=reach, subject=scope.subject if scope is not None else "", topic=topic
-    )
+    subject = scope.subject if scope is not None else ""
+    return LessonDraft(text=text, reach=reach, subject=subject, topic=topic)
 
 
 def _rest_of_correction(correction: str, topics: HintTopics) -> Iterator[LessonDraft]:
     """Yield a draft about the answer of the sentences that no rule reads: "Shorter, please. It is Canberra."."""
-    found = (sentence[0].strip() for sentence in _SENTENCES.finditer(correction))
-    sentences = list(islice(found, MAX_READ_SENTENCES + 1))
+    parts = (sentence[0].strip() for sentence in _SENTENCES.finditer(correction))
+    sentences = list(islice(parts, MAX_READ_SENTENCES + 1))
     if len(sentences) > MAX_READ_SENTENCES or len(correction) > MAX_WISH_CHARS:
         return
-    rest = [
-        sentence
-        for sentence in sentences
-        if sentence and topics.find_rule(sentence, as_reaction=True) is None
-    ]
+    rest = []
+    for sentence in filter(None, sentences):
+        if topics.find_rule(sentence, as_reaction=True) is None:
+            rest.append(sentence)
     if rest and len(rest) < len(sentences):
         yield answer_draft(" ".join(rest))
 

@@ -67,21 +67,28 @@ def update_lessons(
     known = lessons.lessons_of_turns(conn, [verdict.turn])
     if drafts is None and (verdict.hints or any(vote.fact for vote in verdict.votes)):
         drafts = draft_lessons(verdict, turns.current_reaction(conn, verdict.turn), topics)
-    drafts = [
-        d
-        for d in drafts or ()
-        if not forgotten_wishes.is_forgotten(conn, verdict.turn, d.topic, d.text)
-    ]
-    kept: set[str] = set()
-    if drafts and (exchange := exchanges.get(conn, verdict.turn)) is not None:
-        request = exchange.request
-        if request.capture is Capture.FULL and request.episode is None and request.origin is None:
-            place = _TurnPlace.of_turn(
-                conn, verdict.turn, request, is_ephemeral, topics, key=key, per=per
-            )
-            kept = {id_ for draft in drafts for id_ in _add_evidence(conn, draft, verdict, place)}
-    if gone := [lesson.id for lesson in known if lesson.id not in kept]:
-        removal.remove_evidence(conn, [verdict.turn], at=verdict.at, only=gone, keep_pinned=True)
+    remembered = []
+    for draft in drafts or ():
+        if not forgotten_wishes.is_forgotten(conn, verdict.turn, draft.topic, draft.text):
+            remembered.append(draft)
+    supported: set[str] = set()
+    exchange = exchanges.get(conn, verdict.turn) if remembered else None
+    if exchange is not None and _gives_lessons(exchange.request):
+        place = _TurnPlace.of_turn(
+            conn, verdict.turn, exchange.request, is_ephemeral, topics, key=key, per=per
+        )
+        for draft in remembered:
+            supported |= set(_add_evidence(conn, draft, verdict, place))
+    unsupported = [lesson.id for lesson in known if lesson.id not in supported]
+    if unsupported:
+        removal.remove_evidence(
+            conn, [verdict.turn], at=verdict.at, only=unsupported, keep_pinned=True
+        )
+
+
+def _gives_lessons(request: Request) -> bool:
+    is_readable = request.capture is Capture.FULL
+    return is_readable and request.episode is None and request.origin is None
 
 
 def known_lessons(conn: Connection, turn: str, per: PolicyOwner = "all") -> list[Lesson]:
@@ -95,10 +102,10 @@ def known_lessons(conn: Connection, turn: str, per: PolicyOwner = "all") -> list
         return []
     request = exchange.request
     owner = _policy_of(request, per), request.scope
-    found = lessons.lessons_in_scope(conn, *owner, *_general_scope(request))
+    known = lessons.lessons_in_scope(conn, *owner, *_general_scope(request))
     if stored is not None:
-        found += lessons.lessons_in_scope(conn, *owner, LessonScope.SESSION, stored.session)
-    return sorted(found, key=lambda lesson: lesson.made_at)[-MAX_KNOWN_LESSONS:]
+        known += lessons.lessons_in_scope(conn, *owner, LessonScope.SESSION, stored.session)
+    return sorted(known, key=lambda lesson: lesson.made_at)[-MAX_KNOWN_LESSONS:]
 
 
 def _general_scope(request: Request) -> tuple[LessonScope, str]:
@@ -264,17 +271,15 @@ def _end_narrower(
 def _contradicted_narrower(
     conn: Connection, draft: LessonDraft, lesson: Lesson, place: _TurnPlace
 ) -> list[Lesson]:
-    narrower = [
-        one
-        for one in lessons.lessons_for(conn, place.context)
-        if not one.is_practised and not one.is_pinned
-    ]
+    in_prompt = lessons.lessons_for(conn, place.context)
+    narrower = [one for one in in_prompt if not one.is_practised and not one.is_pinned]
     known = conflicts.conflicts_among(conn, [lesson.id, *(one.id for one in narrower)])
-    return [
-        other
-        for other in narrower
-        if _is_contradicted(draft, lesson, other) or frozenset((lesson.id, other.id)) in known
-    ]
+    out = []
+    for other in narrower:
+        is_known = frozenset((lesson.id, other.id)) in known
+        if is_known or _is_contradicted(draft, lesson, other):
+            out.append(other)
+    return out
 
 
 def _find_edited(
@@ -282,9 +287,9 @@ def _find_edited(
 ) -> Lesson | None:
     """Return the lesson that a turn gave with the words of a draft, and that a person has edited since."""
     wish = wish_name(draft.topic, draft.text)
-    given = {one.id for one in lessons.lessons_of_turns(conn, [turn])}
+    of_turn = {one.id for one in lessons.lessons_of_turns(conn, [turn])}
     return next(
-        (one for one in others if one.id in given and wish in earlier_wishes(conn, one.id)), None
+        (one for one in others if one.id in of_turn and wish in earlier_wishes(conn, one.id)), None
     )
 
 

@@ -56,7 +56,8 @@ class LessonMaker:
             except DamagedRow:
                 # `update` reports it.
                 return
-            if (draft := await self._reader.read_lesson(item, verdict, known)) is not None:
+            draft = await self._reader.read_lesson(item, verdict, known)
+            if draft is not None:
                 self._drafts[verdict.turn] = verdict.revision, draft
 
     def update(self, conn: Connection, verdict: Verdict, *, is_trusted: bool = True) -> None:
@@ -65,12 +66,14 @@ class LessonMaker:
         Of a judge that is not trusted (`is_trusted`), only the person's own corrections count.
         """
         revision, draft = self._drafts.pop(verdict.turn, (0, None))
-        drafts = (
-            [draft] if draft is not None and revision == verdict.revision and is_trusted else None
-        )
+        drafts = None
+        if draft is not None and revision == verdict.revision and is_trusted:
+            drafts = [draft]
         try:
-            if not is_trusted and not (verdict := _keep_corrections(conn, verdict)).hints:
-                return
+            if not is_trusted:
+                verdict = _keep_corrections(conn, verdict)
+                if not verdict.hints:
+                    return
             update_lessons(
                 conn,
                 verdict,
@@ -97,9 +100,6 @@ def _keep_corrections(conn: Connection, verdict: Verdict) -> Verdict:
     """Return the verdict with those of its hints that are corrections of the person, and without votes."""
     reaction = turns.current_reaction(conn, verdict.turn)
     feedback = reaction.feedback if reaction is not None else ()
-    given = {normalise_lesson(one.correction) for one in feedback if one.correction}
-    return replace(
-        verdict,
-        hints=tuple(hint for hint in verdict.hints if normalise_lesson(hint) in given),
-        votes=(),
-    )
+    corrections = {normalise_lesson(one.correction) for one in feedback if one.correction}
+    hints = [hint for hint in verdict.hints if normalise_lesson(hint) in corrections]
+    return replace(verdict, hints=tuple(hints), votes=())

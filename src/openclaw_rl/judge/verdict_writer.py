@@ -1,0 +1,85 @@
+"""Writes verdicts, and decides with each explicit one which judges are trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
+from openclaw_rl.store import turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.heartbeats import AttemptLog
+from openclaw_rl.store.lineage import version_stats
+from openclaw_rl.types import Verdict
+
+log = logging.getLogger("openclaw_rl.judge")
+
+
+class VerdictWriter:
+    """Stores verdicts, each with its lesson and with the end of the work on it, in one transaction."""
+
+    def __init__(
+        self, store: Store, attempts: AttemptLog, lessons: LessonMaker, min_kappa: float
+    ) -> None:
+        self._store = store
+        self._attempts = attempts
+        self._lessons = lessons
+        self._min_kappa = min_kappa
+        self.judged_count = 0
+        # Judges whose verdicts are not trained on.
+        self.untrusted: set[str] = set()
+        # Since the last process, `judge.min_kappa` may have changed.
+        self.trust_is_current = False
+
+    def save_verdicts(self, verdicts: Sequence[Verdict], refs: Sequence[str] = ()) -> None:
+        """Store verdicts; `refs`: the notes of the work that ends with them."""
+        with self._store.write(durable=False) as conn:
+            if refs:
+                self._attempts.end(conn, refs)
+            for verdict in verdicts:
+                log.debug(
+                    "%s: score %s by %s, %d votes, %d hints",
+                    verdict.turn,
+                    verdict.score,
+                    verdict.judge,
+                    len(verdict.votes),
+                    len(verdict.hints),
+                )
+                # The turn was erased while it was being judged.
+                with contextlib.suppress(KeyError):
+                    self._save(conn, verdict)
+            if any(verdict.explicit for verdict in verdicts):
+                self._update_trust(conn)
+
+    def _save(self, conn: Connection, verdict: Verdict) -> None:
+        """Store a verdict. Raises `KeyError` if its turn was erased."""
+        # False: the reaction changed in the meantime; its new revision is read as a separate item.
+        if turns.add_verdict(conn, verdict):
+            self.judged_count += 1
+            is_trusted = verdict.judge not in self.untrusted
+            self._lessons.update(conn, verdict, is_trusted=is_trusted)
+
+    def save_comparisons(self, verdicts: Sequence[Verdict]) -> None:
+        """Store the verdicts of judge and signals on turns that have an explicit one, which stays in force."""
+        with self._store.write(durable=False) as conn:
+            for verdict in verdicts:
+                # The turn was erased meanwhile.
+                with contextlib.suppress(KeyError):
+                    turns.add_comparison(conn, verdict)
+            self._update_trust(conn)
+
+    def _update_trust(self, conn: Connection) -> None:
+        before, self.untrusted = version_stats.update_untrusted_judges(conn, self._min_kappa)
+        self.trust_is_current = True
+        for judge in sorted(self.untrusted - before):
+            log.warning(
+                "%s does not agree with people's explicit feedback (judge.min_kappa %g): its verdicts are no longer "
+                "trained on, explicit feedback is. `openclaw-rl doctor --troubles` shows the figures and the cure.",
+                judge,
+                self._min_kappa,
+            )
+        for judge in sorted(before - self.untrusted):
+            log.info("The verdicts of %s are trained on again.", judge)
