@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "methods": "reasons types",
     "protocols": "reasons types common methods",
     "testing": "reasons types errors common methods",
-    "settings": "reasons types errors common methods",
+    "settings": "reasons types errors common methods protocols",
     "store": "reasons types errors common",
     "plugins": BASE,
     "render": BASE,
@@ -44,15 +44,16 @@ MAY_IMPORT = {
     "trajectories": f"{BASE} store render learner methods",
     "compat": f"{BASE} learner",
     "environments": f"{BASE} protocols store render plugins sandbox",
-    "supervisor": f"{BASE} methods store plugins render engines collect serve judge gates practice train trajectories "
-    "environments examination",
+    "supervisor": f"{BASE} protocols methods store plugins render engines collect serve judge gates practice train "
+    "trajectories environments examination",
     "status": f"{BASE} methods store render engines train",
     "connect": f"{BASE} render supervisor",
     "sandbox": BASE,
     "model_export": f"{BASE} render engines learner",
     "rollouts": f"{BASE} plugins supervisor",
     "evals": f"{BASE} protocols judge supervisor sandbox",
-    "doctor": f"{BASE} store render engines other_trainers train trajectories supervisor status rollouts sandbox",
+    "doctor": f"{BASE} protocols store render engines other_trainers train trajectories supervisor status rollouts "
+    "sandbox",
     "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor "
     "environments tinker other_trainers engines fireworks model_export",
     "__main__": "cli",

@@ -82,6 +82,7 @@ FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "--host": ("localhost", {"serve.host": "localhost"}),
     "--port": ("8123", {"serve.port": 8123}),
     "--backend": ("vllm", {"engine.backend": "vllm"}),
+    "--trainer": ("local", {"train.trainer": "local"}),
     "--enable-rl-intercept": ("false", {"serve.capture": "redacted"}),
     "--gpu-ids": ("0,1", {"engine.gpus": ("0", "1")}),
     "--rollout-gpus": ("4", {"engine.gpus": ("4",)}),

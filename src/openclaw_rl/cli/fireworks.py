@@ -69,10 +69,10 @@ def deploy_version(
     Set fireworks.account, fireworks.base_model and FIREWORKS_API_KEY. The same command again continues an upload that
     was interrupted.
     """
-    from openclaw_rl.cli.service_consent import confirm_sending
     from openclaw_rl.engines.remote.loaded_versions import adapter_name
     from openclaw_rl.fireworks.consent import upload_text
     from openclaw_rl.fireworks.service import FireworksService
+    from openclaw_rl.supervisor.service_consent import confirm_sending
 
     config = _load_config(**options)
     _check_deploy(config, gpus, method)

@@ -21,6 +21,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import aliases, sources, unused, validate
 from openclaw_rl.settings.aliases import current_key
 from openclaw_rl.settings.schema import (
+    INSTALLED_SECRETS,
     SECRETS,
     CollectConfig,
     Config,
@@ -71,6 +72,9 @@ _WORKER_SECRETS = {
     "train": ("judge.api_key", "tinker.api_key", "model.hf_token"),
     "data": ("engine.api_key", "model.hf_token"),
 }
+
+_INTEGRATION_WORKERS = ("engine", "gateway", "train")
+"""Workers that run engines and trainers of packages, and get the keys of their sections."""
 
 
 @cache
@@ -325,7 +329,8 @@ def _without_other_secrets(config: Config, worker: str) -> Config:
     """Return the config without the secrets that the worker does not use."""
     for key in SECRETS:
         section, _, name = key.partition(".")
-        if key not in _WORKER_SECRETS.get(worker, ()):
+        installed = INSTALLED_SECRETS if worker in _INTEGRATION_WORKERS else ()
+        if key not in (*_WORKER_SECRETS.get(worker, ()), *installed):
             without = getattr(config, section).model_copy(update={name: None})
             config = config.model_copy(update={section: without})
     return config

@@ -15,12 +15,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import completions_api, server_process
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import owner_of
 from openclaw_rl.engines.remote.vllm import VllmEngine, model_cards
 from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.protocols import EngineInfo, OnConnect
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Sampling
 

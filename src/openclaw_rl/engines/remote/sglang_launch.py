@@ -13,13 +13,13 @@ from typing import Any
 import yaml
 
 from openclaw_rl.common.sockets import free_port
-from openclaw_rl.engines.base import OnConnect
 from openclaw_rl.engines.remote import server_process
 from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.engines.remote.loaded_versions import owner_of
 from openclaw_rl.engines.remote.sglang import FALLBACK_ADVICE, SglangEngine, check_version
 from openclaw_rl.engines.remote.sglang_router import SglangRouterEngine
 from openclaw_rl.errors import EngineError
+from openclaw_rl.protocols import OnConnect
 from openclaw_rl.settings.load import Config, foreign_environment
 
 _FIND_VERSION = "import importlib.metadata as m; print(m.version('sglang'))"
