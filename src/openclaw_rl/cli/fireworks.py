@@ -105,11 +105,10 @@ def deploy_version(
 
 def _load_config(**options: Any) -> Config:
     """Return the settings, with the notices that concern this command."""
-    loaded = load_settings(**options)
+    # These settings need no engine here.
+    loaded = load_settings(**options, used_sections=("fireworks",))
     for notice in loaded.notices:
-        # These settings need no engine here.
-        if "only with engine.backend fireworks" not in notice:
-            echo_error(f"note: {notice}")
+        echo_error(f"note: {notice}")
     return loaded.config
 
 

@@ -25,21 +25,21 @@ class IntegrationGroup:
         """`group`: name of the entry points; `noun`: for messages; `built_in`: name -> `module:attribute`."""
         self.group = group
         self._noun = noun
-        self._built_in = dict(built_in)
+        self.built_in = dict(built_in)
         self._loaded: dict[str, Any] = {}
 
     @cached_property
     def _entry_points(self) -> Mapping[str, importlib.metadata.EntryPoint]:
         found = importlib.metadata.entry_points(group=self.group)
-        return {entry.name: entry for entry in sorted(found) if entry.name not in self._built_in}
+        return {entry.name: entry for entry in sorted(found) if entry.name not in self.built_in}
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the built-in integrations, then of those that packages add."""
-        return (*self._built_in, *self._entry_points)
+        return (*self.built_in, *self._entry_points)
 
     def is_known(self, name: str) -> bool:
         """Return whether there is an integration of this name. Metadata is read only for a name not built in."""
-        return name in self._built_in or name in self._entry_points
+        return name in self.built_in or name in self._entry_points
 
     def check_name(self, name: str) -> str:
         """Return the name. Raises `ValueError` if there is no such integration."""
@@ -70,8 +70,8 @@ class IntegrationGroup:
         return self._loaded[name]
 
     def _import_entry(self, name: str) -> Any:
-        if name in self._built_in:
-            return pkgutil.resolve_name(self._built_in[name])
+        if name in self.built_in:
+            return pkgutil.resolve_name(self.built_in[name])
         if name not in self._entry_points:
             raise ConfigError(f"{self._noun} {name!r} is unknown. {self.unknown_reason(name)}")
         entry = self._entry_points[name]

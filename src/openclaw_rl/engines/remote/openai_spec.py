@@ -15,9 +15,10 @@ def _connect(config: Config, on_connect: OnConnect | None) -> EngineLink:
 
 
 def _run(config: Config) -> None:
+    from openclaw_rl.engines.remote.http_client import OPENAI_HEALTH
     from openclaw_rl.engines.remote.server_process import watch_url
 
-    watch_url(config)
+    watch_url(config, OPENAI_HEALTH)
 
 
 def _check_start(config: Config, wait: float) -> None:

@@ -211,11 +211,11 @@ async def watch_server(http: HttpClient, server: ForeignServer) -> None:
     await http.close()
 
 
-def watch_url(config: Config) -> None:
-    """Watch the server at `engine.url` until SIGTERM or SIGINT."""
+def watch_url(config: Config, health_path: str) -> None:
+    """Watch the server at `engine.url` until SIGTERM or SIGINT. `health_path`: as for `HttpClient`."""
     server = server_at_url(config)
     assert server is not None, "the settings are validated"
-    http = HttpClient(server.url, config.engine.backend, api_key=config.engine.api_key)
+    http = HttpClient(server.url, health_path, api_key=config.engine.api_key)
     asyncio.run(watch_server(http, server))
 
 

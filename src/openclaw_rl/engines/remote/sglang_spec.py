@@ -15,10 +15,11 @@ def _connect(config: Config, on_connect: OnConnect | None) -> EngineLink:
 
 def _run(config: Config) -> None:
     from openclaw_rl.engines.remote import sglang_launch
+    from openclaw_rl.engines.remote.http_client import SGLANG_HEALTH
     from openclaw_rl.engines.remote.server_process import watch_url
 
     if config.engine.url is not None:
-        watch_url(config)
+        watch_url(config, SGLANG_HEALTH)
     else:
         sglang_launch.main(config)
 

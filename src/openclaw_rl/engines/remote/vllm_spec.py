@@ -18,7 +18,7 @@ def _run(config: Config) -> None:
     from openclaw_rl.engines.remote.server_process import watch_url
 
     if config.engine.url is not None:
-        watch_url(config)
+        watch_url(config, "/health")
     else:
         vllm_launch.main(config)
 

@@ -12,6 +12,7 @@ from openclaw_rl.common.printable import cut_text
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, OpenClawError
 from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.registry import engine_spec
 from openclaw_rl.supervisor.home_folder import is_home_locked, prepare_home
 from openclaw_rl.supervisor.home_versions import check_version_exists
 from openclaw_rl.supervisor.service_consent import require_consent
@@ -66,6 +67,8 @@ def ask_consent(config: Config, *, on_scratch_home: bool, yes: bool) -> None:
 
     `on_scratch_home`: whether it is started in any case, because it does not serve the home.
     """
+    if engine_spec(config).consent is None:
+        return
     if on_scratch_home or not (config.home_dir.exists() and is_home_locked(config)):
         require_consent(config, SERVING_WORKERS, yes=yes)
 
