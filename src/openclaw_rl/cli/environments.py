@@ -80,10 +80,10 @@ def environment_commands() -> None:
 @environment_commands.command("list")
 def list_sources() -> None:
     """List the sources of tasks."""
-    from openclaw_rl.environments.registry import SOURCES
+    from openclaw_rl.environments import registry
 
-    for name, kind in SOURCES.items():
-        echo(f"{name}: {kind.summary}")
+    for name, summary in registry.list_sources():
+        echo(f"{name}: {summary}")
 
 
 @environment_commands.command("check")

@@ -1,4 +1,4 @@
-"""Engines, trainers and sections of settings by name: the built-in ones, and those of installed packages.
+"""Engines, trainers and other integrations by name: the built-in ones, and those of installed packages.
 
 A package adds one by an entry point. Names come from the metadata of packages, and a module is imported only when its
 entry is used, so that `--help` stays fast and a broken package harms nobody who does not use it.
@@ -105,5 +105,17 @@ TRAINERS = IntegrationGroup(
         "tinker": "openclaw_rl.learner.tinker.spec:SPEC",
     },
 )
+JUDGES = IntegrationGroup(
+    "openclaw_rl.judges",
+    "judge",
+    {
+        "rules": "openclaw_rl.judge.specs:RULES",
+        "llm": "openclaw_rl.judge.specs:LLM",
+        "classifier": "openclaw_rl.judge.specs:CLASSIFIER",
+        "plugin": "openclaw_rl.judge.specs:PLUGIN",
+    },
+)
+TASK_SOURCES = IntegrationGroup("openclaw_rl.sources", "source of tasks", {})
+"""Sources of tasks that packages add; the built-in ones are in `environments/registry.py`."""
 SECTIONS = IntegrationGroup("openclaw_rl.settings", "settings section", {})
 """Sections of the settings that packages add, as classes derived from `settings.strict_yaml.Section`."""

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from openclaw_rl.common.integrations import ENGINES, SECTIONS, TRAINERS, IntegrationGroup
+from openclaw_rl.common.integrations import (
+    ENGINES,
+    JUDGES,
+    SECTIONS,
+    TRAINERS,
+    IntegrationGroup,
+)
 from openclaw_rl.errors import PluginError
 from openclaw_rl.settings.schema import Config
-from openclaw_rl.settings.specs import EngineSpec, TrainerSpec
+from openclaw_rl.settings.specs import EngineSpec, JudgeSpec, TrainerSpec
 from openclaw_rl.settings.strict_yaml import Section
 
-_Spec = TypeVar("_Spec", EngineSpec, TrainerSpec)
+AnySpec = EngineSpec | TrainerSpec | JudgeSpec
+_Spec = TypeVar("_Spec", EngineSpec, TrainerSpec, JudgeSpec)
 _AnySection = TypeVar("_AnySection", bound=Section)
-CHOICES = {"engine.backend": ENGINES, "train.trainer": TRAINERS}
+CHOICES = {"engine.backend": ENGINES, "train.trainer": TRAINERS, "judge.kind": JUDGES}
 """Settings whose values are names of integrations."""
 
 
@@ -27,6 +34,11 @@ def trainer_spec(config: Config) -> TrainerSpec:
     return find_trainer(config.train.trainer)
 
 
+def judge_spec(config: Config) -> JudgeSpec:
+    """Return the spec of the judge in the settings. Raises `PluginError` if its package is broken."""
+    return find_judge(config.judge.kind)
+
+
 def find_engine(name: str) -> EngineSpec:
     """Return an engine by its name. Raises `ConfigError` or `PluginError`."""
     return _checked_spec(ENGINES, name, EngineSpec)
@@ -35,6 +47,18 @@ def find_engine(name: str) -> EngineSpec:
 def find_trainer(name: str) -> TrainerSpec:
     """Return a trainer by its name. Raises `ConfigError` or `PluginError`."""
     return _checked_spec(TRAINERS, name, TrainerSpec)
+
+
+def find_judge(name: str) -> JudgeSpec:
+    """Return a judge by its name. Raises `ConfigError` or `PluginError`."""
+    return _checked_spec(JUDGES, name, JudgeSpec)
+
+
+_FINDERS: Mapping[str, Callable[[str], AnySpec]] = {
+    "engine.backend": find_engine,
+    "train.trainer": find_trainer,
+    "judge.kind": find_judge,
+}
 
 
 def engine_specs() -> Iterator[EngineSpec]:
@@ -72,44 +96,44 @@ def _checked_spec(group: IntegrationGroup, name: str, kind: type[_Spec]) -> _Spe
 def describe_choices(key: str) -> str:
     """Return the integrations that a setting can name, each with its summary, for help and reference."""
     group = CHOICES[key]
-    find: Callable[[str], EngineSpec | TrainerSpec] = (
-        find_engine if group is ENGINES else find_trainer
-    )
     parts = []
     for name in group.names():
         try:
-            spec = find(name)
+            spec = _FINDERS[key](name)
         except PluginError as error:
             parts.append(f"{name}: {error}")
             continue
         package = group.package_of(name)
         origin = f" (of the package {package})" if package else ""
-        mark = " (experimental)" if spec.experimental else ""
-        parts.append(f"{name}{mark}{origin}: {spec.summary}")
+        parts.append(f"{_marked_name(spec)}{origin}: {spec.summary}")
     return "; ".join(parts)
 
 
+def name_list(key: str) -> str:
+    """Return the names that a setting can have, those that are experimental marked, for one line of help."""
+    names = []
+    for name in CHOICES[key].names():
+        try:
+            names.append(_marked_name(_FINDERS[key](name)))
+        except PluginError:
+            names.append(name)
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _marked_name(spec: AnySpec) -> str:
+    return f"{spec.name} (experimental)" if spec.experimental else spec.name
+
+
 def experimental_parts(config: Config, workers: Sequence[str]) -> list[str]:
-    """Return which of the engine and the trainer that these workers run are experimental."""
+    """Return which of the engine, the trainer and the judge that these workers run are experimental."""
     parts = []
     if "engine" in workers and engine_spec(config).experimental:
         parts.append(f"engine.backend {config.engine.backend}")
     if "train" in workers and trainer_spec(config).experimental:
         parts.append(f"train.trainer {config.train.trainer}")
+    if "judge" in workers and judge_spec(config).experimental:
+        parts.append(f"judge.kind {config.judge.kind}")
     return parts
-
-
-def name_list(key: str) -> str:
-    """Return the names that a setting can have, those that are experimental marked, for one line of help."""
-    specs: Iterable[EngineSpec | TrainerSpec] = (
-        engine_specs() if CHOICES[key] is ENGINES else trainer_specs()
-    )
-    experimental = {spec.name for spec in specs if spec.experimental}
-    marked = [
-        f"{name} (experimental)" if name in experimental else name for name in CHOICES[key].names()
-    ]
-    *first, last = marked
-    return f"{', '.join(first)} or {last}" if first else last
 
 
 def setting_keys(spec: EngineSpec | TrainerSpec) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The specs of engines and trainers: `EngineSpec` and `TrainerSpec`.
+"""The specs of engines, trainers and judges: `EngineSpec`, `TrainerSpec` and `JudgeSpec`.
 
 A spec is data and functions. Its module must be imported fast: functions import torch or an SDK when they are called.
 Everything outside a spec decides by its flags and calls its functions; nothing else compares names.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.methods.types import CreditMethod
-from openclaw_rl.protocols import EngineLink, OnConnect, Trainer
+from openclaw_rl.protocols import EngineLink, Judge, OnConnect, Trainer
 from openclaw_rl.settings.schema import Config
 from openclaw_rl.types import Convention
 
@@ -185,3 +185,20 @@ class TrainerSpec:
     def title(self) -> str:
         """The name in messages: that of the service, if it is one."""
         return self.consent.service if self.consent else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeSpec:
+    """A judge by its name, the value of `judge.kind`.
+
+    `create` returns the judge, in the judge's worker; it raises `OpenClawError` if it cannot. The other functions are
+    as for `TrainerSpec`.
+    """
+
+    name: str
+    summary: str
+    create: Callable[[Config], Judge]
+    check_start: CheckSettings = check_nothing
+    libraries: LibrariesFor = no_libraries
+    consent: ServiceConsent | None = None
+    experimental: bool = False

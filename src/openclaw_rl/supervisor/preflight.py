@@ -13,17 +13,11 @@ from openclaw_rl.plugins.source_check import check_plugin_files
 from openclaw_rl.render.model_check import check_model_text, check_model_weights
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import Config
-from openclaw_rl.settings.registry import engine_spec, trainer_spec
+from openclaw_rl.settings.registry import engine_spec, judge_spec, trainer_spec
 from openclaw_rl.settings.specs import RequiredLibraries, missing_modules
 from openclaw_rl.supervisor.gpu_devices import check_gpu_ids
 from openclaw_rl.train import checkpoints, tracking
 from openclaw_rl.trajectories import sync_worker
-
-_OF_CLASSIFIERS = RequiredLibraries(
-    purpose="judge.kind classifier",
-    modules=("torch", "transformers", "safetensors", "psutil"),
-    package="openclaw-rl[local]",
-)
 
 
 def check_before_start(config: Config, workers: Sequence[str]) -> None:
@@ -36,6 +30,7 @@ def check_before_start(config: Config, workers: Sequence[str]) -> None:
         registry.check_engine(config)
     if "judge" in workers:
         judge_preflight.check_judge_settings(config)
+        judge_spec(config).check_start(config)
     if local_model.ENGINE_PROCESS in workers:
         registry.check_engine(local_model.engine_config(config))
     if "data" in workers:
@@ -88,7 +83,7 @@ def check_installation(config: Config, workers: Sequence[str]) -> None:
 def _needed_libraries(config: Config, workers: Sequence[str]) -> Iterator[RequiredLibraries]:
     if {"engine", local_model.ENGINE_PROCESS} & set(workers):
         yield from engine_spec(config).libraries(config)
-    if "judge" in workers and config.judge.kind == "classifier":
-        yield _OF_CLASSIFIERS
+    if "judge" in workers:
+        yield from judge_spec(config).libraries(config)
     if "train" in workers:
         yield from trainer_spec(config).libraries(config)

@@ -1,6 +1,6 @@
 """Asks the owner before texts and tokens go to a service for the first time, and records the yes.
 
-What is sent, where and for what is in the specs of the engine and the trainer (`ServiceConsent`).
+What is sent, where and for what is in the specs of the engine, the trainer and the judge (`ServiceConsent`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 from openclaw_rl.common.printable import echo
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import Config
-from openclaw_rl.settings.registry import engine_spec, trainer_spec
+from openclaw_rl.settings.registry import engine_spec, judge_spec, trainer_spec
 from openclaw_rl.settings.specs import ServiceConsent
 from openclaw_rl.store import consents
 from openclaw_rl.store.db import Store
@@ -36,6 +36,7 @@ def _service_uses(config: Config, workers: Sequence[str]) -> list[ServiceConsent
     """Return what these workers use services for."""
     uses = [engine_spec(config).consent] if "engine" in workers else []
     uses += [trainer_spec(config).consent] if "train" in workers else []
+    uses += [judge_spec(config).consent] if "judge" in workers else []
     return [use for use in uses if use is not None]
 
 
