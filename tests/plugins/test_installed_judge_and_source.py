@@ -8,10 +8,21 @@ import pytest
 from tests.echo_package import run_python
 
 MODULE = """
-from openclaw_rl.settings.specs import JudgeSpec
+from openclaw_rl.settings.specs import JudgeSpec, ServiceConsent
 from openclaw_rl.testing import ScriptedJudge
 
-JUDGE = JudgeSpec(name="coin", summary="always satisfied", create=lambda config: ScriptedJudge(1))
+JUDGE = JudgeSpec(
+    name="coin",
+    summary="always satisfied",
+    create=lambda config: ScriptedJudge(1),
+    consent=ServiceConsent(
+        service="Coin",
+        event="consent.coin",
+        purpose="judge",
+        address=lambda config: "http://coin:1",
+        describe=lambda config, purposes: "The Coin service gets all turns.",
+    ),
+)
 
 def __getattr__(name):
     if name != "SOURCE":
@@ -70,3 +81,13 @@ def test_the_source_is_listed_and_known(site: Path) -> None:
     )
     assert "unknown source 'yours'" in done.stderr
     assert "swe, mine (`openclaw-rl env list`)" in done.stderr
+
+
+def test_its_consent_is_asked_before_its_worker_starts(site: Path) -> None:
+    words = ("judge", "--home", str(site / "home"), "--set", "judge.kind=coin")
+    done = run_python(site, "-m", "openclaw_rl", *words)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "The Coin service gets all turns.",
+        "openclaw-rl: nothing is sent to Coin before you agree. Say --yes, or start it in a terminal",
+    ]

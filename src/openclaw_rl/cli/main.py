@@ -129,10 +129,11 @@ def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None
 
     config = resolve_base(config)
     workers = with_required_workers(config, workers)
-    supervise(config, workers, yes=yes, announce=lambda: _announce_start(config, workers))
+    supervise(config, workers, yes=yes, announce=lambda: announce_start(config, workers))
 
 
-def _announce_start(config: Config, workers: Sequence[str]) -> None:
+def announce_start(config: Config, workers: Sequence[str]) -> None:
+    """Print what starts, and which parts of it are experimental."""
     from openclaw_rl.settings.registry import experimental_parts
 
     # The gateway's first line says where it listens, once it does.
