@@ -51,7 +51,7 @@ from openclaw_rl.store.file_digests import digest_files
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import read_heads
-from openclaw_rl.supervisor.supervisor import prepare_home
+from openclaw_rl.supervisor.home_folder import prepare_home
 from openclaw_rl.train.worker import open_train_loop
 from openclaw_rl.types import Chunk, Feedback, Generation, Ids, Logprobs, PolicyRef, Sampling
 

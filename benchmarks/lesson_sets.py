@@ -39,7 +39,7 @@ from openclaw_rl.store.lessons import examinations, lessons
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lessons.scopes import PromptContext
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.supervisor.supervisor import prepare_home
+from openclaw_rl.supervisor.home_folder import prepare_home
 from openclaw_rl.types import Message
 
 LANGUAGES = ("english", "german", "french", "spanish", "chinese", "japanese")

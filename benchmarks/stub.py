@@ -22,8 +22,8 @@ import msgspec
 import uvloop
 
 from openclaw_rl.common.frames import FrameDecoder
-from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
+from openclaw_rl.protocols import EngineInfo
 
 LOGPROB = -0.5
 

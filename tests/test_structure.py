@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.common.integrations import ENGINES, TRAINERS
+
 SOURCE = Path(__file__).parent.parent / "src" / "openclaw_rl"
 
 BASE = "reasons types errors common settings"
@@ -25,7 +27,7 @@ MAY_IMPORT = {
     "methods": "reasons types",
     "protocols": "reasons types common methods",
     "testing": "reasons types errors common methods",
-    "settings": "reasons types errors common methods",
+    "settings": "reasons types errors common methods protocols",
     "store": "reasons types errors common",
     "plugins": BASE,
     "render": BASE,
@@ -44,15 +46,16 @@ MAY_IMPORT = {
     "trajectories": f"{BASE} store render learner methods",
     "compat": f"{BASE} learner",
     "environments": f"{BASE} protocols store render plugins sandbox",
-    "supervisor": f"{BASE} methods store plugins render engines collect serve judge gates practice train trajectories "
-    "environments examination",
+    "supervisor": f"{BASE} protocols methods store plugins render engines collect serve judge gates practice train "
+    "trajectories environments examination",
     "status": f"{BASE} methods store render engines train",
     "connect": f"{BASE} render supervisor",
     "sandbox": BASE,
     "model_export": f"{BASE} render engines learner",
     "rollouts": f"{BASE} plugins supervisor",
     "evals": f"{BASE} protocols judge supervisor sandbox",
-    "doctor": f"{BASE} store render engines other_trainers train trajectories supervisor status rollouts sandbox",
+    "doctor": f"{BASE} protocols store render engines other_trainers train trajectories supervisor status rollouts "
+    "sandbox",
     "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor "
     "environments tinker other_trainers engines fireworks model_export",
     "__main__": "cli",
@@ -254,3 +257,133 @@ def test_the_glossary_names_files_that_exist() -> None:
     paths = [name for name in named if name.endswith((".py", "/"))]
     assert len(paths) > 60
     assert [path for path in paths if not (SOURCE / path).exists()] == []
+
+
+SPEC_MODULES = frozenset(
+    reference.partition(":")[0]
+    for group in (ENGINES, TRAINERS)
+    for reference in group.built_in.values()
+)
+ALLOWED_NAME_TABLES = {"common.integrations": 2, "settings.schema": 1}
+"""Module -> displays with such names that decide nothing: the built-in specs, and the sections with keys."""
+NAMES_BY_KEY = {"backend": ENGINES.names(), "trainer": TRAINERS.names()}
+
+
+_DECIDES = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
+
+
+def name_comparisons(tree: ast.AST) -> list[int]:
+    """Lines that decide by the name of an engine or a trainer.
+
+    That is: a comparison of something called `backend` or `trainer`, a rule or a table by such names.
+    """
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], _DECIDES):
+            operands = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            operands = [node.subject]
+        elif isinstance(node, ast.Subscript):
+            operands = [node.slice]
+        elif isinstance(node, ast.Call) and called_name(node) in ("get", "_only_with"):
+            operands = node.args[:1]
+        elif isinstance(node, ast.Call) and called_name(node) in ("startswith", "endswith"):
+            operands = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        else:
+            operands = []
+        if any(map(names_an_integration, operands)) or is_table_of_names(node):
+            lines.append(node.lineno)
+    return lines
+
+
+def called_name(call: ast.Call) -> str:
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def names_an_integration(node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return node.value in ("engine.backend", "train.trainer")
+    return getattr(node, "attr", getattr(node, "id", None)) in NAMES_BY_KEY
+
+
+def is_table_of_names(node: ast.AST) -> bool:
+    """Whether a display has the names of two engines or two trainers."""
+    elements = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
+    values = {each.value for each in elements if isinstance(each, ast.Constant)}
+    return any(len(values & set(names)) > 1 for names in NAMES_BY_KEY.values())
+
+
+def test_only_specs_compare_names_of_engines_and_trainers() -> None:
+    found = {
+        name: lines
+        for name, (_, tree) in sources().items()
+        if f"openclaw_rl.{name}" not in SPEC_MODULES and (lines := name_comparisons(tree))
+    }
+    assert {name: len(lines) for name, lines in found.items()} == ALLOWED_NAME_TABLES, found
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "config.engine.backend == 'vllm'",
+        "'tinker' != config.train.trainer",
+        "backend in LOCAL_BACKENDS",
+        "LOCAL_BACKENDS = ('embedded', 'vllm')",
+        "METRICS.get(train.trainer, ())",
+        "METRICS[train.trainer]",
+        "{'local': 1, 'tinker': 2}",
+        "_only_with('train.trainer', ('local',), 'train.seed')",
+        "config.engine.backend.startswith('v')",
+        "match config.engine.backend:\n    case 'vllm': pass",
+    ],
+)
+def test_a_comparison_of_names_is_found(planted: str) -> None:
+    assert name_comparisons(ast.parse(planted))
+
+
+STARTS = {"Supervisor", "open_train_loop"}
+"""Called to run workers as processes, and to train in the process of a command."""
+
+
+def functions_that_start(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield functions of a module or a class that start something; functions inside count as theirs."""
+    for outer in (tree, *(each for each in ast.walk(tree) if isinstance(each, ast.ClassDef))):
+        for node in ast.iter_child_nodes(outer):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and STARTS & called(node):
+                yield node
+
+
+def called(tree: ast.AST) -> set[str]:
+    return {called_name(each) for each in ast.walk(tree) if isinstance(each, ast.Call)}
+
+
+def forgets_consent(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return "admit_start" not in called(function)
+
+
+def test_nothing_starts_without_consent() -> None:
+    """A worker's process is started by `Supervisor` alone; `train.worker` runs in such a process."""
+    found = [
+        f"{name}.{function.name}"
+        for name, (_, tree) in sources().items()
+        if name != "train.worker"
+        for function in functions_that_start(tree)
+        if forgets_consent(function)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("planted", "is_found"),
+    [
+        ("def run(config):\n    Supervisor(config, WORKERS).run(stop)", True),
+        ("def run(config):\n    loop = worker.open_train_loop(config, store)", True),
+        (
+            "def run(config):\n    admit_start(config, WORKERS, yes=yes)\n    Supervisor(config)",
+            False,
+        ),
+    ],
+)
+def test_a_start_without_consent_is_found(planted: str, is_found: bool) -> None:
+    assert any(map(forgets_consent, functions_that_start(ast.parse(planted)))) is is_found

@@ -5,7 +5,7 @@ Each interface has a public test double in `testing/` and one contract test that
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,6 +50,52 @@ class Engine(Protocol):
         A version that is not in `policies` is unloaded when its last reply ends. Raises `EngineError` if an adapter's
         files are missing, do not match their digest, or do not fit the base.
         """
+        ...
+
+
+OnConnect = Callable[[int], None]
+"""Callback for each new connection; receives the epoch and must not block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Model, capacity and present state of an engine."""
+
+    model: str
+    context_length: int  # tokens, prompt and reply together
+    device: str
+    dtype: str
+    vocab_size: int = 0  # 0: not reported by the engine
+    versions: tuple[int, ...] = (0,)  # loaded policy versions
+    running: int = 0  # sequences in the batch
+    waiting: int = 0  # sequences that wait for a place in the batch
+    pid: int | None = None  # of the engine process, if this system started it
+    grammar: bool = False  # whether it can constrain a reply by a grammar
+    images: bool = False  # whether it is an `ImageEngine` whose model reads images
+
+
+class EngineLink(Engine, Protocol):
+    """An engine behind a connection.
+
+    Connects at the first call, and reconnects with a back-off after a loss. `epoch` counts the connections made: a
+    restarted engine has only the base loaded, so whoever called `load` must call it again when `epoch` has changed.
+    """
+
+    epoch: int
+
+    @property
+    def connected(self) -> bool: ...
+
+    async def info(self) -> EngineInfo:
+        """Return the engine's present state. Raise `EngineGone` if it does not answer."""
+        ...
+
+    async def wait_ready(self, timeout: float) -> EngineInfo:  # noqa: ASYNC109 (a deadline over several attempts)
+        """Wait until the engine answers. Raise `EngineGone` after `timeout` seconds."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection for good; running streams raise `EngineGone`."""
         ...
 
 

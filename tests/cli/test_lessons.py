@@ -26,7 +26,7 @@ from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope, subject_scope, user_scope
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, PolicyOwner, record_owner
-from openclaw_rl.supervisor.supervisor import prepare_home
+from openclaw_rl.supervisor.home_folder import prepare_home
 from openclaw_rl.types import Policy, PolicyState
 
 SHORT = Lesson(

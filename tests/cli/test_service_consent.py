@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import click
 import pytest
 from tests.engines.remote.fireworks_server import FireworksDouble
 
-from openclaw_rl.cli import chat, service_consent
 from openclaw_rl.cli import main as command_line
-from openclaw_rl.cli.service_consent import require_consent
 from openclaw_rl.common import logging_metrics
+from openclaw_rl.common.sockets import free_port
 from openclaw_rl.environments import commands
 from openclaw_rl.environments.types import TaskFitness
 from openclaw_rl.errors import ConfigError, EngineError
 from openclaw_rl.settings.load import CONFIG_VARIABLE, Config, from_flat
 from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor import preflight, subprocess_system, supervisor
-from openclaw_rl.supervisor.supervisor import prepare_home
+from openclaw_rl.supervisor import preflight, service_consent, subprocess_system, supervisor
+from openclaw_rl.supervisor.home_folder import prepare_home
+from openclaw_rl.supervisor.service_consent import require_consent
 
 SERVE = ("engine", "gateway")
 
@@ -128,17 +130,36 @@ def test_other_engines_ask_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
-def test_the_command_asks_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
+class StartedSupervisor:
+    """Records the workers of each start in place of running them."""
+
+    starts: ClassVar[list[tuple[str, ...]]] = []
+
+    def __init__(self, config: Config, workers: Sequence[str], **_options: object) -> None:
+        self.starts.append(tuple(workers))
+
+    async def run(self, stop: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("command", ["serve", "up", "train"])
+def test_a_command_that_runs_workers_asks_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    started: list[tuple[str, ...]] = []
+    monkeypatch.setattr(StartedSupervisor, "starts", started)
     monkeypatch.setattr(preflight, "check_before_start", lambda config, workers: None)
-    monkeypatch.setattr(supervisor, "supervise", lambda config, workers: started.append(workers))
-    words = ["serve", "--home", str(tmp_path), "--backend", "tinker"]
+    monkeypatch.setattr(supervisor, "setup_logging", lambda *args: None)
+    monkeypatch.setattr(supervisor, "Supervisor", StartedSupervisor)
+    sets = ["train.trainer=tinker", "gate.kind=numbers", f"serve.port={free_port()}"]
+    words = [command, "--home", str(tmp_path), "--backend", "tinker"]
+    words += [word for each in sets for word in ("--set", each)]
     with pytest.raises(ConfigError, match="before you agree"):
         command_line.cli([*words], standalone_mode=False)
     assert started == []
     for more in (["--yes"], []):
         command_line.cli([*words, *more], standalone_mode=False)
-    assert started == [SERVE, SERVE]
+    assert len(started) == 2
 
 
 def test_chat_asks_before_it_starts_a_system(
@@ -150,10 +171,10 @@ def test_chat_asks_before_it_starts_a_system(
     class StartedSystem(Exception):
         pass
 
-    def start(config: Config, **_options: object) -> None:
+    def start(command: list[str], **_options: object) -> None:
         raise StartedSystem
 
-    monkeypatch.setattr(chat, "SubprocessSystem", start)
+    monkeypatch.setattr(subprocess_system.subprocess, "Popen", start)
     words = ["chat", "--home", str(tmp_path), "--backend", "tinker"]
     with pytest.raises(ConfigError, match="before you agree"):
         command_line.cli([*words], standalone_mode=False)

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 from tests.judge.endpoint import ITEM, vote
 
-from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.errors import ConfigError, EngineGone, JudgeError
 from openclaw_rl.judge import local_model
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.local_model import LocalModel
 from openclaw_rl.judge.preflight import check_judge_settings
+from openclaw_rl.protocols import EngineInfo
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, Config, from_flat
-from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home, with_required_workers
+from openclaw_rl.supervisor.home_folder import prepare_home
+from openclaw_rl.supervisor.supervisor import Supervisor, with_required_workers
 from openclaw_rl.testing import ScriptedEngine
 from openclaw_rl.types import Verdict
 

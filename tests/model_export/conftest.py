@@ -20,7 +20,7 @@ from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, policy_names
-from openclaw_rl.supervisor.supervisor import prepare_home
+from openclaw_rl.supervisor.home_folder import prepare_home
 from openclaw_rl.types import Policy, PolicyState
 
 STARTER_FOLDER = ModelFiles.from_path(STARTER).folder

@@ -16,8 +16,11 @@ from openclaw_rl.settings import load as settings
 from openclaw_rl.settings import reference
 from openclaw_rl.settings.aliases import ARGUMENTS, alias_table, all_aliases
 
-NEEDED = {"NODE_RANK": {"NNODES": "2"}}
-"""Variables that are given along with one."""
+NEEDED = {
+    "NODE_RANK": {"NNODES": "2"},
+    "--trainer": {"OPENCLAW_RL_GATE_KIND": "numbers"},
+}
+"""Variables that are given along with a variable or a flag."""
 # name -> (a value as text, what it changes). Written down by hand from what the names promise, not from the code.
 VARIABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "MODEL_PATH": ("/models/a", {"model.path": "/models/a"}),
@@ -82,6 +85,7 @@ FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "--host": ("localhost", {"serve.host": "localhost"}),
     "--port": ("8123", {"serve.port": 8123}),
     "--backend": ("vllm", {"engine.backend": "vllm"}),
+    "--trainer": ("external", {"train.trainer": "external"}),
     "--enable-rl-intercept": ("false", {"serve.capture": "redacted"}),
     "--gpu-ids": ("0,1", {"engine.gpus": ("0", "1")}),
     "--rollout-gpus": ("4", {"engine.gpus": ("4",)}),
@@ -243,14 +247,12 @@ def test_flags_on_the_line_and_inside_a_variable(name: str) -> None:
     """The variables take turns: all of them are read in the same way."""
     value, changes = FLAGS[name]
     words = [name] if value is None else [name, value]
-    check(load(words=words), changes, name)
-    check(
-        load(words=["=".join(words)]) if value is not None else load(words=[f"{name}=true"]),
-        changes,
-        name,
-    )
+    needed = NEEDED.get(name, {})
+    check(load(words=words, environ=needed), changes, name)
+    joined = "=".join(words) if value is not None else f"{name}=true"
+    check(load(words=[joined], environ=needed), changes, name)
     inside = ARGUMENTS[list(FLAGS).index(name) % len(ARGUMENTS)]
-    check(load(environ={inside: " ".join(words)}), changes, f"{inside} {name}")
+    check(load(environ={inside: " ".join(words)} | needed), changes, f"{inside} {name}")
 
 
 @pytest.mark.parametrize("name", FILE)

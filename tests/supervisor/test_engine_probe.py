@@ -18,7 +18,8 @@ from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.engine_probe import EngineProbe
-from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
+from openclaw_rl.supervisor.home_folder import prepare_home
+from openclaw_rl.supervisor.supervisor import Supervisor
 from openclaw_rl.types import Generation, Sampling
 
 WITHIN = 240.0  # seconds, on a busy machine

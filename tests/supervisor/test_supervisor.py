@@ -16,7 +16,8 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
+from openclaw_rl.supervisor.home_folder import prepare_home
+from openclaw_rl.supervisor.supervisor import Supervisor
 
 WITHIN = 240.0  # seconds
 

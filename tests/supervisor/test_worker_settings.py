@@ -17,7 +17,8 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.judge import worker as judge
 from openclaw_rl.learner.distributed.fsdp import wants_sharding
 from openclaw_rl.settings.load import from_flat, to_environment
-from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home, with_required_workers
+from openclaw_rl.supervisor.home_folder import prepare_home
+from openclaw_rl.supervisor.supervisor import Supervisor, with_required_workers
 from openclaw_rl.train import worker as train
 from openclaw_rl.train.ranks import launcher
 from openclaw_rl.train.ranks.rpc import RpcListener

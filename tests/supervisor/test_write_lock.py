@@ -18,7 +18,8 @@ import pytest
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
+from openclaw_rl.supervisor.home_folder import prepare_home
+from openclaw_rl.supervisor.supervisor import Supervisor
 from openclaw_rl.supervisor.write_lock import FROZEN_LIMIT, HELD_LIMIT, WriteLockMonitor
 
 pytestmark = pytest.mark.skipif(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.system.test_words import run
 
+from openclaw_rl.supervisor.home_folder import is_home_locked
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
-from openclaw_rl.supervisor.supervisor import is_home_locked
 
 pytestmark = pytest.mark.system
 

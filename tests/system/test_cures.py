@@ -50,8 +50,9 @@ from openclaw_rl.settings.load import Config, ModelConfig, TrackConfig, from_fla
 from openclaw_rl.status import program_checks
 from openclaw_rl.store import exchanges, heartbeats, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor.home_folder import prepare_home
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
-from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
+from openclaw_rl.supervisor.supervisor import Supervisor
 from openclaw_rl.testing import ScriptedJudge, ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder

@@ -16,8 +16,8 @@ from tests.system.test_words import run
 from openclaw_rl.common.assets import STARTER, local_model_folder
 from openclaw_rl.store import file_digests, heartbeats
 from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor.home_folder import prepare_home
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
-from openclaw_rl.supervisor.supervisor import prepare_home
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 SIZE = 24 * 2**30

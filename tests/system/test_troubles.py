@@ -36,7 +36,8 @@ from openclaw_rl.status.health import LOG_WINDOW
 from openclaw_rl.store import exchanges, heartbeats, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
+from openclaw_rl.supervisor.home_folder import prepare_home
+from openclaw_rl.supervisor.supervisor import Supervisor
 from openclaw_rl.train.tracking import MetricsTracker
 from openclaw_rl.types import Policy, PolicyState, Vote
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.engines.tinker.launch import check_tinker
 from openclaw_rl.errors import ConfigError, EngineError
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.tinker import sdk_version
 from openclaw_rl.tinker.sdk_version import REQUIREMENT, version_problem
+from openclaw_rl.tinker.start_check import check_tinker
 
 SETTINGS = {"engine.backend": "tinker", "home": "/tmp/h"}
 

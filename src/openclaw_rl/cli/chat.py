@@ -32,8 +32,9 @@ from openclaw_rl.store.lessons.scopes import LessonScope
 from openclaw_rl.store.lessons.withdrawals import RESTORED_EVENT, WITHDRAWN_EVENT
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import policy_name, stored_owner
+from openclaw_rl.supervisor.home_folder import is_home_locked, prepare_home
 from openclaw_rl.supervisor.subprocess_system import StartingNotes, SubprocessSystem, is_ready
-from openclaw_rl.supervisor.supervisor import is_home_locked, prepare_home, read_key
+from openclaw_rl.supervisor.supervisor import read_key
 from openclaw_rl.types import Event
 
 _HELP_TEXT = """Your next message is the feedback. Commands:
@@ -64,10 +65,11 @@ class ChatConversation:
     reply_ids: set[str] = field(default_factory=set)
 
 
-def run_chat(config: Config, *, before_start: Callable[[], object]) -> None:
+def run_chat(config: Config, *, before_start: Callable[[], object], yes: bool) -> None:
     """Chat with the system that runs on the home. If none runs, start one and stop it afterwards.
 
     `before_start`: called before a system is started; raises `ConfigError` if the settings do not allow it.
+    `yes`: as for `SubprocessSystem`.
     """
     console = TerminalConsole()
     prepare_home(config)
@@ -80,7 +82,7 @@ def run_chat(config: Config, *, before_start: Callable[[], object]) -> None:
                 f"  starting the system on {config.home_dir} (its log: {config.logs_dir / 'up.log'}) ..."
             )
             stack.enter_context(
-                SubprocessSystem(config, on_note=lambda note: console.print(f"  {note}"))
+                SubprocessSystem(config, yes=yes, on_note=lambda note: console.print(f"  {note}"))
             )
         config = with_running_gateway(config)
         console.print(

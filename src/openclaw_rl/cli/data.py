@@ -50,7 +50,7 @@ def import_files(
 
     Adds tokens and the newest policy's log-probabilities. Invalid trajectories are reported and skipped.
     """
-    from openclaw_rl.supervisor.supervisor import prepare_home
+    from openclaw_rl.supervisor.home_folder import prepare_home
     from openclaw_rl.trajectories import operations
 
     config = load_config(**options)

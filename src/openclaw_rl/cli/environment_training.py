@@ -50,7 +50,6 @@ def train_on_tasks(
     It is `env check`, `up --method groups`, `env run` and the end of the system in one. Tasks that are unfit are left
     out. The home keeps the versions; `openclaw-rl serve --home HOME` serves the newest.
     """
-    from openclaw_rl.cli.service_consent import require_consent
     from openclaw_rl.common.gateway_address import running_address
     from openclaw_rl.common.terminal import TerminalConsole
     from openclaw_rl.environments.commands import RunOptions, check_environment, run_environment
@@ -59,7 +58,6 @@ def train_on_tasks(
     from openclaw_rl.environments.types import PlayLimits
     from openclaw_rl.errors import ConfigError
     from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
-    from openclaw_rl.supervisor.supervisor import WORKERS, prepare_home, with_required_workers
 
     given = take_task_options(options)
     config = load_group_config(**options)
@@ -80,8 +78,9 @@ def train_on_tasks(
         limits=limits,
         unchecked=False,
     )
-    prepare_home(config)
-    require_consent(config, with_required_workers(config, WORKERS), yes=yes)
+    system = SubprocessSystem(config, yes=yes)
+    # Before the checks, which may take long.
+    system.require_consent()
     try:
         found = check_environment(
             config.home_dir, owner_key(config), request, limits, parallel, show_fitness
@@ -90,7 +89,7 @@ def train_on_tasks(
             raise ConfigError(
                 f"none of the {len(found)} tasks of {source} is fit to train on; the lines above say why"
             )
-        with SubprocessSystem(config) as system:
+        with system:
             summary = run_environment(config.home_dir, system.api_key, request, chosen)
             version = system.wait_until_settled(timeout=_SETTLE_SECONDS)
     except KeyboardInterrupt:

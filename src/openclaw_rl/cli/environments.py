@@ -80,10 +80,10 @@ def environment_commands() -> None:
 @environment_commands.command("list")
 def list_sources() -> None:
     """List the sources of tasks."""
-    from openclaw_rl.environments.registry import SOURCES
+    from openclaw_rl.environments import registry
 
-    for name, kind in SOURCES.items():
-        echo(f"{name}: {kind.summary}")
+    for name, summary in registry.list_sources():
+        echo(f"{name}: {summary}")
 
 
 @environment_commands.command("check")
@@ -99,7 +99,7 @@ def check_tasks(source: str, oracle: str | None, nop: str | None, **options: Any
     """
     from openclaw_rl.environments.commands import check_environment
     from openclaw_rl.environments.types import PlayLimits
-    from openclaw_rl.supervisor.supervisor import prepare_home
+    from openclaw_rl.supervisor.home_folder import prepare_home
 
     programs = {"oracle": _split_command("--oracle", oracle), "nop": _split_command("--nop", nop)}
     given = take_task_options(options)

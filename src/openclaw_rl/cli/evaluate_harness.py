@@ -86,14 +86,12 @@ def _run_and_exit(
     yes: bool,
     **options: Any,
 ) -> None:
-    from openclaw_rl.cli.service_consent import require_serving_consent
     from openclaw_rl.evals.versions.harnesses import run_harness
 
     config = with_running_gateway(load_config(**options, strict=True))
-    require_serving_consent(config, yes=yes)
     folder = None if out is None else Path(out)
     code, where = run_harness(
-        harness, config, task, version=policy, program=program, out=folder, more=more
+        harness, config, task, version=policy, program=program, out=folder, more=more, yes=yes
     )
     echo(f"Results: {where}" if code == 0 else f"{harness.program} ended with {code}", err=True)
     sys.exit(code)

@@ -69,10 +69,10 @@ def deploy_version(
     Set fireworks.account, fireworks.base_model and FIREWORKS_API_KEY. The same command again continues an upload that
     was interrupted.
     """
-    from openclaw_rl.cli.service_consent import confirm_sending
     from openclaw_rl.engines.remote.loaded_versions import adapter_name
     from openclaw_rl.fireworks.consent import upload_text
     from openclaw_rl.fireworks.service import FireworksService
+    from openclaw_rl.supervisor.service_consent import confirm_sending
 
     config = _load_config(**options)
     _check_deploy(config, gpus, method)
@@ -105,11 +105,10 @@ def deploy_version(
 
 def _load_config(**options: Any) -> Config:
     """Return the settings, with the notices that concern this command."""
-    loaded = load_settings(**options)
+    # These settings need no engine here.
+    loaded = load_settings(**options, used_sections=("fireworks",))
     for notice in loaded.notices:
-        # These settings need no engine here.
-        if "only with engine.backend fireworks" not in notice:
-            echo_error(f"note: {notice}")
+        echo_error(f"note: {notice}")
     return loaded.config
 
 

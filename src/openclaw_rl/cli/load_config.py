@@ -87,11 +87,20 @@ def load_settings(
     sets: tuple[str, ...],
     words: tuple[str, ...] = (),
     strict: bool = True,
+    used_sections: tuple[str, ...] = (),
     **flags: Any,
 ) -> LoadedSettings:
-    """Return the settings with their sources and notices. `strict`: as for `load_config`."""
+    """Return the settings with their sources and notices.
+
+    `strict`: as for `load_config`; `used_sections`: as for `load_all`.
+    """
     from openclaw_rl.settings import load as settings
 
     return settings.load_all(
-        file=file, flags=given_settings(flags), sets=sets, words=words, strict=strict
+        file=file,
+        flags=given_settings(flags),
+        sets=sets,
+        words=words,
+        strict=strict,
+        used_sections=used_sections,
     )

@@ -124,24 +124,26 @@ for _name, _command in _WORKER_COMMANDS.items():
 
 
 def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None:
-    from openclaw_rl.cli.service_consent import require_consent
-    from openclaw_rl.supervisor.preflight import check_before_start, check_service
-    from openclaw_rl.supervisor.supervisor import prepare_home, supervise, with_required_workers
+    from openclaw_rl.supervisor.supervisor import supervise, with_required_workers
     from openclaw_rl.train.resume import resolve_base
 
     config = resolve_base(config)
     workers = with_required_workers(config, workers)
-    check_before_start(config, workers)
-    prepare_home(config)
-    require_consent(config, workers, yes=yes)
-    check_service(config, workers)
+    supervise(config, workers, yes=yes, announce=lambda: announce_start(config, workers))
+
+
+def announce_start(config: Config, workers: Sequence[str]) -> None:
+    """Print what starts, and which parts of it are experimental."""
+    from openclaw_rl.settings.registry import experimental_parts
+
     # The gateway's first line says where it listens, once it does.
     if "gateway" in workers:
         echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r}", err=True)
         echo(f"  home: {config.home_dir}", err=True)
         for command in ("key", "chat"):
             echo(f"  {command}: openclaw-rl {command}{home_flag(config)}", err=True)
-    supervise(config, workers)
+    for part in experimental_parts(config, workers):
+        echo(f"  experimental: {part}, which never ran with its real counterpart", err=True)
 
 
 @cli.command("worker", hidden=True)
@@ -156,7 +158,8 @@ def run_one_worker(name: str, **options: Any) -> None:
     import traceback
 
     from openclaw_rl.common.process_guard import end_process
-    from openclaw_rl.supervisor.supervisor import prepare_home, run_worker
+    from openclaw_rl.supervisor.home_folder import prepare_home
+    from openclaw_rl.supervisor.supervisor import run_worker
 
     status = 1
     try:
@@ -270,18 +273,9 @@ def doctor(
 def chat(yes: bool, **options: Any) -> None:
     """Chat with the model in the terminal and watch it learn. Starts the system if needed."""
     from openclaw_rl.cli.chat import run_chat
-    from openclaw_rl.cli.service_consent import require_consent
-    from openclaw_rl.supervisor.supervisor import with_required_workers
 
     config = load_config(**options)
-
-    def check_start() -> None:
-        load_settings(**options)
-        require_consent(
-            config, with_required_workers(config, _WORKER_COMMANDS["up"].workers), yes=yes
-        )
-
-    run_chat(config, before_start=check_start)
+    run_chat(config, before_start=lambda: load_settings(**options), yes=yes)
 
 
 @cli.group()

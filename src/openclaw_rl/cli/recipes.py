@@ -123,11 +123,10 @@ def run_evaluation(
 
     The coding tasks run code that the model writes: in a process with limits, but without a sandbox.
     """
-    from openclaw_rl.cli.service_consent import require_consent, require_serving_consent
     from openclaw_rl.evals.personalisation.people import PersonEndpoint
     from openclaw_rl.evals.task_scores import EvalPlan, evaluate_model, evaluate_versions
     from openclaw_rl.evals.versions import comparison_report
-    from openclaw_rl.supervisor.supervisor import SERVING_WORKERS
+    from openclaw_rl.evals.versions.gateway_access import ask_consent
 
     _check_evaluation(policy, against, report, person_url, person_model)
     if with_lessons and policy is None:
@@ -148,13 +147,11 @@ def run_evaluation(
         kinds=names.split(","), num=num, max_tokens=max_tokens, seeds=seeds, person=person
     )
     plan = replace(plan, with_lessons=with_lessons)
-    if policy is None:
-        require_consent(config, SERVING_WORKERS, yes=yes)
-    else:
-        require_serving_consent(config, yes=yes)
+    # Before the progress bar, which would hide the question.
+    ask_consent(config, on_scratch_home=policy is None, yes=yes)
     with progress_bar() as show:
         if policy is None:
-            results = [evaluate_model(config, plan, agreed=True, show=show)]
+            results = [evaluate_model(config, plan, show=show)]
         else:
             versions = [policy, against] if against else [policy]
             results = evaluate_versions(with_running_gateway(config), plan, versions, show=show)

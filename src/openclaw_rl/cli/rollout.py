@@ -89,20 +89,17 @@ def run_self_test(
     """
     from pathlib import Path
 
-    from openclaw_rl.cli.service_consent import require_consent
     from openclaw_rl.common.logging_metrics import setup_logging
     from openclaw_rl.doctor import rollouts
-    from openclaw_rl.supervisor.supervisor import SERVING_WORKERS
 
     def print_progress(words: str) -> None:
         echo(words, err=True)
 
     config = load_config(**options)
-    require_consent(config, SERVING_WORKERS, yes=yes)
     setup_logging("test-rollout", None, config.run.log_level)
     folder = Path(output_dir)
     found = rollouts.run_selftest(
-        config, folder, num=num_samples, wait=wait, said=print_progress, agreed=True
+        config, folder, num=num_samples, wait=wait, said=print_progress, yes=yes
     )
     for session, turns in found.items():
         main = sum(turn["type"] == "main" for turn in turns)

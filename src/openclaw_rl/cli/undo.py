@@ -211,11 +211,10 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
 def _train_here(config: Config, store: Store, *, yes: bool) -> None:
     import logging
 
-    from openclaw_rl.cli.service_consent import require_consent
     from openclaw_rl.common.progress import Wait
     from openclaw_rl.settings.load import with_policy_owner
     from openclaw_rl.store.lineage.policy_names import stored_owner
-    from openclaw_rl.supervisor.preflight import check_before_start
+    from openclaw_rl.supervisor.supervisor import admit_start
     from openclaw_rl.train.resume import resolve_base
     from openclaw_rl.train.worker import open_train_loop
 
@@ -224,8 +223,7 @@ def _train_here(config: Config, store: Store, *, yes: bool) -> None:
     with store.read() as conn:
         config = with_policy_owner(config, stored_owner(conn))
     config = resolve_base(config)
-    check_before_start(config, ("train",))
-    require_consent(config, ("train",), yes=yes)
+    admit_start(config, ("train",), yes=yes)
     loop = open_train_loop(config, store)
     shown = ""
 

@@ -23,14 +23,15 @@ from rich.text import Text
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.doctor import random_adapter
 from openclaw_rl.engines import registry
-from openclaw_rl.engines.base import BASE_POLICY, EngineInfo, EngineLink
+from openclaw_rl.engines.base import BASE_POLICY
 from openclaw_rl.engines.remote import server_process
 from openclaw_rl.errors import EngineError, EngineGone, OpenClawError
+from openclaw_rl.protocols import EngineInfo, EngineLink
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config, to_environment
+from openclaw_rl.supervisor.home_folder import prepare_home
 from openclaw_rl.supervisor.subprocess_system import stop_process
-from openclaw_rl.supervisor.supervisor import prepare_home
 from openclaw_rl.types import Generation, Ids, PolicyRef, Sampling
 
 # Of one reply, if the context is long enough.

@@ -23,6 +23,7 @@ from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.registry import engine_spec, trainer_spec
 from openclaw_rl.store import exchanges, file_digests, heartbeats, turns
 from openclaw_rl.store.bootstrap import lost_store_reason
 from openclaw_rl.store.db import Store
@@ -114,10 +115,11 @@ def examine_pipeline(
 ) -> bool:
     """Run all checks. Returns whether every check passes."""
     _refuse_services(config)
-    if config.train.trainer == "tinker":
+    trainer = trainer_spec(config)
+    if trainer.is_service:
         raise ConfigError(
-            "the doctor does not train at Tinker: it would send texts of its own there. Check the engine alone with "
-            "--engine, or everything here with train.trainer local"
+            f"the doctor does not train at {trainer.title}: it would send texts of its own there. Check the engine "
+            "alone with --engine, or everything here with train.trainer local"
         )
     console = console or TerminalConsole()
     exam = Examination(console, wait)
@@ -149,9 +151,10 @@ def examine_engine(
 
 
 def _refuse_services(config: Config) -> None:
-    if config.engine.backend in ("tinker", "fireworks"):
+    engine = engine_spec(config)
+    if engine.is_service:
         raise ConfigError(
-            f"the doctor does not check {config.engine.backend.capitalize()}: it would send texts of its own there, "
+            f"the doctor does not check {engine.title}: it would send texts of its own there, "
             "and adapters that the service does not load. Start `openclaw-rl serve`, and see `openclaw-rl status`"
         )
 

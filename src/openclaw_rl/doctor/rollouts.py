@@ -14,13 +14,14 @@ import aiohttp
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.rollouts.policy_client import PolicyClient
 from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.registry import engine_spec
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.trajectories.sessions import inspect_sessions
 
 _QUESTIONS = ("What is the capital of France?", "What is 2 plus 3?", "What colour is snow?")
 _REACTION = "Perfect, thanks!"
 # Settings of the temporary system.
-_KEPT = {"model", "engine", "run", "tinker", "fireworks"}
+_KEPT = ("model", "engine", "run")
 # Per reply.
 _REPLY_TOKENS = 24
 # Of the temporary system, printed at level debug.
@@ -28,23 +29,29 @@ _LOG_LINES = 10_000
 PrintLine = Callable[[str], None]
 
 
+def _kept_sections(config: Config) -> set[str]:
+    section = engine_spec(config).section
+    return {*_KEPT, section} if section else set(_KEPT)
+
+
 def run_selftest(
-    config: Config, out: Path, *, num: int, wait: float, said: PrintLine, agreed: bool = False
+    config: Config, out: Path, *, num: int, wait: float, said: PrintLine, yes: bool = False
 ) -> dict[str, list[dict[str, Any]]]:
     """Hold `num` conversations of two prompts, each written to `out`. Returns what `inspect_sessions` finds there.
 
     Model and engine are those of the settings; home, port and key are temporary; nothing is trained.
-    `agreed`: as for `SubprocessSystem`. At log level debug, `said` gets the system's log. Raises `OpenClawError` if
-    the system does not start, or a trajectory is missing, has no token ids or no reaction.
+    `yes`: as for `SubprocessSystem`; the yes is recorded in the home of `config`. At log level debug, `said` gets the
+    system's log. Raises `OpenClawError` if the system does not start, or a trajectory is missing, has no token ids or
+    no reaction.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OpenClawError(
             f"{out}: expected a new or an empty folder. Name another with --output-dir."
         )
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-selftest-") as folder:
-        kept = config.model_dump(mode="json", include=_KEPT, exclude_none=True)
+        kept = config.model_dump(mode="json", include=_kept_sections(config), exclude_none=True)
         scratch = scratch_config(Path(folder), kept | {"data.export_dir": str(out.resolve())})
-        system = SubprocessSystem(scratch, command="serve", agreed=agreed)
+        system = SubprocessSystem(scratch, command="serve", owner=config, yes=yes)
         said(f"starting a temporary system ({config.model.path}, {config.engine.backend})")
         with system:
             names = asyncio.run(_hold_conversations(system, num))

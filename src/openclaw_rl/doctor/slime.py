@@ -16,7 +16,7 @@ from rich.text import Text
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.doctor.engine import CheckResult, result_table
 from openclaw_rl.engines.remote import server_process, sglang_api
-from openclaw_rl.engines.remote.http_client import HttpClient
+from openclaw_rl.engines.remote.http_client import SGLANG_HEALTH, HttpClient
 from openclaw_rl.errors import EngineError
 from openclaw_rl.other_trainers.batch_stream import BatchStream, StreamEnded
 from openclaw_rl.other_trainers.slime.options import method_problem
@@ -132,7 +132,7 @@ def _check_router(config: Config, wait: float) -> CheckRow:
 
 async def _ask_router(config: Config, url: str) -> CheckResult:
     """Ask as the gateway does: a streamed reply."""
-    http = HttpClient(url, "sglang", api_key=config.engine.api_key)
+    http = HttpClient(url, SGLANG_HEALTH, api_key=config.engine.api_key)
     reply = sglang_api.SglangReplyReader(0)
     ids: list[int] = []
     logprobs: list[float] = []

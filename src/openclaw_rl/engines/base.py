@@ -1,63 +1,17 @@
-"""The gateway's interface to any engine: `protocols.Engine` over a connection that can break and reconnect."""
+"""Helpers of the engines' clients: waiting until one answers, and bounds on versions and lengths."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from openclaw_rl.errors import EngineError, EngineFull, EngineGone
-from openclaw_rl.protocols import Engine
+from openclaw_rl.protocols import EngineInfo
 from openclaw_rl.types import PolicyRef
 
-OnConnect = Callable[[int], None]
-"""Callback for each new connection; receives the epoch and must not block."""
 VersionKey = tuple[int, str]
 """(version, digest)"""
 BASE_POLICY = PolicyRef(version=0, path=None, digest="")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineInfo:
-    """Model, capacity and present state of an engine."""
-
-    model: str
-    context_length: int  # tokens, prompt and reply together
-    device: str
-    dtype: str
-    vocab_size: int = 0  # 0: not reported by the engine
-    versions: tuple[int, ...] = (0,)  # loaded policy versions
-    running: int = 0  # sequences in the batch
-    waiting: int = 0  # sequences that wait for a place in the batch
-    pid: int | None = None  # of the engine process, if this system started it
-    grammar: bool = False  # whether it can constrain a reply by a grammar
-    images: bool = False  # whether it is a `protocols.ImageEngine` whose model reads images
-
-
-class EngineLink(Engine, Protocol):
-    """An engine behind a connection.
-
-    Connects at the first call, and reconnects with a back-off after a loss. `epoch` counts the connections made: a
-    restarted engine has only the base loaded, so whoever called `load` must call it again when `epoch` has changed.
-    """
-
-    epoch: int
-
-    @property
-    def connected(self) -> bool: ...
-
-    async def info(self) -> EngineInfo:
-        """Return the engine's present state. Raise `EngineGone` if it does not answer."""
-        ...
-
-    async def wait_ready(self, timeout: float) -> EngineInfo:  # noqa: ASYNC109 (a deadline over several attempts)
-        """Wait until the engine answers. Raise `EngineGone` after `timeout` seconds."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connection for good; running streams raise `EngineGone`."""
-        ...
 
 
 async def wait_until_ready(

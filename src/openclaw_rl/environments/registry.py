@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from openclaw_rl.common.integrations import TASK_SOURCES
 from openclaw_rl.environments.box_program import read_box_program
 from openclaw_rl.environments.boxed_command import BoxedCommandRunner
 from openclaw_rl.environments.command_source import (
@@ -34,7 +35,7 @@ from openclaw_rl.environments.sources.library_source import (
 from openclaw_rl.environments.sources.swe_bench import make_task_folders
 from openclaw_rl.environments.sources.tools.tool_entry import make_tool_runner, make_tool_source
 from openclaw_rl.environments.types import EpisodeRunner, TaskSource
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.errors import ConfigError, PluginError
 from openclaw_rl.sandbox.box_commands import VARIABLE_NAME
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
@@ -260,13 +261,38 @@ SOURCES: Mapping[str, SourceKind] = {
 }
 
 
+def list_sources() -> Iterator[tuple[str, str]]:
+    """Yield name and summary of each source, built in or of an installed package."""
+    for name, kind in SOURCES.items():
+        yield name, kind.summary
+    for name in TASK_SOURCES.names():
+        if name not in SOURCES:
+            try:
+                yield name, _installed_source(name).summary
+            except PluginError as error:
+                yield name, str(error)
+
+
+def _installed_source(name: str) -> SourceKind:
+    kind = TASK_SOURCES.load(name)
+    if not isinstance(kind, SourceKind):
+        raise PluginError(
+            f"{TASK_SOURCES.group} {name}: expected a SourceKind, got {type(kind).__name__}"
+        )
+    return kind
+
+
 def find_source(request: SourceRequest) -> SourceKind:
     """Return the kind of source that a request names. Raises `ConfigError`."""
-    if request.source not in SOURCES:
+    if request.source in SOURCES:
+        kind = SOURCES[request.source]
+    elif TASK_SOURCES.is_known(request.source):
+        kind = _installed_source(request.source)
+    else:
+        known = ", ".join([*SOURCES, *TASK_SOURCES.names()])
         raise ConfigError(
-            f"unknown source {request.source!r}. Known are {', '.join(SOURCES)} (`openclaw-rl env list`)"
+            f"unknown source {request.source!r}. Known are {known} (`openclaw-rl env list`)"
         )
-    kind = SOURCES[request.source]
     for name, option in _ASKED_FOR.items():
         if getattr(request, name) and name not in kind.takes:
             raise ConfigError(

@@ -120,17 +120,16 @@ def evaluate_model(
     config: Config,
     plan: EvalPlan,
     *,
-    agreed: bool = False,
     show: ShowProgress = lambda what, done, total: None,
 ) -> EvalResult:
-    """Serve `model.path` from a temporary home and score it. `agreed`: as for `SubprocessSystem`.
+    """Serve `model.path` from a temporary home and score it.
 
     Raise `ConfigError` for an unknown kind or an invalid judge, `JudgeError` if the judge does not answer, and
     `OpenClawError` if a model cannot be served.
     """
     with tempfile.TemporaryDirectory(prefix="openclaw-eval-") as home:
         served = config.model_copy(update={"home": home})
-        (result,) = _evaluate_served(config, served, home, plan, None, show, agreed=agreed)
+        (result,) = _evaluate_served(config, served, home, plan, None, show)
     return replace(result, model=config.model.path)
 
 
@@ -156,8 +155,6 @@ def _evaluate_served(
     plan: EvalPlan,
     versions: Sequence[str] | None,
     show: ShowProgress,
-    *,
-    agreed: bool = False,
 ) -> list[EvalResult]:
     """Score the versions of the home of `served`; None: its head alone."""
     check_known(served, versions or ())
@@ -168,7 +165,7 @@ def _evaluate_served(
     with grader_factory(config, kinds, plan.person, judge_home) as graders:
         asyncio.run(graders.check_graders())
         show("starting the model", 0, None)
-        with open_gateway(served, agreed=agreed) as access:
+        with open_gateway(served, owner=config) as access:
             names = (
                 [access.model]
                 if versions is None

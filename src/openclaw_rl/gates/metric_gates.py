@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.settings.registry import find_trainer
 
 Metrics = Mapping[str, float]
 Gate = Callable[[Metrics, TrainConfig], Reason | None]
@@ -14,18 +15,14 @@ Gate = Callable[[Metrics, TrainConfig], Reason | None]
 
 MIN_ENTROPY_FALL = 0.02
 """Nats per token by which the entropy may always be below the teacher's."""
-# Not every server returns the norm of the gradient.
-_REQUIRED_OF_TINKER = ("loss/total", "kl", "kl/step")
-REQUIRED_METRICS = {"local": (*_REQUIRED_OF_TINKER, "gradient/norm"), "tinker": _REQUIRED_OF_TINKER}
-"""By trainer; from another program, none."""
 
 
 def metrics_are_finite(metrics: Metrics, train: TrainConfig) -> Reason | None:
-    """Every metric must be a finite number, and the required ones must exist, but from another program.
+    """Every metric must be a finite number, and the metrics that its trainer must report must exist.
 
     The other gates bound what there is.
     """
-    required = REQUIRED_METRICS.get(train.trainer, ())
+    required = find_trainer(train.trainer).required_metrics
     for name in (*required, *metrics):
         value = metrics.get(name)
         if value is None or not math.isfinite(value):

@@ -10,9 +10,9 @@ import asyncio
 import itertools
 
 from openclaw_rl.engines import registry
-from openclaw_rl.engines.base import EngineLink
 from openclaw_rl.errors import EngineError, JudgeError, RequestError
 from openclaw_rl.judge.vote_parser import check_answer
+from openclaw_rl.protocols import EngineLink
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config, EndpointConfig

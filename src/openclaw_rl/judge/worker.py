@@ -16,13 +16,12 @@ from openclaw_rl.common.progress import current_activity, record_progress
 from openclaw_rl.common.retries.backoff import backoff_delay
 from openclaw_rl.common.worker_loop import DiskPause, HeartbeatTimer
 from openclaw_rl.errors import DamagedRow, OpenClawError, StoreError
-from openclaw_rl.judge import plugin, reward_model, user_feedback
+from openclaw_rl.judge import reward_model, user_feedback
 from openclaw_rl.judge.behaviour import verdicts as behaviour
 from openclaw_rl.judge.comparison import ComparisonQueue
 from openclaw_rl.judge.failure_log import FailureLog
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.llm import LlmJudge
-from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.judge.turn_queue import (
     JudgeTask,
@@ -39,6 +38,7 @@ from openclaw_rl.judge.voting import replace_verdict_surrogates
 from openclaw_rl.protocols import Judge
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.registry import judge_spec
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.db import Store
@@ -84,15 +84,7 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
 
 def make_judge(config: Config) -> Judge:
     """Return the configured judge. Raises `ConfigError`, `ModelError`, `PluginError`."""
-    match config.judge.kind:
-        case "llm":
-            return LlmJudge(config)
-        case "classifier":
-            return reward_model.make_judge(config)
-        case "plugin":
-            return plugin.make_judge(config)
-        case "rules":
-            return RulesJudge.load(config.judge.rules_path)
+    return judge_spec(config).create(config)
 
 
 def _set_aside(conn: Connection, turn: str, reason: Reason) -> None:

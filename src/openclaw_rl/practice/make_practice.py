@@ -13,6 +13,7 @@ from openclaw_rl.practice.prompts import PromptSelector
 from openclaw_rl.practice.session import PracticeSession
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.registry import trainer_spec
 from openclaw_rl.store.db import Store
 
 
@@ -20,8 +21,9 @@ def no_practice_reason(config: Config, method: CreditMethod) -> str:
     """Return why lessons are not practised with these settings; empty if they are."""
     if not config.practice.enabled:
         return "no practice: practice.enabled is false"
-    if config.train.trainer == "tinker":
-        return "no practice: it learns from top log-probabilities, which train.trainer tinker does not have"
+    if not trainer_spec(config).scores_top_tokens:
+        trainer = config.train.trainer
+        return f"no practice: it learns from top log-probabilities, which train.trainer {trainer} does not have"
     if not method.uses_hints:
         return f"no practice: method {config.train.method} learns from scores alone"
     return ""

@@ -43,6 +43,7 @@ from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.serve.structured_output import build_grammar, grammar_error
 from openclaw_rl.serve.versions.version_manager import VersionManager
 from openclaw_rl.settings.load import Config, SamplingOverride
+from openclaw_rl.settings.registry import engine_spec
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.episodes.episodes import running_episodes
 from openclaw_rl.store.lineage.policy_names import policy_name
@@ -64,8 +65,6 @@ CONTROL_TOKEN = Reason(
     "a message, tool or template variable has the text of a control token, and the model reads it as that token",
 )
 WITH_IMAGES = Reason(ReasonCode.IMAGES, "its prompt has images, and the trainer reads text only")
-# Engines whose replies cost nobody money.
-LOCAL_BACKENDS = ("embedded", "vllm", "sglang")
 # Questions in one call of the examiner of lessons.
 EXAMINED_AT_ONCE = 4
 # A longer prompt is refused also where its tokens are only counted.
@@ -144,7 +143,7 @@ class Gateway:
             self.versions,
             identity=self.identity,
             is_idle=lambda: self.open_requests == 0 and self.versions.problem is None,
-            measures_at_start=self.config.engine.backend in LOCAL_BACKENDS,
+            measures_at_start=engine_spec(self.config).runs_here,
         )
 
     def check_running(self, caller: Caller) -> None:

@@ -30,6 +30,17 @@ class Seconds(click.FloatRange):
         return number
 
 
+class EngineOption(click.Option):
+    """`--backend`. Its help names the engines that are built in and installed, which takes time to find."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        # Imported here to keep commands fast.
+        from openclaw_rl.settings.registry import name_list
+
+        self.help = f"Engine: {name_list('engine.backend')}."
+        return super().get_help_record(ctx)
+
+
 _SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "--home": ("home", {"metavar": "DIR", "help": "Home folder. [default: ~/.openclaw-rl]"}),
     "--model-path": (
@@ -47,7 +58,7 @@ _SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "--backend": (
         "engine.backend",
-        {"metavar": "NAME", "help": "embedded, vllm, sglang, openai, tinker or fireworks."},
+        {"metavar": "NAME", "cls": EngineOption},
     ),
     "--engine-url": ("engine.url", {"metavar": "URL", "help": "Use this running server."}),
     "--engine-python": (
@@ -72,7 +83,7 @@ def settings_options(function: _F) -> _F:
 def consent_option(function: _F) -> _F:
     """Add `--yes` to a command that may start a system whose texts go to a service."""
     return click.option(
-        "--yes", is_flag=True, help="Agree to what is sent to Tinker or Fireworks, if used."
+        "--yes", is_flag=True, help="Agree to what is sent to a service, if one is used."
     )(function)
 
 
@@ -115,6 +126,7 @@ def _flag_rows(shown: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield (flags, their settings with the default) for each alias of settings with one of the prefixes."""
     # Imported here to keep commands fast.
     from openclaw_rl.settings.load import Config
+    from openclaw_rl.settings.registry import CHOICES, name_list
 
     names: dict[tuple[str, ...], list[aliases.SettingAlias]] = {}
     for alias in aliases.by_form("flag").values():
@@ -127,6 +139,8 @@ def _flag_rows(shown: tuple[str, ...]) -> Iterator[tuple[str, str]]:
             if default in (None, ())
             else f" [{str(default).lower() if isinstance(default, bool) else default}]"
         )
+        if keys[0] in CHOICES:
+            more += f": {name_list(keys[0])}"
         yield (
             f"{', '.join(one.name for one in same)}{'' if same[0].switch else ' VALUE'}",
             ", ".join(keys) + more,

@@ -8,7 +8,7 @@ one setting with different values are an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import aliases, sources, unused, validate
 from openclaw_rl.settings.aliases import current_key
 from openclaw_rl.settings.schema import (
+    INSTALLED_SECRETS,
     SECRETS,
     CollectConfig,
     Config,
@@ -71,6 +72,9 @@ _WORKER_SECRETS = {
     "train": ("judge.api_key", "tinker.api_key", "model.hf_token"),
     "data": ("engine.api_key", "model.hf_token"),
 }
+
+_INTEGRATION_WORKERS = ("engine", "gateway", "train")
+"""Workers that run engines and trainers of packages, and get the keys of their sections."""
 
 
 @cache
@@ -141,11 +145,13 @@ def load_all(
     sets: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     strict: bool = True,
+    used_sections: Collection[str] = (),
 ) -> LoadedSettings:
     """Merge flags over the environment over the file over the defaults. Raises `ConfigError`.
 
     `flags`: dotted keys; None means not given. `sets`: items like `train.seed=8`. `words`: flags under alias names.
     `strict`: refuse wrong variables that may be those of another program (`sources.from_environment`).
+    `used_sections`: sections that the caller reads, whatever the engine and the trainer are.
     """
     layers = [sources.from_file(file, known_keys())] if file else []
     layers.append(_environment(environ, strict=strict))
@@ -171,7 +177,10 @@ def load_all(
     origins = {key: given.source for key, given in found.items()}
     config = _build_config(_plain_values(found), origins)
     notices = [notice for layer in layers for notice in layer.notices]
-    notices += unused.unused_settings(config, origins)
+    may_be_unused = {
+        key: origin for key, origin in origins.items() if key.partition(".")[0] not in used_sections
+    }
+    notices += unused.unused_settings(config, may_be_unused)
     notices += validate.missing_endpoints(config) + validate.untrained_lessons(config)
     return LoadedSettings(config=config, sources=origins, notices=notices)
 
@@ -325,7 +334,8 @@ def _without_other_secrets(config: Config, worker: str) -> Config:
     """Return the config without the secrets that the worker does not use."""
     for key in SECRETS:
         section, _, name = key.partition(".")
-        if key not in _WORKER_SECRETS.get(worker, ()):
+        installed = INSTALLED_SECRETS if worker in _INTEGRATION_WORKERS else ()
+        if key not in (*_WORKER_SECRETS.get(worker, ()), *installed):
             without = getattr(config, section).model_copy(update={name: None})
             config = config.model_copy(update={section: without})
     return config

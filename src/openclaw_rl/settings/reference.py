@@ -18,6 +18,7 @@ from openclaw_rl.common.printable import echo
 from openclaw_rl.settings import aliases
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config, LoadedSettings
+from openclaw_rl.settings.registry import CHOICES, describe_choices
 
 # Of a list in one line.
 _LIST_COLUMNS = 60
@@ -127,9 +128,14 @@ def _section_tables(
             inner.append((name, kind))
             continue
         key = f"{prefix}{name}"
+        choices = CHOICES.get(key)
+        described = info.description or ""
+        if choices:
+            described += f". {describe_choices(key)}"
+        type_name = " or ".join(f"`{n}`" for n in choices.names()) if choices else _type_name(kind)
         default = _format_default(info.get_default(call_default_factory=True))
         rows.append(
-            f"| `{key}` | {_type_name(kind)} | `{default}` | {info.description or ''} | "
+            f"| `{key}` | {type_name} | `{default}` | {described} | "
             f"{', '.join(also.get(key, []))} |"
         )
     title = prefix.removesuffix(".") or "the whole"

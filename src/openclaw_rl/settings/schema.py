@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, create_model
 
 from openclaw_rl.common import client_patterns
 from openclaw_rl.common.assets import STARTER
+from openclaw_rl.common.integrations import ENGINES, SECTIONS
 from openclaw_rl.common.sockets import is_loopback_host
+from openclaw_rl.errors import PluginError
 from openclaw_rl.settings.schema_fireworks import FireworksConfig
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.settings.schema_judge import JudgeConfig, TeacherConfig
@@ -19,14 +21,6 @@ from openclaw_rl.settings.schema_tinker import TinkerConfig
 from openclaw_rl.settings.schema_train import TrainConfig
 from openclaw_rl.settings.strict_yaml import Section
 from openclaw_rl.types import Convention
-
-SECRETS = (
-    *(
-        f"{section}.api_key"
-        for section in ("serve", "engine", "judge", "teacher", "tinker", "fireworks")
-    ),
-    "model.hf_token",
-)
 
 
 class ModelConfig(Section):
@@ -152,13 +146,8 @@ class ServeConfig(Section):
 class EngineConfig(Section):
     """The engine that samples."""
 
-    backend: Literal["embedded", "vllm", "sglang", "openai", "tinker", "fireworks"] = Field(
-        "embedded",
-        description="embedded: built in, for small models; vllm, sglang: such a server, started "
-        "here or running at `url`; "
-        "openai: an endpoint at `url` that returns token ids and log-probabilities; "
-        "tinker: the Tinker service (docs/guides/tinker.md); "
-        "fireworks: the Fireworks service, which only serves (docs/guides/fireworks.md)",
+    backend: Annotated[str, AfterValidator(ENGINES.check_name)] = Field(
+        "embedded", description="what samples the replies"
     )
     url: str | None = Field(
         None, description="a running server, e.g. http://gpu:8000; default: start one"
@@ -203,8 +192,8 @@ class EngineConfig(Section):
     @property
     def effective_convention(self) -> Convention:
         """Convention of the engine's log-probabilities, with the default of the backend."""
-        defaults: dict[str, Convention] = {"vllm": "processed", "tinker": "raw", "fireworks": "raw"}
-        return self.logprob_convention or defaults.get(self.backend, "scaled")
+        default: Convention = ENGINES.load(self.backend).convention
+        return self.logprob_convention or default
 
 
 class CollectConfig(Section):
@@ -388,3 +377,40 @@ class Config(Section):
     @property
     def key_file(self) -> Path:
         return self.home_dir / "api_key"
+
+
+def _installed_sections() -> dict[str, type[Section]]:
+    """Return the sections that packages add. A broken one is left out: whoever needs it says so."""
+    sections = {}
+    for name in SECTIONS.names():
+        try:
+            model = SECTIONS.load(name)
+        except PluginError:
+            continue
+        if (
+            name not in Config.model_fields
+            and isinstance(model, type)
+            and issubclass(model, Section)
+        ):
+            sections[name] = model
+    return sections
+
+
+INSTALLED_SECTIONS = _installed_sections()
+if not TYPE_CHECKING and INSTALLED_SECTIONS:
+    fields = {name: (model, model()) for name, model in INSTALLED_SECTIONS.items()}
+    Config = create_model("Config", __base__=Config, __doc__=Config.__doc__, **fields)
+
+INSTALLED_SECRETS = tuple(
+    f"{name}.api_key"
+    for name, model in INSTALLED_SECTIONS.items()
+    if "api_key" in model.model_fields
+)
+SECRETS = (
+    *(
+        f"{section}.api_key"
+        for section in ("serve", "engine", "judge", "teacher", "tinker", "fireworks")
+    ),
+    "model.hf_token",
+    *INSTALLED_SECRETS,
+)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from openclaw_rl.common.integrations import JUDGES
 from openclaw_rl.settings.strict_yaml import Section
 
 
@@ -61,7 +62,7 @@ class SignalsConfig(Section):
 class JudgeConfig(EndpointConfig):
     """The judge. The endpoint settings are those of the llm judge."""
 
-    kind: Literal["rules", "llm", "classifier", "plugin"] = Field(
+    kind: Annotated[str, AfterValidator(JUDGES.check_name)] = Field(
         "rules",
         description="without it, model, base_url or path choose llm, plugin_path chooses plugin, and reward_path "
         "chooses classifier",

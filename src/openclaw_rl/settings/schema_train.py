@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from openclaw_rl.common.integrations import TRAINERS
 from openclaw_rl.methods.registry import METHODS
 from openclaw_rl.settings.strict_yaml import Section
 
@@ -328,10 +329,8 @@ class TrainConfig(Section):
         description="turns of an episode that are trained on (method groups). chain: those that lead to its last turn; "
         "all: also retries, summaries and sub-agents",
     )
-    trainer: Literal["local", "external", "tinker"] = Field(
-        "local",
-        description="who takes the steps. external: a program that connects to the home and gets the batches, such as "
-        "TRL (docs/guides/other_trainers.md); tinker: the Tinker service (docs/guides/tinker.md)",
+    trainer: Annotated[str, AfterValidator(TRAINERS.check_name)] = Field(
+        "local", description="who takes the steps"
     )
     answer_within: float = Field(
         3600.0,

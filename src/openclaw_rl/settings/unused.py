@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
 from openclaw_rl.methods.registry import METHODS, make_method
-from openclaw_rl.settings.schema import Config
-from openclaw_rl.settings.schema_fireworks import FireworksConfig
-from openclaw_rl.settings.schema_practice import PracticeConfig
-from openclaw_rl.settings.schema_train import (
-    TrainDistillConfig,
-    TrainLossConfig,
-    TrainOptimizerConfig,
+from openclaw_rl.settings.registry import (
+    engine_spec,
+    engine_specs,
+    setting_keys,
+    trainer_spec,
+    trainer_specs,
 )
+from openclaw_rl.settings.schema import Config
+from openclaw_rl.settings.schema_practice import PracticeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +84,8 @@ def _uses_top_token_term(config: Config) -> bool:
     )
 
 
-def _starts_server(config: Config) -> bool:
-    return config.engine.backend in ("vllm", "sglang") and config.engine.url is None
-
-
 def _endpoint_keys(section: str) -> tuple[str, ...]:
     return tuple(f"{section}.{key}" for key in ("timeout", "retries", "temperature", "max_tokens"))
-
-
-def _uses_tinker(config: Config) -> bool:
-    return config.engine.backend == "tinker" or config.train.trainer == "tinker"
 
 
 _LORA = tuple(f"train.lora.{key}" for key in ("rank", "alpha", "dropout", "targets"))
@@ -101,42 +95,6 @@ _DISTILL = tuple(
 )
 _PRACTICE = tuple(f"practice.{key}" for key in PracticeConfig.model_fields if key != "enabled")
 _GATE_REPLIES = tuple(f"gate.{key}" for key in ("prompts", "probes", "seconds", "wait", "workers"))
-_OF_LOCAL_TRAINER = (
-    *(
-        f"train.{key}"
-        for key in (
-            "base_quantization_bits",
-            "gradient_checkpointing",
-            "compile",
-            "gpus",
-            "loss.path",
-        )
-    ),
-    *(
-        f"train.distill.{key}"
-        for key in TrainDistillConfig.model_fields
-        if key not in ("opd_clip", "hint_choice")
-    ),
-    "train.lora.dropout",
-    "train.batch.epochs",
-    "train.batch.micro_tokens",
-    "train.optimizer.offload",
-)
-_OF_TINKER = tuple(
-    f"tinker.{key}"
-    for key in ("url", "api_key", "project_id", "model", "call_timeout", "connect_timeout")
-)
-_OF_OUR_FORMULA = tuple(
-    key
-    for key in (
-        *(f"train.optimizer.{key}" for key in TrainOptimizerConfig.model_fields),
-        *(f"train.loss.{key}" for key in TrainLossConfig.model_fields),
-        *(f"train.distill.{key}" for key in TrainDistillConfig.model_fields),
-        "train.seed",
-        "train.threads",
-    )
-    if key not in _OF_LOCAL_TRAINER
-)
 _RULES = (
     _only_with(
         "judge.kind",
@@ -184,45 +142,7 @@ _RULES = (
     _only_beside("teacher.model", "teacher.api_key", "teacher.when", *_endpoint_keys("teacher")),
     _only_with("teacher.when", ("negative", "always"), "teacher.model", "teacher.base_url"),
     _only_beside("engine.url", "engine.api_key"),
-    UnusedRule(
-        keys=("engine.python", "engine.args"),
-        used=_starts_server,
-        needs="a server that is started here (engine.backend vllm or sglang, without engine.url)",
-        decided_by="engine.backend",
-    ),
-    UnusedRule(
-        keys=("engine.gpus", "engine.max_batch"),
-        used=lambda config: (
-            config.engine.url is None and config.engine.backend not in ("tinker", "fireworks")
-        ),
-        needs="an engine that is started here",
-        decided_by="engine.url",
-    ),
-    UnusedRule(
-        keys=_OF_TINKER,
-        used=_uses_tinker,
-        needs="engine.backend tinker or train.trainer tinker",
-        decided_by="engine.backend",
-    ),
-    _only_with(
-        "engine.backend",
-        ("fireworks",),
-        *(f"fireworks.{key}" for key in FireworksConfig.model_fields),
-    ),
-    _only_with("train.trainer", ("tinker",), "tinker.reduction", "tinker.budget_tokens"),
-    _only_with("engine.backend", ("tinker",), "tinker.sample_from"),
-    _only_with(
-        "engine.backend",
-        ("embedded",),
-        "engine.prefill_chunk",
-        "engine.prefix_cache_tokens",
-        "engine.threads",
-    ),
     _only_with("train.finetune", ("lora",), *_LORA, "train.checkpoint.keep_days"),
-    _only_with("train.trainer", ("local",), *_OF_LOCAL_TRAINER),
-    _only_with("train.trainer", ("local", "tinker"), *_OF_OUR_FORMULA),
-    _only_with("train.trainer", ("external",), "train.answer_within"),
-    _only_with("train.trainer", ("local", "external"), "train.lora.alpha", "train.lora.targets"),
     UnusedRule(
         keys=("train.batch.min_turns", "train.batch.max_turns", "train.batch.replay_ratio"),
         used=lambda config: not make_method(config.train).uses_episodes,
@@ -330,10 +250,66 @@ _RULES = (
 )
 
 
+_OF_STARTED_SERVERS = ("engine.python", "engine.args")
+_OF_STARTED_ENGINES = ("engine.gpus", "engine.max_batch")
+
+
+@cache
+def _integration_rules() -> tuple[UnusedRule, ...]:
+    """Return the rules for settings that only some engines or trainers read."""
+    readers: dict[str, tuple[list[str], list[str]]] = {}
+    for engine in engine_specs():
+        for key in setting_keys(engine):
+            readers.setdefault(key, ([], []))[0].append(engine.name)
+    for trainer in trainer_specs():
+        for key in setting_keys(trainer):
+            readers.setdefault(key, ([], []))[1].append(trainer.name)
+    servers, _ = readers[_OF_STARTED_SERVERS[0]]
+    keys_of: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for key, (engines, trainers) in readers.items():
+        if key not in (*_OF_STARTED_SERVERS, *_OF_STARTED_ENGINES):
+            keys_of.setdefault((tuple(engines), tuple(trainers)), []).append(key)
+    return (
+        UnusedRule(
+            keys=_OF_STARTED_SERVERS,
+            used=lambda config: (
+                _is_read(config, _OF_STARTED_SERVERS[0]) and config.engine.url is None
+            ),
+            needs=f"a server that is started here (engine.backend {' or '.join(servers)}, without engine.url)",
+            decided_by="engine.backend",
+        ),
+        UnusedRule(
+            keys=_OF_STARTED_ENGINES,
+            used=lambda config: (
+                _is_read(config, _OF_STARTED_ENGINES[0]) and config.engine.url is None
+            ),
+            needs="an engine that is started here",
+            decided_by="engine.url",
+        ),
+        *(_read_by(engines, trainers, keys) for (engines, trainers), keys in keys_of.items()),
+    )
+
+
+def _read_by(engines: Sequence[str], trainers: Sequence[str], keys: Sequence[str]) -> UnusedRule:
+    """Return the rule that `keys` need one of these engines or trainers."""
+    needs = [f"engine.backend {' or '.join(engines)}"] if engines else []
+    needs += [f"train.trainer {' or '.join(trainers)}"] if trainers else []
+    return UnusedRule(
+        keys=keys,
+        used=lambda config: _is_read(config, keys[0]),
+        needs=" or ".join(needs),
+        decided_by="engine.backend" if engines else "train.trainer",
+    )
+
+
+def _is_read(config: Config, key: str) -> bool:
+    return key in setting_keys(engine_spec(config)) or key in setting_keys(trainer_spec(config))
+
+
 def unused_settings(config: Config, sources: Mapping[str, str]) -> list[str]:
     """Return notices about settings that have no effect. `sources`: setting -> where it was given."""
     notices = []
-    for rule in _RULES:
+    for rule in (*_integration_rules(), *_RULES):
         names = _given_names(rule.keys, sources)
         if names and not rule.used(config):
             value = _format_value(attrgetter(rule.decided_by)(config))

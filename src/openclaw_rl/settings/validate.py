@@ -11,9 +11,16 @@ from urllib.parse import urlsplit
 from openclaw_rl.common.linear_regex import LinearPattern, PatternError
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.settings.schema import SECRETS, Config, EngineConfig, ServeConfig
+from openclaw_rl.settings.registry import (
+    engine_spec,
+    engine_specs,
+    trainer_spec,
+    trainer_specs,
+)
+from openclaw_rl.settings.schema import SECRETS, Config, ServeConfig
 from openclaw_rl.settings.schema_judge import EndpointConfig
 from openclaw_rl.settings.schema_train import TrainConfig
+from openclaw_rl.settings.specs import EngineSpec, TrainerSpec
 
 # Characters of the API key where other machines reach the gateway.
 MIN_KEY_CHARS = 16
@@ -106,128 +113,27 @@ def validate(config: Config) -> None:
     _check_origins(config.serve.cors_origins)
     _check_home_paths(config)
     _check_train(config.train)
-    _check_trainer(config)
+    trainer_spec(config).check_settings(config)
     _check_server_weights(config)
     _check_plugins(config)
     _check_judge(config)
-    _check_engine(config.engine)
-    _check_tinker(config)
-    _check_fireworks(config)
+    engine_spec(config).check_settings(config)
     _check_key(config.serve)
     _check_policies(config)
-
-
-def _check_engine(engine: EngineConfig) -> None:
-    if engine.backend == "embedded" and (
-        engine.url or engine.logprob_convention not in (None, "scaled")
-    ):
-        raise ConfigError(
-            "engine.url and engine.logprob_convention are for a server; the embedded engine takes neither. Unset it,"
-            " or set engine.backend (--backend vllm)"
-        )
-    if engine.backend == "tinker" and (
-        engine.url or engine.logprob_convention not in (None, "raw")
-    ):
-        raise ConfigError(
-            "engine.url and engine.logprob_convention are for a server of your own; for engine.backend tinker, the "
-            "address is tinker.url (TINKER_ENDPOINT), and log-probabilities are raw. Unset it"
-        )
-    if engine.backend == "openai" and not engine.url:
-        raise ConfigError(
-            "engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1"
-        )
-
-
-def _check_fireworks(config: Config) -> None:
-    """Raise `ConfigError` for what serving at Fireworks needs or cannot do."""
-    engine = config.engine
-    fireworks = config.fireworks
-    if engine.backend != "fireworks":
-        return
-    for wrong, words in (
-        (
-            engine.url or engine.logprob_convention not in (None, "raw"),
-            "the address is fireworks.url, and log-probabilities are raw. Unset engine.url, engine.logprob_convention",
-        ),
-        (not fireworks.api_key, "fireworks.api_key (FIREWORKS_API_KEY) is needed"),
-        (
-            not fireworks.account,
-            "fireworks.account is needed: the id of your account, which `firectl account get` shows",
-        ),
-        (
-            not fireworks.base_model,
-            "fireworks.base_model is needed: the name of model.path there, e.g. accounts/fireworks/models/qwen3-8b",
-        ),
-        (
-            engine.max_context is None,
-            "engine.max_context is needed: the tokens of a context of the deployment",
-        ),
-        (
-            config.train.finetune == "full",
-            "it serves adapters of this home. Set train.finetune to lora",
-        ),
-    ):
-        if wrong:
-            raise ConfigError(f"engine.backend is fireworks: {words}")
-
-
-def _check_tinker(config: Config) -> None:
-    """Raise `ConfigError` for what training at Tinker cannot do."""
-    train = config.train
-    if train.trainer != "tinker":
-        return
-    for wrong, words in (
-        (
-            config.engine.backend == "fireworks",
-            "engine.backend is fireworks, which only serves. Set engine.backend to tinker or to an engine of your own",
-        ),
-        (
-            make_method(train).topk_size > 0,
-            f"train.method {train.method}, train.distill.target {train.distill.target} and hint_choice "
-            f"{train.distill.hint_choice or 'mixture'} need top log-probabilities, which it does not return. Set "
-            "train.method to binary, opd or combine, with train.distill.target token",
-        ),
-        (
-            config.gate.kind == "probes",
-            "gate.kind probes scores versions again and again. Set gate.kind to numbers",
-        ),
-        (train.finetune == "full", "it trains adapters. Set train.finetune to lora"),
-        (train.batch.epochs > 1, "it takes one step a batch. Set train.batch.epochs to 1"),
-        (
-            train.distill.teacher == "ema",
-            "the teacher is its base. Set train.distill.teacher to base",
-        ),
-        (
-            train.distill.teacher_temperature != 1,
-            "it scores at temperature 1. Leave train.distill.teacher_temperature",
-        ),
-        (
-            train.loss.path is not None,
-            "a loss of your own runs in the local trainer. Leave out train.loss.path",
-        ),
-        (
-            train.ranks * train.launch.nodes > 1,
-            "it has no ranks here. Leave out train.ranks and train.launch.nodes",
-        ),
-        (
-            train.checkpoint.save_dir is not None or train.checkpoint.resume is not None,
-            "checkpoints are at the service. Leave out train.checkpoint.save_dir and train.checkpoint.resume",
-        ),
-    ):
-        if wrong:
-            raise ConfigError(f"train.trainer is tinker: {words}")
 
 
 def _check_server_weights(config: Config) -> None:
     """Refuse a trainer that loads its weights into a server where it cannot."""
     if config.engine.weights != "trainer":
         return
+    servers = [spec for spec in engine_specs() if spec.takes_trainer_weights]
+    loaders = [spec for spec in trainer_specs() if spec.loads_server]
     wrong = [
         f"{key} to {value}"
         for key, value, holds in (
-            ("engine.backend", "sglang", config.engine.backend == "sglang"),
+            ("engine.backend", _names(servers), engine_spec(config).takes_trainer_weights),
             ("engine.url", "the address of the trainer's router", config.engine.url is not None),
-            ("train.trainer", "external", config.train.trainer == "external"),
+            ("train.trainer", _names(loaders), trainer_spec(config).loads_server),
             ("train.finetune", "full", config.train.finetune == "full"),
             ("policy.per", "all", config.policy.per == "all"),
         )
@@ -239,18 +145,8 @@ def _check_server_weights(config: Config) -> None:
         )
 
 
-def _check_trainer(config: Config) -> None:
-    if config.train.trainer != "external":
-        return
-    if config.gate.kind == "probes":
-        raise ConfigError(
-            "train.trainer is external: gate.kind probes compares log-probabilities, which another program does not "
-            "give. Set gate.kind to numbers, which bounds the metrics that it reports, or off"
-        )
-    if config.train.ranks * config.train.launch.nodes > 1:
-        raise ConfigError(
-            "train.trainer is external: ranks are the other program's business. Leave out train.ranks"
-        )
+def _names(specs: Iterable[EngineSpec | TrainerSpec]) -> str:
+    return " or ".join(spec.name for spec in specs)
 
 
 def _check_policies(config: Config) -> None:
@@ -259,7 +155,7 @@ def _check_policies(config: Config) -> None:
             f"policy.per is {config.policy.per}, but a checkpoint holds one policy. Leave out "
             "train.checkpoint.save_dir; the newest versions of each policy are in the home"
         )
-    if config.policy.per != "all" and config.engine.backend in ("openai", "fireworks"):
+    if config.policy.per != "all" and not engine_spec(config).loads_versions:
         raise ConfigError(
             f"policy.per is {config.policy.per}, but an endpoint of engine.backend "
             f"{config.engine.backend} need not load versions, and without them it answers everybody alike. Set "
@@ -296,11 +192,7 @@ def _check_judge(config: Config) -> None:
             "judge.kind is llm: judge.model and judge.base_url are needed too (an OpenAI-compatible endpoint), or "
             "judge.path"
         )
-    if (
-        judge.kind == "llm"
-        and judge.path
-        and config.engine.backend in ("openai", "tinker", "fireworks")
-    ):
+    if judge.kind == "llm" and judge.path and not engine_spec(config).loads_judge:
         raise ConfigError(
             "judge.path: a model of the judge's own needs an engine that is started here, and engine.backend is "
             f"{config.engine.backend}. Give judge.base_url and judge.model instead"
@@ -335,16 +227,16 @@ def untrained_lessons(config: Config) -> list[str]:
     """Return a notice if the trainer learns from no turn whose prompt had lessons."""
     method = make_method(config.train)
     if (
-        config.train.trainer != "tinker"
+        trainer_spec(config).trains_under_lessons
         or not method.uses_hints
         or method.uses_reward
         or config.serve.lessons == "off"
     ):
         return []
     return [
-        f"train.method {config.train.method} with train.trainer tinker learns nothing from turns whose prompt had "
-        "lessons, so after the first wish it may learn nothing at all. Set serve.lessons to off, or train.method to "
-        "combine"
+        f"train.method {config.train.method} with train.trainer {config.train.trainer} learns nothing from turns "
+        "whose prompt had lessons, so after the first wish it may learn nothing at all. Set serve.lessons to off, or "
+        "train.method to combine"
     ]
 
 

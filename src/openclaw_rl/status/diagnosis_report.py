@@ -13,14 +13,19 @@ from sqlalchemy import Connection
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.diagnose import find_diagnoses
-from openclaw_rl.status.program_checks import check_engine, check_ray_head
+from openclaw_rl.status.program_checks import check_engine, check_ray_head, check_trainer
 
 
 def print_diagnoses(config: Config, conn: Connection | None) -> bool:
-    """Print each diagnosis with its cure. Returns whether none is found. Without `conn`: only engine and Ray."""
+    """Print each diagnosis with its cure. Returns whether none is found.
+
+    Without `conn`: only of the engine, the trainer and Ray.
+    """
     console = TerminalConsole()
-    checked = (check_engine(config), check_ray_head(config))
-    diagnoses = [diagnosis for diagnosis in checked if diagnosis is not None]
+    checked = (check_engine(config), check_trainer(config), check_ray_head(config))
+    # An engine and a trainer of one service have the same trouble.
+    by_evidence = {each.evidence: each for each in reversed(checked) if each is not None}
+    diagnoses = list(reversed(by_evidence.values()))
     if conn is not None:
         diagnoses += find_diagnoses(config, conn, time.time(), examine=True)
     for diagnosis in diagnoses:

@@ -8,12 +8,13 @@ import sys
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.registry import engine_spec, trainer_spec
+from openclaw_rl.settings.specs import missing_modules
 from openclaw_rl.status.health import Diagnosis
 from openclaw_rl.train.ranks import ray_address, ray_errors
 
 # Seconds for ray.init.
 _RAY_INIT_TIMEOUT = 20.0
-_ALTERNATIVES = {"sglang": ("vllm", "embedded"), "vllm": ("sglang", "embedded")}
 
 
 def check_engine(config: Config) -> Diagnosis | None:
@@ -21,33 +22,27 @@ def check_engine(config: Config) -> Diagnosis | None:
     # Imported here to keep `status` fast.
     from openclaw_rl.engines import registry
 
-    if config.engine.backend == "fireworks":
-        # A start asks it, after the owner has agreed.
-        return None
     try:
-        registry.check_engine(config)
+        # A start checks the others, after the owner has agreed.
+        if engine_spec(config).starts_before_consent:
+            registry.check_engine(config)
     except OpenClawError as error:
         return engine_diagnosis(config, str(error))
     return None
 
 
-def engine_diagnosis(config: Config, seen: str) -> Diagnosis:
+def engine_diagnosis(config: Config, evidence: str) -> Diagnosis:
     """Return the diagnosis of an engine that does not start, with another one that can be started here."""
     backend = config.engine.backend
-    there = config.engine.url is not None
-    other = next(
-        (name for name in _ALTERNATIVES.get(backend, ()) if not there and _can_start(config, name)),
-        None,
-    )
-    needs = f"`openclaw-rl doctor --engine {backend}` the failing check"
-    # The doctor sends nothing to a service.
-    if backend in ("tinker", "fireworks"):
-        needs = f"docs/guides/{backend}.md what it needs"
+    engine = engine_spec(config)
+    proposed = engine.alternatives if config.engine.url is None else ()
+    other = next((name for name in proposed if _can_start(config, name)), None)
+    repair = engine.repair or f"`openclaw-rl doctor --engine {backend}` the failing check"
     return Diagnosis(
         name=f"the {backend} engine does not start",
-        evidence=seen,
+        evidence=evidence,
         settings={"engine.backend": other} if other else {},
-        advice=f"{'or ' if other else ''}repair it: logs/ has its last output, {needs}",
+        advice=f"{'or ' if other else ''}repair it: logs/ has its last output, {repair}",
     )
 
 
@@ -55,17 +50,30 @@ def _can_start(config: Config, backend: str) -> bool:
     """Return whether this engine can be started instead."""
     from openclaw_rl.engines import registry
 
-    if backend == "embedded":
-        return importlib.util.find_spec("torch") is not None
+    changed = config.engine.model_copy(update={"backend": backend})
+    other = config.model_copy(update={"engine": changed})
+    if any(map(missing_modules, engine_spec(other).libraries(other))):
+        return False
     try:
-        registry.check_engine(
-            config.model_copy(
-                update={"engine": config.engine.model_copy(update={"backend": backend})}
-            )
-        )
+        registry.check_engine(other)
     except OpenClawError:
         return False
     return True
+
+
+def check_trainer(config: Config) -> Diagnosis | None:
+    """Check the configured trainer, as before a start."""
+    trainer = trainer_spec(config)
+    try:
+        trainer.check_start(config)
+    except OpenClawError as error:
+        advice = f": {trainer.repair}" if trainer.repair else ", as its message says"
+        return Diagnosis(
+            name=f"the {trainer.name} trainer does not start",
+            evidence=str(error),
+            advice=f"repair it{advice}",
+        )
+    return None
 
 
 def check_ray_head(config: Config) -> Diagnosis | None:

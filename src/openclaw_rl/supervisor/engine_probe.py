@@ -6,9 +6,10 @@ import asyncio
 import time
 
 from openclaw_rl.engines import registry
-from openclaw_rl.engines.base import EngineLink
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.protocols import EngineLink
 from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.registry import engine_spec
 from openclaw_rl.store import heartbeats
 from openclaw_rl.supervisor.hang_verdict import Quiet
 
@@ -28,7 +29,7 @@ class EngineProbe:
         """`config`: the settings of the engine's worker."""
         self._config = config
         self._link: EngineLink | None = None
-        self._server = registry.foreign_server(config)
+        self._server = engine_spec(config).find_server(config)
         self._interval = max(PROBE_INTERVAL, self._server.pause if self._server else 0.0)
         self.answered_at: float | None = None
         # Of the last question, if it was refused at once.
@@ -98,7 +99,7 @@ class EngineProbe:
         if silent < 2 * self._interval and last is not None:
             return heartbeats.RUNNING, engine.backend
         if last is None and self._server is None:
-            if engine.backend == "tinker" and self.error and silent >= REPORTED_SILENCE:
+            if engine_spec(self._config).is_service and self.error and silent >= REPORTED_SILENCE:
                 return heartbeats.PARKED, self.error
             return heartbeats.STARTING, "loading the model"
         if silent < REPORTED_SILENCE:

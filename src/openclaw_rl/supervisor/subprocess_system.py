@@ -28,7 +28,9 @@ from openclaw_rl.store.lessons.lessons import LessonState
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_marks import frozen_since
 from openclaw_rl.store.lineage.training_queue import count_trainable, trainable_groups
-from openclaw_rl.supervisor.supervisor import prepare_home, read_key
+from openclaw_rl.supervisor.home_folder import prepare_home
+from openclaw_rl.supervisor.service_consent import require_consent
+from openclaw_rl.supervisor.supervisor import SERVING_WORKERS, WORKERS, read_key
 
 READY_TIMEOUT = 600.0
 """Seconds in which a system must be ready. The time in which a worker starts does not count: it grows with the model,
@@ -77,17 +79,20 @@ class SubprocessSystem:
         config: Config,
         *,
         command: Literal["up", "serve"] = "up",
-        agreed: bool = False,
+        owner: Config | None = None,
+        yes: bool = False,
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """`command`: "serve" starts only the engine and the gateway. `agreed`: the owner did, to what is sent away.
+        """`command`: "serve" starts only the engine and the gateway.
 
-        It has no terminal to ask in: without `agreed`, and without a yes in the store of its home, it does not start.
-        `on_note`: called from time to time with what the workers do while they start.
+        `owner`: the settings in whose home the yes to what is sent away is looked up and recorded; default: `config`.
+        `yes`: the owner agrees without a question. `on_note`: called from time to time with what the workers do while
+        they start.
         """
         self.config = config
         self._command = command
-        self._agreed = agreed
+        self._owner = owner or config
+        self._yes = yes
         self._on_note = on_note
         prepare_home(config)
         self._log = config.logs_dir / "up.log"
@@ -106,7 +111,16 @@ class SubprocessSystem:
         assert self._process is not None
         return self._process.pid
 
+    def require_consent(self) -> None:
+        """Ask the owner before anything is sent to a service, here: the system has no terminal to ask in.
+
+        Entry does it, too. Raises `ConfigError`, or `click.Abort` if he says no.
+        """
+        workers = SERVING_WORKERS if self._command == "serve" else WORKERS
+        require_consent(self._owner, workers, yes=self._yes)
+
     def __enter__(self) -> Self:
+        self.require_consent()
         command = [
             sys.executable,
             "-m",
@@ -114,7 +128,8 @@ class SubprocessSystem:
             self._command,
             f"--with-parent={os.getpid()}",
         ]
-        command += ["--yes"] if self._agreed else []
+        # The yes in the home of the owner holds for a home of the system's own.
+        command += ["--yes"] if self._owner.home != self.config.home else []
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,

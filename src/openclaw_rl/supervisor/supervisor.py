@@ -12,15 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
-import fcntl
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import uvloop
 
-from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.common.worker_loop import (
@@ -36,10 +34,12 @@ from openclaw_rl.serve.auth import read_key_file
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor import completion
+from openclaw_rl.supervisor import completion, preflight
 from openclaw_rl.supervisor.engine_probe import EngineProbe
 from openclaw_rl.supervisor.heartbeat_monitor import CHECK_INTERVAL
+from openclaw_rl.supervisor.home_folder import lock_home, prepare_home
 from openclaw_rl.supervisor.policy_owner import set_owner, with_stored_owner
+from openclaw_rl.supervisor.service_consent import require_consent
 from openclaw_rl.supervisor.worker_end import MACHINE_CAUSES
 from openclaw_rl.supervisor.worker_process import TRACEBACK_SIGNAL, WorkerProcess
 from openclaw_rl.supervisor.worker_watch import WorkerWatch
@@ -274,43 +274,6 @@ class Supervisor:
 # ------------------------------------------------------------------------------------- preparation
 
 
-def prepare_home(config: Config) -> None:
-    """Create the home folder, private to this user. Raises `OpenClawError` if that fails."""
-    for folder in (config.home_dir, config.policies_dir, config.logs_dir):
-        ensure_folder("home", folder)
-    try:
-        # It may exist already, with access for others.
-        config.home_dir.chmod(0o700)
-    except OSError as error:
-        why = (
-            f"cannot be made private ({error.strerror}). Choose a folder that you own with --home."
-        )
-        raise OpenClawError(f"home {config.home_dir}: {why}") from error
-
-
-@contextlib.contextmanager
-def lock_home(config: Config) -> Iterator[None]:
-    """Hold the home folder's lock, since two systems on one home would conflict over the socket and the lease."""
-    path = config.home_dir / "up.lock"
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise OpenClawError(
-                f"{config.home_dir}: another openclaw-rl is running on this home. Stop it, or use another --home."
-            ) from None
-        yield
-
-
-def is_home_locked(config: Config) -> bool:
-    """Return whether a system with a gateway runs on the home, or starts there."""
-    try:
-        with lock_home(config):
-            return False
-    except OpenClawError:
-        return True
-
-
 def check_port_free(config: Config) -> None:
     """Raise `OpenClawError` if the port is taken; called before anything is started."""
     family = socket.AF_INET6 if ":" in config.serve.host else socket.AF_INET
@@ -325,18 +288,38 @@ def check_port_free(config: Config) -> None:
             ) from error
 
 
-def supervise(config: Config, workers: Sequence[str], *, echo: bool = True) -> None:
+def admit_start(config: Config, workers: Sequence[str], *, yes: bool) -> None:
+    """Check what no restart can heal, and ask the owner before anything is sent to a service.
+
+    Every start of workers passes here: those in processes of their own by `supervise`, and a trainer in the process of
+    a command. `yes`: the owner agrees without a question. Raises `OpenClawError`, or `click.Abort` if he says no.
+    """
+    preflight.check_before_start(config, workers)
+    prepare_home(config)
+    require_consent(config, workers, yes=yes)
+    preflight.check_service(config, workers)
+
+
+def supervise(
+    config: Config,
+    workers: Sequence[str],
+    *,
+    yes: bool = False,
+    echo: bool = True,
+    announce: Callable[[], None] = lambda: None,
+) -> None:
     """Run the workers until a signal, or until training is finished (`completion`); used by `up`, `train` etc.
 
-    Call `preflight.check_before_start` first.
+    `yes`: as for `admit_start`. `announce`: called once nothing speaks against the start.
     """
+    admit_start(config, workers, yes=yes)
+    announce()
 
     async def main() -> None:
         await Supervisor(config, workers, echo=echo).run(stop_on_signals())
 
     if own.ENGINE_PROCESS in workers:
         prepare_home(own.engine_config(config))
-    prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
     # Raises for a damaged store, before workers are started and restarted.
     Store.open(config.store_path).close()

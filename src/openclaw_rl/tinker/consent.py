@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.schema import Config
+from openclaw_rl.settings.specs import ServiceConsent
 
 EVENT = "consent.tinker"
 """Kind of the event that records the owner's yes; its `ref` is the address of the service."""
 SDK_ADDRESS = "the address of the SDK"
+SERVICE_KEYS = tuple(
+    f"tinker.{key}"
+    for key in ("url", "api_key", "project_id", "model", "call_timeout", "connect_timeout")
+)
+"""Settings that the engine and the trainer at Tinker read."""
 _SENT = {
     "serve": "to answer: the tokens of every prompt (system text, conversation, tools, lessons) and of every reply",
     "train": "to train: the tokens of the turns that it trains on, also under prompts with the hints of the judge, "
@@ -23,13 +29,6 @@ def service_address(config: Config) -> str:
     return config.tinker.url or SDK_ADDRESS
 
 
-def tinker_purposes(config: Config, workers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what these workers use Tinker for: serve, train, both or nothing."""
-    serves = "engine" in workers and config.engine.backend == "tinker"
-    trains = "train" in workers and config.train.trainer == "tinker"
-    return tuple(name for name, used in (("serve", serves), ("train", trains)) if used)
-
-
 def consent_text(config: Config, purposes: tuple[str, ...]) -> str:
     """Return what goes where."""
     where = service_address(config)
@@ -43,3 +42,14 @@ def consent_text(config: Config, purposes: tuple[str, ...]) -> str:
         _STAYS["train" if "train" in purposes else "serve"],
     ]
     return "\n".join(lines)
+
+
+def tinker_consent(purpose: str) -> ServiceConsent:
+    """Return what the owner agrees to before Tinker serves or trains; `purpose`: "serve" or "train"."""
+    return ServiceConsent(
+        service="Tinker",
+        event=EVENT,
+        purpose=purpose,
+        address=service_address,
+        describe=consent_text,
+    )

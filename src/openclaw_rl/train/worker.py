@@ -13,13 +13,11 @@ from openclaw_rl.errors import StartStopped
 from openclaw_rl.gates.make_gate import make_gate
 from openclaw_rl.gates.reply_source import ReplySource
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.methods.types import CreditMethod
-from openclaw_rl.other_trainers.external_trainer import ExternalTrainer
 from openclaw_rl.practice.make_practice import make_practice, no_practice_reason
-from openclaw_rl.protocols import Trainer
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.registry import trainer_spec
 from openclaw_rl.store import file_digests, heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons.refused_texts import RefusedTexts
@@ -121,7 +119,7 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
     )
     saver = None if config.train.checkpoint.save_dir is None else CheckpointWriter(store, config)
     # Imports torch, so it comes after the fast checks.
-    trainer = _make_trainer(config, files, method)
+    trainer = trainer_spec(config).create(config, method, files.folder)
     run = f"openclaw-rl-{config.train.method}"
     settings = config.train.model_dump(mode="json")
     tracker = MetricsTracker(config.track, config.logs_dir, run=run, settings=settings)
@@ -144,17 +142,3 @@ def open_train_loop(config: Config, store: Store, replies: ReplySource | None = 
             ),
         ),
     )
-
-
-def _make_trainer(config: Config, files: ModelFiles, method: CreditMethod) -> Trainer:
-    if config.train.trainer == "external":
-        return ExternalTrainer(config, str(files.folder))
-    if config.train.trainer == "tinker":
-        from openclaw_rl.learner.tinker.trainer import TinkerTrainer
-
-        return TinkerTrainer(config, method, base=files.folder)
-    if config.train.ranks * config.train.launch.nodes > 1:
-        return launcher.launch_trainer(config)
-    from openclaw_rl.learner.trainer import LocalTrainer
-
-    return LocalTrainer(str(files.folder), method, config.train, config.model)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.common.frames import FrameDecoder, InvalidFrame
-from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.errors import GrammarError
+from openclaw_rl.protocols import EngineInfo
 from openclaw_rl.types import PolicyRef, Sampling
 
 CALLS = [

@@ -22,9 +22,9 @@ from tests.engines.remote.fireworks_server import (
 from tests.engines.test_contract import collect
 
 from openclaw_rl.engines import registry
-from openclaw_rl.engines.base import EngineLink
 from openclaw_rl.engines.remote.loaded_versions import adapter_name
 from openclaw_rl.errors import ConfigError, EngineError, GrammarError, SamplingUnsupported
+from openclaw_rl.protocols import EngineLink
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.testing import write_adapter
 from openclaw_rl.types import Generation, PolicyRef, Sampling

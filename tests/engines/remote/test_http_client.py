@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.redirect_server import redirecting
 
-from openclaw_rl.engines.remote.http_client import HttpClient, RequestRefused
+from openclaw_rl.engines.remote.http_client import OPENAI_HEALTH, HttpClient, RequestRefused
 
 
 @pytest.mark.parametrize("status", [301, 307, 308])
@@ -16,7 +16,7 @@ def test_prompts_follow_no_redirect(status: int, streams: bool) -> None:
     """The owner agreed to one address. With 307 and 308 a client sends the body again, to any other."""
 
     async def ask(url: str) -> None:
-        client = HttpClient(url, "openai", api_key="secret")
+        client = HttpClient(url, OPENAI_HEALTH, api_key="secret")
         try:
             if streams:
                 async for _ in client.stream_events("/v1/completions", {"prompt": [1, 2]}):

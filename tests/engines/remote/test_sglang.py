@@ -15,7 +15,7 @@ from tests.engines.sglang_server import SglangWire
 
 from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.doctor import random_adapter
-from openclaw_rl.engines.remote.http_client import HttpClient
+from openclaw_rl.engines.remote.http_client import SGLANG_HEALTH, HttpClient
 from openclaw_rl.engines.remote.sglang import SglangEngine, check_version
 from openclaw_rl.errors import EngineError, GrammarError
 from openclaw_rl.settings.load import EngineConfig
@@ -47,7 +47,7 @@ def run(
     async def whole() -> None:
         settings = EngineConfig(backend="sglang", **engine)
         async with closing(
-            SglangEngine(HttpClient(url, "sglang", api_key=key), settings, base)
+            SglangEngine(HttpClient(url, SGLANG_HEALTH, api_key=key), settings, base)
         ) as made:
             await body(made)
 
@@ -311,7 +311,7 @@ def test_a_server_that_is_not_sglang_is_recognised() -> None:
         runner = web.AppRunner(web.Application(), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        server = HttpClient(f"http://127.0.0.1:{runner.addresses[0][1]}", "sglang")
+        server = HttpClient(f"http://127.0.0.1:{runner.addresses[0][1]}", SGLANG_HEALTH)
         async with closing(SglangEngine(server, EngineConfig(backend="sglang"), "/base")) as engine:
             with pytest.raises(
                 EngineError, match="is not an SGLang server, or one that is too old"

@@ -11,7 +11,7 @@ from tests.engines.contract_fixtures import EngineHarness
 from tests.engines.sglang_server import SglangWire
 from tests.engines.test_contract import *  # noqa: F403
 
-from openclaw_rl.engines.remote.http_client import HttpClient
+from openclaw_rl.engines.remote.http_client import SGLANG_HEALTH, HttpClient
 from openclaw_rl.engines.remote.sglang import SglangEngine
 from openclaw_rl.protocols import Engine
 from openclaw_rl.settings.load import EngineConfig
@@ -41,7 +41,7 @@ def sglang(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Sglan
 @pytest.fixture
 def harness(sglang: SglangWire, refs: dict[int, PolicyRef], model_folder: Path) -> EngineHarness:
     def connect() -> Engine:
-        http = HttpClient(sglang.url, "sglang", api_key="secret")
+        http = HttpClient(sglang.url, SGLANG_HEALTH, api_key="secret")
         return SglangEngine(http, EngineConfig(backend="sglang"), str(model_folder))
 
     async def running(engine: Engine) -> int:

@@ -17,10 +17,10 @@ from tests.engines.sglang_server import SglangWire
 
 from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.engines import registry
-from openclaw_rl.engines.base import EngineLink
 from openclaw_rl.engines.remote import trainer_weights
 from openclaw_rl.engines.remote.sglang_router import SglangRouterEngine
 from openclaw_rl.errors import ConfigError, EngineError, EngineGone
+from openclaw_rl.protocols import EngineLink
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.types import PolicyRef
 

@@ -14,7 +14,7 @@ from tests.external.clients.conftest import Talk
 from tests.serve.conftest import KEY
 
 from openclaw_rl.common.gateway_address import GatewayAddress, publish_address
-from openclaw_rl.supervisor.supervisor import lock_home
+from openclaw_rl.supervisor.home_folder import lock_home
 
 CAPITALS = {"France": "Paris", "Italy": "Rome"}
 LM_EVAL_TASK = """task: capitals

@@ -18,8 +18,8 @@ from tests.external.openclaw.scripted_system import CONTEXT, ROOT, model_folder,
 from openclaw_rl.common.frames import FrameDecoder
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.settings.load import Config, to_environment
+from openclaw_rl.supervisor.home_folder import prepare_home
 from openclaw_rl.supervisor.subprocess_system import scratch_config
-from openclaw_rl.supervisor.supervisor import prepare_home
 
 _INHERITED = "from openclaw_rl.settings import load; config = load.inherited_config(); "
 _SUPERVISE = (

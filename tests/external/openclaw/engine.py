@@ -24,8 +24,8 @@ import uvloop
 from tokenizers import Tokenizer
 
 from openclaw_rl.common.frames import FrameDecoder
-from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
+from openclaw_rl.protocols import EngineInfo
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 

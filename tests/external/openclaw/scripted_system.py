@@ -19,7 +19,8 @@ from openclaw_rl.common.sockets import free_port
 from openclaw_rl.settings.load import Config, from_flat, to_environment
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.supervisor import prepare_home, read_key
+from openclaw_rl.supervisor.home_folder import prepare_home
+from openclaw_rl.supervisor.supervisor import read_key
 from openclaw_rl.types import Exchange, Turn
 
 ROOT = Path(__file__).parents[3]

@@ -12,9 +12,10 @@ from typing import cast
 import msgspec
 
 from openclaw_rl.common.frames import FrameDecoder, InvalidFrame
-from openclaw_rl.engines.base import EngineInfo, OnConnect, wait_until_ready
+from openclaw_rl.engines.base import wait_until_ready
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.errors import EngineError, EngineGone, rebuild_error
+from openclaw_rl.protocols import EngineInfo, OnConnect
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
 # Seconds between attempts to connect: first, longest.

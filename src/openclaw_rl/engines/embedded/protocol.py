@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from openclaw_rl.common import frames
-from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.errors import EngineError
+from openclaw_rl.protocols import EngineInfo
 from openclaw_rl.types import Ids, Logprobs, PolicyRef, Sampling
 
 

@@ -16,7 +16,6 @@ from collections.abc import Coroutine, Generator
 import torch
 import uvloop
 
-from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.engines.embedded.full_models import MultiModelEngine
 from openclaw_rl.engines.embedded.grammar import GrammarCompiler, GrammarState
@@ -29,6 +28,7 @@ from openclaw_rl.engines.embedded.sequence import (
 )
 from openclaw_rl.engines.socket_server import EngineConnection, bind_socket, serve_until_stopped
 from openclaw_rl.errors import EngineError, GrammarError
+from openclaw_rl.protocols import EngineInfo
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import PolicyRef
 

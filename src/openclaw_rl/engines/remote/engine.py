@@ -23,8 +23,6 @@ from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.adapter_file import AdapterFile
 from openclaw_rl.engines.base import (
     BASE_POLICY,
-    EngineInfo,
-    OnConnect,
     check_scored_lengths,
     max_reply_tokens,
     wait_until_ready,
@@ -35,6 +33,7 @@ from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, VersionTab
 from openclaw_rl.engines.remote.token_watch import TokenWatch
 from openclaw_rl.engines.remote.weight_queue import WeightLock, read_ahead
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError
+from openclaw_rl.protocols import EngineInfo, OnConnect
 from openclaw_rl.settings.load import EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import completions_api, fireworks_api
 from openclaw_rl.engines.remote.engine import BASE_WEIGHTS
-from openclaw_rl.engines.remote.http_client import HttpClient, RequestRefused
+from openclaw_rl.engines.remote.http_client import OPENAI_HEALTH, HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, VersionTable, adapter_name
 from openclaw_rl.engines.remote.openai_compatible import PROBE_PROMPT, OpenAiEngine
 from openclaw_rl.errors import EngineError
+from openclaw_rl.protocols import EngineInfo, OnConnect
 from openclaw_rl.settings.load import Config, FireworksConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
@@ -33,7 +33,7 @@ def http_client(config: Config) -> HttpClient:
     url = f"{config.fireworks.url.rstrip('/')}/inference"
     key = config.fireworks.api_key
     return HttpClient(
-        url, "openai", api_key=key, key_setting="fireworks.api_key (FIREWORKS_API_KEY)"
+        url, OPENAI_HEALTH, api_key=key, key_setting="fireworks.api_key (FIREWORKS_API_KEY)"
     )
 
 

@@ -23,7 +23,8 @@ _ENGINE_DEAD_MESSAGES = (
     "EngineCore encountered",
 )  # of vLLM, with status 500, if its engine died
 # SGLang's `/health` generates a token and takes at least a second; OpenAI-compatible endpoints have none.
-_HEALTH_PATHS = {"vllm": "/health", "sglang": "/model_info", "openai": "/v1/models"}
+SGLANG_HEALTH = "/model_info"
+OPENAI_HEALTH = "/v1/models"
 # Seconds; less than uvicorn's keep-alive timeout of 5 s.
 _KEEP_ALIVE_TIMEOUT = 2.0
 # Seconds.
@@ -54,14 +55,14 @@ class RequestRefused(EngineError):
 class HttpClient:
     """Client for the server at `url`, such as `http://host:port`, with or without a final `/v1`.
 
-    `backend`: kind of the server, as in `engine.backend`. `socket`: connect to this Unix socket instead; `url` is then
+    `health_path`: answers at once while the server works. `socket`: connect to this Unix socket instead; `url` is then
     only a name. `key_setting`: where the key is set, for messages.
     """
 
     def __init__(
         self,
         url: str,
-        backend: str = "vllm",
+        health_path: str = "/health",
         *,
         socket: Path | None = None,
         api_key: str | None = None,
@@ -69,7 +70,7 @@ class HttpClient:
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")
         self.socket = socket
-        self._health_path = _HEALTH_PATHS[backend]
+        self._health_path = health_path
         self._key_setting = key_setting
         self._headers = {"Content-Type": "application/json"}
         if api_key:

@@ -15,12 +15,17 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import completions_api, server_process
-from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
+from openclaw_rl.engines.remote.http_client import (
+    HEALTH_TIMEOUT,
+    OPENAI_HEALTH,
+    HttpClient,
+    RequestRefused,
+)
 from openclaw_rl.engines.remote.loaded_versions import owner_of
 from openclaw_rl.engines.remote.vllm import VllmEngine, model_cards
 from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.protocols import EngineInfo, OnConnect
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Sampling
 
@@ -74,7 +79,7 @@ class OpenAiEngine(VllmEngine):
     ) -> None:
         if http is None:
             assert config.engine.url is not None, "the settings are validated"
-            http = HttpClient(config.engine.url, "openai", api_key=config.engine.api_key)
+            http = HttpClient(config.engine.url, OPENAI_HEALTH, api_key=config.engine.api_key)
         home = config.home_dir
         folder = home / "identity"
         owner = owner_of(home)

@@ -14,7 +14,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from openclaw_rl.common.worker_loop import stop_on_signals, wait_or_stop
 from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.settings.load import Config, EngineConfig
+from openclaw_rl.settings.specs import ForeignServer, server_at_url
 
 log = logging.getLogger(__name__)
 
@@ -193,18 +193,6 @@ async def _wait_for_exit(process: asyncio.subprocess.Process) -> None:
         await asyncio.sleep(0.05)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignServer:
-    """A server that this system does not start. `cure`: what to do if it does not answer, for messages.
-
-    `pause`: seconds between two health checks, at least.
-    """
-
-    url: str
-    cure: str
-    pause: float = 0.0
-
-
 async def watch_server(http: HttpClient, server: ForeignServer) -> None:
     """Watch a server until SIGTERM or SIGINT; log when it comes up or goes down."""
     stop = stop_on_signals()
@@ -221,6 +209,14 @@ async def watch_server(http: HttpClient, server: ForeignServer) -> None:
             was_up = False
         await wait_or_stop(stop, max(_WATCH_INTERVAL, server.pause))
     await http.close()
+
+
+def watch_url(config: Config, health_path: str) -> None:
+    """Watch the server at `engine.url` until SIGTERM or SIGINT. `health_path`: as for `HttpClient`."""
+    server = server_at_url(config)
+    assert server is not None, "the settings are validated"
+    http = HttpClient(server.url, health_path, api_key=config.engine.api_key)
+    asyncio.run(watch_server(http, server))
 
 
 def _program_logger(name: str, path: Path) -> logging.Logger:

@@ -11,13 +11,13 @@ import numpy as np
 
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.adapter_file import AdapterFile
-from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import sglang_api
 from openclaw_rl.engines.remote.engine import BASE_WEIGHTS, RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, full_weights_name
 from openclaw_rl.engines.remote.server_process import version_numbers
 from openclaw_rl.errors import EngineError
+from openclaw_rl.protocols import EngineInfo, OnConnect
 from openclaw_rl.settings.load import EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 

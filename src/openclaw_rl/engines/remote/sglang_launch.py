@@ -13,13 +13,13 @@ from typing import Any
 import yaml
 
 from openclaw_rl.common.sockets import free_port
-from openclaw_rl.engines.base import OnConnect
 from openclaw_rl.engines.remote import server_process
-from openclaw_rl.engines.remote.http_client import HttpClient
+from openclaw_rl.engines.remote.http_client import SGLANG_HEALTH, HttpClient
 from openclaw_rl.engines.remote.loaded_versions import owner_of
 from openclaw_rl.engines.remote.sglang import FALLBACK_ADVICE, SglangEngine, check_version
 from openclaw_rl.engines.remote.sglang_router import SglangRouterEngine
 from openclaw_rl.errors import EngineError
+from openclaw_rl.protocols import OnConnect
 from openclaw_rl.settings.load import Config, foreign_environment
 
 _FIND_VERSION = "import importlib.metadata as m; print(m.version('sglang'))"
@@ -34,7 +34,7 @@ def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> Sg
     base = server_process.model_location(config.model.path)
     owner = owner_of(config.home_dir)
     if engine.url is not None:
-        http = HttpClient(engine.url, "sglang", api_key=engine.api_key)
+        http = HttpClient(engine.url, SGLANG_HEALTH, api_key=engine.api_key)
         if engine.weights == "trainer":
             home = config.home_dir
             return SglangRouterEngine(
@@ -42,7 +42,7 @@ def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> Sg
             )
         return SglangEngine(http, engine, base, owner=owner, on_connect=on_connect)
     place = _read_address(config)
-    http = HttpClient(_base_url(place), "sglang", api_key=str(place["api-key"]))
+    http = HttpClient(_base_url(place), SGLANG_HEALTH, api_key=str(place["api-key"]))
 
     def locate() -> str:
         return _base_url(_read_address(config))
@@ -75,7 +75,7 @@ def main(config: Config) -> None:
     place = _read_address(config)
     if _is_port_taken(int(place["port"])):
         place = _write_address(config, str(place["api-key"]), again=True)
-    http = HttpClient(_base_url(place), "sglang", api_key=str(place["api-key"]))
+    http = HttpClient(_base_url(place), SGLANG_HEALTH, api_key=str(place["api-key"]))
     server_process.run_server(
         config, "sglang", server_command(config, version), server_environment(config), http
     )

@@ -22,7 +22,6 @@ from openclaw_rl.common.images.image_prompt import ImageGeneration, ImagePrompt
 from openclaw_rl.common.large_requests import call_in
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.adapter_file import AdapterFile
-from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import chat_api, completions_api
 from openclaw_rl.engines.remote.engine import BASE_WEIGHTS, RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
@@ -34,6 +33,7 @@ from openclaw_rl.engines.remote.loaded_versions import (
 )
 from openclaw_rl.engines.remote.server_process import version_numbers
 from openclaw_rl.errors import EngineError, EngineFull
+from openclaw_rl.protocols import EngineInfo, OnConnect
 from openclaw_rl.settings.load import Config, EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 

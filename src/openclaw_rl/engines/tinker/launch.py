@@ -1,25 +1,13 @@
-"""Checks before the engine for Tinker starts, and what is known of the model on this machine. Imports no SDK."""
+"""The context length of the model, before the engine for Tinker starts. Imports no SDK."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from openclaw_rl.common.sockets import check_socket_path
 from openclaw_rl.engines.remote.server_process import model_location
 from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import Config
-from openclaw_rl.tinker.sdk_version import check_sdk
-
-
-def check_tinker(config: Config) -> None:
-    """Raise `EngineError` or `ConfigError` if the engine cannot start with these settings."""
-    check_socket_path(config.engine_socket)
-    check_sdk()
-    if not config.tinker.api_key:
-        raise EngineError(
-            "Tinker needs a key. Set TINKER_API_KEY (tinker.api_key) to one of the service"
-        )
 
 
 def known_context_length(config: Config, reported: int | None) -> int:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import uvloop
 
-from openclaw_rl.engines.base import EngineInfo, check_scored_lengths, max_reply_tokens
+from openclaw_rl.engines.base import check_scored_lengths, max_reply_tokens
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, VersionTable
 from openclaw_rl.engines.socket_server import EngineConnection, bind_socket, serve_until_stopped
@@ -29,6 +29,7 @@ from openclaw_rl.engines.tinker.call_checks import (
 from openclaw_rl.engines.tinker.launch import known_context_length
 from openclaw_rl.engines.tinker.samplers import VersionSamplers
 from openclaw_rl.errors import EngineError, ModelLost
+from openclaw_rl.protocols import EngineInfo
 from openclaw_rl.settings.load import Config
 from openclaw_rl.tinker.service import TinkerService
 from openclaw_rl.tinker.version_file import read_version

@@ -12,9 +12,12 @@ from openclaw_rl.common.printable import cut_text
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, OpenClawError
 from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.registry import engine_spec
+from openclaw_rl.supervisor.home_folder import is_home_locked, prepare_home
 from openclaw_rl.supervisor.home_versions import check_version_exists
+from openclaw_rl.supervisor.service_consent import require_consent
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready, read_readiness
-from openclaw_rl.supervisor.supervisor import is_home_locked, prepare_home, read_key
+from openclaw_rl.supervisor.supervisor import SERVING_WORKERS, read_key
 
 # Seconds.
 _REPLY_TIMEOUT = 600.0
@@ -59,12 +62,26 @@ def check_known(config: Config, versions: Sequence[str]) -> None:
         check_version_exists(config, number)
 
 
+def ask_consent(config: Config, *, on_scratch_home: bool, yes: bool) -> None:
+    """Ask for what a gateway that `open_gateway` starts sends to a service, before it is opened.
+
+    `on_scratch_home`: whether it is started in any case, because it does not serve the home.
+    """
+    if engine_spec(config).consent is None:
+        return
+    if on_scratch_home or not (config.home_dir.exists() and is_home_locked(config)):
+        require_consent(config, SERVING_WORKERS, yes=yes)
+
+
 @contextlib.contextmanager
-def open_gateway(config: Config, *, agreed: bool = False) -> Iterator[GatewayAccess]:
+def open_gateway(
+    config: Config, *, owner: Config | None = None, yes: bool = False
+) -> Iterator[GatewayAccess]:
     """Yield the gateway of the system that runs on the home. If none runs, one is started until the block ends.
 
     `config`: with the address of the running gateway, if one runs. A started gateway has a free port of this machine,
-    and neither judges nor trains. `agreed`: as for `SubprocessSystem`. Raises `OpenClawError` if it does not start.
+    and neither judges nor trains. `owner`, `yes`: as for `SubprocessSystem`. Raises `OpenClawError` if it does not
+    start.
     """
     prepare_home(config)
     if is_home_locked(config):
@@ -74,7 +91,8 @@ def open_gateway(config: Config, *, agreed: bool = False) -> Iterator[GatewayAcc
             )
         yield GatewayAccess(url=config.serve.url, key=read_key(config), model=config.model.name)
         return
-    with SubprocessSystem(on_free_port(config), command="serve", agreed=agreed) as system:
+    started = SubprocessSystem(on_free_port(config), command="serve", owner=owner, yes=yes)
+    with started as system:
         yield GatewayAccess(url=system.base_url, key=system.api_key, model=config.model.name)
 
 

@@ -102,15 +102,17 @@ def run_harness(
     program: str | None,
     out: Path | None,
     more: Sequence[str],
+    yes: bool = False,
 ) -> tuple[int, Path]:
     """Run the program on a version of the home. Returns its exit code and the folder of its results.
 
-    `out`: default `<home>/evaluations/PROGRAM-vN`; `more`: further arguments of the program. Raises `ConfigError` if
-    the program is not installed or the version cannot be served, and `OpenClawError` if the gateway does not start.
+    `out`: default `<home>/evaluations/PROGRAM-vN`; `more`: further arguments of the program; `yes`: as for
+    `SubprocessSystem`. Raises `ConfigError` if the program is not installed or the version cannot be served, and
+    `OpenClawError` if the gateway does not start.
     """
     found = harness.find_program(program)
     check_known(config, [version])
-    with open_gateway(config) as access:
+    with open_gateway(config, yes=yes) as access:
         number = access.resolve(version)
         model = access.pinned(number)
         asyncio.run(check_versions(access, [model]))

@@ -51,6 +51,7 @@ from openclaw_rl.learner.tinker.training_session import (
 from openclaw_rl.methods.types import CreditMethod, Sample, StepResult
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.registry import engine_spec
 from openclaw_rl.tinker.adapter_download import LocalBase
 from openclaw_rl.tinker.service import TinkerService
 from openclaw_rl.tinker.version_file import TinkerVersion, encode_version, read_version
@@ -98,7 +99,7 @@ class TinkerTrainer:
         self._frame = StepFrame(method, config.train, top=0)
         self._service = service or TinkerService(config)
         self._usage = TrainingBudget(config.home_dir, config.tinker.budget_tokens)
-        serves_here = config.engine.backend != "tinker"
+        serves_here = engine_spec(config).loads_adapters
         self._local_base = LocalBase(name=config.model.path, folder=base) if serves_here else None
         self._session = TrainingSession(
             self._service, config.tinker, config.train, self._usage, self._local_base
