@@ -22,7 +22,7 @@ from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.judge.voting import majority_score
 from openclaw_rl.reasons import ReasonCode
-from openclaw_rl.serve.gateway import sampling_fields
+from openclaw_rl.serve.sampling_limits import sampling_fields
 from openclaw_rl.settings.aliases import all_aliases
 from openclaw_rl.settings.cli_options import FlagCommand
 from openclaw_rl.settings.load import Config, from_flat, known_keys, load_all

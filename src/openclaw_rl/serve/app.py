@@ -199,8 +199,8 @@ async def _serve_until_stopped(
 
     async def update_engine_info() -> None:
         info = await engine.info()
-        gateway.context_length = info.context_length
-        gateway.supports_grammar = info.grammar
+        gateway.sampling.context_length = info.context_length
+        gateway.sampling.supports_grammar = info.grammar
         gateway.reads_images = info.images
 
     gateway.versions.on_loaded = update_engine_info
@@ -270,5 +270,5 @@ def _status_note(gateway: Gateway) -> str:
     versions = gateway.versions
     return (
         versions.problem
-        or f"serving version {versions.serving}, {int(gateway.running_replies)} running"
+        or f"serving version {versions.serving}, {int(gateway.load.running_replies)} running"
     )

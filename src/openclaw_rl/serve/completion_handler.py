@@ -51,42 +51,48 @@ class CompletionHandler:
             d.count_path: d for d in dialects if d.count_path
         }
 
-    async def handle_request(self, request: web.Request) -> web.StreamResponse:
+    async def handle_request(self, http_request: web.Request) -> web.StreamResponse:
         """Handle a request for a reply, in the dialect of its path."""
-        caller = await self._keys.authenticate_caller(request)
-        self._gateway.open_requests += 1
+        caller = await self._keys.authenticate_caller(http_request)
+        self._gateway.load.open_requests += 1
         try:
-            return await self._answer(request, caller)
+            return await self._answer(http_request, caller)
         finally:
-            self._gateway.open_requests -= 1
+            self._gateway.load.open_requests -= 1
 
-    def note_failure(self, request: web.Request, status: int, words: str) -> None:
+    def note_failure(self, http_request: web.Request, status: int, words: str) -> None:
         """Note an error of the gateway (status 5xx) for the episode of the request's key: it makes that void."""
-        if status >= 500 and (episode := self._keys.ticket_episode(request.headers)) is not None:
+        if (
+            status >= 500
+            and (episode := self._keys.ticket_episode(http_request.headers)) is not None
+        ):
             self._gateway.episodes.note_failure(episode, f"{status}: {words}")
 
-    async def _answer(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+    async def _answer(self, http_request: web.Request, caller: Caller) -> web.StreamResponse:
         self._gateway.check_running(caller)
-        dialect = self.dialects[request.path]
+        dialect = self.dialects[http_request.path]
         check = self._gateway.check_body_size if dialect.has_one_prompt else None
-        ask = _apply_headers(
-            await decode_body(dialect.decode, request, self._gateway.config.serve, check), request
+        request = _apply_headers(
+            await decode_body(dialect.decode, http_request, self._gateway.config.serve, check),
+            http_request,
         )
-        ask = apply_effort(ask, self._gateway.renderer.template.names)
-        asks = [ask, *(_apply_headers(other, request) for other in ask.further)]
-        asks = [self._gateway.apply_episode(one, caller) for one in asks]
-        ask = asks[0]
-        replies = await self._begin_all(asks, caller)
-        if ask.stream:
-            return await self._send_stream(request, dialect, ask, replies)
-        return await self._send_complete(dialect, ask, replies)
+        request = apply_effort(request, self._gateway.renderer.template.names)
+        requests = [request, *(_apply_headers(other, http_request) for other in request.further)]
+        requests = [self._gateway.apply_episode(one, caller) for one in requests]
+        request = requests[0]
+        replies = await self._begin_all(requests, caller)
+        if request.stream:
+            return await self._send_stream(http_request, dialect, request, replies)
+        return await self._send_complete(dialect, request, replies)
 
-    async def _begin_all(self, asks: Sequence[ChatRequest], caller: Caller) -> list[InflightReply]:
+    async def _begin_all(
+        self, requests: Sequence[ChatRequest], caller: Caller
+    ) -> list[InflightReply]:
         """Begin the replies of all requests of one body; if one is refused, all are."""
         replies: list[InflightReply] = []
         try:
-            for ask in asks:
-                replies += await self._gateway.begin_replies(ask, caller)
+            for request in requests:
+                replies += await self._gateway.begin_replies(request, caller)
         except BaseException as error:
             # Also for a cancellation: the replies that were begun must end.
             for reply in replies:
@@ -96,7 +102,7 @@ class CompletionHandler:
         return replies
 
     async def _send_complete(
-        self, dialect: Dialect, ask: ChatRequest, replies: Sequence[InflightReply]
+        self, dialect: Dialect, request: ChatRequest, replies: Sequence[InflightReply]
     ) -> web.Response:
         ends: dict[int, ReplyEnd] = {}
         async with aclosing(merge_streams(replies)) as parts:
@@ -114,15 +120,15 @@ class CompletionHandler:
             for n, s in enumerate(replies)
         ]
         return json_response(
-            dialect.encode_response(replies[0].header, ask, choices),
+            dialect.encode_response(replies[0].header, request, choices),
             headers=_reply_headers(replies[0].header),
         )
 
     async def _send_stream(
         self,
-        request: web.Request,
+        http_request: web.Request,
         dialect: Dialect,
-        ask: ChatRequest,
+        request: ChatRequest,
         replies: Sequence[InflightReply],
     ) -> web.StreamResponse:
         headers = {
@@ -137,8 +143,8 @@ class CompletionHandler:
                 async for number, part in parts:
                     # Before this point an error is sent as an ordinary HTTP error.
                     if encoder is None:
-                        encoder = dialect.stream_encoder(replies[0].header, ask)
-                        await _wait_sent(response.prepare(request))
+                        encoder = dialect.stream_encoder(replies[0].header, request)
+                        await _wait_sent(response.prepare(http_request))
                     await _wait_sent(response.write(encoder.encode_part(part, number)))
         except ClientDisconnected:
             # The exchange has ended as cancelled, or is complete.
@@ -147,12 +153,12 @@ class CompletionHandler:
             # Any error: some clients take a stream that just stops for complete.
             if encoder is None:
                 raise
-            await self._send_stream_error(request, response, encoder, dialect, error)
+            await self._send_stream_error(http_request, response, encoder, dialect, error)
         return response
 
     async def _send_stream_error(
         self,
-        request: web.Request,
+        http_request: web.Request,
         response: web.StreamResponse,
         encoder: StreamEncoder,
         dialect: Dialect,
@@ -161,7 +167,7 @@ class CompletionHandler:
         """Send an error event and no finish, so that the client does not take the output for a complete reply."""
         status, words, code, _ = describe_error(error, "a reply during the stream")
         self._reply_counter(route=dialect.name, outcome=code or "refused").inc()
-        self.note_failure(request, status, words)
+        self.note_failure(http_request, status, words)
         with suppress(ClientDisconnected):
             await _wait_sent(response.write(encoder.encode_error(status, words, code or "refused")))
 
@@ -204,9 +210,9 @@ def _reply_headers(header: ReplyHeader) -> dict[str, str]:
     return {name: value for name, value in headers.items() if value}
 
 
-def _apply_headers(ask: ChatRequest, request: web.Request) -> ChatRequest:
+def _apply_headers(request: ChatRequest, http_request: web.Request) -> ChatRequest:
     """Return `ask` with the values of the request's headers, which override the body's."""
-    headers = request.headers
+    headers = http_request.headers
     changes: dict[str, Any] = {}
     for field, name in (("session", "X-Session-Id"), ("agent", "X-Agent-Id")):
         if value := headers.get(name):
@@ -217,21 +223,21 @@ def _apply_headers(ask: ChatRequest, request: web.Request) -> ChatRequest:
         changes["with_lessons"] = lessons.strip().lower() in _TRUE_VALUES
     if done := headers.get("X-Session-Done"):
         changes["session_done"] = done.strip().lower() in _TRUE_VALUES
-    return replace(ask, **changes) if changes else ask
+    return replace(request, **changes) if changes else request
 
 
-def apply_effort(ask: ChatRequest, used: Collection[str]) -> ChatRequest:
+def apply_effort(request: ChatRequest, used: Collection[str]) -> ChatRequest:
     """Return `ask` with its `reasoning_effort` as template variables. `used`: the variables that the template reads."""
-    if not (effort := ask.reasoning_effort):
-        return ask
+    if not (effort := request.reasoning_effort):
+        return request
     values = {
         "reasoning_effort": effort,
         **({"enable_thinking": False} if effort == "none" else {}),
     }
     if read := {name: value for name, value in values.items() if name in used}:
-        return replace(ask, template_variables=read | dict(ask.template_variables))
+        return replace(request, template_variables=read | dict(request.template_variables))
     why = f"reasoning_effort (the model's chat template does not use {' or '.join(values)})"
-    return replace(ask, ignored_fields=(*ask.ignored_fields, why))
+    return replace(request, ignored_fields=(*request.ignored_fields, why))
 
 
 def _decode_header(header: str) -> str:

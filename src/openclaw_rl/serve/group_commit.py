@@ -46,7 +46,7 @@ class GroupCommitWriter:
         """`disk` learns of writes that failed because the disk is full."""
         self._store = store
         self._metrics = metrics
-        self._disk = disk or DiskMonitor(store.path.parent)
+        self.disk = disk or DiskMonitor(store.path.parent)
         # Ends of replies; monotonic seconds until they fail.
         self._held: list[tuple[_QueuedWrite, float]] = []
         self._may_wait = True
@@ -128,7 +128,7 @@ class GroupCommitWriter:
                     self._write_or_split([job], again=True)
                 return
             if isinstance(error, DiskFull):
-                self._disk.record_failure(error)
+                self.disk.record_failure(error)
                 deadline = _disk_deadline(jobs[0][0]) if deadline is None else deadline
                 if self._may_wait and time.monotonic() < deadline:
                     self._held.append((jobs[0], deadline))

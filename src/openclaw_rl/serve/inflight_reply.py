@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import fields, replace
+from dataclasses import replace
+from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +30,8 @@ from openclaw_rl.errors import (
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.render.reply_parser import ReplyDecoder
+from openclaw_rl.serve.background_tasks import BackgroundTasks, RequestLoad
 from openclaw_rl.serve.chat_request import (
     DISK_FULL,
     ChatRequest,
@@ -52,6 +55,34 @@ log = logging.getLogger(__name__)
 MAX_RECORD_WAIT = 2.0
 # Seconds that an admission may wait to share a transaction.
 MAX_COMMIT_DELAY = 0.002
+CLIENT_LEFT = "the client closed the connection"
+
+
+class ReplyStage(Enum):
+    """Where a reply is in its life."""
+
+    ADMITTED = "admitted"
+    """Its request is recorded or will be, and nobody has asked for a part of it."""
+    RUNNING = "running"
+    """The engine generates."""
+    COMPLETE = "complete"
+    """It is whole, and is being written to the store."""
+    DELIVERED = "delivered"
+    """It is in the store and counted."""
+    STOPPED = "stopped"
+    """It ended early: its end is recorded or being recorded, or the store refused its request."""
+
+
+_MOVES = {
+    ReplyStage.ADMITTED: {ReplyStage.RUNNING, ReplyStage.STOPPED},
+    ReplyStage.RUNNING: {ReplyStage.COMPLETE, ReplyStage.STOPPED},
+    # Back: the disk was full. The end is recorded once there is space.
+    ReplyStage.COMPLETE: {ReplyStage.DELIVERED, ReplyStage.RUNNING, ReplyStage.STOPPED},
+    ReplyStage.DELIVERED: set(),
+    ReplyStage.STOPPED: set(),
+}
+_SETTLED = {ReplyStage.COMPLETE, ReplyStage.DELIVERED, ReplyStage.STOPPED}
+"""Stages in which there is no end left to record."""
 
 
 class ReplyContext(Protocol):
@@ -59,16 +90,16 @@ class ReplyContext(Protocol):
 
     config: Config
     engine: Engine
-    renderer: Renderer
     metrics: GatewayMetrics
     writer: GroupCommitWriter
     versions: VersionManager
     episodes: OpenEpisodes
     prompt_builder: PromptBuilder
-    running_replies: int
+    load: RequestLoad
+    background: BackgroundTasks
 
-    def spawn_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start background work that may outlive its request."""
+    @property
+    def renderer(self) -> Renderer: ...
 
 
 class InflightReply:
@@ -77,43 +108,58 @@ class InflightReply:
     def __init__(
         self,
         context: ReplyContext,
-        ask: ChatRequest,
-        request: Request,
+        request: ChatRequest,
+        record: Request,
         prompt: BuiltPrompt,
         header: ReplyHeader,
+        *,
+        is_pinned: bool,
     ) -> None:
+        """`record`: the request as it is stored. `is_pinned`: the client named the version."""
         self._context = context
-        self._ask = ask
         self._request = request
+        self._record = record
         self._prompt = prompt
         self.header = header
-        self._version = request.version
-        self._pinned = header.model.startswith(context.config.model.name + "@")
-        text = (
-            context.renderer.new_reply_decoder(
-                thinking=prompt.rendered.thinking,
-                tools=ask.tools,
-                stops=request.sampling.stop,
-                min_tokens=request.sampling.min_tokens,
-            )
-            if ask.completion_prompt is None
-            else context.renderer.new_text_decoder(request.sampling.stop)
-        )
+        self._is_pinned = is_pinned
+        self._version = record.version
         self.accumulator = ReplyAccumulator(
-            request,
-            text,
+            record,
+            self._new_decoder(),
             context.renderer,
-            logprobs=ask.logprobs,
-            ids=ask.return_token_ids,
-            one_call=bool(ask.tools) and not ask.parallel_calls,
+            logprobs=request.logprobs,
+            ids=request.return_token_ids,
+            one_call=bool(request.tools) and not request.parallel_calls,
         )
         # A response that is not streamed is sent after the end is durable, so admission and end may share a transaction
         self._admitted = context.writer.put(
-            request, max_delay=0.0 if ask.stream else MAX_COMMIT_DELAY
+            record, max_delay=0.0 if request.stream else MAX_COMMIT_DELAY
         )
-        self._settled = self._counted = self._started = self._withdrawn = self._is_returned = False
-        # the reason to record if the reply is cancelled.
-        self._cancel_reason = "the client closed the connection"
+        self._stage = ReplyStage.ADMITTED
+        # The episode whose limit counts the reply; None: of none, or it was returned.
+        self._reserved_in = record.episode
+        # Why the request failed as a whole, so that nobody gets the reply.
+        self._withdrawal: str | None = None
+
+    def _new_decoder(self) -> ReplyDecoder:
+        sampling = self._record.sampling
+        renderer = self._context.renderer
+        if self._request.completion_prompt is not None:
+            return renderer.new_text_decoder(sampling.stop)
+        return renderer.new_reply_decoder(
+            thinking=self._prompt.rendered.thinking,
+            tools=self._request.tools,
+            stops=sampling.stop,
+            min_tokens=sampling.min_tokens,
+        )
+
+    def _move(self, stage: ReplyStage) -> None:
+        assert stage in _MOVES[self._stage], f"{self._stage.value} -> {stage.value}"
+        self._stage = stage
+
+    @property
+    def _is_settled(self) -> bool:
+        return self._stage in _SETTLED
 
     @property
     def current_message(self) -> dict[str, Any]:
@@ -124,7 +170,7 @@ class InflightReply:
     def stored_message(self) -> dict[str, Any]:
         """The assistant message delivered so far, behind the text of the client's message that it continues."""
         message = self.current_message
-        prefix = self._ask.prefix
+        prefix = self._request.prefix
         if prefix is None:
             return message
         return message | {
@@ -139,8 +185,8 @@ class InflightReply:
         """
         context = self._context
         part = StreamPart()
-        self._started = True
-        context.running_replies += 1
+        self._move(ReplyStage.RUNNING)
+        context.load.running_replies += 1
         try:
             async with aclosing(self._stream_chunks()) as chunks:
                 async for chunk in chunks:
@@ -151,13 +197,15 @@ class InflightReply:
                         yield part
             yield await self._finish_reply(part)
         except (asyncio.CancelledError, GeneratorExit):
-            # If settled, the reply is complete and queued for writing.
             finish = self.accumulator.finish_reason
-            self._count_outcome(finish.value if self._settled and finish else "cancelled")
+            if self._stage is not ReplyStage.DELIVERED:
+                self._count_outcome(finish.value if self._is_settled and finish else "cancelled")
             if self.accumulator.first_token_at is None:
                 self._return_reply()
-            status = ExchangeStatus.FAILED if self._withdrawn else ExchangeStatus.CANCELLED
-            self._end_in_background(status, self._cancel_reason)
+            if self._withdrawal is None:
+                self._end_in_background(ExchangeStatus.CANCELLED, CLIENT_LEFT)
+            else:
+                self._end_in_background(ExchangeStatus.FAILED, self._withdrawal)
             raise
         except (ReplyFailed, RequestError) as error:
             self._return_reply()
@@ -169,32 +217,30 @@ class InflightReply:
             self._end_in_background(ExchangeStatus.FAILED, f"{type(error).__name__}: {error}")
             raise
         finally:
-            context.running_replies -= 1
+            context.load.running_replies -= 1
             context.versions.release(self._version)
 
     def _return_reply(self) -> None:
         """Do not count a reply that nobody got towards the limit of its episode. Idempotent."""
-        if self._request.episode is not None and not self._is_returned:
-            self._is_returned = True
-            self._context.episodes.return_reply(self._request.episode)
+        if self._reserved_in is not None:
+            self._context.episodes.return_reply(self._reserved_in)
+            self._reserved_in = None
 
     def withdraw(self, reason: str) -> None:
         """Set why the reply is about to be cancelled: its request failed as a whole, so that nobody gets the reply.
 
         One that was streamed to its end did arrive, and stays counted.
         """
-        if not (self._settled and self._ask.stream):
-            self._cancel_reason = reason
-            self._withdrawn = True
+        if not (self._is_settled and self._request.stream):
+            self._withdrawal = reason
             self._return_reply()
 
     def cancel_unstarted(self) -> None:
         """Cancel the reply if `stream_parts` was never iterated."""
-        if not self._started:
-            self._started = True
+        if self._stage is ReplyStage.ADMITTED:
             self._count_outcome("cancelled")
             self._return_reply()
-            self._end_in_background(ExchangeStatus.CANCELLED, self._cancel_reason)
+            self._end_in_background(ExchangeStatus.CANCELLED, self._withdrawal or CLIENT_LEFT)
             self._context.versions.release(self._version)
 
     async def _stream_chunks(self) -> AsyncGenerator[Chunk]:
@@ -207,14 +253,14 @@ class InflightReply:
             if not context.versions.is_loaded(self._version):
                 await self._wait_durable(self._admitted)
                 self._version = await context.versions.wait_loaded(
-                    self._version, deadline, pinned=self._pinned
+                    self._version, deadline, pinned=self._is_pinned
                 )
                 self.header = replace(self.header, version=self._version)
             try:
                 async with aclosing(self._generate()) as chunks:
                     async for chunk in chunks:
                         # Without streaming, nothing is sent before `_finish_reply`.
-                        if self._ask.stream and self.accumulator.first_token_at is None:
+                        if self._request.stream and self.accumulator.first_token_at is None:
                             await self._wait_durable(self._admitted)
                         yield chunk
                 return
@@ -226,8 +272,8 @@ class InflightReply:
     def _check_retry(self, error: EngineError, refusals: int) -> None:
         """Raise unless the generation may be restarted: `RequestError` for what the client asked for, `ReplyFailed`."""
         if isinstance(error, GrammarError):
-            assert self._ask.constraint is not None, "there is no grammar otherwise"
-            raise grammar_error(str(error), self._ask.constraint) from None
+            assert self._request.constraint is not None, "there is no grammar otherwise"
+            raise grammar_error(str(error), self._request.constraint) from None
         if isinstance(error, SamplingUnsupported):
             raise RequestError(str(error), code="unsupported_parameter") from None
         if self.accumulator.token_ids and isinstance(error, EngineGone):
@@ -239,119 +285,122 @@ class InflightReply:
             ) from error
 
     def _generate(self) -> Any:
-        request = self._request
+        record = self._record
+        parameters: dict[str, Any] = {
+            "id": record.id,
+            "version": self._version,
+            "prompt_ids": record.prompt_ids,
+            "sampling": record.sampling,
+            "stop_token_ids": self._context.renderer.stop_token_ids,
+            "top_logprobs": self._request.top_logprobs,
+        }
         conversation = self._prompt.with_images
-        generation = Generation(
-            id=request.id,
-            version=self._version,
-            prompt_ids=request.prompt_ids,
-            sampling=request.sampling,
-            stop_token_ids=self._context.renderer.stop_token_ids,
-            top_logprobs=self._ask.top_logprobs,
-        )
-        if conversation is not None:
-            known = {field.name: getattr(generation, field.name) for field in fields(generation)}
-            generation = ImageGeneration(**known, prompt=conversation)
-        return self._context.engine.generate(generation)
+        if conversation is None:
+            return self._context.engine.generate(Generation(**parameters))
+        return self._context.engine.generate(ImageGeneration(**parameters, prompt=conversation))
 
     async def _wait_durable(self, write: asyncio.Future[None]) -> None:
         """Wait until the request or its reply is durable. Raises `ReplyFailed` if the store refused it."""
         try:
             await asyncio.shield(write)
         except DiskFull as error:
-            # Else the row exists and is ended once there is space.
-            self._settled = write is self._admitted
+            self._move(ReplyStage.STOPPED if write is self._admitted else ReplyStage.RUNNING)
             raise ReplyFailed(
                 f"the reply could not be recorded: {error}", status=503, code=DISK_FULL
             ) from error
         except Exception as error:
             # Of the store or the disk: report it to the client.
             # There is no row to finish.
-            self._settled = True
+            self._move(ReplyStage.STOPPED)
             message = f"the exchange could not be made durable, so it does not count: {error}"
             raise ReplyFailed(message, status=500, code="not_durable") from error
 
     async def _finish_reply(self, part: StreamPart) -> StreamPart:
         """Record the complete exchange, and return the last part once it is on disk."""
         context = self._context
-        request = self._request
-        record = self.accumulator
-        if record.finish_reason is None:
+        record = self._record
+        sampled = self.accumulator
+        if sampled.finish_reason is None:
             raise ReplyFailed(
                 "the engine ended the reply without a finish reason",
                 status=500,
                 code="engine_error",
             )
-        whole = self.stored_message
-        mark = context.prompt_builder.mark_reply(self._prompt.history, whole, len(request.messages))
-        reply = record.build_reply(ExchangeStatus.DONE, whole, self._version, mark=mark, error=None)
+        message = self.stored_message
+        mark = context.prompt_builder.mark_reply(
+            self._prompt.history, message, len(record.messages)
+        )
+        reply = sampled.build_reply(
+            ExchangeStatus.DONE, message, self._version, mark=mark, error=None
+        )
         if not np.isfinite(reply.logprobs).all():
-            message = "the engine returned log-probabilities that are not finite numbers; the reply does not count"
-            raise ReplyFailed(message, status=500, code="engine_error")
-        self._settled = True
-        done = context.writer.put(reply)
+            problem = "the engine returned log-probabilities that are not finite numbers; the reply does not count"
+            raise ReplyFailed(problem, status=500, code="engine_error")
+        self._move(ReplyStage.COMPLETE)
+        written = context.writer.put(reply)
         await self._wait_durable(self._admitted)
-        await self._wait_durable(done)
-        if (
-            record.can_bridge
-            and self._ask.completion_prompt is None
-            and self._prompt.with_images is None
-        ):
-            context.prompt_builder.cache_finished_reply(self._prompt.history, mark, request, reply)
-        self._count_outcome(record.finish_reason.value)
+        await self._wait_durable(written)
+        if sampled.can_bridge and self._is_plain_chat:
+            context.prompt_builder.cache_finished_reply(self._prompt.history, mark, record, reply)
+        self._move(ReplyStage.DELIVERED)
+        self._count_outcome(sampled.finish_reason.value)
         self._observe_metrics(reply.finished_at)
         end = ReplyEnd(
-            finish_reason=record.finish_reason,
-            usage=record.token_usage(),
-            stop_string=record.stop_string(),
+            finish_reason=sampled.finish_reason,
+            usage=sampled.token_usage(),
+            stop_string=sampled.stop_string(),
         )
         return replace(part, end=end)
 
+    @property
+    def _is_plain_chat(self) -> bool:
+        """Whether the next request may continue the tokens: no text completion, and no images."""
+        return self._request.completion_prompt is None and self._prompt.with_images is None
+
     def _count_outcome(self, outcome: str) -> None:
-        """Count a finished or cancelled exchange once. The HTTP handlers count failed ones."""
-        if not self._counted:
-            self._counted = True
-            self._context.metrics.replies.labels(route=self._ask.dialect, outcome=outcome).inc()
+        """Count a finished or cancelled exchange. The HTTP handlers count failed ones."""
+        self._context.metrics.replies.labels(route=self._request.dialect, outcome=outcome).inc()
 
     def _observe_metrics(self, finished_at: float) -> None:
         metrics = self._context.metrics
-        record = self.accumulator
-        seconds = finished_at - self._request.admitted_at
-        tokens = len(record.token_ids)
+        sampled = self.accumulator
+        admitted_at = self._record.admitted_at
+        seconds = finished_at - admitted_at
+        tokens = len(sampled.token_ids)
         log.debug(
             "%s: done (%s), %d tokens in %.2f s",
             self.header.id,
-            record.finish_reason,
+            sampled.finish_reason,
             tokens,
             seconds,
         )
         metrics.response_tokens.inc(tokens)
-        metrics.cached_tokens.inc(record.cached_tokens)
+        metrics.cached_tokens.inc(sampled.cached_tokens)
         metrics.duration.observe(seconds)
-        if record.first_token_at is not None:
-            metrics.first_token.observe(record.first_token_at - self._request.admitted_at)
+        if sampled.first_token_at is not None:
+            metrics.first_token.observe(sampled.first_token_at - admitted_at)
 
-    def _end_in_background(self, status: ExchangeStatus, error: str) -> None:
-        if not self._settled:
-            self._context.spawn_background(self._record_end(status, error))
+    def _end_in_background(self, status: ExchangeStatus, error: str) -> asyncio.Task[None] | None:
+        """Begin to record an end with a status other than DONE; None if the end is settled."""
+        if self._is_settled:
+            return None
+        self._move(ReplyStage.STOPPED)
+        return self._context.background.spawn(self._record_end(status, error))
 
     async def _record_failure(self, error: str) -> None:
-        if not self._settled:
-            recorded = self._context.spawn_background(
-                self._record_end(ExchangeStatus.FAILED, error)
-            )
+        recording = self._end_in_background(ExchangeStatus.FAILED, error)
+        if recording is not None:
             # On a full disk it is recorded later.
-            await asyncio.wait({recorded}, timeout=MAX_RECORD_WAIT)
+            await asyncio.wait({recording}, timeout=MAX_RECORD_WAIT)
 
     async def _record_end(self, status: ExchangeStatus, error: str) -> None:
-        """Record an end with a status other than DONE."""
-        self._settled = True
+        record = self._record
         # It may quote the request.
-        shown = "" if self._request.capture is Capture.REDACTED else f": {error}"
-        log.debug("%s: %s%s", self._request.id, status.value, shown)
+        shown = "" if record.capture is Capture.REDACTED else f": {error}"
+        log.debug("%s: %s%s", record.id, status.value, shown)
         message = self.stored_message
         mark = self._context.prompt_builder.mark_reply(
-            self._prompt.history, message, len(self._request.messages)
+            self._prompt.history, message, len(record.messages)
         )
         try:
             await self._admitted
@@ -359,14 +408,9 @@ class InflightReply:
                 self.accumulator.build_reply(status, message, self._version, mark=mark, error=error)
             )
         except DiskFull as failure:
-            log.warning(
-                "exchange %s is not recorded as %s: %s", self._request.id, status.value, failure
-            )
+            log.warning("exchange %s is not recorded as %s: %s", record.id, status.value, failure)
         except Exception as failure:
             # No client is waiting any more; the next start marks the exchange FAILED.
             log.exception(
-                "exchange %s could not be recorded as %s: %s",
-                self._request.id,
-                status.value,
-                failure,
+                "exchange %s could not be recorded as %s: %s", record.id, status.value, failure
             )

@@ -16,29 +16,29 @@ from openclaw_rl.types import Capture, Exchange, ExchangeStatus, Message
 _PREVIOUS_FIELD = "previous_response_id"
 
 
-async def resolve_previous_response(ask: ChatRequest, scope: str, store: Store) -> ChatRequest:
+async def resolve_previous_response(request: ChatRequest, scope: str, store: Store) -> ChatRequest:
     """Return `ask` with the whole conversation as messages. Its own instructions come first; earlier ones are left out.
 
     Raises `RequestError` if a stored reply is unknown under this key, is incomplete, or was stored without its text.
     """
-    named = dict.fromkeys(ask.references.values(), "input")
-    if ask.previous_id is not None:
-        named[ask.previous_id] = _PREVIOUS_FIELD
+    named = dict.fromkeys(request.references.values(), "input")
+    if request.previous_id is not None:
+        named[request.previous_id] = _PREVIOUS_FIELD
     if not named:
-        return ask
+        return request
     found = await asyncio.to_thread(_load_exchanges, store, list(named))
     for name, param in named.items():
         _check_continuable(found.get(name), name, param, scope)
     new = [
-        _reply_message(found[ask.references[n]]) if n in ask.references else m
-        for n, m in enumerate(ask.messages)
+        _reply_message(found[request.references[n]]) if n in request.references else m
+        for n, m in enumerate(request.messages)
     ]
-    before = [] if ask.previous_id is None else _stored_conversation(found[ask.previous_id])
-    own = 1 if ask.has_instructions else 0
+    before = [] if request.previous_id is None else _stored_conversation(found[request.previous_id])
+    own = 1 if request.has_instructions else 0
     messages = [*new[:own], *before, *new[own:]]
     raw = [to_json(m) for m in messages]
     return replace(
-        ask, messages=messages, references={}, raw=raw, size=ask.size + sum(map(len, raw))
+        request, messages=messages, references={}, raw=raw, size=request.size + sum(map(len, raw))
     )
 
 

@@ -115,35 +115,41 @@ class PromptBuilder:
         )
 
     async def build_prompt(
-        self, ask: ChatRequest, scope: str, limit: int, lookup: LessonLookup | None = None
+        self, request: ChatRequest, scope: str, limit: int, lookup: LessonLookup | None = None
     ) -> BuiltPrompt:
         """Build the prompt. Raises `RequestError` if the template rejects the conversation or a client's variable.
 
         Raises `PromptTooLong` before it renders or tokenizes text that exceeds `limit` tokens by far.
         """
-        large = ask.size > BUILD_IN_THREAD_BYTES or len(ask.messages) > BUILD_IN_THREAD_MESSAGES
-        if ask.size > CHARS_PER_TOKEN * limit:
-            await run_large(lambda: self._check_length(_kept_texts(ask.messages), limit))
-        features, tools = await call_in(self._read_request, ask, in_thread=large)
+        large = (
+            request.size > BUILD_IN_THREAD_BYTES or len(request.messages) > BUILD_IN_THREAD_MESSAGES
+        )
+        if request.size > CHARS_PER_TOKEN * limit:
+            await run_large(lambda: self._check_length(_kept_texts(request.messages), limit))
+        features, tools = await call_in(self._read_request, request, in_thread=large)
         lessons: Mapping[str, str] = {}
         if lookup is not None:
             lessons = await lookup.find_lessons(
                 _stated_origin(features), lambda: self._message_chains(features)
             )
-        if lessons and (at := hinted_index(ask.messages, self.is_ephemeral)) is not None:
-            ask, features = self._add_hint(ask, features, lessons_hint(lessons.values()), at)
+        if lessons and (at := hinted_index(request.messages, self.is_ephemeral)) is not None:
+            request, features = self._add_hint(
+                request, features, lessons_hint(lessons.values()), at
+            )
         else:
             lessons = {}
         history = await call_in(
-            self._hash_history, features, tools, scope, ask.template_variables, in_thread=large
+            self._hash_history, features, tools, scope, request.template_variables, in_thread=large
         )
         acts = tools.has_acting_token or any(f.has_acting_token for f in features)
-        acts = acts or any(map(self.renderer.has_acting_token, ask.template_variables.values()))
-        if ask.images:
+        acts = acts or any(map(self.renderer.has_acting_token, request.template_variables.values()))
+        if request.images:
             assert self._image_renderer is not None, (
                 "images are admitted only if the engine reads them"
             )
-            rendered, conversation = await self._image_renderer.render_prompt(ask, features, tools)
+            rendered, conversation = await self._image_renderer.render_prompt(
+                request, features, tools
+            )
             return BuiltPrompt(
                 rendered,
                 replace(history, can_bridge=False),
@@ -153,14 +159,14 @@ class PromptBuilder:
                 with_images=conversation,
             )
         found = None
-        if ask.prefix is None:
+        if request.prefix is None:
             keys = history.reply_keys
             found = self._exchange_tokens.find_last(keys) or await self._recover_exchange(
-                ask, scope, history
+                request, scope, history
             )
         if (
             found
-            and (text := await call_in(self._text_after, ask, found[0], in_thread=large))
+            and (text := await call_in(self._text_after, request, found[0], in_thread=large))
             is not None
         ):
             new = await self._tokenize_pieces(text, [text], limit, in_thread=large)
@@ -169,26 +175,26 @@ class PromptBuilder:
                 return BuiltPrompt(bridged, history, len(found[1]), acts, lessons)
         await self._recover_replies(scope, history)
         whole, pieces = await call_in(
-            self._render_pieces, ask, scope, features, tools, history, in_thread=large
+            self._render_pieces, request, scope, features, tools, history, in_thread=large
         )
         reused = sum(len(piece) for piece in pieces if not isinstance(piece, str))
         rendered = await self._tokenize_pieces(whole, pieces, limit, in_thread=large)
         return BuiltPrompt(rendered, history, reused, acts, lessons)
 
     async def build_completion(
-        self, ask: ChatRequest, limit: int
+        self, request: ChatRequest, limit: int
     ) -> tuple[ChatRequest, BuiltPrompt]:
         """Build the prompt of a text completion. Returns the request with the prompt as its only message, too.
 
         The message has no mark, so that no conversation is linked to the prompt or continues its tokens.
         """
-        run = run_large if ask.size > BUILD_IN_THREAD_BYTES else asyncio.to_thread
-        text, ids = await run(self._read_completion, ask.completion_prompt, limit)
+        run = run_large if request.size > BUILD_IN_THREAD_BYTES else asyncio.to_thread
+        text, ids = await run(self._read_completion, request.completion_prompt, limit)
         history = HashedHistory(
             (), (), blake2b(digest_size=16, key=self._secret), has_no_ephemeral=False
         )
         prompt = BuiltPrompt(RenderedPrompt(prompt_ids=ids, thinking=False), history, 0)
-        return replace(ask, messages=[{"role": "user", "content": text}]), prompt
+        return replace(request, messages=[{"role": "user", "content": text}]), prompt
 
     def _read_completion(self, prompt: str | Sequence[int] | None, limit: int) -> tuple[str, Ids]:
         if isinstance(prompt, str):
@@ -203,14 +209,14 @@ class PromptBuilder:
         text = self.renderer.tokenizer.backend.decode(given, skip_special_tokens=False)
         return text, np.array(given, dtype=np.int32)
 
-    def _read_request(self, ask: ChatRequest) -> tuple[list[MessageFeatures], ToolFeatures]:
-        return self._message_features(ask), self._tool_features(ask)
+    def _read_request(self, request: ChatRequest) -> tuple[list[MessageFeatures], ToolFeatures]:
+        return self._message_features(request), self._tool_features(request)
 
     def _add_hint(
-        self, ask: ChatRequest, features: Sequence[MessageFeatures], hint: str, at: int
+        self, request: ChatRequest, features: Sequence[MessageFeatures], hint: str, at: int
     ) -> tuple[ChatRequest, list[MessageFeatures]]:
         """Return the request and its features with a hint at the message `at`. Its mark stays that of the message."""
-        messages = with_hint(ask.messages, hint, self.is_ephemeral, self.renderer.hint_format)
+        messages = with_hint(request.messages, hint, self.is_ephemeral, self.renderer.hint_format)
         features = list(features)
         ready = self.renderer.prepare_message(messages[at])
         sent = blake2b(
@@ -224,16 +230,16 @@ class PromptBuilder:
             sent_hash=sent.digest(),
             has_acting_token=self.renderer.message_has_acting_token(ready),
         )
-        return replace(ask, messages=messages), features
+        return replace(request, messages=messages), features
 
-    def _text_after(self, ask: ChatRequest, index: int) -> str | None:
+    def _text_after(self, request: ChatRequest, index: int) -> str | None:
         return self.renderer.text_after(
-            ask.messages[index], ask.messages[index + 1 :], tools=bool(ask.tools)
+            request.messages[index], request.messages[index + 1 :], tools=bool(request.tools)
         )
 
     def _render_pieces(
         self,
-        ask: ChatRequest,
+        request: ChatRequest,
         scope: str,
         features: Sequence[MessageFeatures],
         tools: ToolFeatures,
@@ -254,15 +260,15 @@ class PromptBuilder:
                     ready[mark.index] = self.renderer.with_reasoning(
                         ready[mark.index], said.reasoning
                     )
-        if ask.prefix is not None:
-            ready.append(self.renderer.prepare_cut_message(ask.prefix))
+        if request.prefix is not None:
+            ready.append(self.renderer.prepare_cut_message(request.prefix))
         text = self.renderer.render_text(
             ready,
             tools.template_tools,
-            generation=ask.prefix is None,
-            variables=ask.template_variables,
+            generation=request.prefix is None,
+            variables=request.template_variables,
         )
-        if ask.prefix is not None:
+        if request.prefix is not None:
             text = self.renderer.cut_text(text)
         return text, self.renderer.splice_replies(text, known)
 
@@ -303,7 +309,7 @@ class PromptBuilder:
         return RenderedPrompt(prompt_ids=whole, thinking=self.renderer.family.opens_thinking(text))
 
     async def _recover_exchange(
-        self, ask: ChatRequest, scope: str, history: HashedHistory
+        self, request: ChatRequest, scope: str, history: HashedHistory
     ) -> tuple[int, SampledTokens] | None:
         """After a restart, return (message index, tokens) of the history's last reply from the store, or None."""
         if self._token_source is None or not (
@@ -315,7 +321,9 @@ class PromptBuilder:
         if self._exchanges_looked_up.get(scope.encode() + chain):
             return None
         self._exchanges_looked_up.put(scope.encode() + chain, True)
-        past = await asyncio.to_thread(self._token_source.find_exchange, scope, chain, ask.tools)
+        past = await asyncio.to_thread(
+            self._token_source.find_exchange, scope, chain, request.tools
+        )
         if past is None:
             return None
         self._exchange_tokens.put(key, past)
@@ -342,14 +350,14 @@ class PromptBuilder:
         if (said := self.renderer.make_sampled_reply(response_ids, reasoning)) is not None:
             self._sampled_replies.put(key, said)
 
-    def _message_features(self, ask: ChatRequest) -> list[MessageFeatures]:
+    def _message_features(self, request: ChatRequest) -> list[MessageFeatures]:
         """Return the features of each message; messages with the same bytes are computed once."""
-        if not ask.raw:
-            return [self._compute_features(m) for m in ask.messages]
+        if not request.raw:
+            return [self._compute_features(m) for m in request.messages]
         known = self._feature_cache.get
         return [
             known(raw) or self._compute_and_cache(raw, m)
-            for raw, m in zip(ask.raw, ask.messages, strict=True)
+            for raw, m in zip(request.raw, request.messages, strict=True)
         ]
 
     def _compute_and_cache(self, raw: bytes, message: Message) -> MessageFeatures:
@@ -382,17 +390,17 @@ class PromptBuilder:
             self.renderer.message_has_acting_token(ready),
         )
 
-    def _tool_features(self, ask: ChatRequest) -> ToolFeatures:
+    def _tool_features(self, request: ChatRequest) -> ToolFeatures:
         # Else their bytes are unknown, and there is no cache key.
-        named = bool(ask.raw_tools) or not ask.tools
-        if named and (known := self._tool_cache.get(ask.raw_tools)) is not None:
+        named = bool(request.raw_tools) or not request.tools
+        if named and (known := self._tool_cache.get(request.raw_tools)) is not None:
             return known
-        plain = msgspec.json.encode(ask.tools) if ask.tools else b""
+        plain = msgspec.json.encode(request.tools) if request.tools else b""
         digest = blake2b(plain, digest_size=16, key=self._secret).digest()
-        ready = self.renderer.prepare_tools(ask.tools)
+        ready = self.renderer.prepare_tools(request.tools)
         tools = ToolFeatures(ready, digest, self.renderer.has_acting_token(ready))
         if named:
-            self._tool_cache.put(ask.raw_tools, tools)
+            self._tool_cache.put(request.raw_tools, tools)
         return tools
 
     def _hash_history(
@@ -453,10 +461,10 @@ class PromptBuilder:
         return message_hash.mark_message(message, index=index, chain=chain, key=self._secret)
 
     def cache_finished_reply(
-        self, history: HashedHistory, mark: Mark, request: Request, reply: Reply
+        self, history: HashedHistory, mark: Mark, record: Request, reply: Reply
     ) -> None:
         """Cache the tokens of a complete reply, so that the next turn continues them."""
-        key = request.scope.encode() + mark.chain
+        key = record.scope.encode() + mark.chain
         self._exchanges_looked_up.put(key, True)
         self._replies_looked_up.put(key, True)
         self._cache_reply(
@@ -466,7 +474,7 @@ class PromptBuilder:
             end = history.hash_state.copy()
             end.update(mark.own)
             self._exchange_tokens.put(
-                end.digest(), SampledTokens(request.prompt_ids, reply.response_ids)
+                end.digest(), SampledTokens(record.prompt_ids, reply.response_ids)
             )
 
 

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from openclaw_rl.common.steady_clock import recorded_time
 from openclaw_rl.errors import PromptTooLong, RequestError, StoreError
-from openclaw_rl.serve.auth import ApiKeys
+from openclaw_rl.serve.auth import ApiKeys, Caller
 from openclaw_rl.serve.chat_request import DISK_FULL, field_error
 from openclaw_rl.serve.completion_handler import CompletionHandler, describe_error
 from openclaw_rl.serve.dialects.openai_responses_input import response_id_of
@@ -80,7 +80,9 @@ class GatewayRoutes:
 
     @web.middleware
     async def error_middleware(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         """Middleware: check the host, and convert every error to the wire format of the request's path."""
         try:
@@ -99,23 +101,29 @@ class GatewayRoutes:
         await discard_body(request)
         return response
 
-    def _http_error_response(self, request: web.Request, error: web.HTTPException) -> web.Response:
+    def _http_error_response(
+        self, http_request: web.Request, error: web.HTTPException
+    ) -> web.Response:
         if isinstance(error, web.HTTPMethodNotAllowed):
             allowed = ", ".join(sorted(error.allowed_methods))
             answer = self._error_response(
-                request, 405, f"{request.path} accepts {allowed}, not {request.method}."
+                http_request,
+                405,
+                f"{http_request.path} accepts {allowed}, not {http_request.method}.",
             )
             answer.headers["Allow"] = allowed
             return answer
         words = {
-            404: unsupported_route(request.path)
-            or f"there is no {request.method} {request.path}; the routes are {_ROUTE_LIST}.",
+            404: unsupported_route(http_request.path)
+            or f"there is no {http_request.method} {http_request.path}; the routes are {_ROUTE_LIST}.",
         }
-        return self._error_response(request, error.status, words.get(error.status, error.reason))
+        return self._error_response(
+            http_request, error.status, words.get(error.status, error.reason)
+        )
 
     def _error_response(
         self,
-        request: web.Request,
+        http_request: web.Request,
         status: int,
         message: str,
         *,
@@ -125,32 +133,33 @@ class GatewayRoutes:
         self._reply_counter(route="error", outcome=str(status)).inc()
         # Without this header, Claude Code sends a request with an unknown key ten times.
         wait = DISK_FULL_WAIT if code == DISK_FULL else 1
-        headers = (
-            {"Retry-After": str(wait)}
-            if status == 503
-            else {"X-Should-Retry": "false"}
-            if status < 500
-            else None
-        )
-        body = error_body(request.path, status, message, param=param, code=code)
+        headers = {}
+        if status == 503:
+            headers["Retry-After"] = str(wait)
+        elif status < 500:
+            headers["X-Should-Retry"] = "false"
+        body = error_body(http_request.path, status, message, param=param, code=code)
         return json_response(body, status=status, headers=headers)
 
-    async def count_tokens(self, request: web.Request) -> web.Response:
+    async def count_tokens(self, http_request: web.Request) -> web.Response:
         """Count the tokens of a request's prompt, in the dialect of its path."""
-        scope = await self._keys.authenticate(request)
-        dialect = self.completion_handler.token_counters[request.path]
+        scope = await self._keys.authenticate(http_request)
+        caller = Caller(scope=scope, owner=scope)
+        dialect = self.completion_handler.token_counters[http_request.path]
         check = partial(self._gateway.check_body_size, contexts=MAX_COUNTED_CONTEXTS)
-        ask = await decode_body(
-            dialect.decode_count_request, request, self._gateway.config.serve, check
+        request = await decode_body(
+            dialect.decode_count_request, http_request, self._gateway.config.serve, check
         )
         return json_response(
-            dialect.encode_count(await self._gateway.count_prompt_tokens(ask, scope))
+            dialect.encode_count(await self._gateway.count_prompt_tokens(request, caller))
         )
 
-    async def post_feedback(self, request: web.Request) -> web.Response:
-        scope = await self._keys.authenticate(request)
+    async def post_feedback(self, http_request: web.Request) -> web.Response:
+        scope = await self._keys.authenticate(http_request)
         item = _parse_feedback(
-            decode_json(_feedback_decoder, await read_body(request, self._gateway.config.serve)),
+            decode_json(
+                _feedback_decoder, await read_body(http_request, self._gateway.config.serve)
+            ),
             scope,
         )
         # Whatever was captured when the reply was given.
@@ -169,15 +178,15 @@ class GatewayRoutes:
         self._reply_counter(route="feedback", outcome="ok").inc()
         return json_response(to_json({"id": item.id, "object": "feedback", "target": item.target}))
 
-    async def list_models(self, request: web.Request) -> web.Response:
-        self._gateway.check_running(await self._keys.authenticate_caller(request))
+    async def list_models(self, http_request: web.Request) -> web.Response:
+        self._gateway.check_running(await self._keys.authenticate_caller(http_request))
         found = await self._model_entries()
         ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
         return json_response(to_json({"object": "list", "data": found, "has_more": False, **ends}))
 
-    async def get_model(self, request: web.Request) -> web.Response:
-        self._gateway.check_running(await self._keys.authenticate_caller(request))
-        name = request.match_info["name"]
+    async def get_model(self, http_request: web.Request) -> web.Response:
+        self._gateway.check_running(await self._keys.authenticate_caller(http_request))
+        name = http_request.match_info["name"]
         for model in await self._model_entries():
             if model["id"] == name:
                 return json_response(to_json(model))
@@ -200,12 +209,12 @@ class GatewayRoutes:
         context = self._gateway.context_length
         return [_model_entry(i, at) | {"max_model_len": context} for i, at in rows]
 
-    async def get_health(self, request: web.Request) -> web.Response:
+    async def get_health(self, http_request: web.Request) -> web.Response:
         return json_response(b'{"status":"ok"}')
 
-    async def get_readiness(self, request: web.Request) -> web.Response:
+    async def get_readiness(self, http_request: web.Request) -> web.Response:
         """Return 200 while requests are answered. A head that is being loaded, or a parked worker, gives no 503."""
-        await self._authenticate_if_wide(request)
+        await self._authenticate_if_wide(http_request)
         versions = self._gateway.versions
         keeper = self._gateway.version_task
         answers = self._engine_alive() and versions.is_loaded(versions.serving)
@@ -233,15 +242,15 @@ class GatewayRoutes:
             body["candidate"] = candidate
         return json_response(to_json(body), status=200 if answers else 503)
 
-    async def get_metrics(self, request: web.Request) -> web.Response:
-        await self._authenticate_if_wide(request)
+    async def get_metrics(self, http_request: web.Request) -> web.Response:
+        await self._authenticate_if_wide(http_request)
         metrics = self._gateway.metrics
         return web.Response(body=metrics.expose(), headers={"Content-Type": metrics.content_type})
 
-    async def _authenticate_if_wide(self, request: web.Request) -> None:
+    async def _authenticate_if_wide(self, http_request: web.Request) -> None:
         """Require the key where other machines reach the gateway."""
         if not self._gateway.config.serve.is_loopback:
-            await self._keys.authenticate(request)
+            await self._keys.authenticate(http_request)
 
 
 def unsupported_route(path: str) -> str | None:

@@ -199,11 +199,11 @@ class MessagesDialect(Dialect):
             error["details"] = {"error_code": code}
         return to_json({"type": "error", "error": error, "request_id": None})
 
-    def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> MessagesStreamEncoder:
+    def stream_encoder(self, header: ReplyHeader, request: ChatRequest) -> MessagesStreamEncoder:
         return MessagesStreamEncoder(header)
 
     def encode_response(
-        self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]
+        self, header: ReplyHeader, request: ChatRequest, choices: Sequence[FinishedChoice]
     ) -> bytes:
         (choice,) = choices
         end = {**_stop_fields(choice.end), "usage": _usage_fields(choice.end.usage)}

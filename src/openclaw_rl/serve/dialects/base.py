@@ -54,12 +54,12 @@ class Dialect(ABC):
         """Decode a body. Raises `RequestError` that names the field and what was expected."""
 
     @abstractmethod
-    def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> StreamEncoder:
+    def stream_encoder(self, header: ReplyHeader, request: ChatRequest) -> StreamEncoder:
         """Return a new encoder for one response."""
 
     @abstractmethod
     def encode_response(
-        self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]
+        self, header: ReplyHeader, request: ChatRequest, choices: Sequence[FinishedChoice]
     ) -> bytes:
         """Return the body of a response that is not streamed."""
 

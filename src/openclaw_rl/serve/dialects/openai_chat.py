@@ -168,11 +168,11 @@ class ChatDialect(Dialect):
             raw_tools=raw_tools,
         )
 
-    def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> ChatStreamEncoder:
-        return ChatStreamEncoder(header, ask)
+    def stream_encoder(self, header: ReplyHeader, request: ChatRequest) -> ChatStreamEncoder:
+        return ChatStreamEncoder(header, request)
 
     def encode_response(
-        self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]
+        self, header: ReplyHeader, request: ChatRequest, choices: Sequence[FinishedChoice]
     ) -> bytes:
         entries = [
             {
@@ -180,11 +180,11 @@ class ChatDialect(Dialect):
                 "id": choice.id,
                 "message": {"refusal": None, **choice.message},
                 "logprobs": {"content": [token_entry(t) for t in choice.tokens], "refusal": None}
-                if ask.logprobs
+                if request.logprobs
                 else None,
                 "finish_reason": choice.end.finish_reason.value,
                 **({"stop_reason": choice.end.stop_string} if choice.end.stop_string else {}),
-                **({"token_ids": choice.token_ids} if ask.return_token_ids else {}),
+                **({"token_ids": choice.token_ids} if request.return_token_ids else {}),
             }
             for index, choice in enumerate(choices)
         ]
@@ -248,18 +248,18 @@ def _function_name(choice: Mapping[str, Any], place: str) -> str:
 class ChatStreamEncoder:
     """Stream encoder. The constant bytes of each reply's chunks are encoded once."""
 
-    def __init__(self, header: ReplyHeader, ask: ChatRequest) -> None:
+    def __init__(self, header: ReplyHeader, request: ChatRequest) -> None:
         constant = to_json(_constant_fields(header, "chat.completion.chunk"))[:-1]
         head = b"data: " + constant
         self._choice_states = [
             _ChoiceState(choice_id(header.id, i), head + b',"choices":[{"index":%d,"delta":{' % i)
-            for i in range(ask.n)
+            for i in range(request.n)
         ]
         self._usage_head = head + b',"choices":[],"usage":'
         # Sent in the first chunk.
         self._prompt_ids = None if header.prompt_ids is None else to_json(header.prompt_ids)
-        self._logprobs = ask.logprobs
-        self._include_usage = ask.include_usage
+        self._logprobs = request.logprobs
+        self._include_usage = request.include_usage
         # By choice, of the replies that have ended.
         self._usages: dict[int, TokenUsage] = {}
 

@@ -102,32 +102,32 @@ class CompletionsDialect(Dialect):
             first, further=[replace(first, completion_prompt=prompt) for prompt in prompts[1:]]
         )
 
-    def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> CompletionStreamEncoder:
-        return CompletionStreamEncoder(header, ask)
+    def stream_encoder(self, header: ReplyHeader, request: ChatRequest) -> CompletionStreamEncoder:
+        return CompletionStreamEncoder(header, request)
 
     def encode_response(
-        self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]
+        self, header: ReplyHeader, request: ChatRequest, choices: Sequence[FinishedChoice]
     ) -> bytes:
         entries = [
             {
                 "index": index,
                 "id": choice.id,
-                "text": _echoed_prompt(ask, index) + str(choice.message["content"]),
-                "logprobs": _logprobs(choice.tokens, 0) if ask.logprobs else None,
+                "text": _echoed_prompt(request, index) + str(choice.message["content"]),
+                "logprobs": _logprobs(choice.tokens, 0) if request.logprobs else None,
                 "finish_reason": choice.end.finish_reason.value,
             }
             for index, choice in enumerate(choices)
         ]
-        usage = _total_usage([c.end.usage for c in choices], ask.n)
+        usage = _total_usage([c.end.usage for c in choices], request.n)
         return to_json(_constant_fields(header) | {"choices": entries, "usage": usage})
 
 
 class CompletionStreamEncoder:
     """Stream encoder for the choices of one prompt."""
 
-    def __init__(self, header: ReplyHeader, ask: ChatRequest) -> None:
+    def __init__(self, header: ReplyHeader, request: ChatRequest) -> None:
         self._constant = _constant_fields(header)
-        self._ask = ask
+        self._ask = request
         # Choice -> characters of its tokens so far.
         self._offsets: dict[int, int] = {}
         self._usages: dict[int, TokenUsage] = {}
@@ -210,8 +210,8 @@ def _check_fields(b: _CompletionBody, n: int, prompts: Sequence[str | list[int]]
         raise field_error("echo", "expected a prompt of text, got token ids.")
 
 
-def _echoed_prompt(ask: ChatRequest, choice: int) -> str:
-    return str(ask.dialect_state[choice // ask.n]) if ask.dialect_state else ""
+def _echoed_prompt(request: ChatRequest, choice: int) -> str:
+    return str(request.dialect_state[choice // request.n]) if request.dialect_state else ""
 
 
 def _logprobs(tokens: Sequence[TokenInfo], offset: int) -> dict[str, Any]:

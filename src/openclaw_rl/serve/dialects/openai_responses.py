@@ -166,17 +166,17 @@ class ResponsesDialect(Dialect):
     def encode_count(self, tokens: int) -> bytes:
         return to_json({"object": "response.input_tokens", "input_tokens": tokens})
 
-    def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> ResponsesStreamEncoder:
-        return ResponsesStreamEncoder(header, ask)
+    def stream_encoder(self, header: ReplyHeader, request: ChatRequest) -> ResponsesStreamEncoder:
+        return ResponsesStreamEncoder(header, request)
 
     def encode_response(
-        self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]
+        self, header: ReplyHeader, request: ChatRequest, choices: Sequence[FinishedChoice]
     ) -> bytes:
         (choice,) = choices
-        extra: ResponseOptions = ask.dialect_state
+        extra: ResponseOptions = request.dialect_state
         status = status_of(choice.end.finish_reason)
         ids = ItemIdGenerator(header.id)
-        tokens = choice.tokens if ask.logprobs else ()
+        tokens = choice.tokens if request.logprobs else ()
         items = output_items(
             choice.message, ids, extra.origins, status=status, tokens=tokens, seal=extra.seal
         )

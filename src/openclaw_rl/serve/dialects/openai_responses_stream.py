@@ -39,10 +39,10 @@ class ResponsesStreamEncoder:
     therefore waits for the end of the reply: by then the exchange is durable.
     """
 
-    def __init__(self, header: ReplyHeader, ask: ChatRequest) -> None:
-        extra: ResponseOptions = ask.dialect_state
+    def __init__(self, header: ReplyHeader, request: ChatRequest) -> None:
+        extra: ResponseOptions = request.dialect_state
         self._header = header
-        self._ask = ask
+        self._ask = request
         self._options = extra
         self._ids = ItemIdGenerator(header.id)
         # By output_index; the open item in its initial state.

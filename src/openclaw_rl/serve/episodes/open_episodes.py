@@ -104,28 +104,31 @@ class OpenEpisodes:
         return found
 
 
-def apply_episode(ask: ChatRequest, episode: Episode, convention: Convention) -> ChatRequest:
+def apply_episode(request: ChatRequest, episode: Episode, convention: Convention) -> ChatRequest:
     """Return the request as one of its episode, with the episode's session, agent and sampling.
 
     In the train split, sampling that would make the turn untrainable, or the episodes of a group alike, is replaced;
     `ignored_fields` lists what was.
     """
-    sampling, ignored = _episode_sampling(ask.sampling, episode, convention)
+    sampling, ignored = _episode_sampling(request.sampling, episode, convention)
     return replace(
-        ask,
+        request,
         session=episode.id,
         agent=episode.agent,
         user="",
         session_done=False,
         sampling=sampling,
-        untrainable=HELD_OUT if episode.split == "held_out" else ask.untrainable,
-        ignored_fields=(*ask.ignored_fields, *ignored, *_ignored_names(ask, episode)),
+        untrainable=HELD_OUT if episode.split == "held_out" else request.untrainable,
+        ignored_fields=(*request.ignored_fields, *ignored, *_ignored_names(request, episode)),
     )
 
 
-def _ignored_names(ask: ChatRequest, episode: Episode) -> list[str]:
-    asked = {"session": ask.session not in (None, episode.id), "user": bool(ask.user)}
-    asked |= {"agent": ask.agent not in ("", episode.agent), "session_done": ask.session_done}
+def _ignored_names(request: ChatRequest, episode: Episode) -> list[str]:
+    asked = {"session": request.session not in (None, episode.id), "user": bool(request.user)}
+    asked |= {
+        "agent": request.agent not in ("", episode.agent),
+        "session_done": request.session_done,
+    }
     return [
         f"{name} (the key is for the episode {episode.id})"
         for name, is_ignored in asked.items()

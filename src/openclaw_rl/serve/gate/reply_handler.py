@@ -119,10 +119,10 @@ class GateReplyHandler:
 
     def _must_yield(self, body: _ReplyBody) -> bool:
         """Return whether a person's reply runs, and this one may not run beside it."""
-        return bool(self._gateway.open_requests) and not body.beside
+        return bool(self._gateway.load.open_requests) and not body.beside
 
     async def _wait_idle(self, deadline: float) -> None:
-        while self._gateway.open_requests:
+        while self._gateway.load.open_requests:
             if asyncio.get_running_loop().time() >= deadline:
                 raise _busy()
             await asyncio.sleep(_POLL_SECONDS)

@@ -40,29 +40,29 @@ _STORED_IMAGE = (
 )
 
 
-def admit_images(ask: ChatRequest, refusal: str | None) -> ChatRequest:
+def admit_images(request: ChatRequest, refusal: str | None) -> ChatRequest:
     """Return the request with a digest in the place of each image, and the images beside its messages.
 
     `refusal`: why the model or its engine reads no images, or None. Raises `RequestError` for an image that cannot be
     read, is too large, or may not be sent to this model.
     """
-    found = [n for n, message in enumerate(ask.messages) if _has_image_part(message)]
+    found = [n for n, message in enumerate(request.messages) if _has_image_part(message)]
     if not found:
-        return ask
-    reader = _ImageReader(ask.prompt_field)
-    messages = list(ask.messages)
-    raw = list(ask.raw)
+        return request
+    reader = _ImageReader(request.prompt_field)
+    messages = list(request.messages)
+    raw = list(request.raw)
     for n in found:
         messages[n] = (
-            _replace_images(messages[n], ask.prompt_field, refusal)
+            _replace_images(messages[n], request.prompt_field, refusal)
             if refusal
             else reader.read(messages[n])
         )
         # The key of caches: the same bytes may be read in another way once the engine has changed.
         if raw:
             raw[n] = to_json(messages[n])
-    ignored = (*ask.ignored_fields, UNSEEN_IMAGES) if refusal else ask.ignored_fields
-    return replace(ask, messages=messages, raw=raw, images=reader.urls, ignored_fields=ignored)
+    ignored = (*request.ignored_fields, UNSEEN_IMAGES) if refusal else request.ignored_fields
+    return replace(request, messages=messages, raw=raw, images=reader.urls, ignored_fields=ignored)
 
 
 def _image_parts(message: Message) -> list[Any]:

@@ -26,32 +26,33 @@ class ImageRenderer:
         self._renderer = renderer
 
     async def render_prompt(
-        self, ask: ChatRequest, features: Sequence[MessageFeatures], tools: ToolFeatures
+        self, request: ChatRequest, features: Sequence[MessageFeatures], tools: ToolFeatures
     ) -> tuple[RenderedPrompt, ImagePrompt]:
         """Return the prompt as the engine renders it, and the conversation to send to it.
 
         Raises `RequestError` if the engine refuses the conversation, `ReplyFailed` if it does not answer.
         """
-        if ask.prefix is not None:
+        if request.prefix is not None:
             raise field_error(
-                ask.prompt_field, "a reply cannot continue a message of the client beside an image."
+                request.prompt_field,
+                "a reply cannot continue a message of the client beside an image.",
             )
         contents = [f.template_message.get("content") for f in features]
         joined = [_join_texts(content) for content in contents if isinstance(content, list)]
         said = (
             [f.template_message for f in features],
             tools.template_tools,
-            ask.template_variables,
+            request.template_variables,
             joined,
         )
         if self._renderer.has_literal_token(said):
-            raise field_error(ask.prompt_field, _CONTROL_TOKEN)
-        self._renderer.template.check_variables(ask.template_variables)
+            raise field_error(request.prompt_field, _CONTROL_TOKEN)
+        self._renderer.template.check_variables(request.template_variables)
         conversation = ImagePrompt(
-            messages=ask.messages,
-            tools=ask.tools,
-            variables=ask.template_variables,
-            images=ask.images,
+            messages=request.messages,
+            tools=request.tools,
+            variables=request.template_variables,
+            images=request.images,
         )
         try:
             ids = await self._engine.render_images(conversation)
@@ -63,7 +64,7 @@ class ImageRenderer:
             if not error.blames_request:
                 raise ReplyFailed(str(error), status=500, code="engine_error") from error
             raise field_error(
-                ask.prompt_field, f"the engine refuses this conversation with images: {error}"
+                request.prompt_field, f"the engine refuses this conversation with images: {error}"
             ) from error
         return RenderedPrompt(
             prompt_ids=ids, thinking=self._renderer.opens_thinking(ids)
