@@ -27,7 +27,9 @@ class TrajectoryRefused(Exception):
 
     def __init__(self, reason: str, detail: str, turn: int | None = None) -> None:
         super().__init__(detail if turn is None else f"turn {turn}: {detail}")
-        self.reason, self.detail, self.turn = reason, str(self), turn
+        self.reason = reason
+        self.detail = str(self)
+        self.turn = turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
