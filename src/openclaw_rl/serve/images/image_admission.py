@@ -46,7 +46,11 @@ def admit_images(ask: ChatRequest, refusal: str | None) -> ChatRequest:
     `refusal`: why the model or its engine reads no images, or None. Raises `RequestError` for an image that cannot be
     read, is too large, or may not be sent to this model.
     """
-    found = [n for n, message in enumerate(ask.messages) if _has_image_part(message)]
+    found = [
+        n
+        for n, message in enumerate(ask.messages)
+        if isinstance(message.get("content"), list) and _has_image_part(message)
+    ]
     if not found:
         return ask
     reader = _ImageReader(ask.prompt_field)
