@@ -89,13 +89,14 @@ async def _add_headers(
     origins: frozenset[str], request: web.BaseRequest, response: web.StreamResponse
 ) -> None:
     response.headers.setdefault(REQUEST_ID_HEADER, request_id(request.headers))
-    response.headers.update(_cors_headers(origins, request))
+    if origins:
+        response.headers.update(_cors_headers(origins, request))
 
 
 def _cors_headers(origins: frozenset[str], request: web.BaseRequest) -> dict[str, str]:
     origin = request.headers.get(hdrs.ORIGIN, "")
     if not origin or not origins & {origin, "*"}:
-        return {hdrs.VARY: "Origin"} if origins else {}
+        return {hdrs.VARY: "Origin"}
     allowed = "*" if "*" in origins else origin
     return {
         hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: allowed,

@@ -99,9 +99,13 @@ class Store:
         """
         text, names, fixed = _compile_once(statement, (), self._read_engine.dialect)
         bound = [values[name] if name in values else fixed[name] for name in names]
-        with self._watch_lock, translate_errors(self.path):
-            # `fetchall` ends the statement, which would hold its snapshot.
-            return bool(self._watch_connection.execute(text, bound).fetchall())
+        try:
+            with self._watch_lock:
+                # `fetchall` ends the statement, which would hold its snapshot.
+                return bool(self._watch_connection.execute(text, bound).fetchall())
+        except sqlite3.Error:
+            with translate_errors(self.path):
+                raise
 
     def __enter__(self) -> Self:
         return self

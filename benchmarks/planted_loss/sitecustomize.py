@@ -1,0 +1,34 @@
+"""Make every Python process that has this folder in PYTHONPATH use more processor time: `BENCH_PLANTED_LOSS=0.3`, 30%.
+
+Only `benchmarks.quick --plant` does so, to show that a loss of this size is found.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import time
+
+# Seconds of processor time between two additions.
+_INTERVAL = 0.005
+
+
+class _Burner:
+    def __init__(self, loss: float) -> None:
+        self._loss = loss
+        self._seen = 0.0
+
+    def burn(self, *_signal: object) -> None:
+        """Use the share of the processor time since the last call that is to be lost."""
+        until = time.process_time() + self._loss * (time.process_time() - self._seen)
+        while time.process_time() < until:
+            pass
+        self._seen = time.process_time()
+
+
+if _LOSS := float(os.environ.get("BENCH_PLANTED_LOSS", "0")):
+    _burner = _Burner(_LOSS)
+    signal.signal(signal.SIGPROF, _burner.burn)
+    signal.setitimer(signal.ITIMER_PROF, _INTERVAL, _INTERVAL)
+    atexit.register(_burner.burn)
