@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime quick-tests
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime quick-tests
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -292,6 +292,12 @@ bench: $(STAMP) .browsergym-venv/.installed  ## gateway and trainer against thei
 	$(BIN)/python benchmarks/sandbox.py
 	$(BIN)/python -m benchmarks.tool_episodes
 	$(BIN)/python -m benchmarks.environments
+
+bench-quick: $(STAMP)  ## gateway, step, decoding, start: fails if one is a quarter slower than benchmarks/quick_base.json (three minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.quick
+
+bench-quick-record: $(STAMP)  ## a new base for bench-quick, on a machine with little other work
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.quick --record
 
 # Where results go: `make gpu-check OUT=folder`. With a GPU, the environment is made by `make env TORCH=torch`.
 OUT ?= benchmarks/results

@@ -248,7 +248,10 @@ def main() -> None:
         sessions="\n".join(sessions),
         contexts="\n".join(contexts),
     )
-    given.out.write_text(text, encoding="utf-8")
+    # Only as a script, whose folder is on the path.
+    from provenance import write_result
+
+    write_result(given.out, text)
 
 
 if __name__ == "__main__":

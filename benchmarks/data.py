@@ -181,7 +181,10 @@ def main() -> int:
         if differ
         else SAME.format(size=size["lines.jsonl"]),
     )
-    given.out.write_text(text, encoding="utf-8")
+    # Only as a script, whose folder is on the path.
+    from provenance import write_result
+
+    write_result(given.out, text)
     print(text)
     return 1 if differ else 0
 

@@ -20,13 +20,13 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.episode_load import ROLES, PlayedRun, RunSample, episode_load
+from benchmarks.provenance import measured_at
 from benchmarks.servers import ROOT
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -426,7 +426,7 @@ def write_report(parts: Mapping[str, MeasuredPart | str]) -> tuple[str, bool]:
     lines = [
         "# Time and memory of environments",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, no GPU. `python -m benchmarks.environments`: episodes "
+        f"{measured_at()}, {os.cpu_count()} cores, no GPU. `python -m benchmarks.environments`: episodes "
         "of `openclaw-rl env run`, at a gateway behind which a stub gives one prepared reply at once. Memory is the "
         "proportional set size: a page that several processes share counts once. Load of the machine at the end: "
         f"{os.getloadavg()[1]:.1f}.",

@@ -14,7 +14,6 @@ import os
 import platform
 import sys
 import tempfile
-import time
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import uvloop
 import servers
 from load import Result, Target, measure
 from model_folder import CONTEXT, make
+from provenance import measured_at
 
 RESULTS = Path(__file__).parent / "results" / "gateway.md"
 GATEWAY = "gateway, durable capture"
@@ -56,7 +56,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="b-", dir=servers.RUNS) as name:
         folder = Path(name)
         pieces, token_ids, stop = make(folder / "model")
-        up = _start(folder, pieces, token_ids, stop, options)
+        up = start_servers(
+            folder,
+            pieces,
+            token_ids,
+            stop,
+            skip_litellm=options.skip_litellm,
+            skip_gateway=options.skip_gateway,
+        )
         with servers.running(up):
             if hasattr(os, "sched_setaffinity"):
                 os.sched_setaffinity(0, {servers.LOAD_CORE})
@@ -71,8 +78,15 @@ def main() -> None:
         sys.exit(f"wrong answers: {wrong}")
 
 
-def _start(
-    folder: Path, pieces: list[str], token_ids: list[int], stop: int, options: argparse.Namespace
+def start_servers(
+    folder: Path,
+    pieces: list[str],
+    token_ids: list[int],
+    stop: int,
+    *,
+    skip_litellm: bool = False,
+    skip_gateway: bool = False,
+    gateway_env: Mapping[str, str] | None = None,
 ) -> dict[str, servers.Server]:
     home = folder / "home"
     home.mkdir(mode=0o700)
@@ -94,10 +108,10 @@ def _start(
     upstream = f"http://127.0.0.1:{up[STUB].port}/v1"
     try:
         up[PLAIN] = servers.passthrough(folder, upstream)
-        if not options.skip_litellm:
+        if not skip_litellm:
             up[LITELLM] = servers.litellm(folder, upstream)
-        if not options.skip_gateway:
-            up[GATEWAY] = servers.gateway(folder, folder / "model")
+        if not skip_gateway:
+            up[GATEWAY] = servers.gateway(folder, folder / "model", gateway_env)
     except BaseException:
         for server in up.values():
             server.stop()
@@ -120,7 +134,7 @@ def _cells(
             for row, server in up.items():
                 if row in proxies:
                     server.thaw()
-                target = Target(port=server.port, key=server.key, text=text)
+                target = Target(port=server.port, key=server.key, text=text, pid=server.process.pid)
                 call = measure(
                     target,
                     agent=agent,
@@ -133,7 +147,8 @@ def _cells(
                 result = _run(call)
                 cells[agent, stream, clients, row] = result
                 print(
-                    f"{title:30} {clients:2} clients  {row:26} {result.rps:8.0f} rps",
+                    f"{title:30} {clients:2} clients  {row:26} {result.rps:8.0f} rps "
+                    f"{result.processor_us:8.0f} us of processor time a request",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -152,7 +167,7 @@ def _report(cells: Mapping[Cell, Result], seconds: float, litellm: str) -> str:
     lines = [
         "# Gateway overhead against other proxies",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {_cpu()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        f"{measured_at()}, {_cpu()}, {os.cpu_count()} cores, Python {platform.python_version()}"
         + (f", LiteLLM {litellm}" if litellm else "")
         + f". `python benchmarks/gateway.py --seconds {seconds:g}`, one run, one worker process each.",
         "",
@@ -167,6 +182,7 @@ def _report(cells: Mapping[Cell, Result], seconds: float, litellm: str) -> str:
         "commits each exchange (SQLite, `synchronous=FULL`) before it sends the end of the reply.",
         "An agent request is about 36 KB: an OpenClaw-like system prompt (26 KB), 12 tools, a conversation in its "
         "tenth to twentieth turn, in which each client continues with the replies that it received.",
+        "*CPU us*: microseconds of the server's processor time, user and system, per request. "
         "*added*: median minus the stub's own median. *events*: mean SSE events per reply; the gateway sends tokens "
         "that reach it together as one event.",
         "",
@@ -186,7 +202,7 @@ def _report(cells: Mapping[Cell, Result], seconds: float, litellm: str) -> str:
 
 def _table(title: str, rows: Sequence[tuple[str, Sequence[Result]]]) -> list[str]:
     by_name = dict(rows)
-    head = ["rps", "p50 ms", "p99 ms", "added ms", "x pass-through", "x LiteLLM"]
+    head = ["rps", "CPU us", "p50 ms", "p99 ms", "added ms", "x pass-through", "x LiteLLM"]
     columns = [
         f"{n} client{'s' if n > 1 else ''}: {head[0]}" if i == 0 else h
         for n in CLIENTS
@@ -202,7 +218,8 @@ def _table(title: str, rows: Sequence[tuple[str, Sequence[Result]]]) -> list[str
         cells: list[str] = []
         for at, result in enumerate(results):
             added = result.ms(50) - by_name[STUB][at].ms(50)
-            cells += [f"{result.rps:.0f}", f"{result.ms(50):.2f}", f"{result.ms(99):.2f}"]
+            cells += [f"{result.rps:.0f}", f"{result.processor_us:.0f}"]
+            cells += [f"{result.ms(50):.2f}", f"{result.ms(99):.2f}"]
             cells += ["" if row == STUB else f"{added:+.2f}"]
             cells += [_ratio(row, other, result, by_name, at) for other in (PLAIN, LITELLM)]
         events = [count for result in results for count in result.events]

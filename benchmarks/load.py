@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 
 from conversations import FIRST_MEASURED, Conversation, Traffic
+from servers import processor_seconds
 
 # Of one cell.
 MAX_REQUESTS = 100_000
@@ -26,10 +27,16 @@ class Result:
     latencies: list[float]
     events: list[int]  # SSE events of each streamed reply
     wrong: dict[str, int] = field(default_factory=dict)
+    processor_seconds: float = 0.0  # of the server, in the measured part
 
     @property
     def rps(self) -> float:
         return len(self.latencies) / self.seconds
+
+    @property
+    def processor_us(self) -> float:
+        """Microseconds of the server's processor time per request."""
+        return self.processor_seconds / max(len(self.latencies), 1) * 1e6
 
     def ms(self, percentile: float) -> float:
         return (
@@ -127,6 +134,7 @@ class Target:
     port: int
     key: str
     text: str  # what every reply must say
+    pid: int  # of the server
 
     def request(self, body: bytes) -> bytes:
         head = (
@@ -178,8 +186,12 @@ async def measure(
     seconds: float,
     warm_up: float,
     name: str,
+    requests: int = MAX_REQUESTS,
 ) -> Result:
-    """One cell: warm-up (agents: at least the nine turns before the tenth), then `seconds` of measured calls."""
+    """One cell: warm-up (agents: at least the nine turns before the tenth), then `seconds` of measured calls.
+
+    `requests`: the calls end after so many, too.
+    """
     traffic = Traffic(agent=agent, stream=stream)
     crowd = [_Client(target, traffic, stream, f"{name}-{number}") for number in range(clients)]
     await asyncio.gather(*(client.connect() for client in crowd))
@@ -193,19 +205,17 @@ async def measure(
 
     await asyncio.gather(*(prepare(client) for client in crowd))
     result = Result(seconds=seconds, latencies=[], events=[], wrong=dict(warm.wrong))
+    used = processor_seconds(target.pid)
     start = time.perf_counter()
     until = start + seconds
 
     async def drive(client: _Client) -> None:
-        while (
-            not result.wrong
-            and time.perf_counter() < until
-            and len(result.latencies) < MAX_REQUESTS
-        ):
+        while not result.wrong and time.perf_counter() < until and len(result.latencies) < requests:
             await client.once(result)
 
     await asyncio.gather(*(drive(client) for client in crowd))
     result.seconds = time.perf_counter() - start
+    result.processor_seconds = processor_seconds(target.pid) - used
     for client in crowd:
         assert client.wire is not None
         client.wire.close()

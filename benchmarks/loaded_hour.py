@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import write_result
 from sqlalchemy import select
 
 from openclaw_rl.settings.load import Config
@@ -286,9 +287,7 @@ def main() -> None:
             states = Counter(lesson.state.value for lesson in lessons.list_lessons(conn))
         lines += ["", f"Lessons: {dict(states)}"]
     print("\n".join(lines))
-    arguments.out.write_text(
-        "# An hour of talk on a busy machine\n\n" + "\n".join(lines) + "\n", encoding="utf-8"
-    )
+    write_result(arguments.out, "# An hour of talk on a busy machine\n\n" + "\n".join(lines))
     has_reason = data.waiting == 0 or bool(data.note)
     sys.exit(0 if not crashes and found and has_reason else 1)
 

@@ -31,6 +31,7 @@ from conversations import Conversation, Traffic
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
+from provenance import measured_at
 from servers import RUNS
 
 RESULTS = Path(__file__).parent / "results" / "openclaw_session.md"
@@ -200,7 +201,7 @@ def report(arms: dict[int, list[list[Turn]]], together: Together) -> str:
     lines = [
         "# Time to first token over an OpenClaw session",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, no GPU. `python benchmarks/openclaw_session.py`: "
+        f"{measured_at()}, {os.cpu_count()} cores, no GPU. `python benchmarks/openclaw_session.py`: "
         f"{len(arms[CACHE])} sessions of {last} turns, one after the other, in the form of OpenClaw's requests "
         f"({first.prompt:,} prompt tokens at turn 1, all but 100 of them system prompt and twelve tools), through "
         "`openclaw-rl up` with the embedded engine and a random model of 7 million parameters. Time from sending the "

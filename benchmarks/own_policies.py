@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.in_process import Rooms
+from benchmarks.provenance import write_result
 
 from openclaw_rl.common.progress import record_progress
 from openclaw_rl.evals.personas import Persona
@@ -294,7 +295,7 @@ def main() -> None:
             if loaded <= 64
         ]
     text = report(both, alone, served, given.seed)
-    RESULTS.write_text(text, encoding="utf-8")
+    write_result(RESULTS, text)
     sys.stdout.write(text)
     is_good = all(one.satisfied >= MIN_SATISFIED for one in both.values()) and not any(
         run.wrong for run in served

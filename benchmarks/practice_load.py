@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.provenance import measured_at
 from benchmarks.servers import RUNS
 from benchmarks.streams import Heard, Stream, connect, request_reply, user
 from benchmarks.swaps import cpu_seconds, trainer_pid
@@ -413,7 +414,7 @@ def report(rounds: Sequence[dict[str, Arm]], options: argparse.Namespace) -> tup
     lines = [
         "# Practice beside people",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores. `python -m benchmarks.practice_load`: {options.clients} "
+        f"{measured_at()}, {os.cpu_count()} cores. `python -m benchmarks.practice_load`: {options.clients} "
         f"clients stream from the starter policy, each with a pause of {options.pause:g} s in the mean before each "
         f"message; {options.seconds:g} s a run. `practice`: a lesson is practised all the time, and its versions are "
         "swapped in. `no practice`: the trainer only learns from what people say. `no training`: only engine and "

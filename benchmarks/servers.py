@@ -16,13 +16,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 LITELLM_VENV = ROOT / ".bench-venv"
 # On the disk that the checkout is on: a store in memory would commit for nothing.
 RUNS = ROOT / "runs"
-LOAD_CORE = 0
-SERVER_CORE = 1
+_CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0, 1]
+# The first and the last of the cores that this process may use.
+LOAD_CORE = _CORES[0]
+SERVER_CORE = _CORES[-1]
 # Seconds.
 START_WITHIN = 120.0
 
@@ -107,6 +111,15 @@ class Server:
             self.process.wait()
 
 
+def processor_seconds(pid: int) -> float:
+    """Return the processor time, user and system, of all threads of a process so far."""
+    if sys.platform == "linux":
+        # The clock of another process, as `clock_getcpuclockid` returns it: in nanoseconds, where /proc counts ticks.
+        return time.clock_gettime((~pid << 3) | 2)
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def free_port() -> int:
     """A port that was free a moment ago, for programs that cannot choose one themselves."""
     import socket
@@ -130,7 +143,7 @@ def passthrough(folder: Path, upstream: str) -> Server:
     )
 
 
-def gateway(folder: Path, model: Path) -> Server:
+def gateway(folder: Path, model: Path, env: Mapping[str, str] | None = None) -> Server:
     """Our gateway's room, from the project's own entry point; its engine socket is the stub's."""
     port = free_port()
     key = secrets.token_urlsafe(24)
@@ -146,7 +159,9 @@ def gateway(folder: Path, model: Path) -> Server:
         )
     )
     command = [sys.executable, "-m", "openclaw_rl", "worker", "gateway", "--config", str(config)]
-    server = Server(command, core=SERVER_CORE, log=folder / "gateway.log", port=port, key=key)
+    server = Server(
+        command, core=SERVER_CORE, log=folder / "gateway.log", env=env, port=port, key=key
+    )
     server.wait_for("/readyz")
     return server
 

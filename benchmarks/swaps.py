@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from benchmarks.provenance import measured_at
 from benchmarks.servers import RUNS
 from benchmarks.streams import Heard, user
 
@@ -249,7 +250,7 @@ def report(rounds: Sequence[dict[str, Arm]], clients: int) -> tuple[str, bool]:
     lines = [
         "# Token gaps during hot swaps",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores. `python -m benchmarks.swaps`: {clients} clients stream "
+        f"{measured_at()}, {os.cpu_count()} cores. `python -m benchmarks.swaps`: {clients} clients stream "
         "from the starter policy, of which three versions have been published before. `swaps`: each step of the "
         "trainer is swapped in. `no swaps`: the trainer does the same work, but the gate refuses every candidate. `no "
         "training`: only engine and gateway run. Gaps are milliseconds between two tokens of one reply at the client. "

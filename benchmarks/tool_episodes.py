@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
+from benchmarks.provenance import measured_at
 
 from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.environments.episode_client import EpisodeClient, open_session
@@ -252,7 +253,7 @@ def main() -> None:
     lines = [
         "# Tool episodes against the engine alone",
         "",
-        f"{time.strftime('%Y-%m-%d')}, 2 cores, no GPU. `python -m benchmarks.tool_episodes`: {options.episodes} "
+        f"{measured_at()}, 2 cores, no GPU. `python -m benchmarks.tool_episodes`: {options.episodes} "
         f"episodes of {REPLIES} replies in parallel, each with calls of a Python tool in a box of its own; starter "
         "policy, embedded engine. Then the same prompts and formats on a fresh engine, without gateway and tools. "
         f"The fastest of {options.rounds} rounds of each; load of the machine at the end: {os.getloadavg()[1]:.1f}.",

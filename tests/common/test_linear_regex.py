@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cpu_time import bounded_cpu_time
 
-from openclaw_rl.common.linear_regex import LinearPattern, PatternError
+from openclaw_rl.common.client_patterns import CLIENT_PROMPT_PATTERNS, SIDE_PATTERNS
+from openclaw_rl.common.linear_regex import LinearPattern, PatternError, PatternSet
 
 
 @pytest.mark.parametrize("absent", ["<b>", "<<ab", "</tag>", "x"])
@@ -82,3 +83,53 @@ def test_what_needs_backtracking_is_refused_with_the_reason(expression: str, rea
 def test_an_ambiguous_expression_takes_linear_time(expression: str, text: str) -> None:
     with bounded_cpu_time(0.1):
         assert not LinearPattern(expression).matches(text)
+
+
+def made_set(*expressions: str) -> tuple[PatternSet, list[LinearPattern]]:
+    patterns = PatternSet()
+    members = [patterns.add(expression) for expression in expressions]
+    patterns.compile()
+    return patterns, members
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(
+        st.sampled_from(
+            ["Thanks", "thanks", "ÉTÉ", "ﬁn", "a1", "K", "ſ", "\n", " ", "你好", "\udc80", "ß"]
+        ),
+        max_size=8,
+    ).map("".join)
+)
+def test_a_set_finds_the_patterns_that_match_one_by_one(text: str) -> None:
+    patterns, members = made_set(
+        "(?i)thanks",
+        "(?i)\u00e9t\u00e9",
+        "(?i)fin",
+        "^a\\d",
+        "(?i)k$",
+        "[^\\n]s",
+        "你.",
+        ".*",
+        "(?i)SS",
+        "x|",
+    )
+    assert patterns.matching(text) == {member for member in members if member.matches(text)}
+
+
+def test_a_set_of_the_shipped_patterns_finds_what_they_find() -> None:
+    expressions = [*SIDE_PATTERNS, *CLIENT_PROMPT_PATTERNS]
+    patterns, members = made_set(*expressions)
+    texts = [*expressions, "What is the capital of France?", ""]
+    for text in texts:
+        assert patterns.matching(text) == {member for member in members if member.matches(text)}
+
+
+def test_an_empty_set_matches_nothing() -> None:
+    patterns, _ = made_set()
+    assert patterns.matching("any text") == frozenset()
+
+
+def test_an_expression_that_a_set_refuses_is_described() -> None:
+    with pytest.raises(PatternError, match="look-ahead"):
+        PatternSet().add("a(?=b)")

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, event, inspect, select
+from sqlalchemy import Connection, bindparam, event, insert, inspect, select
 from sqlalchemy.exc import IntegrityError
 from tests.store.world import reply, request, serve
 
@@ -518,3 +518,20 @@ def test_a_reply_belongs_to_its_exchange(store: Store) -> None:
         exchanges.finish(conn, [reply(request("b")), reply(request("a"), error="mine")])
         found = exchanges.get_many(conn, ["a", "b", "c"])
     assert {i: e.reply and e.reply.error for i, e in found.items()} == {"a": "mine", "b": None}
+
+
+_SELECT_META = select(schema.meta.c.key).where(schema.meta.c.key == bindparam("key")).limit(1)
+
+
+def test_has_row_sees_every_commit_and_holds_no_snapshot(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with Store.open(path) as store, Store.open(path) as other:
+        assert store.has_row(_SELECT_META, {"key": "secret"})
+        assert not store.has_row(_SELECT_META, {"key": "new"})
+        with other.write() as conn:
+            conn.execute(insert(schema.meta).values(key="new", value=b""))
+        assert store.has_row(_SELECT_META, {"key": "new"})
+        with sqlite3.connect(path, isolation_level=None) as conn:
+            busy, _, _ = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        conn.close()
+        assert not busy, "a finished query keeps no part of the log"

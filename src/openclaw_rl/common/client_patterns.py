@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import yaml
 
 from openclaw_rl.common.assets import read_asset
-from openclaw_rl.common.linear_regex import LinearPattern
+from openclaw_rl.common.linear_regex import LinearPattern, PatternSet
 
 _SHIPPED = yaml.safe_load(read_asset("client_patterns.yaml"))
 SYSTEM_REMINDER: str = _SHIPPED["ephemeral"]["system_reminder"]
@@ -25,10 +25,13 @@ class ClientContext:
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        self._patterns = [LinearPattern(f"(?s){pattern}") for pattern in patterns]
+        self._patterns = PatternSet()
+        for pattern in patterns:
+            self._patterns.add(f"(?s){pattern}")
+        self._patterns.compile()
 
     def __call__(self, text: str) -> bool:
-        return any(p.matches(text) for p in self._patterns) and not _TYPED_DURING_RUN.matches(text)
+        return bool(self._patterns.matching(text)) and not _TYPED_DURING_RUN.matches(text)
 
 
 def head_and_tail(text: str, limit: int) -> str:

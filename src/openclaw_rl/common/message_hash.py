@@ -183,13 +183,16 @@ def strip_client_text(text: str) -> str:
 
 def hashed_text(message: Message) -> str:
     """Return the text that the message's hash covers: `visible_text` without OpenClaw's time stamp; JSON canonical."""
-    text = visible_text(message)
+    return _hashed_text(message, visible_text(message))
+
+
+def _hashed_text(message: Message, visible: str) -> str:
     if message.get("role") == "user":
-        return strip_time_stamp(text)
-    if message.get("role") == "assistant" and text[:1] + text[-1:] in ("{}", "[]"):
+        return strip_time_stamp(visible)
+    if message.get("role") == "assistant" and visible[:1] + visible[-1:] in ("{}", "[]"):
         # Some clients parse a reply and indent it in another way.
-        return _canonical_arguments(text)
-    return text
+        return _canonical_arguments(visible)
+    return visible
 
 
 def strip_time_stamp(text: str) -> str:
@@ -251,9 +254,9 @@ def _parse_number(words: str) -> float:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def _hashed_fields(message: Message) -> list[str]:
+def _hashed_fields(message: Message, visible: str) -> list[str]:
     role = str(message.get("role", ""))
-    fields = [_ROLES.get(role, role), hashed_text(message)]
+    fields = [_ROLES.get(role, role), _hashed_text(message, visible)]
     for _, name, arguments in _read_calls(message):
         fields += [name, arguments]
     return fields
@@ -295,8 +298,12 @@ def tool_call_ids(message: Message) -> list[str]:
 
 def own_hash(message: Message, key: bytes) -> bytes:
     """Return the keyed hash [16 bytes] of one canonical message."""
+    return _own_hash(message, visible_text(message), key)
+
+
+def _own_hash(message: Message, visible: str, key: bytes) -> bytes:
     digest = blake2b(digest_size=16, key=key)
-    for value in _hashed_fields(message):
+    for value in _hashed_fields(message, visible):
         raw = value.encode("utf-8", "surrogatepass")
         digest.update(len(raw).to_bytes(4, "little") + _SEPARATOR + raw)
     return digest.digest()
@@ -312,14 +319,15 @@ CHAIN_ROOT = bytes(16)
 
 def mark_message(message: Message, *, index: int, chain: bytes, key: bytes) -> Mark:
     """Return the mark of a message that follows a history with the chained hash `chain`."""
-    own = own_hash(message, key)
+    visible = visible_text(message)
+    own = _own_hash(message, visible, key)
     role = str(message.get("role", ""))
     return Mark(
         index=index,
         role=_ROLES.get(role, role),
         own=own,
         chain=extend_chain(chain, own, key),
-        distinctive=len(visible_text(message)) >= DISTINCTIVE_CHARS,
+        distinctive=len(visible) >= DISTINCTIVE_CHARS,
     )
 
 

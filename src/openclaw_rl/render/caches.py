@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-from cachetools import LRUCache
 
 from openclaw_rl.types import Ids
 
@@ -78,20 +76,37 @@ class TokenBudgetLRU(Generic[Held]):
     def __init__(
         self, capacity: int = DEFAULT_CACHE_TOKENS, *, entry_tokens: int = ENTRY_TOKENS
     ) -> None:
-        self._entries: LRUCache[bytes, Held] = LRUCache(
-            maxsize=capacity, getsizeof=lambda value: len(value) + entry_tokens
-        )
+        self._entries: OrderedDict[bytes, Held] = OrderedDict()
+        self._capacity = capacity
+        self._entry_tokens = entry_tokens
+        self._tokens = 0
         # Prompts of large requests are built in threads.
         self._lock = threading.Lock()
 
     def put(self, key: bytes, value: Held) -> None:
         """Store the value, unless it is larger than the whole cache."""
-        with self._lock, contextlib.suppress(ValueError):
+        tokens = len(value) + self._entry_tokens
+        if tokens > self._capacity:
+            return
+        with self._lock:
+            replaced = self._entries.pop(key, None)
+            if replaced is not None:
+                self._tokens -= len(replaced) + self._entry_tokens
             self._entries[key] = value
+            self._tokens += tokens
+            while self._tokens > self._capacity:
+                _, oldest = self._entries.popitem(last=False)
+                self._tokens -= len(oldest) + self._entry_tokens
 
     def get(self, key: bytes) -> Held | None:
+        # Most keys of a prompt are of messages that are no reply of this gateway: they are not in the cache.
+        if key not in self._entries:
+            return None
         with self._lock:
-            return self._entries.get(key)
+            value = self._entries.get(key)
+            if value is not None:
+                self._entries.move_to_end(key)
+            return value
 
     def find_last(self, keys: Sequence[tuple[int, bytes]]) -> tuple[int, Held] | None:
         """Return (message index, value) of the last of the (message index, key) pairs whose key is cached."""

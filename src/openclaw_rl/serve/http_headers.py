@@ -6,10 +6,10 @@ The library aiohttp-cors covers known routes only, so a page could not read the 
 from __future__ import annotations
 
 import ipaddress
+import random
 import re
-import uuid
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from aiohttp import hdrs, web
 
@@ -18,6 +18,8 @@ from openclaw_rl.settings.load import ServeConfig
 
 REQUEST_ID_HEADER = "x-request-id"
 _REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
+# Ids need to be unique and cheap, not secret.
+_id_generator = random.Random(random.SystemRandom().getrandbits(256))
 _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 _EXPOSED_HEADERS = "X-OpenClaw-Ignored, X-OpenClaw-Lessons, X-OpenClaw-Withdrawn-Lessons, x-request-id, Retry-After"
 # For which a browser keeps the answer.
@@ -57,6 +59,8 @@ def check_host(request: web.BaseRequest, accepted: frozenset[str] | None) -> Non
     )
 
 
+# A client sends the same name with every request.
+@lru_cache(maxsize=64)
 def _host_name(host: str) -> str:
     """Return a Host header's name in lower case, without its port; an IPv6 address without brackets."""
     name = host.strip().lower()
@@ -73,7 +77,7 @@ def _host_name(host: str) -> str:
 def request_id(headers: Mapping[str, str]) -> str:
     """Return the client's `x-request-id` if it is printable and at most 128 characters long, else a new id."""
     sent = headers.get(REQUEST_ID_HEADER, "")
-    return sent if _REQUEST_ID.fullmatch(sent) else "req_" + uuid.uuid4().hex
+    return sent if _REQUEST_ID.fullmatch(sent) else f"req_{_id_generator.getrandbits(128):032x}"
 
 
 def add_header_signals(app: web.Application, origins: Sequence[str]) -> None:
@@ -85,13 +89,14 @@ async def _add_headers(
     origins: frozenset[str], request: web.BaseRequest, response: web.StreamResponse
 ) -> None:
     response.headers.setdefault(REQUEST_ID_HEADER, request_id(request.headers))
-    response.headers.update(_cors_headers(origins, request))
+    if origins:
+        response.headers.update(_cors_headers(origins, request))
 
 
 def _cors_headers(origins: frozenset[str], request: web.BaseRequest) -> dict[str, str]:
     origin = request.headers.get(hdrs.ORIGIN, "")
     if not origin or not origins & {origin, "*"}:
-        return {hdrs.VARY: "Origin"} if origins else {}
+        return {hdrs.VARY: "Origin"}
     allowed = "*" if "*" in origins else origin
     return {
         hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: allowed,

@@ -85,9 +85,13 @@ async def read_body(
     received = _BodyParts(serve.max_body_bytes, check_size if wbits is None else None)
     received.check(request.content_length or 0)
     try:
-        async with asyncio.timeout(serve.body_timeout):
-            while part := await request.content.readany():
-                received.append(part)
+        if request.content.is_eof():
+            # The whole body came with the head, as short ones do.
+            received.append(request.content.read_nowait())
+        else:
+            async with asyncio.timeout(serve.body_timeout):
+                while part := await request.content.readany():
+                    received.append(part)
     except TimeoutError:
         raise RequestError(
             f"the body did not arrive within {serve.body_timeout:g} seconds (serve.body_timeout).",
@@ -156,6 +160,9 @@ def check_value_count(body: bytes) -> None:
     Time and memory of decoding, hashing and rendering depend on these numbers. Nothing is decoded here: the characters
     are counted, and only if there are many, those outside strings.
     """
+    # Each of them takes a byte at least.
+    if len(body) <= min(MAX_JSON_VALUES, MAX_JSON_COMMAS):
+        return
     strings = body.count(b'"') // 2
     if (
         strings + body.count(b"{") + body.count(b"[") <= MAX_JSON_VALUES

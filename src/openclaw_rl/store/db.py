@@ -11,7 +11,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import URL, Connection, Engine, Insert, Update, create_engine, event, select
+from sqlalchemy import (
+    URL,
+    Connection,
+    Dialect,
+    Engine,
+    Insert,
+    Select,
+    Update,
+    create_engine,
+    event,
+    select,
+)
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.pool import QueuePool
 
@@ -80,6 +91,21 @@ class Store:
             seen = self._seen_version
             self._seen_version = version
         return bool(seen != version)
+
+    def has_row(self, statement: Select[Any], values: Mapping[str, Any]) -> bool:
+        """Return whether a query finds a row. Takes some microseconds with an index, so event loops may call it.
+
+        The statement must be a module constant, as the compiled text is cached by its `id`.
+        """
+        text, names, fixed = _compile_once(statement, (), self._read_engine.dialect)
+        bound = [values[name] if name in values else fixed[name] for name in names]
+        try:
+            with self._watch_lock:
+                # `fetchall` ends the statement, which would hold its snapshot.
+                return bool(self._watch_connection.execute(text, bound).fetchall())
+        except sqlite3.Error:
+            with translate_errors(self.path):
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -158,11 +184,7 @@ def fast_executemany(
     """
     rest = iter(rows)
     first = next(rest)
-    key = (id(statement), tuple(first))
-    if key not in _compiled:
-        made = statement.compile(dialect=conn.dialect, column_keys=list(first))
-        _compiled[key] = (made.string, tuple(made.positiontup or ()), made.params)
-    text, names, fixed = _compiled[key]
+    text, names, fixed = _compile_once(statement, tuple(first), conn.dialect)
     # SQLAlchemy's type of it does not accept an iterator.
     cursor: Any = conn.connection.cursor()
     try:
@@ -176,3 +198,14 @@ def fast_executemany(
         raise IntegrityError(text, None, error) from error
     finally:
         cursor.close()
+
+
+def _compile_once(
+    statement: Insert | Update | Select[Any], columns: tuple[str, ...], dialect: Dialect
+) -> tuple[str, tuple[str, ...], Mapping[str, Any]]:
+    """Return a statement's text, the names of its parameters in order, and the values that it states itself."""
+    key = (id(statement), columns)
+    if key not in _compiled:
+        compiled = statement.compile(dialect=dialect, column_keys=list(columns) or None)
+        _compiled[key] = (compiled.string, tuple(compiled.positiontup or ()), compiled.params)
+    return _compiled[key]

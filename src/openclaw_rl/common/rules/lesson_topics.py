@@ -101,15 +101,17 @@ class HintTopics:
                     text = text.replace(sentence, " ")
         return text
 
+    def may_have_hints(self, message: Message, reply: str) -> bool:
+        """Return whether `read_wishes` may find a hint in a message. Takes some microseconds for a short one."""
+        text = _wish_text(message)
+        return any(file.may_match(text, reply) for file in self._files)
+
     def read_wishes(self, message: Message, reply: str | None) -> Wishes:
         """Return what a person's message asks for: for its own reply, or of `reply`, the one before it.
 
         `reply`: None if the message is the first one of a conversation, which says nothing about a reply.
         """
-        text = head_and_tail(
-            strip_time_stamp(normalise_text(message_text(message))), MAX_WISH_CHARS
-        )
-        text = self._without_other_subjects(text)
+        text = self._without_other_subjects(_wish_text(message))
         matching = [
             rule
             for file in self._files
@@ -124,6 +126,11 @@ class HintTopics:
             frozenset(topics),
             {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)},
         )
+
+
+def _wish_text(message: Message) -> str:
+    """Return the text of a message in which wishes are searched."""
+    return head_and_tail(strip_time_stamp(normalise_text(message_text(message))), MAX_WISH_CHARS)
 
 
 def _has_hint(file: RuleFile, text: str) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -15,7 +16,7 @@ from typing import Any
 import yaml
 
 from openclaw_rl.common.assets import ASSETS
-from openclaw_rl.common.linear_regex import LinearPattern, PatternError
+from openclaw_rl.common.linear_regex import LinearPattern, PatternError, PatternSet
 from openclaw_rl.common.rules.stated_scope import MAX_STATED_SCOPES, ScopePatterns, StatedScope
 from openclaw_rl.errors import ConfigError
 
@@ -70,6 +71,15 @@ _RULE_KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 """Keys of a rule, each with a check of its value and a description of valid values."""
 
 
+@dataclass(frozen=True, slots=True)
+class _SearchedText:
+    """A message, and the patterns `Rule.when` that match it."""
+
+    role: str
+    text: str
+    matching: AbstractSet[LinearPattern]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One rule of a file."""
@@ -83,13 +93,16 @@ class Rule:
     unless: LinearPattern | None = None
     unless_reply: LinearPattern | None = None
 
-    def matches_any(self, messages: Sequence[tuple[str, str]], reply: str) -> bool:
-        """Whether the rule matches any (role, text) whose role it covers, as a reaction to this reply."""
+    def matches_any(self, messages: Sequence[_SearchedText], reply: str) -> bool:
+        """Whether the rule matches any message whose role it covers, as a reaction to this reply."""
         roles = _ROLES_OF_SPEAKER[self.who]
-        found = any(
-            role in roles and _is_found(self.when, self.unless, text) for role, text in messages
+        is_matched = any(
+            message.role in roles
+            and self.when in message.matching
+            and not (self.unless is not None and self.unless.matches(message.text))
+            for message in messages
         )
-        return found and not (self.unless_reply and self.unless_reply.matches(reply))
+        return is_matched and not (self.unless_reply and self.unless_reply.matches(reply))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +125,13 @@ class WishPatterns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleFile:
-    """The rules of one file, and the patterns that recognise the messages of its language."""
+    """The rules of one file, and the patterns that recognise the messages of its language.
+
+    `first_patterns`: those by which anything is found, `Rule.when` and those of the scopes.
+    """
 
     rules: tuple[Rule, ...]
+    first_patterns: PatternSet
     wishes: WishPatterns | None = None
     scopes: ScopePatterns = field(default_factory=ScopePatterns)
     when: LinearPattern | None = None
@@ -125,14 +142,31 @@ class RuleFile:
 
         Of what a user says, words that state a scope are left out: "shorter for now" is "shorter".
         """
-        readable = [
-            (role, self.scopes.without_scopes(text) if role == "user" else text)
-            for role, text in messages
-            if _is_found(self.when, self.unless, text)
+        searched = [self._search(role, text) for role, text in messages]
+        searched = [
+            message
+            for message, (_, text) in zip(searched, messages, strict=True)
+            if message.matching and _is_found(self.when, self.unless, text)
         ]
-        return (
-            [rule for rule in self.rules if rule.matches_any(readable, reply)] if readable else []
-        )
+        if not searched:
+            return []
+        return [rule for rule in self.rules if rule.matches_any(searched, reply)]
+
+    def _search(self, role: str, text: str) -> _SearchedText:
+        matching = self.first_patterns.matching(text)
+        if role == "user" and not matching.isdisjoint(self.scopes.first_patterns):
+            text = self.scopes.without_scopes(text)
+            matching = self.first_patterns.matching(text)
+        return _SearchedText(role, text, matching)
+
+    def may_match(self, text: str, reply: str) -> bool:
+        """Return whether a user's text may state a scope, or match a rule with a hint. Takes some microseconds."""
+        matching = self.first_patterns.matching(text)
+        if not matching:
+            return False
+        if not matching.isdisjoint(self.scopes.first_patterns):
+            return True
+        return any(rule.hint for rule in self.matching_rules([("user", text)], reply))
 
     def stated_scopes(self, text: str) -> Iterator[tuple[str, str, StatedScope]]:
         """Return the first scopes that a user's text states: (its sentence, the sentence without it, the scope)."""
@@ -232,10 +266,11 @@ def _parse_file(raw: str, source: str) -> RuleFile:
             )
         language[key] = _compile_pattern(value, f"{source}: `{key}`")
     wishes = _parse_wishes(tree.get("wishes"), parts, f"{source}: `wishes`")
-    scopes = _parse_scopes(tree.get("scopes"), parts, f"{source}: `scopes`")
-    return RuleFile(
-        rules=tuple(_parse_rules(entries, parts, source)), wishes=wishes, scopes=scopes, **language
-    )
+    patterns = PatternSet()
+    scopes = _parse_scopes(tree.get("scopes"), parts, f"{source}: `scopes`", patterns)
+    rules = tuple(_parse_rules(entries, parts, source, patterns))
+    patterns.compile()
+    return RuleFile(rules=rules, first_patterns=patterns, wishes=wishes, scopes=scopes, **language)
 
 
 def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatterns | None:
@@ -257,7 +292,9 @@ def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatter
     return WishPatterns(asked=found["asked"], unless=found["unless"], topics=patterns)  # type: ignore[arg-type]
 
 
-def _parse_scopes(tree: Any, parts: Mapping[str, str], where: str) -> ScopePatterns:
+def _parse_scopes(
+    tree: Any, parts: Mapping[str, str], where: str, patterns: PatternSet
+) -> ScopePatterns:
     if tree is None:
         return ScopePatterns()
     if (
@@ -271,21 +308,30 @@ def _parse_scopes(tree: Any, parts: Mapping[str, str], where: str) -> ScopePatte
             f"got {_short_repr(tree)}"
         )
     return ScopePatterns(
-        **{key: _compile_wish(value, parts, f"{where}: `{key}`") for key, value in tree.items()}
+        **{
+            key: _compile_wish(
+                value, parts, f"{where}: `{key}`", None if key == "after" else patterns
+            )
+            for key, value in tree.items()
+        }
     )
 
 
-def _compile_wish(value: Any, parts: Mapping[str, str], where: str) -> LinearPattern | None:
+def _compile_wish(
+    value: Any, parts: Mapping[str, str], where: str, patterns: PatternSet | None = None
+) -> LinearPattern | None:
     pattern = _fill_parts({"when": value}, parts)["when"]
     if not _is_text_or_none(pattern):
         raise ConfigError(f"{where}: expected {_EXPECTED_PATTERN}; got {_short_repr(value)}")
-    return _compile_pattern(pattern, where)
+    return _compile_pattern(pattern, where, patterns)
 
 
-def _parse_rules(entries: Sequence[Any], parts: Mapping[str, str], source: str) -> Iterator[Rule]:
+def _parse_rules(
+    entries: Sequence[Any], parts: Mapping[str, str], source: str, patterns: PatternSet
+) -> Iterator[Rule]:
     names: set[str] = set()
     for number, entry in enumerate(entries, 1):
-        rule = _parse_rule(_fill_parts(entry, parts), number, source)
+        rule = _parse_rule(_fill_parts(entry, parts), number, source, patterns)
         if rule.name in names:
             raise ConfigError(
                 f"{source}: rule {rule.name!r}: expected distinct names, got this one twice"
@@ -315,7 +361,7 @@ def _join_list(value: Any) -> Any:
     return value
 
 
-def _parse_rule(entry: Any, number: int, source: str) -> Rule:
+def _parse_rule(entry: Any, number: int, source: str, when_patterns: PatternSet) -> Rule:
     where = f"{source}: rule {number}"
     if not isinstance(entry, dict):
         raise ConfigError(
@@ -333,17 +379,26 @@ def _parse_rule(entry: Any, number: int, source: str) -> Rule:
         raise ConfigError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(_RULE_KEYS)}")
     if values["score"] is None and values["hint"] is None:
         raise ConfigError(f"{where}: expected a `score`, a `hint` or both; got neither")
-    patterns = {key: _compile_pattern(values[key], f"{where}: `{key}`") for key in _PATTERN_KEYS}
+    patterns = {
+        key: _compile_pattern(
+            values[key], f"{where}: `{key}`", when_patterns if key == "when" else None
+        )
+        for key in _PATTERN_KEYS
+    }
     return Rule(
         **values | patterns | {key: values[key] and values[key].strip() for key in ("name", "hint")}
     )
 
 
-def _compile_pattern(pattern: str | None, where: str) -> LinearPattern | None:
+def _compile_pattern(
+    pattern: str | None, where: str, patterns: PatternSet | None = None
+) -> LinearPattern | None:
+    """Compile a pattern, as one of `patterns` if they are given."""
     if pattern is None:
         return None
+    compile_one = LinearPattern if patterns is None else patterns.add
     try:
-        return LinearPattern(f"(?i){pattern}")
+        return compile_one(f"(?i){pattern}")
     except PatternError as error:
         raise ConfigError(
             f"{where}: expected a regular expression of RE2, got {pattern!r}: {error}"

@@ -55,11 +55,14 @@ class ScopePatterns:
             return text, None
         return _join_around(before, rest[at:]), StatedScope(subject=subject)
 
+    @property
+    def first_patterns(self) -> tuple[LinearPattern, ...]:
+        """The patterns one of which matches every text that states a scope."""
+        return tuple(pattern for pattern in (self.session, self.before) if pattern is not None)
+
     def is_found_in(self, text: str) -> bool:
         """Return whether the text may state a scope."""
-        return any(
-            pattern is not None and pattern.matches(text) for pattern in (self.session, self.before)
-        )
+        return any(pattern.matches(text) for pattern in self.first_patterns)
 
     def scopes_in(self, text: str) -> Iterator[tuple[str, StatedScope]]:
         """Yield each scope of the text, with what the text says without it and those before."""

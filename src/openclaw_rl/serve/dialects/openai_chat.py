@@ -75,6 +75,11 @@ class _ChatBody(OpenAIBody, kw_only=True):
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
     return_token_ids: bool | None = None
+
+
+class _ChatBodyWithFormats(_ChatBody, kw_only=True):
+    """Request body with the keys that `read_format` reads."""
+
     structured_outputs: msgspec.Raw = msgspec.Raw(b"")
     guided_json: msgspec.Raw = msgspec.Raw(b"")
     guided_regex: msgspec.Raw = msgspec.Raw(b"")
@@ -82,8 +87,13 @@ class _ChatBody(OpenAIBody, kw_only=True):
     guided_grammar: msgspec.Raw = msgspec.Raw(b"")
 
 
-_decoder = msgspec.json.Decoder(_ChatBody)
-_KNOWN_KEYS = frozenset(field.name for field in msgspec.structs.fields(_ChatBody))
+class _CommonChatBody(_ChatBody, kw_only=True, forbid_unknown_fields=True):
+    """Request body without any other key, as most are. The JSON of its keys is not needed."""
+
+
+_decoder = msgspec.json.Decoder(_ChatBodyWithFormats)
+_common_decoder = msgspec.json.Decoder(_CommonChatBody)
+_KNOWN_KEYS = frozenset(field.name for field in msgspec.structs.fields(_ChatBodyWithFormats))
 NOT_STORED = Reason(
     ReasonCode.NOT_STORED,
     "the client forbids it by store=false; the reply is kept for linking only",
@@ -109,8 +119,7 @@ class ChatDialect(Dialect):
         self._tools = RawCache(TOOLS_CACHE_BYTES, _read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        b = decode_json(_decoder, body)
-        given = read_keys(body)
+        b, given = _decode_body(body)
         raw = [bytes(m) for m in b.messages]
         if not raw:
             raise field_error("messages", "expected at least one message, got none.")
@@ -195,6 +204,15 @@ class ChatDialect(Dialect):
             | {"choices": entries, "usage": usage}
             | prompt
         )
+
+
+def _decode_body(body: bytes) -> tuple[_ChatBody, Mapping[str, msgspec.Raw]]:
+    """Return the body, and the JSON of its keys where one of them needs a look. Raises `RequestError`."""
+    try:
+        return _common_decoder.decode(body), {}
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        # Another key, or an error, of which the other decoder has the description.
+        return decode_json(_decoder, body), read_keys(body)
 
 
 def _read_constraint(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
@@ -59,10 +60,10 @@ def read_keys(body: bytes) -> dict[str, msgspec.Raw]:
     return given
 
 
-def read_ignored(given: Mapping[str, msgspec.Raw], known: Collection[str]) -> list[str]:
+def read_ignored(given: Mapping[str, msgspec.Raw], known: AbstractSet[str]) -> list[str]:
     """Return the keys outside `known`, which have no effect. Raises `RequestError` for one that needs support."""
     ignored = []
-    for key in given.keys() - set(known):
+    for key in given.keys() - known:
         neutral, why = _UNSUPPORTED.get(key, ((None,), ""))
         if bytes(given[key]) == b"null" or (why and _value(given, key) in neutral):
             continue
@@ -78,6 +79,8 @@ def _value(given: Mapping[str, msgspec.Raw], key: str) -> Any:
 
 def read_format(given: Mapping[str, msgspec.Raw]) -> ResponseConstraint | None:
     """Return the format of `structured_outputs` or of a `guided_*` field. Raises `RequestError` for more than one."""
+    if not given:
+        return None
     found = {
         f"guided_{kind}": (kind, _value(given, f"guided_{kind}"))
         for kind in _FORMATS

@@ -46,7 +46,11 @@ def admit_images(request: ChatRequest, refusal: str | None) -> ChatRequest:
     `refusal`: why the model or its engine reads no images, or None. Raises `RequestError` for an image that cannot be
     read, is too large, or may not be sent to this model.
     """
-    found = [n for n, message in enumerate(request.messages) if _has_image_part(message)]
+    found = [
+        n
+        for n, message in enumerate(request.messages)
+        if isinstance(message.get("content"), list) and _has_image_part(message)
+    ]
     if not found:
         return request
     reader = _ImageReader(request.prompt_field)

@@ -28,7 +28,7 @@ from openclaw_rl.serve.lessons.lesson_set import ExaminedText, LessonSetOfPrompt
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons.examinations import lesson_capacity
 from openclaw_rl.store.lessons.fitting import MAX_PROMPT_CHARS, fitting_lessons
-from openclaw_rl.store.lessons.lessons import Lesson, LessonState, lessons_for
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState, has_lessons, lessons_for
 from openclaw_rl.store.lessons.questions import question_hash
 from openclaw_rl.store.lessons.scopes import PromptContext, asked_text, sessions_of_history
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, policy_name
@@ -36,6 +36,9 @@ from openclaw_rl.types import Message
 
 WISH_PREFIX = "wish/"
 """Begins the id of what the newest message says, of which the judge makes a lesson only after the reply to it."""
+
+MAX_SHORT_CHARS = 1000
+"""A longer message is searched for wishes in a thread, so that streams do not stall."""
 
 LessonMode = Literal["until_learned", "always", "off"]
 ChainReader = Callable[[], Sequence[bytes]]
@@ -156,11 +159,26 @@ class LessonPicker:
         `context`: without the question; of the conversation, only the name that the client gives. `chains` returns the
         chained hashes of the messages, by which the conversation is found without a name.
         """
+        # Most prompts get no lesson. To hand each of them to a thread takes more time than all else of the gateway.
+        if self._has_none(messages, context):
+            return NO_LESSONS
         picked, to_examine = await asyncio.to_thread(self._read_lessons, messages, context, chains)
         if self._examine is not None:
             for lesson_set in to_examine:
                 self._examine(lesson_set)
         return picked
+
+    def _has_none(self, messages: Sequence[Message], context: PromptContext) -> bool:
+        """Return whether a prompt certainly gets no lesson: none exists, and its newest message has no wish."""
+        if has_lessons(self._store, context.policy, context.key):
+            return False
+        newest, reply = self._newest_exchange(messages)
+        # A wish is about the reply before it.
+        if newest is None or reply is None:
+            return True
+        if len(message_text(newest)) > MAX_SHORT_CHARS:
+            return False
+        return not self._topics.may_have_hints(newest, message_text(reply))
 
     def _read_lessons(
         self, messages: Sequence[Message], context: PromptContext, chains: ChainReader
@@ -229,15 +247,22 @@ class LessonPicker:
 
     def _read_wishes(self, messages: Sequence[Message]) -> Wishes:
         """Return the wishes in the newest message of the person."""
-        newest = hinted_index(messages, self._is_ephemeral)
+        newest, reply = self._newest_exchange(messages)
         if newest is None:
             return Wishes()
-        replies = (
-            message for message in reversed(messages[:newest]) if message.get("role") == "assistant"
-        )
-        reply = next(replies, None)
         reply_text = None if reply is None else message_text(reply)
-        return self._topics.read_wishes(messages[newest], reply_text)
+        return self._topics.read_wishes(newest, reply_text)
+
+    def _newest_exchange(
+        self, messages: Sequence[Message]
+    ) -> tuple[Message | None, Message | None]:
+        """Return the newest message of the person and the reply before it, as far as they exist."""
+        newest = hinted_index(messages, self._is_ephemeral)
+        if newest is None:
+            return None, None
+        before = reversed(messages[:newest])
+        reply = next((message for message in before if message.get("role") == "assistant"), None)
+        return messages[newest], reply
 
     def _is_served(self, lesson: Lesson) -> bool:
         if lesson.is_pinned or lesson.state is LessonState.ACTIVE:

@@ -33,6 +33,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons.conflicts import conflicts_among
 from openclaw_rl.store.lessons.examinations import (
     Withdrawal,
@@ -160,6 +161,19 @@ _select_for_context = (
     )
     .order_by(*_OLDEST_FIRST)
 )
+
+
+_select_any_of_owner: Select[Any] = (
+    select(literal_column("1"))
+    .select_from(t.lessons)
+    .where(t.lessons.c.policy == bindparam("policy"), t.lessons.c.key == bindparam("key"))
+    .limit(literal_column("1"))
+)
+
+
+def has_lessons(store: Store, policy: str, key: str) -> bool:
+    """Return whether there is any lesson of a policy and a key, in any state. Takes some microseconds."""
+    return store.has_row(_select_any_of_owner, {"policy": policy, "key": key})
 
 
 def new_lesson_id() -> str:
