@@ -283,7 +283,7 @@ def test_the_plan(
 ) -> None:
     serving = data.draw(st.sampled_from(sorted(loaded))) if loaded else head
     wanted = plan_versions(
-        loaded=loaded, serving=serving, head=head, held=Counter(held), idle=idle, cap=4
+        loaded=loaded, serving=serving, head=head, in_use=Counter(held), idle=idle, cap=4
     )
     assert len(wanted) == len(set(wanted)) <= 4
     used = {v for v in loaded if held.get(v) or v == serving}
@@ -320,7 +320,7 @@ def test_a_policy_whose_head_is_loaded_leaves_its_place_to_the_head_of_another()
                 loaded=loaded,
                 serving=0,
                 head=0,
-                held=Counter(),
+                in_use=Counter(),
                 idle=[],
                 cap=4,
                 others=[(9, 12), (8, 11)],

@@ -128,11 +128,11 @@ class ApiKeys:
 
     def _match_key(self, key: str) -> str | None:
         raw = key.encode("utf-8", "surrogateescape")
-        found = None
+        matched_scope = None
         for known, scope in self._keys_and_scopes:
             if hmac.compare_digest(known, raw):
-                found = scope
-        return found
+                matched_scope = scope
+        return matched_scope
 
 
 def _sent_keys(headers: Mapping[str, str]) -> list[str]:

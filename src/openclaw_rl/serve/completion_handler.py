@@ -60,13 +60,13 @@ class CompletionHandler:
         finally:
             self._gateway.load.open_requests -= 1
 
-    def note_failure(self, http_request: web.Request, status: int, words: str) -> None:
+    def note_failure(self, http_request: web.Request, status: int, message: str) -> None:
         """Note an error of the gateway (status 5xx) for the episode of the request's key: it makes that void."""
         if (
             status >= 500
             and (episode := self._keys.ticket_episode(http_request.headers)) is not None
         ):
-            self._gateway.episodes.note_failure(episode, f"{status}: {words}")
+            self._gateway.episodes.note_failure(episode, f"{status}: {message}")
 
     async def _answer(self, http_request: web.Request, caller: Caller) -> web.StreamResponse:
         self._gateway.check_running(caller)
@@ -165,11 +165,13 @@ class CompletionHandler:
         error: Exception,
     ) -> None:
         """Send an error event and no finish, so that the client does not take the output for a complete reply."""
-        status, words, code, _ = describe_error(error, "a reply during the stream")
+        status, message, code, _ = describe_error(error, "a reply during the stream")
         self._reply_counter(route=dialect.name, outcome=code or "refused").inc()
-        self.note_failure(http_request, status, words)
+        self.note_failure(http_request, status, message)
         with suppress(ClientDisconnected):
-            await _wait_sent(response.write(encoder.encode_error(status, words, code or "refused")))
+            await _wait_sent(
+                response.write(encoder.encode_error(status, message, code or "refused"))
+            )
 
 
 class ClientDisconnected(Exception):
@@ -211,7 +213,7 @@ def _reply_headers(header: ReplyHeader) -> dict[str, str]:
 
 
 def _apply_headers(request: ChatRequest, http_request: web.Request) -> ChatRequest:
-    """Return `ask` with the values of the request's headers, which override the body's."""
+    """Return `request` with the values of the request's headers, which override the body's."""
     headers = http_request.headers
     changes: dict[str, Any] = {}
     for field, name in (("session", "X-Session-Id"), ("agent", "X-Agent-Id")):
@@ -227,7 +229,7 @@ def _apply_headers(request: ChatRequest, http_request: web.Request) -> ChatReque
 
 
 def apply_effort(request: ChatRequest, used: Collection[str]) -> ChatRequest:
-    """Return `ask` with its `reasoning_effort` as template variables. `used`: the variables that the template reads."""
+    """Return `request` with its `reasoning_effort` as template variables. `used`: the variables that the template reads."""
     if not (effort := request.reasoning_effort):
         return request
     values = {
@@ -236,8 +238,8 @@ def apply_effort(request: ChatRequest, used: Collection[str]) -> ChatRequest:
     }
     if read := {name: value for name, value in values.items() if name in used}:
         return replace(request, template_variables=read | dict(request.template_variables))
-    why = f"reasoning_effort (the model's chat template does not use {' or '.join(values)})"
-    return replace(request, ignored_fields=(*request.ignored_fields, why))
+    ignored = f"reasoning_effort (the model's chat template does not use {' or '.join(values)})"
+    return replace(request, ignored_fields=(*request.ignored_fields, ignored))
 
 
 def _decode_header(header: str) -> str:

@@ -100,9 +100,9 @@ class GroupCommitWriter:
                 jobs = []
             if jobs is None:
                 break
-            held = self._held
+            waiting_jobs = self._held
             self._held = []
-            for job, deadline in held:
+            for job, deadline in waiting_jobs:
                 self._write_or_split([job], again=True, deadline=deadline)
             if jobs:
                 self._write_or_split(jobs)
@@ -174,8 +174,8 @@ def _insert_items(conn: Connection, items: Sequence[WriteItem]) -> None:
         exchanges.admit(conn, admitted)
     if ended := [i for i in items if isinstance(i, Reply)]:
         exchanges.finish(conn, ended)
-    if given := [i for i in items if isinstance(i, Feedback)]:
-        exchanges.add_feedback(conn, given)
+    if feedback := [i for i in items if isinstance(i, Feedback)]:
+        exchanges.add_feedback(conn, feedback)
     for item in items:
         if isinstance(item, Episode):
             episodes.open_episode(conn, item)

@@ -138,14 +138,14 @@ class GatewayConnection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("a response has already begun; this error cannot be sent")
         status = 431 if isinstance(exc, LineTooLong) else status
-        words = (
+        message = (
             f"the request is not readable as HTTP: {error_summary(exc or message)}."
             if status < 500
             else "the gateway failed."
         )
         headers = {REQUEST_ID_HEADER: request_id(request.headers)}
         answer = json_response(
-            error_body(self._request_path, status, words), status=status, headers=headers
+            error_body(self._request_path, status, message), status=status, headers=headers
         )
         answer.force_close()
         return answer
@@ -177,8 +177,10 @@ def json_response(
 
 def error_summary(error: BaseException | str | None) -> str:
     """Return the error's first line, without the client's bytes that aiohttp quotes after it."""
-    words = str(getattr(error, "message", None) or error or "unknown").removeprefix("400, message:")
-    return _QUOTED_BYTES.split(words.strip(), maxsplit=1)[0].rstrip(".:")[:200]
+    summary = str(getattr(error, "message", None) or error or "unknown").removeprefix(
+        "400, message:"
+    )
+    return _QUOTED_BYTES.split(summary.strip(), maxsplit=1)[0].rstrip(".:")[:200]
 
 
 _TOO_MANY_CONNECTIONS_BODY = error_body(

@@ -17,7 +17,7 @@ _PREVIOUS_FIELD = "previous_response_id"
 
 
 async def resolve_previous_response(request: ChatRequest, scope: str, store: Store) -> ChatRequest:
-    """Return `ask` with the whole conversation as messages. Its own instructions come first; earlier ones are left out.
+    """Return `request` with the whole conversation as messages. Its own instructions come first; earlier ones are left out.
 
     Raises `RequestError` if a stored reply is unknown under this key, is incomplete, or was stored without its text.
     """
@@ -26,16 +26,18 @@ async def resolve_previous_response(request: ChatRequest, scope: str, store: Sto
         named[request.previous_id] = _PREVIOUS_FIELD
     if not named:
         return request
-    found = await asyncio.to_thread(_load_exchanges, store, list(named))
+    stored = await asyncio.to_thread(_load_exchanges, store, list(named))
     for name, param in named.items():
-        _check_continuable(found.get(name), name, param, scope)
+        _check_continuable(stored.get(name), name, param, scope)
     new = [
-        _reply_message(found[request.references[n]]) if n in request.references else m
+        _reply_message(stored[request.references[n]]) if n in request.references else m
         for n, m in enumerate(request.messages)
     ]
-    before = [] if request.previous_id is None else _stored_conversation(found[request.previous_id])
-    own = 1 if request.has_instructions else 0
-    messages = [*new[:own], *before, *new[own:]]
+    before = (
+        [] if request.previous_id is None else _stored_conversation(stored[request.previous_id])
+    )
+    instruction_count = 1 if request.has_instructions else 0
+    messages = [*new[:instruction_count], *before, *new[instruction_count:]]
     raw = [to_json(m) for m in messages]
     return replace(
         request, messages=messages, references={}, raw=raw, size=request.size + sum(map(len, raw))
@@ -48,38 +50,38 @@ def _load_exchanges(store: Store, ids: Sequence[str]) -> Mapping[str, Exchange]:
         return exchanges.get_readable(conn, [i for i in ids if i.isascii()])
 
 
-def _check_continuable(found: Exchange | None, name: str, param: str, scope: str) -> None:
+def _check_continuable(exchange: Exchange | None, name: str, param: str, scope: str) -> None:
     """Raise `RequestError` if the exchange cannot be continued. Another key's exchange is reported as unknown."""
     shown = name[:80]
-    if found is None or found.request.scope != scope:
+    if exchange is None or exchange.request.scope != scope:
         raise field_error(
             param,
             f"there is no reply {shown!r} under this API key. Send the conversation as input instead.",
             code="previous_response_not_found",
         )
-    if found.request.capture is Capture.REDACTED:
+    if exchange.request.capture is Capture.REDACTED:
         raise field_error(
             param, f"{shown!r} was stored without its text. Send the conversation as input instead."
         )
-    if found.reply is None or found.reply.status is not ExchangeStatus.DONE:
+    if exchange.reply is None or exchange.reply.status is not ExchangeStatus.DONE:
         state = (
             "is not complete yet"
-            if found.reply is None
-            else f"has no complete reply ({found.reply.status.value})"
+            if exchange.reply is None
+            else f"has no complete reply ({exchange.reply.status.value})"
         )
         raise field_error(param, f"{shown!r} {state}.")
 
 
 def _stored_conversation(exchange: Exchange) -> Iterable[Message]:
     """Return the messages to carry over. A client's own `INSTRUCTIONS` key is removed: it must not act as our mark."""
-    said = (
+    sent_messages = (
         exchange.request.messages[1:]
         if has_instructions(exchange.request)
         else exchange.request.messages
     )
     unmarked = (
         {k: v for k, v in m.items() if k != INSTRUCTIONS_KEY} if INSTRUCTIONS_KEY in m else m
-        for m in said
+        for m in sent_messages
     )
     return [*unmarked, _reply_message(exchange)]
 

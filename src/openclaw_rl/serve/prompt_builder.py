@@ -158,21 +158,21 @@ class PromptBuilder:
                 lessons,
                 with_images=conversation,
             )
-        found = None
+        bridge = None
         if request.prefix is None:
             keys = history.reply_keys
-            found = self._exchange_tokens.find_last(keys) or await self._recover_exchange(
+            bridge = self._exchange_tokens.find_last(keys) or await self._recover_exchange(
                 request, scope, history
             )
         if (
-            found
-            and (text := await call_in(self._text_after, request, found[0], in_thread=large))
+            bridge
+            and (text := await call_in(self._text_after, request, bridge[0], in_thread=large))
             is not None
         ):
             new = await self._tokenize_pieces(text, [text], limit, in_thread=large)
-            bridged = self.renderer.bridge_prompt(found[1].prompt_ids, found[1].response_ids, new)
+            bridged = self.renderer.bridge_prompt(bridge[1].prompt_ids, bridge[1].response_ids, new)
             if bridged is not None:
-                return BuiltPrompt(bridged, history, len(found[1]), acts, lessons)
+                return BuiltPrompt(bridged, history, len(bridge[1]), acts, lessons)
         await self._recover_replies(scope, history)
         whole, pieces = await call_in(
             self._render_pieces, request, scope, features, tools, history, in_thread=large
@@ -200,14 +200,14 @@ class PromptBuilder:
         if isinstance(prompt, str):
             self._check_length([prompt], limit)
             return prompt, self.renderer.encode_completion_prompt(prompt)
-        given = list(prompt or ())
-        if len(given) >= limit:
-            raise PromptTooLong(len(given), limit)
+        token_ids = list(prompt or ())
+        if len(token_ids) >= limit:
+            raise PromptTooLong(len(token_ids), limit)
         size = self.renderer.vocabulary_size
-        if (unknown := max(given, default=0)) >= size:
+        if (unknown := max(token_ids, default=0)) >= size:
             raise field_error("prompt", f"token {unknown} is outside the vocabulary of {size}.")
-        text = self.renderer.tokenizer.backend.decode(given, skip_special_tokens=False)
-        return text, np.array(given, dtype=np.int32)
+        text = self.renderer.tokenizer.backend.decode(token_ids, skip_special_tokens=False)
+        return text, np.array(token_ids, dtype=np.int32)
 
     def _read_request(self, request: ChatRequest) -> tuple[list[MessageFeatures], ToolFeatures]:
         return self._message_features(request), self._tool_features(request)
@@ -249,16 +249,16 @@ class PromptBuilder:
         ready = [f.template_message for f in features]
         known: list[SampledReply] = []
         for mark in history.marks:
-            said = (
+            sampled = (
                 self._sampled_replies.get(scope.encode() + mark.chain)
                 if mark.role == "assistant"
                 else None
             )
-            if said is not None:
-                known.append(said)
-                if said.reasoning and "reasoning_content" not in ready[mark.index]:
+            if sampled is not None:
+                known.append(sampled)
+                if sampled.reasoning and "reasoning_content" not in ready[mark.index]:
                     ready[mark.index] = self.renderer.with_reasoning(
-                        ready[mark.index], said.reasoning
+                        ready[mark.index], sampled.reasoning
                     )
         if request.prefix is not None:
             ready.append(self.renderer.prepare_cut_message(request.prefix))
@@ -340,15 +340,15 @@ class PromptBuilder:
             return
         for chain in chains:
             self._replies_looked_up.put(prefix + chain, True)
-        found = await asyncio.to_thread(
+        recovered = await asyncio.to_thread(
             self._token_source.find_replies, scope, chains[-MAX_RECOVERED_REPLIES:]
         )
-        for chain, (ids, reasoning) in found.items():
+        for chain, (ids, reasoning) in recovered.items():
             self._cache_reply(prefix + chain, ids, reasoning)
 
     def _cache_reply(self, key: bytes, response_ids: Ids, reasoning: str) -> None:
-        if (said := self.renderer.make_sampled_reply(response_ids, reasoning)) is not None:
-            self._sampled_replies.put(key, said)
+        if (sampled := self.renderer.make_sampled_reply(response_ids, reasoning)) is not None:
+            self._sampled_replies.put(key, sampled)
 
     def _message_features(self, request: ChatRequest) -> list[MessageFeatures]:
         """Return the features of each message; messages with the same bytes are computed once."""

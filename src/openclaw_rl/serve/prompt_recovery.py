@@ -25,9 +25,9 @@ class PromptRecovery:
         self, scope: str, chain: bytes, tools: Sequence[Mapping[str, Any]]
     ) -> SampledTokens | None:
         """Return the newest exchange whose ids the next prompt may continue. `chain`: history hash with the reply."""
-        for found in self._find_reusable(scope, [chain]):
-            request = found.request
-            reply = found.reply
+        for exchange in self._find_reusable(scope, [chain]):
+            request = exchange.request
+            reply = exchange.reply
             # Without ephemeral messages and lessons, which the next prompt does not have in its history.
             plain = len(request.marks) == len(request.messages) and not request.lessons
             if (
@@ -42,8 +42,8 @@ class PromptRecovery:
     def find_replies(self, scope: str, chains: Sequence[bytes]) -> Mapping[bytes, tuple[Ids, str]]:
         """Return chain hash -> (ids [R], reasoning) of the newest reply with each of these chain hashes."""
         out: dict[bytes, tuple[Ids, str]] = {}
-        for found in self._find_reusable(scope, chains):
-            reply = found.reply
+        for exchange in self._find_reusable(scope, chains):
+            reply = exchange.reply
             if reply is not None and reply.mark is not None:
                 reasoning = str(reply.message.get("reasoning_content") or "")
                 out.setdefault(reply.mark.chain, (reply.response_ids, reasoning))
@@ -57,9 +57,11 @@ class PromptRecovery:
                 for p in ExchangeIndex(conn).by_chain(scope, chains)
                 if p.status is ExchangeStatus.DONE
             ]
-            found = exchanges.get_readable(conn, [p.id for p in pasts])
+            readable = exchanges.get_readable(conn, [p.id for p in pasts])
         return [
-            found[p.id] for p in reversed(pasts) if p.id in found and self._is_reusable(found[p.id])
+            readable[p.id]
+            for p in reversed(pasts)
+            if p.id in readable and self._is_reusable(readable[p.id])
         ]
 
     def _is_reusable(self, exchange: Exchange) -> bool:

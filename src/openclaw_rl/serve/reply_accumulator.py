@@ -149,8 +149,8 @@ class ReplyAccumulator:
         least = self._request.sampling.min_tokens
         stream.push(self.token_ids[:least])
         text = stream.push(self.token_ids[least : self.reply_text.tokens_to_keep])
-        found = [(text.find(s), s) for s in self._request.sampling.stop if s in text]
-        return min(found)[1] if found else None
+        matches = [(text.find(s), s) for s in self._request.sampling.stop if s in text]
+        return min(matches)[1] if matches else None
 
     def build_reply(
         self,

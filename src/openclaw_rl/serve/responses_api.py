@@ -33,10 +33,10 @@ class StoredResponseHandler:
         """Return the Response object. It cannot be streamed, because its events are not stored."""
         if request.query.get("stream", "").lower() == "true":
             raise field_error("stream", "a stored reply cannot be streamed; leave stream out.")
-        found = await self._find_exchange(request)
-        reasoning = await asyncio.to_thread(self._count_reasoning, found)
+        exchange = await self._find_exchange(request)
+        reasoning = await asyncio.to_thread(self._count_reasoning, exchange)
         return json_response(
-            to_json(stored_response(found, self._gateway.config.model.name, reasoning=reasoning))
+            to_json(stored_response(exchange, self._gateway.config.model.name, reasoning=reasoning))
         )
 
     def _count_reasoning(self, exchange: Exchange) -> int:
@@ -89,17 +89,17 @@ class StoredResponseHandler:
     async def _find_exchange(self, request: web.Request) -> Exchange:
         scope = await self._keys.authenticate(request)
         name = request.match_info["id"]
-        found = await asyncio.to_thread(_load_exchange, self._gateway.store, name)
-        if found is None or found.request.scope != scope:
+        exchange = await asyncio.to_thread(_load_exchange, self._gateway.store, name)
+        if exchange is None or exchange.request.scope != scope:
             raise RequestError(
                 f"there is no reply {name[:80]!r} under this API key.",
                 param="response_id",
                 code="not_found",
                 status=404,
             )
-        if found.request.capture is Capture.REDACTED:
+        if exchange.request.capture is Capture.REDACTED:
             raise RequestError(f"{name[:80]!r} was stored without its text.", param="response_id")
-        return found
+        return exchange
 
 
 def _load_exchange(store: Store, name: str) -> Exchange | None:

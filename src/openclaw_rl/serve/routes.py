@@ -93,11 +93,11 @@ class GatewayRoutes:
         except web.HTTPException as error:
             response = self._http_error_response(request, error)
         except Exception as error:  # noqa: BLE001 - any error gets a response in the format of the path
-            status, words, code, param = describe_error(error, f"{request.method} {request.path}")
+            status, message, code, param = describe_error(error, f"{request.method} {request.path}")
             if isinstance(error, PromptTooLong):
-                words, param = prompt_too_long(request.path, error)
-            self.completion_handler.note_failure(request, status, words)
-            response = self._error_response(request, status, words, param=param, code=code)
+                message, param = prompt_too_long(request.path, error)
+            self.completion_handler.note_failure(request, status, message)
+            response = self._error_response(request, status, message, param=param, code=code)
         await discard_body(request)
         return response
 
@@ -113,12 +113,12 @@ class GatewayRoutes:
             )
             answer.headers["Allow"] = allowed
             return answer
-        words = {
+        messages = {
             404: unsupported_route(http_request.path)
             or f"there is no {http_request.method} {http_request.path}; the routes are {_ROUTE_LIST}.",
         }
         return self._error_response(
-            http_request, error.status, words.get(error.status, error.reason)
+            http_request, error.status, messages.get(error.status, error.reason)
         )
 
     def _error_response(
@@ -180,9 +180,11 @@ class GatewayRoutes:
 
     async def list_models(self, http_request: web.Request) -> web.Response:
         self._gateway.check_running(await self._keys.authenticate_caller(http_request))
-        found = await self._model_entries()
-        ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
-        return json_response(to_json({"object": "list", "data": found, "has_more": False, **ends}))
+        entries = await self._model_entries()
+        ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
+        return json_response(
+            to_json({"object": "list", "data": entries, "has_more": False, **ends})
+        )
 
     async def get_model(self, http_request: web.Request) -> web.Response:
         self._gateway.check_running(await self._keys.authenticate_caller(http_request))
@@ -255,22 +257,22 @@ class GatewayRoutes:
 
 def unsupported_route(path: str) -> str | None:
     """Return why a route of OpenAI's API is not served; None for other paths."""
-    found = next(
+    explanation = next(
         (
-            words
-            for start, words in _UNSUPPORTED_ROUTES.items()
+            text
+            for start, text in _UNSUPPORTED_ROUTES.items()
             if (path + "/").startswith(start + "/")
         ),
         None,
     )
-    return found and f"{found} Use another server for {path}."
+    return explanation and f"{explanation} Use another server for {path}."
 
 
 def _model_entry(name: str, at: float) -> dict[str, Any]:
     """Return a model entry with the fields of both OpenAI's and Anthropic's formats."""
-    made = datetime.fromtimestamp(int(at), UTC).isoformat()
+    created = datetime.fromtimestamp(int(at), UTC).isoformat()
     ours = {"id": name, "object": "model", "created": int(at), "owned_by": "openclaw-rl"}
-    return ours | {"type": "model", "display_name": name, "created_at": made}
+    return ours | {"type": "model", "display_name": name, "created_at": created}
 
 
 def _stored_problems(store: Store) -> list[str]:

@@ -30,11 +30,11 @@ _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
 _LITERAL_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
 
 
-def grammar_error(why: str, forced: ResponseConstraint) -> RequestError:
-    """Return the client's error for a constraint that cannot be enforced. `why`: the reason."""
+def grammar_error(reason: str, forced: ResponseConstraint) -> RequestError:
+    """Return the client's error for a constraint that cannot be enforced. `reason`: the reason."""
     return field_error(
         forced.param,
-        f"{why}. Simplify the schema, or leave it out and ask for the format in the prompt.",
+        f"{reason}. Simplify the schema, or leave it out and ask for the format in the prompt.",
         code="invalid_grammar",
     )
 
@@ -178,5 +178,5 @@ def _thinking_rule(tag: str, known: Mapping[str, int]) -> str:
     if tag not in known:
         return f"thinking: thought {gap}\nthought[suffix={json.dumps(tag)}]: /(.|\\n)*/"
     # The tag may not appear as text either: some tokens match it both ways.
-    words = re.escape(tag).replace("/", r"\/")
-    return f"thinking: THOUGHT <[{known[tag]}]> {gap}\nTHOUGHT: /(.|\\n)*/ & ~/(.|\\n)*{words}(.|\\n)*/"
+    closing_tag = re.escape(tag).replace("/", r"\/")
+    return f"thinking: THOUGHT <[{known[tag]}]> {gap}\nTHOUGHT: /(.|\\n)*/ & ~/(.|\\n)*{closing_tag}(.|\\n)*/"

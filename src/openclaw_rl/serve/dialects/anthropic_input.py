@@ -97,14 +97,14 @@ def read_system(raw: bytes) -> list[dict[str, Any]]:
 def _read_user_blocks(blocks: Sequence[ContentBlock], place: str) -> list[dict[str, Any]]:
     """Return the tool results in order, then the text: templates expect results directly after their calls."""
     results = []
-    own = []
+    parts = []
     for index, block in enumerate(blocks):
         where = f"{place}[{index}]"
         if block.type == "tool_result":
             results.append(_read_tool_result(block, where))
         else:
-            own.append(_read_image(block, where) or _block_text(block, where))
-    runs = groupby(own, key=lambda part: isinstance(part, str) and _is_client_context(part))
+            parts.append(_read_image(block, where) or _block_text(block, where))
+    runs = groupby(parts, key=lambda part: isinstance(part, str) and _is_client_context(part))
     return results + [{"role": "user", "content": _join_parts(list(run))} for _, run in runs]
 
 
@@ -193,8 +193,8 @@ def _block_text(block: ContentBlock, place: str) -> str:
             raise field_error(f"{place}.text", "expected a string.")
         return block.text
     if block.type == "search_result":
-        found = decode_json(_blocks_decoder, bytes(block.content) or b"[]", place)
-        return "\n".join(_block_texts(found, place))
+        blocks = decode_json(_blocks_decoder, bytes(block.content) or b"[]", place)
+        return "\n".join(_block_texts(blocks, place))
     if block.type == "tool_reference":
         return f"The tool {block.tool_name} can be called."
     what = NON_TEXT_PARTS.get(block.type, f"a block of type {block.type[:40]!r}")
@@ -209,11 +209,11 @@ def merge_assistant_messages(
 ) -> list[tuple[bytes, dict[str, Any]]]:
     """Merge adjacent assistant messages, which were one reply. Items are (cache key, message)."""
     out: list[tuple[bytes, dict[str, Any]]] = []
-    for own, found in groupby(messages, key=lambda known: known[1]["role"] == "assistant"):
-        run = list(found)
+    for is_assistant, group in groupby(messages, key=lambda known: known[1]["role"] == "assistant"):
+        run = list(group)
         out += (
             [(b"+".join(key for key, _ in run), _merge_run([m for _, m in run]))]
-            if own and len(run) > 1
+            if is_assistant and len(run) > 1
             else run
         )
     return out

@@ -167,14 +167,14 @@ class MessagesDialect(Dialect):
         if not b.messages:
             raise field_error("messages", "expected at least one message, got none.")
         system = bytes(b.system)
-        given = [(b"messages system " + system, m) for m in read_system(system)]
+        keyed_messages = [(b"messages system " + system, m) for m in read_system(system)]
         for index, part in enumerate(b.messages):
             raw = bytes(part)
             for number, message in enumerate(self._messages.read(raw, f"messages[{index}]")):
                 # The prefix is needed because other dialects read the same bytes differently.
-                given.append((b"messages %d " % number + raw, message))
-        given = merge_assistant_messages(given)
-        return [key for key, _ in given], [message for _, message in given]
+                keyed_messages.append((b"messages %d " % number + raw, message))
+        keyed_messages = merge_assistant_messages(keyed_messages)
+        return [key for key, _ in keyed_messages], [message for _, message in keyed_messages]
 
     @classmethod
     def prompt_too_long(cls, error: PromptTooLong) -> str:
@@ -260,9 +260,9 @@ class MessagesStreamEncoder:
         }
         return sse_event("message_start", {"message": _message_fields(self._header) | empty})
 
-    def _text_delta(self, kind: str, key: str, words: str) -> bytes:
+    def _text_delta(self, kind: str, key: str, text: str) -> bytes:
         out = b"" if self._block_type == kind else self._open_block(kind, _EMPTY_BLOCKS[kind])
-        return out + self._delta_head + to_json(words) + b"}}\n\n"
+        return out + self._delta_head + to_json(text) + b"}}\n\n"
 
     def _open_block(self, kind: str, block: Mapping[str, Any]) -> bytes:
         out = self._close_block()

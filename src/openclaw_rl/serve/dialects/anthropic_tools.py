@@ -42,10 +42,10 @@ def read_tools(raw: bytes, place: str) -> PromptTools:
         )
         if kind != "custom" and known is None and tool.input_schema is None:
             on_screen = kind.startswith(_SCREEN_TOOL_PREFIXES)
-            why = (
+            reason = (
                 "this model cannot see screens" if on_screen else "only Anthropic's servers run it"
             )
-            tools.ignored.append(f"the tool {printable_header(kind)} ({why})")
+            tools.ignored.append(f"the tool {printable_header(kind)} ({reason})")
             continue
         if not tool.name:
             raise field_error(f"{where}.name", "expected a string that is not empty.")

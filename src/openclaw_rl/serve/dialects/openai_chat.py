@@ -119,7 +119,7 @@ class ChatDialect(Dialect):
         self._tools = RawCache(TOOLS_CACHE_BYTES, _read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        b, given = _decode_body(body)
+        b, fields = _decode_body(body)
         raw = [bytes(m) for m in b.messages]
         if not raw:
             raise field_error("messages", "expected at least one message, got none.")
@@ -134,7 +134,7 @@ class ChatDialect(Dialect):
         known = self._tools.read(bytes(b.tools), "tools")
         choice = known.read_choice(b.tool_choice, _function_name, nested="allowed_tools")
         tools, raw_tools = known.select(choice)
-        ignored = read_ignored(given, _KNOWN_KEYS)
+        ignored = read_ignored(fields, _KNOWN_KEYS)
         prefix = None
         if b.continue_final_message:
             if b.add_generation_prompt:
@@ -157,7 +157,7 @@ class ChatDialect(Dialect):
             tools=tools,
             sampling=_read_sampling_fields(b),
             n=n,
-            constraint=_read_constraint(b, given, choice, tools, ignored),
+            constraint=_read_constraint(b, fields, choice, tools, ignored),
             reasoning_effort=b.reasoning_effort or "",
             return_token_ids=bool(b.return_token_ids),
             untrainable=NOT_STORED if b.store is False else None,
@@ -217,13 +217,13 @@ def _decode_body(body: bytes) -> tuple[_ChatBody, Mapping[str, msgspec.Raw]]:
 
 def _read_constraint(
     b: _ChatBody,
-    given: Mapping[str, msgspec.Raw],
+    fields: Mapping[str, msgspec.Raw],
     choice: ToolChoice,
     tools: Sequence[Mapping[str, Any]],
     ignored: list[str],
 ) -> ResponseConstraint | None:
     schema = read_schema(b.response_format, "response_format", nested="json_schema")
-    form = read_format(given)
+    form = read_format(fields)
     if form is None:
         if choice.forced and schema is not None:
             ignored.append("response_format (tool_choice requires a call)")

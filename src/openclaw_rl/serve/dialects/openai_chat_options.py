@@ -54,39 +54,39 @@ _SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 def read_keys(body: bytes) -> dict[str, msgspec.Raw]:
     """Return the JSON of each top-level key of the body. Raises `RequestError` for too many keys."""
-    given = decode_json(_raw_decoder, body)
-    if len(given) > MAX_BODY_KEYS:
-        raise RequestError(f"the body has {len(given)} fields; expected at most {MAX_BODY_KEYS}.")
-    return given
+    fields = decode_json(_raw_decoder, body)
+    if len(fields) > MAX_BODY_KEYS:
+        raise RequestError(f"the body has {len(fields)} fields; expected at most {MAX_BODY_KEYS}.")
+    return fields
 
 
-def read_ignored(given: Mapping[str, msgspec.Raw], known: AbstractSet[str]) -> list[str]:
+def read_ignored(fields: Mapping[str, msgspec.Raw], known: AbstractSet[str]) -> list[str]:
     """Return the keys outside `known`, which have no effect. Raises `RequestError` for one that needs support."""
     ignored = []
-    for key in given.keys() - known:
-        neutral, why = _UNSUPPORTED.get(key, ((None,), ""))
-        if bytes(given[key]) == b"null" or (why and _value(given, key) in neutral):
+    for key in fields.keys() - known:
+        neutral, reason = _UNSUPPORTED.get(key, ((None,), ""))
+        if bytes(fields[key]) == b"null" or (reason and _value(fields, key) in neutral):
             continue
-        if why:
-            raise field_error(key, why)
+        if reason:
+            raise field_error(key, reason)
         ignored.append(printable_header(key))
     return sorted(ignored)
 
 
-def _value(given: Mapping[str, msgspec.Raw], key: str) -> Any:
-    return decode_json(_any_decoder, bytes(given[key]), key)
+def _value(fields: Mapping[str, msgspec.Raw], key: str) -> Any:
+    return decode_json(_any_decoder, bytes(fields[key]), key)
 
 
-def read_format(given: Mapping[str, msgspec.Raw]) -> ResponseConstraint | None:
+def read_format(fields: Mapping[str, msgspec.Raw]) -> ResponseConstraint | None:
     """Return the format of `structured_outputs` or of a `guided_*` field. Raises `RequestError` for more than one."""
-    if not given:
+    if not fields:
         return None
-    found = {
-        f"guided_{kind}": (kind, _value(given, f"guided_{kind}"))
+    formats = {
+        f"guided_{kind}": (kind, _value(fields, f"guided_{kind}"))
         for kind in _FORMATS
-        if f"guided_{kind}" in given
+        if f"guided_{kind}" in fields
     }
-    outputs = _value(given, "structured_outputs") if "structured_outputs" in given else None
+    outputs = _value(fields, "structured_outputs") if "structured_outputs" in fields else None
     if outputs is not None and not isinstance(outputs, dict):
         raise field_error(
             "structured_outputs", f"expected an object, got {json_type_name(outputs)}."
@@ -96,9 +96,11 @@ def read_format(given: Mapping[str, msgspec.Raw]) -> ResponseConstraint | None:
             raise field_error(
                 "structured_outputs", f"expected one of {', '.join(_FORMATS)}, got {kind[:40]!r}."
             )
-        found[f"structured_outputs.{kind}"] = (kind, value)
+        formats[f"structured_outputs.{kind}"] = (kind, value)
     sent = {
-        place: pair for place, pair in found.items() if pair[0] in _FORMATS and pair[1] is not None
+        place: pair
+        for place, pair in formats.items()
+        if pair[0] in _FORMATS and pair[1] is not None
     }
     if len(sent) > 1:
         raise field_error(

@@ -165,16 +165,16 @@ class CompletionStreamEncoder:
         return b"data: " + to_json({**self._constant, **fields}) + b"\n\n"
 
 
-def _read_prompts(given: str | list[Any]) -> list[str | list[int]]:
+def _read_prompts(value: str | list[Any]) -> list[str | list[int]]:
     """Return the prompts of the body: texts, or lists of token ids. Raises `RequestError`."""
-    prompts = [given] if isinstance(given, str) or (given and _is_token_id(given[0])) else given
+    prompts = [value] if isinstance(value, str) or (value and _is_token_id(value[0])) else value
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise field_error("prompt", f"expected 1 to {MAX_PROMPTS} prompts, got {len(prompts)}.")
     for index, prompt in enumerate(prompts):
         if not prompt or not (
             isinstance(prompt, str) or (isinstance(prompt, list) and all(map(_is_token_id, prompt)))
         ):
-            place = "prompt" if prompts is not given else f"prompt[{index}]"
+            place = "prompt" if prompts is not value else f"prompt[{index}]"
             raise field_error(place, "expected a text or a list of token ids that is not empty.")
     return prompts
 

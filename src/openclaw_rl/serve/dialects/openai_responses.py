@@ -122,9 +122,9 @@ class ResponsesDialect(Dialect):
         schema = read_schema(b.text.format if b.text else None, "text.format")
         echo = _echoed_fields(b, box)
         _check_depth(echo)
-        own = [system_message(b.instructions)] if b.instructions else []
-        given = read_input(b.input)
-        messages = [*own, *given.messages]
+        instructions = [system_message(b.instructions)] if b.instructions else []
+        parsed = read_input(b.input)
+        messages = [*instructions, *parsed.messages]
         include = b.include or ()
         effort = (b.reasoning and b.reasoning.effort) or ""
         return ChatRequest(
@@ -153,13 +153,13 @@ class ResponsesDialect(Dialect):
             constraint=reply_constraint(choice, schema, "text.format", tools),
             parallel_calls=b.parallel_tool_calls is not False,
             previous_id=b.previous_response_id or None,
-            references={n + len(own): id for n, id in given.references.items()},
-            has_instructions=bool(own),
+            references={n + len(instructions): id for n, id in parsed.references.items()},
+            has_instructions=bool(instructions),
             dialect_state=ResponseOptions(
                 echo=echo, origins=box.origins, seal=INCLUDE_REASONING in include
             ),
             ignored_fields=tuple(
-                dict.fromkeys([*box.ignored, *given.ignored, *_ignored_fields(b), *ignored])
+                dict.fromkeys([*box.ignored, *parsed.ignored, *_ignored_fields(b), *ignored])
             ),
         )
 

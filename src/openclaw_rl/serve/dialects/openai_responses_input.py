@@ -69,8 +69,8 @@ def has_instructions(request: Request) -> bool:
 
 def response_id_of(item_id: Any) -> str:
     """Return the id of the response that an output item belongs to; "" if the gateway did not make the item."""
-    found = _OWN_ITEM_ID.fullmatch(item_id) if isinstance(item_id, str) else None
-    return ID_PREFIX + found.group(1) if found else ""
+    match = _OWN_ITEM_ID.fullmatch(item_id) if isinstance(item_id, str) else None
+    return ID_PREFIX + match.group(1) if match else ""
 
 
 class ParsedInput(NamedTuple):
@@ -83,14 +83,14 @@ class ParsedInput(NamedTuple):
     ]  # index of an assistant message that stands for a stored reply -> id of the response
 
 
-def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> ParsedInput:
+def read_input(value: str | Sequence[Mapping[str, Any]] | None) -> ParsedInput:
     """Convert `input` to messages. Raises `RequestError` that names the item."""
-    if isinstance(given, str):
-        return ParsedInput([{"role": "user", "content": given}], [], {})
-    if not given:
+    if isinstance(value, str):
+        return ParsedInput([{"role": "user", "content": value}], [], {})
+    if not value:
         raise field_error("input", "expected a string or at least one item, got none.")
     reader = _InputReader()
-    for index, item in enumerate(given):
+    for index, item in enumerate(value):
         reader.read_item(item, f"input[{index}]")
     if not reader.messages:
         raise field_error("input", "its items have no content that this model can read.")

@@ -109,16 +109,16 @@ def _custom_tool_input(arguments: str) -> str:
 
 def _shell_action(arguments: str) -> Item | None:
     """Return the action of a local shell call; None if the arguments do not have its shape."""
-    given = _parse_arguments(arguments)
-    command = given.pop("command", None)
-    env = given.pop("env", {})
+    parsed = _parse_arguments(arguments)
+    command = parsed.pop("command", None)
+    env = parsed.pop("env", {})
     if (
         not isinstance(command, list)
         or not all(isinstance(word, str) for word in command)
         or not isinstance(env, dict)
     ):
         return None
-    return {"type": "exec", "command": command, "env": env} | given
+    return {"type": "exec", "command": command, "env": env} | parsed
 
 
 def _parse_arguments(arguments: str) -> Item:

@@ -76,10 +76,10 @@ def _tool_definition(function: Mapping[str, Any]) -> Item:
     kind = _tool_kind(function)
     if kind == LOCAL_SHELL:
         return {"type": LOCAL_SHELL}
-    words = {"name": function["name"], "description": function.get("description")}
+    named = {"name": function["name"], "description": function.get("description")}
     if kind == "custom":
-        return {"type": kind} | words
-    return {"type": kind} | words | {"parameters": function.get("parameters"), "strict": None}
+        return {"type": kind} | named
+    return {"type": kind} | named | {"parameters": function.get("parameters"), "strict": None}
 
 
 def _tool_kind(function: Mapping[str, Any]) -> str:

@@ -89,14 +89,14 @@ class ResponsesStreamEncoder:
             "response.in_progress", response=begun
         )
 
-    def _text_delta(self, kind: str, words: str) -> bytes:
+    def _text_delta(self, kind: str, text: str) -> bytes:
         same = self._current_item is not None and self._current_item.kind == kind
         before = b"" if same else self._close_item() + self._open_item(kind)
         item = self._current_item
         assert item is not None
-        item.texts.append(words)
-        fields: Item = item.position_fields | {"delta": words}
-        tokens = self._pending_tokens.take_for_text(words)
+        item.texts.append(text)
+        fields: Item = item.position_fields | {"delta": text}
+        tokens = self._pending_tokens.take_for_text(text)
         if kind == "message":
             fields["logprobs"] = [token_entry(t) for t in tokens]
             item.logprobs += fields["logprobs"]

@@ -65,8 +65,8 @@ def _add_tool(box: Toolbox, tool: Mapping[str, Any], place: str, namespace: str 
     elif kind in ("function", "custom"):
         name = _tool_name(tool, place)
         function: dict[str, Any] = {"name": prompt_name(name, namespace)}
-        if words := _tool_description(tool, place):
-            function["description"] = words
+        if description := _tool_description(tool, place):
+            function["description"] = description
         function["parameters"] = (
             CUSTOM_TOOL_PARAMETERS if kind == "custom" else _tool_parameters(tool, place)
         )
@@ -101,13 +101,14 @@ def _tool_name(tool: Mapping[str, Any], place: str) -> str:
 
 def _tool_description(tool: Mapping[str, Any], place: str) -> str:
     """Return the description, with the grammar of a custom tool's input, so that the model follows it."""
-    words = tool.get("description") or ""
-    if not isinstance(words, str):
+    description = tool.get("description") or ""
+    if not isinstance(description, str):
         raise field_error(f"{place}.description", "expected a string.")
     form = tool.get("format")
     if tool.get("type") == "custom" and isinstance(form, dict) and form.get("type") == "grammar":
-        return f"{words}\n\nThe input follows this {form.get('syntax')} grammar:\n{form.get('definition')}".strip()
-    return words
+        heading = f"The input follows this {form.get('syntax')} grammar:"
+        return f"{description}\n\n{heading}\n{form.get('definition')}".strip()
+    return description
 
 
 def _tool_parameters(tool: Mapping[str, Any], place: str) -> Mapping[str, Any]:

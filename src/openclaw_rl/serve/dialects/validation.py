@@ -81,9 +81,9 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "")
     except msgspec.ValidationError as error:
         path = _ERROR_PATH.search(str(error))
         param = _join_param(place, path.group(1) if path else "", _MISSING_FIELD.search(str(error)))
-        words = str(error)[: path.start()] if path else str(error)
+        problem = str(error)[: path.start()] if path else str(error)
         raise RequestError(
-            f"{param or 'body'}: {words[:1].lower()}{words[1:]}.", param=param or None
+            f"{param or 'body'}: {problem[:1].lower()}{problem[1:]}.", param=param or None
         ) from None
     except UnicodeDecodeError as error:
         raise RequestError(
@@ -136,8 +136,8 @@ def read_image(part: Any) -> dict[str, Any] | None:
     """
     if part_type(part) not in _IMAGE_PARTS:
         return None
-    given = part.get("image_url", part.get("url"))
-    url = given.get("url") if isinstance(given, dict) else given
+    value = part.get("image_url", part.get("url"))
+    url = value.get("url") if isinstance(value, dict) else value
     return {"type": IMAGE_TYPE, "url": url if isinstance(url, str) else ""}
 
 
@@ -291,9 +291,9 @@ def read_sampling(
     )
 
 
-def _read_logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
+def _read_logit_bias(value_by_token: Mapping[str, float] | None) -> dict[int, float]:
     out: dict[int, float] = {}
-    for key, value in (given or {}).items():
+    for key, value in (value_by_token or {}).items():
         if not (key.isascii() and key.isdigit()) or int(key[:10]) > INT32_MAX or len(key) > 10:
             raise field_error("logit_bias", f"keys are token ids, got {key[:40]!r}.")
         if not -100 <= value <= 100:
@@ -304,8 +304,8 @@ def _read_logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
     return out
 
 
-def read_stops(given: str | Sequence[str] | None, name: str = "stop") -> tuple[str, ...]:
-    stops = (given,) if isinstance(given, str) else tuple(given or ())
+def read_stops(value: str | Sequence[str] | None, name: str = "stop") -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else tuple(value or ())
     if len(stops) > MAX_STOP_STRINGS:
         raise field_error(name, f"at most {MAX_STOP_STRINGS} strings, got {len(stops)}.")
     if not all(stops):

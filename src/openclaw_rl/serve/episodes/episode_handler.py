@@ -136,7 +136,7 @@ class EpisodeHandler:
         id_ = request.query.get("group")
         if not id_:
             raise field_error("group", "expected the id of a group: GET /v1/episodes?group=ID.")
-        group, found = await asyncio.to_thread(_load_group, self._gateway.store, id_)
+        group, episodes = await asyncio.to_thread(_load_group, self._gateway.store, id_)
         if group is None or group.scope != scope:
             raise RequestError(
                 f"there is no group {id_[:80]!r} under this API key.",
@@ -144,7 +144,7 @@ class EpisodeHandler:
                 code="not_found",
                 status=404,
             )
-        data = [episode_entry(episode) for episode in found]
+        data = [episode_entry(episode) for episode in episodes]
         return json_response(
             to_json({"object": "list", "data": data, "group": _group_entry(group)})
         )
@@ -178,10 +178,10 @@ class EpisodeHandler:
                 )
         convention = self._gateway.config.engine.effective_convention
         sampling = replace(Sampling(convention=convention), **values)
-        if episode.split == "train" and (why := sampling.untrainable_reason()):
+        if episode.split == "train" and (reason := sampling.untrainable_reason()):
             raise field_error(
                 "sampling",
-                f"the episode is in the train split, and could not be trained on: {why}.",
+                f"the episode is in the train split, and could not be trained on: {reason}.",
             )
 
 
@@ -205,7 +205,7 @@ def _parse_episode(id_: str, body: _EpisodeBody, scope: str) -> Episode:
         if not check_id_length(text, name):
             raise field_error(name, "expected a name, got nothing.")
     now = math.floor(recorded_time())
-    given = msgspec.structs.asdict(body.sampling) if body.sampling else {}
+    sampling = msgspec.structs.asdict(body.sampling) if body.sampling else {}
     return Episode(
         id=id_,
         scope=scope,
@@ -214,7 +214,7 @@ def _parse_episode(id_: str, body: _EpisodeBody, scope: str) -> Episode:
         size=body.group.size,
         split=body.split,
         agent=check_id_length(body.agent, "agent"),
-        sampling={name: value for name, value in given.items() if value is not None},
+        sampling={name: value for name, value in sampling.items() if value is not None},
         max_steps=body.max_steps,
         started_at=now,
         expires_at=now + body.ttl,

@@ -49,7 +49,9 @@ class OpenEpisodes:
         if len(self._open) >= self._prune_at:
             now = self._clock()
             self._open = {
-                id_: found for id_, found in self._open.items() if found.episode.expires_at > now
+                id_: open_episode
+                for id_, open_episode in self._open.items()
+                if open_episode.episode.expires_at > now
             }
             self._prune_at = max(_MIN_PRUNED, 2 * len(self._open))
         self._open.setdefault(episode.id, _OpenEpisode(episode, 0))
@@ -67,41 +69,41 @@ class OpenEpisodes:
 
         Raises `RequestError` (410) if that would exceed the limit.
         """
-        found = self._find(id)
-        limit = found.episode.max_steps
-        if limit is not None and found.replies + number > limit:
+        open_episode = self._find(id)
+        limit = open_episode.episode.max_steps
+        if limit is not None and open_episode.replies + number > limit:
             raise RequestError(
-                f"the episode {id} has had {found.replies} of {limit} replies (max_steps): no more are given.",
+                f"the episode {id} has had {open_episode.replies} of {limit} replies (max_steps): no more are given.",
                 code="max_steps",
                 status=410,
             )
-        found.replies += number
-        found.failed_request = None
+        open_episode.replies += number
+        open_episode.failed_request = None
 
     def return_reply(self, id: str) -> None:
         """Take back the count of a reply that failed."""
         if id in self._open:
             self._open[id].replies -= 1
 
-    def note_failure(self, id: str, words: str) -> None:
+    def note_failure(self, id: str, message: str) -> None:
         """Note that a request got an error of the gateway (status 5xx), also one of which the store has no record."""
         if id in self._open:
-            self._open[id].failed_request = words
+            self._open[id].failed_request = message
 
     def failed_request(self, id: str) -> str | None:
         """Return the error of the gateway that the last request for a reply got; None if that reply began."""
         return self._open[id].failed_request if id in self._open else None
 
     def _find(self, id: str) -> _OpenEpisode:
-        found = self._open.get(id)
-        if found is not None and found.episode.expires_at <= self._clock():
+        open_episode = self._open.get(id)
+        if open_episode is not None and open_episode.episode.expires_at <= self._clock():
             self.remove_episode(id)
             raise RequestError(
                 f"the episode {id} has ended: {EXPIRED}.", code="episode_ended", status=410
             )
-        if found is None:
+        if open_episode is None:
             raise RequestError(f"the episode {id} has ended.", code="episode_ended", status=410)
-        return found
+        return open_episode
 
 
 def apply_episode(request: ChatRequest, episode: Episode, convention: Convention) -> ChatRequest:
@@ -149,9 +151,9 @@ def _episode_sampling(
         changes |= {"temperature": 1.0} if is_cold else {}
         changes |= {name: value for name, value in _FREE.items() if getattr(plain, name) != value}
         changes |= {"logit_bias": {}} if plain.logit_bias else {}
-    why = f"the episode {episode.id} samples with"
+    prefix = f"the episode {episode.id} samples with"
     ignored = [
-        f"{name} ({why} {_format_value(value)})"
+        f"{name} ({prefix} {_format_value(value)})"
         for name, value in changes.items()
         if getattr(asked, name) != value and getattr(asked, name) != getattr(Sampling(), name)
     ]

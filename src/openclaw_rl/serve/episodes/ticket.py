@@ -34,12 +34,12 @@ def read_ticket(secret: bytes, key: str, owners: Iterable[str]) -> Ticket | None
         key.startswith(TICKET_PREFIX) and key.isascii() and expiry.isdigit() and len(expiry) < 16
     ):
         return None
-    found = None
+    matched = None
     for owner in owners:
         ticket = Ticket(episode=episode, owner=owner, expires_at=int(expiry))
         if hmac.compare_digest(_mac(secret, ticket), rest):
-            found = ticket
-    return found
+            matched = ticket
+    return matched
 
 
 def _mac(secret: bytes, ticket: Ticket) -> str:

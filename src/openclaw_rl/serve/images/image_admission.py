@@ -46,17 +46,17 @@ def admit_images(request: ChatRequest, refusal: str | None) -> ChatRequest:
     `refusal`: why the model or its engine reads no images, or None. Raises `RequestError` for an image that cannot be
     read, is too large, or may not be sent to this model.
     """
-    found = [
+    with_images = [
         n
         for n, message in enumerate(request.messages)
         if isinstance(message.get("content"), list) and _has_image_part(message)
     ]
-    if not found:
+    if not with_images:
         return request
     reader = _ImageReader(request.prompt_field)
     messages = list(request.messages)
     raw = list(request.raw)
-    for n in found:
+    for n in with_images:
         messages[n] = (
             _replace_images(messages[n], request.prompt_field, refusal)
             if refusal
@@ -178,7 +178,7 @@ def text_only_reason(
     """
     if folder_problem is None and reads_images:
         return None
-    why = (
+    problem = (
         f"reads text only ({folder_problem})"
         if folder_problem
         else f"is served by {engine}, which takes no images"
@@ -187,6 +187,6 @@ def text_only_reason(
         "a model that reads images" if folder_problem else "the model with vLLM (engine.backend)"
     )
     return (
-        f"got an image, but the model {model!r} {why}: send text instead, such as the accessibility tree of a page, or "
-        f"serve {advice}."
+        f"got an image, but the model {model!r} {problem}: send text instead, such as the accessibility "
+        f"tree of a page, or serve {advice}."
     )

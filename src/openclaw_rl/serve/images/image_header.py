@@ -27,9 +27,9 @@ class ImageHeader(NamedTuple):
 
 def read_header(data: bytes) -> ImageHeader | None:
     """Return the header of a PNG, JPEG, GIF or WebP image; None for other or cut bytes."""
-    found = next((read for start, read in _READERS if data.startswith(start)), None)
+    reader = next((read for start, read in _READERS if data.startswith(start)), None)
     try:
-        return None if found is None else found(data)
+        return None if reader is None else reader(data)
     except (struct.error, IndexError):
         return None
 
@@ -94,7 +94,7 @@ def _read_webp(data: bytes) -> ImageHeader | None:
 def _read_jpeg(data: bytes) -> ImageHeader | None:
     """Read the size; None if it is stated again before the pixels, of which decoders take the last."""
     at = 2
-    found = None
+    header = None
     for _ in range(_MAX_SEGMENTS):
         marker = data[at + 1] if data[at] == 0xFF else 0
         # A fill byte.
@@ -103,13 +103,13 @@ def _read_jpeg(data: bytes) -> ImageHeader | None:
         elif marker in _JPEG_BARE:
             at += 2
         elif marker in _JPEG_FRAMES:
-            if found is not None:
+            if header is not None:
                 return None
             height, width = struct.unpack_from(">HH", data, at + 5)
-            found = ImageHeader("image/jpeg", width, height)
+            header = ImageHeader("image/jpeg", width, height)
             at += 2 + int(struct.unpack_from(">H", data, at + 2)[0])
         elif marker == _JPEG_SCAN:
-            return found
+            return header
         elif marker == 0:
             return None
         else:

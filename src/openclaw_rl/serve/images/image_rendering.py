@@ -39,13 +39,13 @@ class ImageRenderer:
             )
         contents = [f.template_message.get("content") for f in features]
         joined = [_join_texts(content) for content in contents if isinstance(content, list)]
-        said = (
+        texts = (
             [f.template_message for f in features],
             tools.template_tools,
             request.template_variables,
             joined,
         )
-        if self._renderer.has_literal_token(said):
+        if self._renderer.has_literal_token(texts):
             raise field_error(request.prompt_field, _CONTROL_TOKEN)
         self._renderer.template.check_variables(request.template_variables)
         conversation = ImagePrompt(

@@ -34,7 +34,7 @@ class ProbeAsker:
         convention: Convention,
         at_once: int,
     ) -> None:
-        """`at_once`: questions in one call of `ask`."""
+        """`at_once`: questions in one call of `request`."""
         self._engine = engine
         self._versions = versions
         self._renderer = renderer

@@ -15,7 +15,7 @@ def plan_versions(
     loaded: frozenset[int],
     serving: int,
     head: int,
-    held: Counter[int],
+    in_use: Counter[int],
     idle: list[int],
     cap: int,
     others: Sequence[tuple[int, int]] = (),
@@ -29,8 +29,8 @@ def plan_versions(
     a policy serves stays until its head is loaded; at the cap, the policy that was not used for longest leaves.
     `drained`: versions whose requests all wait (`PlaceQueue`). They have no right to stay.
     """
-    keep = [v for v in loaded if v == serving or (held[v] > 0 and v not in drained)]
-    wanted = [head, *(v for v in held if held[v] > 0)]
+    keep = [v for v in loaded if v == serving or (in_use[v] > 0 and v not in drained)]
+    wanted = [head, *(v for v in in_use if in_use[v] > 0)]
     for other_serving, other_head in others:
         wanted += (
             [other_head]
@@ -77,13 +77,13 @@ class PlaceQueue:
     def is_empty(self) -> bool:
         return not self._counts
 
-    def in_order(self, held: Counter[int]) -> Counter[int]:
+    def in_order(self, in_use: Counter[int]) -> Counter[int]:
         """Return the versions in use, those that have waited for longest first."""
         last = max(self._since.values(), default=0.0)
         return Counter(
             {
-                version: held[version]
-                for version in sorted(held, key=lambda v: self._since.get(v, last))
+                version: in_use[version]
+                for version in sorted(in_use, key=lambda v: self._since.get(v, last))
             }
         )
 

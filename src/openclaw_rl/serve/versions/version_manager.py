@@ -136,17 +136,17 @@ class VersionManager:
         `for_gate`: the client is the gate, for which candidates are loaded, too.
         """
         if version not in self._loaded or version in self._candidates:
-            found = await asyncio.to_thread(self._read_policy, version)
-            if (why := unservable_reason(found, for_gate=for_gate)) is not None:
+            policy = await asyncio.to_thread(self._read_policy, version)
+            if (reason := unservable_reason(policy, for_gate=for_gate)) is not None:
                 raise RequestError(
-                    f"version {version} {why}; the newest is {self.head}.",
+                    f"version {version} {reason}; the newest is {self.head}.",
                     param="model",
                     code="version_not_found",
                     status=404,
                 )
-            assert found is not None
-            self._policies[version] = found
-            if found.state is PolicyState.CANDIDATE:
+            assert policy is not None
+            self._policies[version] = policy
+            if policy.state is PolicyState.CANDIDATE:
                 self._candidates.add(version)
         self._in_use[version] += 1
         if version not in self._loaded:
@@ -171,9 +171,9 @@ class VersionManager:
         while not self.is_loaded(version):
             if version in self._refusals:
                 if pinned:
-                    why = self._refusals[version][0]
+                    reason = self._refusals[version][0]
                     raise ReplyFailed(
-                        f"version {version} cannot be loaded: {why}",
+                        f"version {version} cannot be loaded: {reason}",
                         status=503,
                         code="version_broken",
                     )
@@ -208,11 +208,11 @@ class VersionManager:
         """Return whether a version is loaded and takes new requests."""
         return version in self._loaded and version not in self._places.leaving
 
-    def mark_lost(self, why: str = "the engine was restarted") -> None:
+    def mark_lost(self, reason: str = "the engine was restarted") -> None:
         """Record that the engine is gone or was restarted, so that all versions are loaded again."""
         self._loaded = frozenset()
         self._out_of_sync = True
-        self.problem = why
+        self.problem = reason
         self._metrics.engine_up.set(0)
         self._wake_event.set()
 
@@ -260,21 +260,21 @@ class VersionManager:
         if self._policies and not self._store.has_changed():
             return False
         with self._store.read() as conn:
-            found = policies.head(conn)
+            policy = policies.head(conn)
             self._heads = read_heads(conn)
             states = policies.count_by_state(conn)
             self._canaries = policy_marks.all_canaries(conn)
             self._candidates.update(canary.version for canary in self._canaries.values())
             self._forget_decided(policies.get_many(conn, self._candidates))
-        moved = found.version != self.head or not self._policies
+        moved = policy.version != self.head or not self._policies
         if not self._policies:
-            self.serving = found.version
-        self._policies[found.version] = found
-        self.head = found.version
+            self.serving = policy.version
+        self._policies[policy.version] = policy
+        self.head = policy.version
         self._metrics.head.set(self.head)
         for state in PolicyState:
             self._metrics.versions.labels(state.value).set(states.get(state, 0))
-        self._metrics.training.set_metrics(found.version, found.metrics)
+        self._metrics.training.set_metrics(policy.version, policy.metrics)
         return moved
 
     def _forget_decided(self, candidates: Sequence[Policy]) -> None:
@@ -300,18 +300,18 @@ class VersionManager:
             for canary in self._canaries.values()
             if canary.version not in self._refusals
         ]
-        held = Counter({v: n for v, n in self._in_use.items() if v not in self._refusals})
+        in_use = Counter({v: n for v, n in self._in_use.items() if v not in self._refusals})
         keep = {self.serving, target}
         if self._places.choose_leaving(
-            held, loaded=self._loaded, keep=keep, cap=self._max_loaded, now=now
+            in_use, loaded=self._loaded, keep=keep, cap=self._max_loaded, now=now
         ):
             self._notify_waiters()
         wanted = plan_versions(
             loaded=self._loaded,
             serving=self.serving,
             head=target,
-            held=self._places.in_order(held),
-            drained=self._places.drained(held),
+            in_use=self._places.in_order(in_use),
+            drained=self._places.drained(in_use),
             idle=[v for v in self._idle if v in self._policies and v not in self._refusals],
             cap=self._max_loaded,
             others=[*zip(canaries, canaries, strict=True), *others],
@@ -339,11 +339,11 @@ class VersionManager:
         Versions whose files do not match their digests are left out.
         """
         for version in [v for v in wanted if v not in self._loaded and v not in self._sound]:
-            if (why := await asyncio.to_thread(self._examine_files, version)) is not None:
-                self._record_refusal(version, EngineError(why))
+            if (damage := await asyncio.to_thread(self._examine_files, version)) is not None:
+                self._record_refusal(version, EngineError(damage))
                 wanted = [v for v in wanted if v != version]
                 if not wanted:
-                    raise EngineError(f"version {version}: {why}")
+                    raise EngineError(f"version {version}: {damage}")
             else:
                 self._sound.add(version)
         for version in wanted:
@@ -359,17 +359,17 @@ class VersionManager:
                 await self._examine_refused(wanted[0], error)
                 self._record_refusal(wanted[0], error)
                 raise
-        held = [v for v in wanted if v in self._loaded]
+        kept_loaded = [v for v in wanted if v in self._loaded]
         for version in (v for v in wanted if v not in self._loaded):
             try:
-                await self._engine.load([self._policies[v].ref for v in (*held, version)])
-                held.append(version)
+                await self._engine.load([self._policies[v].ref for v in (*kept_loaded, version)])
+                kept_loaded.append(version)
             except EngineGone:
                 raise
             except EngineError as error:
                 await self._examine_refused(version, error)
                 self._record_refusal(version, error)
-        return sorted(held)
+        return sorted(kept_loaded)
 
     async def _examine_refused(self, version: int, error: EngineError) -> None:
         """Read all files of a version that the engine refuses for the first time, so that damage is recorded."""
@@ -412,9 +412,9 @@ class VersionManager:
 
     async def _find_policy(self, version: int) -> Policy:
         if version not in self._policies:
-            found = await asyncio.to_thread(self._read_policy, version)
-            assert found is not None, "heads, pinned versions and parents are in the store"
-            self._policies[version] = found
+            policy = await asyncio.to_thread(self._read_policy, version)
+            assert policy is not None, "heads, pinned versions and parents are in the store"
+            self._policies[version] = policy
         return self._policies[version]
 
     def _record_failure(self, error: EngineError) -> None:
