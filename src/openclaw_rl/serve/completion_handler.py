@@ -229,7 +229,7 @@ def _apply_headers(request: ChatRequest, http_request: web.Request) -> ChatReque
 
 
 def apply_effort(request: ChatRequest, used: Collection[str]) -> ChatRequest:
-    """Return `request` with its `reasoning_effort` as template variables. `used`: the variables that the template reads."""
+    """Return the request with its `reasoning_effort` as template variables. `used`: those that the template reads."""
     if not (effort := request.reasoning_effort):
         return request
     values = {

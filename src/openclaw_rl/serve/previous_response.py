@@ -17,7 +17,9 @@ _PREVIOUS_FIELD = "previous_response_id"
 
 
 async def resolve_previous_response(request: ChatRequest, scope: str, store: Store) -> ChatRequest:
-    """Return `request` with the whole conversation as messages. Its own instructions come first; earlier ones are left out.
+    """Return the request with the whole conversation as messages.
+
+    Its own instructions come first; earlier ones are left out.
 
     Raises `RequestError` if a stored reply is unknown under this key, is incomplete, or was stored without its text.
     """
