@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.code_counts import PACKAGE, CodeCounts, count_code, table_rows
+from benchmarks.code_counts import (PACKAGE, CodeCounts, count_code, count_files, source_files, table_rows)
 
 MODULE = '''"""A module."""
 
@@ -79,3 +79,18 @@ def test_the_script_prints_a_row_for_each_folder() -> None:
     header, _, row = ended.stdout.splitlines()
     assert header.count("|") == row.count("|") == len(table_rows(CodeCounts())) + 2
     assert row.startswith("| examination | ")
+
+
+def test_the_lines_of_the_package_breathe() -> None:
+    """The aims are those of the house rules; decisions a line are bounded by what is reached."""
+    counts = count_files(source_files([PACKAGE]))
+    assert counts.decisions / counts.long_function_code <= MAX_DECISIONS_A_LINE
+    assert counts.tokens / counts.lines <= 6.5
+    assert 1000 * counts.packed / counts.lines <= 3
+    assert counts.packed_attributes == 0
+    assert 1000 * counts.walruses / counts.lines <= MAX_WALRUSES
+    assert counts.walruses_elsewhere <= MAX_WALRUSES_ELSEWHERE
+    assert counts.nested_conditionals <= MAX_NESTED_CONDITIONALS
+    assert counts.trailing_comments / counts.comments <= 0.5
+    assert 1000 * counts.dialect / counts.function_lines <= MAX_DIALECT
+    assert counts.wide_classes == []

@@ -12,7 +12,6 @@ from openclaw_rl.errors import (
     EngineError,
     EngineFull,
     EngineGone,
-    ModelError,
     RequestError,
     StoreError,
 )
@@ -20,11 +19,10 @@ from openclaw_rl.protocols import Engine
 from openclaw_rl.serve.chat_request import ReplyFailed
 from openclaw_rl.serve.gate.canary import is_chosen
 from openclaw_rl.serve.versions.place_queue import PlaceQueue, plan_versions
-from openclaw_rl.store import events
+from openclaw_rl.serve.versions.stored_heads import StoredHeads
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies, policy_marks
-from openclaw_rl.store.lineage.policy_marks import CanaryMark
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, read_heads
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.types import Policy, PolicyState
 
 log = logging.getLogger(__name__)
@@ -53,11 +51,10 @@ class VersionManager:
     """Keeps the engine's versions up to date. A new request gets the newest loaded head; a reply keeps its version."""
 
     def __init__(self, store: Store, engine: Engine, *, cap: int, metrics: GatewayMetrics) -> None:
-        self._store = store
+        self._stored = StoredHeads(store, metrics)
         self._engine = engine
         self._max_loaded = cap
         self._metrics = metrics
-        self._policies: dict[int, Policy] = {}
         self._loaded: frozenset[int] = frozenset()
         # Number of replies that run on a version or wait for it.
         self._in_use: Counter[int] = Counter()
@@ -66,28 +63,30 @@ class VersionManager:
         self._places = PlaceQueue()
         # Versions the engine refused: (reason, loop time of a retry).
         self._refusals: dict[int, tuple[str, float]] = {}
-        # Versions that were candidates when they were last read.
-        self._candidates: set[int] = set()
         # Whether the engine's loaded versions may differ from `_loaded`.
         self._out_of_sync = True
         self._wake_event = asyncio.Event()
         self._changed_event = asyncio.Event()
         self.on_loaded: Callable[[], Awaitable[None]] | None = None
-        self.head = 0
-        self.serving = 0
-        # Of all policies, by name.
-        self._heads: dict[str, int] = {}
+        # None: the store was not read yet.
+        self._serving: int | None = None
         # Policies of one's own -> serving version; last used last.
         self._recent: OrderedDict[str, int] = OrderedDict()
-        # By policy.
-        self._canaries: dict[str, CanaryMark] = {}
-        # The serving version that the store knows.
-        self._recorded: int | None = None
         # Versions whose files match their digests and that the engine has not loaded yet.
         self._sound: set[int] = set()
         self.problem: str | None = "the engine has not answered yet"
         # Whether the engine has answered once; until then it is starting.
         self._has_connected = False
+
+    @property
+    def head(self) -> int:
+        """The newest version of the default policy."""
+        return self._stored.head
+
+    @property
+    def serving(self) -> int:
+        """The version of the default policy that answers new requests."""
+        return 0 if self._serving is None else self._serving
 
     # Called by requests.
 
@@ -98,7 +97,7 @@ class VersionManager:
         `conversation`: decides whether a canary answers, so that it answers whole conversations.
         """
         version = self.serving if policy == DEFAULT_NAME else self._choose_version(policy)
-        canary = self._canaries.get(policy)
+        canary = self._stored.canaries.get(policy)
         if (
             canary is not None
             and canary.version in self._loaded
@@ -113,9 +112,9 @@ class VersionManager:
     def _choose_version(self, policy: str) -> int:
         """Return the newest loaded version of a policy of one's own, else its head."""
         # The store was never read: the head will be loaded first.
-        if not self._heads:
+        if not self._stored.was_read:
             return self.serving
-        head = head_version(self._heads, policy)
+        head = self._stored.head_of(policy)
         serving = self._recent.get(policy, head)
         chosen = head if head in self._loaded or serving not in self._loaded else serving
         self._recent[policy] = chosen
@@ -135,8 +134,8 @@ class VersionManager:
 
         `for_gate`: the client is the gate, for which candidates are loaded, too.
         """
-        if version not in self._loaded or version in self._candidates:
-            policy = await asyncio.to_thread(self._read_policy, version)
+        if version not in self._loaded or version in self._stored.candidates:
+            policy = await asyncio.to_thread(self._stored.read_policy, version)
             if (reason := unservable_reason(policy, for_gate=for_gate)) is not None:
                 raise RequestError(
                     f"version {version} {reason}; the newest is {self.head}.",
@@ -145,9 +144,7 @@ class VersionManager:
                     status=404,
                 )
             assert policy is not None
-            self._policies[version] = policy
-            if policy.state is PolicyState.CANDIDATE:
-                self._candidates.add(version)
+            self._stored.add(policy)
         self._in_use[version] += 1
         if version not in self._loaded:
             self._wake_event.set()
@@ -227,11 +224,13 @@ class VersionManager:
         while True:
             self._wake_event.clear()
             try:
-                if await asyncio.to_thread(self._read_head):
+                if await asyncio.to_thread(self._stored.refresh, self._in_use):
                     log.debug("the head is version %d", self.head)
+                if self._serving is None:
+                    self._serving = self.head
                 pause = POLL_SECONDS if await self._load_planned() else _LOAD_RETRY_SECONDS
-                if self.serving != self._recorded:
-                    await asyncio.to_thread(self._record_serving)
+                if self.serving != self._stored.recorded:
+                    await asyncio.to_thread(self._stored.record_serving, self.serving)
             except StoreError as error:
                 # Loaded versions continue to answer.
                 log.error("the head cannot be read: %s", error)
@@ -244,60 +243,18 @@ class VersionManager:
             except TimeoutError:
                 continue
 
-    def _read_policy(self, version: int) -> Policy | None:
-        with self._store.read() as conn:
-            return policies.get(conn, version)
-
-    def _record_serving(self) -> None:
-        """Record the serving version, whose files the trainer then keeps."""
-        version = self.serving
-        with self._store.write(durable=False) as conn:
-            events.move_cursor(conn, policies.SERVED_CURSOR, version)
-        self._recorded = version
-
-    def _read_head(self) -> bool:
-        """Read the head from the store. Returns whether it has moved."""
-        if self._policies and not self._store.has_changed():
-            return False
-        with self._store.read() as conn:
-            policy = policies.head(conn)
-            self._heads = read_heads(conn)
-            states = policies.count_by_state(conn)
-            self._canaries = policy_marks.all_canaries(conn)
-            self._candidates.update(canary.version for canary in self._canaries.values())
-            self._forget_decided(policies.get_many(conn, self._candidates))
-        moved = policy.version != self.head or not self._policies
-        if not self._policies:
-            self.serving = policy.version
-        self._policies[policy.version] = policy
-        self.head = policy.version
-        self._metrics.head.set(self.head)
-        for state in PolicyState:
-            self._metrics.versions.labels(state.value).set(states.get(state, 0))
-        self._metrics.training.set_metrics(policy.version, policy.metrics)
-        return moved
-
-    def _forget_decided(self, candidates: Sequence[Policy]) -> None:
-        """Count promoted candidates as versions like others, and unload rejected ones, whose files are gone."""
-        for policy in candidates:
-            if policy.state is PolicyState.CANDIDATE or self._in_use[policy.version]:
-                continue
-            self._candidates.discard(policy.version)
-            if policy.state is PolicyState.REJECTED:
-                self._policies.pop(policy.version, None)
-
     async def _load_planned(self) -> bool:
         """Load the planned versions. Returns False if the engine refused one or is gone."""
         now = asyncio.get_running_loop().time()
         self._refusals = {v: refusal for v, refusal in self._refusals.items() if refusal[1] >= now}
         target = await self._loadable_version(self.head)
         others = [
-            (serving, await self._loadable_version(head_version(self._heads, name)))
+            (serving, await self._loadable_version(self._stored.head_of(name)))
             for name, serving in reversed(list(self._recent.items()))
         ]
         canaries = [
             canary.version
-            for canary in self._canaries.values()
+            for canary in self._stored.canaries.values()
             if canary.version not in self._refusals
         ]
         in_use = Counter({v: n for v, n in self._in_use.items() if v not in self._refusals})
@@ -312,7 +269,7 @@ class VersionManager:
             head=target,
             in_use=self._places.in_order(in_use),
             drained=self._places.drained(in_use),
-            idle=[v for v in self._idle if v in self._policies and v not in self._refusals],
+            idle=[v for v in self._idle if self._stored.knows(v) and v not in self._refusals],
             cap=self._max_loaded,
             others=[*zip(canaries, canaries, strict=True), *others],
         )
@@ -339,7 +296,7 @@ class VersionManager:
         Versions whose files do not match their digests are left out.
         """
         for version in [v for v in wanted if v not in self._loaded and v not in self._sound]:
-            if (damage := await asyncio.to_thread(self._examine_files, version)) is not None:
+            if (damage := await asyncio.to_thread(self._stored.examine_files, version)) is not None:
                 self._record_refusal(version, EngineError(damage))
                 wanted = [v for v in wanted if v != version]
                 if not wanted:
@@ -347,9 +304,9 @@ class VersionManager:
             else:
                 self._sound.add(version)
         for version in wanted:
-            await self._find_policy(version)
+            await self._stored.find(version)
         try:
-            await self._engine.load([self._policies[v].ref for v in wanted])
+            await self._engine.load([self._stored.known(v).ref for v in wanted])
             self._sound.clear()
             return wanted
         except EngineGone:
@@ -362,7 +319,9 @@ class VersionManager:
         kept_loaded = [v for v in wanted if v in self._loaded]
         for version in (v for v in wanted if v not in self._loaded):
             try:
-                await self._engine.load([self._policies[v].ref for v in (*kept_loaded, version)])
+                await self._engine.load(
+                    [self._stored.known(v).ref for v in (*kept_loaded, version)]
+                )
                 kept_loaded.append(version)
             except EngineGone:
                 raise
@@ -374,16 +333,7 @@ class VersionManager:
     async def _examine_refused(self, version: int, error: EngineError) -> None:
         """Read all files of a version that the engine refuses for the first time, so that damage is recorded."""
         if version not in self._refusals and not isinstance(error, EngineFull):
-            await asyncio.to_thread(self._examine_files, version, trusts_known=False)
-
-    def _examine_files(self, version: int, *, trusts_known: bool = True) -> str | None:
-        """Return why the files of a version cannot be served, or None. `trusts_known`: see `policies.examine_files`."""
-        try:
-            return policies.examine_files(
-                self._store, version, for_engine=True, trusts_known=trusts_known
-            )
-        except ModelError as error:
-            return str(error)
+            await asyncio.to_thread(self._stored.examine_files, version, trusts_known=False)
 
     def _record_refusal(self, version: int, error: EngineError) -> None:
         # It has a place when a reply has ended.
@@ -405,17 +355,10 @@ class VersionManager:
         """
         while (
             version in self._refusals
-            and (parent := (await self._find_policy(version)).parent) is not None
+            and (parent := (await self._stored.find(version)).parent) is not None
         ):
             version = parent
         return version
-
-    async def _find_policy(self, version: int) -> Policy:
-        if version not in self._policies:
-            policy = await asyncio.to_thread(self._read_policy, version)
-            assert policy is not None, "heads, pinned versions and parents are in the store"
-            self._policies[version] = policy
-        return self._policies[version]
 
     def _record_failure(self, error: EngineError) -> None:
         if str(error) != self.problem:
@@ -440,7 +383,7 @@ class VersionManager:
         if target in self._loaded and self.serving != target:
             log.info("version %d answers now; was %d", target, self.serving)
             self._idle[self.serving] = None
-            self.serving = target
+            self._serving = target
         if is_first:
             log.info("ready: version %d answers", self.serving)
         for version in [v for v in self._idle if v not in self._loaded]:
