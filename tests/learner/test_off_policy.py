@@ -173,7 +173,7 @@ def test_a_masked_reply_leaves_no_trace(trainer: Make, draw: Draw, tmp_path: Pat
     alone = trainer("binary", **settings_)
     others = [s for s in silenced if s.mask.any()]
     slow = sum(int(s.mask.sum()) for s in batch) / len(batch)
-    alone.load(folder=None, memory={"reply_tokens": slow})
+    alone.load(folder=None, method_state={"reply_tokens": slow})
     half = alone.step(others, str(tmp_path / "alone")).metrics["gradient/norm"]
     assert norm == pytest.approx(half * len(others) / len(batch), rel=1e-4), (
         "masked tokens stay in the denominator"
@@ -252,7 +252,7 @@ def test_a_step_on_groups(trainer: Make, draw: Draw, tmp_path: Path) -> None:
         float(t[s.mask].sum())
         for s, t in zip(batch, made.logprobs([row_of(s) for s in batch]), strict=True)
     ]
-    made.load(folder=None, memory={"kept": 7})
+    made.load(folder=None, method_state={"kept": 7})
     result = made.step(batch, str(tmp_path / "out"))
     after = [
         float(t[s.mask].sum())

@@ -260,13 +260,13 @@ def test_the_slow_average_is_resumed(
     assert any((tensors(straight)[name] != before[name]).any() for name in before)
 
     again = trainer("sdpo", **chosen)
-    again.load(folder=results[1].folder, memory=json.loads(json.dumps(results[1].memory)))
+    again.load(folder=results[1].folder, method_state=json.loads(json.dumps(results[1].memory)))
     rest = again.step(batches[2], str(tmp_path / "again"))
     assert rest.digest == results[2].digest
     assert rest.metrics["teacher/kl"] == results[2].metrics["teacher/kl"] > 0
     for name, tensor in tensors(straight).items():
         assert torch.equal(tensor, tensors(again)[name])
-    again.load(folder=None, memory={})
+    again.load(folder=None, method_state={})
     for name, tensor in tensors(again).items():
         assert torch.equal(tensor, again._weights.parameters[name].detach()), "on the base again"
 
@@ -281,7 +281,7 @@ def test_a_policy_without_an_average_or_with_another(
     assert not (Path(folder) / EMA_TEACHER_FILE).exists()
     made = trainer("sdpo", **WIDE, reference="average")
     with caplog.at_level(logging.WARNING):
-        made.load(folder=folder, memory={})
+        made.load(folder=folder, method_state={})
     assert "has no moving average: it starts at the weights of this policy" in caplog.text
     folder = made.step(draw(made, 1, hinted_prompts=hint), str(tmp_path / "with")).folder
     assert folder is not None
@@ -289,7 +289,7 @@ def test_a_policy_without_an_average_or_with_another(
         (Path(folder) / "adapter_model.safetensors").read_bytes()
     )
     with pytest.raises(ModelError, match="the moving average does not match the trained weights"):
-        made.load(folder=folder, memory={})
+        made.load(folder=folder, method_state={})
 
 
 def test_the_average_is_the_teacher_and_the_base_stays_the_base(

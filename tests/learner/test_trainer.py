@@ -197,7 +197,7 @@ def test_a_broken_step_leaves_the_weights(trainer: Make, draw: Draw, tmp_path: P
 def test_standing_on_the_base_again(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     made = trainer(learning_rate=1e-2)
     first = made.step(draw(made, 0), str(tmp_path / "0"))
-    made.load(folder=None, memory={})
+    made.load(folder=None, method_state={})
     assert made.step(draw(made, 0), str(tmp_path / "1")).digest == first.digest
 
 
@@ -207,11 +207,11 @@ def test_an_adapter_of_another_shape_is_refused(
     made = trainer(lora={"rank": 4})
     folder = made.step(draw(made, 0), str(tmp_path / "policy")).folder
     with pytest.raises(ConfigError, match=r"train\.lora\.rank 4, but the settings say 8"):
-        trainer(lora={"rank": 8}).load(folder=folder, memory={})
+        trainer(lora={"rank": 8}).load(folder=folder, method_state={})
     with pytest.raises(ModelError, match="do not fit the base model"):
-        trainer(lora={"rank": 4, "targets": ("q_proj",)}).load(folder=folder, memory={})
+        trainer(lora={"rank": 4, "targets": ("q_proj",)}).load(folder=folder, method_state={})
     with pytest.raises(ModelError, match="cannot read the policy's adapter"):
-        made.load(folder=str(tmp_path / "nowhere"), memory={})
+        made.load(folder=str(tmp_path / "nowhere"), method_state={})
 
 
 def test_goes_on_without_the_moments(
@@ -223,7 +223,7 @@ def test_goes_on_without_the_moments(
     folder = made.step(batch, str(tmp_path / "0")).folder
     assert folder is not None
     (Path(folder) / OPTIMIZER_FILE).unlink()
-    made.load(folder=folder, memory={})
+    made.load(folder=folder, method_state={})
     assert "the optimizer starts from the beginning" in caplog.text
     assert made.step(batch, str(tmp_path / "1")).metrics["step"] == 2
 
@@ -273,7 +273,7 @@ def test_a_step_that_no_halving_holds_is_refused(trainer: Make, draw: Draw, tmp_
         is None
     )
     held._train = never._train
-    held.load(folder=first.folder, memory=first.memory)
+    held.load(folder=first.folder, method_state=first.memory)
     batch = draw(never, 2)
     digests = {
         t.step(batch, str(tmp_path / f"next{n}")).digest for n, t in enumerate((never, held))

@@ -165,9 +165,9 @@ def test_the_trainer_loads_a_version_once(store: Store, make_loop: MakeLoop, fil
             super().__init__()
             self.loads: list[tuple[str | None, Mapping[str, Any]]] = []
 
-        def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
-            self.loads.append((folder, memory))
-            super().load(folder=folder, memory=memory)
+        def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
+            self.loads.append((folder, method_state))
+            super().load(folder=folder, method_state=method_state)
 
     trainer = Counting()
     loop = make_loop(trainer)

@@ -126,7 +126,7 @@ def junk_distance(logprobs: Sequence[Logprobs], usual: Sequence[float]) -> float
         return None
     middle = float(np.median(usual))
     spread = max(1.4826 * float(np.median(np.abs(np.array(usual) - middle))), _MIN_SPREAD)
-    gaps = [(middle - float(np.mean(found)), len(found)) for found in logprobs]
+    gaps = [(middle - float(np.mean(reply)), len(reply)) for reply in logprobs]
     return max((gap / spread for gap, count in gaps if gap * count >= MIN_JUNK_NATS), default=0.0)
 
 
@@ -193,8 +193,8 @@ def decide(
     the budget is spent and no kind points below its margin.
     """
     for kind in evidence:
-        if why := kind.rejection_reason(is_spent=is_spent):
-            return "reject", why
+        if reason := kind.rejection_reason(is_spent=is_spent):
+            return "reject", reason
     if is_spent:
         return "promote", None
     growing = [kind for kind in evidence if not kind.is_complete]

@@ -60,8 +60,8 @@ class HeldOutEvidence:
     """The evidence from held-out turns on one candidate, and the figures of its batch."""
 
     def __init__(self, settings: GateConfig) -> None:
-        def make(name: str, words: str) -> Evidence:
-            return Evidence(name, words, settings.margin, settings.error, is_complete=True)
+        def make(name: str, description: str) -> Evidence:
+            return Evidence(name, description, settings.margin, settings.error, is_complete=True)
 
         self.candidate = make("held_out", CANDIDATE_WORDS)
         self.liked = make("liked", LIKED_WORDS)
@@ -178,8 +178,8 @@ class HeldOutEvidence:
 
         `is_suspect`: in one whose verdicts contradict what was learned.
         """
-        if why := junk_reason(self.junk):
-            return why
+        if junk := junk_reason(self.junk):
+            return junk
         suspected = is_suspect or (is_retry and self._is_strict)
         contradiction = disagreement_reason(self.agreement, self._verdicts, is_suspect=suspected)
         if not self._is_strict:
@@ -223,14 +223,14 @@ class HeldOutEvidence:
     def metrics(self) -> dict[str, float]:
         """Return the figures of the batch, and the number of comparisons that failed."""
         failures = float(self._failures) if self._failures else None
-        found = {
+        figures = {
             "gate/outlier_distance": self.distance,
             "gate/junk_distance": self.junk,
             "gate/agreement": self.agreement,
             "gate/others_agreement": self.others_agreement,
             "gate/failures": failures,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in figures.items() if value is not None}
 
     @staticmethod
     def _add(

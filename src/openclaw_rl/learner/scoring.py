@@ -83,15 +83,15 @@ class PolicyScorer:
         reused, student = self._score_before_step(rows, method.topk_size)
         safety = self._train.safety
         times = self._train.distill.teacher_temperature
-        kept, dropped = drop_stale(
+        usable, dropped = drop_stale(
             samples,
             [o.logp for o in student],
             max_gap=safety.max_turn_log_ratio,
             max_batch_gap=safety.batch_log_ratio_limit,
         )
-        rows = [rows[i] for i in kept]
-        samples = [samples[i] for i in kept]
-        student = [student[i] for i in kept]
+        rows = [rows[i] for i in usable]
+        samples = [samples[i] for i in usable]
+        student = [student[i] for i in usable]
         hinted = scored.hinted_sequences(samples, times=times) if method.uses_hints else []
         guided = self._score_guided(samples, hinted, student, method.topk_size)
         base, hinted_scores = self._base_and_teacher(
@@ -113,7 +113,7 @@ class PolicyScorer:
             teachers=[[t.logp for t in of] for of in teachers],
             teacher_entropy=[[t.entropy_K for t in of] for of in teachers],
             tops=[scored.topk_scores(o, of) for o, of in pairs] if method.topk_size else [],
-            reused_forward=reused.select_rows(kept) if reused and kept else None,
+            reused_forward=reused.select_rows(usable) if reused and usable else None,
             lesson_gaps={
                 i: scored.lesson_gap(samples[i], student[i], row.plain, row.scores)
                 for i, row in guided.items()

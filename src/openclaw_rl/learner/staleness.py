@@ -42,16 +42,16 @@ def drop_stale(
         for s, mean in zip(samples, means, strict=True)
         if not mean <= max_gap
     }
-    kept = [i for i, mean in enumerate(means) if mean <= max_gap]
-    fresh = [i for i in kept if not samples[i].replay]
-    replays = [i for i in kept if samples[i].replay]
+    within_limit = [i for i, mean in enumerate(means) if mean <= max_gap]
+    fresh = [i for i in within_limit if not samples[i].replay]
+    replays = [i for i in within_limit if samples[i].replay]
     for beside, some in (([], fresh), (fresh, replays)):
         while (whole := _mean_gap([gaps[i] for i in (*beside, *some)])) > max_batch_gap:
             stalest = max(some, key=lambda i: means[i])
             some.remove(stalest)
-            words = f"mean |log ratio| {means[stalest]:.2f}, of its whole batch {whole:.2f}"
+            measure = f"mean |log ratio| {means[stalest]:.2f}, of its whole batch {whole:.2f}"
             dropped[samples[stalest].turn] = _stale_reason(
-                samples[stalest], words, "train.safety.max_batch_log_ratio", max_batch_gap
+                samples[stalest], measure, "train.safety.max_batch_log_ratio", max_batch_gap
             )
     return sorted([*fresh, *replays]), dropped
 

@@ -120,7 +120,7 @@ class StepFrame:
             i for i in range(len(scored.samples)) if any(term.masks[i].any() for term in terms)
         ]
         credited_turns = {scored.samples[i].turn for i in credited}
-        left_out = {turn: why for turn, why in unusable.items() if turn not in credited_turns}
+        left_out = {turn: reason for turn, reason in unusable.items() if turn not in credited_turns}
         new_turns = {sample.turn for sample in samples if not sample.replay}
         stale = len(stale_turns(left_out) & new_turns)
         for sample in scored.samples:

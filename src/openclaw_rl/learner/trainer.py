@@ -117,11 +117,11 @@ class LocalTrainer:
         # A step was begun.
         self._has_run = False
         self._scorer = PolicyScorer(self._weights, self._runner, train, self._ema_teacher)
-        self.load(folder=None, memory={})
+        self.load(folder=None, method_state={})
 
-    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+    def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
         """Load the policy in `folder`, or the base. Raises `ModelError` or `ConfigError` if it does not match."""
-        self._frame.load(memory)
+        self._frame.load(method_state)
         # See `next_rate_scale`.
         self._rate_scales = dict.fromkeys(StepKind, 1.0)
         if folder is None:
@@ -135,7 +135,9 @@ class LocalTrainer:
         if self._ema_teacher is not None:
             self._ema_teacher.read(Path(folder))
         state = state_files.read_state(Path(folder))
-        self._frame.load(memory, steps=int(state["steps"]), turns_seen=int(state.get("samples", 0)))
+        self._frame.load(
+            method_state, steps=int(state["steps"]), turns_seen=int(state.get("samples", 0))
+        )
         stored_scales = state.get("rate_scales", {})
         self._rate_scales = {kind: float(stored_scales.get(kind, 1.0)) for kind in StepKind}
         if not self._optimizer.read(Path(folder)):
@@ -199,7 +201,7 @@ class LocalTrainer:
         moved = self._apply_trust_region(batch, snapshot, kind)
         self._rate_scales[kind] = next_rate_scale(
             self._rate_scales[kind],
-            kept=moved["step/scale"],
+            remaining=moved["step/scale"],
             moved=moved["kl/step"],
             bound=self._step_bound(kind),
         )

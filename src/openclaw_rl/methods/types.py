@@ -198,13 +198,17 @@ class CreditMethod(Protocol):
     # Number of top tokens at each position in `BatchLogprobs.topk_scores`; 0: none.
     topk_size: int = 0
 
-    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
+    def loss_terms(
+        self, evidence: BatchLogprobs, method_state: Mapping[str, Any]
+    ) -> Sequence[AnyTerm]:
         """Return the terms of the loss on these samples."""
 
     def no_credit_reason(self, episode: EpisodeStep) -> Reason | None:
         """Return why the rewards of a group give this turn no signal; None if they do. For `uses_episodes`."""
         return None
 
-    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the method state (`memory`) after training on these samples; unchanged unless the method has one."""
-        return dict(memory)
+    def update_state(
+        self, samples: Sequence[Sample], method_state: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the method state after training on these samples; unchanged unless the method has one."""
+        return dict(method_state)

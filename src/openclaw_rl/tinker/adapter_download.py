@@ -54,7 +54,7 @@ def _download_files(url: str) -> dict[str, bytes]:
 
 def _read_archive(url: str) -> dict[str, bytes]:
     """Return the adapter's files in a tar archive, which may be compressed. Nothing is extracted to a path."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     with tempfile.TemporaryFile() as file:
         with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:
             while block := answer.read(2**20):
@@ -65,12 +65,12 @@ def _read_archive(url: str) -> dict[str, bytes]:
                 if (name := Path(member.name).name) in WEIGHT_FILES and member.isfile():
                     stream = archive.extractfile(member)
                     assert stream is not None
-                    found[name] = stream.read()
-    if missing := sorted(set(WEIGHT_FILES) - found.keys()):
+                    files[name] = stream.read()
+    if missing := sorted(set(WEIGHT_FILES) - files.keys()):
         raise EngineError(
             f"the archive of the adapter that the Tinker service returned has no {' and '.join(missing)}"
         )
-    return found
+    return files
 
 
 def to_peft_layout(files: Mapping[str, bytes], base: LocalBase) -> dict[str, bytes]:
@@ -79,10 +79,10 @@ def to_peft_layout(files: Mapping[str, bytes], base: LocalBase) -> dict[str, byt
     The service's settings name its own base and need not name the modules.
     """
     try:
-        given = json.loads(files[ADAPTER_CONFIG])
+        adapter_config = json.loads(files[ADAPTER_CONFIG])
         shapes = dict(_matrix_shapes(files[ADAPTER_WEIGHTS]))
-        rank = int(given["r"])
-        alpha = float(given["lora_alpha"])
+        rank = int(adapter_config["r"])
+        alpha = float(adapter_config["lora_alpha"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(
             f"the adapter that the Tinker service returned cannot be read ({type(error).__name__}: {error}); expected "
@@ -91,7 +91,7 @@ def to_peft_layout(files: Mapping[str, bytes], base: LocalBase) -> dict[str, byt
     modules = _adapted_modules(shapes, rank)
     if base.folder is not None:
         _check_fit(modules, base.folder)
-    settings = {"bias": "none", "lora_dropout": 0.0} | given
+    settings = {"bias": "none", "lora_dropout": 0.0} | adapter_config
     settings |= {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -109,10 +109,10 @@ def _adapted_modules(shapes: Shapes, rank: int) -> dict[str, tuple[int, int]]:
     """Return [out, in] of each module that has both matrices of this rank."""
     sides: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
-        found = _MATRIX_NAME.fullmatch(name)
-        if found is None or len(shape) != 2:
+        match = _MATRIX_NAME.fullmatch(name)
+        if match is None or len(shape) != 2:
             raise _foreign_name(name, "PEFT")
-        sides.setdefault(found["module"], {})[found["side"]] = shape
+        sides.setdefault(match["module"], {})[match["side"]] = shape
     for module, pair in sides.items():
         if pair.keys() != {"A", "B"} or pair["A"][0] != rank or pair["B"][1] != rank:
             raise EngineError(

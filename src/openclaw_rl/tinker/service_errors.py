@@ -53,48 +53,48 @@ MAX_CHARS = 300
 def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
     """Return what failed, what was expected and what to do, in one line. `url`: None is the SDK's own address."""
     where = f"the Tinker service at {url}" if url else "the Tinker service"
-    said = " ".join(str(error).split())[:MAX_CHARS] or type(error).__name__
+    text = " ".join(str(error).split())[:MAX_CHARS] or type(error).__name__
     status = _status_of(error)
-    if status in (400, 403, 404) and _PROJECT.search(said) and not _KEY.search(said):
-        return f"{where} refused the project ({said}). Set TINKER_PROJECT_ID (tinker.project_id) to one of this key"
-    if status in (401, 403) or _KEY.search(said):
-        return f"{where} refused the key ({said}). Set TINKER_API_KEY (tinker.api_key) to a key of this service"
+    if status in (400, 403, 404) and _PROJECT.search(text) and not _KEY.search(text):
+        return f"{where} refused the project ({text}). Set TINKER_PROJECT_ID (tinker.project_id) to one of this key"
+    if status in (401, 403) or _KEY.search(text):
+        return f"{where} refused the key ({text}). Set TINKER_API_KEY (tinker.api_key) to a key of this service"
     if status == 402:
-        return f"{where} refused for billing ({said}). See to the account of this key"
+        return f"{where} refused for billing ({text}). See to the account of this key"
     if is_unreachable(error):
         return (
-            f"{where} does not answer ({said}). Check the network and tinker.url (TINKER_ENDPOINT)"
+            f"{where} does not answer ({text}). Check the network and tinker.url (TINKER_ENDPOINT)"
         )
     if status == 429:
-        return f"{where} is still busy after all retries ({said}). Try again later"
+        return f"{where} is still busy after all retries ({text}). Try again later"
     if is_session_gone(error):
-        return f"{where} has ended this session ({said}). The next call opens another one"
+        return f"{where} has ended this session ({text}). The next call opens another one"
     if is_model_gone(error):
         return (
-            f"{where} no longer has a model of this session ({said}). Training makes its own again; for sampling, set "
+            f"{where} no longer has a model of this session ({text}). Training makes its own again; for sampling, set "
             "tinker.sample_from to models"
         )
-    if _CHECKPOINT.search(said):
+    if _CHECKPOINT.search(text):
         return (
-            f"{where} no longer has a checkpoint of a version ({said}). Roll back to a version that it has, or to the "
+            f"{where} no longer has a checkpoint of a version ({text}). Roll back to a version that it has, or to the "
             "base (`openclaw-rl rollback 0`)"
         )
-    if _RANK.search(said):
+    if _RANK.search(text):
         return (
-            f"{where} does not take this rank ({said}). Set train.lora.rank to one that it offers"
+            f"{where} does not take this rank ({text}). Set train.lora.rank to one that it offers"
         )
-    if _CONTEXT.search(said):
-        return f"{where} refused a sequence as too long ({said}). Set engine.max_context to what it takes"
-    if _MODEL.search(said):
-        return missing_model(model, (), url=url) + f" ({said})"
+    if _CONTEXT.search(text):
+        return f"{where} refused a sequence as too long ({text}). Set engine.max_context to what it takes"
+    if _MODEL.search(text):
+        return missing_model(model, (), url=url) + f" ({text})"
     if _names_of(error) & set(_UNREADABLE):
         return (
-            f"{where} gave an answer that its SDK cannot read ({said}). Check that tinker.url (TINKER_ENDPOINT) is the "
+            f"{where} gave an answer that its SDK cannot read ({text}). Check that tinker.url (TINKER_ENDPOINT) is the "
             "service, and that no proxy answers in its place"
         )
-    if status == 404 and _NO_PATH.search(said):
-        return f"{where} has nothing at that address ({said}). Check tinker.url (TINKER_ENDPOINT)"
-    return f"{where} failed ({said})"
+    if status == 404 and _NO_PATH.search(text):
+        return f"{where} has nothing at that address ({text}). Check tinker.url (TINKER_ENDPOINT)"
+    return f"{where} failed ({text})"
 
 
 def classify_error(error: BaseException) -> Literal["absent", "too_long", "failed"]:
@@ -103,10 +103,10 @@ def classify_error(error: BaseException) -> Literal["absent", "too_long", "faile
     The call failed only if the service says so. Any other error, such as an answer that is cut off, says nothing about
     the turns of a batch.
     """
-    said = str(error)
-    if is_transient(error) or not _blames_call(error) or _KEY.search(said) or _RANK.search(said):
+    text = str(error)
+    if is_transient(error) or not _blames_call(error) or _KEY.search(text) or _RANK.search(text):
         return "absent"
-    return "too_long" if _CONTEXT.search(said) else "failed"
+    return "too_long" if _CONTEXT.search(text) else "failed"
 
 
 def _blames_call(error: BaseException) -> bool:
@@ -117,10 +117,10 @@ def _blames_call(error: BaseException) -> bool:
 
 def _status_of(error: BaseException) -> int | None:
     """Return the HTTP status. The SDK's error of a call that was taken on has it in its cause."""
-    found: int | None = getattr(error, "status_code", None) or getattr(
+    status: int | None = getattr(error, "status_code", None) or getattr(
         error.__cause__, "status_code", None
     )
-    return found
+    return status
 
 
 def _names_of(error: BaseException) -> set[str]:

@@ -77,7 +77,7 @@ def find_low_rate(
     rates = {float(step["learning_rate"]) for step in newest}
     if len(newest) < checked or len(rates) > 1:
         return None
-    found = LowRate(
+    measured = LowRate(
         rate=rates.pop(), kl=max(float(step["kl/step"]) for step in newest), steps=checked
     )
-    return found if found.kl < MIN_STEP_KL and found.rate < MAX_LOW_RATE else None
+    return measured if measured.kl < MIN_STEP_KL and measured.rate < MAX_LOW_RATE else None

@@ -108,7 +108,7 @@ class LoadedTrainer:
 
     def _load_folder(self, policy: Policy, folder: str | None) -> None:
         self._loaded = None
-        self._trainer.load(folder=folder, memory=policy.memory)
+        self._trainer.load(folder=folder, method_state=policy.memory)
 
 
 def _copy_without_optimizer(folder: str, root: Path, version: int) -> Path:

@@ -26,7 +26,7 @@ def new_folder(root: Path, version: int) -> Path:
 def versions_on_disk(root: Path) -> list[int]:
     """Return the numbers of the versions that have a folder, oldest first."""
     names = [path.name for path in root.iterdir()] if root.is_dir() else []
-    return sorted({int(found[1]) for name in names if (found := _FOLDER_NAME.fullmatch(name))})
+    return sorted({int(match[1]) for name in names if (match := _FOLDER_NAME.fullmatch(name))})
 
 
 def has_metadata(policy: Policy) -> bool:

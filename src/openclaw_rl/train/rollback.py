@@ -42,24 +42,24 @@ def plan_rollback(
     Raises `OpenClawError` if `to` is no ancestor, or if its files were removed or are damaged.
     """
     head = policies.head(conn, name).version
-    line = policies.lineage(conn, head)
+    lineage = policies.lineage(conn, head)
     if head == 0:
         raise OpenClawError("the head is version 0, the base itself: there is nothing to roll back")
-    to = line[1] if to is None else to
+    to = lineage[1] if to is None else to
     if to == head:
         raise OpenClawError(f"version {to} is the head already")
-    if to not in line and policies.get(conn, to) is not None:
+    if to not in lineage and policies.get(conn, to) is not None:
         cure = f"`openclaw-rl policies promote {to}` makes it the head"
         raise OpenClawError(f"version {to} is no ancestor of the head, version {head}. {cure}")
-    if to not in line:
+    if to not in lineage:
         raise OpenClawError(
-            f"expected an ancestor of version {head}, one of {_format_versions(line[1:])}; got {to}"
+            f"expected an ancestor of version {head}, one of {_format_versions(lineage[1:])}; got {to}"
         )
     target = policies.get(conn, to)
     assert target is not None, f"version {to} is an ancestor of the head"
     if policies.is_removed(target) or target.damage is not None:
         raise _unusable_error(conn, name, to, target.damage or policies.REMOVED_REASON)
-    undone = tuple(line[: line.index(to)])
+    undone = tuple(lineage[: lineage.index(to)])
     trained = turns_of_lineage(conn, head)
     used = [row.turn for row in trained if row.version > to]
     retained = {row.turn for row in trained if row.version <= to}
@@ -154,20 +154,22 @@ def plan_promotion(conn: Connection, to: int) -> PromotionPlan:
     """
     policy = policies.require_version(conn, to)
     head = policies.head(conn, policy.name).version
-    line = policies.lineage(conn, head)
+    lineage = policies.lineage(conn, head)
     if to == head:
         raise OpenClawError(f"version {to} is the head already")
-    if to in line:
+    if to in lineage:
         raise OpenClawError(
             f"version {to} is an ancestor of the head. `openclaw-rl rollback {to}` goes back to it"
         )
     if policy.path is None or policies.is_removed(policy):
         raise OpenClawError(f"version {to} cannot be served: its files are not kept")
-    own = set(policies.lineage(conn, to))
+    promoted = set(policies.lineage(conn, to))
     trained = dict.fromkeys(row.turn for row in turns_of_lineage(conn, to))
     _check_no_undo(conn, policy.name, to, trained)
-    left = tuple(version for version in line if version not in own)
-    used = dict.fromkeys(row.turn for row in turns_of_lineage(conn, head) if row.version not in own)
+    left = tuple(version for version in lineage if version not in promoted)
+    used = dict.fromkeys(
+        row.turn for row in turns_of_lineage(conn, head) if row.version not in promoted
+    )
     lost = tuple(turn for turn in used if turn not in trained)
     return PromotionPlan(name=policy.name, head=head, to=to, left_versions=left, turns=lost)
 

@@ -75,10 +75,10 @@ class StepOutcome:
 
     def untrainable_turns(self, reason: Reason | None) -> dict[str, Reason]:
         """Return the new turns that leave the queue, each with why. `reason`: why the result is rejected."""
-        found = {s.turn: self.result.dropped[s.turn] for s in self.left_out if not s.replay}
+        reasons = {s.turn: self.result.dropped[s.turn] for s in self.left_out if not s.replay}
         if reason and len(self.trained_turns) == 1:
-            found[self.trained_turns[0]] = alone_reason(reason)
-        return found
+            reasons[self.trained_turns[0]] = alone_reason(reason)
+        return reasons
 
 
 def alone_reason(reason: Reason) -> Reason:

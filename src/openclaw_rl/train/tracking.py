@@ -58,12 +58,12 @@ def off_policy_summary(m: Mapping[str, float]) -> str:
     """Return a readable summary of how far off policy a step was, and what was masked; empty without a gap metric."""
     if "gap" not in m:
         return ""
-    words = [
+    parts = [
         f"off policy by {m['gap']:.2g} nats a token"
         + (f", at most {m['gap/max']:.2g}" if "gap/max" in m else "")
     ]
     if "staleness/versions" in m:
-        words.append(
+        parts.append(
             f"{m['staleness/versions']:.1f} versions old, at most {m['staleness/versions/max']:.0f}"
         )
     shares = [
@@ -71,27 +71,27 @@ def off_policy_summary(m: Mapping[str, float]) -> str:
         for name, value in m.items()
         if name.startswith(("masked/", "clipped/", "capped/"))
     ]
-    words += [f"{what} ({by}) {share:.1%}" for what, by, share in shares if share]
+    parts += [f"{what} ({by}) {share:.1%}" for what, by, share in shares if share]
     left = {"dropped/stale": "too stale", "truncated": "cut at their limit"}
-    words += [
+    parts += [
         f"{m[name]:.0f} turn{'s' * (m[name] != 1)} {what}"
         for name, what in left.items()
         if m.get(name)
     ]
-    return "; ".join(words)
+    return "; ".join(parts)
 
 
-def version_age(line: Collection[int], version: int) -> int:
+def version_age(lineage: Collection[int], version: int) -> int:
     """Return how many versions of a lineage are newer than this one."""
-    return sum(later > version for later in line)
+    return sum(later > version for later in lineage)
 
 
-def staleness_metrics(line: Collection[int], samples: Sequence[Sample]) -> dict[str, float]:
+def staleness_metrics(lineage: Collection[int], samples: Sequence[Sample]) -> dict[str, float]:
     """Return mean and maximum age of the versions that sampled the turns.
 
-    Only versions of `line` count, so rejected and rolled back versions add nothing to an age.
+    Only versions of `lineage` count, so rejected and rolled back versions add nothing to an age.
     """
-    ages = [version_age(line, s.version) for s in samples]
+    ages = [version_age(lineage, s.version) for s in samples]
     if not ages:
         return {}
     return {"staleness/versions": sum(ages) / len(ages), "staleness/versions/max": float(max(ages))}
@@ -99,8 +99,8 @@ def staleness_metrics(line: Collection[int], samples: Sequence[Sample]) -> dict[
 
 def reward_metrics(verdicts: Collection[Verdict]) -> dict[str, float]:
     """Return mean and standard deviation of the scores, also if the method uses only hints."""
-    found = [float(v.score) for v in verdicts if v.score]
-    return {"reward/mean": fmean(found), "reward/std": pstdev(found)} if found else {}
+    scores = [float(v.score) for v in verdicts if v.score]
+    return {"reward/mean": fmean(scores), "reward/std": pstdev(scores)} if scores else {}
 
 
 def drop_counts(passed: Mapping[str, int], step: Mapping[str, float]) -> dict[str, float]:
@@ -141,7 +141,11 @@ class MetricsTracker:
             with self._file.open("ab") as file:
                 file.write(b"\n")
         logged = next(
-            (found for line in reversed(raw.splitlines()) if (found := _logged_version(line)) >= 0),
+            (
+                version
+                for line in reversed(raw.splitlines())
+                if (version := _logged_version(line)) >= 0
+            ),
             -1,
         )
         # A resumed or root version has no step.
@@ -179,7 +183,7 @@ class MetricsTracker:
         The other sinks are indexed by version, and this batch has none.
         """
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        line = {
+        entry = {
             "parent": head.version,
             "state": NO_STEP_STATE,
             "at": at,
@@ -187,11 +191,11 @@ class MetricsTracker:
             "reasons": {turn: reason.detail for turn, reason in reasons.items()},
             "codes": {turn: reason.code.value for turn, reason in reasons.items()},
         }
-        self._append_line(finite | line)
+        self._append_line(finite | entry)
 
-    def _append_line(self, line: Mapping[str, Any]) -> None:
+    def _append_line(self, entry: Mapping[str, Any]) -> None:
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(entry) + "\n")
 
 
 def _logged_version(line: bytes) -> int:
@@ -229,7 +233,7 @@ def _wandb_sink(
 ) -> MetricsSink:
     import wandb
 
-    made = wandb.init(
+    wandb_run = wandb.init(
         project=track.project,
         name=run,
         dir=str(logs),
@@ -240,7 +244,7 @@ def _wandb_sink(
 
     def write_run(step: int, metrics: Mapping[str, float]) -> None:
         # Without commit W&B shows a step only after the next one.
-        made.log(dict(metrics), step=step, commit=True)
+        wandb_run.log(dict(metrics), step=step, commit=True)
 
     return write_run
 

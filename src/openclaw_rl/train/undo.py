@@ -101,42 +101,43 @@ def select_turns(
     `names`: sessions; `since`: main turns answered since then, in seconds since the epoch; `lesson`: see `match_hints`;
     `policy`: only turns that train this policy. Raises `OpenClawError` if a condition fits no turn.
     """
-    found: set[str] = set()
+    selected: set[str] = set()
     for id_ in ids:
         if turns.get(conn, id_) is None:
             raise OpenClawError(
                 f"no turn {id_!r}. `openclaw-rl learned` lists the turns that were trained on"
             )
-        found.add(id_)
+        selected.add(id_)
     for name in names:
         if not (of_session := sessions.session_turns(conn, name)):
             raise OpenClawError(f"no session {name!r}. `openclaw-rl inspect sessions` lists them")
-        found.update(of_session)
+        selected.update(of_session)
     if since is not None:
         if not (newest := sessions.turns_since(conn, since)):
             raise OpenClawError("no turn was answered since that time")
-        found.update(newest)
+        selected.update(newest)
     if lesson is not None:
         hints = match_hints(conn, lesson)
-        found.update(turn for hint in hints for turn in hint.turns)
+        selected.update(turn for hint in hints for turn in hint.turns)
         if not any(hint.turns for hint in hints):
             raise OpenClawError(
                 f"no turn is left that gave lesson {hints[0].id}. `openclaw-rl lessons forget` deletes it, and then "
                 f"`openclaw-rl undo --lesson {hints[0].id}` takes out what was practised from it"
             )
     return sessions.sort_turns(
-        conn, found if policy is None else _turns_of_policy(conn, found, policy)
+        conn, selected if policy is None else _turns_of_policy(conn, selected, policy)
     )
 
 
-def _turns_of_policy(conn: Connection, found: Collection[str], policy: str) -> set[str]:
+def _turns_of_policy(conn: Connection, selected: Collection[str], policy: str) -> set[str]:
     per = stored_owner(conn)
-    own = {turn for turn in found if name_of_turn(conn, per, turn) == policy}
-    if found and not own:
+    of_policy = {turn for turn in selected if name_of_turn(conn, per, turn) == policy}
+    if selected and not of_policy:
         raise OpenClawError(
-            f"none of these {len(found)} turns trains policy {policy!r}. `openclaw-rl policies list` lists the policies"
+            f"none of these {len(selected)} turns trains policy {policy!r}. `openclaw-rl policies list` lists the "
+            "policies"
         )
-    return own
+    return of_policy
 
 
 def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
@@ -151,21 +152,23 @@ def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
             MatchedHint(id=lesson, text="(a lesson that was forgotten)", turns=tuple(practised))
         ]
     known = turns_by_hint(conn)
-    words = lesson.strip().casefold()
+    phrase = lesson.strip().casefold()
     meant = [hint for hint in known if lesson == lesson_id(hint)]
-    if not meant and sum(map(str.isalnum, words)) < MIN_WORD_CHARS:
+    if not meant and sum(map(str.isalnum, phrase)) < MIN_WORD_CHARS:
         raise OpenClawError(
             f"--lesson {lesson!r}: expected the id of a hint, or a part of its text with at least {MIN_WORD_CHARS} "
             "letters or digits, because less fits almost every hint. `openclaw-rl learned` lists the hints with ids"
         )
-    meant = meant or [hint for hint in known if words in hint.casefold()]
-    found = [MatchedHint(id=lesson_id(hint), text=hint, turns=tuple(known[hint])) for hint in meant]
-    found += [
+    meant = meant or [hint for hint in known if phrase in hint.casefold()]
+    matches = [
+        MatchedHint(id=lesson_id(hint), text=hint, turns=tuple(known[hint])) for hint in meant
+    ]
+    matches += [
         _matched_lesson(conn, one)
         for one in lessons.list_lessons(conn)
-        if words in one.text.casefold()
+        if phrase in one.text.casefold()
     ]
-    if not found:
+    if not matches:
         listed = "".join(
             f"\n  {lesson_id(hint)}  {cut_text(hint, SHOWN_CHARS)}"
             for hint in list(known)[:SHOWN_LESSONS]
@@ -173,7 +176,7 @@ def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
         raise OpenClawError(
             f"no hint has the text or the id {lesson!r}. The hints are:{listed or ' none'}"
         )
-    return found
+    return matches
 
 
 def _matched_lesson(conn: Connection, lesson: Lesson) -> MatchedHint:
@@ -193,16 +196,20 @@ def turns_by_policy(conn: Connection, selected: Collection[str]) -> dict[str, li
         head: {row.turn for row in turns_of_lineage(conn, head)} & out
         for head in set(heads.values())
     }
-    found = {
+    turn_sets = {
         name: used[head]
         | {turn for batch in retraining.outstanding_batches(conn, name) for turn in batch.turns}
         & out
         for name, head in heads.items()
     }
     per = stored_owner(conn)
-    for turn in out.difference(*found.values()):
-        found.setdefault(name_of_turn(conn, per, turn), set()).add(turn)
-    return {name: sessions.sort_turns(conn, own) for name, own in sorted(found.items()) if own}
+    for turn in out.difference(*turn_sets.values()):
+        turn_sets.setdefault(name_of_turn(conn, per, turn), set()).add(turn)
+    return {
+        name: sessions.sort_turns(conn, turn_ids)
+        for name, turn_ids in sorted(turn_sets.items())
+        if turn_ids
+    }
 
 
 def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAME) -> UndoPlan:
@@ -217,13 +224,15 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     )
     head = policies.head(conn, name)
     out = frozenset(selected)
-    line = policies.lineage(conn, head.version)
+    lineage = policies.lineage(conn, head.version)
     used = turns_of_lineage(conn, head.version)
     used_by = sorted({row.version for row in used if row.turn in out})
     safe, is_exact = (
-        _find_safe_version(conn, line[line.index(used_by[0]) + 1 :]) if used_by else (head, True)
+        _find_safe_version(conn, lineage[lineage.index(used_by[0]) + 1 :])
+        if used_by
+        else (head, True)
     )
-    undone = tuple(line[: line.index(safe.version)])
+    undone = tuple(lineage[: lineage.index(safe.version)])
     left = retraining.outstanding_batches(conn, name)
     batches = (
         tuple(_batches_without(used, undone, left, out))
@@ -262,9 +271,9 @@ def _find_safe_version(conn: Connection, ancestors: Sequence[int]) -> tuple[Poli
             return policy, True
         if has_metadata(policy):
             if not is_whole:
-                why = policy.damage or policies.REMOVED_REASON
+                reason = policy.damage or policies.REMOVED_REASON
                 raise OpenClawError(
-                    f"version {version}, which this home was started from, cannot be used: {why}"
+                    f"version {version}, which this home was started from, cannot be used: {reason}"
                 )
             return policy, False
     raise AssertionError("version 0 has no files that could be missing")
@@ -289,10 +298,10 @@ def _batches_without(
     seen = {row.turn for row in used if row.version not in undone}
     batches = []
     for batch in (*again, *left):
-        kept = tuple(turn for turn in batch.turns if turn not in out)
-        if not seen.issuperset(kept):
-            batches.append(RepeatedBatch(repeats=batch.repeats, turns=kept))
-            seen.update(kept)
+        remaining = tuple(turn for turn in batch.turns if turn not in out)
+        if not seen.issuperset(remaining):
+            batches.append(RepeatedBatch(repeats=batch.repeats, turns=remaining))
+            seen.update(remaining)
     return batches
 
 
@@ -340,7 +349,8 @@ def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
     while True:
         with store.read() as conn:
             plans = [
-                plan_undo(conn, own, name) for name, own in turns_by_policy(conn, selected).items()
+                plan_undo(conn, turn_ids, name)
+                for name, turn_ids in turns_by_policy(conn, selected).items()
             ]
         if all(
             plan.safe == plan.head or policies.examine_files(store, plan.safe) is None

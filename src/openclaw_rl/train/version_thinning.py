@@ -107,12 +107,12 @@ class VersionThinner:
     def _remove_recorded(self) -> None:
         """Remove the files that are recorded as removed; the folder of a whole version after `REMOVAL_DELAY`."""
         with self._store.read() as conn:
-            found = [
+            on_disk = [
                 p
                 for p in policies.get_many(conn, versions_on_disk(self._root))
                 if p.path is not None
             ]
-        for policy in found:
+        for policy in on_disk:
             if not policies.is_removed(policy):
                 _remove_names(
                     policy, {name for name, digest in policy.files.items() if digest is None}
@@ -131,7 +131,7 @@ class VersionThinner:
         self, conn: Connection, basis: _ThinningBasis, now: float
     ) -> list[tuple[Policy, set[str]]]:
         """Return the versions with files on the disk that are no longer kept, and the names of these files."""
-        lines = {name: policies.lineage(conn, head) for name, head in basis.heads.items()}
+        lineages = {name: policies.lineage(conn, head) for name, head in basis.heads.items()}
         known = [
             policy
             for policy in policies.get_many(conn, versions_on_disk(self._root))
@@ -140,18 +140,20 @@ class VersionThinner:
             and policy.state is not PolicyState.CANDIDATE
         ]
         practised = practised_versions(conn, [policy.version for policy in known])
-        kept = {policy.version for policy in known if policy.version == basis.served}
+        retained = {policy.version for policy in known if policy.version == basis.served}
         states = set[int]()
-        for name, line in lines.items():
-            own = [policy for policy in known if policy.version in line or policy.name == name]
-            kept |= kept_versions(own, line, self._settings, now, practised)
-            states |= kept_states(own, line, self._settings)
+        for name, lineage in lineages.items():
+            of_policy = [
+                policy for policy in known if policy.version in lineage or policy.name == name
+            ]
+            retained |= kept_versions(of_policy, lineage, self._settings, now, practised)
+            states |= kept_states(of_policy, lineage, self._settings)
         surplus = []
         for policy in known:
             if policy.version in basis.pinned:
                 continue
             names = _file_names(policy)
-            if policy.version in kept:
+            if policy.version in retained:
                 names &= set() if policy.version in states else set(TRAINER_FILES)
             if names:
                 surplus.append((policy, names))
@@ -160,7 +162,7 @@ class VersionThinner:
 
 def kept_versions(
     versions: Collection[Policy],
-    line: Sequence[int],
+    lineage: Sequence[int],
     settings: TrainCheckpointConfig,
     now: float,
     practised: Collection[int] = (),
@@ -170,13 +172,15 @@ def kept_versions(
     These are the newest of the head's lineage and the newest of all; of older ones of the lineage the newest of each
     day (UTC); and versions that were copied from a checkpoint. Of successive steps of practice, the last one counts;
     the others are kept while they are among the newest few. So a person can go back to before a lesson was practised.
-    `line`: the head and its ancestors, newest first. `practised`: versions that practice made.
+    `lineage`: the head and its ancestors, newest first. `practised`: versions that practice made.
     """
     newest_first = sorted(
         (p for p in versions if p.state is not PolicyState.REJECTED), key=lambda p: -p.version
     )
     passing = {
-        version for after, version in pairwise(line) if after in practised and version in practised
+        version
+        for after, version in pairwise(lineage)
+        if after in practised and version in practised
     }
     published = [
         policy
@@ -185,11 +189,11 @@ def kept_versions(
     ]
     counted = (
         version
-        for place, version in enumerate(line)
+        for place, version in enumerate(lineage)
         if place < settings.keep or version not in passing
     )
     depth = {version: place for place, version in enumerate(counted)}
-    kept = set()
+    retained = set()
     days = set()
     for age, policy in enumerate(published):
         is_full = _has_full_weights(policy)
@@ -197,7 +201,7 @@ def kept_versions(
         limit = min(settings.keep, settings.keep_versions) if is_full else settings.keep_versions
         day = int(policy.created_at // _DAY_SECONDS)
         if min(age, age if place is None else place) < limit or has_metadata(policy):
-            kept.add(policy.version)
+            retained.add(policy.version)
         elif (
             place is not None
             and not is_full
@@ -205,19 +209,19 @@ def kept_versions(
             and day not in days
         ):
             days.add(day)
-            kept.add(policy.version)
-    return kept
+            retained.add(policy.version)
+    return retained
 
 
 def kept_states(
-    versions: Collection[Policy], line: Sequence[int], settings: TrainCheckpointConfig
+    versions: Collection[Policy], lineage: Sequence[int], settings: TrainCheckpointConfig
 ) -> set[int]:
     """Return the versions whose optimizer state and teacher are kept: the newest of the head's lineage.
 
     Those of damaged versions are left as they are, so that the damage is reported and can be repaired.
     """
-    newest = line[: settings.keep]
-    newest_full = line[: min(settings.keep, KEPT_FULL_OPTIMIZERS)]
+    newest = lineage[: settings.keep]
+    newest_full = lineage[: min(settings.keep, KEPT_FULL_OPTIMIZERS)]
     return {
         policy.version
         for policy in versions

@@ -215,7 +215,7 @@ def test_killed_and_frozen_ranks_are_not_noticed_afterwards(draw: Draw, tmp_path
     for n, victim in enumerate((0, 1, None)):
         with started(config) as (two, children):
             if last:
-                two.load(folder=last.folder, memory=last.memory)
+                two.load(folder=last.folder, method_state=last.memory)
             last = two.step(given[n], str(tmp_path / f"two-{n}"))
             same(done[n], last)
             os.kill(
@@ -231,7 +231,7 @@ def test_killed_and_frozen_ranks_are_not_noticed_afterwards(draw: Draw, tmp_path
                     os.kill(pid, 0)
     with closing(launch_trainer(config)) as two:
         assert last
-        two.load(folder=last.folder, memory=last.memory)
+        two.load(folder=last.folder, method_state=last.memory)
         same(done[3], two.step(given[3], str(tmp_path / "two-3")))
 
 

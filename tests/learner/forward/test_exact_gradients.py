@@ -216,7 +216,7 @@ def session(seed: int, *, rewards: bool = True, hints: bool = True) -> list[Samp
 def made_double(folder: str, train: TrainConfig) -> LocalTrainer:
     """In float64, and away from the base."""
     made = LocalTrainer(folder, make_method(train), train)
-    made.load(folder=None, memory=MEMORY)
+    made.load(folder=None, method_state=MEMORY)
     made.model.double()
     if train.finetune == "full":
         for name, base in made._weights._base.items():

@@ -166,8 +166,8 @@ def test_resuming_is_not_noticed_in_any_bit(
     for n in range(2):
         half = first.step(batches[n], str(tmp_path / f"half-{n}"))
     second = make(mode, **settings)
-    second.load(folder=str(tmp_path / "straight-0"), memory={})
-    second.load(folder=half.folder, memory=json.loads(json.dumps(half.memory)))
+    second.load(folder=str(tmp_path / "straight-0"), method_state={})
+    second.load(folder=half.folder, method_state=json.loads(json.dumps(half.memory)))
     for n in range(2, 4):
         rest = second.step(batches[n], str(tmp_path / f"rest-{n}"))
 
@@ -274,7 +274,7 @@ def test_a_whole_model_without_its_optimizer_goes_on_from_its_weights(
     stood = trained(made)
     (tmp_path / "policy" / "optimizer.state").unlink()
     other = make("full-bf16", learning_rate=1e-9)
-    other.load(folder=folder, memory={})
+    other.load(folder=folder, method_state={})
     assert "the optimizer starts from the beginning" in caplog.text
     assert trained(other).equal(stood)
     other.step(draw(made, 1), str(tmp_path / "next"))
@@ -349,9 +349,9 @@ def test_settings_that_contradict_one_another(make: Make, draw: Draw, tmp_path: 
         t.step(draw(t, 0), str(tmp_path / str(n))).folder for n, t in enumerate((adapter, whole))
     ]
     with pytest.raises(ConfigError, match=r"train\.finetune full, but the settings say lora"):
-        adapter.load(folder=folders[1], memory={})
+        adapter.load(folder=folders[1], method_state={})
     with pytest.raises(ConfigError, match=r"train\.finetune lora, but the settings say full"):
-        whole.load(folder=folders[0], memory={})
+        whole.load(folder=folders[0], method_state={})
 
 
 def test_whole_models_that_do_not_fit_or_are_not_whole(
@@ -363,18 +363,18 @@ def test_whole_models_that_do_not_fit_or_are_not_whole(
     made.step(draw(made, 0), str(policy))
     before = trained(other)
     with pytest.raises(ModelError, match="do not fit the base model"):
-        other.load(folder=str(policy), memory={})
+        other.load(folder=str(policy), method_state={})
     assert trained(other).equal(before)
     raw = (policy / "model.safetensors").read_bytes()
     (policy / "model.safetensors").write_bytes(raw[: len(raw) // 2])
     with pytest.raises(ModelError, match="cannot be loaded"):
-        made.load(folder=str(policy), memory={})
+        made.load(folder=str(policy), method_state={})
     (policy / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="were pruned"):
-        made.load(folder=str(policy), memory={})
+        made.load(folder=str(policy), method_state={})
     shutil.rmtree(policy)
     with pytest.raises(ModelError, match="cannot be loaded"):
-        made.load(folder=str(policy), memory={})
+        made.load(folder=str(policy), method_state={})
 
 
 def test_a_base_whose_files_lack_a_weight_is_refused(

@@ -52,7 +52,7 @@ def test_each_version_has_the_adapter_that_a_local_engine_loads(
     assert [model["train_unembed"] for model in sdk.models] == [False], (
         "the matrices that the local trainer has"
     )
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     two = take_step(trainer, tmp_path / "000002-a", SAMPLED_HERE)
     assert sdk.restored[-1] == "tinker://run/weights/openclaw-000001-a"
     assert (two.metrics["step"], set(two.files)) == (2, files)
@@ -107,7 +107,7 @@ def test_turns_of_a_trained_version_are_no_evidence_of_the_base(
     assert take_step(make(**settings), tmp_path / "000001-a", later).folder is not None
     trainer = make(**settings)
     one = take_step(trainer, tmp_path / "000001-b", SAMPLED_HERE)
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     assert take_step(trainer, tmp_path / "000002-b", far_off(SAMPLED_HERE, 4)).folder is not None
 
 
@@ -157,8 +157,8 @@ def test_a_version_of_another_kind_of_engine_is_refused(
 ) -> None:
     one = take_step(make(**before), tmp_path / "000001-a", SAMPLED_HERE)
     with pytest.raises(ModelError, match=words):
-        make(**after).load(folder=one.folder, memory=one.memory)
-    make(**before).load(folder=one.folder, memory=one.memory)
+        make(**after).load(folder=one.folder, method_state=one.memory)
+    make(**before).load(folder=one.folder, method_state=one.memory)
 
 
 @pytest.mark.parametrize("backend", ["embedded", "vllm", "sglang"])

@@ -69,11 +69,9 @@ def response_logprobs(scores: Sequence[Any], prompt: int, response: int) -> Logp
 
     The first token has none: Tinker returns None for it, SkyRL's server leaves it out.
     """
-    found = scores[-response:]
-    if len(scores) not in (prompt + response, prompt + response - 1) or any(
-        score is None for score in found
-    ):
-        raise EngineError(
-            f"Tinker scored {sum(score is not None for score in found)} of {response} tokens of a reply; expected all"
-        )
-    return np.array(found, dtype=np.float32)
+    of_response = scores[-response:]
+    scored = sum(score is not None for score in of_response)
+    has_all_tokens = len(scores) in (prompt + response, prompt + response - 1)
+    if not has_all_tokens or scored < len(of_response):
+        raise EngineError(f"Tinker scored {scored} of {response} tokens of a reply; expected all")
+    return np.array(of_response, dtype=np.float32)

@@ -46,17 +46,17 @@ class VersionSamplers:
 
         One that is there does not wait for another that is being created, which takes as long as the service does.
         """
-        if (found := self._samplers.get(path)) is not None:
-            return found
+        if (sampler := self._samplers.get(path)) is not None:
+            return sampler
         # A call that is cancelled leaves no model behind.
         return await asyncio.shield(self._create_once(path))
 
     async def _create_once(self, path: str | None) -> Any:
         async with self._lock:
-            if (found := self._samplers.get(path)) is None:
-                found = await asyncio.to_thread(self._create_sampler, path)
-                self._samplers[path] = found
-            return found
+            if (sampler := self._samplers.get(path)) is None:
+                sampler = await asyncio.to_thread(self._create_sampler, path)
+                self._samplers[path] = sampler
+            return sampler
 
     def _create_sampler(self, path: str | None) -> Any:
         if path is None or not self._own_models:

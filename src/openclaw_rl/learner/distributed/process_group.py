@@ -59,25 +59,25 @@ class ProcessGroup(World):
         self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]
     ) -> list[_T]:
         shares = assign(costs, self.size)
-        own: list[_T] | _RankFailure
+        local: list[_T] | _RankFailure
         if self._sharded:
-            own = self._map_in_lockstep(shares, costs, work)
+            local = self._map_in_lockstep(shares, costs, work)
         else:
             try:
-                own = [work(number, 1.0) for number in shares[self.rank]]
+                local = [work(number, 1.0) for number in shares[self.rank]]
             except torch.OutOfMemoryError as error:
-                own = _RankFailure("", f"a pass does not fit into the memory of rank {self.rank}")
+                local = _RankFailure("", f"a pass does not fit into the memory of rank {self.rank}")
                 log.warning("rank %d: a pass does not fit into memory (%s)", self.rank, error)
             except (OpenClawError, ValueError) as error:
                 # Caused by one row or a plug-in, on this rank only.
-                own = _RankFailure(type(error).__name__, str(error))
+                local = _RankFailure(type(error).__name__, str(error))
         decoder = msgspec.msgpack.Decoder(list[kind] | _RankFailure, dec_hook=_decode_tensor)  # type: ignore[valid-type]
-        found = [
+        by_rank = [
             decoder.decode(raw)
-            for raw in self._all_gather(msgspec.msgpack.encode(own, enc_hook=_encode_tensor))
+            for raw in self._all_gather(msgspec.msgpack.encode(local, enc_hook=_encode_tensor))
         ]
         # Every rank raises the same error.
-        if failed := [done for done in found if isinstance(done, _RankFailure)]:
+        if failed := [done for done in by_rank if isinstance(done, _RankFailure)]:
             first = max(failed, key=lambda failure: failure.kind != "")
             raise (
                 rebuild_error(first.kind, first.message)
@@ -86,7 +86,7 @@ class ProcessGroup(World):
             )
         out = {
             n: one
-            for share, done in zip(shares, found, strict=True)
+            for share, done in zip(shares, by_rank, strict=True)
             for n, one in zip(share, done, strict=True)
         }
         return [out[number] for number in range(len(costs))]
@@ -98,12 +98,12 @@ class ProcessGroup(World):
         work: Callable[[int, float], _T],
     ) -> list[_T]:
         """Run the same number of passes on every rank, because each pass needs the layer shards of all ranks."""
-        own = shares[self.rank]
+        local = shares[self.rank]
         cheapest = min(range(len(costs)), key=lambda n: costs[n], default=0)
         rounds = max(len(share) for share in shares)
         try:
-            done = [work(number, 1.0) for number in own]
-            for _ in range(rounds - len(own)):
+            done = [work(number, 1.0) for number in local]
+            for _ in range(rounds - len(local)):
                 work(cheapest, 0.0)
         except torch.OutOfMemoryError as error:
             raise ModelError(

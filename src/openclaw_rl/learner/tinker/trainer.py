@@ -106,11 +106,11 @@ class TinkerTrainer:
         )
         # What was found when bases were compared, if they differ.
         self._other_base: TrainerAbsent | None = None
-        self.load(folder=None, memory={})
+        self.load(folder=None, method_state={})
 
-    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+    def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
         """See `protocols.Trainer`. Raises `ModelError` for a version of another trainer, base or rank."""
-        self._frame.load(memory)
+        self._frame.load(method_state)
         self._state: str | None = None
         if folder is None:
             return
@@ -127,7 +127,7 @@ class TinkerTrainer:
             )
         state = state_files.read_state(Path(folder))
         self._state = version.state
-        self._frame.load(memory, steps=int(state["steps"]), turns_seen=int(state["samples"]))
+        self._frame.load(method_state, steps=int(state["steps"]), turns_seen=int(state["samples"]))
 
     def _read_version(self, folder: str) -> TinkerVersion:
         number = int(Path(folder).name.partition("-")[0])
@@ -204,14 +204,14 @@ class TinkerTrainer:
         )
         self._check_base(samples, policy)
         student = [_to_tensor(logp) for logp in policy]
-        kept, stale = drop_stale(
+        usable, stale = drop_stale(
             samples,
             student,
             max_gap=safety.max_turn_log_ratio,
             max_batch_gap=safety.batch_log_ratio_limit,
         )
-        samples = [samples[i] for i in kept]
-        student = [student[i] for i in kept]
+        samples = [samples[i] for i in usable]
+        student = [student[i] for i in usable]
         rows = [scored_batch.plain_sequence(sample) for sample in samples]
         hinted = scored_batch.hinted_sequences(samples) if self._method.uses_hints else []
         base_logprobs = [
@@ -242,8 +242,8 @@ class TinkerTrainer:
             return
         gap = base_gap(samples, policy)
         if gap is not None and gap > MAX_BASE_GAP:
-            words = mismatch_message(gap, here=self._local_base.name, there=self._service.model)
-            self._other_base = TrainerAbsent(words)
+            message = mismatch_message(gap, here=self._local_base.name, there=self._service.model)
+            self._other_base = TrainerAbsent(message)
             raise self._other_base
 
     def _take_bounded_step(

@@ -116,8 +116,8 @@ class TrainingSession:
         sequences = [[*row.prompt_ids.tolist(), *row.response_ids.tolist()] for row in rows]
         self._usage.spend_tokens(scoring_tokens(rows), trained=False)
         started = [self._service.start_scoring(self._base, ids) for ids in sequences]
-        found = [self._wait_started(one) for one in started]
-        return self._run_blocking(lambda: _response_parts(rows, found))
+        answers = [self._wait_started(one) for one in started]
+        return self._run_blocking(lambda: _response_parts(rows, answers))
 
     def take_step(self, data: Sequence[DatumArrays], rate: float) -> dict[str, float]:
         """Take one optimizer step on the importance-sampling loss. Return the service's metrics of it."""
@@ -158,19 +158,19 @@ class TrainingSession:
 
     def _to_sdk(self, data: Sequence[DatumArrays], loss: str) -> list[Any]:
         sdk = self._service.sdk
-        made = []
+        converted = []
         for datum, advantages in zip(
             data, scale_for_reduction(data, self._tinker.reduction), strict=True
         ):
             inputs: dict[str, Any] = {"target_tokens": datum.target_ids.tolist()}
             if loss == "importance_sampling":
                 inputs |= {"logprobs": datum.logprobs.tolist(), "advantages": advantages.tolist()}
-            made.append(
+            converted.append(
                 sdk.Datum(
                     model_input=self._service.model_input(datum.input_ids), loss_fn_inputs=inputs
                 )
             )
-        return made
+        return converted
 
     def _finish(self, start: Callable[[], Any], *, of_batch: bool = False) -> Any:
         """Start a call of the SDK and wait for its answer, `tinker.call_timeout` seconds at most.
@@ -196,14 +196,14 @@ class TrainingSession:
     def _to_trainer_error(self, error: Exception, *, of_batch: bool) -> Exception:
         if isinstance(error, ModelError):
             return error
-        found = self._service.to_engine_error(error)
+        engine_error = self._service.to_engine_error(error)
         kind = (
             classify_error(error) if of_batch and not isinstance(error, EngineError) else "absent"
         )
         if kind == "absent":
-            return self._absent(found)
+            return self._absent(engine_error)
         self.reset()
-        return (TooLarge if kind == "too_long" else ModelError)(str(found))
+        return (TooLarge if kind == "too_long" else ModelError)(str(engine_error))
 
     def _absent(self, error: EngineError) -> TrainerAbsent:
         # Gradients of a call without an answer may be there.
@@ -223,13 +223,13 @@ def scoring_tokens(rows: Sequence[TokenSequence]) -> int:
     return sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
 
 
-def _response_parts(rows: Sequence[TokenSequence], found: Sequence[Any]) -> list[Logprobs]:
+def _response_parts(rows: Sequence[TokenSequence], answers: Sequence[Any]) -> list[Logprobs]:
     """Return [R] values of each response. Raises `EngineError` for an answer that has not all of them."""
-    if len(found) != len(rows):
+    if len(answers) != len(rows):
         raise EngineError(
-            f"Tinker returned log-probabilities of {len(found)} of {len(rows)} sequences; expected all"
+            f"Tinker returned log-probabilities of {len(answers)} of {len(rows)} sequences; expected all"
         )
     return [
         response_part(values, len(row.response_ids))
-        for row, values in zip(rows, found, strict=True)
+        for row, values in zip(rows, answers, strict=True)
     ]
