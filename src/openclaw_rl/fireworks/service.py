@@ -105,7 +105,8 @@ class FireworksService:
         sizes = {file: str(len(raw)) for file, raw in export.files.items()}
         places = self._call("POST", f"/v1/{name}:getUploadEndpoint", {"filenameToSize": sizes})
         addresses = places.get("filenameToSignedUrls") or {}
-        if missing := sorted(sizes.keys() - addresses.keys()):
+        missing = sorted(sizes.keys() - addresses.keys())
+        if missing:
             raise OpenClawError(
                 f"Fireworks gives no address to send {', '.join(missing)} of {name} to. Try again later"
             )

@@ -99,15 +99,17 @@ class ReplyEvidence:
     def add_replies(self, prompt: ReplyPrompt, head: GateReply, candidate: GateReply) -> None:
         """Add the form of two replies to a person's prompt, and whether others were the same."""
         self.form.add([float(has_faulty_form(head)) - float(has_faulty_form(candidate))])
-        self._given.append((prompt, head.token_ids.tobytes(), candidate.token_ids.tobytes()))
+        head_ids = head.token_ids.tobytes()
+        candidate_ids = candidate.token_ids.tobytes()
+        self._given.append((prompt, head_ids, candidate_ids))
         others = [
             recorded for recorded in self._given if recorded[0].prompt_ids != prompt.prompt_ids
         ]
-        same = [
-            sum(recorded[place] == self._given[-1][place] for recorded in others)
-            for place in (1, 2)
-        ]
-        self.variety.add([float(same[0] >= SAME_REPLIES - 1) - float(same[1] >= SAME_REPLIES - 1)])
+        same_of_head = sum(recorded[1] == head_ids for recorded in others)
+        same_of_candidate = sum(recorded[2] == candidate_ids for recorded in others)
+        is_repeated_by_head = float(same_of_head >= SAME_REPLIES - 1)
+        is_repeated_by_candidate = float(same_of_candidate >= SAME_REPLIES - 1)
+        self.variety.add([is_repeated_by_head - is_repeated_by_candidate])
         self._tokens.append((len(head.token_ids), len(candidate.token_ids)))
         self._surprise.append((-float(np.mean(head.logprobs)), -float(np.mean(candidate.logprobs))))
 
@@ -205,47 +207,49 @@ class ReplyComparer:
 
         `known`: the head's answers to probes that were generated before, by the name of the probe.
         """
-        orders = [
-            prompt.order(version)
-            for prompt in prompts
-            for version in (head, candidate)
-            if version == candidate or prompt.name not in known
-        ]
+        orders = []
+        for prompt in prompts:
+            if prompt.name not in known:
+                orders.append(prompt.order(head))
+            orders.append(prompt.order(candidate))
         replies = iter(self._source.generate(orders))
         for prompt in prompts:
             before = None if prompt.name in known else next(replies)
             after = next(replies)
-            texts = known[prompt.name] if before is None else self._text(before), self._text(after)
-            verdict, reason = self._judge(prompt, evidence, *texts)
+            head_answer = known[prompt.name] if before is None else self._text(before)
+            candidate_answer = self._text(after)
+            verdict, reason = self._judge(prompt, evidence, head_answer, candidate_answer)
             if prompt.exchange is not None and before is not None:
                 evidence.add_replies(prompt, before, after)
             turn = None if prompt.exchange is None else prompt.exchange.request.id
-            evidence.answers.append(
-                ProbeAnswer(
-                    version=candidate,
-                    probe=prompt.name,
-                    head=head,
-                    turn=turn,
-                    question=_question(prompt),
-                    head_answer=texts[0],
-                    candidate_answer=texts[1],
-                    verdict=verdict,
-                    reason=reason,
-                )
+            answer = ProbeAnswer(
+                version=candidate,
+                probe=prompt.name,
+                head=head,
+                turn=turn,
+                question=_question(prompt),
+                head_answer=head_answer,
+                candidate_answer=candidate_answer,
+                verdict=verdict,
+                reason=reason,
             )
+            evidence.answers.append(answer)
 
     def _judge(
         self, prompt: ReplyPrompt, evidence: ReplyEvidence, head: str, candidate: str
     ) -> tuple[float, str]:
         """Return the difference between two answers, from -1 to 1, with its reason."""
         if prompt.probe is not None:
-            right = prompt.probe.is_correct(head), prompt.probe.is_correct(candidate)
+            head_is_right = prompt.probe.is_correct(head)
+            candidate_is_right = prompt.probe.is_correct(candidate)
+            difference = float(candidate_is_right) - float(head_is_right)
             kind = evidence.served if prompt.is_served else evidence.correctness
-            kind.add([float(right[1]) - float(right[0])])
+            kind.add([difference])
             labels = {True: "correct", False: "wrong"}
-            return float(right[1]) - float(
-                right[0]
-            ), f"head {labels[right[0]]}, candidate {labels[right[1]]}"
+            return (
+                difference,
+                f"head {labels[head_is_right]}, candidate {labels[candidate_is_right]}",
+            )
         messages = prompt.exchange.request.messages if prompt.exchange is not None else ()
         if self._preference is None or not messages:
             return 0.0, "not judged: the judge is no language model"

@@ -116,9 +116,10 @@ class StepFrame:
         """
         evidence = scored.batch_logprobs()
         terms = self.method_for(samples).loss_terms(evidence, self.method_state)
-        credited = [
-            i for i in range(len(scored.samples)) if any(term.masks[i].any() for term in terms)
-        ]
+        credited = []
+        for i in range(len(scored.samples)):
+            if any(term.masks[i].any() for term in terms):
+                credited.append(i)
         credited_turns = {scored.samples[i].turn for i in credited}
         left_out = {turn: reason for turn, reason in unusable.items() if turn not in credited_turns}
         new_turns = {sample.turn for sample in samples if not sample.replay}

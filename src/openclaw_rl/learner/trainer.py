@@ -281,9 +281,9 @@ class LocalTrainer:
         terms = inputs.batch.terms
         device = self.causal.device
         ids_KN = distillation.distilled_token_ids(terms, indices)
-        logps_KN = self._token_logprobs(
-            batch, indices, None if ids_KN is None else ids_KN.to(device)
-        )
+        if ids_KN is not None:
+            ids_KN = ids_KN.to(device)
+        logps_KN = self._token_logprobs(batch, indices, ids_KN)
         denominator = len(inputs.batch.credited) * inputs.average_length
         if self._plugin_loss is not None:
             with working_on(Activity(kind=WorkKind.LOSS)):
@@ -292,6 +292,12 @@ class LocalTrainer:
                 )
         lengths = torch.tensor([len(batch.samples[i].response_ids) for i in indices])
         from_teacher = torch.tensor([batch.samples[i].from_teacher for i in indices])
+        old_K = None
+        if self._train.batch.epochs > 1:
+            old_K = torch.cat([batch.student[i] for i in indices]).to(device)
+        sampled_K = None
+        if from_teacher.any():
+            sampled_K = ~from_teacher.repeat_interleave(lengths).to(device)
         return micro_batch_loss(
             logp_K=logps_KN[:, 0],
             mu_K=torch.cat([batch.sampled_logprobs(i) for i in indices]).to(device),
@@ -300,13 +306,9 @@ class LocalTrainer:
             kl_coef=self._train.loss.kl_coef,
             kl_denominator=denominator,
             config=self._loss_config,
-            old_K=torch.cat([batch.student[i] for i in indices]).to(device)
-            if self._train.batch.epochs > 1
-            else None,
+            old_K=old_K,
             rows_K=torch.arange(len(indices)).repeat_interleave(lengths).to(device),
-            sampled_K=~from_teacher.repeat_interleave(lengths).to(device)
-            if from_teacher.any()
-            else None,
+            sampled_K=sampled_K,
         )
 
     def _token_logprobs(

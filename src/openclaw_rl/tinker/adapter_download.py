@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 import tarfile
 import tempfile
 import time
@@ -57,16 +58,18 @@ def _read_archive(url: str) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     with tempfile.TemporaryFile() as file:
         with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:
-            while block := answer.read(2**20):
-                file.write(block)
+            shutil.copyfileobj(answer, file, 2**20)
         file.seek(0)
         with tarfile.open(fileobj=file, mode="r:*") as archive:
             for member in archive:
-                if (name := Path(member.name).name) in WEIGHT_FILES and member.isfile():
-                    stream = archive.extractfile(member)
-                    assert stream is not None
-                    files[name] = stream.read()
-    if missing := sorted(set(WEIGHT_FILES) - files.keys()):
+                name = Path(member.name).name
+                if name not in WEIGHT_FILES or not member.isfile():
+                    continue
+                stream = archive.extractfile(member)
+                assert stream is not None
+                files[name] = stream.read()
+    missing = sorted(set(WEIGHT_FILES) - files.keys())
+    if missing:
         raise EngineError(
             f"the archive of the adapter that the Tinker service returned has no {' and '.join(missing)}"
         )
@@ -113,15 +116,18 @@ def _adapted_modules(shapes: Shapes, rank: int) -> dict[str, tuple[int, int]]:
         if match is None or len(shape) != 2:
             raise _foreign_name(name, "PEFT")
         sides.setdefault(match["module"], {})[match["side"]] = shape
+    if not sides:
+        raise EngineError("the adapter that the Tinker service returned has no matrices")
+    modules = {}
     for module, pair in sides.items():
-        if pair.keys() != {"A", "B"} or pair["A"][0] != rank or pair["B"][1] != rank:
+        # A is [rank, in] and B is [out, rank].
+        if pair.keys() != {"A", "B"} or (pair["A"][0], pair["B"][1]) != (rank, rank):
             raise EngineError(
                 f"the adapter that the Tinker service returned has matrices {pair} for {module}; expected "
                 f"[{rank}, in] and [out, {rank}]"
             )
-    if not sides:
-        raise EngineError("the adapter that the Tinker service returned has no matrices")
-    return {module: (pair["B"][0], pair["A"][1]) for module, pair in sides.items()}
+        modules[module] = (pair["B"][0], pair["A"][1])
+    return modules
 
 
 def _check_fit(modules: Mapping[str, tuple[int, int]], folder: Path) -> None:
@@ -130,8 +136,11 @@ def _check_fit(modules: Mapping[str, tuple[int, int]], folder: Path) -> None:
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
             known.update(_matrix_shapes(stream))
-    for module, shape in modules.items() if known else ():
-        if (expected := known.get(f"{module}.weight")) is None:
+    if not known:
+        return
+    for module, shape in modules.items():
+        expected = known.get(f"{module}.weight")
+        if expected is None:
             raise _foreign_name(module, f"the base in {folder}")
         if shape != expected:
             raise EngineError(

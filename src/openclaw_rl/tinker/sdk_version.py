@@ -19,8 +19,9 @@ def check_sdk() -> None:
         installed = metadata.version("tinker")
     except metadata.PackageNotFoundError:
         installed = None
-    if (wrong := version_problem(installed)) is not None:
-        raise ConfigError(f"{wrong}. Install it with: pip install '{REQUIREMENT}'")
+    problem = version_problem(installed)
+    if problem is not None:
+        raise ConfigError(f"{problem}. Install it with: pip install '{REQUIREMENT}'")
 
 
 def version_problem(installed: str | None) -> str | None:

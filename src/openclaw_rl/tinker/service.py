@@ -63,16 +63,18 @@ class TinkerService:
         A service that cannot be reached is reported after `tinker.connect_timeout`; the attempt continues meanwhile.
         """
         with self._lock:
-            if (client := self._client) is not None:
-                return client
-            if self._failed is not None and time.monotonic() - self._failed[0] < RECONNECT_SECONDS:
-                raise self._failed[1]
+            if self._client is not None:
+                return self._client
+            if self._failed is not None:
+                failed_at, failure = self._failed
+                if time.monotonic() - failed_at < RECONNECT_SECONDS:
+                    raise failure
             try:
-                self._client = client = self._connect()
+                self._client = self._connect()
             except EngineError as error:
-                self._failed = time.monotonic(), error
+                self._failed = (time.monotonic(), error)
                 raise
-            return client
+            return self._client
 
     def _connect(self) -> Any:
         if self._attempt is None:
@@ -154,16 +156,19 @@ class TinkerService:
         list, which has the complete ones.
         """
         end = time.monotonic() + self._config.call_timeout
-        while (left := end - time.monotonic()) > 0:
+        left = self._config.call_timeout
+        while left > 0:
             if wait([saving], min(LOST_SECONDS, left)).done:
                 answered: str = saving.result().path
                 return answered
-            if (checkpoint := self._find_checkpoint(model, ending)) is not None:
+            checkpoint = self._find_checkpoint(model, ending)
+            if checkpoint is not None:
                 path = str(checkpoint.tinker_path)
                 log.warning("%s is saved; the Tinker service's answer to that is missing", path)
                 # The client's next call waits until this one ends.
                 saving.cancel()
                 return path
+            left = end - time.monotonic()
         raise self.timeout_error()
 
     def _find_checkpoint(self, model: Any, ending: str) -> Any:
@@ -184,15 +189,17 @@ class TinkerService:
     def _ask_archive(self, model: Any, ending: str) -> str:
         """The list has the identifier under which this service knows the checkpoint, which is not in its path."""
         end = time.monotonic() + LOST_SECONDS
-        while (checkpoint := self._find_checkpoint(model, ending)) is None:
+        checkpoint = self._find_checkpoint(model, ending)
+        while checkpoint is None:
             if time.monotonic() >= end:
                 raise EngineError(
                     f"the Tinker service does not list {ending}, which it saved; expected it, to download it"
                 )
             time.sleep(1.0)
+            checkpoint = self._find_checkpoint(model, ending)
         rest = self.open_session().create_rest_client()
-        asked = rest.get_checkpoint_archive_url(model.model_id, checkpoint.checkpoint_id)
-        return str(asked.result(timeout=self._config.call_timeout).url)
+        archive = rest.get_checkpoint_archive_url(model.model_id, checkpoint.checkpoint_id)
+        return str(archive.result(timeout=self._config.call_timeout).url)
 
     def start_sampling(
         self,

@@ -104,7 +104,9 @@ def classify_error(error: BaseException) -> Literal["absent", "too_long", "faile
     the turns of a batch.
     """
     text = str(error)
-    if is_transient(error) or not _blames_call(error) or _KEY.search(text) or _RANK.search(text):
+    if is_transient(error) or not _blames_call(error):
+        return "absent"
+    if _KEY.search(text) or _RANK.search(text):
         return "absent"
     return "too_long" if _CONTEXT.search(text) else "failed"
 

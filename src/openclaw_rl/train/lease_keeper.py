@@ -71,13 +71,14 @@ class LeaseKeeper:
 
     def acquire(self) -> Lease | None:
         """Return the lease, acquired if it is free; None while another holder has it."""
-        if (current := self.current_lease) is not None:
+        current = self.current_lease
+        if current is not None:
             return current
         with self._store.write() as conn:
             stored = leases.get(conn, TRAINER_LEASE)
-            if stored is not None and not self._is_free(stored):
-                return None
             if stored is not None:
+                if not self._is_free(stored):
+                    return None
                 leases.release(conn, stored)
             lease = leases.acquire(conn, TRAINER_LEASE, self._holder, self._ttl, self.clock())
         self.acquired_at = time.time()
@@ -94,13 +95,14 @@ class LeaseKeeper:
         if boot == steady_clock.boot_name() and stored.expires_at <= now:
             return True
         if self._seen is None or self._seen[0] != stored:
-            self._seen = stored, now
+            self._seen = (stored, now)
             log.info(
                 "%s holds the trainer's lease; it is free if it is not renewed for %g s",
                 stored.holder,
                 self._ttl,
             )
-        return now - self._seen[1] >= self._ttl
+        _, seen_at = self._seen
+        return now - seen_at >= self._ttl
 
     def waiting_note(self) -> str:
         """Return why `acquire` returned None, and how long that may last."""

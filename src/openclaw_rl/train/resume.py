@@ -215,10 +215,12 @@ def _lora_shape(folder: Path) -> tuple[int, float]:
 def _wait_for_lease(keeper: LeaseKeeper, train: TrainConfig) -> Lease:
     """Acquire the lease, waiting for a dead holder's to expire. Raises `ConfigError` if another trainer is running."""
     give_up = time.monotonic() + train.safety.lease_ttl + _LEASE_MARGIN
-    while (lease := keeper.acquire()) is None:
+    lease = keeper.acquire()
+    while lease is None:
         if time.monotonic() > give_up:
             raise ConfigError(
                 "another trainer is running on this home. Stop it, or use another --home"
             )
         time.sleep(_POLL_SECONDS)
+        lease = keeper.acquire()
     return lease

@@ -78,18 +78,18 @@ class SampleBuilder:
         stale_groups = bounded._stale_groups(turns, head, lineage)
         for item in turns:
             record_progress()
-            group_reason = (
-                stale_groups.get(item.episode.group) if item.episode is not None else None
-            )
-            result = group_reason or bounded._build_samples(
-                item, head, lineage, item.turn.id in replays
-            )
-            if not isinstance(result, Reason):
-                batch.samples.extend(result)
-                batch.kept_counts.update(bounded._metric_counts(item, head, lineage))
+            result: Sequence[Sample] | Reason
+            if item.episode is not None and item.episode.group in stale_groups:
+                result = stale_groups[item.episode.group]
             else:
+                result = bounded._build_samples(item, head, lineage, item.turn.id in replays)
+            counts = bounded._metric_counts(item, head, lineage)
+            if isinstance(result, Reason):
                 batch.dropped[item.turn.id] = result
-                batch.dropped_counts.update(bounded._metric_counts(item, head, lineage))
+                batch.dropped_counts.update(counts)
+            else:
+                batch.samples.extend(result)
+                batch.kept_counts.update(counts)
         return batch
 
     def _stale_groups(
@@ -100,16 +100,18 @@ class SampleBuilder:
         Only turns with a signal count.
         """
         reasons: dict[str, Reason] = {}
-        for item in turns if self.signal.uses_episodes else ():
-            request = item.exchange.request
+        if not self.signal.uses_episodes:
+            return reasons
+        for item in turns:
             reply = item.exchange.reply
             if item.episode is None or reply is None or item.episode.group in reasons:
                 continue
             if self.signal.no_credit_reason(item.episode) is not None:
                 continue
-            reason = _other_model_reason(request, head) or self._stale_reason(
-                request, reply, lineage
-            )
+            request = item.exchange.request
+            reason = _other_model_reason(request, head)
+            if reason is None:
+                reason = self._stale_reason(request, reply, lineage)
             if reason is not None:
                 detail = f"a group is trained on whole or not at all; {item.turn.id}: {reason}"
                 reasons[item.episode.group] = Reason(reason.code, detail)
@@ -122,20 +124,23 @@ class SampleBuilder:
         reply = item.exchange.reply
         if reply is None:
             return Reason(ReasonCode.NO_REPLY, "the reply is missing")
-        version = _oldest_version(request, reply)
-        if reason := _unfit_reason(
-            request, reply, head, self._stale_reason(request, reply, lineage)
-        ):
+        too_old = self._stale_reason(request, reply, lineage)
+        reason = _unfit_reason(request, reply, head, too_old)
+        if reason is not None:
             return reason
-        reward = _binary_reward(item.verdict, reply) if self.signal.uses_reward else None
-        hinted = (
-            self._hinted_prompts(item, len(reply.response_ids)) if self.signal.uses_hints else ()
-        )
+        reward = None
+        if self.signal.uses_reward:
+            reward = _binary_reward(item.verdict, reply)
+        hinted: tuple[Ids, ...] = ()
+        if self.signal.uses_hints:
+            hinted = self._hinted_prompts(item, len(reply.response_ids))
         if self.signal.uses_episodes:
-            if reason := self._no_episode_reason(item):
-                return reason
+            reason = self._no_episode_reason(item)
         elif reward is None and not hinted:
-            return _no_signal_reason(item.verdict, reply)
+            reason = _no_signal_reason(item.verdict, reply)
+        if reason is not None:
+            return reason
+        version = _oldest_version(request, reply)
         try:
             sample = make_sample(
                 item,
@@ -150,7 +155,9 @@ class SampleBuilder:
                 guidance=self._teacher_guidance(request),
                 episode=item.episode,
             )
-            return self._split_prompts(sample, request) if request.lessons and hinted else [sample]
+            if request.lessons and hinted:
+                return self._split_prompts(sample, request)
+            return [sample]
         except (ValueError, RequestError) as error:
             # A broken engine recorded bad values: only the turn is dropped.
             return Reason(ReasonCode.INVALID_VALUES, str(error))
@@ -304,11 +311,10 @@ def _other_model_reason(request: Request, head: Policy) -> Reason | None:
 def _unfit_reason(
     request: Request, reply: Reply, head: Policy, too_old: Reason | None
 ) -> Reason | None:
-    if (
-        reason := _other_model_reason(request, head)
-        or too_old
-        or request.sampling.untrainable_reason()
-    ):
+    reason = _other_model_reason(request, head) or too_old
+    if reason is None:
+        reason = request.sampling.untrainable_reason()
+    if reason is not None:
         return reason
     if not reply.mask.any():
         return Reason(ReasonCode.NO_TOKEN, "no token of the reply may train")

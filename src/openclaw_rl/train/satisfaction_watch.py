@@ -254,10 +254,10 @@ class SatisfactionWatch:
         """Return the rollback to the newest version of the window before that can be served, or None."""
         oldest = min(score.version for score in fall.reference)
         with self._store.read() as conn:
-            targets = [
-                v for v in policies.rollback_targets(conn, name) if oldest <= v <= fall.last_good
-            ]
+            targets = policies.rollback_targets(conn, name)
         for target in targets:
+            if not oldest <= target <= fall.last_good:
+                continue
             try:
                 check_policy_files(self._store, name, target)
             except OpenClawError as error:

@@ -58,26 +58,23 @@ def off_policy_summary(m: Mapping[str, float]) -> str:
     """Return a readable summary of how far off policy a step was, and what was masked; empty without a gap metric."""
     if "gap" not in m:
         return ""
-    parts = [
-        f"off policy by {m['gap']:.2g} nats a token"
-        + (f", at most {m['gap/max']:.2g}" if "gap/max" in m else "")
-    ]
+    gap = f"off policy by {m['gap']:.2g} nats a token"
+    if "gap/max" in m:
+        gap += f", at most {m['gap/max']:.2g}"
+    parts = [gap]
     if "staleness/versions" in m:
         parts.append(
             f"{m['staleness/versions']:.1f} versions old, at most {m['staleness/versions/max']:.0f}"
         )
-    shares = [
-        (*name.split("/", 1), value)
-        for name, value in m.items()
-        if name.startswith(("masked/", "clipped/", "capped/"))
-    ]
-    parts += [f"{what} ({by}) {share:.1%}" for what, by, share in shares if share]
-    left = {"dropped/stale": "too stale", "truncated": "cut at their limit"}
-    parts += [
-        f"{m[name]:.0f} turn{'s' * (m[name] != 1)} {what}"
-        for name, what in left.items()
-        if m.get(name)
-    ]
+    for name, share in m.items():
+        what, _, by = name.partition("/")
+        if what in ("masked", "clipped", "capped") and by and share:
+            parts.append(f"{what} ({by}) {share:.1%}")
+    for name, what in (("dropped/stale", "too stale"), ("truncated", "cut at their limit")):
+        count = m.get(name)
+        if count:
+            turns = "turn" if count == 1 else "turns"
+            parts.append(f"{count:.0f} {turns} {what}")
     return "; ".join(parts)
 
 
@@ -140,14 +137,11 @@ class MetricsTracker:
         if raw and not raw.endswith(b"\n"):
             with self._file.open("ab") as file:
                 file.write(b"\n")
-        logged = next(
-            (
-                version
-                for line in reversed(raw.splitlines())
-                if (version := _logged_version(line)) >= 0
-            ),
-            -1,
-        )
+        logged = -1
+        for line in reversed(raw.splitlines()):
+            logged = _logged_version(line)
+            if logged >= 0:
+                break
         # A resumed or root version has no step.
         if logged < newest.version and "loss/total" in newest.metrics:
             self.log_step(newest, newest.metrics, turns)

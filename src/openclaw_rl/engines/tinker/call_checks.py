@@ -24,9 +24,10 @@ def check_sampling(sampling: Sampling, top_logprobs: int) -> None:
         "logit_bias": bool(sampling.logit_bias),
         "min_tokens": sampling.min_tokens > 0,
     }
-    if asked := [name for name, is_asked in unknown.items() if is_asked]:
+    requested = [name for name, is_requested in unknown.items() if is_requested]
+    if requested:
         raise SamplingUnsupported(
-            f"Tinker samples without {', '.join(asked)}: leave it out of the request"
+            f"Tinker samples without {', '.join(requested)}: leave it out of the request"
         )
     if top_logprobs:
         raise SamplingUnsupported(

@@ -192,9 +192,10 @@ class TinkerServer:
         """Hold these versions. Raises `EngineError` with nothing changed."""
         async with self._load_lock:
             self._table.check_capacity(policies)
-            loaded = [
-                self._table.find_loaded(ref) or await self._read_held(ref) for ref in policies
-            ]
+            loaded = []
+            for ref in policies:
+                version = self._table.find_loaded(ref) or await self._read_held(ref)
+                loaded.append(version)
             for version in loaded:
                 await self._samplers.find_or_create(version.adapter)
             # Again: replies may have begun meanwhile.

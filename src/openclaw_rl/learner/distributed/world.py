@@ -68,10 +68,20 @@ def split(groups: Sequence[Sequence[int]], lengths: Sequence[int], size: int) ->
     `lengths`: tokens of each row. Rows stay in order, because neighbours share the longest prefixes.
     """
     out = [list(group) for group in groups]
-    while len(out) < size and (many := [group for group in out if len(group) > 1]):
-        longest = max(many, key=lambda group: sum(lengths[i] for i in group))
-        sums = list(accumulate(lengths[i] for i in longest))
-        at = min(range(1, len(sums)), key=lambda at: max(sums[at - 1], sums[-1] - sums[at - 1]))
+    while len(out) < size:
+        several = [group for group in out if len(group) > 1]
+        if not several:
+            break
+        longest = max(several, key=lambda group: sum(lengths[i] for i in group))
+        at = _middle([lengths[i] for i in longest])
         place = out.index(longest)
         out[place : place + 1] = [longest[:at], longest[at:]]
     return out
+
+
+def _middle(lengths: Sequence[int]) -> int:
+    """Return the number of rows in the first half, so that the longer half is as short as possible."""
+    sums = list(accumulate(lengths))
+    # The longer half after a cut behind the first row, the second, and so on.
+    longer = [max(before, sums[-1] - before) for before in sums[:-1]]
+    return 1 + longer.index(min(longer))

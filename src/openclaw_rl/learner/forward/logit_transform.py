@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,7 +56,13 @@ def _trial_logits(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _candidate_transforms(text: Any) -> list[LogitTransform]:
     """Return the transforms to try, the identity first."""
-    caps = [float(cap) for name in _CAPS if (cap := getattr(text, name, None))]
-    factors = [float(factor) for name in _FACTORS if (factor := getattr(text, name, None))]
+    caps = _stated_numbers(text, _CAPS)
+    factors = _stated_numbers(text, _FACTORS)
     scales = [{}, *({"times": f} for f in factors), *({"over": f} for f in factors)]
     return [LogitTransform(**scale, cap=cap) for cap in (None, *caps) for scale in scales]
+
+
+def _stated_numbers(text: Any, names: Sequence[str]) -> list[float]:
+    """Return the values of those settings that the model has, and that are not zero."""
+    values = [getattr(text, name, None) for name in names]
+    return [float(value) for value in values if value]

@@ -283,13 +283,18 @@ class ForwardRunner:
     def _groups_within_budget(
         self, rows: Sequence[TokenSequence], numbers: Sequence[int], budget: int
     ) -> list[list[int]]:
-        alone = [[i] for i in numbers if rows[i].input_length > self._max_shared_length]
-        rest = [i for i in numbers if rows[i].input_length <= self._max_shared_length]
+        alone: list[list[int]] = []
+        shareable: list[int] = []
+        for number in numbers:
+            if rows[number].input_length > self._max_shared_length:
+                alone.append([number])
+            else:
+                shareable.append(number)
         if self.uses_tree:
-            groups = prefix_tree.group_rows([rows[i] for i in rest], budget)
+            groups = prefix_tree.group_rows([rows[i] for i in shareable], budget)
         else:
-            groups = micro_batches([rows[i].input_length for i in rest], budget)
-        return [*alone, *([rest[j] for j in group] for group in groups)]
+            groups = micro_batches([rows[i].input_length for i in shareable], budget)
+        return alone + [[shareable[j] for j in group] for group in groups]
 
     @property
     def world_size(self) -> int:

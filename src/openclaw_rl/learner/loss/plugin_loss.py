@@ -192,13 +192,15 @@ class PluginLoss:
         lengths = [len(batch.samples[i].response_ids) for i in indices]
         for i, logp in zip(indices, torch.split(logp_K, lengths), strict=True):
             reply = self._reply_inputs(batch, terms, i, logp, counts)
-            if reply is None or (result := self.reply_loss(reply)) is None:
+            result = None if reply is None else self.reply_loss(reply)
+            if reply is None or result is None:
                 continue
+            loss, metrics = result
             counts["live"] += len(reply.sampled)
             weight = len(reply.sampled) / denominator
-            total = total + weight * result[0]
-            parts["custom"] += weight * result[0].item()
-            for name, value in result[1].items():
+            total = total + weight * loss
+            parts["custom"] += weight * loss.item()
+            for name, value in metrics.items():
                 parts[f"custom/{name}"] += weight * value
         return LossResult(total=total, parts=dict(parts), counts=dict(counts))
 
@@ -291,16 +293,11 @@ def find_sign_problems(custom: PluginLoss, train: TrainConfig) -> tuple[str, ...
     The gradient goes through a real softmax, at the sampling policy (a ratio of 1). A loss that passes with one token
     and a close teacher is also tried with several tokens and a distant teacher, where a zero gradient is accepted.
     """
-    single = [
-        problem
-        for case in _sign_cases(custom.name, train, 1)
-        if (problem := _sign_problem(custom, case))
-    ]
-    several = _sign_cases(custom.name, train, 3)
-    return tuple(
-        single
-        or [problem for case in several if (problem := _sign_problem(custom, case, still=True))]
-    )
+    problems = [_sign_problem(custom, case) for case in _sign_cases(custom.name, train, 1)]
+    if not any(problems):
+        several = _sign_cases(custom.name, train, 3)
+        problems = [_sign_problem(custom, case, still=True) for case in several]
+    return tuple(problem for problem in problems if problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,9 +358,11 @@ def _sign_problem(custom: PluginLoss, case: SignCase, *, still: bool = False) ->
     rise = _logprob_slope(custom, case)
     if rise * case.way > 0 or (still and abs(rise) < 1e-6):
         return ""
-    does = "does not change" if rise == 0 else "raises" if rise > 0 else "lowers"
+    effect = "does not change"
+    if rise != 0:
+        effect = "raises" if rise > 0 else "lowers"
     which = "the token's probability" if case.tokens == 1 else "their probability"
-    return f"pushes the wrong way: {case.why}, and a step {does} {which}. {_SIGN_HINT}"
+    return f"pushes the wrong way: {case.why}, and a step {effect} {which}. {_SIGN_HINT}"
 
 
 def _logprob_slope(custom: PluginLoss, case: SignCase) -> float:

@@ -65,7 +65,8 @@ def retry_on_oom(
         # The other ranks have not seen this failure and would not retry.
         if alone or begun():
             raise ModelError(f"the step does not fit into memory ({reason}). {OOM_HINT}")
-        if (smaller := passes.reduce_memory()) is None:
+        smaller = passes.reduce_memory()
+        if smaller is None:
             passes.memory_limits = before
             raise TooLarge(
                 f"a step with one row per pass does not fit into memory ({reason}). {OOM_HINT}"
@@ -130,8 +131,13 @@ def _read_number(file: Path, key: str = "") -> int | None:
         fields = file.read_text(encoding="utf-8").split()
     except OSError:
         return None
-    word = fields[fields.index(key) + 1] if key in fields else "" if key else fields[0]
-    return int(word) if word.isdigit() else None
+    if not key:
+        number = fields[0]
+    elif key in fields:
+        number = fields[fields.index(key) + 1]
+    else:
+        return None
+    return int(number) if number.isdigit() else None
 
 
 def trim_malloc() -> None:

@@ -58,12 +58,12 @@ class LoraWeights:
         )
         self.model = peft_adapter.attach_lora(load(path, model), path, train.lora, train.seed)
         self.causal = self.model.get_base_model()
-        self.parameters = {
-            name: p for name, p in sorted(self.model.named_parameters()) if p.requires_grad
-        }
+        named = sorted(self.model.named_parameters())
+        self.parameters = {name: p for name, p in named if p.requires_grad}
         self.dropout = train.lora.dropout
         self._initial_adapter = peft_adapter.adapter_tensors(self.model)
-        if (rate := train.optimizer.learning_rate) < MIN_LORA_RATE:
+        rate = train.optimizer.learning_rate
+        if rate < MIN_LORA_RATE:
             log.warning(
                 "train.optimizer.learning_rate %g suits whole models; an adapter (train.finetune lora) learns little "
                 "or nothing below about %g",

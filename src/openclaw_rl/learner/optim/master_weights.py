@@ -28,17 +28,21 @@ class MasterWeights:
         # Names of masters with a higher precision than their weights.
         self.higher_precision: list[str] = []
         for name, parameter in parameters.items():
-            low = parameter.dtype in _HALF_DTYPES
-            if not low and not offload:
+            has_half_precision = parameter.dtype in _HALF_DTYPES
+            if has_half_precision:
+                self.higher_precision.append(name)
+            if has_half_precision or offload:
+                device = torch.device("cpu") if offload else parameter.device
+                self._add_copy(name, parameter, device)
+            else:
                 self.tensors[name] = parameter
-                continue
-            device = torch.device("cpu") if offload else parameter.device
-            self.tensors[name] = torch.nn.Parameter(float32_copy(parameter, device))
-            self._copied.append(name)
-            self.higher_precision += [name] if low else []
-            # Avoids a reference cycle.
-            hook = partial(_take_gradient, weakref.ref(self), name)
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _add_copy(self, name: str, parameter: torch.nn.Parameter, device: torch.device) -> None:
+        self.tensors[name] = torch.nn.Parameter(float32_copy(parameter, device))
+        self._copied.append(name)
+        # Avoids a reference cycle.
+        hook = partial(_take_gradient, weakref.ref(self), name)
+        parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def clear_gradients(self) -> None:
         """Clear all gradients, also those of an interrupted backward pass."""
@@ -61,7 +65,8 @@ class MasterWeights:
 
 def _take_gradient(masters: weakref.ref[MasterWeights], name: str, parameter: torch.Tensor) -> None:
     """Add the gradient of a weight to that of its master, and free it; called in the backward pass."""
-    if (owner := masters()) is None:
+    owner = masters()
+    if owner is None:
         return
     assert parameter.grad is not None
     master = owner.tensors[name]

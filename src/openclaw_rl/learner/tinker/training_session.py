@@ -69,15 +69,22 @@ class TrainingSession:
         Each step begins so: what an earlier step did there, whose answer may be lost, has no effect on it. After a
         failure of the service it is not asked for `RETRY_SECONDS`, and twice as long after each further refusal.
         """
-        if self._failed is not None and time.monotonic() - self._failed[0] < self._retry_seconds:
-            raise self._failed[1]
-        if self._client is None or (state is None and self._initial is None):
+        if self._failed is not None:
+            failed_at, error = self._failed
+            if time.monotonic() - failed_at < self._retry_seconds:
+                raise error
+        needs_initial = state is None and self._initial is None
+        if self._client is None or needs_initial:
             self._client = self._run_blocking(self._create_model)
             self._initial = None
-        if state is None and self._initial is None:
-            self._initial = self._save_checkpoint("weights", f"initial-{uuid.uuid4().hex[:12]}")
-        path = state or self._initial
+        path = self._initial_checkpoint() if state is None else state
         self._finish(lambda: self._client.load_state_with_optimizer(path))
+
+    def _initial_checkpoint(self) -> str:
+        """Return the checkpoint of the base with a new adapter, saved if it is not there yet."""
+        if self._initial is None:
+            self._initial = self._save_checkpoint("weights", f"initial-{uuid.uuid4().hex[:12]}")
+        return self._initial
 
     @property
     def _retry_seconds(self) -> float:
@@ -197,13 +204,15 @@ class TrainingSession:
         if isinstance(error, ModelError):
             return error
         engine_error = self._service.to_engine_error(error)
-        kind = (
-            classify_error(error) if of_batch and not isinstance(error, EngineError) else "absent"
-        )
+        if not of_batch or isinstance(error, EngineError):
+            return self._absent(engine_error)
+        kind = classify_error(error)
         if kind == "absent":
             return self._absent(engine_error)
         self.reset()
-        return (TooLarge if kind == "too_long" else ModelError)(str(engine_error))
+        if kind == "too_long":
+            return TooLarge(str(engine_error))
+        return ModelError(str(engine_error))
 
     def _absent(self, error: EngineError) -> TrainerAbsent:
         # Gradients of a call without an answer may be there.

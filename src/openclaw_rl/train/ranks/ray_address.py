@@ -12,8 +12,10 @@ _CONNECT_SECONDS = 5.0
 
 def find_address(address: str, environ: Mapping[str, str] | None = None) -> str:
     """Return the address that Ray takes for `train.launch.ray`: for `auto`, RAY_ADDRESS if it is set."""
+    if address != "auto":
+        return address
     variables = foreign_environment({}) if environ is None else environ
-    return (variables.get("RAY_ADDRESS") or address) if address == "auto" else address
+    return variables.get("RAY_ADDRESS") or address
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
@@ -32,7 +34,8 @@ def connection_problem(address: str) -> str | None:
 
     `address`: as of `find_address`.
     """
-    if (target := host_and_port(address)) is None:
+    target = host_and_port(address)
+    if target is None:
         return None
     try:
         socket.create_connection(target, timeout=_CONNECT_SECONDS).close()

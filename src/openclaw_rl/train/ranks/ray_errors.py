@@ -48,7 +48,8 @@ def start_error(error: Exception) -> ConfigError:
 
 def lost_error(error: Exception) -> RanksGone:
     """Return the error for a rank, or its machine, that Ray lost during a command."""
-    if isinstance(cause := getattr(error, "cause", None), RanksGone):
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, RanksGone):
         return RanksGone(str(cause))
     return RanksGone(f"Ray has lost a rank: {error_line(error)}")
 

@@ -205,6 +205,8 @@ def report_progress(channel: RpcChannel) -> None:
 def wait_until(until: Callable[[], bool], seconds: float) -> bool:
     """Poll until the condition is true, for at most `seconds`. Return whether it became true."""
     end = time.monotonic() + seconds
-    while not (true := until()) and time.monotonic() < end:
+    is_true = until()
+    while not is_true and time.monotonic() < end:
         time.sleep(0.05)
-    return true
+        is_true = until()
+    return is_true
