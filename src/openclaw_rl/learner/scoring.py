@@ -177,7 +177,7 @@ class PolicyScorer:
         else:
             plain = [i for i in plain if i not in guided]
             together = [*(rows[i] for i in plain), *prompts]
-            if top and others:
+            if top and prompts:
                 plain_ids = [_likeliest_ids(student[i]) for i in plain]
                 scores = self.base_logprobs(together, ids=plain_ids + ids, top=top)
             else:
@@ -186,10 +186,9 @@ class PolicyScorer:
             teacher = scores[len(plain) :]
         base_by_row = {i: row.plain for i, row in guided.items()}
         base_by_row.update(zip(plain, base, strict=True))
+        teacher_by_row = {i: row.scores.teacher for i, row in guided.items()}
         rest = iter(teacher)
-        all_teachers = []
-        for i, _ in hinted:
-            all_teachers.append(guided[i].scores.teacher if i in guided else next(rest))
+        all_teachers = [teacher_by_row[i] if i in guided else next(rest) for i, _ in hinted]
         return [base_by_row[i] for i in range(len(rows))], all_teachers
 
     def _score_guided(

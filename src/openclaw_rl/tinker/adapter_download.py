@@ -118,16 +118,20 @@ def _adapted_modules(shapes: Shapes, rank: int) -> dict[str, tuple[int, int]]:
         sides.setdefault(match["module"], {})[match["side"]] = shape
     if not sides:
         raise EngineError("the adapter that the Tinker service returned has no matrices")
-    modules = {}
-    for module, pair in sides.items():
-        # A is [rank, in] and B is [out, rank].
-        if pair.keys() != {"A", "B"} or (pair["A"][0], pair["B"][1]) != (rank, rank):
-            raise EngineError(
-                f"the adapter that the Tinker service returned has matrices {pair} for {module}; expected "
-                f"[{rank}, in] and [out, {rank}]"
-            )
-        modules[module] = (pair["B"][0], pair["A"][1])
-    return modules
+    return {module: _matrix_size(module, pair, rank) for module, pair in sides.items()}
+
+
+def _matrix_size(module: str, pair: Mapping[str, tuple[int, ...]], rank: int) -> tuple[int, int]:
+    """Return (out, in) of a module with the matrices A [rank, in] and B [out, rank]. Raises `EngineError`."""
+    if pair.keys() == {"A", "B"}:
+        rank_of_a, inputs = pair["A"]
+        outputs, rank_of_b = pair["B"]
+        if rank_of_a == rank_of_b == rank:
+            return outputs, inputs
+    raise EngineError(
+        f"the adapter that the Tinker service returned has matrices {pair} for {module}; expected "
+        f"[{rank}, in] and [out, {rank}]"
+    )
 
 
 def _check_fit(modules: Mapping[str, tuple[int, int]], folder: Path) -> None:

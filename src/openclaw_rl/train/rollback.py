@@ -231,7 +231,7 @@ def apply_promotion(
     return len(agreed.turns)
 
 
-def _format_versions(versions: list[int], most: int = 12) -> str:
+def _format_versions(versions: Sequence[int], most: int = 12) -> str:
     return ", ".join(map(str, versions[:most])) + (
         f", ... {versions[-1]}" if len(versions) > most else ""
     )

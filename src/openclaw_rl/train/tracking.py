@@ -137,13 +137,10 @@ class MetricsTracker:
         if raw and not raw.endswith(b"\n"):
             with self._file.open("ab") as file:
                 file.write(b"\n")
-        logged = -1
-        for line in reversed(raw.splitlines()):
-            logged = _logged_version(line)
-            if logged >= 0:
-                break
         # A resumed or root version has no step.
-        if logged < newest.version and "loss/total" in newest.metrics:
+        if "loss/total" not in newest.metrics:
+            return
+        if _newest_logged_version(raw) < newest.version:
             self.log_step(newest, newest.metrics, turns)
 
     def log_step(self, policy: Policy, metrics: Mapping[str, float], turns: Sequence[str]) -> None:
@@ -190,6 +187,15 @@ class MetricsTracker:
     def _append_line(self, entry: Mapping[str, Any]) -> None:
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def _newest_logged_version(raw: bytes) -> int:
+    """Return the version of the last line that has one; -1 if none has."""
+    for line in reversed(raw.splitlines()):
+        version = _logged_version(line)
+        if version >= 0:
+            return version
+    return -1
 
 
 def _logged_version(line: bytes) -> int:

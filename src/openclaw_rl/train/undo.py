@@ -360,12 +360,16 @@ def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
     """
     while True:
         with store.read() as conn:
-            plans = []
-            for name, turn_ids in turns_by_policy(conn, selected).items():
-                plans.append(plan_undo(conn, turn_ids, name))
-        changed = [plan for plan in plans if plan.safe != plan.head]
-        if all(policies.examine_files(store, plan.safe) is None for plan in changed):
+            by_policy = turns_by_policy(conn, selected)
+            plans = [plan_undo(conn, turn_ids, name) for name, turn_ids in by_policy.items()]
+        if not any(_is_safe_version_damaged(store, plan) for plan in plans):
             return plans
+
+
+def _is_safe_version_damaged(store: Store, plan: UndoPlan) -> bool:
+    if plan.safe == plan.head:
+        return False
+    return policies.examine_files(store, plan.safe) is not None
 
 
 def _is_current(conn: Connection, plan: UndoPlan) -> bool:

@@ -128,13 +128,13 @@ class VersionThinner:
         self, conn: Connection, basis: _ThinningBasis, now: float
     ) -> list[tuple[Policy, set[str]]]:
         """Return the versions with files on the disk that are no longer kept, and the names of these files."""
-        lineages = {name: policies.lineage(conn, head) for name, head in basis.heads.items()}
         on_disk = policies.get_many(conn, versions_on_disk(self._root))
         known = [policy for policy in on_disk if _can_be_thinned(policy)]
         practised = practised_versions(conn, [policy.version for policy in known])
         retained = set[int]()
         with_state = set[int]()
-        for name, lineage in lineages.items():
+        for name, head in basis.heads.items():
+            lineage = policies.lineage(conn, head)
             of_policy = [
                 policy for policy in known if policy.version in lineage or policy.name == name
             ]

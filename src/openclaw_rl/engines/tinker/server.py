@@ -64,12 +64,12 @@ class TinkerServer:
     def handle_call(self, peer: TinkerConnection, call: protocol.EngineCall) -> None:
         """Start one call, or cancel one."""
         if isinstance(call, protocol.CancelCall):
-            if (task := peer.tasks.get(call.id)) is not None:
-                task.cancel()
+            cancelled = peer.tasks.get(call.id)
+            if cancelled is not None:
+                cancelled.cancel()
             return
-        peer.tasks[call.id] = task = asyncio.get_running_loop().create_task(
-            self._answer_call(peer, call)
-        )
+        task = asyncio.get_running_loop().create_task(self._answer_call(peer, call))
+        peer.tasks[call.id] = task
         task.add_done_callback(lambda _: peer.tasks.pop(call.id, None))
 
     async def _answer_call(self, peer: TinkerConnection, call: protocol.EngineCall) -> None:

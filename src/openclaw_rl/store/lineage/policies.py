@@ -16,12 +16,12 @@ from openclaw_rl.errors import IdentityMismatch, ModelError, OpenClawError, Stal
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import events, leases, turn_states
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.bootstrap import POLICIES_FOLDER
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.file_digests import FolderDigests
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policy_marks
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, move_head, read_heads
+from openclaw_rl.store.lineage.policy_paths import resolved_path, stored_path
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_json, to_row
 from openclaw_rl.store.turns import count_rows
@@ -449,7 +449,7 @@ def insert_version(
     values = {
         name: numbers_to_json(getattr(policy, name)) for name in ("memory", "metrics", "files")
     }
-    path = _stored_path(_home_of(conn), policy.path)
+    path = stored_path(conn, policy.path)
     conn.execute(_insert_policy, to_row(t.policies, policy, state=state.value, path=path, **values))
     if not uses:
         return
@@ -471,31 +471,6 @@ def _check_uses(conn: Connection, policy: Policy, uses: Sequence[Use]) -> None:
             )
 
 
-# The store has the paths of policy folders relative to the home, so that a home can be moved and copied.
-
-
 def _read_policy(conn: Connection, row: Row[Any]) -> Policy:
     policy = policy_from_row(row)
-    return replace(policy, path=_resolved_path(_home_of(conn), policy.path))
-
-
-def _home_of(conn: Connection) -> Path:
-    """Return the absolute folder of the store."""
-    return Path(str(conn.engine.url.database)).parent.resolve()
-
-
-def _stored_path(home: Path, path: str | None) -> str | None:
-    """Return the path relative to the home for a folder of the home's versions, any other path unchanged."""
-    if path is None or Path(path).parent.resolve() != (home / POLICIES_FOLDER).resolve():
-        return path
-    return f"{POLICIES_FOLDER}/{Path(path).name}"
-
-
-def _resolved_path(home: Path, path: str | None) -> str | None:
-    """Return the absolute path of a stored one.
-
-    Stores of version 0.1 have absolute paths, which may be those of another home if this one was moved or copied.
-    """
-    if path is None or Path(path).parent.name != POLICIES_FOLDER:
-        return path
-    return str(home / POLICIES_FOLDER / Path(path).name)
+    return replace(policy, path=resolved_path(conn, policy.path))
