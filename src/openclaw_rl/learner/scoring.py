@@ -176,20 +176,35 @@ class PolicyScorer:
             teacher = self._teacher_logprobs(prompts, ids, top)
         else:
             plain = [i for i in plain if i not in guided]
-            together = [*(rows[i] for i in plain), *prompts]
-            if top and prompts:
-                plain_ids = [_likeliest_ids(student[i]) for i in plain]
-                scores = self.base_logprobs(together, ids=plain_ids + ids, top=top)
-            else:
-                scores = self.base_logprobs(together)
-            base = scores[: len(plain)]
-            teacher = scores[len(plain) :]
+            base, teacher = self._base_as_teacher(
+                [rows[i] for i in plain],
+                prompts,
+                [_likeliest_ids(student[i]) for i in plain] + ids,
+                top,
+            )
         base_by_row = {i: row.plain for i, row in guided.items()}
         base_by_row.update(zip(plain, base, strict=True))
         teacher_by_row = {i: row.scores.teacher for i, row in guided.items()}
         rest = iter(teacher)
         all_teachers = [teacher_by_row[i] if i in guided else next(rest) for i, _ in hinted]
         return [base_by_row[i] for i in range(len(rows))], all_teachers
+
+    def _base_as_teacher(
+        self,
+        plain: Sequence[TokenSequence],
+        prompts: Sequence[TokenSequence],
+        ids: Sequence[torch.Tensor] | None,
+        top: int,
+    ) -> tuple[list[TokenLogprobs], list[TokenLogprobs]]:
+        """Return the scores of the base on plain and on hinted rows, in one pass.
+
+        `ids`: tokens of each row that are scored as well if there are hinted rows and `top` is not 0.
+        """
+        if not top or not prompts:
+            ids = None
+            top = 0
+        scores = self.base_logprobs([*plain, *prompts], ids=ids, top=top)
+        return scores[: len(plain)], scores[len(plain) :]
 
     def _score_guided(
         self,
@@ -252,11 +267,10 @@ class PolicyScorer:
         rows = [row for _, row in hinted]
         base = self.base_logprobs(rows, top=self._train.distill.topk)
         ids = [_likeliest_ids(scores) for scores in base]
-        base_KN = torch.cat([scores.logps_KN[:, 1:] for scores in base])
+        base_KN = _likeliest_logprobs(base)
 
         def base_teacher_kl() -> float:
-            teacher = self._teacher_logprobs(rows, ids, 0)
-            teacher_KN = torch.cat([scores.logps_KN[:, 1:] for scores in teacher])
+            teacher_KN = _likeliest_logprobs(self._teacher_logprobs(rows, ids, 0))
             return divergence(teacher_KN, base_KN, "forward")[mask_K].mean().item()
 
         return self._ema_teacher.follow_policy(base_teacher_kl)
@@ -265,6 +279,11 @@ class PolicyScorer:
 def _likeliest_ids(scores: TokenLogprobs) -> torch.Tensor:
     """Return the ids [R, N] of the most likely tokens, without the token of the reply."""
     return scores.ids_KN[:, 1:]
+
+
+def _likeliest_logprobs(scores: Sequence[TokenLogprobs]) -> torch.Tensor:
+    """Return the log-probabilities [K, N] of these tokens, of all rows."""
+    return torch.cat([of_row.logps_KN[:, 1:] for of_row in scores])
 
 
 def _logps(scores: Sequence[TokenLogprobs]) -> list[torch.Tensor]:

@@ -48,17 +48,17 @@ def drop_stale(
             replays.append(i)
         else:
             fresh.append(i)
-    for beside, group in (([], fresh), (fresh, replays)):
-        whole = _mean_gap([gaps[i] for i in (*beside, *group)])
+    for trusted, group in (([], fresh), (fresh, replays)):
+        whole = _mean_gap([gaps[i] for i in trusted + group])
         while whole > max_batch_gap:
-            stalest = max(group, key=lambda i: means[i])
+            stalest = max(group, key=means.__getitem__)
             group.remove(stalest)
             measure = f"mean |log ratio| {means[stalest]:.2f}, of its whole batch {whole:.2f}"
             dropped[samples[stalest].turn] = _stale_reason(
                 samples[stalest], measure, "train.safety.max_batch_log_ratio", max_batch_gap
             )
-            whole = _mean_gap([gaps[i] for i in (*beside, *group)])
-    return sorted([*fresh, *replays]), dropped
+            whole = _mean_gap([gaps[i] for i in trusted + group])
+    return sorted(fresh + replays), dropped
 
 
 def _mean_gap(gaps: Sequence[np.ndarray[Any, Any]]) -> float:

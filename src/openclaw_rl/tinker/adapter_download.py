@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import re
 import shutil
@@ -144,13 +145,14 @@ def _check_fit(modules: Mapping[str, tuple[int, int]], folder: Path) -> None:
         return
     for module, shape in modules.items():
         expected = known.get(f"{module}.weight")
+        if shape == expected:
+            continue
         if expected is None:
             raise _foreign_name(module, f"the base in {folder}")
-        if shape != expected:
-            raise EngineError(
-                f"the adapter that the Tinker service trained does not fit the base in {folder}: {module} has shape "
-                f"{list(shape)}, expected {list(expected)}. Set tinker.model to the name of this base at the service"
-            )
+        raise EngineError(
+            f"the adapter that the Tinker service trained does not fit the base in {folder}: {module} has shape "
+            f"{list(shape)}, expected {list(expected)}. Set tinker.model to the name of this base at the service"
+        )
 
 
 def _foreign_name(name: str, owner: str) -> EngineError:
@@ -163,10 +165,9 @@ def _foreign_name(name: str, owner: str) -> EngineError:
 def _matrix_shapes(content: bytes | BinaryIO) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of each tensor in a safetensors file, from its header: 8 bytes of length, then JSON."""
     if isinstance(content, bytes):
-        raw = content[8 : 8 + int.from_bytes(content[:8], "little")]
-    else:
-        raw = content.read(int.from_bytes(content.read(8), "little"))
-    header: dict[str, Any] = json.loads(raw)
+        content = io.BytesIO(content)
+    length = int.from_bytes(content.read(8), "little")
+    header: dict[str, Any] = json.loads(content.read(length))
+    header.pop("__metadata__", None)
     for name, entry in header.items():
-        if name != "__metadata__":
-            yield name, tuple(entry["shape"])
+        yield name, tuple(entry["shape"])

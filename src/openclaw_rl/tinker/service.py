@@ -138,10 +138,9 @@ class TinkerService:
 
     def save_checkpoint(self, model: Any, kind: CheckpointKind, name: str) -> str:
         """Save the model of a training client under a new name, and return the path. Raises `EngineError`."""
+        save = model.save_state if kind == "weights" else model.save_weights_for_sampler
         try:
-            saving = (model.save_state if kind == "weights" else model.save_weights_for_sampler)(
-                name
-            ).future()
+            saving = save(name).future()
             return self._wait_saved(model, saving, f"/{kind}/{name}")
         except EngineError:
             raise

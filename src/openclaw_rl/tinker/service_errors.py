@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 _RETRYABLE = frozenset({408, 409, 429})
@@ -65,6 +66,10 @@ _EXPLANATIONS: tuple[tuple[re.Pattern[str], _Explanation], ...] = (
     ),
 )
 """Failures that the service's words alone show; the first that fits counts."""
+_BY_STATUS: Mapping[int, _Explanation] = {
+    402: ("refused for billing", "See to the account of this key"),
+    429: ("is still busy after all retries", "Try again later"),
+}
 
 
 def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
@@ -94,13 +99,9 @@ def _explain_refusal(error: BaseException, text: str) -> _Explanation | None:
         )
     if status in (401, 403) or is_of_key:
         return "refused the key", "Set TINKER_API_KEY (tinker.api_key) to a key of this service"
-    if status == 402:
-        return "refused for billing", "See to the account of this key"
     if is_unreachable(error):
         return "does not answer", "Check the network and tinker.url (TINKER_ENDPOINT)"
-    if status == 429:
-        return "is still busy after all retries", "Try again later"
-    return None
+    return None if status is None else _BY_STATUS.get(status)
 
 
 def _explain_loss(error: BaseException, text: str) -> _Explanation | None:
@@ -139,9 +140,13 @@ def classify_error(error: BaseException) -> Literal["absent", "too_long", "faile
     text = str(error)
     if is_transient(error) or not _blames_call(error):
         return "absent"
-    if _KEY.search(text) or _RANK.search(text):
+    is_of_account = _KEY.search(text) is not None
+    is_of_base = _RANK.search(text) is not None
+    if is_of_account or is_of_base:
         return "absent"
-    return "too_long" if _CONTEXT.search(text) else "failed"
+    if _CONTEXT.search(text):
+        return "too_long"
+    return "failed"
 
 
 def _blames_call(error: BaseException) -> bool:

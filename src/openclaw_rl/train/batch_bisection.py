@@ -57,9 +57,10 @@ def bisect(queued: Sequence[str], rejections: Mapping[str, tuple[int, int]]) -> 
     if not rejected:
         return []
     oldest = rejections[rejected[0]]
-    _, size = oldest
     together = [turn for turn in rejected if rejections[turn] == oldest]
-    return together[: max(1, size // 2)]
+    _, size = oldest
+    most = max(1, size // 2)
+    return together[:most]
 
 
 def count_failed_alone(conn: Connection, versions: Sequence[Policy]) -> int:

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -66,16 +66,21 @@ def off_policy_summary(m: Mapping[str, float]) -> str:
         parts.append(
             f"{m['staleness/versions']:.1f} versions old, at most {m['staleness/versions/max']:.0f}"
         )
-    for name, share in m.items():
-        what, _, by = name.partition("/")
-        if what in ("masked", "clipped", "capped") and by and share:
-            parts.append(f"{what} ({by}) {share:.1%}")
+    parts.extend(_masked_shares(m))
     for name, what in (("dropped/stale", "too stale"), ("truncated", "cut at their limit")):
         count = m.get(name)
         if count:
             turns = "turn" if count == 1 else "turns"
             parts.append(f"{count:.0f} {turns} {what}")
     return "; ".join(parts)
+
+
+def _masked_shares(m: Mapping[str, float]) -> Iterator[str]:
+    """Yield a phrase for each share of the tokens that was masked, clipped or capped."""
+    for name, share in m.items():
+        what, _, by = name.partition("/")
+        if share and by and what in ("masked", "clipped", "capped"):
+            yield f"{what} ({by}) {share:.1%}"
 
 
 def version_age(lineage: Collection[int], version: int) -> int:

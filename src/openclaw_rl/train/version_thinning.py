@@ -170,10 +170,7 @@ def kept_versions(
     """
     published = [policy for policy in versions if policy.state is not PolicyState.REJECTED]
     published.sort(key=lambda policy: -policy.version)
-    passing = set()
-    for after, version in pairwise(lineage):
-        if after in practised and version in practised:
-            passing.add(version)
+    passing = _passing_versions(lineage, practised)
     counted = []
     for place, policy in enumerate(published):
         if place < settings.keep or policy.version not in passing or has_metadata(policy):
@@ -197,6 +194,15 @@ def kept_versions(
             days.add(day)
             retained.add(policy.version)
     return retained
+
+
+def _passing_versions(lineage: Sequence[int], practised: Collection[int]) -> set[int]:
+    """Return the steps of practice that another step of practice follows."""
+    passing = set()
+    for after, version in pairwise(lineage):
+        if after in practised and version in practised:
+            passing.add(version)
+    return passing
 
 
 def _depths_without(

@@ -64,13 +64,10 @@ class ProcessGroup(World):
             local: list[_T] | _RankFailure = self._map_in_lockstep(shares, costs, work)
         else:
             local = self._map_alone(shares[self.rank], work)
-        decoder = msgspec.msgpack.Decoder(list[kind] | _RankFailure, dec_hook=_decode_tensor)  # type: ignore[valid-type]
         encoded = self._all_gather(msgspec.msgpack.encode(local, enc_hook=_encode_tensor))
+        decoder = msgspec.msgpack.Decoder(list[kind] | _RankFailure, dec_hook=_decode_tensor)  # type: ignore[valid-type]
         by_rank = [decoder.decode(raw) for raw in encoded]
-        # Every rank raises the same error.
-        failures = [result for result in by_rank if isinstance(result, _RankFailure)]
-        if failures:
-            raise _shared_error(failures)
+        _raise_failure(by_rank)
         results: dict[int, _T] = {}
         for share, values in zip(shares, by_rank, strict=True):
             results.update(zip(share, values, strict=True))
@@ -113,13 +110,16 @@ class ProcessGroup(World):
     def all_reduce_grads(self, tensors: Iterable[torch.Tensor]) -> None:
         wanted = self._tensors_with_gradient(list(tensors))
         for bucket in _reduce_buckets(wanted):
-            gradients = [_gradient_or_zeros(tensor).flatten() for tensor in bucket]
-            flat = torch.cat(gradients)
-            group = self._tensor_group if flat.is_cuda == self._cuda else self._message_group
-            dist.all_reduce(flat, group=group)
-            totals = torch.split(flat, [tensor.numel() for tensor in bucket])
-            for tensor, total in zip(bucket, totals, strict=True):
-                tensor.grad = total.view_as(tensor).clone()
+            self._sum_gradients(bucket)
+
+    def _sum_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace the gradients of tensors of one dtype and device by their sums over all ranks, in one message."""
+        flat = torch.cat([_gradient_or_zeros(tensor).flatten() for tensor in tensors])
+        group = self._tensor_group if flat.is_cuda == self._cuda else self._message_group
+        dist.all_reduce(flat, group=group)
+        totals = torch.split(flat, [tensor.numel() for tensor in tensors])
+        for tensor, total in zip(tensors, totals, strict=True):
+            tensor.grad = total.view_as(tensor).clone()
 
     def _tensors_with_gradient(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return those of the tensors that have a gradient on any rank."""
@@ -204,31 +204,36 @@ def _bytes_tensor(raw: bytes) -> torch.Tensor:
 def _reduce_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Yield runs of tensors with the same dtype and device, of limited total size."""
     bucket: list[torch.Tensor] = []
-    elements = 0
     for tensor in tensors:
-        if bucket:
-            first = bucket[0]
-            is_alike = (first.dtype, first.device) == (tensor.dtype, tensor.device)
-            if not is_alike or elements + tensor.numel() > _BUCKET_ELEMENTS:
-                yield bucket
-                bucket = []
-                elements = 0
+        if bucket and not _fits(bucket, tensor):
+            yield bucket
+            bucket = []
         bucket.append(tensor)
-        elements += tensor.numel()
     if bucket:
         yield bucket
+
+
+def _fits(bucket: Sequence[torch.Tensor], tensor: torch.Tensor) -> bool:
+    first = bucket[0]
+    if (first.dtype, first.device) != (tensor.dtype, tensor.device):
+        return False
+    elements = sum(other.numel() for other in bucket) + tensor.numel()
+    return elements <= _BUCKET_ELEMENTS
 
 
 def _gradient_or_zeros(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
-def _shared_error(failures: Sequence[_RankFailure]) -> Exception:
-    """Return the error that all ranks raise: that of a rank that ran out of memory only if no other has another one."""
+def _raise_failure(by_rank: Sequence[object]) -> None:
+    """Raise the error of a rank that failed, on every rank the same: memory only if no rank has another failure."""
+    failures = [result for result in by_rank if isinstance(result, _RankFailure)]
+    if not failures:
+        return
     first = max(failures, key=lambda failure: failure.kind != "")
     if not first.kind:
-        return RankOutOfMemory(first.message)
-    return rebuild_error(first.kind, first.message)
+        raise RankOutOfMemory(first.message)
+    raise rebuild_error(first.kind, first.message)
 
 
 def _encode_tensor(value: Any) -> Any:

@@ -69,14 +69,19 @@ def split(groups: Sequence[Sequence[int]], lengths: Sequence[int], size: int) ->
     """
     out = [list(group) for group in groups]
     while len(out) < size:
-        several = [group for group in out if len(group) > 1]
-        if not several:
+        place = _longest_place(out, lengths)
+        if place is None:
             break
-        longest = max(several, key=lambda group: sum(lengths[i] for i in group))
+        longest = out[place]
         at = _middle([lengths[i] for i in longest])
-        place = out.index(longest)
         out[place : place + 1] = [longest[:at], longest[at:]]
     return out
+
+
+def _longest_place(groups: Sequence[Sequence[int]], lengths: Sequence[int]) -> int | None:
+    """Return the place of the longest group of several rows, or None."""
+    places = [place for place, group in enumerate(groups) if len(group) > 1]
+    return max(places, key=lambda place: sum(lengths[i] for i in groups[place]), default=None)
 
 
 def _middle(lengths: Sequence[int]) -> int:

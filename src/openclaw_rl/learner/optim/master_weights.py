@@ -72,7 +72,10 @@ def _take_gradient(masters: weakref.ref[MasterWeights], name: str, parameter: to
     master = owner.tensors[name]
     # Transfer in the narrower dtype.
     gradient = parameter.grad.to(master.device).to(master.dtype)
-    master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+    if master.grad is None:
+        master.grad = gradient
+    else:
+        master.grad.add_(gradient)
     parameter.grad = None
 
 
@@ -97,13 +100,16 @@ class PinnedSnapshot:
     def start_copy(self) -> Mapping[str, torch.Tensor]:
         """Start copying the tensors as they are after all GPU work queued so far. Overwrites the last snapshot."""
         if not self._copies:
-            for name, tensor in self._tensors.items():
-                self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._allocate()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for name, tensor in self._tensors.items():
                 self._copies[name].copy_(tensor.detach(), non_blocking=True)
         return self._copies
+
+    def _allocate(self) -> None:
+        for name, tensor in self._tensors.items():
+            self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
     def wait_for_copy(self) -> None:
         """Make GPU work that is queued from now on, such as weight updates, wait until the copies are done."""

@@ -18,14 +18,12 @@ def forget_wish(conn: Connection, lesson: Lesson, *, at: float) -> None:
     prompts. Nor do they give what the lesson said before it was edited. Of the texts, only digests are kept.
     """
     wishes = {wish_name(lesson.topic, lesson.text), *earlier_wishes(conn, lesson.id)}
-    turns = [one.turn for one in lessons.turns_of_lesson(conn, lesson.id)]
+    turns = [link.turn for link in lessons.turns_of_lesson(conn, lesson.id)]
     rows = [{"turn": turn, "wish": wish} for turn in turns for wish in sorted(wishes)]
     if rows:
         conn.execute(insert(t.forgotten_wishes).on_conflict_do_nothing(), rows)
-    same = []
-    for other in lessons.lessons_of_turns(conn, turns):
-        if other.id != lesson.id and wish_name(other.topic, other.text) in wishes:
-            same.append(other.id)
+    others = [other for other in lessons.lessons_of_turns(conn, turns) if other.id != lesson.id]
+    same = [other.id for other in others if wish_name(other.topic, other.text) in wishes]
     removal.remove_evidence(conn, turns, at=at, only=same, keep_pinned=True)
     removal.forget(conn, lesson.id, at=at)
 

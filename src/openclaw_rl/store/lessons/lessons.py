@@ -219,20 +219,15 @@ def lessons_for(
     Of several that contradict each other, or are about the same, the one with the narrower scope counts, unless another
     one alone is pinned.
     """
-    in_scope_lessons = _lessons(conn, _select_for_context, context.bound_values())
+    lessons = _lessons(conn, _select_for_context, context.bound_values())
     about = [
-        lesson
-        for lesson in in_scope_lessons
-        if context.is_about(lesson.scope_kind, lesson.scope_value)
+        lesson for lesson in lessons if context.is_about(lesson.scope_kind, lesson.scope_value)
     ]
-    in_force = [lesson for lesson in about if lesson.state is not LessonState.SUPERSEDED]
-    conflicts = conflicts_among(conn, [lesson.id for lesson in in_force])
-    overruled = _overruled(in_force, conflicts)
-    wanted = [lesson for lesson in about if lesson.state in states]
-    return [lesson for lesson in wanted if lesson.id not in overruled]
+    overruled = _overruled(conn, about)
+    return [lesson for lesson in about if lesson.state in states and lesson.id not in overruled]
 
 
-def _overruled(in_force: Sequence[Lesson], conflicts: Collection[frozenset[str]]) -> set[str]:
+def _overruled(conn: Connection, lessons: Sequence[Lesson]) -> set[str]:
     """Return the ids of those that a lesson of another scope contradicts, or whose subject it decides."""
 
     def order(lesson: Lesson) -> tuple[bool, int, float]:
@@ -243,6 +238,8 @@ def _overruled(in_force: Sequence[Lesson], conflicts: Collection[frozenset[str]]
             return True
         return frozenset((one.id, other.id)) in conflicts
 
+    in_force = [lesson for lesson in lessons if lesson.state is not LessonState.SUPERSEDED]
+    conflicts = conflicts_among(conn, [lesson.id for lesson in in_force])
     wishes = [lesson for lesson in in_force if lesson.scope_kind is not LessonScope.QUESTION]
     overruled = set()
     for lesson, other in permutations(wishes, 2):
