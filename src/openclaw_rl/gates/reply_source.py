@@ -44,7 +44,8 @@ class ReplyOrder:
     max_tokens: int
     temperature: float
     seed: int
-    beside: bool = False  # it may run beside people's replies; else it waits for a pause, and ends when one begins
+    # It may run beside people's replies; else it waits for a pause, and ends when one begins.
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

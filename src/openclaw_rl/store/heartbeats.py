@@ -51,7 +51,8 @@ class Heartbeat:
     name: str
     pid: int
     at: float  # seconds since the epoch
-    state: str  # STARTING: the next heartbeat may take minutes; PARKED: cannot work; DEGRADED: other workers crashed
+    # STARTING: the next heartbeat may take minutes; PARKED: cannot work; DEGRADED: other workers crashed.
+    state: str
     note: str  # what the worker waits for or works on, as text; if PARKED, the reason and the cure
     advanced_at: float = 0.0  # seconds since the epoch; when its work last advanced
     activity: Activity | None = None  # a piece of work that takes long

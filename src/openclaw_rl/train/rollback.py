@@ -26,9 +26,8 @@ class RollbackPlan:
     head: int
     to: int
     undone_versions: tuple[int, ...]  # versions, newest first
-    turns: tuple[
-        str, ...
-    ]  # ids of the turns that these versions were trained on, or that an undo in progress repeats
+    # Ids of the turns that these versions were trained on, or that an undo in progress repeats.
+    turns: tuple[str, ...]
     cancelled_batches: int  # of an undo in progress, which the rollback ends
     keep_outstanding: bool = False  # the turns of these batches return to the queue
 

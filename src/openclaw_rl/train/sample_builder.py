@@ -36,12 +36,10 @@ class SampleBatch:
 
     samples: list[Sample] = field(default_factory=list)
     dropped: dict[str, Reason] = field(default_factory=dict)
-    kept_counts: Counter[str] = field(
-        default_factory=Counter
-    )  # over the turns that can train, by metric name
-    dropped_counts: Counter[str] = field(
-        default_factory=Counter
-    )  # over the dropped turns, by metric name
+    # Over the turns that can train, by metric name.
+    kept_counts: Counter[str] = field(default_factory=Counter)
+    # Over the dropped turns, by metric name.
+    dropped_counts: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +51,8 @@ class SampleBuilder:
     signal: CreditMethod
     max_staleness: int  # in versions of the head's lineage
     guidance: float = 0.0  # of the teacher in practice (`practice.guidance`)
-    is_refused: Callable[[Sequence[str]], bool] = lambda texts: (
-        False
-    )  # whether any of these texts costs correctness
+    # Whether any of these texts costs correctness.
+    is_refused: Callable[[Sequence[str]], bool] = lambda texts: False
 
     def build_batch(
         self,

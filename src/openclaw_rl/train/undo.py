@@ -53,16 +53,15 @@ class UndoPlan:
 
     name: str  # of the policy
     head: int
-    safe: int  # the version that answers while the rest is trained on again; the head if no version used the turns
-    is_exact: (
-        bool  # the safe version has its optimizer state, so that the result is the same to the bit
-    )
+    # The version that answers while the rest is trained on again; the head if no version used the turns.
+    safe: int
+    # The safe version has its optimizer state, so that the result is the same to the bit.
+    is_exact: bool
     turns: tuple[str, ...]  # that are taken out, oldest first
     used_by: tuple[int, ...]  # versions of the lineage that used them, oldest first
     undone_versions: tuple[int, ...]  # newest first
-    batches: tuple[
-        RepeatedBatch, ...
-    ]  # that are trained on again, with those that were left of an earlier undo
+    # Trained on again, with those that were left of an earlier undo.
+    batches: tuple[RepeatedBatch, ...]
     outstanding: int  # number of batches that were left of an earlier undo
     seconds: tuple[float, float]  # that the training takes, at least and at most
     disk_bytes: int  # of the new versions, before old ones are removed

@@ -44,8 +44,9 @@ _LOW_HIDDEN_TOLERANCE = 0.2
 _LOW_LAYER_TOLERANCE = 0.2
 # Tokens of the pass that measures activation bytes.
 _MEASURED_TOKENS = 8
-_TRIAL_WEIGHTS = 8  # number of smallest and of largest tensors whose gradients a trial compares: in a new adapter, only
-# one matrix of each pair has a gradient
+# Number of smallest and of largest tensors whose gradients a trial compares: in a new adapter, only one matrix of each
+# pair has a gradient.
+_TRIAL_WEIGHTS = 8
 
 
 class ForwardRunner:

@@ -36,9 +36,8 @@ class PluginReply:
     student: torch.Tensor  # under the policy being trained, with the autograd graph
     sampled: torch.Tensor  # from the engine, at sampling time
     base: torch.Tensor
-    teacher: (
-        torch.Tensor | None
-    )  # given the hint; the even mixture over several hints; None without a hint
+    # Given the hint; the even mixture over several hints; None without a hint.
+    teacher: torch.Tensor | None
     advantages: torch.Tensor  # from the method, weighted and summed over its terms
     score: float | None
 

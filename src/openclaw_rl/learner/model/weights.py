@@ -25,9 +25,8 @@ class PolicyWeights(Protocol):
 
     model: Any  # module whose training mode is set
     causal: Any  # causal language model of transformers that contains the trained weights
-    parameters: dict[
-        str, torch.nn.Parameter
-    ]  # trained parameters, in a fixed order; the objects never change
+    # Trained parameters, in a fixed order; the objects never change.
+    parameters: dict[str, torch.nn.Parameter]
     dropout: float  # dropout of the trained layers during training
 
     def using_base(self) -> AbstractContextManager[None]:

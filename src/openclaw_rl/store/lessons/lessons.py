@@ -95,7 +95,8 @@ class Lesson:
     policy: str = DEFAULT_NAME
     key: str = ""
     text: str
-    topic: str = ""  # "subject/value", e.g. "length/short": lessons with another value contradict it; "": not known
+    # "subject/value", e.g. "length/short": lessons with another value contradict it; "": not known.
+    topic: str = ""
     scope_kind: LessonScope = LessonScope.AGENT
     scope_value: str = ""
     weight: float = 1.0
