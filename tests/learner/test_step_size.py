@@ -22,9 +22,7 @@ SCALES = st.integers(0, 8).map(lambda halvings: 2.0**-halvings)
 
 
 @given(scale=SCALES, kept=SCALES, moved=st.floats(0, 1))
-def test_the_scale_stays_in_its_bounds_and_changes_for_a_reason(
-    scale: float, kept: float, moved: float
-) -> None:
+def test_the_scale_stays_within_bounds(scale: float, kept: float, moved: float) -> None:
     after = next_rate_scale(scale, remaining=kept, moved=moved, bound=0.1)
     assert MIN_STEP_SCALE <= after <= 1
     if kept < 1:
@@ -34,9 +32,7 @@ def test_the_scale_stays_in_its_bounds_and_changes_for_a_reason(
 
 
 @given(best=st.floats(MIN_STEP_SCALE * 2, 0.9), start=SCALES)
-def test_it_settles_within_a_factor_of_two_of_the_largest_step_that_fits(
-    best: float, start: float
-) -> None:
+def test_the_scale_converges_to_within_a_factor_of_two(best: float, start: float) -> None:
     """Where the distance grows with the square of the rate."""
     scale = start
     for _ in range(20):

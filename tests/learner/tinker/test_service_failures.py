@@ -84,7 +84,7 @@ def test_a_checkpoint_whose_answer_is_lost_is_found_in_the_list(
     assert len(sdk.saved) == 3, "each is saved once: the first state, and the two of the version"
 
 
-def test_a_checkpoint_that_is_never_there_ends_the_step(
+def test_a_checkpoint_that_never_appears_ends_the_step(
     make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "LOST_SECONDS", 0.1)
@@ -251,7 +251,7 @@ def harm_first(harm: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], 
     ],
     ids=["a sequence", "tokens", "a field", "not finite"],
 )
-def test_an_answer_that_lacks_something_is_no_fault_of_the_batch(
+def test_an_incomplete_answer_does_not_blame_the_batch(
     make: Make,
     sdk: TrainingSdk,
     tmp_path: Path,
@@ -266,7 +266,7 @@ def test_an_answer_that_lacks_something_is_no_fault_of_the_batch(
     assert take_step(trainer, tmp_path / "000001-b").folder is not None
 
 
-def test_a_gradient_that_is_not_finite_is_a_fault_of_the_batch(
+def test_a_non_finite_gradient_blames_the_batch(
     make: Make, sdk: TrainingSdk, tmp_path: Path
 ) -> None:
     one = take_step(make(), tmp_path / "000001-a")
@@ -295,7 +295,7 @@ def test_a_session_that_the_service_ended_is_opened_again(
     assert len(opened) == 3
 
 
-def test_a_service_that_failed_is_left_alone_for_a_while(
+def test_a_failed_service_is_not_called_for_a_while(
     make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make()
@@ -328,7 +328,7 @@ def count_attempts(
     return len(sdk.models) - before
 
 
-def test_a_service_that_refuses_each_attempt_is_paid_for_ever_fewer(
+def test_refused_attempts_become_rarer(
     make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt scores the batch again, which the owner pays for."""

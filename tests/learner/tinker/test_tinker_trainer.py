@@ -63,7 +63,7 @@ def expected_gradient(config: Config, samples: list[Sample]) -> torch.Tensor:
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("method", ["binary", "opd", "combine"])
-def test_the_gradient_is_that_of_the_local_formula(
+def test_the_gradient_equals_that_of_the_local_loss(
     make: Make, sdk: TrainingSdk, tmp_path: Path, method: str, reduction: str
 ) -> None:
     """Samples with large gaps are in the batch: some of their tokens are clipped, others masked."""
@@ -84,7 +84,7 @@ def test_the_gradient_is_that_of_the_local_formula(
 
 
 @pytest.mark.parametrize("surrogate", ["cispo", "gspo"])
-def test_other_surrogates_have_their_gradient_too(
+def test_other_surrogates_have_their_gradient(
     make: Make, sdk: TrainingSdk, tmp_path: Path, surrogate: str
 ) -> None:
     settings = {
@@ -97,7 +97,7 @@ def test_other_surrogates_have_their_gradient_too(
     torch.testing.assert_close(sdk.gradients[0], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_version_is_where_the_service_holds_it_and_another_process_goes_on_from_it(
+def test_another_process_continues_from_the_checkpoint_at_the_service(
     make: Make, sdk: TrainingSdk, tmp_path: Path
 ) -> None:
     first = make()
@@ -135,7 +135,7 @@ def test_a_step_starts_from_the_checkpoint_of_its_version(
     torch.testing.assert_close(first, again, rtol=0, atol=0)
 
 
-def test_a_step_too_far_is_taken_again_at_half_the_rate(
+def test_a_step_beyond_the_trust_region_is_halved(
     make: Make, sdk: TrainingSdk, tmp_path: Path
 ) -> None:
     settings = {"train.optimizer.learning_rate": 0.5, "train.safety.max_step_kl": 1e6}
@@ -167,7 +167,7 @@ def test_a_gradient_is_clipped_where_the_server_does_not(
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-9)
 
 
-def test_what_cannot_be_computed_there_is_left_out_with_the_reason(
+def test_samples_that_tinker_cannot_compute_are_left_out_with_a_reason(
     make: Make, tmp_path: Path
 ) -> None:
     cool = make_sample(7, 1.0, temperature=0.6)
