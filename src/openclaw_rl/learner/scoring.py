@@ -167,26 +167,29 @@ class PolicyScorer:
         With `top`, the teacher also scores the student's most likely tokens and returns its own. Rows in `guided` are
         not scored again.
         """
-        others = [(i, row) for i, row in hinted if i not in guided]
-        prompts = [row for _, row in others]
-        ids = [_likeliest_ids(student[i]) for i, _ in others]
+        prompts: list[TokenSequence] = []
+        ids: list[torch.Tensor] = []
+        for i, row in hinted:
+            if i not in guided:
+                prompts.append(row)
+                ids.append(_likeliest_ids(student[i]))
         plain = list(range(len(rows)))
         if self._ema_teacher is not None:
             base = self.base_logprobs(rows)
             teacher = self._teacher_logprobs(prompts, ids, top)
         else:
             plain = [i for i in plain if i not in guided]
+            plain_ids = [_likeliest_ids(student[i]) for i in plain]
             base, teacher = self._base_as_teacher(
-                [rows[i] for i in plain],
-                prompts,
-                [_likeliest_ids(student[i]) for i in plain] + ids,
-                top,
+                [rows[i] for i in plain], prompts, plain_ids + ids, top
             )
         base_by_row = {i: row.plain for i, row in guided.items()}
         base_by_row.update(zip(plain, base, strict=True))
-        teacher_by_row = {i: row.scores.teacher for i, row in guided.items()}
         rest = iter(teacher)
-        all_teachers = [teacher_by_row[i] if i in guided else next(rest) for i, _ in hinted]
+        all_teachers = []
+        for i, _ in hinted:
+            scores = guided[i].scores.teacher if i in guided else next(rest)
+            all_teachers.append(scores)
         return [base_by_row[i] for i in range(len(rows))], all_teachers
 
     def _base_as_teacher(

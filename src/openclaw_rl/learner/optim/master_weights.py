@@ -32,12 +32,12 @@ class MasterWeights:
             if has_half_precision:
                 self.higher_precision.append(name)
             if has_half_precision or offload:
-                device = torch.device("cpu") if offload else parameter.device
-                self._add_copy(name, parameter, device)
+                self._add_copy(name, parameter, on_cpu=offload)
             else:
                 self.tensors[name] = parameter
 
-    def _add_copy(self, name: str, parameter: torch.nn.Parameter, device: torch.device) -> None:
+    def _add_copy(self, name: str, parameter: torch.nn.Parameter, *, on_cpu: bool) -> None:
+        device = torch.device("cpu") if on_cpu else parameter.device
         self.tensors[name] = torch.nn.Parameter(float32_copy(parameter, device))
         self._copied.append(name)
         # Avoids a reference cycle.

@@ -22,8 +22,12 @@ def forget_wish(conn: Connection, lesson: Lesson, *, at: float) -> None:
     rows = [{"turn": turn, "wish": wish} for turn in turns for wish in sorted(wishes)]
     if rows:
         conn.execute(insert(t.forgotten_wishes).on_conflict_do_nothing(), rows)
-    others = [other for other in lessons.lessons_of_turns(conn, turns) if other.id != lesson.id]
-    same = [other.id for other in others if wish_name(other.topic, other.text) in wishes]
+    same = []
+    for other in lessons.lessons_of_turns(conn, turns):
+        if other.id == lesson.id:
+            continue
+        if wish_name(other.topic, other.text) in wishes:
+            same.append(other.id)
     removal.remove_evidence(conn, turns, at=at, only=same, keep_pinned=True)
     removal.forget(conn, lesson.id, at=at)
 
