@@ -255,7 +255,7 @@ def _steps(place: Place, base: str, kind: str, settings: dict[str, Any]) -> list
     second = _step(trainer, at / "2")
     moved = first.metrics["kl/step"]
     finite = all(np.isfinite(v) for v in (*first.metrics.values(), *second.metrics.values()))
-    trainer.load(folder=str(at / "1"), memory=first.memory)
+    trainer.load(folder=str(at / "1"), method_state=first.memory)
     _step(trainer, at / "resumed")
     again = _trainer(place, base, settings)
     _step(again, at / "again")

@@ -125,7 +125,7 @@ class Trainer(Protocol):
     computes_here: bool
     """Whether this process or its ranks compute the steps, so that a turn may be why they die."""
 
-    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+    def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
         """Load the policy in `folder` (adapter, optimizer, scheduler, random state); None loads the base."""
         ...
 

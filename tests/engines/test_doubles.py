@@ -82,7 +82,7 @@ def test_a_trainer_writes_folders_that_differ_and_resumes(tmp_path: Path) -> Non
         logprobs=-one, mask=one.astype(bool), temperature=1.0, version=0, reward=1.0,
     )  # fmt: skip
     trainer = ScriptedTrainer()
-    trainer.load(folder=None, memory={"baseline": 0.5})
+    trainer.load(folder=None, method_state={"baseline": 0.5})
     first, second = (trainer.step([sample], str(tmp_path / name)) for name in "ab")
     assert first.digest == digest_of_folder(tmp_path / "a") != second.digest
     assert (second.memory["steps"], second.memory["baseline"], second.metrics["turns"]) == (
@@ -91,10 +91,10 @@ def test_a_trainer_writes_folders_that_differ_and_resumes(tmp_path: Path) -> Non
         1.0,
     )
     likelier = ScriptedTrainer(gain=lambda sample: 0.5)
-    likelier.load(folder=second.folder, memory=second.memory)
+    likelier.load(folder=second.folder, method_state=second.memory)
     np.testing.assert_allclose(likelier.score([sample])[0], sample.logprobs + 1.0)
     again = ScriptedTrainer(lambda samples: None)
-    again.load(folder=second.folder, memory=second.memory)
+    again.load(folder=second.folder, method_state=second.memory)
     nothing = again.step([sample], str(tmp_path / "c"))
     assert (again.steps, nothing.folder, list(nothing.dropped)) == (2, None, ["t"])
     assert not (tmp_path / "c").exists()

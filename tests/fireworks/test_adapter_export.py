@@ -96,7 +96,7 @@ def test_peft_reads_the_export_as_the_same_model(
         ({"rank_pattern": {"q_proj": 16}}, r"has modules of ranks \[8, 16\]"),
     ],
 )
-def test_what_the_service_does_not_take_is_refused(
+def test_an_adapter_that_the_service_does_not_take_is_refused(
     tmp_path: Path, lora: dict[str, Any], words: str
 ) -> None:
     file = write_version(tmp_path / "version", **lora)
@@ -114,7 +114,7 @@ def test_a_module_that_the_service_does_not_adapt_is_named(tmp_path: Path) -> No
             export_adapter(replace(file, pairs={name: pair}), base=FOLDER, template=None)
 
 
-def test_a_folder_with_files_is_left_as_it_is(tmp_path: Path) -> None:
+def test_an_export_does_not_overwrite_files(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
     export = export_adapter(write_version(tmp_path / "version"), base=FOLDER, template=None)
     with pytest.raises(OpenClawError, match="is not empty, and nothing is overwritten"):

@@ -84,7 +84,7 @@ def test_a_version_is_exported_without_a_service(home: Path, tmp_path: Path) -> 
     assert template == (Path(FOLDER) / "chat_template.jinja").read_text()
 
 
-def test_it_is_uploaded_and_loaded_once(home: Path, service: ManagementDouble) -> None:
+def test_an_adapter_is_uploaded_and_loaded_once(home: Path, service: ManagementDouble) -> None:
     done = run(home, "deploy", "--yes", "--gpus", "8", url=service.url, deployment="mine")
     assert done.exit_code == 0, (done.output, done.exception)
     assert "gets version 1:" in done.output
@@ -144,7 +144,7 @@ def test_an_upload_that_was_interrupted_continues(
         (None, b"no HTTP\r\n\r\n", None, "cannot be reached .*no HTTP"),
     ],
 )
-def test_an_answer_that_is_none_is_one_line(
+def test_an_invalid_answer_is_reported_in_one_line(
     home: Path, status: int | None, body: bytes, length: int | None, words: str
 ) -> None:
     with answering(status, body, length) as url:
@@ -200,7 +200,7 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(home: Path, key:
     assert "secret" not in f"{done.exception}{done.output}"
 
 
-def test_settings_from_the_environment_are_no_notice(
+def test_settings_from_the_environment_give_no_notice(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"FIREWORKS_API_KEY": KEY, "FIREWORKS_ACCOUNT_ID": "me"}.items():
@@ -213,7 +213,7 @@ def test_settings_from_the_environment_are_no_notice(
 @pytest.mark.parametrize(
     "wrong", [{"account": "accounts/me"}, {"account": "m e"}, {"deployment": "a?b"}]
 )
-def test_an_id_that_is_none_is_named(home: Path, wrong: dict[str, str]) -> None:
+def test_an_invalid_id_is_named(home: Path, wrong: dict[str, str]) -> None:
     assert f"fireworks.{next(iter(wrong))}: expected the ID alone" in error_of(
         run(home, "deploy", "--yes", **wrong)
     )
@@ -247,18 +247,18 @@ def test_a_version_at_tinker_is_named(home: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_to_something_that_is_no_folder_is_named(home: Path) -> None:
+def test_an_export_to_a_file_is_refused(home: Path) -> None:
     assert "/dev/full exists, and is no folder" in error_of(run(home, "export", "/dev/full"))
 
 
-def test_nothing_is_sent_without_a_yes(home: Path, service: ManagementDouble) -> None:
+def test_nothing_is_sent_without_consent(home: Path, service: ManagementDouble) -> None:
     assert "nothing is sent to Fireworks before you agree" in error_of(
         run(home, "deploy", url=service.url)
     )
     assert service.calls == []
 
 
-def test_what_cannot_be_deployed_is_named(home: Path, service: ManagementDouble) -> None:
+def test_a_version_that_cannot_be_deployed_is_named(home: Path, service: ManagementDouble) -> None:
     """One line each: training there, missing settings, the base, other bases, a wrong key, no network."""
     method = error_of(run(home, "deploy", "--gpus", "8", "--method", "combine"))
     assert "nothing is trained at Fireworks" in method

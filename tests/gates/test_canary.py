@@ -31,7 +31,7 @@ def evidence(
     return CanaryEvidence(scores(new, old), policy(CANDIDATE, HEAD), share, GateConfig(**settings))
 
 
-def test_worse_and_better_are_decided_early() -> None:
+def test_a_clear_canary_is_decided_early() -> None:
     worse = evidence([False] * 20, [True] * 80).decide(0.0)
     assert worse is not None
     assert not worse.promotes
@@ -44,7 +44,7 @@ def test_worse_and_better_are_decided_early() -> None:
     assert evidence([True, False] * 4, [True, False] * 16).decide(0.0) is None
 
 
-def test_each_score_is_compared_with_those_of_the_head_that_its_share_brings() -> None:
+def test_canary_scores_are_compared_by_the_share_of_conversations() -> None:
     assert evidence([True] * 9, [True] * 8).compared == 2, (
         "a fifth of the conversations: four for one"
     )
@@ -52,7 +52,7 @@ def test_each_score_is_compared_with_those_of_the_head_that_its_share_brings() -
 
 
 @pytest.mark.parametrize(("good", "promotes"), [(5, True), (2, False)])
-def test_the_end_of_a_canary_that_is_undecided(good: int, promotes: bool) -> None:
+def test_an_undecided_canary_ends_by_its_mean(good: int, promotes: bool) -> None:
     """The mean decides, within gate.max_fall; without any score nothing speaks against it."""
     new, old = [n < good for n in range(10)], [n % 2 == 0 for n in range(40)]
     assert evidence(new, old).decide(3600.0) is None
@@ -77,7 +77,7 @@ def test_all_scores_that_a_canary_needs_are_read(share: float) -> None:
     assert found.compared >= needed
 
 
-def test_false_alarms_are_at_most_as_many_as_stated() -> None:
+def test_false_alarms_stay_within_the_stated_error() -> None:
     """A candidate that is as good as the head, looked at after each turn."""
     rng = np.random.default_rng(0)
     alarms = 0

@@ -138,7 +138,7 @@ def history(store: Store, fill: Fill) -> list[str]:
 Pair = tuple[Policy, Policy]
 
 
-def test_what_the_held_out_turns_say(store: Store, pair: Pair, history: list[str]) -> None:
+def test_held_out_turns_decide_on_a_candidate(store: Store, pair: Pair, history: list[str]) -> None:
     assert examine(store, pair, Scores(0.05)).promotes
     worse = examine(store, pair, Scores(-0.05))
     assert not worse.promotes
@@ -161,9 +161,7 @@ def test_a_strict_gate_examines_the_batch_itself(
     assert complaint.promotes, "complaints about junk teach well"
 
 
-def test_a_batch_that_contradicts_what_was_learned_needs_another_one_that_does(
-    store: Store, pair: Pair, fill: Fill
-) -> None:
+def test_a_contradicting_batch_needs_confirmation(store: Store, pair: Pair, fill: Fill) -> None:
     """Liked replies became likelier. One batch that says the opposite may be a mistake, two are not."""
     learned, opposite = Scores(0.05, base=-0.05), [sample(-1, -1.0) for _ in range(4)]
     fill(store, 6, score=1)
@@ -182,7 +180,7 @@ def test_a_batch_that_contradicts_what_was_learned_needs_another_one_that_does(
     assert not examine(store, pair, learned, batch=opposite, strict=True).promotes
 
 
-def test_the_other_half_of_a_refused_batch_confirms_nothing(
+def test_the_other_half_of_a_refused_batch_is_no_confirmation(
     store: Store, pair: Pair, fill: Fill
 ) -> None:
     fill(store, 6, score=1)
@@ -203,7 +201,7 @@ def test_the_other_half_of_a_refused_batch_confirms_nothing(
     assert examine(store, pair, learned, batch=later).promotes, "a batch of its own does"
 
 
-def test_praise_of_junk_is_refused_and_praise_of_a_new_style_is_not(
+def test_praised_junk_is_refused_and_a_new_style_is_not(
     store: Store, pair: Pair, history: list[str]
 ) -> None:
     """A style that the head has unlearned is likely under the base. A short reply with a rare word is no junk."""
@@ -225,7 +223,7 @@ def test_praise_of_junk_is_refused_and_praise_of_a_new_style_is_not(
     )
 
 
-def test_probes_are_asked_as_people_are_asked(
+def test_probes_use_the_form_of_served_prompts(
     store: Store, pair: Pair, history: list[str], renderer: Renderer
 ) -> None:
     """The candidate answers right plainly, and "Noted, thank you." with the lesson of the person in the prompt."""
@@ -268,7 +266,7 @@ def test_probes_are_asked_as_people_are_asked(
     )
 
 
-def test_what_the_probes_say(
+def test_probes_decide_on_a_candidate(
     store: Store, pair: Pair, history: list[str], renderer: Renderer
 ) -> None:
     def knows(version: int, call: int) -> str:
@@ -292,7 +290,7 @@ def test_what_the_probes_say(
     ).promotes
 
 
-def test_what_the_form_and_the_judge_say(
+def test_form_and_judge_decide_on_a_candidate(
     store: Store, pair: Pair, history: list[str], renderer: Renderer
 ) -> None:
     def loops(version: int, call: int) -> str:
@@ -317,7 +315,7 @@ def test_what_the_form_and_the_judge_say(
     assert asked[0] == ("I am 1.", "I am 2.")
 
 
-def test_the_same_reply_to_all_prompts_is_a_collapse(
+def test_the_same_reply_to_all_prompts_is_refused(
     store: Store, pair: Pair, fill: Fill, renderer: Renderer
 ) -> None:
     """Shorter replies are not: a person may want them. Nor is one reply to one prompt that was asked again."""
@@ -350,7 +348,7 @@ def test_the_same_reply_to_all_prompts_is_a_collapse(
     assert run(shorter).promotes
 
 
-def test_words_that_recur_without_one_loop_are_repetition(renderer: Renderer) -> None:
+def test_recurring_words_without_a_loop_are_repetition(renderer: Renderer) -> None:
     def is_faulty(text: str) -> bool:
         ids = np.append(renderer.tokenizer.encode(text), renderer.stop_token_ids[0]).astype(
             np.int32
@@ -363,7 +361,9 @@ def test_words_that_recur_without_one_loop_are_repetition(renderer: Renderer) ->
     assert not is_faulty("one two three four five six seven eight nine ten " * 2)
 
 
-def test_without_replies(store: Store, pair: Pair, history: list[str], renderer: Renderer) -> None:
+def test_a_candidate_is_decided_on_without_replies(
+    store: Store, pair: Pair, history: list[str], renderer: Renderer
+) -> None:
     source = Replies(renderer, lambda version, call: "", error=NoGateway("no gateway runs"))
     assert examine(store, pair, Scores(), source, renderer).promotes, "no version answers anyone"
     source.error = RepliesDelayed("the gateway is busy")
@@ -377,7 +377,7 @@ def test_without_replies(store: Store, pair: Pair, history: list[str], renderer:
     assert result.note == WorkNote(details, frozenset({Wait.GATE}))
 
 
-def test_a_version_that_the_engine_cannot_load(
+def test_a_version_that_the_engine_cannot_load_is_rejected(
     store: Store, pair: Pair, history: list[str], renderer: Renderer
 ) -> None:
     source = Replies(renderer, lambda version, call: "", error=BrokenVersion(2, "damaged"))
@@ -448,7 +448,7 @@ def test_a_setting_changes_the_gate(
     assert len(sampled) == 2, "both versions answer one of the person's prompts"
 
 
-def test_known_answers_of_the_head_are_not_generated_again(
+def test_known_answers_of_the_head_are_reused(
     store: Store, pair: Pair, history: list[str], renderer: Renderer
 ) -> None:
     with store.write() as conn:
@@ -469,7 +469,7 @@ def test_known_answers_of_the_head_are_not_generated_again(
         assert probe_answers.answers_of_version(conn, 2)[0].head_answer == "It is 1."
 
 
-def test_probes_of_the_owner(tmp_path: Path) -> None:
+def test_probes_of_a_file_are_used(tmp_path: Path) -> None:
     """The file of gate.probes replaces the shipped ones."""
     file = tmp_path / "probes.yaml"
     file.write_text('- {question: "Who wrote Faust?", answers: [Goethe]}\n')

@@ -67,7 +67,7 @@ def test_a_change_of_likelihood_is_squashed_and_counts_trainable_tokens_only() -
     assert likelihood_difference(before, before, np.zeros(4, bool)) is None
 
 
-def test_praise_of_replies_that_the_head_would_not_give() -> None:
+def test_praise_of_unlikely_replies_is_refused() -> None:
     held_out = [-0.5, -0.3] * MIN_COUNT
     assert outlier_distance([-0.4], held_out) == pytest.approx(0.0)
     distance = outlier_distance([-4.0, -3.0], held_out)
@@ -82,7 +82,7 @@ def test_praise_of_replies_that_the_head_would_not_give() -> None:
     assert outlier_distance([-9.0], held_out[: MIN_COUNT - 1]) is None
 
 
-def test_verdicts_that_contradict_what_was_learned() -> None:
+def test_contradicting_verdicts_are_refused() -> None:
     assert verdict_agreement([1, -1], [0.1, -0.1]) == pytest.approx(1.0, abs=1e-3)
     inverted = verdict_agreement([1, 1, -1, -1], [-0.1, -0.1, 0.1, 0.1])
     assert "contradict what the head has learned: agreement -1.00 over 4" in str(
@@ -101,7 +101,7 @@ def test_verdicts_that_contradict_what_was_learned() -> None:
     assert disagreement_reason(verdict_agreement([], []), 0, is_suspect=True) is None
 
 
-def test_what_twenty_probes_decide() -> None:
+def test_twenty_probes_decide_on_a_clear_fall() -> None:
     """Stated in docs/concepts/gate.md: three of twenty newly wrong are promoted, four are rejected."""
 
     def decide_with(wrong: int, count: int = 20) -> tuple[str | None, Reason | None]:

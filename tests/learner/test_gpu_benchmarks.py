@@ -83,7 +83,7 @@ def test_the_benchmark_fills_its_table(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("script", ["gpu.py", "gpu_check.py"])
-def test_without_a_gpu_one_line_says_so(script: str) -> None:
+def test_without_a_gpu_the_benchmark_says_so_in_one_line(script: str) -> None:
     done = run(script)
     assert done.returncode == 1
     # An installed bitsandbytes warns of its own missing kernels.
@@ -93,7 +93,7 @@ def test_without_a_gpu_one_line_says_so(script: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "billions"), [("0.6B", 0.596), ("1.7B", 1.721), ("4B", 4.022)])
-def test_shapes_are_those_of_the_models(
+def test_shapes_match_the_models(
     modules: dict[str, ModuleType], name: str, billions: float
 ) -> None:
     shape = modules["qwen3"].SHAPES[name]
@@ -107,7 +107,7 @@ def test_shapes_are_those_of_the_models(
     assert modules["flops"].linear(shape) == layers
 
 
-def test_an_adapter_has_the_weights_that_are_counted(modules: dict[str, ModuleType]) -> None:
+def test_the_counted_adapter_weights_match(modules: dict[str, ModuleType]) -> None:
     from peft import LoraConfig, get_peft_model
 
     model = modules["qwen3"].make("tiny", torch.device("cpu"), torch.float32)
@@ -118,7 +118,7 @@ def test_an_adapter_has_the_weights_that_are_counted(modules: dict[str, ModuleTy
     assert modules["flops"].adapter(modules["qwen3"].SHAPES["tiny"]) == trained
 
 
-def test_operations_are_those_that_torch_counts(modules: dict[str, ModuleType]) -> None:
+def test_operations_match_the_count_of_torch(modules: dict[str, ModuleType]) -> None:
     """A full step by the model's own layers, on one row. They compute the whole square of pairs, seen or not."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -136,7 +136,7 @@ def test_operations_are_those_that_torch_counts(modules: dict[str, ModuleType]) 
     assert flops.flops(shape, work, "full") == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
-def test_a_session_is_one_tree_of_the_tokens_asked_for(modules: dict[str, ModuleType]) -> None:
+def test_a_session_has_the_requested_number_of_tokens(modules: dict[str, ModuleType]) -> None:
     rows = modules["qwen3"].session(500, 4096)
     work = modules["flops"].work_of(rows)
     assert (work.tokens, work.asked, work.pairs) == (4096, 1024, 4096 * 4097 // 2)
@@ -149,7 +149,7 @@ def test_a_4b_adapter_at_16k_is_expected_to_fit_into_24_gb(modules: dict[str, Mo
     assert modules["flops"].memory(shape, 16384, "qlora") < 16e9
 
 
-def test_what_a_layer_keeps_is_what_the_formula_says(modules: dict[str, ModuleType]) -> None:
+def test_activation_bytes_of_a_layer_match_the_formula(modules: dict[str, ModuleType]) -> None:
     """Saved by autograd in one layer of the 4B shape under an adapter, attention's own inside left out."""
     from peft import LoraConfig, get_peft_model
 
@@ -195,7 +195,7 @@ def bytes_of(shapes: set[torch.Size]) -> int:
 
 
 @pytest.mark.parametrize(("finetune", "expected"), [("lora", 6 * 4), ("full", 2 * 2 + 4 * 4 + 4)])
-def test_a_trained_weight_takes_the_bytes_of_the_formula(
+def test_bytes_of_a_trained_weight_match_the_formula(
     tiny: str, draw: Draw, tmp_path: Path, finetune: str, expected: int
 ) -> None:
     """The last 4 of a whole model are its weights before the step, which are in CPU memory if a GPU trains."""

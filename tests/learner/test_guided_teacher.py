@@ -111,7 +111,7 @@ def test_guidance_of_zero_is_the_hinted_model_and_more_of_it_is_further_from_the
     assert distances[-1] > 1.5 * distances[0]
 
 
-def test_two_responses_have_no_guided_teacher() -> None:
+def test_guidance_over_different_responses_is_refused() -> None:
     head = torch.nn.Linear(4, 6, bias=False)
     one, other = (
         HiddenStates(
@@ -127,7 +127,7 @@ def test_two_responses_have_no_guided_teacher() -> None:
         guided_scores(one, other, torch.ones(2))
 
 
-def test_the_gap_of_a_lesson_is_whole_at_the_base_and_falls_as_it_is_learned(
+def test_the_gap_of_a_lesson_falls_as_it_is_learned(
     trainer: Make, draw: Draw, tmp_path: Path
 ) -> None:
     """Against the definition, over the whole vocabulary."""
@@ -158,7 +158,7 @@ def test_the_gap_of_a_lesson_is_whole_at_the_base_and_falls_as_it_is_learned(
     assert shares[-1] < 0.7 * shares[0]
 
 
-def test_a_lesson_without_an_effect_is_missing_nothing() -> None:
+def test_a_lesson_without_effect_has_no_gap() -> None:
     assert missing_share([]) == 0.0
     assert missing_share([LessonGap(missing=0.0, effect=0.0)]) == 0.0
     assert (

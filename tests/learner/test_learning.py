@@ -85,7 +85,7 @@ def descend(
 
 
 @pytest.mark.parametrize("better", [0, 1])
-def test_binary_goes_to_the_better_of_two_tokens(better: int) -> None:
+def test_binary_learns_the_better_of_two_tokens(better: int) -> None:
     """Liked 70% of the time against 30%, in batches of four."""
     rng = np.random.default_rng(better)
     theta, memory = torch.zeros(2, requires_grad=True), {}
@@ -111,7 +111,7 @@ def test_binary_goes_to_the_better_of_two_tokens(better: int) -> None:
     assert torch.softmax(theta, 0)[better] > 0.9
 
 
-def test_opd_comes_to_rest_at_the_teacher() -> None:
+def test_opd_converges_to_the_teacher() -> None:
     """On four tokens, from far away (1.4 nats), with the teacher frozen."""
     rng = np.random.default_rng(0)
     teacher = np.log(np.array([0.55, 0.3, 0.1, 0.05]))
@@ -143,7 +143,7 @@ def test_opd_comes_to_rest_at_the_teacher() -> None:
     assert distance() < 1e-3
 
 
-def test_opd_of_the_real_trainer_comes_to_rest_at_the_hinted_base(
+def test_opd_of_the_local_trainer_converges_to_the_hinted_base(
     trainer: Callable[..., LocalTrainer], four: str, tmp_path: Path
 ) -> None:
     """A model with four tokens: under the plain prompt it ends up as the base speaks under the hinted one."""

@@ -37,7 +37,7 @@ def test_a_turn_with_two_samples_is_one_turn(trainer: Make, draw: Draw, tmp_path
     assert [use.turn for use in uses] == [sample.turn for sample in batch[::2]], "each is used once"
 
 
-def test_a_sample_that_is_too_stale_does_not_take_the_other_one_with_it(
+def test_a_stale_sample_does_not_drop_the_other_one_of_its_turn(
     trainer: Make, draw: Draw, tmp_path: Path
 ) -> None:
     made = trainer("combine", max_gap=0.5)
@@ -49,7 +49,7 @@ def test_a_sample_that_is_too_stale_does_not_take_the_other_one_with_it(
     assert result.metrics["dropped/stale"] == 0
 
 
-def test_the_plain_prompt_moves_towards_what_the_lesson_brought(
+def test_the_plain_prompt_moves_toward_the_reply_under_the_lesson(
     trainer: Make, draw: Draw, tmp_path: Path
 ) -> None:
     made = trainer("opd", learning_rate=1e-2)

@@ -65,7 +65,7 @@ def test_the_stalest_turns_are_dropped_down_to_the_bound_of_the_batch() -> None:
     )
 
 
-def test_replays_go_before_fresh_turns() -> None:
+def test_stale_replays_are_dropped_before_fresh_turns() -> None:
     """Fresh turns are kept or left out as if they were alone; of the replays the stalest go."""
     fresh = [reply("a", [0.4]), reply("b", [0.05])]
 
@@ -86,7 +86,7 @@ def test_replays_go_before_fresh_turns() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=6), max_size=8))
-def test_what_is_kept_is_within_both_bounds_and_as_much_as_can_be(gaps: list[list[float]]) -> None:
+def test_the_largest_set_within_both_bounds_is_kept(gaps: list[list[float]]) -> None:
     replies = [reply(f"{n}", values) for n, values in enumerate(gaps)]
     kept, dropped = kept_of(replies, max_gap=0.5, max_batch_gap=0.3)
     means = {
@@ -102,7 +102,7 @@ def test_what_is_kept_is_within_both_bounds_and_as_much_as_can_be(gaps: list[lis
     assert kept_of(replies, max_gap=9.0, max_batch_gap=9.0)[0] == [f"{n}" for n in range(len(gaps))]
 
 
-def test_a_broken_policy_is_not_a_stale_turn() -> None:
+def test_non_finite_log_probabilities_raise_broken_policy() -> None:
     sample, _ = reply("a", [0.0])
     with pytest.raises(BrokenPolicy, match=r"turn a: expected finite log-probabilities.*roll back"):
         drop_stale([sample], [torch.tensor([float("nan")])], max_gap=0.5, max_batch_gap=0.5)
@@ -158,7 +158,7 @@ def test_every_masked_share_is_a_metric(
         )
 
 
-def test_a_masked_reply_leaves_no_trace(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_a_masked_reply_has_no_effect(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     """With OPSM the step is the one that the other replies alone would take, were they as many."""
     settings_ = {"opsm_delta": 0.1, "max_gap": 9.0, "kl_coef": 0.0, "clip_grad": 1e9}
     made, plain = (
@@ -173,7 +173,7 @@ def test_a_masked_reply_leaves_no_trace(trainer: Make, draw: Draw, tmp_path: Pat
     alone = trainer("binary", **settings_)
     others = [s for s in silenced if s.mask.any()]
     slow = sum(int(s.mask.sum()) for s in batch) / len(batch)
-    alone.load(folder=None, memory={"reply_tokens": slow})
+    alone.load(folder=None, method_state={"reply_tokens": slow})
     half = alone.step(others, str(tmp_path / "alone")).metrics["gradient/norm"]
     assert norm == pytest.approx(half * len(others) / len(batch), rel=1e-4), (
         "masked tokens stay in the denominator"
@@ -210,7 +210,7 @@ def compute_opd_loss(student_logprobs, teacher_logprobs, advantage_mask, clip_ra
     ],
     ids=["geometric", "epochs", "opsm", "opsm-kl", "band", "plugin"],
 )
-def test_no_step_is_taken_on_nothing(
+def test_a_batch_without_gradient_takes_no_step(
     trainer: Make, draw: Draw, tmp_path: Path, further: dict[str, object], off: float
 ) -> None:
     """After a step that left momentum behind: weights and the line's count stay, and turns know why."""
@@ -252,7 +252,7 @@ def test_a_step_on_groups(trainer: Make, draw: Draw, tmp_path: Path) -> None:
         float(t[s.mask].sum())
         for s, t in zip(batch, made.logprobs([row_of(s) for s in batch]), strict=True)
     ]
-    made.load(folder=None, memory={"kept": 7})
+    made.load(folder=None, method_state={"kept": 7})
     result = made.step(batch, str(tmp_path / "out"))
     after = [
         float(t[s.mask].sum())
@@ -274,7 +274,7 @@ def test_a_step_on_groups(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     assert (metrics["groups/rollouts"], metrics["groups/silent"]) == (3, 1)
 
 
-def test_groups_that_all_went_alike_take_no_step(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_groups_with_equal_rewards_take_no_step(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     made = trainer("groups")
     batch = [in_group(s, f"{n}", 0, 1.0, (1.0, 1.0)) for n, s in enumerate(draw(made, 1, 4))]
     result = made.step(batch, str(tmp_path / "out"))

@@ -52,9 +52,7 @@ def test_teacher_and_student_are_compared_at_one_temperature(
         )
 
 
-def test_a_hint_that_says_nothing_pushes_nowhere_at_any_temperature(
-    trainer: Make, draw: Draw
-) -> None:
+def test_an_empty_hint_gives_no_gradient_at_any_temperature(trainer: Make, draw: Draw) -> None:
     made = trainer("opd", teacher_temperature=3.0)
     batch = [replace(s, hinted_prompts=(s.prompt_ids,)) for s in draw(made, 0)]
     (term,) = made._frame._method.loss_terms(
@@ -66,12 +64,12 @@ def test_a_hint_that_says_nothing_pushes_nowhere_at_any_temperature(
 @pytest.mark.parametrize(
     "more", [{"train.method": "sdpo"}, {"train.distill.target": "student_topk"}]
 )
-def test_over_the_likeliest_tokens_there_is_no_such_temperature(more: dict[str, str]) -> None:
+def test_a_teacher_temperature_with_top_k_is_refused(more: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="is for the token that was sampled"):
         from_flat({"train.distill.teacher_temperature": 0.5} | more)
 
 
-def test_accumulation_spreads_a_step_over_passes_and_changes_nothing_else(
+def test_accumulation_changes_only_the_number_of_passes(
     trainer: Make, draw: Draw, tmp_path: Path
 ) -> None:
     norms, passes = [], []

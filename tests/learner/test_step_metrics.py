@@ -40,7 +40,7 @@ def epoch(norm: float, *, total: float = 0.5, **counts: int) -> EpochResult:
     )
 
 
-def test_losses_are_means_counts_are_pooled_and_the_largest_norm_counts() -> None:
+def test_epoch_metrics_are_mean_losses_pooled_counts_and_the_largest_norm() -> None:
     metrics = epoch_metrics(
         [epoch(9.0, gap=4), epoch(1.0, total=1.5, gap=1, **{"clipped/binary": 2})], [TERM]
     )
@@ -57,7 +57,7 @@ def test_losses_are_means_counts_are_pooled_and_the_largest_norm_counts() -> Non
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 1])
-def test_what_is_not_finite_once_stays_so(wrong: float, place: int) -> None:
+def test_non_finite_values_propagate(wrong: float, place: int) -> None:
     for bad, name in ((epoch(wrong), "gradient/norm"), (epoch(1.0, total=wrong), "loss/total")):
         epochs = [epoch(2.0), epoch(2.0)]
         epochs[place] = bad
@@ -65,13 +65,13 @@ def test_what_is_not_finite_once_stays_so(wrong: float, place: int) -> None:
         assert no_step_reason([bad, epoch(0.0, live=0)]) is None, "the gate has to see it"
 
 
-def test_a_step_is_idle_when_no_epoch_took_one() -> None:
+def test_no_step_is_reported_if_no_epoch_took_one() -> None:
     assert no_step_reason([epoch(0.0, live=0), epoch(0.3, live=0)]) == ALL_MASKED
     assert no_step_reason([epoch(0.0), epoch(0.0, live=0)]) == ZERO_GRADIENT
     assert no_step_reason([epoch(0.0), epoch(0.1)]) is None
 
 
-def test_an_unsound_first_epoch_makes_the_step_unsound(
+def test_a_non_finite_first_epoch_makes_the_step_non_finite(
     trainer: Callable[..., LocalTrainer], draw: Callable[..., list[Sample]], tmp_path: Path
 ) -> None:
     """The next call is the first epoch's, the one after it the second's."""

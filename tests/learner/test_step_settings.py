@@ -169,7 +169,7 @@ def test_a_setting_changes_the_steps(
 @pytest.mark.parametrize(
     "given", [{}, {"safety.gate_kl": 0.1, "batch.max_turns": 9, "threads": 1}, TOP, EMA]
 )
-def test_nothing_else_changes_them(
+def test_only_listed_settings_change_the_steps(
     given: dict[str, Any],
     tiny: str,
     batches: list[list[Sample]],
@@ -196,7 +196,7 @@ def test_micro_tokens_bound_a_pass(tiny: str, batches: list[list[Sample]]) -> No
     )
 
 
-def test_offload_steps_on_copies(tiny: str) -> None:
+def test_an_offloaded_step_uses_copies(tiny: str) -> None:
     """On a GPU the copies are in CPU memory; here they are other tensors than the weights."""
     for offload in (False, True):
         made = make_trainer(tiny, **{"optimizer.offload": offload})
@@ -204,7 +204,7 @@ def test_offload_steps_on_copies(tiny: str) -> None:
         assert all((t.data_ptr() in weights) is not offload for t in made._optimizer.master_tensors)
 
 
-def test_threads_are_those_of_the_settings(tiny: str) -> None:
+def test_the_number_of_threads_is_that_of_the_settings(tiny: str) -> None:
     before = torch.get_num_threads()
     try:
         for count in (1, 2):

@@ -22,10 +22,8 @@ SCALES = st.integers(0, 8).map(lambda halvings: 2.0**-halvings)
 
 
 @given(scale=SCALES, kept=SCALES, moved=st.floats(0, 1))
-def test_the_scale_stays_in_its_bounds_and_changes_for_a_reason(
-    scale: float, kept: float, moved: float
-) -> None:
-    after = next_rate_scale(scale, kept=kept, moved=moved, bound=0.1)
+def test_the_scale_stays_within_bounds(scale: float, kept: float, moved: float) -> None:
+    after = next_rate_scale(scale, remaining=kept, moved=moved, bound=0.1)
     assert MIN_STEP_SCALE <= after <= 1
     if kept < 1:
         assert after == max(scale * kept, MIN_STEP_SCALE)
@@ -34,16 +32,14 @@ def test_the_scale_stays_in_its_bounds_and_changes_for_a_reason(
 
 
 @given(best=st.floats(MIN_STEP_SCALE * 2, 0.9), start=SCALES)
-def test_it_settles_within_a_factor_of_two_of_the_largest_step_that_fits(
-    best: float, start: float
-) -> None:
+def test_the_scale_converges_to_within_a_factor_of_two(best: float, start: float) -> None:
     """Where the distance grows with the square of the rate."""
     scale = start
     for _ in range(20):
         kept = 1.0
         while (scale * kept / best) ** 2 > 1:
             kept /= 2
-        scale = next_rate_scale(scale, kept=kept, moved=(scale * kept / best) ** 2, bound=1.0)
+        scale = next_rate_scale(scale, remaining=kept, moved=(scale * kept / best) ** 2, bound=1.0)
     assert best / 2 <= scale <= best
 
 
@@ -87,11 +83,11 @@ def test_a_step_begins_at_the_size_of_the_last_one(
     second = made.step(batch, str(tmp_path / "second"))
     assert second.metrics["learning_rate"] == 3e-2 * first.metrics["step/scale"]
     restarted = trainer(**settings)
-    restarted.load(folder=first.folder, memory=first.memory)
+    restarted.load(folder=first.folder, method_state=first.memory)
     again = restarted.step(batch, str(tmp_path / "again"))
     assert again.metrics["learning_rate"] == second.metrics["learning_rate"]
     assert again.digest == second.digest
-    restarted.load(folder=None, memory={})
+    restarted.load(folder=None, method_state={})
     assert (
         restarted.step(draw(restarted, 0), str(tmp_path / "base")).metrics["learning_rate"] == 3e-2
     )

@@ -54,7 +54,7 @@ def mixed_batch(made: LocalTrainer, draw: Draw) -> list[Sample]:
 
 
 @pytest.mark.parametrize("method", ["opd", "combine", "sdpo", "sdft"])
-def test_the_loss_is_the_forward_kl_on_the_teachers_replies(
+def test_the_loss_on_replies_of_the_teacher_is_the_forward_kl(
     trainer: Make, draw: Draw, reference: ModuleType, tmp_path: Path, method: str
 ) -> None:
     """Their sampled log-probabilities, which are the teacher's, occur nowhere in it."""
@@ -87,7 +87,9 @@ def test_the_loss_is_the_forward_kl_on_the_teachers_replies(
     assert own == pytest.approx(without.metrics["loss/total"] * lengths[0] / lengths[1], rel=1e-4)
 
 
-def test_the_entropy_beside_that_of_the_teacher(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_the_entropy_is_reported_beside_that_of_the_teacher(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
     """Means per trainable token of the policy's own replies; a batch without the teacher's replies has none."""
     made = trainer("opd", **WIDE, topk=TOP, learning_rate=5e-2)
     batch = mixed_batch(made, draw)
@@ -112,7 +114,7 @@ def test_the_entropy_beside_that_of_the_teacher(trainer: Make, draw: Draw, tmp_p
     assert "entropy/after" not in made.step(own, str(tmp_path / "own")).metrics
 
 
-def test_penalty_and_trust_region_are_over_the_policys_own_replies(
+def test_penalty_and_trust_region_count_only_replies_of_the_policy(
     trainer: Make, draw: Draw, tmp_path: Path
 ) -> None:
     """Over a teacher's replies, (log pi - log base)^2 / 2 is no estimate of a KL divergence of the policy."""
@@ -198,7 +200,7 @@ class OneToken:
         )
 
 
-def test_a_sure_policy_comes_back_by_the_teachers_replies_alone(
+def test_replies_of_the_teacher_correct_a_certain_policy(
     trainer: Make, four: str, tmp_path: Path
 ) -> None:
     """What it never samples, it cannot learn from its own replies."""
@@ -267,6 +269,6 @@ def evidence_of_tokens(student: np.ndarray, teacher: np.ndarray) -> BatchLogprob
     )
 
 
-def test_a_token_that_the_teacher_rules_out_is_bounded() -> None:
+def test_a_token_with_zero_teacher_probability_is_bounded() -> None:
     evidence = evidence_of_tokens(np.array([-0.1, -3.0]), np.array([-2000.0, -0.01]))
     assert SampledTeacherTerm().loss_terms(evidence, {})[0].advantages[0].tolist() == [-1.0]

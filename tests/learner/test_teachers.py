@@ -73,7 +73,7 @@ def test_metrics_of_a_step(trainer: Make, draw: Draw, tmp_path: Path, method: st
     assert metrics[f"capped/{method}"] == 0
 
 
-def test_a_teacher_that_says_the_same_takes_no_step(
+def test_a_teacher_that_equals_the_policy_gives_no_step(
     trainer: Make, draw: Draw, tmp_path: Path
 ) -> None:
     for method in ("sdpo", "sdft"):
@@ -82,7 +82,7 @@ def test_a_teacher_that_says_the_same_takes_no_step(
         assert made.step(batch, str(tmp_path / "out")).folder is None
 
 
-def test_several_epochs_follow_the_target_that_stood_before_them(
+def test_several_epochs_keep_the_target_from_before_the_step(
     trainer: Make, draw: Draw, reference: ModuleType, tmp_path: Path
 ) -> None:
     """The decoupled form: in the first of the steps a position weighs min(old / mu, 2), and there is no band."""
@@ -198,7 +198,7 @@ def asked(trainer: Make, four: str, tmp_path: Path) -> Callable[..., Four]:
 
 
 @pytest.mark.parametrize(("method", "kind"), [("sdpo", "reverse"), ("sdft", "forward")])
-def test_comes_to_rest_at_the_hinted_base(
+def test_distillation_converges_to_the_hinted_base(
     asked: Callable[..., Four], method: str, kind: str
 ) -> None:
     """From 0.2 nats away, in 60 steps: three tokens and the tail are all there is."""
@@ -209,7 +209,7 @@ def test_comes_to_rest_at_the_hinted_base(
     np.testing.assert_allclose(policy.says(HINTED, base=True), policy.teacher, atol=1e-6)
 
 
-def test_a_bound_keeps_the_slow_average_from_running_away(asked: Callable[..., Four]) -> None:
+def test_the_bound_limits_the_ema_teacher(asked: Callable[..., Four]) -> None:
     """Without one, it takes its student to where one token is nearly all; the frozen base is reached (above)."""
     free, held = (
         asked(
@@ -231,7 +231,7 @@ def test_a_bound_keeps_the_slow_average_from_running_away(asked: Callable[..., F
 
 
 @pytest.mark.parametrize("weights", ["lora", "full"])
-def test_the_slow_average_is_resumed(
+def test_the_ema_teacher_is_restored(
     trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture, weights: str
 ) -> None:
     """Three steps are two, a new process and one more. It moves by its rate towards what was trained."""
@@ -260,18 +260,18 @@ def test_the_slow_average_is_resumed(
     assert any((tensors(straight)[name] != before[name]).any() for name in before)
 
     again = trainer("sdpo", **chosen)
-    again.load(folder=results[1].folder, memory=json.loads(json.dumps(results[1].memory)))
+    again.load(folder=results[1].folder, method_state=json.loads(json.dumps(results[1].memory)))
     rest = again.step(batches[2], str(tmp_path / "again"))
     assert rest.digest == results[2].digest
     assert rest.metrics["teacher/kl"] == results[2].metrics["teacher/kl"] > 0
     for name, tensor in tensors(straight).items():
         assert torch.equal(tensor, tensors(again)[name])
-    again.load(folder=None, memory={})
+    again.load(folder=None, method_state={})
     for name, tensor in tensors(again).items():
         assert torch.equal(tensor, again._weights.parameters[name].detach()), "on the base again"
 
 
-def test_a_policy_without_an_average_or_with_another(
+def test_a_missing_or_other_ema_teacher_is_handled(
     trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hint = (np.array([5, 6, 7], np.int32),)
@@ -281,7 +281,7 @@ def test_a_policy_without_an_average_or_with_another(
     assert not (Path(folder) / EMA_TEACHER_FILE).exists()
     made = trainer("sdpo", **WIDE, reference="average")
     with caplog.at_level(logging.WARNING):
-        made.load(folder=folder, memory={})
+        made.load(folder=folder, method_state={})
     assert "has no moving average: it starts at the weights of this policy" in caplog.text
     folder = made.step(draw(made, 1, hinted_prompts=hint), str(tmp_path / "with")).folder
     assert folder is not None
@@ -289,10 +289,10 @@ def test_a_policy_without_an_average_or_with_another(
         (Path(folder) / "adapter_model.safetensors").read_bytes()
     )
     with pytest.raises(ModelError, match="the moving average does not match the trained weights"):
-        made.load(folder=folder, memory={})
+        made.load(folder=folder, method_state={})
 
 
-def test_the_average_is_the_teacher_and_the_base_stays_the_base(
+def test_the_ema_is_the_teacher_and_the_base_is_unchanged(
     trainer: Make, draw: Draw, tmp_path: Path
 ) -> None:
     """With a rate of 1 it is the policy itself: told nothing, it says what the student says."""

@@ -41,7 +41,9 @@ def row_of(s: Sample) -> TokenSequence:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_the_folder_is_plain_peft(trainer: Make, draw: Draw, tiny: str, tmp_path: Path) -> None:
+def test_the_policy_folder_has_the_peft_layout(
+    trainer: Make, draw: Draw, tiny: str, tmp_path: Path
+) -> None:
     """Loaded by the calls of PEFT's own documentation, it gives the trainer's log-probabilities."""
     made = trainer(learning_rate=1e-2)
     batch = draw(made, 0)
@@ -68,7 +70,7 @@ def test_the_folder_is_plain_peft(trainer: Make, draw: Draw, tiny: str, tmp_path
             torch.testing.assert_close(theirs, ours.double(), atol=1e-5, rtol=0)
 
 
-def test_the_step_is_the_reference(
+def test_a_step_matches_the_reference(
     trainer: Make, draw: Draw, reference: ModuleType, tmp_path: Path
 ) -> None:
     """Its loss, from log-probabilities to the last denominator, stated a second time."""
@@ -160,7 +162,7 @@ def test_stale_turns_are_left_out_with_their_reason(
 
 
 @pytest.mark.parametrize("kind", ["stale", "silent", "settled"])
-def test_a_batch_with_nothing_to_say_takes_no_step(
+def test_a_batch_without_signal_takes_no_step(
     trainer: Make, draw: Draw, tmp_path: Path, kind: str
 ) -> None:
     made = trainer("opd" if kind == "settled" else "combine")
@@ -185,7 +187,7 @@ def test_a_batch_with_nothing_to_say_takes_no_step(
     assert weights(made).equal(before)
 
 
-def test_a_broken_step_leaves_the_weights(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_a_failed_step_keeps_the_weights(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     made = trainer(kl_coef=1e38, learning_rate=1e-2)
     made.step(draw(made, 0), str(tmp_path / "0"))
     before = weights(made)
@@ -194,10 +196,10 @@ def test_a_broken_step_leaves_the_weights(trainer: Make, draw: Draw, tmp_path: P
     assert weights(made).equal(before)
 
 
-def test_standing_on_the_base_again(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_loading_the_base_resets_the_policy(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     made = trainer(learning_rate=1e-2)
     first = made.step(draw(made, 0), str(tmp_path / "0"))
-    made.load(folder=None, memory={})
+    made.load(folder=None, method_state={})
     assert made.step(draw(made, 0), str(tmp_path / "1")).digest == first.digest
 
 
@@ -207,14 +209,14 @@ def test_an_adapter_of_another_shape_is_refused(
     made = trainer(lora={"rank": 4})
     folder = made.step(draw(made, 0), str(tmp_path / "policy")).folder
     with pytest.raises(ConfigError, match=r"train\.lora\.rank 4, but the settings say 8"):
-        trainer(lora={"rank": 8}).load(folder=folder, memory={})
+        trainer(lora={"rank": 8}).load(folder=folder, method_state={})
     with pytest.raises(ModelError, match="do not fit the base model"):
-        trainer(lora={"rank": 4, "targets": ("q_proj",)}).load(folder=folder, memory={})
+        trainer(lora={"rank": 4, "targets": ("q_proj",)}).load(folder=folder, method_state={})
     with pytest.raises(ModelError, match="cannot read the policy's adapter"):
-        made.load(folder=str(tmp_path / "nowhere"), memory={})
+        made.load(folder=str(tmp_path / "nowhere"), method_state={})
 
 
-def test_goes_on_without_the_moments(
+def test_a_policy_without_optimizer_state_is_resumed(
     trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -223,12 +225,12 @@ def test_goes_on_without_the_moments(
     folder = made.step(batch, str(tmp_path / "0")).folder
     assert folder is not None
     (Path(folder) / OPTIMIZER_FILE).unlink()
-    made.load(folder=folder, memory={})
+    made.load(folder=folder, method_state={})
     assert "the optimizer starts from the beginning" in caplog.text
     assert made.step(batch, str(tmp_path / "1")).metrics["step"] == 2
 
 
-def test_folders_are_whole_or_not_there(tmp_path: Path) -> None:
+def test_policy_folders_are_written_atomically(tmp_path: Path) -> None:
     (tmp_path / ".a.tmp").mkdir()
     (tmp_path / ".a.tmp" / "half").write_bytes(b"what a killed process left")
     write_folder(tmp_path / "a", {"x": b"1", "y": b"2"})
@@ -238,7 +240,7 @@ def test_folders_are_whole_or_not_there(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "x").read_bytes() == b"1"
 
 
-def test_no_model_no_trainer(trainer: Make, tmp_path: Path) -> None:
+def test_a_missing_model_is_refused(trainer: Make, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
         trainer(path=str(tmp_path))
 
@@ -257,7 +259,7 @@ def test_a_step_stays_in_its_trust_region(trainer: Make, draw: Draw, tmp_path: P
     assert min(scales) < 1
 
 
-def test_a_step_that_no_halving_holds_is_refused(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_a_step_that_stays_too_large_is_rejected(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     """And nothing of it stays, once the trainer stands where it stood: the next step is as if it had not been."""
     never, held = trainer(learning_rate=3e-2, max_gap=9.0), trainer(learning_rate=3e-2, max_gap=9.0)
     first = [t.step(draw(t, 0), str(tmp_path / f"{n}")) for n, t in enumerate((never, held))][1]
@@ -273,7 +275,7 @@ def test_a_step_that_no_halving_holds_is_refused(trainer: Make, draw: Draw, tmp_
         is None
     )
     held._train = never._train
-    held.load(folder=first.folder, memory=first.memory)
+    held.load(folder=first.folder, method_state=first.memory)
     batch = draw(never, 2)
     digests = {
         t.step(batch, str(tmp_path / f"next{n}")).digest for n, t in enumerate((never, held))
@@ -288,7 +290,7 @@ def test_a_small_step_is_left_alone(trainer: Make, draw: Draw, tmp_path: Path) -
     assert len(digests) == 1
 
 
-def test_the_engine_gap_covers_tokens_of_the_same_weights(
+def test_the_engine_gap_counts_only_on_policy_tokens(
     trainer: Make, draw: Draw, tmp_path: Path
 ) -> None:
     made = trainer(max_gap=9.0)
@@ -311,7 +313,7 @@ def test_the_engine_gap_covers_tokens_of_the_same_weights(
 
 
 @pytest.mark.parametrize("loss", ["clip", "cispo", "gspo"])
-def test_every_loss_pushes_towards_the_better_reply(
+def test_every_loss_favours_the_better_reply(
     trainer: Make, draw: Draw, tmp_path: Path, loss: str
 ) -> None:
     made = trainer("binary", loss=loss, kl_coef=0.0, max_step_kl=1e9, max_gap=9.0)
@@ -325,9 +327,7 @@ def test_every_loss_pushes_towards_the_better_reply(
     assert after[1] < before[1]
 
 
-def test_a_token_that_the_model_does_not_have_is_the_turns_fault(
-    trainer: Make, draw: Draw, tmp_path: Path
-) -> None:
+def test_an_unknown_token_blames_its_turn(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     """A `ValueError`, which is of the batch and not of the trainer: the turn leaves, and the worker continues."""
     made = trainer()
     first, *others = draw(made, 0)
@@ -343,7 +343,7 @@ def test_a_token_that_the_model_does_not_have_is_the_turns_fault(
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
-def test_an_adapters_dropout_does_not_wake_the_bases(
+def test_dropout_of_the_adapter_does_not_enable_that_of_the_base(
     trainer: Make, draw: Draw, tmp_path: Path
 ) -> None:
     """No reply was sampled with it: it would stand between policy and engine, and masks would take the tokens."""

@@ -82,7 +82,7 @@ def as_reference(memory: dict) -> dict:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_binary_is_the_reference(reference: ModuleType, seed: int) -> None:
+def test_binary_matches_the_reference(reference: ModuleType, seed: int) -> None:
     rng, samples = batch(seed)
     samples = [replace(s, weight=float(rng.choice([1.0, 0.5, 0.2]))) for s in samples]
     method = BinaryMethod(decay=DECAY, shrink=SHRINK)
@@ -108,7 +108,7 @@ def test_binary_is_the_reference(reference: ModuleType, seed: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_opd_is_the_reference(reference: ModuleType, seed: int) -> None:
+def test_opd_matches_the_reference(reference: ModuleType, seed: int) -> None:
     rng, samples = batch(seed)
     student, teachers = scores(rng, samples)
     (term,) = OpdMethod(clip=C).loss_terms(evidence(samples, student, teachers), {})
@@ -126,7 +126,7 @@ def test_opd_is_the_reference(reference: ModuleType, seed: int) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_combine_is_both_side_by_side(seed: int) -> None:
+def test_combine_returns_the_terms_of_both_methods(seed: int) -> None:
     rng, samples = batch(seed)
     student, teachers = scores(rng, samples)
     binary, opd = BinaryMethod(decay=DECAY, shrink=SHRINK), OpdMethod(clip=C)
@@ -164,7 +164,7 @@ def test_a_term_counts_only_its_own_samples() -> None:
     assert {t.name: t.sample_count for t in terms} == {"binary": 2, "opd": 2}
 
 
-def test_a_weight_of_zero_takes_the_signal_away() -> None:
+def test_a_weight_of_zero_removes_the_signal() -> None:
     method = make_method(train_settings({"method": "combine", "loss.w_opd": 0.0}))
     assert (method.uses_reward, method.uses_hints) == (True, False)
     rng = np.random.default_rng(0)
@@ -174,7 +174,7 @@ def test_a_weight_of_zero_takes_the_signal_away() -> None:
     ]
 
 
-def test_equal_rewards_still_speak() -> None:
+def test_equal_rewards_keep_a_signal() -> None:
     """Four likes in a row: a division by the batch's standard deviation would be 0/0, its mean would say nothing."""
     rng = np.random.default_rng(0)
     samples = [sample(rng, n, reward=1.0) for n in range(4)]
@@ -182,7 +182,7 @@ def test_equal_rewards_still_speak() -> None:
     assert all((a == 1.0).all() for a in term.advantages)
 
 
-def test_a_new_agent_leans_on_the_others() -> None:
+def test_the_baseline_of_a_new_agent_is_shrunk_to_that_of_all() -> None:
     memory = ScoreBaseline({}, decay=0.5, shrink=SHRINK).updated_state([("old", 1.0, 1.0)] * 50)
     baseline = ScoreBaseline(memory, decay=0.5, shrink=SHRINK)
     assert baseline.read("new") == pytest.approx(1.0)
@@ -203,7 +203,7 @@ def test_the_baseline_follows_the_mean_score() -> None:
     )
 
 
-def test_forgets_the_agents_judged_longest_ago() -> None:
+def test_the_baseline_drops_the_agents_judged_longest_ago() -> None:
     memory = ScoreBaseline({}, decay=DECAY, shrink=SHRINK).updated_state(
         [(f"agent-{n}", 1.0, 1.0) for n in range(MAX_AGENTS)]
     )
@@ -215,7 +215,7 @@ def test_forgets_the_agents_judged_longest_ago() -> None:
     assert "agent-1" not in agents
 
 
-def test_other_memory_is_kept() -> None:
+def test_unknown_method_state_is_kept() -> None:
     rng = np.random.default_rng(0)
     method = make_method(train_settings({"method": "combine"}))
     assert (
@@ -225,19 +225,19 @@ def test_other_memory_is_kept() -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, -0.5, 1.5, float("nan")])
-def test_refuses_a_weight_that_is_no_share(weight: float) -> None:
+def test_a_weight_outside_of_0_to_1_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match=r"turn-0: expected a weight in \(0, 1\], got"):
         replace(sample(np.random.default_rng(0), 0, reward=1.0), weight=weight)
 
 
-def test_refuses_a_reward_that_is_no_verdict() -> None:
+def test_a_reward_other_than_1_or_minus_1_is_refused() -> None:
     rng = np.random.default_rng(0)
     samples = [sample(rng, 0, reward=0.5)]
     with pytest.raises(ValueError, match=r"turn-0: expected a reward of \+1, -1 or none, got 0.5"):
         BinaryMethod().loss_terms(evidence(samples, *scores(rng, samples)), {})
 
 
-def test_refuses_lengths_that_do_not_fit() -> None:
+def test_different_lengths_are_refused() -> None:
     rng = np.random.default_rng(0)
     samples = [sample(rng, 5, reward=None, hints=1)]
     student, teachers = scores(rng, samples)
@@ -248,7 +248,7 @@ def test_refuses_lengths_that_do_not_fit() -> None:
         OpdMethod().loss_terms(evidence(samples, student, [[np.append(teachers[0][0], 0.0)]]), {})
 
 
-def test_the_registry_is_what_the_settings_accept() -> None:
+def test_the_registry_matches_the_settings() -> None:
     for name, spec in METHODS.items():
         train = train_settings({"method": name})
         assert (spec.name, train.method) == (name, name)

@@ -101,7 +101,7 @@ def batches(draw: st.DrawFn) -> list[Played]:
     st.booleans(),
     st.randoms(),
 )
-def test_credit_is_the_reference(
+def test_credit_matches_the_reference(
     reference: ModuleType,
     played: list[Played],
     floor: float | None,
@@ -142,7 +142,7 @@ def test_credit_is_the_reference(
 
 @settings(max_examples=100, deadline=None)
 @given(batches())
-def test_what_a_group_says_sums_to_nothing(played: list[Played]) -> None:
+def test_advantages_of_a_group_sum_to_zero(played: list[Played]) -> None:
     """Over episodes of a task that all take one step, the advantages cancel: praise for one is blame for the rest."""
     single = steps_of([(task, name, outcome, [None]) for task, name, outcome, _ in played])
     found = [a for a in advantages(GroupRelativeMethod(), list(single)) if a is not None]
@@ -160,7 +160,7 @@ def test_step_rewards_are_compared_at_the_same_step() -> None:
 
 
 @pytest.mark.parametrize("outcomes", [[1.0], [1.0, 1.0, 1.0], [0.1 + 0.2, 0.3]])
-def test_what_says_nothing_is_in_no_term_and_no_denominator(outcomes: list[float]) -> None:
+def test_samples_without_advantage_are_in_no_term_or_denominator(outcomes: list[float]) -> None:
     silent = steps_of([("silent", f"s{n}", o, [None, None]) for n, o in enumerate(outcomes)])
     telling = steps_of([("telling", f"t{n}", float(n), [None]) for n in range(2)])
     term = term_of(GroupRelativeMethod(), [*silent, *telling, None])
@@ -171,7 +171,7 @@ def test_what_says_nothing_is_in_no_term_and_no_denominator(outcomes: list[float
     assert GroupRelativeMethod().no_credit_reason(silent[0]).code is ReasonCode.EQUAL_REWARDS
 
 
-def test_a_turn_beside_the_chain_has_the_outcome_only_with_branches_all() -> None:
+def test_a_turn_on_a_branch_has_the_outcome_only_with_branches_all() -> None:
     beside = [
         replace(e, step=None, step_reward=None)
         for e in steps_of([("t", f"{n}", n, [0.0]) for n in (0.0, 1.0)])
@@ -198,7 +198,7 @@ def test_dividing_by_the_deviation_has_a_floor() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"reward": 2.0}, {"rewards": (1.0, float("nan"))}, {"step_reward": 0.5}]
 )
-def test_rewards_are_numbers_of_the_group(wrong: dict[str, Any]) -> None:
+def test_invalid_rewards_of_a_group_are_refused(wrong: dict[str, Any]) -> None:
     right = {"group": "t", "episode": "r", "step": 2, "reward": 1.0, "rewards": (1.0, 0.0)}
     with pytest.raises(ValueError, match="episode r: expected finite rewards with"):
         EpisodeStep(**(right | wrong))
@@ -214,7 +214,7 @@ def test_rewards_are_numbers_of_the_group(wrong: dict[str, Any]) -> None:
         ({"loss.w_outcome": 0.0, "loss.w_step": 2.0}, [1.0, -1.0]),
     ],
 )
-def test_the_settings_reach_it(given: dict[str, Any], expected: list[float]) -> None:
+def test_the_settings_reach_the_method(given: dict[str, Any], expected: list[float]) -> None:
     rewards: list[float | None] = [1.0] if "loss.w_step" in given else [None]
     apart = steps_of(
         [("t", "0", 0.0, rewards), ("t", "1", 1.0, [0.0] if rewards == [1.0] else [None])]
@@ -224,6 +224,6 @@ def test_the_settings_reach_it(given: dict[str, Any], expected: list[float]) -> 
     assert advantages(made, list(apart)) == expected
 
 
-def test_weights_of_nothing_are_refused() -> None:
+def test_two_weights_of_zero_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"train.loss.w_outcome and train.loss.w_step are 0"):
         from_flat({"train.method": "groups", "train.loss.w_outcome": 0, "train.loss.w_step": 0})

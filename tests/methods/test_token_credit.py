@@ -27,7 +27,7 @@ def sample(turn: str, reward: float | None, *, hints: int = 0) -> Sample:
     )
 
 
-def test_combine_adds_both_terms_where_a_sample_is_in_them() -> None:
+def test_credit_of_combine_is_the_sum_of_both_terms() -> None:
     method = make_method(
         train_settings({"method": "combine", "loss.w_binary": 2.0, "loss.w_opd": 0.5})
     )
@@ -55,7 +55,7 @@ def test_combine_adds_both_terms_where_a_sample_is_in_them() -> None:
     assert {credit.dtype for credit in found.values()} == {np.dtype(np.float16)}
 
 
-def test_a_target_distribution_counts_by_the_token_that_was_sampled() -> None:
+def test_credit_of_a_target_distribution_is_that_of_the_sampled_token() -> None:
     samples = [sample("hint", None, hints=1)]
     student, teacher = (
         np.array([-1.0, -2.0, -3.0], np.float32),

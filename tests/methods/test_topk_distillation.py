@@ -162,7 +162,7 @@ def test_a_mixture_is_a_distribution_over_the_students_tokens() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_one_token_of_the_closest_hint(reference: ModuleType, seed: int) -> None:
+def test_the_target_has_one_token_of_the_closest_hint(reference: ModuleType, seed: int) -> None:
     rng = np.random.default_rng(seed)
     samples = [draw(rng, int(rng.integers(0, 4)), n) for n in range(4)]
     found, _ = evidence(rng, samples)
@@ -179,7 +179,7 @@ def test_one_token_of_the_closest_hint(reference: ModuleType, seed: int) -> None
     assert ("overlap" in term.metrics) == any(s.hinted_prompts for s in samples)
 
 
-def test_a_teacher_that_agrees_does_not_speak() -> None:
+def test_a_teacher_that_agrees_gives_no_gradient() -> None:
     rng = np.random.default_rng(1)
     samples = [draw(rng, 1), draw(rng, 0)]
     found, _ = evidence(rng, samples)
@@ -193,14 +193,14 @@ def test_a_teacher_that_agrees_does_not_speak() -> None:
     assert not topk().loss_terms(agreed, {})[0].has_gradient
 
 
-def test_no_hints_no_samples() -> None:
+def test_samples_without_hints_are_in_no_term() -> None:
     rng = np.random.default_rng(1)
     found, _ = evidence(rng, [draw(rng, 0), draw(rng, 0)])
     (target,) = topk().loss_terms(found, {})
     assert (target.sample_count, target.has_gradient, target.metrics) == (0, False, {})
 
 
-def test_of_equal_overlaps_the_first_counts() -> None:
+def test_the_first_of_equal_overlaps_is_chosen() -> None:
     """0.3 + 0.3 + 0 is less than 0.1 + 0.2 + 0.3 to a computer; six tokens of thirty are in common both times."""
 
     def support(common: tuple[int, ...]) -> TopKLogprobs:
@@ -216,7 +216,7 @@ def test_of_equal_overlaps_the_first_counts() -> None:
     assert choose_hints(tops, np.ones(3, bool), "overlap") == [0]
 
 
-def test_overlap_and_mixture_by_hand() -> None:
+def test_overlap_and_mixture_match_a_computation_by_hand() -> None:
     a, b = np.array([[1, 2, 3, 4], [1, 2, 3, 4]]), np.array([[4, 9, 1, 7], [5, 6, 7, 8]])
     assert overlap_share(a, b).tolist() == [0.5, 0.0]
     assert mix_teachers([np.log([0.2]), np.log([0.6])]) == pytest.approx(np.log([0.4]))
@@ -254,7 +254,7 @@ def test_likeliest_tokens_that_do_not_fit_the_reply_are_refused() -> None:
         ("combine", "token", None, "opd"),
     ],
 )
-def test_methods_by_name(name: str, by: Any, of: str | None, term: str) -> None:
+def test_methods_are_found_by_name(name: str, by: Any, of: str | None, term: str) -> None:
     rng = np.random.default_rng(3)
     samples = [draw(rng, 2)]
     found, _ = evidence(rng, samples)

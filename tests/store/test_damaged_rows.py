@@ -71,7 +71,7 @@ def state_of(store: Store, id_: str) -> tuple[TurnState, str]:
 
 
 @every_damage
-def test_collect_links_all_others(world: World, sql: str) -> None:
+def test_collect_links_all_other_requests(world: World, sql: str) -> None:
     with world.store.write() as conn:
         for id_ in ("a", "b", "c"):
             exchanges.admit(conn, [request(id_)])
@@ -99,7 +99,7 @@ def test_collect_links_all_others(world: World, sql: str) -> None:
 
 
 @every_damage
-def test_the_judge_judges_all_others(world: World, sql: str) -> None:
+def test_the_judge_judges_all_other_turns(world: World, sql: str) -> None:
     for id_ in ("a", "b", "c"):
         world.close(id_, "Thanks.")
     damage(world.store, sql)
@@ -112,7 +112,7 @@ def test_the_judge_judges_all_others(world: World, sql: str) -> None:
     assert state_of(world.store, "b")[1].startswith("damaged: its re")
 
 
-def test_the_judge_passes_over_a_damaged_reaction(world: World) -> None:
+def test_the_judge_skips_a_damaged_reaction(world: World) -> None:
     for id_ in ("a", "b"):
         world.close(id_, "Thanks.")
     damage(world.store, "UPDATE reactions SET messages = '{' WHERE turn = 'b'")
@@ -155,7 +155,7 @@ def test_the_training_queue_names_the_damaged_turn(world: World, sql: str) -> No
 
 
 @every_damage
-def test_an_export_leaves_it_out(
+def test_an_export_skips_the_damaged_turn(
     world: World,
     sql: str,
     tmp_path: Path,
@@ -173,7 +173,7 @@ def test_an_export_leaves_it_out(
 
 
 @every_damage
-def test_status_and_inspect_show_it(
+def test_status_and_inspect_show_the_damaged_turn(
     world: World, sql: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judged(world, "a", "b")
@@ -185,7 +185,7 @@ def test_status_and_inspect_show_it(
 
 
 @every_damage
-def test_a_prompt_is_made_without_its_tokens(world: World, sql: str) -> None:
+def test_a_prompt_is_built_without_damaged_token_ids(world: World, sql: str) -> None:
     with world.store.write() as conn:
         for id_ in ("a", "b"):
             exchanges.admit(conn, [request(id_)])

@@ -40,7 +40,7 @@ def states(path: Path, *ids: str) -> list[tuple[TurnState, str]]:
     return [(turn.state, turn.untrainable or "") for turn in found if turn is not None]
 
 
-def test_a_note_survives_the_death_of_its_process_and_ends_with_the_result(tmp_path: Path) -> None:
+def test_an_attempt_survives_the_process_and_ends_with_the_result(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
 
     def begin_and_die() -> None:
@@ -61,7 +61,7 @@ def test_a_note_survives_the_death_of_its_process_and_ends_with_the_result(tmp_p
         assert log.deaths() == {"a": 2}
 
 
-def test_deaths_that_the_machine_caused_do_not_count(tmp_path: Path) -> None:
+def test_deaths_caused_by_the_machine_do_not_count(tmp_path: Path) -> None:
     """Twice: a third one may be the fault of the row, such as a batch that needs more memory than there is."""
     path = tmp_path / "store.db"
 
@@ -101,7 +101,7 @@ def test_another_process_is_not_excused(tmp_path: Path) -> None:
         assert AttemptLog(store, "judge").deaths() == {"a": 1}
 
 
-def test_a_note_that_a_full_disk_keeps_in_the_store_is_no_death(tmp_path: Path) -> None:
+def test_an_attempt_left_by_a_full_disk_is_not_a_death(tmp_path: Path) -> None:
     with mount_small_disk(tmp_path / "small", 2) as disk, Store.open(disk / "store.db") as store:
         log = AttemptLog(store, "collect")
 
@@ -123,7 +123,7 @@ def test_a_note_that_a_full_disk_keeps_in_the_store_is_no_death(tmp_path: Path) 
         assert AttemptLog(store, "collect").deaths() == {}
 
 
-def test_after_several_rows_in_a_row_the_rows_are_not_the_cause(tmp_path: Path) -> None:
+def test_rows_are_not_set_aside_after_many_deaths_in_sequence(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store.db") as store, store.write() as conn:
         log = AttemptLog(store, "judge")
         for number in range(MAX_SET_ASIDE):
@@ -137,7 +137,7 @@ def test_after_several_rows_in_a_row_the_rows_are_not_the_cause(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["alone", "in the middle of a transaction"])
-def test_collect_goes_on_behind_the_request_that_it_dies_on(
+def test_collect_continues_after_a_request_that_kills_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     path = tmp_path / "store.db"
@@ -186,7 +186,7 @@ class FatalJudge:
         return make_verdict(item, self.name, 1, "good", votes=(), hints=())
 
 
-def test_the_judge_goes_on_behind_the_turn_that_it_dies_on(
+def test_the_judge_continues_after_a_turn_that_kills_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = from_flat({"home": str(tmp_path), "judge.workers": 4})
@@ -220,7 +220,7 @@ def test_the_judge_goes_on_behind_the_turn_that_it_dies_on(
     assert "set aside" in capsys.readouterr().out
 
 
-def test_a_judge_that_is_stopped_did_not_die(tmp_path: Path) -> None:
+def test_stopping_the_judge_is_not_a_death(tmp_path: Path) -> None:
     config = from_flat({"home": str(tmp_path)})
     with Store.open(config.store_path) as store:
         World(config, store).close("a", "And now?")
@@ -250,7 +250,7 @@ def sync(home: Path, **data: str) -> FolderSync:
     return FolderSync(config, Store.open(config.store_path), stop=lambda: False)
 
 
-def test_an_import_goes_on_behind_the_entry_that_it_dies_on(
+def test_an_import_continues_after_an_entry_that_kills_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = [
@@ -286,7 +286,7 @@ def test_an_import_goes_on_behind_the_entry_that_it_dies_on(
         assert AttemptLog(store, "data").deaths() == {}
 
 
-def test_a_file_that_cannot_even_be_read_is_refused(
+def test_an_unreadable_import_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = put(tmp_path / "in" / "bad.jsonl", {"session_id": "a", "turns": [main("Q", "A")]})
@@ -316,7 +316,7 @@ def test_a_file_that_cannot_even_be_read_is_refused(
     assert (Path(refused["file"]).name, refused["reason"]) == ("bad.jsonl", "fatal")
 
 
-def test_an_export_goes_on_behind_the_session_that_it_dies_on(
+def test_an_export_continues_after_a_session_that_kills_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Home.open(tmp_path / "home").store as store:
@@ -337,7 +337,7 @@ def test_an_export_goes_on_behind_the_session_that_it_dies_on(
     assert sorted(file.name for file in out.iterdir()) == ["session 0.json", "session 2.json"]
 
 
-def test_notes_cost_no_wait_for_the_disk(tmp_path: Path) -> None:
+def test_attempts_are_recorded_without_an_fsync(tmp_path: Path) -> None:
     """A note is a commit of its own before each transaction; it must stay far below one that waits for the disk."""
     with Store.open(tmp_path / "store.db") as store:
         begun: list[bool] = []

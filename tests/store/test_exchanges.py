@@ -39,7 +39,7 @@ def feedback(target: str, **changes: object) -> Feedback:
     return Feedback(**(values | changes))
 
 
-def test_everything_comes_back(store: Store) -> None:
+def test_exchanges_are_read_back_unchanged(store: Store) -> None:
     asked = request(
         "a",
         user="ann",
@@ -78,7 +78,7 @@ def test_everything_comes_back(store: Store) -> None:
     assert (first.seq, second.seq) == (1, 2)
 
 
-def test_arrays_can_be_written_to(store: Store) -> None:
+def test_arrays_from_the_store_are_writable(store: Store) -> None:
     """A tensor made from an array that is not writable warns."""
     with store.write() as conn:
         serve(conn, "a")
@@ -94,7 +94,7 @@ def test_arrays_can_be_written_to(store: Store) -> None:
         array[0] = 1
 
 
-def test_redacted_keeps_hashes_and_nothing_else(store: Store) -> None:
+def test_a_redacted_exchange_keeps_only_hashes(store: Store) -> None:
     secret = "the secret words"
     asked = request(
         "a",
@@ -148,7 +148,7 @@ def test_redacted_keeps_hashes_and_nothing_else(store: Store) -> None:
 
 
 @pytest.mark.parametrize("path_part", ["", "-wal"])
-def test_redacted_words_are_nowhere_in_the_file(store: Store, path_part: str) -> None:
+def test_redacted_text_is_not_in_the_file(store: Store, path_part: str) -> None:
     words = "utterly private sentence"
     asked = request("a", capture=Capture.REDACTED, messages=[{"role": "user", "content": words}])
     with store.write() as conn:
@@ -166,7 +166,7 @@ def test_redacted_words_are_nowhere_in_the_file(store: Store, path_part: str) ->
         (CANCELLED, None, "the reply was cancelled"),
     ],
 )
-def test_what_was_not_delivered_is_dropped(
+def test_undelivered_replies_are_dropped(
     store: Store, status: ExchangeStatus, error: str | None, cause: str
 ) -> None:
     with store.write() as conn:
@@ -180,7 +180,7 @@ def test_what_was_not_delivered_is_dropped(
         ]
 
 
-def test_greedy_is_untrainable_from_the_start(store: Store) -> None:
+def test_greedy_replies_are_untrainable(store: Store) -> None:
     with store.write() as conn:
         exchanges.admit(conn, [request("a", sampling=Sampling(temperature=0)), request("b")])
         found = [turns.get(conn, i) for i in "ab"]
@@ -190,7 +190,7 @@ def test_greedy_is_untrainable_from_the_start(store: Store) -> None:
     ]
 
 
-def test_finish_refuses_what_it_does_not_know(store: Store) -> None:
+def test_finishing_an_unknown_exchange_is_refused(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")
     for bad, error in (("b", KeyError), ("a", ValueError)):
@@ -200,7 +200,7 @@ def test_finish_refuses_what_it_does_not_know(store: Store) -> None:
         assert events.last_seq(conn) == 2, "nothing of a refused batch is kept"
 
 
-def test_what_a_dead_gateway_left_running_has_failed(store: Store) -> None:
+def test_running_exchanges_of_a_dead_gateway_fail(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")
         exchanges.admit(conn, [request("b"), request("c", capture=Capture.REDACTED)])
@@ -248,7 +248,7 @@ def test_feedback_needs_a_known_target_of_its_own_key(store: Store) -> None:
         ([*[5, 6, 5, 9] * 2, *range(60)], FinishReason.LENGTH, "x", None),
     ],
 )
-def test_degenerate(
+def test_degenerate_replies_are_recognised(
     tokens: list[int], finish: FinishReason | None, said: str, words: str | None
 ) -> None:
     found = degenerate_reason(
@@ -271,7 +271,7 @@ def test_tool_calls_alone_are_not_empty() -> None:
     assert degenerate_reason(reply(request("a"), [5, 6, 7], message=calls)) is None
 
 
-def test_looping_finds_the_shortest_period() -> None:
+def test_the_shortest_loop_period_is_found() -> None:
     rng = np.random.default_rng(0)
     for period in range(1, 9):
         loop = rng.permutation(50)[:period]
@@ -288,7 +288,7 @@ def test_degenerate_replies_are_dropped(store: Store) -> None:
     assert "more than half of its 39 tokens" in str(turn.reason)
 
 
-def test_packed_arrays_are_little_endian_whatever_came_in() -> None:
+def test_packed_arrays_are_little_endian() -> None:
     assert rows.pack_ids(np.array([1], ">i4")) == b"\x01\x00\x00\x00"
     assert rows.unpack_ids(b"\x01\x00\x00\x00").tolist() == [1]
     with pytest.raises(ValueError, match="multiple of 4 bytes, got 3"):
@@ -307,7 +307,7 @@ def test_one_exchange_is_found_by_its_id_in_its_scope(store: Store) -> None:
         assert past.by_id("key", "c") is None
 
 
-def test_of_many_equal_histories_only_the_newest_are_compared(store: Store) -> None:
+def test_only_the_newest_of_many_equal_histories_are_compared(store: Store) -> None:
     """A rare history is not crowded out by a common one that is asked for with it."""
     with store.write() as conn:
         rare = serve_history(conn, "rare", "What is rare?")

@@ -53,7 +53,7 @@ def test_a_file_is_hashed_once_and_again_after_a_change(store: Store, tmp_path: 
         assert not was_hashed(reopened, path)
 
 
-def test_a_link_is_known_by_what_it_leads_to(store: Store, tmp_path: Path) -> None:
+def test_digests_of_a_link_are_those_of_its_target(store: Store, tmp_path: Path) -> None:
     first, second, link = tmp_path / "first", tmp_path / "second", tmp_path / "link"
     first.write_bytes(b"1")
     second.write_bytes(b"2")
@@ -89,7 +89,7 @@ def test_a_missing_file_is_named(store: Store, tmp_path: Path) -> None:
         digest_files(store, [tmp_path / "absent"])
 
 
-def test_a_file_that_always_changes_is_refused(
+def test_a_file_that_keeps_changing_is_refused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "weights"
@@ -130,7 +130,7 @@ def test_a_holder_without_progress_is_not_waited_for(
         assert was_hashed(store, sparse_file(tmp_path / "weights", 1))
 
 
-def test_digests_go_along_to_another_home(store: Store, tmp_path: Path) -> None:
+def test_digests_are_copied_to_another_home(store: Store, tmp_path: Path) -> None:
     path = sparse_file(tmp_path / "weights", 1)
     assert was_hashed(store, path)
     (tmp_path / "other").mkdir()

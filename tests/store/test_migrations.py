@@ -16,7 +16,7 @@ from openclaw_rl.store.migrations import MIGRATIONS
 from openclaw_rl.store.rows import to_json
 
 
-def test_a_store_of_the_schema_before_goes_on(tmp_path: Path) -> None:
+def test_a_store_of_the_previous_schema_is_migrated(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     bootstrap.prepare_store(path, create=True, migrations=MIGRATIONS[:2])
     conn = sqlite3.connect(path)

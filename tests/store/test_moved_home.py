@@ -90,7 +90,7 @@ def test_a_moved_home_and_a_copy_read_their_own_folders(tmp_path: Path) -> None:
     assert head_path(moved) == str(folder_of(moved, 1))
 
 
-def test_absolute_paths_of_an_earlier_store_are_read_below_the_home(tmp_path: Path) -> None:
+def test_absolute_paths_of_an_earlier_store_are_resolved_below_the_home(tmp_path: Path) -> None:
     home = make_home(tmp_path / "home", 1)
     with Store.open(home / "store.db") as store, store.write() as conn:
         conn.exec_driver_sql(

@@ -68,7 +68,7 @@ def replayed(
 # --- leases ------------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_is_one_holders_at_a_time(conn: Connection) -> None:
+def test_a_lease_has_one_holder_at_a_time(conn: Connection) -> None:
     mine = take(conn)
     assert mine == Lease(name="train", holder="me", epoch=1, expires_at=130.0)
     assert leases.acquire(conn, "train", "you", TTL, 129.9) is None
@@ -87,7 +87,7 @@ def test_a_lease_is_one_holders_at_a_time(conn: Connection) -> None:
     assert take(conn, "me", 152.0).epoch == 3
 
 
-def test_a_holder_that_starts_anew_fences_its_earlier_self(conn: Connection) -> None:
+def test_a_restarted_holder_fences_off_its_earlier_lease(conn: Connection) -> None:
     old, new = take(conn), take(conn)
     assert (old.epoch, new.epoch) == (1, 2)
     with pytest.raises(StaleLease):
@@ -97,7 +97,7 @@ def test_a_holder_that_starts_anew_fences_its_earlier_self(conn: Connection) -> 
 # --- versions ----------------------------------------------------------------------------------------------------
 
 
-def test_the_root_belongs_to_one_model(conn: Connection) -> None:
+def test_the_root_version_belongs_to_one_model(conn: Connection) -> None:
     root = policies.ensure_root(conn, base="moved elsewhere", identity="i", at=2.0)
     assert (root.version, root.state, root.path, root.created_at) == (
         0,
@@ -109,12 +109,12 @@ def test_the_root_belongs_to_one_model(conn: Connection) -> None:
         policies.ensure_root(conn, base="another", identity="j", at=3.0)
 
 
-def test_no_head_before_the_root(store: Store) -> None:
+def test_reading_the_head_before_the_root_raises(store: Store) -> None:
     with store.read() as conn, pytest.raises(StoreError, match="no policy version yet"):
         policies.head(conn)
 
 
-def test_publish(conn: Connection) -> None:
+def test_publishing_moves_the_head(conn: Connection) -> None:
     judged(conn, "a")
     lease = take(conn)
     made = policy(1, 0)
@@ -141,7 +141,7 @@ def test_publish(conn: Connection) -> None:
         ({}, {"version": 3}, 101.0, ValueError, "expected policy 3 and number 1"),
     ],
 )
-def test_publish_is_fenced(
+def test_publishing_needs_the_lease(
     store: Store,
     lease_change: dict[str, object],
     policy_change: dict[str, object],
@@ -171,13 +171,13 @@ def test_a_renewed_lease_publishes_after_its_first_time(conn: Connection) -> Non
     assert policies.head(conn).version == 1
 
 
-def test_a_use_number_out_of_turn_is_refused(conn: Connection) -> None:
+def test_a_wrong_use_number_is_refused(conn: Connection) -> None:
     judged(conn, "a")
     with pytest.raises(ValueError, match="number 1, got policy 1 and number 2"):
         policies.publish(conn, take(conn), policy(1, 0), [Use(policy=1, turn="a", number=2)], 101.0)
 
 
-def test_reject_keeps_the_head(conn: Connection) -> None:
+def test_rejecting_keeps_the_head(conn: Connection) -> None:
     judged(conn, "a")
     lease = take(conn)
     policies.reject(
@@ -197,7 +197,7 @@ def test_reject_keeps_the_head(conn: Connection) -> None:
         policies.reject(conn, replace(lease, epoch=0), policy(3, 0), [], 103.0)
 
 
-def test_roll_back(conn: Connection) -> None:
+def test_a_rollback_moves_the_head_and_marks_versions(conn: Connection) -> None:
     lease = take(conn)
     for version, id_ in enumerate("abc", 1):
         judged(conn, id_)
@@ -228,7 +228,7 @@ def test_roll_back(conn: Connection) -> None:
 # --- claims ------------------------------------------------------------------------------------------------------
 
 
-def test_a_signal_for_the_method_is_needed(conn: Connection) -> None:
+def test_only_turns_with_a_signal_for_the_method_are_queued(conn: Connection) -> None:
     judged(conn, "score", score=-1)
     judged(conn, "hint", score=None, hints=("h",))
     judged(conn, "neutral", score=0)
@@ -241,7 +241,7 @@ def test_a_signal_for_the_method_is_needed(conn: Connection) -> None:
     assert claimed(conn, score=False, hint=False) == []
 
 
-def test_what_is_claimed_is_whole(conn: Connection) -> None:
+def test_queued_turns_are_complete(conn: Connection) -> None:
     judged(conn, "a", hints=("h",))
     (found,) = training_queue.trainable_turns(
         conn, head=0, limit=1, max_uses=1, need_score=True, need_hint=False
@@ -250,7 +250,7 @@ def test_what_is_claimed_is_whole(conn: Connection) -> None:
     assert (found.verdict, found.earlier_uses) == (verdict("a", hints=("h",)), 0)
 
 
-def test_what_may_not_train_is_not_claimed(conn: Connection) -> None:
+def test_untrainable_turns_are_not_queued(conn: Connection) -> None:
     for id_ in ("reopened", "stale", "side"):
         judged(conn, id_)
     serve(conn, "served")
@@ -273,7 +273,7 @@ def test_a_turn_is_replayed_once(conn: Connection) -> None:
     assert (claimed(conn, 2, max_uses=2), replayed(conn, 2)) == ([], ["a", "c"])
 
 
-def test_a_roll_back_gives_both_uses_back(conn: Connection) -> None:
+def test_a_rollback_restores_both_uses(conn: Connection) -> None:
     lease = take(conn)
     judged(conn, "a")
     for version in (1, 2):
@@ -290,7 +290,7 @@ def test_a_roll_back_gives_both_uses_back(conn: Connection) -> None:
     assert replayed(conn, 1) == [], "it is not tried for ever"
 
 
-def test_a_turn_whose_both_uses_were_rolled_back_is_fresh_once_more(conn: Connection) -> None:
+def test_a_turn_with_both_uses_rolled_back_is_fresh_again(conn: Connection) -> None:
     lease = take(conn)
     judged(conn, "a")
     for version in (1, 2):
@@ -303,7 +303,7 @@ def test_a_turn_whose_both_uses_were_rolled_back_is_fresh_once_more(conn: Connec
     assert (claimed(conn, 3, max_uses=2), replayed(conn, 3)) == ([], [])
 
 
-def test_two_rejections_are_the_end_of_it_with_replay_too(conn: Connection) -> None:
+def test_a_turn_is_dropped_after_two_rejections_also_with_replay(conn: Connection) -> None:
     lease = take(conn)
     judged(conn, "a")
     judged(conn, "b")
@@ -382,7 +382,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @given(acts, st.sampled_from([1, 2]))
 @settings(max_examples=50, deadline=None)
-def test_claims_over_random_lines(
+def test_queue_selection_holds_on_random_lineages(
     folder: Store, script: list[tuple[str, int]], max_uses: int
 ) -> None:
     """Against the plain reference; and no line ever uses a turn more often than it may."""
@@ -425,7 +425,7 @@ def test_claims_over_random_lines(
         assert max(map(on_line.count, on_line), default=0) <= max_uses
 
 
-def test_an_automatic_rollback_is_shown_although_another_policy_was_moved_by_hand_since(
+def test_an_automatic_rollback_is_shown_after_a_manual_move_of_another_policy(
     conn: Connection,
 ) -> None:
     lease = take(conn)

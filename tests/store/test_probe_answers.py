@@ -22,7 +22,7 @@ ANSWER = ProbeAnswer(
 )
 
 
-def test_answers_are_read_back_and_erased_with_their_turn(store: Store) -> None:
+def test_probe_answers_are_erased_with_their_turn(store: Store) -> None:
     with store.write() as conn:
         policies.ensure_root(conn, base="base", identity="i", at=1.0)
         lease = leases.acquire(conn, "trainer", holder="t", now=1.0, ttl=60.0)

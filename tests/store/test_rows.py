@@ -31,27 +31,27 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.lists(VOTES, max_size=3).map(tuple))
-def test_votes(votes: tuple[Vote, ...]) -> None:
+def test_verdicts_are_read_back(votes: tuple[Vote, ...]) -> None:
     assert rows._decode_json(rows._votes_decoder, rows.to_json(votes)) == votes
 
 
 @given(st.lists(WORDS, max_size=3).map(tuple))
-def test_hints(hints: tuple[str, ...]) -> None:
+def test_hints_are_read_back(hints: tuple[str, ...]) -> None:
     assert rows._decode_json(rows._strings_decoder, rows.to_json(hints)) == hints
 
 
 @given(st.lists(WORDS, max_size=3).map(tuple))
-def test_sampling(stop: tuple[str, ...]) -> None:
+def test_sampling_is_read_back(stop: tuple[str, ...]) -> None:
     made = Sampling(temperature=0.5, stop=stop)
     assert rows._decode_json(rows._sampling_decoder, rows.to_json(made)) == made
 
 
 @given(ANYTHING)
-def test_messages(value: Any) -> None:
+def test_messages_are_read_back(value: Any) -> None:
     assert rows.from_json(rows.to_json(value)) == value
 
 
-def test_what_is_of_another_type_is_refused() -> None:
+def test_values_of_a_wrong_type_are_refused() -> None:
     raw = rows.to_json((Span(start=0, end=1, version=0), "\ud800"))
     with pytest.raises(msgspec.ValidationError):
         rows._decode_json(rows._votes_decoder, raw)

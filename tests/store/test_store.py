@@ -48,7 +48,7 @@ def test_a_new_store_is_private_and_durable(tmp_path: Path) -> None:
     again.close()
 
 
-def test_the_tables_are_what_the_migrations_make(store: Store) -> None:
+def test_the_tables_match_the_migrations(store: Store) -> None:
     """Columns, types, keys and indexes, both ways."""
     with store.read() as conn:
         made = inspect(conn)
@@ -71,7 +71,7 @@ def test_the_tables_are_what_the_migrations_make(store: Store) -> None:
             assert keys == {(f.parent.name, f.column.table.name) for f in table.foreign_keys}, name
 
 
-def test_what_others_commit_is_noticed(store: Store) -> None:
+def test_commits_of_other_processes_are_noticed(store: Store) -> None:
     assert store.has_changed(), "the first look is always worth while"
     assert not store.has_changed()
     other = Store.open(store.path)
@@ -82,7 +82,7 @@ def test_what_others_commit_is_noticed(store: Store) -> None:
     other.close()
 
 
-def test_a_block_that_raises_leaves_nothing(store: Store) -> None:
+def test_a_write_that_raises_is_rolled_back(store: Store) -> None:
     def half_way(conn: Connection) -> None:
         serve(conn, "a")
         raise RuntimeError("half way")
@@ -98,7 +98,7 @@ def test_a_block_that_raises_leaves_nothing(store: Store) -> None:
         assert (events.last_seq(conn), exchanges.get(conn, "a")) == (0, None)
 
 
-def test_reads_see_one_moment(store: Store) -> None:
+def test_a_read_sees_one_snapshot(store: Store) -> None:
     with store.read() as conn:
         assert events.last_seq(conn) == 0
         with store.write() as other:
@@ -108,7 +108,7 @@ def test_reads_see_one_moment(store: Store) -> None:
         assert events.last_seq(conn) == 1
 
 
-def test_events_cursors_and_beats(store: Store) -> None:
+def test_events_cursors_and_heartbeats_are_stored(store: Store) -> None:
     with store.write() as conn:
         for n in range(5):
             events.append(conn, "odd" if n % 2 else "even", str(n), {"n": n}, float(n))
@@ -133,7 +133,7 @@ def test_events_cursors_and_beats(store: Store) -> None:
     )
 
 
-def test_what_starts_is_alive_as_long_as_its_process_is(store: Store) -> None:
+def test_a_starting_worker_is_alive_while_its_process_runs(store: Store) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for name, state, pid in (
@@ -153,7 +153,7 @@ def test_what_starts_is_alive_as_long_as_its_process_is(store: Store) -> None:
     }
 
 
-def test_one_store_for_many_threads(store: Store) -> None:
+def test_a_store_is_shared_by_threads(store: Store) -> None:
     def work(name: str) -> None:
         for n in range(10):
             with store.write() as conn:
@@ -181,35 +181,35 @@ def refused(path: Path, *words: str, create: bool = True) -> None:
         assert word in str(caught.value)
 
 
-def test_missing(tmp_path: Path) -> None:
+def test_a_missing_store_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none.db", "no store yet", "openclaw-rl up", create=False)
     assert not list(tmp_path.iterdir())
 
 
-def test_empty_file(tmp_path: Path) -> None:
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.touch()
     refused(path, "empty file", create=False)
     Store.open(path).close()
 
 
-def test_folder(tmp_path: Path) -> None:
+def test_a_folder_as_store_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, "this is a folder", "Expected a file")
 
 
-def test_folder_that_is_a_file(tmp_path: Path) -> None:
+def test_a_file_as_home_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused(tmp_path / "file" / "store.db", "Expected the folder of a home")
 
 
-def test_garbage(tmp_path: Path) -> None:
+def test_a_file_that_is_not_sqlite_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(b"not a database at all " * 500)
     refused(path, "not a SQLite file", "choose another path")
     assert path.read_bytes().startswith(b"not a database")
 
 
-def test_truncated(store: Store) -> None:
+def test_a_truncated_store_is_refused(store: Store) -> None:
     with store.write() as conn:
         for n in range(50):
             serve(conn, str(n))
@@ -219,7 +219,7 @@ def test_truncated(store: Store) -> None:
     refused(store.path, "damaged", "backup")
 
 
-def test_somebody_elses_database(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with sqlite3.connect(path) as conn:
         conn.execute("CREATE TABLE photos (id)")
@@ -250,13 +250,13 @@ def closed_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_folder_that_may_not_be_written(closed_folder: Path) -> None:
+def test_a_read_only_folder_is_refused(closed_folder: Path) -> None:
     closed_folder.chmod(0o555)
     with unprivileged():
         refused(closed_folder / "store.db", "cannot be created", "right to write the folder")
 
 
-def test_file_that_may_not_be_written(closed_folder: Path) -> None:
+def test_a_read_only_file_is_refused(closed_folder: Path) -> None:
     path = closed_folder / "store.db"
     Store.open(path).close()
     path.chmod(0o444)
@@ -265,7 +265,7 @@ def test_file_that_may_not_be_written(closed_folder: Path) -> None:
         refused(path, "right to")
 
 
-def test_full_disk(store: Store) -> None:
+def test_a_full_disk_is_reported(store: Store) -> None:
     def fill(conn: Connection) -> None:
         pages = conn.exec_driver_sql("PRAGMA page_count").scalar_one()
         conn.exec_driver_sql(f"PRAGMA max_page_count={pages + 3}")
@@ -284,7 +284,9 @@ def test_full_disk(store: Store) -> None:
         serve(conn, "a")
 
 
-def test_a_lock_held_for_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_lock_that_is_never_released_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("openclaw_rl.store.db.BUSY_TIMEOUT", 0.2)
     store = Store.open(tmp_path / "store.db")
     with (
@@ -316,7 +318,7 @@ def columns_of(path: Path) -> set[str]:
         conn.close()
 
 
-def test_newer_is_refused(store: Store) -> None:
+def test_a_newer_schema_is_refused(store: Store) -> None:
     bootstrap.prepare_store(store.path, create=False, migrations=[*MIGRATIONS, second])
     refused(
         store.path,
@@ -326,7 +328,7 @@ def test_newer_is_refused(store: Store) -> None:
     )
 
 
-def test_a_schema_number_that_the_tables_do_not_have_is_damage(store: Store) -> None:
+def test_a_schema_number_that_does_not_fit_the_tables_is_reported_as_damage(store: Store) -> None:
     """The tables of the newest schema, with the number of each older one and with no number."""
     store.close()
     for number in (b"-3", b"x", b"", *(str(n).encode() for n in range(1, len(MIGRATIONS)))):
@@ -336,7 +338,7 @@ def test_a_schema_number_that_the_tables_do_not_have_is_damage(store: Store) -> 
         refused(store.path, "damaged", "backup")
 
 
-def test_older_is_backed_up_and_migrated(store: Store) -> None:
+def test_an_older_store_is_backed_up_and_migrated(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")
     bootstrap.prepare_store(store.path, create=False, migrations=[*MIGRATIONS, second])
@@ -419,7 +421,7 @@ def start(path: Path, name: str, times: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True)
 
 
-def test_two_processes_make_and_fill_one_store(tmp_path: Path) -> None:
+def test_two_processes_create_and_fill_one_store(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     for process in [start(path, name, 40) for name in ("one", "two")]:
         assert process.communicate(timeout=240)[0].split()[-1] == "39"
@@ -436,7 +438,7 @@ def test_two_processes_make_and_fill_one_store(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_writer_that_is_killed_leaves_whole_transactions(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_complete_transactions(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     process = start(path, "victim", 100_000)
     assert process.stdout is not None

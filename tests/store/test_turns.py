@@ -47,7 +47,7 @@ def conn(store: Store) -> Iterator[Connection]:
         yield opened
 
 
-def test_from_reply_to_verdict(conn: Connection) -> None:
+def test_a_turn_goes_from_reply_to_verdict(conn: Connection) -> None:
     serve(conn, "a")
     assert turns.closed_turns(conn, 9) == []
     assert close(conn, "a")
@@ -75,7 +75,7 @@ def test_from_reply_to_verdict(conn: Connection) -> None:
     assert turns.closed_turns(conn, 9) == []
 
 
-def test_a_verdict_on_an_old_reaction_is_not_kept(conn: Connection) -> None:
+def test_a_verdict_on_an_outdated_reaction_is_discarded(conn: Connection) -> None:
     serve(conn, "a")
     close(conn, "a")
     close(conn, "a", "No, wrong.")
@@ -89,7 +89,7 @@ def test_a_verdict_on_an_old_reaction_is_not_kept(conn: Connection) -> None:
         turns.add_verdict(conn, verdict("unknown"))
 
 
-def test_explicit_verdicts_outrank_and_then_the_newest_reaction(conn: Connection) -> None:
+def test_explicit_verdicts_precede_and_then_the_newest_reaction_counts(conn: Connection) -> None:
     serve(conn, "a")
     for revision, (score, explicit) in enumerate([(1, False), (-1, True), (1, False)], 1):
         close(conn, "a", str(revision))
@@ -103,7 +103,7 @@ def test_explicit_verdicts_outrank_and_then_the_newest_reaction(conn: Connection
     assert (found.score, found.judge) == (0, "second")
 
 
-def test_feedback_keeps_what_the_conversation_said(conn: Connection) -> None:
+def test_feedback_keeps_the_messages_of_the_reaction(conn: Connection) -> None:
     serve(conn, "a")
     close(conn, "a")
     assert feed(conn, "a", "f1")
@@ -137,7 +137,7 @@ def test_feedback_on_a_running_reply_waits(conn: Connection) -> None:
 
 
 @pytest.mark.parametrize("cause", ReasonCode)
-def test_late_evidence_reopens_only_what_lacked_evidence(
+def test_late_evidence_reopens_only_turns_without_evidence(
     conn: Connection, cause: ReasonCode
 ) -> None:
     serve(conn, "a")
@@ -179,7 +179,7 @@ def test_untrainable_keeps_the_first_reason(conn: Connection) -> None:
     assert turn.untrainable == "too stale"
 
 
-def test_counts(conn: Connection) -> None:
+def test_turns_are_counted_by_state(conn: Connection) -> None:
     judged(conn, "a")
     serve(conn, "b")
     serve(conn, "c", status=ExchangeStatus.FAILED)
@@ -233,7 +233,7 @@ _ids = itertools.count()
     st.lists(st.sampled_from(ACTS), max_size=8),
 )
 @settings(max_examples=60, deadline=None)
-def test_only_moves_of_the_table_ever_happen(
+def test_only_listed_state_transitions_happen(
     moving_store: Store, status: ExchangeStatus, ended_at: int, acts: list[Act]
 ) -> None:
     """The database itself writes down every change of a state; feedback and drops also come while the reply runs."""

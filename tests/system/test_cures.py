@@ -309,7 +309,9 @@ def stepped(
         before = before if refused else result
         if refused:
             rejected += 1
-            trainer.load(folder=before and before.folder, memory=before.memory if before else {})
+            trainer.load(
+                folder=before and before.folder, method_state=before.memory if before else {}
+            )
     return rejected
 
 

@@ -41,7 +41,7 @@ def base(tmp_path: Path) -> LocalBase:
     return LocalBase(name="org/base", folder=folder)
 
 
-def test_the_files_are_those_that_engines_load(base: LocalBase, tmp_path: Path) -> None:
+def test_downloaded_files_have_the_peft_layout(base: LocalBase, tmp_path: Path) -> None:
     given = make_files()
     with ArchiveServer(make_archive(given | {"checkpoint_complete": b""})) as server:
         files = download_adapter(f"{server.url}/one", base)
@@ -62,7 +62,7 @@ def test_the_files_are_those_that_engines_load(base: LocalBase, tmp_path: Path) 
     )
 
 
-def test_a_download_that_breaks_off_is_repeated() -> None:
+def test_an_interrupted_download_is_repeated() -> None:
     archive = make_archive(make_files())
     with ArchiveServer(archive, broken=ATTEMPTS - 1) as server:
         assert download_adapter(server.url, BASE).keys() == make_files().keys()
@@ -106,7 +106,7 @@ def test_an_adapter_that_no_engine_could_serve_is_refused(
         make_files() | {"adapter_model.safetensors": b""},
     ],
 )
-def test_files_that_cannot_be_read_are_one_line(files: dict[str, bytes]) -> None:
+def test_unreadable_files_are_reported_in_one_line(files: dict[str, bytes]) -> None:
     with pytest.raises(EngineError, match="returned cannot be read") as caught:
         to_peft_layout(files, BASE)
     assert "\n" not in str(caught.value)

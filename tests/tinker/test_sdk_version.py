@@ -18,24 +18,24 @@ SETTINGS = {"engine.backend": "tinker", "home": "/tmp/h"}
 
 
 @pytest.mark.parametrize("version", ["0.24.1", "0.24.2", "0.25.0", "0.25.9.post1"])
-def test_versions_that_work(version: str) -> None:
+def test_supported_sdk_versions_are_accepted(version: str) -> None:
     assert version_problem(version) is None
 
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.18.2", "0.26.0", "0.38.0", "1.0"])
-def test_another_version_is_one_line_with_what_is_expected(version: str) -> None:
+def test_another_sdk_version_is_reported_in_one_line(version: str) -> None:
     assert (
         version_problem(version)
         == f"the Tinker SDK installed here is {version}; expected {REQUIREMENT}"
     )
 
 
-def test_the_extra_installs_what_is_checked() -> None:
+def test_the_extra_installs_the_checked_version() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["tinker"] == [REQUIREMENT]
 
 
-def test_before_the_start_sdk_and_key_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sdk_and_key_are_checked_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdk_version.metadata, "version", lambda name: "0.38.0")
     with pytest.raises(
         ConfigError, match=re.escape(f"is 0.38.0; expected {REQUIREMENT}. Install it with")

@@ -111,7 +111,7 @@ def to_sample(row: dict[str, Any]) -> Sample:
 
 def take_step(local: LocalTrainer, batch: TurnBatch) -> None:
     if batch.load is not None:
-        local.load(folder=batch.load.folder, memory={})
+        local.load(folder=batch.load.folder, method_state={})
     Path(batch.folder).rmdir()
     samples = [to_sample(row) for row in batch.rows]
     sampled = zip(samples, local.score(samples), strict=True)  # the replies were not really sampled

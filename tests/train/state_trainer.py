@@ -19,9 +19,9 @@ class StateTrainer(ScriptedTrainer):
         super().__init__(lambda samples: metrics or {})
         self.loaded: list[str | None] = []
 
-    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+    def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
         self.loaded.append(folder)
-        super().load(folder=folder, memory=memory)
+        super().load(folder=folder, method_state=method_state)
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         result = super().step(samples, out)

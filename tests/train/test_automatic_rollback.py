@@ -74,7 +74,7 @@ def head_of(store: Store) -> int:
         return policies.head(conn).version
 
 
-def test_a_version_that_displeases_is_rolled_back_by_itself(
+def test_a_version_that_displeases_is_rolled_back_automatically(
     store: Store, make_loop: MakeLoop, fill: Fill, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = make_loop()
@@ -103,7 +103,7 @@ def test_a_version_that_displeases_is_rolled_back_by_itself(
     }
 
 
-def test_a_version_whose_replies_are_degenerate_is_rolled_back_without_a_word_of_anybody(
+def test_a_version_with_degenerate_replies_is_rolled_back_without_feedback(
     store: Store, make_loop: MakeLoop, fill: Fill, judged: Callable[..., JudgedTurn]
 ) -> None:
     """Such replies are dropped when they end, and never get a verdict."""
@@ -143,7 +143,7 @@ def test_the_next_step_waits_for_turns_to_compare_with(
     assert head_of(store) > 2
 
 
-def test_turns_before_a_rollback_are_no_evidence_after_it(
+def test_turns_before_a_rollback_do_not_count_after_it(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
     """Whatever displeases from now on, no rollback goes below the target of the one before."""
@@ -162,7 +162,7 @@ def test_turns_before_a_rollback_are_no_evidence_after_it(
 
 
 @pytest.mark.parametrize("gate", [{"watch": False}, {"max_fall": 0.99}, {"error": 1e-9}])
-def test_settings_decide_what_is_a_fall(
+def test_settings_define_a_fall(
     gate: dict[str, object], store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
     loop = make_loop(**gate)

@@ -105,7 +105,7 @@ WAYS = [
 @pytest.mark.parametrize(
     ("act", "why"), WAYS, ids=["rejected", "ValueError", "ModelError", "PluginError"]
 )
-def test_one_turn_of_sixteen_is_found(
+def test_one_bad_turn_of_sixteen_is_found(
     store: Store,
     rooms: Callable[..., TrainLoop],
     fill: Fill,
@@ -123,7 +123,7 @@ def test_one_turn_of_sixteen_is_found(
     assert [len(batch) for batch in trainer.batches] == [16, 8, 4, 4, 2, 1, 1, 2, 8]
 
 
-def test_who_dies_in_between_goes_on_where_it_was(
+def test_a_killed_trainer_continues_the_bisection(
     store: Store, rooms: Callable[..., TrainLoop], fill: Fill
 ) -> None:
     ids = fill(store, 8)
@@ -168,7 +168,7 @@ def test_a_replay_that_is_too_long_is_left_alone(
 @pytest.mark.parametrize(
     "error", [BrokenPolicy("roll back"), RanksGone("rank 1"), RuntimeError("a bug")]
 )
-def test_what_is_no_turns_fault_ends_the_room(
+def test_failures_that_no_turn_causes_end_the_worker(
     store: Store, rooms: Callable[..., TrainLoop], fill: Fill, error: Exception
 ) -> None:
     room = rooms(trainer := Spoilt(refuse(error)))
@@ -202,7 +202,7 @@ def test_where_everything_fails_the_worker_ends_and_no_restart_uses_up_more_turn
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_whatever_is_poison_the_rest_trains_once(
+def test_good_turns_train_once_whatever_turns_are_bad(
     judged: Judged,
     builder: SampleBuilder,
     tmp_path_factory: pytest.TempPathFactory,

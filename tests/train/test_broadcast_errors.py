@@ -100,7 +100,7 @@ def test_a_version_that_its_trainer_did_not_log_is_logged(
     }
 
 
-def test_ages_and_what_was_left_out_are_metrics(store: Store, loop: TrainLoop, fill: Fill) -> None:
+def test_ages_and_dropped_turns_are_metrics(store: Store, loop: TrainLoop, fill: Fill) -> None:
     fill(store, 4)
     assert loop.run_once()
     first = head_metrics(store)
@@ -118,9 +118,7 @@ def test_ages_and_what_was_left_out_are_metrics(store: Store, loop: TrainLoop, f
     loop.close()
 
 
-def test_what_is_left_out_before_a_version_counts_once(
-    store: Store, loop: TrainLoop, fill: Fill
-) -> None:
+def test_dropped_turns_are_counted_once(store: Store, loop: TrainLoop, fill: Fill) -> None:
     """Truncated turns that wait for company are looked at again and again; a batch without a step has its count too."""
     cut = {"reply": {"finish_reason": FinishReason.LENGTH}, "hints": ("Be short.",)}
     fill(store, 3, **cut)
@@ -167,7 +165,7 @@ def test_too_many_versions_old_is_stale(
     assert staleness_metrics(range(71), []) == {}
 
 
-def test_ages_are_steps_of_the_heads_line(
+def test_ages_count_versions_of_the_lineage(
     builder: SampleBuilder, judged: Callable[..., JudgedTurn], head: Policy
 ) -> None:
     """The head is 6 on 1 on 0: 2 was rolled back, and 3 to 5 were rejected; the turns were written by 0, 1, 2 and 6."""
@@ -183,7 +181,7 @@ def test_ages_are_steps_of_the_heads_line(
     }, "never below 0"
 
 
-def test_versions_beside_the_line_make_nothing_stale(
+def test_versions_outside_of_the_lineage_do_not_add_age(
     store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
 ) -> None:
     """Three versions are rolled back: what the base wrote is one step old on the line that goes on from it."""
@@ -227,7 +225,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "logs" / METRICS_FILE).read_text().splitlines()]
 
 
-def test_batches_without_a_step_leave_a_line(
+def test_batches_without_a_step_are_logged(
     store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
 ) -> None:
     """Nothing to say, a trainer that raises, turns that cannot train at all; and a version in between."""
@@ -290,7 +288,7 @@ def test_a_version_is_logged_once_without_a_later_step(
     assert [line["state"] for line in lines(tmp_path)] == ["live", "no step"]
 
 
-def test_what_is_done_over_counts_once(store: Store, loop: TrainLoop, fill: Fill) -> None:
+def test_a_repeated_step_is_logged_once(store: Store, loop: TrainLoop, fill: Fill) -> None:
     """The head was rolled back during the step, so nothing was published, and the same turns come again."""
     fill(store, 4, reply={"finish_reason": FinishReason.LENGTH}, hints=("Be short.",))
     assert loop.run_once()

@@ -80,7 +80,7 @@ def fill_both(store: Store, fill: Fill) -> list[str]:
     return [*fill(store, 2, score=1), *fill(store, 2, score=-1)]
 
 
-def test_a_candidate_answers_nobody_until_the_gate_has_decided(
+def test_a_candidate_does_not_serve_before_the_gate_decides(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
     fill(store, 12, score=1)
@@ -130,7 +130,7 @@ def uses_of(store: Store, version: int) -> list[str]:
         return [use.turn for use in policies.uses_of_version(conn, version)]
 
 
-def test_a_head_that_moves_meanwhile_frees_the_turns(
+def test_a_moved_head_frees_the_turns_of_a_candidate(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
     fill(store, 4)
@@ -243,7 +243,7 @@ def die_examining(home: Path) -> None:
     assert dead.returncode == -signal.SIGKILL
 
 
-def test_a_trainer_killed_while_it_examines_goes_on_with_the_candidate(
+def test_a_trainer_killed_during_the_gate_continues_with_the_candidate(
     store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path
 ) -> None:
     ids = fill(store, 5)
@@ -297,7 +297,7 @@ def test_a_damaged_candidate_is_rejected_and_its_turns_are_trained_on_again(
     assert uses_of(store, 3) == sorted(batch)
 
 
-def test_the_kind_of_the_gate(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_the_gate_is_made_by_its_setting(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     """With each gate.kind, another result of a step is refused."""
 
     def worse(sample: Sample) -> float:
@@ -321,7 +321,7 @@ def test_the_kind_of_the_gate(store: Store, make_loop: MakeLoop, fill: Fill) -> 
 
 
 @pytest.mark.system
-def test_the_shipped_model_earns_its_place(
+def test_the_shipped_model_passes_the_gate(
     judged: Callable[..., JudgedTurn], starter_identity: str, tmp_path: Path
 ) -> None:
     """Honest turns pass the real trainer's gate. With gate.strict, turns with inverted verdicts are not trained on."""

@@ -108,7 +108,7 @@ def test_every_second_version_becomes_a_checkpoint(
     assert made.digest == note.digest
 
 
-def test_the_end_of_a_run_leaves_a_checkpoint_whatever_the_interval(
+def test_the_end_of_a_run_writes_a_checkpoint(
     store: Store, make_loop: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
 ) -> None:
     out = tmp_path / "saved"
@@ -125,7 +125,7 @@ def test_the_end_of_a_run_leaves_a_checkpoint_whatever_the_interval(
     save_last_checkpoint(settings(store.path.parent))
 
 
-def test_a_checkpoint_keeps_what_the_home_thins_out(tmp_path: Path) -> None:
+def test_a_checkpoint_keeps_files_that_the_home_removes(tmp_path: Path) -> None:
     home, kept = tmp_path / "home", tmp_path / "kept"
     home.mkdir(), kept.mkdir()
     (home / "optimizer.state").write_bytes(b"moments")
@@ -134,7 +134,7 @@ def test_a_checkpoint_keeps_what_the_home_thins_out(tmp_path: Path) -> None:
     assert (kept / "optimizer.state").read_bytes() == b"moments"
 
 
-def test_one_that_died_before_it_was_written_is_made_up_for(
+def test_a_checkpoint_missed_by_a_crash_is_written_later(
     store: Store, make_loop: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
 ) -> None:
     out = tmp_path / "saved"
@@ -152,7 +152,7 @@ def test_one_that_died_before_it_was_written_is_made_up_for(
     )
 
 
-def test_another_lines_checkpoint_gives_way_but_no_other_homes(
+def test_a_checkpoint_of_another_lineage_is_replaced_but_not_of_another_home(
     store: Store,
     make_loop: Callable[..., TrainLoop],
     fill: Fill,
@@ -197,7 +197,7 @@ for step in itertools.cycle(range(1, 4)):
 """
 
 
-def test_never_half_there_after_kill_9(
+def test_a_kill_leaves_no_partial_checkpoint(
     store: Store, make_loop: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
 ) -> None:
     learn(make_loop(), store, fill, 1)
@@ -247,7 +247,7 @@ def checkpoint(
     return path
 
 
-def test_a_fresh_home_begins_on_a_checkpoint(
+def test_a_new_home_starts_from_a_checkpoint(
     checkpoint: Path, builder: SampleBuilder, fill: Fill, tmp_path: Path, starter_identity: str
 ) -> None:
     config = settings(
@@ -285,7 +285,7 @@ def test_a_fresh_home_begins_on_a_checkpoint(
     store.close()
 
 
-def test_latest_is_the_newest_of_the_folder(checkpoint: Path, tmp_path: Path) -> None:
+def test_latest_selects_the_newest_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     config = settings(tmp_path / "new", resume="latest", save_dir=str(checkpoint.parent))
     assert checkpoints.find_checkpoint(config.train) == checkpoint
     with pytest.raises(
@@ -296,7 +296,7 @@ def test_latest_is_the_newest_of_the_folder(checkpoint: Path, tmp_path: Path) ->
         checkpoints.find_checkpoint(settings(tmp_path, resume=str(tmp_path / "none")).train)
 
 
-def test_a_home_that_has_learned_refuses(
+def test_a_trained_home_refuses_a_checkpoint(
     checkpoint: Path, store: Store, fill: Fill, make_loop: Callable[..., TrainLoop], tmp_path: Path
 ) -> None:
     resume.start_from_checkpoint(settings(tmp_path, resume=str(checkpoint)), train=True)
@@ -336,7 +336,7 @@ def test_a_home_that_has_learned_refuses(
         ({}, {"weights": "full"}, ConfigError, "train.finetune lora, but the settings say full"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_stays(
+def test_a_checkpoint_that_does_not_fit_is_refused_without_a_trace(
     checkpoint: Path,
     tmp_path: Path,
     change: dict[str, Any],
@@ -357,7 +357,7 @@ def test_what_does_not_fit_is_refused_and_nothing_stays(
         resume.start_from_checkpoint(config, train=True)
 
 
-def test_a_trainer_at_work_is_not_disturbed_and_a_dead_one_waited_for(
+def test_resuming_waits_for_a_dead_trainer_and_refuses_a_running_one(
     checkpoint: Path, tmp_path: Path, starter_identity: str
 ) -> None:
     config = settings(tmp_path / "new", resume=str(checkpoint), lease=0.5)
@@ -381,9 +381,7 @@ def test_a_trainer_at_work_is_not_disturbed_and_a_dead_one_waited_for(
     store.close()
 
 
-def test_the_folder_of_an_adapters_checkpoint_is_a_model_by_itself(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_the_checkpoint_of_an_adapter_is_a_complete_model(checkpoint: Path, tmp_path: Path) -> None:
     config = resume.resolve_base(
         Config(home=str(tmp_path / "new"), model={"path": str(checkpoint)})
     )
@@ -402,7 +400,7 @@ def test_the_folder_of_an_adapters_checkpoint_is_a_model_by_itself(
         resume.resolve_base(other)
 
 
-def test_binary_then_opd_on_the_shipped_model(
+def test_binary_and_opd_train_the_shipped_model(
     tmp_path: Path, fill: Fill, starter_identity: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Optimizer, schedule and baseline go along from one method to the next, and from home to home."""

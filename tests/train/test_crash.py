@@ -97,7 +97,7 @@ def names(home: Path) -> list[str]:
     return sorted(p.name for p in (home / "policies").iterdir())
 
 
-def test_frozen_past_its_lease_it_publishes_nothing(
+def test_a_trainer_frozen_past_its_lease_publishes_nothing(
     store: Store, builder: SampleBuilder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     ids = fill(store, 4)
@@ -129,7 +129,7 @@ def test_frozen_past_its_lease_it_publishes_nothing(
     assert names(tmp_path) == [Path(str(head.path)).name]
 
 
-def test_killed_between_the_folder_and_the_row(
+def test_a_kill_between_folder_and_row_is_recovered(
     store: Store, builder: SampleBuilder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     ids = fill(store, 4)

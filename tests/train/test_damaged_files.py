@@ -100,7 +100,7 @@ def run_idle(loop: TrainLoop, times: int = 4) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_head_is_not_trained_from(
+def test_a_damaged_head_is_not_a_start_for_training(
     start: Start, store: Store, fill: Fill, caplog: pytest.LogCaptureFixture, kind: str, name: str
 ) -> None:
     loop, _ = start()
@@ -126,7 +126,7 @@ def test_a_damaged_head_is_not_trained_from(
     assert f"Restore {found.path} from a backup" in report
 
 
-def test_hidden_files_are_no_damage(start: Start, store: Store, fill: Fill) -> None:
+def test_hidden_files_are_not_damage(start: Start, store: Store, fill: Fill) -> None:
     loop, _ = start()
     learn(loop, store, fill, 1)
     file_of(store, 1, ".DS_Store").write_bytes(b"of a file manager")
@@ -169,7 +169,7 @@ def test_damage_is_found_while_the_trainer_waits(start: Start, store: Store, fil
     assert trainer.loaded == [None, policy_of(store, 2).path]
 
 
-def test_an_older_version_is_reported_and_is_no_target_of_a_rollback(
+def test_a_damaged_older_version_is_reported_and_is_no_rollback_target(
     start: Start, store: Store, fill: Fill
 ) -> None:
     loop, _ = start()
@@ -213,7 +213,7 @@ def test_the_doctor_finds_damage_in_a_system_that_is_stopped(
     assert found.evidence.startswith("version 2 is damaged: trainer.json has sha256 ")
 
 
-def test_restored_files_end_the_report(
+def test_restored_files_clear_the_damage(
     start: Start, store: Store, fill: Fill, tmp_path: Path
 ) -> None:
     loop, _ = start()
@@ -230,7 +230,7 @@ def test_restored_files_end_the_report(
         assert policies.rollback_targets(conn) == [1, 0]
 
 
-def test_a_turn_is_not_lost_however_often_its_version_is_damaged(
+def test_turns_of_damaged_versions_are_trained_on_again(
     start: Start, store: Store, fill: Fill
 ) -> None:
     loop, _ = start()
@@ -243,7 +243,7 @@ def test_a_turn_is_not_lost_however_often_its_version_is_damaged(
     assert used_turns(store, 4) == set(turns)
 
 
-def test_a_folder_that_is_not_mounted_is_no_damage(
+def test_an_unmounted_folder_is_not_damage(
     start: Start, store: Store, fill: Fill, tmp_path: Path
 ) -> None:
     """Otherwise everything would be learned from the base again."""

@@ -152,7 +152,7 @@ def test_a_reader_that_ends_without_an_answer_loses_nothing(
     assert world.used() == {1: given}
 
 
-def test_a_reader_that_ends_between_the_weights_and_the_batch_gives_its_place_back(
+def test_a_reader_that_ends_before_the_batch_frees_its_place(
     world: World,
 ) -> None:
     """A train worker that waits after it said which weights to begin from, as for space on a disk."""
@@ -341,7 +341,7 @@ def test_a_closed_standard_input_or_output_is_named(tmp_path: Path, closed: str,
     assert "Traceback" not in done.stderr
 
 
-def test_progress_that_nobody_can_see_is_left_out(world: World) -> None:
+def test_progress_without_a_terminal_is_not_shown(world: World) -> None:
     """With `2>&-`, as a service that another program starts."""
     command = [
         "bash",
@@ -360,7 +360,7 @@ def test_progress_that_nobody_can_see_is_left_out(world: World) -> None:
     assert list(json.loads(done.stdout)) == ["welcome"]
 
 
-def test_a_reader_that_nobody_reads_gives_its_place_back(world: World) -> None:
+def test_a_reader_with_a_closed_output_frees_its_place(world: World) -> None:
     """As with `| head -1`: its input stays open, and the next batch may come days later."""
     with started_command(world) as program:
         program.read_message("welcome")

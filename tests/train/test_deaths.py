@@ -61,7 +61,7 @@ def test_the_turn_that_the_trainer_dies_on_is_set_aside(
     assert AttemptLog(store, "train").deaths() == {}
 
 
-def test_one_death_blames_nobody(
+def test_one_death_sets_no_turn_aside(
     store: Store, builder: SampleBuilder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     """A trainer that was killed once trains the same batch again."""
@@ -80,7 +80,7 @@ def test_one_death_blames_nobody(
         assert {use.turn for use in policies.uses_of_version(conn, 1)} == set(ids)
 
 
-def test_a_trainer_that_is_stopped_or_has_no_disk_did_not_die(
+def test_a_stop_or_a_full_disk_is_not_a_death(
     store: Store, builder: SampleBuilder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     fill(store, 4)

@@ -148,7 +148,7 @@ def test_a_group_of_episodes_moves_the_weights(
 
 
 @pytest.mark.parametrize("branches", ["chain", "all"])
-def test_a_branch_has_the_outcome_only_if_that_is_wanted(
+def test_a_branch_has_the_outcome_only_with_the_setting(
     store: Store, builder: SampleBuilder, fill: Fill, head: Policy, branches: str
 ) -> None:
     run_episode(store, fill, "bad", 1, 0.0)
@@ -171,7 +171,7 @@ def test_a_branch_has_the_outcome_only_if_that_is_wanted(
     )
 
 
-def test_a_conversation_has_no_place_in_a_group(
+def test_a_conversation_turn_is_in_no_group(
     builder: SampleBuilder, judged: Any, head: Policy
 ) -> None:
     item = judged(score=1, hints=("shorter",))
@@ -237,7 +237,7 @@ def test_a_batch_is_counted_in_whole_groups(store: Store, fill: Fill, loop: Loop
     train.close()
 
 
-def test_a_rollback_gives_the_group_back_whole(store: Store, fill: Fill, loop: Loop) -> None:
+def test_a_rollback_returns_the_whole_group(store: Store, fill: Fill, loop: Loop) -> None:
     turns = group(store, fill, "a")
     train, trainer = loop()
     run(train)
@@ -251,7 +251,7 @@ def test_a_rollback_gives_the_group_back_whole(store: Store, fill: Fill, loop: L
     assert [s.episode for s in trainer.batches[0]] == [s.episode for s in second.batches[0]]
 
 
-def test_an_undone_turn_takes_its_episode_out_of_the_comparison(
+def test_an_undone_turn_removes_its_episode_from_the_comparison(
     store: Store, fill: Fill, loop: Loop
 ) -> None:
     """Three episodes of rewards 0, 1, 2; without the last one the mean is 0.5."""
@@ -272,7 +272,7 @@ def test_an_undone_turn_takes_its_episode_out_of_the_comparison(
 
 
 @pytest.mark.parametrize("fatal", ["_insert_steps", "complete_group"])
-def test_a_collector_that_dies_in_a_settlement_has_settled_nothing(
+def test_a_collector_that_dies_during_settlement_settles_nothing(
     store: Store, fill: Fill, monkeypatch: pytest.MonkeyPatch, fatal: str
 ) -> None:
     """The next one settles the episode whole, once."""

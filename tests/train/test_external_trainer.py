@@ -35,7 +35,7 @@ LONE_TURN = {"train.batch.min_turns": 1, "train.batch.max_turns": 1}
 """Settings under which no batch follows a lone turn, so that its answer cannot come with the next batch."""
 
 
-def test_each_turn_is_in_one_batch_and_the_rows_are_what_the_store_holds(
+def test_each_turn_is_in_one_batch_with_its_stored_values(
     world: World,
     local: LocalTrainer,
     fill: Fill,
@@ -80,7 +80,7 @@ def test_a_batch_that_is_not_acknowledged_is_free_again(
     )
 
 
-def test_a_train_worker_that_starts_again_misses_no_optimizer_state(
+def test_a_restarted_train_worker_needs_no_optimizer_state(
     world: World, local: LocalTrainer, fill: Fill, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Versions of another program have none: it keeps its own."""
@@ -98,7 +98,9 @@ def test_a_train_worker_that_starts_again_misses_no_optimizer_state(
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-def test_a_killed_program_loses_nothing(world: World, local: LocalTrainer, fill: Fill) -> None:
+def test_a_killed_trainer_program_loses_no_turn(
+    world: World, local: LocalTrainer, fill: Fill
+) -> None:
     given = fill(world.store, 4)
     words = (
         "import sys, time; from openclaw_rl.other_trainers.batch_stream import BatchStream;"
@@ -120,9 +122,7 @@ def test_a_killed_program_loses_nothing(world: World, local: LocalTrainer, fill:
     assert world.used() == {1: given}
 
 
-def test_weights_that_a_bound_refuses_are_not_kept(
-    world: World, local: LocalTrainer, fill: Fill
-) -> None:
+def test_weights_beyond_a_bound_are_rejected(world: World, local: LocalTrainer, fill: Fill) -> None:
     fill(world.store, 4)
     with world.in_background(), BatchStream.connect(world.config.home_dir) as stream:
         batches = iter(stream)
@@ -156,7 +156,7 @@ def hand_over(local: LocalTrainer, batch: TurnBatch, loss: float) -> None:
     ids=["a bound", "no weights", "the program itself"],
 )
 @pytest.mark.timeout(60)
-def test_a_step_that_is_not_kept_is_answered_at_once_with_the_reason(
+def test_a_rejected_step_is_answered_with_the_reason(
     store: Store,
     builder: SampleBuilder,
     tmp_path: Path,
@@ -246,7 +246,7 @@ def test_a_step_that_a_full_disk_interrupts_is_answered_before_there_is_space(
         ),
     ],
 )
-def test_weights_that_cannot_be_served_are_refused_in_words(
+def test_weights_that_cannot_be_served_are_refused_with_a_message(
     world: World,
     fill: Fill,
     spoil: Callable[[Path], object],

@@ -37,7 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_it_stays_bounded(base: str, tmp_path: Path, name: str) -> None:
+def test_garbage_stays_within_the_bounds(base: str, tmp_path: Path, name: str) -> None:
     """At thirty times the default learning rate."""
     train = train_settings({"optimizer.learning_rate": RATE})
     outcome = run(base, tmp_path, STREAMS[name], count=STEPS if name == WHOLE else 10)
@@ -55,7 +55,7 @@ def test_it_stays_bounded(base: str, tmp_path: Path, name: str) -> None:
     )
 
 
-def test_the_bounds_are_what_holds_it(base: str, tmp_path: Path) -> None:
+def test_without_bounds_garbage_moves_the_policy_further(base: str, tmp_path: Path) -> None:
     """The control: ten steps on praised junk without them go further than forty with them."""
     free = run(base, tmp_path, STREAMS[WHOLE], count=10, max_step_kl=1e9, kl_coef=0.0)
     assert free.steps[-1]["kl"] > 0.13
@@ -92,7 +92,7 @@ def garbage(trainer: LocalTrainer, rng: np.random.Generator) -> dict[str, list[S
 
 
 @pytest.mark.parametrize("kind", ["binary", "groups"])
-def test_there_is_no_step_on_nothing(base: str, tmp_path: Path, kind: str) -> None:
+def test_a_batch_without_usable_turns_takes_no_step(base: str, tmp_path: Path, kind: str) -> None:
     rng, train = (
         np.random.default_rng(0),
         train_settings({"safety.max_turn_log_ratio": 0.5, "safety.max_batch_log_ratio": 0.1}),
@@ -109,6 +109,6 @@ def test_there_is_no_step_on_nothing(base: str, tmp_path: Path, kind: str) -> No
     )
 
 
-def test_the_page_has_a_row_for_every_stream() -> None:
+def test_the_documentation_has_a_row_for_every_stream() -> None:
     made = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
     assert [line.split("|")[1].strip() for line in made.strip().splitlines()[2:]] == list(STREAMS)

@@ -26,7 +26,7 @@ def reason_of(metrics: dict[str, float], bounds: dict[str, float] = BOUNDS) -> s
     return None if reason is None else reason.detail
 
 
-def test_a_sound_step_passes() -> None:
+def test_a_good_step_passes() -> None:
     assert reason_of(SOUND) is None
 
 
@@ -37,7 +37,7 @@ def test_every_metric_must_be_finite(name: str, value: float) -> None:
     assert reason_of(SOUND | {name: value}, wide) == f"{name} is {value}, expected a finite number"
 
 
-def test_a_step_that_does_not_say_how_it_went_is_refused() -> None:
+def test_a_step_without_metrics_is_refused() -> None:
     for name in ("loss/total", "gradient/norm", "kl", "kl/step"):
         assert f"{name} is None" in str(reason_of({k: v for k, v in SOUND.items() if k != name}))
 
@@ -64,7 +64,7 @@ def refuse(words: str) -> gate.Gate:
     return lambda metrics, train: Reason(ReasonCode.WORSE, words)
 
 
-def test_gates_run_in_their_order_and_the_first_refusal_counts(
+def test_the_first_refusing_gate_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gate, "GATES", (*gate.GATES, refuse("the last gate"), refuse("x")))

@@ -43,7 +43,7 @@ def test_a_lease_is_kept_as_long_as_its_holder_runs(store: Store) -> None:
     second.close()
 
 
-def test_who_was_away_too_long_does_not_renew(store: Store) -> None:
+def test_an_expired_lease_is_not_renewed(store: Store) -> None:
     """Time jumps, as it does for a frozen process: the lease is lost although nobody has taken it."""
     clock = Clock()
     keeper = LeaseKeeper(store, ttl=0.3, clock=clock)

@@ -22,7 +22,7 @@ def of(store: Store, *versions: int) -> dict[str, float]:
         return satisfaction_metrics(conn, versions)
 
 
-def test_what_is_counted(store: Store, judged: Judged) -> None:
+def test_batch_counts_are_metrics(store: Store, judged: Judged) -> None:
     def turn(version: int = 1, **more: Any) -> JudgedTurn:
         request = {"version": version} | more.pop("request", {})
         return judged(request=request, **more)
@@ -50,7 +50,7 @@ def test_what_is_counted(store: Store, judged: Judged) -> None:
     assert of(store, 1, 2)["eval/satisfaction"] == pytest.approx(3 / 5)
 
 
-def test_what_users_say_outright_outranks_and_is_compared(store: Store, judged: Judged) -> None:
+def test_explicit_feedback_precedes_the_judge_and_is_compared(store: Store, judged: Judged) -> None:
     first, second = put(store, [judged(score=1), judged(score=1)])
     for turn, score in ((first, -1), (second, 1)):
         with store.write() as conn:

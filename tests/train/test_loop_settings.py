@@ -120,7 +120,7 @@ def test_the_debug_log_names_the_turns_of_a_batch(
     assert "batch for version 1: ['chatcmpl-" in caplog.text
 
 
-def test_nothing_else_changes_it(run_loop: Callable[[dict[str, Any]], Result]) -> None:
+def test_only_listed_settings_change_the_loop(run_loop: Callable[[dict[str, Any]], Result]) -> None:
     """Without this, a difference would say nothing."""
     assert run_loop({"optimizer.learning_rate": 1e-3}) == run_loop({})
     assert run_loop(REPLAY) == run_loop(REPLAY)

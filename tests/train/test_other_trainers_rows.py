@@ -19,7 +19,7 @@ LESSON = "Keep answers short."
 
 
 @pytest.mark.timeout(60)
-def test_slime_drops_no_turn_of_which_it_trains_on_a_row(
+def test_slime_keeps_turns_with_a_trained_row(
     world: World, local: LocalTrainer, renderer: Renderer, judged: Callable[..., JudgedTurn]
 ) -> None:
     messages = [{"role": "user", "content": "Where is the Louvre?"}]

@@ -150,9 +150,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("model"), vocabulary=vocabulary)
 
 
-def test_each_is_trained_from_its_own_turns_and_equals_one_that_is_alone(
-    tmp_path: Path, judged: Make, model: str
-) -> None:
+def test_each_policy_trains_on_its_own_turns(tmp_path: Path, judged: Make, model: str) -> None:
     """Weights, optimizer and trainer state are the same to the bit with and without the other agents."""
     ann, bob, nobody = (
         turns_of(judged, "ann", 12),
@@ -174,7 +172,9 @@ def test_each_is_trained_from_its_own_turns_and_equals_one_that_is_alone(
     assert set(both.lineage(ANN)) & set(both.lineage(BOB)) == {0}, "the shared parent"
 
 
-def test_two_that_lack_turns_do_not_share_them(tmp_path: Path, judged: Make, model: str) -> None:
+def test_turns_of_two_policies_do_not_fill_one_batch(
+    tmp_path: Path, judged: Make, model: str
+) -> None:
     home = Home(tmp_path, model)
     home.learn([*turns_of(judged, "ann", 3), *turns_of(judged, "bob", 2)])
     assert (home.head(ANN), home.head(BOB)) == (0, 0)
@@ -182,7 +182,7 @@ def test_two_that_lack_turns_do_not_share_them(tmp_path: Path, judged: Make, mod
     assert home.loop.waits == {Wait.TURNS}
 
 
-def test_one_policy_at_its_last_step_and_one_that_waits(
+def test_training_ends_with_one_finished_and_one_waiting_policy(
     tmp_path: Path, judged: Make, model: str
 ) -> None:
     home = Home(tmp_path, model, max_steps=1)
@@ -332,7 +332,9 @@ def test_commands_name_the_policy_and_say_when_it_has_no_head(
     assert f"done: openclaw of {ANN} is version {again}," in done.output
 
 
-def test_an_undo_of_what_all_start_from(tmp_path: Path, judged: Make, model: str) -> None:
+def test_an_undo_of_the_shared_parent_affects_all_policies(
+    tmp_path: Path, judged: Make, model: str
+) -> None:
     """The turn was trained on before there were several policies: each loses it, and new ones start without it."""
     early, ann, bob = (
         turns_of(judged, "", 8),

@@ -79,7 +79,7 @@ def roll_back(store: Store, to: int) -> None:
         apply_rollback(conn, plan_rollback(conn, to), learn_again=False, reason="by a test")
 
 
-def test_list_shows_how_satisfied_people_were(
+def test_policies_list_shows_satisfaction(
     store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path
 ) -> None:
     learn(store, loop, fill, 2)
@@ -242,7 +242,7 @@ def test_a_step_in_progress_is_not_published_over_a_promotion(
         ("2", "version 2 cannot be served: .*has sha256"),
     ],
 )
-def test_what_cannot_be_promoted(
+def test_versions_that_cannot_be_promoted_are_refused(
     version: str, words: str, store: Store, loop: TrainLoop, fill: Fill, tmp_path: Path
 ) -> None:
     learn(store, loop, fill, 2)

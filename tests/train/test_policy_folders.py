@@ -16,7 +16,7 @@ def folder(root: Path, name: str, *, age: float) -> Path:
     return path
 
 
-def test_orphans_go_and_policies_stay(tmp_path: Path, head: Policy) -> None:
+def test_orphaned_folders_are_removed_and_policies_kept(tmp_path: Path, head: Policy) -> None:
     published = folder(tmp_path, "000001-aa", age=50)
     rejected = folder(tmp_path, "000002-bb", age=40)
     folder(tmp_path, "000003-dead", age=30)
@@ -33,7 +33,7 @@ def test_orphans_go_and_policies_stay(tmp_path: Path, head: Policy) -> None:
     assert policy_folders.remove_orphans(tmp_path / "nowhere", rows, before=1000.0) == []
 
 
-def test_names_are_never_shared(tmp_path: Path) -> None:
+def test_folder_names_are_unique(tmp_path: Path) -> None:
     root = tmp_path / "policies"
     assert policy_folders.new_folder(root, 7) != policy_folders.new_folder(root, 7)
     assert root.stat().st_mode & 0o777 == 0o700

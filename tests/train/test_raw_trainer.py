@@ -103,7 +103,7 @@ def test_an_answer_that_is_sent_twice_counts_once(
     ],
 )
 @pytest.mark.timeout(60)
-def test_an_answer_that_is_none_frees_the_batch(
+def test_an_invalid_answer_frees_the_batch(
     world: World,
     local: LocalTrainer,
     fill: Fill,
@@ -127,7 +127,7 @@ def test_an_answer_that_is_none_frees_the_batch(
 
 
 @pytest.mark.timeout(60)
-def test_a_greeting_that_is_none_keeps_the_socket_open(world: World) -> None:
+def test_an_invalid_greeting_keeps_the_socket_open(world: World) -> None:
     for words in (
         b"[" * 60000,
         b"7",
@@ -144,7 +144,7 @@ def test_a_greeting_that_is_none_keeps_the_socket_open(world: World) -> None:
         assert stream.welcome["method"] == "binary"
 
 
-def test_a_trainer_that_connects_while_the_socket_closes_is_let_go(
+def test_a_trainer_that_connects_during_shutdown_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     welcomed, go_on, welcome = threading.Event(), threading.Event(), TrainerSocket._welcome_trainer
@@ -173,7 +173,7 @@ def test_a_trainer_that_connects_while_the_socket_closes_is_let_go(
 
 
 @pytest.mark.timeout(60)
-def test_a_frozen_train_worker_is_one_line_for_who_asks_about_it(
+def test_a_frozen_train_worker_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel takes the connection, and nobody answers."""
@@ -201,7 +201,7 @@ def connected_link(home: Path) -> Iterator[tuple[TrainerLink, socket.socket]]:
 
 
 @pytest.mark.timeout(60)
-def test_a_trainer_that_reads_nothing_is_let_go(tmp_path: Path) -> None:
+def test_a_trainer_that_does_not_read_is_disconnected(tmp_path: Path) -> None:
     """Its batch does not fit into the connection. Meanwhile this process makes progress, so that it is not restarted"""
     with connected_link(tmp_path) as (link, _):
         before = progress_count()
@@ -214,7 +214,7 @@ def test_a_trainer_that_reads_nothing_is_let_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_trainer_that_ends_behind_a_second_answer_gives_its_place_back(tmp_path: Path) -> None:
+def test_a_trainer_that_ends_after_a_second_answer_frees_its_place(tmp_path: Path) -> None:
     """Nobody reads the answer before there is a next batch, which may be days later."""
     with connected_link(tmp_path) as (link, trainer):
         trainer.sendall(b'{"done": {"id": 1}}\n')
@@ -226,7 +226,7 @@ def test_a_trainer_that_ends_behind_a_second_answer_gives_its_place_back(tmp_pat
 
 
 @pytest.mark.timeout(60)
-def test_a_trainer_that_reads_late_gets_all_of_its_batch(tmp_path: Path) -> None:
+def test_a_slow_reader_gets_its_whole_batch(tmp_path: Path) -> None:
     with connected_link(tmp_path) as (link, trainer):
         sending = threading.Thread(
             target=link.send, args=({"batch": "x" * 4_000_000},), kwargs={"within": 60.0}
@@ -246,7 +246,7 @@ def test_a_trainer_that_reads_late_gets_all_of_its_batch(tmp_path: Path) -> None
     ],
 )
 @pytest.mark.timeout(60)
-def test_a_folder_that_is_gone_or_has_hidden_files_ends_no_worker(
+def test_a_missing_folder_or_hidden_files_do_not_end_the_worker(
     world: World, fill: Fill, spoil: Callable[[str], object], named: str
 ) -> None:
     given = fill(world.store, 4)
@@ -264,7 +264,7 @@ def test_a_folder_that_is_gone_or_has_hidden_files_ends_no_worker(
 
 
 @pytest.mark.timeout(60)
-def test_what_is_acknowledged_must_be_numbers_and_turns_of_the_batch(
+def test_an_acknowledgement_must_have_numbers_and_turns_of_the_batch(
     world: World, local: LocalTrainer, fill: Fill
 ) -> None:
     fill(world.store, 4)
@@ -284,7 +284,7 @@ def test_what_is_acknowledged_must_be_numbers_and_turns_of_the_batch(
 
 
 @pytest.mark.timeout(60)
-def test_a_reason_with_half_a_character_is_recorded(
+def test_a_reason_with_a_lone_surrogate_is_recorded(
     world: World, local: LocalTrainer, fill: Fill
 ) -> None:
     """As of a program in JavaScript that cut its text inside an emoji."""
@@ -303,7 +303,7 @@ def test_a_reason_with_half_a_character_is_recorded(
 
 
 @pytest.mark.timeout(60)
-def test_a_batch_that_a_program_has_is_not_blamed_for_the_end_of_the_train_worker(
+def test_a_delivered_batch_is_not_blamed_for_the_end_of_the_train_worker(
     world: World, fill: Fill
 ) -> None:
     """A program may take hours, in which the machine is started again more than once."""

@@ -110,7 +110,7 @@ def test_each_turn_is_trained_on_at_most_twice(
     )
 
 
-def test_without_replay_there_is_none(
+def test_max_uses_1_disables_replay(
     store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
 ) -> None:
     loop = make_loop(max_uses=1)
@@ -120,7 +120,7 @@ def test_without_replay_there_is_none(
         assert trainer.last == (ids, [])
 
 
-def test_replays_are_no_reason_for_a_batch(
+def test_replays_alone_do_not_start_a_batch(
     store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
 ) -> None:
     loop = make_loop()
@@ -160,7 +160,7 @@ def test_the_share_of_replays_is_bounded(
 
 
 @given(fresh=st.integers(1, 100), share=st.floats(0, 0.99), most=st.integers(1, 200))
-def test_room_for_replays(fresh: int, share: float, most: int) -> None:
+def test_the_number_of_replays_is_computed(fresh: int, share: float, most: int) -> None:
     n = replay_limit(fresh, share=share, most=most)
     assert n >= 0
     assert n == 0 or fresh + n <= most
@@ -170,7 +170,7 @@ def test_room_for_replays(fresh: int, share: float, most: int) -> None:
     )
 
 
-def test_what_is_too_stale_is_passed_over_and_no_worse_for_it(
+def test_stale_replays_are_skipped_without_a_penalty(
     store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
 ) -> None:
     loop = make_loop()
@@ -191,7 +191,7 @@ def test_what_is_too_stale_is_passed_over_and_no_worse_for_it(
         assert first[1] not in trainer.last[1], "it is not tried again and again"
 
 
-def test_after_a_roll_back_what_was_passed_over_is_tried_again(
+def test_skipped_replays_are_tried_again_after_a_rollback(
     store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
 ) -> None:
     loop = make_loop()
@@ -209,7 +209,7 @@ def test_after_a_roll_back_what_was_passed_over_is_tried_again(
     assert numbers(store, 3) == dict.fromkeys(second + first, 2)
 
 
-def test_where_all_fresh_turns_are_too_stale_there_is_no_version(
+def test_no_version_is_made_if_all_fresh_turns_are_stale(
     store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky, tmp_path: Path
 ) -> None:
     loop = make_loop()
@@ -229,7 +229,7 @@ def test_where_all_fresh_turns_are_too_stale_there_is_no_version(
     )
 
 
-def test_a_replay_without_a_gradient_keeps_its_good_name(
+def test_a_replay_without_a_gradient_stays_trainable(
     store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
 ) -> None:
     loop = make_loop()

@@ -55,7 +55,7 @@ def run(home: Path, *words: str, answer: str | None = None) -> Result:
     return CliRunner().invoke(cli, ["rollback", "--home", str(home), *words], input=answer)
 
 
-def test_what_was_taken_back_is_not_learned_again(
+def test_turns_that_were_taken_back_are_not_trained_on_again(
     store: Store, loop: TrainLoop, learned: list[list[str]], fill: Fill, home: Path
 ) -> None:
     done = run(home, "1", "--yes", "--reason", "it had become rude")
@@ -104,7 +104,7 @@ def test_a_turn_that_was_dropped_after_its_training_is_taken_back_too(
         assert not reactions.record_pending_feedback(conn, turn, at=2.0)
 
 
-def test_by_choice_they_train_once_more(
+def test_rolled_back_turns_train_again_on_request(
     store: Store, loop: TrainLoop, learned: list[list[str]], home: Path
 ) -> None:
     done = run(home, "--learn-again", "--yes")
@@ -114,7 +114,9 @@ def test_by_choice_they_train_once_more(
         assert sorted(use.turn for use in policies.uses_of_version(conn, 4)) == sorted(learned[2])
 
 
-def test_it_asks_first(store: Store, learned: list[list[str]], home: Path) -> None:
+def test_a_rollback_asks_for_confirmation(
+    store: Store, learned: list[list[str]], home: Path
+) -> None:
     assert run(home, "0", answer="n\n").exit_code == 1
     assert head_of(store).version == 3
     assert run(home, "0", answer="y\n").exit_code == 0
@@ -137,7 +139,7 @@ def test_only_an_ancestor_can_be_the_target(learned: list[list[str]], home: Path
 
 
 @pytest.mark.parametrize("how", ["changed", "gone"])
-def test_what_cannot_answer_is_not_gone_back_to(
+def test_an_unusable_version_is_no_rollback_target(
     how: str, store: Store, learned: list[list[str]], home: Path
 ) -> None:
     with store.read() as conn:
@@ -150,7 +152,7 @@ def test_what_cannot_answer_is_not_gone_back_to(
     assert head_of(store).version == 3
 
 
-def test_what_was_agreed_is_what_is_done(
+def test_a_rollback_is_done_as_it_was_confirmed(
     store: Store, loop: TrainLoop, learned: list[list[str]], fill: Fill, home: Path
 ) -> None:
     """It learned while the person was asked."""

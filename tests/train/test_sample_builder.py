@@ -32,7 +32,9 @@ def made(builder: SampleBuilder, item: JudgedTurn, head: Policy) -> Sample | Rea
     return batch.samples[0] if batch.samples else batch.dropped[item.turn.id]
 
 
-def test_a_sample_is_what_was_sampled(builder: SampleBuilder, judged: Judged, head: Policy) -> None:
+def test_a_sample_has_the_stored_tokens(
+    builder: SampleBuilder, judged: Judged, head: Policy
+) -> None:
     item = judged(
         score=-1, request={"agent": "hal", "sampling": Sampling(temperature=0.7), "version": 0}
     )
@@ -82,7 +84,7 @@ def test_the_version_is_that_of_the_tokens(
     assert "answered by version -65" in str(made(builder, judged(reply=stale), head))
 
 
-def test_hints_stand_in_the_last_message_of_the_user(
+def test_hints_are_in_the_last_user_message(
     builder: SampleBuilder, judged: Judged, head: Policy, renderer: Renderer
 ) -> None:
     messages = [
@@ -123,7 +125,7 @@ def test_hints_stand_in_the_last_message_of_the_user(
         ),
     ],
 )
-def test_what_cannot_train_says_why(
+def test_untrainable_turns_have_a_reason(
     builder: SampleBuilder, judged: Judged, head: Policy, keywords: dict[str, Any], reason: str
 ) -> None:
     sample = made(builder, judged(**keywords), head)
@@ -131,7 +133,7 @@ def test_what_cannot_train_says_why(
     assert reason in sample.detail
 
 
-def test_broken_recordings_are_data_and_not_a_crash(
+def test_broken_recordings_drop_only_their_turn(
     builder: SampleBuilder, judged: Judged, head: Policy
 ) -> None:
     item = judged()
@@ -154,7 +156,7 @@ def test_truncated_replies_keep_their_hints(
     assert len(sample.hinted_prompts) == 1
 
 
-def test_a_method_gets_only_the_signal_it_uses(
+def test_samples_have_only_the_signals_that_the_method_uses(
     builder: SampleBuilder, judged: Judged, head: Policy
 ) -> None:
     item = judged(score=1, hints=("Be short.",))
@@ -205,7 +207,7 @@ def test_a_hint_is_carried_over_in_front_of_what_the_client_dropped(
     np.testing.assert_array_equal(splice_hint(stored, plain, hinted), expected)
 
 
-def test_a_prompt_that_begins_and_ends_otherwise_is_rendered_again() -> None:
+def test_a_prompt_that_differs_at_both_ends_is_rendered_again() -> None:
     plain, hinted, stored = (np.array(x, np.int32) for x in ([1, 2, 3], [1, 9, 2, 3], [5, 2, 4]))
     np.testing.assert_array_equal(splice_hint(stored, plain, hinted), hinted)
 

@@ -38,14 +38,14 @@ def test_the_figures_of_the_guide_are_those_of_the_watch() -> None:
     assert false_alarms(0) <= 2
 
 
-def test_its_descendants_go_with_it() -> None:
+def test_descendants_of_a_bad_version_are_rolled_back() -> None:
     policy = SimulatedPolicy(lambda steps, _: 0.1 if steps >= 30 else 0.9, seed=1, per_version=4)
     policy.run(160)
     assert policy.rollbacks[0][1] > 30
     assert policy.rollbacks[0][2].last_good == 29
 
 
-def test_honest_versions_stay() -> None:
+def test_good_versions_are_not_rolled_back() -> None:
     """One hundred versions over twenty days whose satisfaction varies from day to day, twice."""
     alarms = []
     for seed in range(2):

@@ -111,7 +111,7 @@ def untrainable_reason(store: Store, turn: str) -> str | None:
     return found.untrainable
 
 
-def test_a_thousand_turns_of_mixed_lengths_are_what_the_store_holds(
+def test_a_thousand_turns_of_mixed_lengths_match_the_store(
     start: Start, store: Store, judged: Callable[..., JudgedTurn]
 ) -> None:
     draw = np.random.default_rng(7)
@@ -242,7 +242,7 @@ def test_a_refused_step_ends_the_run_at_once_and_its_weights_are_not_the_base(
     assert list(world.used().values()) == [given]
 
 
-def test_slime_may_be_started_first(start: Start, store: Store, fill: Fill) -> None:
+def test_slime_can_be_started_before_the_system(start: Start, store: Store, fill: Fill) -> None:
     given = fill(store, 4)
     world, run = start()
     world.trainer.close()
@@ -402,7 +402,7 @@ def test_settings_that_slime_cannot_train_are_refused(
         run.generate()
 
 
-def test_evaluation_is_refused_in_words(start: Start) -> None:
+def test_evaluation_is_refused_with_a_message(start: Start) -> None:
     _, run = start()
     with pytest.raises(ValueError, match="leave out --eval-interval"):
         run.generate(evaluation=True)
@@ -424,7 +424,7 @@ def test_the_functions_have_the_published_signatures(slime: str) -> None:
     )
 
 
-def test_versions_out_of_the_range_are_named() -> None:
+def test_unsupported_versions_are_named() -> None:
     assert interface.version_problem("0.3.1") is None
     for found in ("0.2.4", "0.3.0", "0.4.0", ""):
         assert "expected 0.3.1" in str(interface.version_problem(found))

@@ -35,7 +35,7 @@ def write_weights(folder: Path, values: bytes) -> Path:
     [b"", b"\xff" * 64, (2).to_bytes(8, "little") + b"[]", (8).to_bytes(8, "little") + b'{"w": 1}'],
     ids=["empty", "garbage", "a list", "a number"],
 )
-def test_a_damaged_folder_hides_no_version(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_folder_does_not_hide_other_versions(tmp_path: Path, damage: bytes) -> None:
     wanted = write_weights(tmp_path / "policies" / "000001-a", b"\x01\x02\x03\x04")
     torn = tmp_path / "policies" / "000002-b"
     torn.mkdir()
@@ -73,7 +73,7 @@ def test_a_damaged_fingerprint_of_the_base_is_one_line_with_the_path(
     assert read_base(tmp_path) == "ab"
 
 
-def test_a_feed_that_cannot_begin_leaves_no_trainer_behind() -> None:
+def test_a_failed_start_leaves_no_trainer() -> None:
     with tempfile.TemporaryDirectory(prefix="ocrl-") as home:  # a Unix socket's path is limited
         _begin_with_a_broken_file(Path(home))
 

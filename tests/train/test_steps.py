@@ -16,7 +16,7 @@ from openclaw_rl.train.sample_builder import SampleBuilder
 __all__ = ["make_loop"]
 
 
-def test_after_the_last_step_nothing_is_trained(
+def test_no_step_is_taken_after_the_last_one(
     store: Store, make_loop: Callable[..., TrainLoop], fill: Fill
 ) -> None:
     loop = make_loop(max_steps=2)
@@ -44,7 +44,7 @@ def test_accumulated_batches_make_one_step(
     loop.close()
 
 
-def test_after_some_steps_the_metrics_say_how_people_take_it(
+def test_satisfaction_is_a_metric_after_some_steps(
     store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
 ) -> None:
     train = settings(tmp_path).train

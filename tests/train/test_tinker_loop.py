@@ -154,7 +154,7 @@ def test_a_worker_that_is_killed_in_a_batch_loses_no_turn(
         )
 
 
-def test_after_a_rollback_the_next_step_starts_from_the_version_gone_back_to(
+def test_after_a_rollback_the_next_step_starts_from_the_target(
     make_world: Callable[..., TinkerWorld], fill: Fill
 ) -> None:
     world = make_world()

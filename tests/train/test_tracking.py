@@ -37,7 +37,7 @@ def tracker(folder: Path, *to: str, **more: str) -> MetricsTracker:
     return MetricsTracker(track, folder, run="openclaw-rl-binary", settings={"rank": 4})
 
 
-def test_each_step_is_a_line(tmp_path: Path) -> None:
+def test_each_step_is_logged_as_a_line(tmp_path: Path) -> None:
     made = tracker(tmp_path)
     made.log_step(policy(1), METRICS, ["a", "b"])
     tracker(tmp_path).log_step(policy(2), METRICS, [])
@@ -92,7 +92,7 @@ SURFACE = {  # what the descriptions promise, by these very names
 }  # fmt: skip
 
 
-def test_the_real_tensorboard_shows_them(tmp_path: Path) -> None:
+def test_tensorboard_shows_the_metrics(tmp_path: Path) -> None:
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", exc_type=ImportError
     )
@@ -114,7 +114,7 @@ def test_the_real_tensorboard_shows_them(tmp_path: Path) -> None:
     importlib.util.find_spec("wandb") is None, reason="wandb is not installed: pip install wandb"
 )
 @pytest.mark.filterwarnings("default")  # its own, and those of what it brings
-def test_the_real_wandb_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_stores_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline: a run of the promised name, in whose file each name and value stands."""
     import wandb
 
@@ -130,16 +130,14 @@ def test_the_real_wandb_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(name.encode() in kept.read_bytes() for name in SURFACE)
 
 
-def test_a_library_that_is_not_there_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in (("wandb", "wandb"), ("tensorboard", "tensorboard.summary")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ConfigError, match=f"pip install {name}"):
             tracker(tmp_path, name)
 
 
-def test_a_sink_that_fails_is_left_out(
+def test_a_failing_sink_is_disabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stand-in for the library, as far as it is used: its server goes away after the first step."""
@@ -166,7 +164,7 @@ def test_a_sink_that_fails_is_left_out(
     assert len((tmp_path / METRICS_FILE).read_text().splitlines()) == 3
 
 
-def test_a_sink_that_cannot_begin_is_left_out(
+def test_a_sink_that_cannot_start_is_disabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def init(**_: object) -> None:

@@ -115,7 +115,7 @@ def home(store: Store, builder: SampleBuilder, judged: Judged, tmp_path: Path) -
     made.loop.close()
 
 
-def test_it_says_what_it_does_and_asks_first(home: Home) -> None:
+def test_undo_describes_its_plan_and_asks(home: Home) -> None:
     home.learn(4)
     refused = home.undo("--turn", home.learned[2][0], answer="n\n")
     assert refused.exit_code == 1
@@ -166,9 +166,7 @@ class AbsentTrainer:
         pass
 
 
-def test_training_again_at_a_service_is_checked_and_agreed_to_first(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_undo_at_a_service_needs_consent(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     home.learn(2)
     home.undo("--turn", home.learned[1][0], "--yes")
     words = ("undo", "--now", *(word for setting in AT_TINKER for word in ("--set", setting)))
@@ -190,7 +188,7 @@ def test_training_again_at_a_service_is_checked_and_agreed_to_first(
     assert opened[0].attempts == 3
 
 
-def test_the_rest_is_trained_again_before_new_turns(home: Home) -> None:
+def test_an_undo_trains_remaining_turns_before_new_ones(home: Home) -> None:
     home.learn(3)
     fresh = home.add_turns(9)
     assert home.undo("--session", "s2", "--yes").exit_code == 0
@@ -203,7 +201,7 @@ def test_the_rest_is_trained_again_before_new_turns(home: Home) -> None:
     assert [p.metrics.get("retrained") for p in line] == [None, None, 1.0, 1.0, None]
 
 
-def test_turns_that_were_not_trained_on_only_leave_the_queue(home: Home) -> None:
+def test_an_undo_of_untrained_turns_only_removes_them_from_the_queue(home: Home) -> None:
     home.learn(1)
     waiting = home.add_turns(7)
     done = home.undo("--session", "s7", "--yes")
@@ -211,7 +209,7 @@ def test_turns_that_were_not_trained_on_only_leave_the_queue(home: Home) -> None
     assert (home.head(), home.state(waiting[0])[0]) == (1, TurnState.DROPPED)
 
 
-def test_by_lesson_and_by_time(home: Home) -> None:
+def test_an_undo_selects_turns_by_lesson_and_by_time(home: Home) -> None:
     home.learn(1, hints=("Write shorter replies.",), at=time.time() - 7200)
     home.learn(1, hints=("Use metric units.",))
     for words in ("", ".", " e ", "re"):
@@ -240,7 +238,7 @@ def test_by_lesson_and_by_time(home: Home) -> None:
     assert "2 versions rolled back" in done
 
 
-def test_an_undo_by_words_lists_what_matches_before_it_asks(home: Home) -> None:
+def test_an_undo_by_text_lists_its_matches(home: Home) -> None:
     home.learn(1, hints=("Write shorter replies.",))
     home.learn(1, hints=("Write longer replies.",))
     refused = home.undo("--lesson", "replies", answer="n\n")
@@ -260,7 +258,7 @@ def test_a_long_hint_is_cut_where_hints_are_listed(home: Home) -> None:
         assert max(map(len, shown.splitlines())) < 250
 
 
-def test_by_the_id_of_a_lesson_which_goes_with_its_turns(home: Home) -> None:
+def test_an_undo_by_lesson_id_deletes_the_lesson(home: Home) -> None:
     home.learn(2)
     lesson = Lesson(id="0badcafe", text="Keep answers short.", made_at=1.0, reinforced_at=1.0)
     with home.store.write() as conn:
@@ -274,7 +272,7 @@ def test_by_the_id_of_a_lesson_which_goes_with_its_turns(home: Home) -> None:
         assert lessons.list_lessons(conn) == []
 
 
-def test_by_the_words_of_a_lesson_with_evidence_in_other_words(home: Home) -> None:
+def test_an_undo_by_text_finds_evidence_in_other_words(home: Home) -> None:
     home.learn(2)
     lesson = Lesson(id="0badcafe", text="Be brief.", made_at=1.0, reinforced_at=1.0)
     with home.store.write() as conn:
@@ -322,7 +320,7 @@ def test_a_second_undo_joins_the_first(home: Home) -> None:
     ]
 
 
-def test_a_rollback_cancels_it(home: Home) -> None:
+def test_a_rollback_cancels_an_undo(home: Home) -> None:
     home.learn(4)
     assert home.undo("--session", "s2", "--yes").exit_code == 0
     assert home.loop.run_once()
@@ -332,7 +330,7 @@ def test_a_rollback_cancels_it(home: Home) -> None:
     assert not home.loop.run_once(), "what was learned later than version 0 stays taken back"
 
 
-def test_a_promotion_brings_nothing_back_that_was_undone(home: Home) -> None:
+def test_a_promotion_does_not_restore_undone_turns(home: Home) -> None:
     home.learn(3)
     head = home.head()
     assert home.undo("--turn", home.learned[2][0], "--yes", "--no-wait").exit_code == 0
@@ -361,7 +359,7 @@ def test_after_a_rollback_and_a_promotion_an_undo_trains_the_rest_again(home: Ho
     assert home.batches() == [learned[1], learned[2][1:], learned[3]]
 
 
-def test_training_that_is_frozen_is_no_time_for_an_undo(home: Home) -> None:
+def test_an_undo_is_refused_while_training_is_frozen(home: Home) -> None:
     home.learn(2)
     with home.store.write() as conn:
         policy_marks.freeze_training(conn, 1.0)
@@ -369,7 +367,7 @@ def test_training_that_is_frozen_is_no_time_for_an_undo(home: Home) -> None:
     assert home.head() == 2
 
 
-def test_what_needs_no_training_is_undone_while_training_is_frozen(home: Home) -> None:
+def test_an_undo_without_training_works_while_frozen(home: Home) -> None:
     home.learn(2)
     waiting = home.add_turns(9)[0]
     with home.store.write() as conn:
@@ -400,7 +398,7 @@ def test_a_step_in_progress_publishes_no_turn_that_was_taken_back(home: Home) ->
     assert home.batches()[-1] == claimed[1:]
 
 
-def test_a_batch_that_fails_does_not_stop_the_rest(home: Home) -> None:
+def test_a_failed_batch_does_not_stop_the_undo(home: Home) -> None:
     home.learn(3)
     assert home.undo("--session", "s1", "--yes").exit_code == 0
 
@@ -418,7 +416,7 @@ def test_a_batch_that_fails_does_not_stop_the_rest(home: Home) -> None:
     assert home.batches()[-1] == home.learned[2][:1]
 
 
-def test_what_became_untrainable_is_left_out(home: Home) -> None:
+def test_turns_that_became_untrainable_are_left_out(home: Home) -> None:
     home.learn(3)
     with home.store.write() as conn:
         turns.mark_untrainable(
@@ -436,7 +434,7 @@ def test_what_became_untrainable_is_left_out(home: Home) -> None:
     assert home.batches() == [home.learned[1][1:], home.learned[2][1:]]
 
 
-def test_status_and_doctor_show_it(home: Home) -> None:
+def test_status_and_doctor_show_an_undo(home: Home) -> None:
     home.learn(2)
     assert home.undo("--session", "s1", "--yes").exit_code == 0
     report = "an undo is in progress: 2 batches left to train on again; version 0 answers"
@@ -449,7 +447,7 @@ def test_status_and_doctor_show_it(home: Home) -> None:
     assert "an undo" not in home.run("status", "--json").output
 
 
-def test_the_time_that_it_says_is_that_of_the_recorded_batches(home: Home) -> None:
+def test_the_estimated_time_is_that_of_the_recorded_batches(home: Home) -> None:
     """The recorded times are those of whole batches; `benchmarks.undo_time` measures an undo with the real trainer."""
     home.trainer.seconds = 0.05
     home.learn(1)
@@ -476,7 +474,7 @@ def test_the_time_that_it_says_is_that_of_the_recorded_batches(home: Home) -> No
     )
 
 
-def test_the_first_of_fifty_versions(home: Home) -> None:
+def test_an_undo_of_the_first_of_fifty_versions(home: Home) -> None:
     home.learn(1)
     home.learned += [home.add_turns(version) for version in range(2, 51)]
     with home.store.write() as conn:  # the other 49, without files, which nobody reads
@@ -529,7 +527,7 @@ while loop.run_once():
 """
 
 
-def test_a_trainer_that_is_killed_in_the_middle_goes_on_where_it_was(home: Home) -> None:
+def test_a_killed_trainer_resumes_the_undo(home: Home) -> None:
     home.learn(6)
     home.loop.close()
     assert home.undo("--session", "s1", "--yes").exit_code == 0

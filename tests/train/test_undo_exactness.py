@@ -218,7 +218,7 @@ def test_replays_are_repeated_where_they_were(
     assert world.head_files() == files
 
 
-def test_from_a_version_without_optimizer_state_it_goes_further_back(
+def test_an_undo_goes_back_to_a_version_with_optimizer_state(
     tmp_path: Path, judged: Callable[..., JudgedTurn], model: str
 ) -> None:
     train = train_settings({"method": "combine", "checkpoint.keep": 2, **LOOSE})

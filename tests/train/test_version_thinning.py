@@ -45,7 +45,7 @@ def row(head: Policy, version: int, at: float = 0.0, files: dict[str, str] | Non
     )
 
 
-def test_the_newest_are_kept_and_of_older_ones_one_a_day(head: Policy) -> None:
+def test_the_newest_versions_and_one_a_day_are_kept(head: Policy) -> None:
     rows = [row(head, n, at=n * DAY / 4) for n in range(1, 41)]  # four a day over ten days
     line = list(range(40, -1, -1))
     settings = TrainCheckpointConfig(keep=4, keep_versions=6, keep_days=5)
@@ -55,7 +55,7 @@ def test_the_newest_are_kept_and_of_older_ones_one_a_day(head: Policy) -> None:
     assert kept_versions(rows, line, none, now=10 * DAY) == set(range(35, 41))
 
 
-def test_what_an_undo_needs_is_counted_along_the_lineage(head: Policy) -> None:
+def test_versions_needed_by_an_undo_are_counted_along_the_lineage(head: Policy) -> None:
     """Versions 5 to 9 were rolled back: the newest of the lineage stay, and the newest of all."""
     rows = [row(head, n) for n in range(1, 5)]
     rows += [replace(row(head, n), state=PolicyState.ROLLED_BACK) for n in range(5, 10)]
@@ -138,7 +138,9 @@ def rows_of(store: Store) -> dict[int, Policy]:
         return {policy.version: policy for policy in policies.list_all(conn)}
 
 
-def test_weights_do_not_pile_up(start: Start, store: Store, fill: Fill, tmp_path: Path) -> None:
+def test_weights_of_old_versions_are_removed(
+    start: Start, store: Store, fill: Fill, tmp_path: Path
+) -> None:
     loop = start()
     learn(loop, store, fill, 8)
     assert numbers(tmp_path / "policies") == [6, 7, 8]
@@ -164,7 +166,7 @@ def test_a_rejected_candidate_leaves_no_files(
     assert list((tmp_path / "policies").iterdir()) == []
 
 
-def test_rejected_candidates_of_an_older_program_go_too(
+def test_rejected_candidates_of_an_older_program_are_removed(
     start: Start, store: Store, fill: Fill, tmp_path: Path
 ) -> None:
     learn(start(), store, fill, 3)
@@ -252,7 +254,7 @@ with Store.open(home / "store.db") as store:
 
 
 @pytest.mark.parametrize("removals", [0, 1, 4])
-def test_a_kill_between_the_store_and_the_disk(
+def test_a_kill_between_store_and_disk_is_recovered(
     start: Start,
     store: Store,
     fill: Fill,

@@ -96,7 +96,7 @@ WRONG_ADAPTERS: list[tuple[Spoil, str]] = [
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_sound_adapter_passes(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_valid_adapter_is_accepted(tmp_path: Path, dtype: torch.dtype) -> None:
     set_last(write_adapter(tmp_path / "1"), torch.finfo(torch.float16).max, dtype)
     check(tmp_path / "1")
 
@@ -114,7 +114,7 @@ def test_an_adapter_that_no_engine_loads_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_whole_weights_are_read_to_their_end(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_full_weights_are_checked_completely(tmp_path: Path, dtype: torch.dtype) -> None:
     """A table of integers beside them is left alone."""
     file = tmp_path / "model.safetensors"
     weights = {"a": torch.ones(3, 5, dtype=dtype), "ids": torch.full((3,), -1)}

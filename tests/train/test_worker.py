@@ -165,9 +165,9 @@ def test_the_trainer_loads_a_version_once(store: Store, make_loop: MakeLoop, fil
             super().__init__()
             self.loads: list[tuple[str | None, Mapping[str, Any]]] = []
 
-        def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
-            self.loads.append((folder, memory))
-            super().load(folder=folder, memory=memory)
+        def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
+            self.loads.append((folder, method_state))
+            super().load(folder=folder, method_state=method_state)
 
     trainer = Counting()
     loop = make_loop(trainer)
@@ -204,7 +204,7 @@ def test_a_candidate_that_does_not_pass_is_kept_but_not_served(
     assert {u.number for u in uses_of(store, 2)} == {2}
 
 
-def test_a_rejection_alone_ends_a_turns_chances(
+def test_a_turn_rejected_alone_is_not_tried_again(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
     loop = make_loop(trainer := ScriptedTrainer(lambda samples: {"gradient/norm": math.inf}))
@@ -236,7 +236,7 @@ def test_turns_without_a_gradient_leave_the_queue_with_a_reason(
     assert not loop.run_once()
 
 
-def test_what_does_not_fit_leaves_and_the_rest_waits_for_more(
+def test_turns_that_do_not_fit_leave_the_queue(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
     trainer = ScriptedTrainer()
@@ -254,7 +254,7 @@ def test_what_does_not_fit_leaves_and_the_rest_waits_for_more(
     assert [s.turn for s in trainer.batches[0]] == good
 
 
-def test_a_roll_back_during_the_step_wins(
+def test_a_rollback_during_a_step_wins(
     store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path
 ) -> None:
     loop = make_loop(trainer := ScriptedTrainer(), batch_max=4)
@@ -278,7 +278,7 @@ def test_a_roll_back_during_the_step_wins(
     assert (head_of(store).parent, head_of(store).memory) == (0, {"steps": 1})
 
 
-def test_who_loses_the_lease_publishes_nothing(
+def test_a_trainer_without_the_lease_publishes_nothing(
     store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path, clock: Clock
 ) -> None:
     """The process stands still during the step, longer than its lease; another trainer does the work meanwhile."""
@@ -314,7 +314,7 @@ def test_one_trainer_at_a_time(store: Store, make_loop: MakeLoop, fill: Fill) ->
     assert head_of(store).version == 2
 
 
-def test_what_a_dead_trainer_left_is_removed(
+def test_folders_of_a_dead_trainer_are_removed(
     store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path, clock: Clock
 ) -> None:
     (tmp_path / "policies" / "000001-dead").mkdir(parents=True)
@@ -324,9 +324,7 @@ def test_what_a_dead_trainer_left_is_removed(
     assert on_disk(tmp_path) == [Path(str(head_of(store).path)).name]
 
 
-def test_a_bug_in_the_trainer_ends_the_loop_loudly(
-    store: Store, make_loop: MakeLoop, fill: Fill
-) -> None:
+def test_a_bug_in_the_trainer_ends_the_loop(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     def burst(samples: Sequence[Sample]) -> dict[str, float]:
         raise TypeError("turn 7: got 3, expected 4")
 
@@ -360,7 +358,7 @@ def run_worker_until(
     asyncio.run(main())
 
 
-def test_the_whole_worker_on_the_shipped_model(
+def test_the_train_worker_trains_the_shipped_model(
     tmp_path: Path, fill: Fill, starter_identity: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Judged turns in the store become versions that PEFT can read; the second process goes on from the first's."""
@@ -469,7 +467,7 @@ def test_a_heartbeat_from_the_future_is_not_alive() -> None:
     assert not beat.is_alive(1000.0 - 3 * 3600)
 
 
-def test_a_trainer_gives_way_once_it_has_loaded(tmp_path: Path) -> None:
+def test_a_loaded_trainer_lowers_its_priority(tmp_path: Path) -> None:
     """At the lower priority a load takes half a minute on busy cores. All threads are lowered, also torch's own."""
     code = (
         "import os, threading\n"

@@ -107,7 +107,7 @@ def write_export(export: AdapterExport, folder: Path) -> None:
 
 def _target_modules(file: AdapterFile) -> tuple[str, ...]:
     """Return the names of the adapted modules. Raises `OpenClawError` for one that the service does not adapt."""
-    found: set[str] = set()
+    names: set[str] = set()
     for module in file.pairs:
         name = next((t for t in TARGET_MODULES if module == t or module.endswith(f".{t}")), None)
         if name is None:
@@ -115,8 +115,8 @@ def _target_modules(file: AdapterFile) -> tuple[str, ...]:
                 f"version {file.ref.version} adapts {module}, and Fireworks adapts only {', '.join(TARGET_MODULES)}. "
                 "Train with these as train.lora.targets"
             )
-        found.add(name)
-    return tuple(sorted(found))
+        names.add(name)
+    return tuple(sorted(names))
 
 
 def _scaled_pair(file: AdapterFile, module: str) -> list[tuple[str, NDArray[np.float32]]]:
@@ -130,13 +130,13 @@ def _read_tensor(buffer: bytearray, raw: RawTensor) -> NDArray[np.float32]:
         raise OpenClawError(
             f"a matrix has the type {raw.dtype}, expected one of {', '.join(_NUMPY_TYPES)}"
         )
-    found: NDArray[Any] = np.frombuffer(
+    matrix: NDArray[Any] = np.frombuffer(
         buffer, dtype=_NUMPY_TYPES[raw.dtype], count=int(np.prod(raw.shape)), offset=raw.begin
     ).reshape(raw.shape)
     # The upper half of a float32.
     if raw.dtype == "BF16":
-        return (found.astype(np.uint32) << 16).view(np.float32)
-    return found.astype(np.float32)
+        return (matrix.astype(np.uint32) << 16).view(np.float32)
+    return matrix.astype(np.float32)
 
 
 def _to_safetensors(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:

@@ -56,7 +56,7 @@ class FireworksService:
     def check_base(self, name: str, model_path: str) -> None:
         """Raise `OpenClawError` if the service has no such base, or one without adapters or of another model."""
         try:
-            found = self._call("GET", f"/v1/{name}")
+            model = self._call("GET", f"/v1/{name}")
         except ServiceRefused as error:
             if error.status == 404:
                 raise OpenClawError(
@@ -64,16 +64,16 @@ class FireworksService:
                     "lists its models; a base of your own is uploaded with `firectl model create`"
                 ) from None
             raise
-        if found.get("kind") == "HF_PEFT_ADDON":
+        if model.get("kind") == "HF_PEFT_ADDON":
             raise OpenClawError(
                 f"{name} (fireworks.base_model) is an adapter itself. Name the base that it adapts"
             )
-        if not found.get("supportsLora"):
+        if not model.get("supportsLora"):
             raise OpenClawError(
                 f"Fireworks serves no adapters on {name} (fireworks.base_model). Name another base"
             )
         theirs = (
-            str(found.get("huggingFaceUrl") or "")
+            str(model.get("huggingFaceUrl") or "")
             .rstrip("/")
             .removeprefix("https://huggingface.co/")
         )
@@ -105,7 +105,8 @@ class FireworksService:
         sizes = {file: str(len(raw)) for file, raw in export.files.items()}
         places = self._call("POST", f"/v1/{name}:getUploadEndpoint", {"filenameToSize": sizes})
         addresses = places.get("filenameToSignedUrls") or {}
-        if missing := sorted(sizes.keys() - addresses.keys()):
+        missing = sorted(sizes.keys() - addresses.keys())
+        if missing:
             raise OpenClawError(
                 f"Fireworks gives no address to send {', '.join(missing)} of {name} to. Try again later"
             )
@@ -124,10 +125,10 @@ class FireworksService:
                 raise
         details = {"baseModel": base, "r": export.rank, "targetModules": list(export.targets)}
         model = {"kind": "HF_PEFT_ADDON", "peftDetails": details}
-        made = self._call(
+        created = self._call(
             "POST", f"/v1/{self._account}/models", {"modelId": model_id, "model": model}
         )
-        return str(made.get("state"))
+        return str(created.get("state"))
 
     def _wait_until_valid(self, name: str, within: float) -> None:
         end = time.monotonic() + within
@@ -182,15 +183,15 @@ class FireworksService:
             method, self._url + path, data, headers, _CALL_TIMEOUT, of=f"{method} {path}"
         )
         try:
-            found = json.loads(raw or b"{}")
+            answer = json.loads(raw or b"{}")
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            answer = None
+        if not isinstance(answer, dict):
             raise OpenClawError(
                 f"Fireworks answered {method} {path} with something else than a JSON object ({raw[:100]!r}). Check "
                 "fireworks.url, and that no proxy answers in its place"
             )
-        return found
+        return answer
 
     @staticmethod
     def _send_file(address: str, name: str, raw: bytes) -> None:
@@ -209,7 +210,7 @@ def _send_request(
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=limit) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
-        words = _read_words(error)
+        message = _read_words(error)
         if 300 <= error.code < 400:
             raise ServiceRefused(
                 f"the address of Fireworks redirects {of} ({error.code}), and the key goes to fireworks.url alone. Set "
@@ -223,7 +224,7 @@ def _send_request(
                 error.code,
             ) from None
         raise ServiceRefused(
-            f"Fireworks refused {of} ({error.code}): {words}", error.code
+            f"Fireworks refused {of} ({error.code}): {message}", error.code
         ) from None
     except (OSError, ValueError, HTTPException) as error:
         reason = " ".join(str(getattr(error, "reason", error)).split())

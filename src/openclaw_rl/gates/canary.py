@@ -76,14 +76,15 @@ class CanaryEvidence:
         """
         test = MeanTest(margin=self._settings.max_fall, error=self._settings.error)
         test.add(self._differences)
-        is_over = (
-            self.compared >= self._settings.canary_turns
-            or seconds >= self._settings.canary_hours * 3600
-        )
-        if test.decision is None and not is_over:
+        has_all_turns = self.compared >= self._settings.canary_turns
+        has_ended = seconds >= self._settings.canary_hours * 3600
+        decision = test.decision
+        if decision is None and not has_all_turns and not has_ended:
             return None
-        worse = test.decision == "worse"
-        if test.decision is None and self.compared:
+        worse = decision == "worse"
+        if decision is None and self.compared:
             worse = float(self._differences.mean()) < -self._settings.max_fall
-        reason = Reason(ReasonCode.WORSE, f"canary: {self.describe()}") if worse else None
+        reason = None
+        if worse:
+            reason = Reason(ReasonCode.WORSE, f"canary: {self.describe()}")
         return GateResult(promotes=not worse, reason=reason, metrics=self.metrics)

@@ -213,13 +213,13 @@ class CandidateGate:
             held_out.compare(
                 items[: settings.held_out], usual, others, batch, candidate, head, base, scorer
             )
-        own = [item for item in items if item.exchange.request.identity == head.identity][
+        of_model = [item for item in items if item.exchange.request.identity == head.identity][
             : settings.prompts
         ]
         prompts = (
             []
             if self._comparer is None
-            else self._comparer.choose_prompts(own, settings.budget, forms)
+            else self._comparer.choose_prompts(of_model, settings.budget, forms)
         )
         return _Examination(
             candidate=candidate,

@@ -80,14 +80,15 @@ class Evidence:
     def rejection_reason(self, *, is_spent: bool) -> Reason | None:
         """Return why the candidate is refused, or None. `is_spent`: no further difference will come."""
         count = len(self.differences)
-        mean = self.mean
-        figures = f"mean difference {mean:+.2f} over {count}, with gate.margin {self.margin:g}"
+        figures = f"mean difference {self.mean:+.2f} over {count}, with gate.margin {self.margin:g}"
         if self.decision == "worse":
             detail = (
                 f"it is worse than the head in {self.words} ({figures}, gate.error {self.error:g})"
             )
             return Reason(ReasonCode.WORSE, detail)
-        if (is_spent or self.is_complete) and self.decision is None and self._points_down:
+        if self.decision is not None or not self._points_down:
+            return None
+        if is_spent or self.is_complete:
             detail = f"it looks worse than the head in {self.words} ({figures}, without certainty)"
             return Reason(ReasonCode.WORSE, detail)
         return None
@@ -125,9 +126,14 @@ def junk_distance(logprobs: Sequence[Logprobs], usual: Sequence[float]) -> float
     if not logprobs or len(usual) < MIN_COUNT:
         return None
     middle = float(np.median(usual))
-    spread = max(1.4826 * float(np.median(np.abs(np.array(usual) - middle))), _MIN_SPREAD)
-    gaps = [(middle - float(np.mean(found)), len(found)) for found in logprobs]
-    return max((gap / spread for gap, count in gaps if gap * count >= MIN_JUNK_NATS), default=0.0)
+    deviation = float(np.median(np.abs(np.array(usual) - middle)))
+    spread = max(1.4826 * deviation, _MIN_SPREAD)
+    distance = 0.0
+    for reply in logprobs:
+        gap = middle - float(np.mean(reply))
+        if gap * len(reply) >= MIN_JUNK_NATS:
+            distance = max(distance, gap / spread)
+    return distance
 
 
 def junk_reason(distance: float | None) -> Reason | None:
@@ -164,9 +170,10 @@ def verdict_agreement(scores: Sequence[float], learned: Sequence[float]) -> floa
     """
     if not scores:
         return None
-    return float(
-        np.mean([s * math.tanh(x / LIKELIHOOD_SCALE) for s, x in zip(scores, learned, strict=True)])
-    )
+    agreements = []
+    for score, nats in zip(scores, learned, strict=True):
+        agreements.append(score * math.tanh(nats / LIKELIHOOD_SCALE))
+    return float(np.mean(agreements))
 
 
 def disagreement_reason(agreement: float | None, count: int, *, is_suspect: bool) -> Reason | None:
@@ -174,8 +181,12 @@ def disagreement_reason(agreement: float | None, count: int, *, is_suspect: bool
 
     `is_suspect`: the turns were part of a batch that was refused for this, so that each of them has to agree.
     """
+    if agreement is None:
+        return None
+    if count < MIN_VERDICTS and not is_suspect:
+        return None
     bound = MIN_SUSPECT_AGREEMENT if is_suspect else MIN_AGREEMENT
-    if agreement is None or agreement > bound or (count < MIN_VERDICTS and not is_suspect):
+    if agreement > bound:
         return None
     return Reason(
         ReasonCode.CONTRADICTION,
@@ -193,11 +204,12 @@ def decide(
     the budget is spent and no kind points below its margin.
     """
     for kind in evidence:
-        if why := kind.rejection_reason(is_spent=is_spent):
-            return "reject", why
+        reason = kind.rejection_reason(is_spent=is_spent)
+        if reason is not None:
+            return "reject", reason
     if is_spent:
         return "promote", None
-    growing = [kind for kind in evidence if not kind.is_complete]
-    if growing and all(kind.decision == "not worse" for kind in growing):
+    undecided = [kind for kind in evidence if not kind.is_complete]
+    if undecided and all(kind.decision == "not worse" for kind in undecided):
         return "promote", None
     return None, None

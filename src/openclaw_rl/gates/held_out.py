@@ -60,8 +60,8 @@ class HeldOutEvidence:
     """The evidence from held-out turns on one candidate, and the figures of its batch."""
 
     def __init__(self, settings: GateConfig) -> None:
-        def make(name: str, words: str) -> Evidence:
-            return Evidence(name, words, settings.margin, settings.error, is_complete=True)
+        def make(name: str, description: str) -> Evidence:
+            return Evidence(name, description, settings.margin, settings.error, is_complete=True)
 
         self.candidate = make("held_out", CANDIDATE_WORDS)
         self.liked = make("liked", LIKED_WORDS)
@@ -148,14 +148,16 @@ class HeldOutEvidence:
         """Compare praised replies with usual ones under the head, and those that are unlikely also under the base."""
         plain = [replace(sample, temperature=1.0) for sample in (*praised, *usual)]
         scores = scorer.score(head, plain)
-        means = [float(np.mean(logprobs)) for logprobs in scores[len(praised) :]]
-        self.junk = junk_distance(scores[: len(praised)], means)
-        suspects = [
-            sample
-            for sample, logprobs in zip(plain, scores[: len(praised)], strict=False)
-            if junk_reason(junk_distance([logprobs], means)) is not None
-        ]
-        if suspects and head.path is not None:
+        of_praised = scores[: len(praised)]
+        means = _mean_logprobs(scores[len(praised) :])
+        self.junk = junk_distance(of_praised, means)
+        if head.path is None:
+            return
+        suspects = []
+        for sample, logprobs in zip(plain, of_praised, strict=False):
+            if junk_reason(junk_distance([logprobs], means)) is not None:
+                suspects.append(sample)
+        if suspects:
             self.junk = junk_distance(scorer.score(base, suspects), means)
 
     def _examine_batch(
@@ -178,13 +180,14 @@ class HeldOutEvidence:
 
         `is_suspect`: in one whose verdicts contradict what was learned.
         """
-        if why := junk_reason(self.junk):
-            return why
+        junk = junk_reason(self.junk)
+        if junk is not None:
+            return junk
         suspected = is_suspect or (is_retry and self._is_strict)
         contradiction = disagreement_reason(self.agreement, self._verdicts, is_suspect=suspected)
-        if not self._is_strict:
-            return None if self._is_confirmed else contradiction
-        return outlier_reason(self.distance, is_retry=is_retry) or contradiction
+        if self._is_strict:
+            return outlier_reason(self.distance, is_retry=is_retry) or contradiction
+        return None if self._is_confirmed else contradiction
 
     @property
     def _is_confirmed(self) -> bool:
@@ -203,34 +206,31 @@ class HeldOutEvidence:
         scorer: VersionScorer,
     ) -> None:
         scored = [s for s in batch if s.reward]
-        beside = _samples_of(others, head)[:CONFIRMING_TURNS]
         if not scored:
             return
+        beside = _samples_of(others, head)[:CONFIRMING_TURNS]
         both = [*scored, *beside]
-        pairs = zip(scorer.score(base, both), scorer.score(head, both), strict=True)
-        learned = [
-            float(np.mean((new - old)[s.mask])) for s, (old, new) in zip(both, pairs, strict=True)
-        ]
-        self.agreement = verdict_agreement(
-            [s.reward or 0.0 for s in scored], learned[: len(scored)]
-        )
+        base_logprobs = scorer.score(base, both)
+        head_logprobs = scorer.score(head, both)
+        learned = []
+        for sample, old, new in zip(both, base_logprobs, head_logprobs, strict=True):
+            learned.append(float(np.mean((new - old)[sample.mask])))
+        self.agreement = verdict_agreement(_rewards(scored), learned[: len(scored)])
         self._verdicts = len(scored)
         if len(beside) == CONFIRMING_TURNS:
-            self.others_agreement = verdict_agreement(
-                [s.reward or 0.0 for s in beside], learned[len(scored) :]
-            )
+            self.others_agreement = verdict_agreement(_rewards(beside), learned[len(scored) :])
 
     def metrics(self) -> dict[str, float]:
         """Return the figures of the batch, and the number of comparisons that failed."""
         failures = float(self._failures) if self._failures else None
-        found = {
+        figures = {
             "gate/outlier_distance": self.distance,
             "gate/junk_distance": self.junk,
             "gate/agreement": self.agreement,
             "gate/others_agreement": self.others_agreement,
             "gate/failures": failures,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in figures.items() if value is not None}
 
     @staticmethod
     def _add(
@@ -257,12 +257,21 @@ class HeldOutEvidence:
     ) -> None:
         praised = [s for s in batch if (s.reward or 0.0) > 0]
         plain = [replace(sample, temperature=1.0) for sample in (*praised, *samples)]
-        means = [float(np.mean(logprobs)) for logprobs in scorer.score(head, plain)]
+        means = _mean_logprobs(scorer.score(head, plain))
         self.distance = outlier_distance(means[: len(praised)], means[len(praised) :])
 
 
 def _samples_of(items: Sequence[JudgedTurn], head: Policy) -> list[Sample]:
-    return [sample for item in items if (sample := _scoring_sample(item, head)) is not None]
+    samples = [_scoring_sample(item, head) for item in items]
+    return [sample for sample in samples if sample is not None]
+
+
+def _mean_logprobs(logprobs: Sequence[Logprobs]) -> list[float]:
+    return [float(np.mean(of_reply)) for of_reply in logprobs]
+
+
+def _rewards(samples: Sequence[Sample]) -> list[float]:
+    return [sample.reward or 0.0 for sample in samples]
 
 
 def _scoring_sample(item: JudgedTurn, head: Policy) -> Sample | None:

@@ -21,7 +21,8 @@ def make_gate(
     """
     if config.gate.kind != "probes" or config.gate.budget == 0:
         return CandidateGate(store, config.gate, per=config.policy.per)
-    source = source or GatewayReplySource(config.home_dir, store, config.gate.workers)
+    if source is None:
+        source = GatewayReplySource(config.home_dir, store, config.gate.workers)
     preference = PairJudge(config).preference if config.judge.kind == "llm" else None
     comparer = ReplyComparer(source, renderer, load_probes(config.gate.probes), preference)
     return CandidateGate(store, config.gate, comparer, config.policy.per, config.serve.lessons)

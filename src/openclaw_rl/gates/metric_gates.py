@@ -106,7 +106,9 @@ def rejection_reason(
     metrics: Metrics, train: TrainConfig, *, bounded: bool = True
 ) -> Reason | None:
     """Return why the first gate refuses these step metrics; None if they pass. `bounded`: False: finite is enough."""
-    return next(
-        (reason for gate in (GATES if bounded else GATES[:1]) if (reason := gate(metrics, train))),
-        None,
-    )
+    gates = GATES if bounded else GATES[:1]
+    for gate in gates:
+        reason = gate(metrics, train)
+        if reason is not None:
+            return reason
+    return None

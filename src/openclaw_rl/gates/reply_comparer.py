@@ -99,10 +99,17 @@ class ReplyEvidence:
     def add_replies(self, prompt: ReplyPrompt, head: GateReply, candidate: GateReply) -> None:
         """Add the form of two replies to a person's prompt, and whether others were the same."""
         self.form.add([float(has_faulty_form(head)) - float(has_faulty_form(candidate))])
-        self._given.append((prompt, head.token_ids.tobytes(), candidate.token_ids.tobytes()))
-        others = [given for given in self._given if given[0].prompt_ids != prompt.prompt_ids]
-        same = [sum(given[place] == self._given[-1][place] for given in others) for place in (1, 2)]
-        self.variety.add([float(same[0] >= SAME_REPLIES - 1) - float(same[1] >= SAME_REPLIES - 1)])
+        head_ids = head.token_ids.tobytes()
+        candidate_ids = candidate.token_ids.tobytes()
+        self._given.append((prompt, head_ids, candidate_ids))
+        others = [
+            recorded for recorded in self._given if recorded[0].prompt_ids != prompt.prompt_ids
+        ]
+        same_of_head = sum(recorded[1] == head_ids for recorded in others)
+        same_of_candidate = sum(recorded[2] == candidate_ids for recorded in others)
+        is_repeated_by_head = float(same_of_head >= SAME_REPLIES - 1)
+        is_repeated_by_candidate = float(same_of_candidate >= SAME_REPLIES - 1)
+        self.variety.add([is_repeated_by_head - is_repeated_by_candidate])
         self._tokens.append((len(head.token_ids), len(candidate.token_ids)))
         self._surprise.append((-float(np.mean(head.logprobs)), -float(np.mean(candidate.logprobs))))
 
@@ -173,7 +180,7 @@ class ReplyComparer:
 
         `forms`: of people's prompts. Each probe is asked in one of them, in turn.
         """
-        own = [
+        of_turns = [
             ReplyPrompt(
                 name=f"turn {item.turn.id}",
                 prompt_ids=item.exchange.request.prompt_ids.tolist(),
@@ -186,12 +193,12 @@ class ReplyComparer:
             probes.append(self._ask(probe, ServedForm()))
             if forms:
                 probes.append(self._ask(probe, forms[number % len(forms)]))
-        return [*own, *(prompt for prompt in probes if prompt is not None)][:budget]
+        return [*of_turns, *(prompt for prompt in probes if prompt is not None)][:budget]
 
     def compare(
         self,
         prompts: Sequence[ReplyPrompt],
-        found: ReplyEvidence,
+        evidence: ReplyEvidence,
         candidate: int,
         head: int,
         known: Mapping[str, str],
@@ -200,54 +207,56 @@ class ReplyComparer:
 
         `known`: the head's answers to probes that were generated before, by the name of the probe.
         """
-        orders = [
-            prompt.order(version)
-            for prompt in prompts
-            for version in (head, candidate)
-            if version == candidate or prompt.name not in known
-        ]
+        orders = []
+        for prompt in prompts:
+            if prompt.name not in known:
+                orders.append(prompt.order(head))
+            orders.append(prompt.order(candidate))
         replies = iter(self._source.generate(orders))
         for prompt in prompts:
             before = None if prompt.name in known else next(replies)
             after = next(replies)
-            texts = known[prompt.name] if before is None else self._text(before), self._text(after)
-            verdict, reason = self._judge(prompt, found, *texts)
+            head_answer = known[prompt.name] if before is None else self._text(before)
+            candidate_answer = self._text(after)
+            verdict, reason = self._judge(prompt, evidence, head_answer, candidate_answer)
             if prompt.exchange is not None and before is not None:
-                found.add_replies(prompt, before, after)
+                evidence.add_replies(prompt, before, after)
             turn = None if prompt.exchange is None else prompt.exchange.request.id
-            found.answers.append(
-                ProbeAnswer(
-                    version=candidate,
-                    probe=prompt.name,
-                    head=head,
-                    turn=turn,
-                    question=_question(prompt),
-                    head_answer=texts[0],
-                    candidate_answer=texts[1],
-                    verdict=verdict,
-                    reason=reason,
-                )
+            answer = ProbeAnswer(
+                version=candidate,
+                probe=prompt.name,
+                head=head,
+                turn=turn,
+                question=_question(prompt),
+                head_answer=head_answer,
+                candidate_answer=candidate_answer,
+                verdict=verdict,
+                reason=reason,
             )
+            evidence.answers.append(answer)
 
     def _judge(
-        self, prompt: ReplyPrompt, found: ReplyEvidence, head: str, candidate: str
+        self, prompt: ReplyPrompt, evidence: ReplyEvidence, head: str, candidate: str
     ) -> tuple[float, str]:
         """Return the difference between two answers, from -1 to 1, with its reason."""
         if prompt.probe is not None:
-            right = prompt.probe.is_correct(head), prompt.probe.is_correct(candidate)
-            kind = found.served if prompt.is_served else found.correctness
-            kind.add([float(right[1]) - float(right[0])])
-            words = {True: "correct", False: "wrong"}
-            return float(right[1]) - float(
-                right[0]
-            ), f"head {words[right[0]]}, candidate {words[right[1]]}"
+            head_is_right = prompt.probe.is_correct(head)
+            candidate_is_right = prompt.probe.is_correct(candidate)
+            difference = float(candidate_is_right) - float(head_is_right)
+            kind = evidence.served if prompt.is_served else evidence.correctness
+            kind.add([difference])
+            labels = {True: "correct", False: "wrong"}
+            return (
+                difference,
+                f"head {labels[head_is_right]}, candidate {labels[candidate_is_right]}",
+            )
         messages = prompt.exchange.request.messages if prompt.exchange is not None else ()
         if self._preference is None or not messages:
             return 0.0, "not judged: the judge is no language model"
         preferred = self._preference(messages, head, candidate)
         if preferred is None:
             return 0.0, "not judged: the judge gave no usable answer"
-        found.preference.add([preferred])
+        evidence.preference.add([preferred])
         return preferred, "judged in both orders"
 
     def _text(self, reply: GateReply) -> str:

@@ -44,7 +44,8 @@ class ReplyOrder:
     max_tokens: int
     temperature: float
     seed: int
-    beside: bool = False  # it may run beside people's replies; else it waits for a pause, and ends when one begins
+    # It may run beside people's replies; else it waits for a pause, and ends when one begins.
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +76,8 @@ class RepliesDelayed(OpenClawError):
 class BrokenVersion(OpenClawError):
     """The engine cannot load a version."""
 
-    def __init__(self, version: int, why: str) -> None:
-        super().__init__(f"the engine cannot load version {version}: {why}")
+    def __init__(self, version: int, reason: str) -> None:
+        super().__init__(f"the engine cannot load version {version}: {reason}")
         self.version = version
 
 
@@ -127,22 +128,22 @@ def _request_reply(url: str, key: str, order: ReplyOrder) -> GateReply:
     request = urllib.request.Request(url, json.dumps(asdict(order)).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=REPLY_TIMEOUT) as response:
-            found = json.loads(_read_slowly(response))
+            answer = json.loads(_read_slowly(response))
     except urllib.error.HTTPError as error:
         with error:
-            words = error.read(2000).decode("utf-8", "replace")
-        raise _to_error(order, *_error_of(words)) from None
+            body = error.read(2000).decode("utf-8", "replace")
+        raise _to_error(order, *_error_of(body)) from None
     except (OSError, HTTPException, ValueError) as error:
         raise RepliesDelayed(
             f"the gateway cannot be reached: {error}", DelayCode.UNREACHABLE
         ) from None
     # Its status was sent before.
-    if "error" in found:
-        raise _to_error(order, str(found["error"]["message"]), str(found["error"]["code"]))
+    if "error" in answer:
+        raise _to_error(order, str(answer["error"]["message"]), str(answer["error"]["code"]))
     return GateReply(
-        token_ids=np.array(found["token_ids"], np.int32),
-        logprobs=np.array(found["logprobs"], np.float32),
-        finish=found["finish"],
+        token_ids=np.array(answer["token_ids"], np.int32),
+        logprobs=np.array(answer["logprobs"], np.float32),
+        finish=answer["finish"],
     )
 
 

@@ -20,7 +20,7 @@ from openclaw_rl.learner.loss.scored_batch import ReusedForward, ScoredBatch
 from openclaw_rl.learner.model.ema_teacher import EmaTeacher
 from openclaw_rl.learner.model.weights import PolicyWeights
 from openclaw_rl.learner.staleness import drop_stale
-from openclaw_rl.methods.types import CreditMethod, Sample
+from openclaw_rl.methods.types import CreditMethod, LessonGap, Sample
 from openclaw_rl.reasons import Reason
 from openclaw_rl.settings.load import TrainConfig
 
@@ -72,53 +72,52 @@ class PolicyScorer:
         """Enable the adapter's dropout only. The base's dropout stays off, because replies are sampled without it."""
         self._weights.model.eval()
         for layer in self._weights.causal.modules():
-            if (dropout := getattr(layer, "lora_dropout", None)) is not None:
+            dropout = getattr(layer, "lora_dropout", None)
+            if dropout is not None:
                 dropout.train()
 
     def score_batch(
         self, samples: Sequence[Sample], method: CreditMethod
     ) -> tuple[ScoredBatch, dict[str, Reason]]:
         """Score a batch. Return it without stale turns, and the reason for each dropped turn."""
-        rows = [scored.plain_sequence(s) for s in samples]
-        reused, student = self._score_before_step(rows, method.topk_size)
+        top = method.topk_size
+        rows = [scored.plain_sequence(sample) for sample in samples]
+        reused, student = self._score_before_step(rows, top)
         safety = self._train.safety
-        times = self._train.distill.teacher_temperature
-        kept, dropped = drop_stale(
+        usable, dropped = drop_stale(
             samples,
-            [o.logp for o in student],
+            _logps(student),
             max_gap=safety.max_turn_log_ratio,
             max_batch_gap=safety.batch_log_ratio_limit,
         )
-        rows = [rows[i] for i in kept]
-        samples = [samples[i] for i in kept]
-        student = [student[i] for i in kept]
-        hinted = scored.hinted_sequences(samples, times=times) if method.uses_hints else []
-        guided = self._score_guided(samples, hinted, student, method.topk_size)
-        base, hinted_scores = self._base_and_teacher(
-            rows, hinted, student, method.topk_size, guided
-        )
+        rows = [rows[i] for i in usable]
+        samples = [samples[i] for i in usable]
+        student = [student[i] for i in usable]
+        hinted: list[tuple[int, TokenSequence]] = []
+        if method.uses_hints:
+            times = self._train.distill.teacher_temperature
+            hinted = scored.hinted_sequences(samples, times=times)
+        guided = self._score_guided(samples, hinted, student, top)
+        base, hinted_scores = self._base_and_teacher(rows, hinted, student, top, guided)
         teachers: list[list[TokenLogprobs]] = [[] for _ in samples]
         for (i, _), scores in zip(hinted, hinted_scores, strict=True):
             teachers[i].append(scores)
-        pairs = zip(student, teachers, strict=True)
-        return ScoredBatch(
+        batch = ScoredBatch(
             samples=samples,
             rows=rows,
-            student=[o.logp for o in student],
+            student=_logps(student),
             student_at_teacher_temperature=self._at_teacher_temperature(
                 samples, student, [i for i, _ in hinted]
             ),
-            entropy=[o.entropy_K for o in student],
-            base=[scores.logp for scores in base],
-            teachers=[[t.logp for t in of] for of in teachers],
-            teacher_entropy=[[t.entropy_K for t in of] for of in teachers],
-            tops=[scored.topk_scores(o, of) for o, of in pairs] if method.topk_size else [],
-            reused_forward=reused.select_rows(kept) if reused and kept else None,
-            lesson_gaps={
-                i: scored.lesson_gap(samples[i], student[i], row.plain, row.scores)
-                for i, row in guided.items()
-            },
-        ), dropped
+            entropy=_entropies(student),
+            base=_logps(base),
+            teachers=[_logps(of_row) for of_row in teachers],
+            teacher_entropy=[_entropies(of_row) for of_row in teachers],
+            tops=list(map(scored.topk_scores, student, teachers)) if top else [],
+            reused_forward=reused.select_rows(usable) if reused and usable else None,
+            lesson_gaps=_lesson_gaps(samples, student, guided),
+        )
+        return batch, dropped
 
     def _score_before_step(
         self, rows: Sequence[TokenSequence], top: int
@@ -145,11 +144,13 @@ class PolicyScorer:
         with_teacher: Sequence[int],
     ) -> list[torch.Tensor]:
         """Return the policy's log-probabilities, at the teacher temperature for samples that have a teacher."""
-        out = [o.logp for o in student]
+        out = [scores.logp for scores in student]
         times = self._train.distill.teacher_temperature
-        rescored = sorted(set(with_teacher)) if times != 1 else []
+        if times == 1 or not with_teacher:
+            return out
+        rescored = sorted(set(with_teacher))
         rows = [scored.plain_sequence(samples[i], times=times) for i in rescored]
-        for i, scores in zip(rescored, self.policy_logprobs(rows) if rows else [], strict=True):
+        for i, scores in zip(rescored, self.policy_logprobs(rows), strict=True):
             out[i] = scores.logp
         return out
 
@@ -166,46 +167,72 @@ class PolicyScorer:
         With `top`, the teacher also scores the student's most likely tokens and returns its own. Rows in `guided` are
         not scored again.
         """
-        others = [(i, row) for i, row in hinted if i not in guided]
-        plain = [i for i in range(len(rows)) if i not in guided or self._ema_teacher is not None]
-        prompts = [row for _, row in others]
-        ids = [student[i].ids_KN[:, 1:] for i, _ in others]
+        prompts: list[TokenSequence] = []
+        ids: list[torch.Tensor] = []
+        for i, row in hinted:
+            if i not in guided:
+                prompts.append(row)
+                ids.append(_likeliest_ids(student[i]))
+        plain = list(range(len(rows)))
         if self._ema_teacher is not None:
             base = self.base_logprobs(rows)
             teacher = self._teacher_logprobs(prompts, ids, top)
         else:
-            whole = [student[i].ids_KN[:, 1:] for i in plain] + ids
-            scores = self.base_logprobs(
-                [*(rows[i] for i in plain), *prompts],
-                ids=whole if top and others else None,
-                top=top if others else 0,
+            plain = [i for i in plain if i not in guided]
+            plain_ids = [_likeliest_ids(student[i]) for i in plain]
+            base, teacher = self._base_as_teacher(
+                [rows[i] for i in plain], prompts, plain_ids + ids, top
             )
-            base = scores[: len(plain)]
-            teacher = scores[len(plain) :]
-        base_by_row = {i: row.plain for i, row in guided.items()} | dict(
-            zip(plain, base, strict=True)
-        )
+        base_by_row = {i: row.plain for i, row in guided.items()}
+        base_by_row.update(zip(plain, base, strict=True))
         rest = iter(teacher)
-        all_teachers = [guided[i].scores.teacher if i in guided else next(rest) for i, _ in hinted]
+        all_teachers = []
+        for i, _ in hinted:
+            scores = guided[i].scores.teacher if i in guided else next(rest)
+            all_teachers.append(scores)
         return [base_by_row[i] for i in range(len(rows))], all_teachers
 
-    def _score_guided(
-        self, samples: Sequence[Sample], hinted: Sequence[tuple[int, TokenSequence]], student: Sequence[TokenLogprobs],
+    def _base_as_teacher(
+        self,
+        plain: Sequence[TokenSequence],
+        prompts: Sequence[TokenSequence],
+        ids: Sequence[torch.Tensor] | None,
         top: int,
-    ) -> dict[int, _GuidedRow]:  # fmt: skip
+    ) -> tuple[list[TokenLogprobs], list[TokenLogprobs]]:
+        """Return the scores of the base on plain and on hinted rows, in one pass.
+
+        `ids`: tokens of each row that are scored as well if there are hinted rows and `top` is not 0.
+        """
+        if not top or not prompts:
+            ids = None
+            top = 0
+        scores = self.base_logprobs([*plain, *prompts], ids=ids, top=top)
+        return scores[: len(plain)], scores[len(plain) :]
+
+    def _score_guided(
+        self,
+        samples: Sequence[Sample],
+        hinted: Sequence[tuple[int, TokenSequence]],
+        student: Sequence[TokenLogprobs],
+        top: int,
+    ) -> dict[int, _GuidedRow]:
         """Return the scores of the samples of practice, by row number.
 
         The teacher is the EMA teacher if there is one, else the base; the plain row is scored by the same model.
         """
-        places = []
+        numbers = []
+        rows = []
+        guidance = []
         for i, row in hinted:
-            guidance = samples[i].guidance
-            if guidance is not None:
-                places.append((i, row, guidance))
-        if not places:
+            strength = samples[i].guidance
+            if strength is not None:
+                numbers.append(i)
+                rows.append(row)
+                guidance.append(strength)
+        if not numbers:
             return {}
-        plain = [scored.plain_sequence(samples[i]) for i, _, _ in places]
-        ids = [student[i].ids_KN[:, 1:] for i, _, _ in places]
+        plain = [scored.plain_sequence(samples[i]) for i in numbers]
+        ids = [_likeliest_ids(student[i]) for i in numbers] if top else None
         model = (
             self._weights.using_base()
             if self._ema_teacher is None
@@ -213,17 +240,11 @@ class PolicyScorer:
         )
         with model:
             self._weights.model.eval()
-            pairs = self._runner.guided_scores(
-                [row for _, row, _ in places],
-                plain,
-                [of for _, _, of in places],
-                ids=ids if top else None,
-                top=top,
-            )
-        return {
-            i: _GuidedRow(plain=plain_scores, scores=scores)
-            for (i, _, _), (plain_scores, scores) in zip(places, pairs, strict=True)
-        }
+            pairs = self._runner.guided_scores(rows, plain, guidance, ids=ids, top=top)
+        guided = {}
+        for i, (plain_scores, scores) in zip(numbers, pairs, strict=True):
+            guided[i] = _GuidedRow(plain=plain_scores, scores=scores)
+        return guided
 
     def _teacher_logprobs(
         self, rows: Sequence[TokenSequence], ids: Sequence[torch.Tensor], top: int
@@ -239,17 +260,49 @@ class PolicyScorer:
 
         Distance: KL(base || teacher) per trainable token under the hints, over the base's `topk` tokens and the tail.
         """
-        hinted = scored.hinted_sequences(samples)
-        if self._ema_teacher is None or not any(samples[i].mask.any() for i, _ in hinted):
+        if self._ema_teacher is None:
             return {}
-        masks_K = torch.cat([torch.from_numpy(samples[i].mask.astype(bool)) for i, _ in hinted])
+        hinted = scored.hinted_sequences(samples)
+        masks = [torch.from_numpy(samples[i].mask.astype(bool)) for i, _ in hinted]
+        if not any(mask.any() for mask in masks):
+            return {}
+        mask_K = torch.cat(masks)
         rows = [row for _, row in hinted]
         base = self.base_logprobs(rows, top=self._train.distill.topk)
-        base_KN = torch.cat([scores.logps_KN[:, 1:] for scores in base])
+        ids = [_likeliest_ids(scores) for scores in base]
+        base_KN = _likeliest_logprobs(base)
 
         def base_teacher_kl() -> float:
-            teacher = self._teacher_logprobs(rows, [scores.ids_KN[:, 1:] for scores in base], 0)
-            teacher_KN = torch.cat([scores.logps_KN[:, 1:] for scores in teacher])
-            return divergence(teacher_KN, base_KN, "forward")[masks_K].mean().item()
+            teacher_KN = _likeliest_logprobs(self._teacher_logprobs(rows, ids, 0))
+            return divergence(teacher_KN, base_KN, "forward")[mask_K].mean().item()
 
         return self._ema_teacher.follow_policy(base_teacher_kl)
+
+
+def _likeliest_ids(scores: TokenLogprobs) -> torch.Tensor:
+    """Return the ids [R, N] of the most likely tokens, without the token of the reply."""
+    return scores.ids_KN[:, 1:]
+
+
+def _likeliest_logprobs(scores: Sequence[TokenLogprobs]) -> torch.Tensor:
+    """Return the log-probabilities [K, N] of these tokens, of all rows."""
+    return torch.cat([of_row.logps_KN[:, 1:] for of_row in scores])
+
+
+def _logps(scores: Sequence[TokenLogprobs]) -> list[torch.Tensor]:
+    return [of_row.logp for of_row in scores]
+
+
+def _entropies(scores: Sequence[TokenLogprobs]) -> list[torch.Tensor]:
+    return [of_row.entropy_K for of_row in scores]
+
+
+def _lesson_gaps(
+    samples: Sequence[Sample],
+    student: Sequence[TokenLogprobs],
+    guided: Mapping[int, _GuidedRow],
+) -> dict[int, LessonGap]:
+    gaps = {}
+    for i, row in guided.items():
+        gaps[i] = scored.lesson_gap(samples[i], student[i], row.plain, row.scores)
+    return gaps

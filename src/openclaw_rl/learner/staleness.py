@@ -31,29 +31,34 @@ def drop_stale(
     This second rule is applied to new turns alone, then to replays on top of them, because replays were trained on once
     already. Raises `BrokenPolicy` if a log-probability is not finite.
     """
-    gaps = [
-        _token_gaps(sample, logp.numpy()) for sample, logp in zip(samples, student, strict=True)
-    ]
+    gaps = []
+    for sample, logp in zip(samples, student, strict=True):
+        gaps.append(_token_gaps(sample, logp.numpy()))
     means = [_mean_gap([gap]) for gap in gaps]
-    dropped = {
-        s.turn: _stale_reason(
-            s, f"mean |log ratio| {mean:.2f}", "train.safety.max_turn_log_ratio", max_gap
-        )
-        for s, mean in zip(samples, means, strict=True)
-        if not mean <= max_gap
-    }
-    kept = [i for i, mean in enumerate(means) if mean <= max_gap]
-    fresh = [i for i in kept if not samples[i].replay]
-    replays = [i for i in kept if samples[i].replay]
-    for beside, some in (([], fresh), (fresh, replays)):
-        while (whole := _mean_gap([gaps[i] for i in (*beside, *some)])) > max_batch_gap:
-            stalest = max(some, key=lambda i: means[i])
-            some.remove(stalest)
-            words = f"mean |log ratio| {means[stalest]:.2f}, of its whole batch {whole:.2f}"
-            dropped[samples[stalest].turn] = _stale_reason(
-                samples[stalest], words, "train.safety.max_batch_log_ratio", max_batch_gap
+    dropped: dict[str, Reason] = {}
+    fresh: list[int] = []
+    replays: list[int] = []
+    for i, sample in enumerate(samples):
+        if not means[i] <= max_gap:
+            measure = f"mean |log ratio| {means[i]:.2f}"
+            dropped[sample.turn] = _stale_reason(
+                sample, measure, "train.safety.max_turn_log_ratio", max_gap
             )
-    return sorted([*fresh, *replays]), dropped
+        elif sample.replay:
+            replays.append(i)
+        else:
+            fresh.append(i)
+    for trusted, group in (([], fresh), (fresh, replays)):
+        whole = _mean_gap([gaps[i] for i in trusted + group])
+        while whole > max_batch_gap:
+            stalest = max(group, key=means.__getitem__)
+            group.remove(stalest)
+            measure = f"mean |log ratio| {means[stalest]:.2f}, of its whole batch {whole:.2f}"
+            dropped[samples[stalest].turn] = _stale_reason(
+                samples[stalest], measure, "train.safety.max_batch_log_ratio", max_batch_gap
+            )
+            whole = _mean_gap([gaps[i] for i in trusted + group])
+    return sorted(fresh + replays), dropped
 
 
 def _mean_gap(gaps: Sequence[np.ndarray[Any, Any]]) -> float:

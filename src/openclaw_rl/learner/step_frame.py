@@ -116,11 +116,9 @@ class StepFrame:
         """
         evidence = scored.batch_logprobs()
         terms = self.method_for(samples).loss_terms(evidence, self.method_state)
-        credited = [
-            i for i in range(len(scored.samples)) if any(term.masks[i].any() for term in terms)
-        ]
+        credited = _samples_in_terms(len(scored.samples), terms)
         credited_turns = {scored.samples[i].turn for i in credited}
-        left_out = {turn: why for turn, why in unusable.items() if turn not in credited_turns}
+        left_out = {turn: reason for turn, reason in unusable.items() if turn not in credited_turns}
         new_turns = {sample.turn for sample in samples if not sample.replay}
         stale = len(stale_turns(left_out) & new_turns)
         for sample in scored.samples:
@@ -168,3 +166,12 @@ class StepFrame:
 
     def _lengths(self) -> LengthEma:
         return LengthEma(self.method_state, decay=self._settings.loss.length_ema_decay)
+
+
+def _samples_in_terms(count: int, terms: Sequence[AnyTerm]) -> list[int]:
+    """Return the numbers of those of `count` samples that have a token in a term."""
+    numbers = []
+    for i in range(count):
+        if any(term.masks[i].any() for term in terms):
+            numbers.append(i)
+    return numbers

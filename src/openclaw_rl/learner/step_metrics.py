@@ -137,13 +137,17 @@ def _entropy_beside_teacher(
     after_K = list[torch.Tensor]()
     teacher_K = list[torch.Tensor]()
     for i, entropy_R in zip(members, after, strict=True):
+        teachers = batch.teacher_entropy[i]
+        if not teachers:
+            continue
         mask = torch.from_numpy(batch.samples[i].mask.astype(bool))
-        if teachers := batch.teacher_entropy[i]:
-            before_K.append(batch.entropy[i][mask])
-            after_K.append(entropy_R[mask])
-            teacher_K.append(torch.stack(teachers).mean(0)[mask])
+        before_K.append(batch.entropy[i][mask])
+        after_K.append(entropy_R[mask])
+        teacher_K.append(torch.stack(teachers).mean(0)[mask])
+    if not before_K:
+        return {}
     parts = {"entropy/before": before_K, "entropy/after": after_K, "entropy/teacher": teacher_K}
-    return {name: torch.cat(part).double().mean().item() for name, part in parts.items() if part}
+    return {name: torch.cat(part).double().mean().item() for name, part in parts.items()}
 
 
 def _off_policy_metrics(log_rho_K: torch.Tensor) -> dict[str, float]:
@@ -159,14 +163,13 @@ def _off_policy_metrics(log_rho_K: torch.Tensor) -> dict[str, float]:
 
 def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return mean and standard deviation over turn scores and, once per rollout, outcomes."""
-    scores = [s.reward for s in samples if s.reward is not None]
-    outcomes = {e.episode: e.reward for s in samples if (e := s.episode)}
+    scores = [sample.reward for sample in samples if sample.reward is not None]
+    episodes = [sample.episode for sample in samples if sample.episode]
+    outcomes = {episode.episode: episode.reward for episode in episodes}
     rewards = [*scores, *outcomes.values()]
-    return (
-        {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))}
-        if rewards
-        else {}
-    )
+    if not rewards:
+        return {}
+    return {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))}
 
 
 def _gaps_by_source(samples: Sequence[Sample], gaps: Sequence[torch.Tensor]) -> dict[str, float]:
@@ -174,12 +177,18 @@ def _gaps_by_source(samples: Sequence[Sample], gaps: Sequence[torch.Tensor]) -> 
 
     The first is the numerical difference between engine and trainer, the second the staleness of the replays.
     """
-    replays = [gap for sample, gap in zip(samples, gaps, strict=True) if sample.replay]
-    engine = [gap for sample, gap in zip(samples, gaps, strict=True) if sample.on_policy]
-    out = {"gap/replays": torch.cat(replays).mean().item()} if replays else {}
-    if engine:
-        out |= {
-            "gap/engine": torch.cat(engine).mean().item(),
-            "gap/engine/tokens": float(sum(map(len, engine))),
-        }
-    return out
+    gaps_of_replays = []
+    gaps_of_engine = []
+    for sample, gap in zip(samples, gaps, strict=True):
+        if sample.replay:
+            gaps_of_replays.append(gap)
+        if sample.on_policy:
+            gaps_of_engine.append(gap)
+    metrics = {}
+    if gaps_of_replays:
+        metrics["gap/replays"] = torch.cat(gaps_of_replays).mean().item()
+    if gaps_of_engine:
+        gap_K = torch.cat(gaps_of_engine)
+        metrics["gap/engine"] = gap_K.mean().item()
+        metrics["gap/engine/tokens"] = float(len(gap_K))
+    return metrics

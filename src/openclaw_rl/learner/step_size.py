@@ -16,17 +16,17 @@ class StepKind(StrEnum):
     PRACTICE = "practice"
 
 
-def next_rate_scale(scale: float, *, kept: float, moved: float, bound: float) -> float:
+def next_rate_scale(scale: float, *, remaining: float, moved: float, bound: float) -> float:
     """Return the factor on the learning rate of the next step, from `MIN_STEP_SCALE` to 1.
 
-    `scale`: factor of this step; `kept`: share of the step that remains after halving; `moved`: distance between the
-    policies before and after it (k2, nats per token); `bound`: of the trust region.
+    `scale`: factor of this step; `remaining`: share of the step that remains after halving; `moved`: distance between
+    the policies before and after it (k2, nats per token); `bound`: of the trust region.
 
     A step that was halved would be halved again at the same rate, with one forward pass for each. A whole step that
     moved the policy less than a quarter of the bound may be twice as large, as the distance grows with its square.
     """
-    if kept < 1:
-        return max(scale * kept, MIN_STEP_SCALE)
+    if remaining < 1:
+        return max(scale * remaining, MIN_STEP_SCALE)
     if moved < bound / _GROWTH**2:
         return min(scale * _GROWTH, 1.0)
     return scale

@@ -117,11 +117,11 @@ class LocalTrainer:
         # A step was begun.
         self._has_run = False
         self._scorer = PolicyScorer(self._weights, self._runner, train, self._ema_teacher)
-        self.load(folder=None, memory={})
+        self.load(folder=None, method_state={})
 
-    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+    def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
         """Load the policy in `folder`, or the base. Raises `ModelError` or `ConfigError` if it does not match."""
-        self._frame.load(memory)
+        self._frame.load(method_state)
         # See `next_rate_scale`.
         self._rate_scales = dict.fromkeys(StepKind, 1.0)
         if folder is None:
@@ -135,7 +135,9 @@ class LocalTrainer:
         if self._ema_teacher is not None:
             self._ema_teacher.read(Path(folder))
         state = state_files.read_state(Path(folder))
-        self._frame.load(memory, steps=int(state["steps"]), turns_seen=int(state.get("samples", 0)))
+        self._frame.load(
+            method_state, steps=int(state["steps"]), turns_seen=int(state.get("samples", 0))
+        )
         stored_scales = state.get("rate_scales", {})
         self._rate_scales = {kind: float(stored_scales.get(kind, 1.0)) for kind in StepKind}
         if not self._optimizer.read(Path(folder)):
@@ -199,7 +201,7 @@ class LocalTrainer:
         moved = self._apply_trust_region(batch, snapshot, kind)
         self._rate_scales[kind] = next_rate_scale(
             self._rate_scales[kind],
-            kept=moved["step/scale"],
+            remaining=moved["step/scale"],
             moved=moved["kl/step"],
             bound=self._step_bound(kind),
         )
@@ -279,9 +281,9 @@ class LocalTrainer:
         terms = inputs.batch.terms
         device = self.causal.device
         ids_KN = distillation.distilled_token_ids(terms, indices)
-        logps_KN = self._token_logprobs(
-            batch, indices, None if ids_KN is None else ids_KN.to(device)
-        )
+        if ids_KN is not None:
+            ids_KN = ids_KN.to(device)
+        logps_KN = self._token_logprobs(batch, indices, ids_KN)
         denominator = len(inputs.batch.credited) * inputs.average_length
         if self._plugin_loss is not None:
             with working_on(Activity(kind=WorkKind.LOSS)):
@@ -290,6 +292,12 @@ class LocalTrainer:
                 )
         lengths = torch.tensor([len(batch.samples[i].response_ids) for i in indices])
         from_teacher = torch.tensor([batch.samples[i].from_teacher for i in indices])
+        old_K = None
+        if self._train.batch.epochs > 1:
+            old_K = torch.cat([batch.student[i] for i in indices]).to(device)
+        sampled_K = None
+        if from_teacher.any():
+            sampled_K = ~from_teacher.repeat_interleave(lengths).to(device)
         return micro_batch_loss(
             logp_K=logps_KN[:, 0],
             mu_K=torch.cat([batch.sampled_logprobs(i) for i in indices]).to(device),
@@ -298,13 +306,9 @@ class LocalTrainer:
             kl_coef=self._train.loss.kl_coef,
             kl_denominator=denominator,
             config=self._loss_config,
-            old_K=torch.cat([batch.student[i] for i in indices]).to(device)
-            if self._train.batch.epochs > 1
-            else None,
+            old_K=old_K,
             rows_K=torch.arange(len(indices)).repeat_interleave(lengths).to(device),
-            sampled_K=~from_teacher.repeat_interleave(lengths).to(device)
-            if from_teacher.any()
-            else None,
+            sampled_K=sampled_K,
         )
 
     def _token_logprobs(

@@ -17,12 +17,12 @@ MAX_AGENTS = 4096
 class ScoreBaseline:
     """Computes b, and the state after a batch. It never changes the state that it was given."""
 
-    def __init__(self, memory: Mapping[str, Any], *, decay: float, shrink: float) -> None:
-        kept = memory.get(STATE_KEY) or {}
-        self._state = memory
-        self._overall: tuple[float, float] = _parse_average(kept.get("all"))
+    def __init__(self, method_state: Mapping[str, Any], *, decay: float, shrink: float) -> None:
+        averages = method_state.get(STATE_KEY) or {}
+        self._state = method_state
+        self._overall: tuple[float, float] = _parse_average(averages.get("all"))
         self._agents: dict[str, tuple[float, float]] = {
-            k: _parse_average(v) for k, v in (kept.get("agents") or {}).items()
+            k: _parse_average(v) for k, v in (averages.get("agents") or {}).items()
         }
         self._decay = decay
         self._shrink = shrink
@@ -42,8 +42,8 @@ class ScoreBaseline:
             # pop: the newest come last.
             before = agents.pop(agent, (0.0, 0.0))
             agents[agent] = self._update_average(before, score, weight)
-        kept = list(agents.items())[-MAX_AGENTS:]
-        state = {"all": list(everyone), "agents": {name: list(pair) for name, pair in kept}}
+        newest = list(agents.items())[-MAX_AGENTS:]
+        state = {"all": list(everyone), "agents": {name: list(pair) for name, pair in newest}}
         return dict(self._state) | {STATE_KEY: state}
 
     def _update_average(

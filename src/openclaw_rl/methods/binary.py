@@ -25,10 +25,10 @@ class BinaryMethod(CreditMethod):
         self._shrink = shrink
 
     def loss_terms(
-        self, evidence: BatchLogprobs, memory: Mapping[str, Any]
+        self, evidence: BatchLogprobs, method_state: Mapping[str, Any]
     ) -> tuple[PolicyGradientTerm, ...]:
         """Return one term from the scores. b is the baseline before the batch."""
-        baseline = ScoreBaseline(memory, decay=self._decay, shrink=self._shrink)
+        baseline = ScoreBaseline(method_state, decay=self._decay, shrink=self._shrink)
         advantages = [
             np.full(
                 len(s.mask),
@@ -45,10 +45,14 @@ class BinaryMethod(CreditMethod):
             ),
         )
 
-    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
+    def update_state(
+        self, samples: Sequence[Sample], method_state: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the state with the batch's scores added to the averages."""
         verdicts = [(s.agent, s.reward, s.weight) for s in samples if s.reward is not None]
-        return ScoreBaseline(memory, decay=self._decay, shrink=self._shrink).updated_state(verdicts)
+        return ScoreBaseline(method_state, decay=self._decay, shrink=self._shrink).updated_state(
+            verdicts
+        )
 
 
 def _checked_reward(sample: Sample) -> float:

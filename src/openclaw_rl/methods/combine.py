@@ -33,20 +33,24 @@ class CombinedMethod(CreditMethod):
         self.uses_hints = w_opd > 0
         self.topk_size = max((method.topk_size for method, _ in self._weighted_methods), default=0)
 
-    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[AnyTerm, ...]:
+    def loss_terms(
+        self, evidence: BatchLogprobs, method_state: Mapping[str, Any]
+    ) -> tuple[AnyTerm, ...]:
         """Return the weighted terms of both methods."""
         return tuple(
             replace(term, weight=term.weight * weight)
             for method, weight in self._weighted_methods
-            for term in method.loss_terms(evidence, memory)
+            for term in method.loss_terms(evidence, method_state)
         )
 
-    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
+    def update_state(
+        self, samples: Sequence[Sample], method_state: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the state updated by both methods."""
-        kept = dict(memory)
+        state = dict(method_state)
         for method, _ in self._weighted_methods:
-            kept = method.update_state(samples, kept)
-        return kept
+            state = method.update_state(samples, state)
+        return state
 
 
 def _create(train: MethodSettings) -> CombinedMethod:

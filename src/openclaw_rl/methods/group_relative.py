@@ -84,7 +84,7 @@ class GroupRelativeMethod(CreditMethod):
         )
 
     def loss_terms(
-        self, evidence: BatchLogprobs, memory: Mapping[str, Any]
+        self, evidence: BatchLogprobs, method_state: Mapping[str, Any]
     ) -> tuple[PolicyGradientTerm, ...]:
         """Return one term."""
         values = [
@@ -106,13 +106,15 @@ class GroupRelativeMethod(CreditMethod):
             ),
         )
 
-    def _relative_value(self, weight: float, own: float, group: Sequence[float]) -> float | None:
+    def _relative_value(
+        self, weight: float, reward: float, rewards: Sequence[float]
+    ) -> float | None:
         """Return the weighted, scaled distance to the group's mean; None if all are equal or the weight is 0."""
         # Up to rounding.
-        if weight == 0 or math.isclose(min(group), max(group), rel_tol=1e-9, abs_tol=1e-12):
+        if weight == 0 or math.isclose(min(rewards), max(rewards), rel_tol=1e-9, abs_tol=1e-12):
             return None
-        divisor = max(float(np.std(group)), self._floor) if self._scale == "std" else 1.0
-        return float(weight * (own - np.mean(group)) / divisor)
+        divisor = max(float(np.std(rewards)), self._floor) if self._scale == "std" else 1.0
+        return float(weight * (reward - np.mean(rewards)) / divisor)
 
 
 def _create(train: MethodSettings) -> GroupRelativeMethod:

@@ -39,7 +39,7 @@ class OpdMethod(CreditMethod):
         self.topk_size = top if hint_choice == "overlap" else 0
 
     def loss_terms(
-        self, evidence: BatchLogprobs, memory: Mapping[str, Any]
+        self, evidence: BatchLogprobs, method_state: Mapping[str, Any]
     ) -> tuple[PolicyGradientTerm, ...]:
         """Return one term over the samples with hints."""
         followed, metrics = self._selected_teachers(evidence)
@@ -66,8 +66,8 @@ class OpdMethod(CreditMethod):
             hints = choose_hints(tops, sample.mask, self._hint_choice)
             followed.append([hinted[i] for i in hints])
             shares += [mean_overlap(tops, hints, sample.mask)] if hints else []
-        found = np.concatenate(shares)
-        return followed, {"overlap": float(found.mean())} if len(found) else {}
+        overlaps = np.concatenate(shares)
+        return followed, {"overlap": float(overlaps.mean())} if len(overlaps) else {}
 
     def _token_advantages(
         self, sample: Sample, o: Logprobs, hinted: Sequence[Logprobs]

@@ -31,7 +31,9 @@ MIN_ADVANTAGE = -1.0
 class TeacherTerm(Protocol):
     """The term on the replies that the teacher sampled."""
 
-    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
+    def loss_terms(
+        self, evidence: BatchLogprobs, method_state: Mapping[str, Any]
+    ) -> Sequence[AnyTerm]:
         """Return one term over the samples with hints."""
 
 
@@ -43,7 +45,7 @@ class SampledTeacherTerm:
     """
 
     def loss_terms(
-        self, evidence: BatchLogprobs, memory: Mapping[str, Any]
+        self, evidence: BatchLogprobs, method_state: Mapping[str, Any]
     ) -> tuple[PolicyGradientTerm, ...]:
         """Return one term over the samples with hints; several hints are an even mixture of teachers."""
         triples = list(
@@ -98,17 +100,25 @@ class TeacherReplies(CreditMethod):
                 per_reply=True,
             )
 
-    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[AnyTerm, ...]:
+    def loss_terms(
+        self, evidence: BatchLogprobs, method_state: Mapping[str, Any]
+    ) -> tuple[AnyTerm, ...]:
         """Return the terms of both kinds of replies; each has its own denominator."""
-        own = self._method.loss_terms(_without_signal(evidence, of_teacher=True), memory)
+        sampled_terms = self._method.loss_terms(
+            _without_signal(evidence, of_teacher=True), method_state
+        )
         return (
-            *own,
-            *self._teacher_term.loss_terms(_without_signal(evidence, of_teacher=False), memory),
+            *sampled_terms,
+            *self._teacher_term.loss_terms(
+                _without_signal(evidence, of_teacher=False), method_state
+            ),
         )
 
-    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
+    def update_state(
+        self, samples: Sequence[Sample], method_state: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the state of the method; a teacher's reply changes nothing in it."""
-        return self._method.update_state([s for s in samples if not s.from_teacher], memory)
+        return self._method.update_state([s for s in samples if not s.from_teacher], method_state)
 
 
 def follows_teacher(sample: Sample) -> bool:
@@ -118,22 +128,24 @@ def follows_teacher(sample: Sample) -> bool:
 
 def _without_signal(evidence: BatchLogprobs, *, of_teacher: bool) -> BatchLogprobs:
     """Remove scores, hints and teachers of the samples of one kind, so that no term has them."""
-    gone = [follows_teacher(sample) == of_teacher for sample in evidence.samples]
+    is_removed = [follows_teacher(sample) == of_teacher for sample in evidence.samples]
     return replace(
         evidence,
         samples=[
             replace(sample, reward=None, hinted_prompts=()) if out else sample
-            for out, sample in zip(gone, evidence.samples, strict=True)
+            for out, sample in zip(is_removed, evidence.samples, strict=True)
         ],
         teacher_logprobs=[
             () if out else logprobs
-            for out, logprobs in zip(gone, evidence.teacher_logprobs, strict=True)
+            for out, logprobs in zip(is_removed, evidence.teacher_logprobs, strict=True)
         ],
         # Empty without top log-probabilities.
         topk_scores=[
             TopKScores(student=scores.student, teachers=(), teacher_on_student_topk=())
             if out
             else scores
-            for out, scores in zip(gone, evidence.topk_scores, strict=bool(evidence.topk_scores))
+            for out, scores in zip(
+                is_removed, evidence.topk_scores, strict=bool(evidence.topk_scores)
+            )
         ],
     )

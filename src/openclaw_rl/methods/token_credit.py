@@ -16,19 +16,19 @@ def credit_by_token(terms: Sequence[AnyTerm], evidence: BatchLogprobs) -> dict[s
     A term with target distributions has no advantages; there it is the log-probability of the token under the teacher
     minus that under the policy, in nats. Positive credit makes a token more likely. Zero outside of the masks.
     """
-    found: dict[str, FloatArray] = {}
+    credits: dict[str, FloatArray] = {}
     for term in terms:
         for i, mask in enumerate(term.masks):
             if mask.any():
                 turn = evidence.samples[i].turn
-                before = found.get(turn, np.zeros(len(mask)))
-                found[turn] = before + np.where(
+                before = credits.get(turn, np.zeros(len(mask)))
+                credits[turn] = before + np.where(
                     mask, term.weight * _advantages(term, evidence, i), 0.0
                 )
     limit = np.finfo(np.float16).max
     return {
         turn: np.clip(np.nan_to_num(credit), -limit, limit).astype(np.float16)
-        for turn, credit in found.items()
+        for turn, credit in credits.items()
     }
 
 

@@ -79,7 +79,7 @@ class TopKDistillation(CreditMethod):
         self._per_reply = per_reply
 
     def loss_terms(
-        self, evidence: BatchLogprobs, memory: Mapping[str, Any]
+        self, evidence: BatchLogprobs, method_state: Mapping[str, Any]
     ) -> tuple[DistillTerm, ...]:
         """Return one term over the samples with hints."""
         columns = (
@@ -122,14 +122,16 @@ class TopKDistillation(CreditMethod):
                 ids=tops.student.ids,
                 logprobs=mix_teachers([tops.teacher_on_student_topk[i] for i in hints]),
             )
-            own = tops.student
+            support_model = tops.student
         else:
-            support = own = tops.teachers[hints[0]]
+            support = support_model = tops.teachers[hints[0]]
         return _SampleTargets(
             targets=support,
             has_gradient=any(bool(np.any(hinted[i][mask] != o[mask])) for i in hints),
             overlap=mean_overlap(tops, hints, mask),
-            tail_mass=(1 - np.exp(own.logprobs.astype(np.float64)).sum(axis=1)).clip(min=0)[mask],
+            tail_mass=(1 - np.exp(support_model.logprobs.astype(np.float64)).sum(axis=1)).clip(
+                min=0
+            )[mask],
         )
 
 

@@ -36,9 +36,8 @@ class Sample:
     version: int
     reward: float | None  # +1, -1, or None: no binary term
     weight: float = 1.0  # of the reward, in (0, 1]
-    hinted_prompts: tuple[
-        Ids, ...
-    ] = ()  # [H] each: the prompt with a hint; empty: no distillation term
+    # [H] each: the prompt with a hint; empty: no distillation term.
+    hinted_prompts: tuple[Ids, ...] = ()
     on_policy: bool = False  # sampled by the version that the step starts from
     replay: bool = False  # an ancestor of the new version was trained on it
     # Sampled under a prompt with a hint, not under `prompt_ids`: no importance ratio.
@@ -94,9 +93,8 @@ class TopKScores:
 
     student: TopKLogprobs
     teachers: tuple[TopKLogprobs, ...]  # the teacher's own top tokens
-    teacher_on_student_topk: tuple[
-        NDArray[np.floating[Any]], ...
-    ]  # [R, N] log-probabilities of the student's
+    # [R, N] log-probabilities of the student's.
+    teacher_on_student_topk: tuple[NDArray[np.floating[Any]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +103,8 @@ class BatchLogprobs:
 
     samples: Sequence[Sample]
     student_logprobs: Sequence[Logprobs]  # [R] o: the current policy under the plain prompt
-    teacher_logprobs: Sequence[
-        Sequence[Logprobs]
-    ]  # [R] T for each hint: the teacher under the hinted prompt
+    # [R] T for each hint: the teacher under the hinted prompt.
+    teacher_logprobs: Sequence[Sequence[Logprobs]]
     topk_scores: Sequence[TopKScores] = ()  # empty if the method needs none (its `topk_size` is 0)
 
 
@@ -149,9 +146,11 @@ class DistillTerm(LossTerm):
 
     targets: tuple[TopKLogprobs | None, ...]  # B; None where the sample is not in the term
     divergence: Divergence
-    ratio_clip: float  # upper bound of the importance ratio (trained / sampling policy) that weights a position
+    # Upper bound of the importance ratio (trained / sampling policy) that weights a position.
+    ratio_clip: float
     has_gradient: bool  # the teacher differs from the student
-    per_reply: bool = False  # the mean over the replies of their means per token, so that long ones do not weigh more
+    # The mean over the replies of their means per token, so that long ones do not weigh more.
+    per_reply: bool = False
 
 
 AnyTerm = PolicyGradientTerm | DistillTerm
@@ -171,19 +170,16 @@ class LessonGap(NamedTuple):
 class StepResult:
     """Result of one optimizer step."""
 
-    folder: (
-        str | None
-    )  # adapter (PEFT layout), optimizer and trainer state, not yet published; None: no step was taken
+    # Adapter (PEFT layout), optimizer and trainer state, not yet published; None: no step was taken.
+    folder: str | None
     digest: str  # of the weights
-    files: Mapping[str, str] = field(
-        default_factory=dict
-    )  # name -> sha256 of each file of the folder
+    # Name -> sha256 of each file of the folder.
+    files: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float]
     memory: Mapping[str, Any]
     dropped: Mapping[str, Reason] = field(default_factory=dict)  # turn id -> why it had no gradient
-    lesson_gaps: Mapping[str, LessonGap] = field(
-        default_factory=dict
-    )  # turn id of practice -> before the step
+    # Turn id of practice -> before the step.
+    lesson_gaps: Mapping[str, LessonGap] = field(default_factory=dict)
     credit: Mapping[str, Credit] = field(default_factory=dict)  # turn id -> [R], see `token_credit`
 
 
@@ -198,13 +194,17 @@ class CreditMethod(Protocol):
     # Number of top tokens at each position in `BatchLogprobs.topk_scores`; 0: none.
     topk_size: int = 0
 
-    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
+    def loss_terms(
+        self, evidence: BatchLogprobs, method_state: Mapping[str, Any]
+    ) -> Sequence[AnyTerm]:
         """Return the terms of the loss on these samples."""
 
     def no_credit_reason(self, episode: EpisodeStep) -> Reason | None:
         """Return why the rewards of a group give this turn no signal; None if they do. For `uses_episodes`."""
         return None
 
-    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the method state (`memory`) after training on these samples; unchanged unless the method has one."""
-        return dict(memory)
+    def update_state(
+        self, samples: Sequence[Sample], method_state: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the method state after training on these samples; unchanged unless the method has one."""
+        return dict(method_state)

@@ -64,11 +64,11 @@ class ExternalTrainer:
         self._undecided: UndecidedStep | None = None
         self._count = 0
 
-    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+    def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
         """Say which weights to begin from. Raises `TrainerAbsent`."""
         self.reject_step("the train worker starts again from the weights before")
         self._folder = folder
-        self._memory = dict(memory)
+        self._memory = dict(method_state)
         self._informed = None
         self._send_weights(self._require_trainer())
 

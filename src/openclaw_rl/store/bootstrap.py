@@ -74,11 +74,11 @@ def prepare_store(
             _migrate_in_transaction(path, conn, migrations, create=create)
             return
         with _migration_turn(path):
-            found = schema_number(path, conn)
-            if found == len(migrations):
+            schema = schema_number(path, conn)
+            if schema == len(migrations):
                 return
             version = _data_version(conn)
-            _back_up(path, found)
+            _back_up(path, schema)
             _migrate_in_transaction(path, conn, migrations, create=create, backed_up=version)
 
 
@@ -106,9 +106,9 @@ def _migrate_in_transaction(
     """Run the migrations. `backed_up`: data version of the backup, which is repeated if there were commits since."""
     conn.execute("BEGIN IMMEDIATE")
     try:
-        found = schema_number(path, conn)
-        if 0 < found < len(migrations) and _data_version(conn) != backed_up:
-            _back_up(path, found)
+        schema = schema_number(path, conn)
+        if 0 < schema < len(migrations) and _data_version(conn) != backed_up:
+            _back_up(path, schema)
         _run_migrations(path, conn, migrations, create=create)
     except BaseException:
         # Also roll back on an interrupt.
@@ -183,19 +183,21 @@ def lost_store_reason(path: Path) -> str | None:
         gateway.name: gateway.exists(),
     }
     # Read after the signs: another process may create the store now.
-    if path.exists() and path.stat().st_size:
+    exists = path.exists()
+    if exists and path.stat().st_size:
         if not _is_log_deleted(log, index):
             return None
         return (
             f"its write-ahead log {log.name} was deleted, and with it the newest replies and versions. Restore it, or "
             f"a backup of the whole home. To continue without them, delete {index.name}."
         )
-    if not any(signs.values()):
+    seen = [sign for sign, is_seen in signs.items() if is_seen]
+    if not seen:
         return None
-    what = "is empty" if path.exists() else "is missing"
+    what = "is empty" if exists else "is missing"
     return (
-        f"the file {what}, but the home has {' and '.join(sign for sign, seen in signs.items() if seen)}. Expected the "
-        f"store of this home: restore {path.name} from a backup, or choose another home (--home) for an empty store."
+        f"the file {what}, but the home has {' and '.join(seen)}. Expected the store of this home: restore "
+        f"{path.name} from a backup, or choose another home (--home) for an empty store."
     )
 
 
@@ -214,14 +216,18 @@ def _is_log_deleted(log: Path, index: Path) -> bool:
 
 def _newest_folder(path: Path) -> int:
     """Return the highest version of the folders that belong to the store; 0 without one."""
+    folder = path.parent / POLICIES_FOLDER
     try:
-        names = [entry.name for entry in (path.parent / POLICIES_FOLDER).iterdir()]
+        names = [entry.name for entry in folder.iterdir()]
     except OSError:
         # Missing, or not readable: whoever needs it says so.
         return 0
-    return max(
-        (int(found[1]) for name in names if (found := _FOLDER_NAME.fullmatch(name))), default=0
-    )
+    newest = 0
+    for name in names:
+        match = _FOLDER_NAME.fullmatch(name)
+        if match is not None:
+            newest = max(newest, int(match[1]))
+    return newest
 
 
 def _refuse_lost_versions(path: Path, conn: sqlite3.Connection, newest_folder: int) -> None:
@@ -258,10 +264,10 @@ def _switch_to_wal(conn: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-def _refuse_newer(path: Path, found: int, known: int) -> None:
-    if found > known:
+def _refuse_newer(path: Path, schema: int, known: int) -> None:
+    if schema > known:
         raise StoreError(
-            f"store {path}: its schema is {found}, and this openclaw-rl supports up to {known}. "
+            f"store {path}: its schema is {schema}, and this openclaw-rl supports up to {known}. "
             "Expected the same or an older one: use the newer openclaw-rl that wrote it, or another path."
         )
 
@@ -269,13 +275,13 @@ def _refuse_newer(path: Path, found: int, known: int) -> None:
 def _run_migrations(
     path: Path, conn: sqlite3.Connection, migrations: Sequence[Migration], *, create: bool
 ) -> None:
-    found = schema_number(path, conn)
-    _refuse_newer(path, found, len(migrations))
-    if found == 0 and not create:
+    schema = schema_number(path, conn)
+    _refuse_newer(path, schema, len(migrations))
+    if schema == 0 and not create:
         raise StoreError(
             f"store {path}: an empty file. Expected a store: start `openclaw-rl up`, or wait until it has started."
         )
-    for migration in migrations[found:]:
+    for migration in migrations[schema:]:
         migration(conn)
     conn.execute(
         "INSERT INTO meta (key, value) VALUES ('schema', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
@@ -309,20 +315,24 @@ def damaged_error(path: Path, reason: str) -> StoreError:
 
 def to_store_error(path: Path, error: BaseException | None) -> StoreError | None:
     """Return the `StoreError` for an error of file or disk; None for any other (an error in our statements)."""
-    if (code := getattr(error, "sqlite_errorcode", None)) is None:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
         return None
     if code == sqlite3.SQLITE_ERROR and _OTHER_TABLES.search(str(error)):
         return damaged_error(path, str(error))
-    code &= 0xFF
-    if code == sqlite3.SQLITE_FULL or (
-        code in _FULL_DISK_CODES and disk_space.is_full(path.parent)
-    ):
+    primary = code & 0xFF
+    is_disk_full = primary == sqlite3.SQLITE_FULL
+    if primary in _FULL_DISK_CODES:
+        is_disk_full = disk_space.is_full(path.parent)
+    if is_disk_full:
         return DiskFull(
             f"store {path}: the disk (or its quota) is full, so nothing was written. Free some space; no data is lost. "
             f"(SQLite: {error})"
         )
-    words = _MESSAGES.get(code)
-    return StoreError(f"store {path}: {words} (SQLite: {error})") if words else None
+    message = _MESSAGES.get(primary)
+    if message is None:
+        return None
+    return StoreError(f"store {path}: {message} (SQLite: {error})")
 
 
 @contextmanager

@@ -23,5 +23,5 @@ def agreed_purposes(conn: Connection, kind: str, address: str) -> frozenset[str]
     query = select(event_table.c.data).where(
         event_table.c.kind == kind, event_table.c.ref == address
     )
-    found = [from_json(row.data) for row in conn.execute(query)]
-    return frozenset(purpose for data in found for purpose in data.get("purposes", ()))
+    agreements = [from_json(row.data) for row in conn.execute(query)]
+    return frozenset(purpose for data in agreements for purpose in data.get("purposes", ()))

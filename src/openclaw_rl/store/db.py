@@ -142,7 +142,8 @@ def _configure_connection(dbapi_connection: Any, _record: Any) -> None:
 
 
 def _begin_transaction(conn: Connection) -> None:
-    if synchronous := conn.get_execution_options().get("write"):
+    synchronous = conn.get_execution_options().get("write")
+    if synchronous:
         _begin_write(conn, synchronous)
     else:
         conn.exec_driver_sql("BEGIN")

@@ -157,11 +157,11 @@ class ExchangeIndex:
         """Return the exchanges whose reply has one of these own hashes, the newest of each."""
         return self._find_summaries("reply_own", scope, owns)
 
-    def by_own_in_session(self, scope: str, session: str, own: bytes) -> list[ExchangeSummary]:
+    def by_own_in_session(self, scope: str, session: str, own_hash: bytes) -> list[ExchangeSummary]:
         """Return the exchanges of a session whose reply has this own hash, also if the reply is short."""
         return self._load_summaries(
             self._conn.execute(
-                _by_own_in_session, {"of_scope": scope, "session": session, "own": own}
+                _by_own_in_session, {"of_scope": scope, "session": session, "own": own_hash}
             )
         )
 
@@ -196,7 +196,7 @@ class ExchangeIndex:
     def message_hashes(self, past: ExchangeSummary) -> set[bytes]:
         """Return the own hashes of a request's messages."""
         marks = self._select_of(_marks, [past]).get(past.id, b"")
-        return {own for own, _, _ in message_hash.MARK.iter_unpack(marks)}
+        return {own_hash for own_hash, _, _ in message_hash.MARK.iter_unpack(marks)}
 
     def stop_strings(self, pasts: Sequence[ExchangeSummary]) -> dict[str, tuple[str, ...]]:
         """Return the stop strings of each request, by exchange id."""
@@ -229,9 +229,9 @@ class ExchangeIndex:
 
     def prompt_text(self, past: ExchangeSummary) -> str:
         """Return the texts of a request's messages, one after the other; empty if it is redacted."""
-        found = _decode_rows(messages_from_json, self._select_of(_messages, [past]))
+        messages_by_id = _decode_rows(messages_from_json, self._select_of(_messages, [past]))
         return "\n".join(
-            message_hash.visible_text(m) for messages in found.values() for m in messages
+            message_hash.visible_text(m) for messages in messages_by_id.values() for m in messages
         )
 
     def _select_of(self, query: Select[Any], pasts: Sequence[ExchangeSummary]) -> dict[str, Any]:
@@ -240,13 +240,13 @@ class ExchangeIndex:
         )
 
     def get(self, id: str) -> ExchangeSummary | None:
-        found = self._load_summaries(self._conn.execute(_by_id, {"id": id}))
-        return found[0] if found else None
+        summaries = self._load_summaries(self._conn.execute(_by_id, {"id": id}))
+        return summaries[0] if summaries else None
 
     def by_id(self, scope: str, id: str) -> ExchangeSummary | None:
         """Return the exchange with this id if it is in this scope."""
-        found = self.get(id)
-        return found if found is not None and found.scope == scope else None
+        summary = self.get(id)
+        return summary if summary is not None and summary.scope == scope else None
 
     def _find_summaries(
         self, column: str, scope: str, values: Collection[bytes]
@@ -259,14 +259,14 @@ class ExchangeIndex:
         return self._load_summaries(self._conn.execute(_by_seq, {"seqs": seqs})) if seqs else []
 
     def _load_summaries(self, rows: Iterable[Row[Any]]) -> list[ExchangeSummary]:
-        found = list(rows)
+        listed = list(rows)
         signatures: dict[str, set[bytes]] = {}
-        if found:
+        if listed:
             for turn, signature in self._conn.execute(
-                _signatures, {"turns": [row.id for row in found]}
+                _signatures, {"turns": [row.id for row in listed]}
             ):
                 signatures.setdefault(turn, set()).add(signature)
-        return [_summary_from_row(row, frozenset(signatures.get(row.id, ()))) for row in found]
+        return [_summary_from_row(row, frozenset(signatures.get(row.id, ()))) for row in listed]
 
 
 def _decode_rows(decode: Callable[[bytes], Any], rows: Mapping[str, bytes]) -> dict[str, Any]:

@@ -118,36 +118,38 @@ def insert_finished(conn: Connection, replies: Sequence[Reply]) -> None:
     for reply in replies:
         if reply.id not in known:
             raise KeyError(reply.id)
-    if fast_executemany(conn, _update_finished, [_finish_row(r) for r in replies]) != len(replies):
+    finished = fast_executemany(conn, _update_finished, [_finish_row(r) for r in replies])
+    if finished != len(replies):
         raise ValueError(
             f"finish: expected running exchanges, got some that have ended: {[r.id for r in replies]}"
         )
-    rows = [
-        _reply_row(known[r.id].seq, r, redacted=known[r.id].capture == Capture.REDACTED)
-        for r in replies
-    ]
+    redacted = {row.id for row in known.values() if row.capture == Capture.REDACTED}
+    rows = [_reply_row(known[r.id].seq, r, redacted=r.id in redacted) for r in replies]
     fast_executemany(conn, _insert_reply, rows)
-    if calls := [row for r in replies for row in _call_rows(known[r.id], r)]:
+    calls: list[dict[str, Any]] = []
+    for reply in replies:
+        calls.extend(_call_rows(known[reply.id], reply))
+    if calls:
         fast_executemany(conn, _insert_call, calls)
     for reply in replies:
-        _drop_untrainable(conn, reply, wordless=known[reply.id].capture == Capture.REDACTED)
+        _drop_untrainable(conn, reply, wordless=reply.id in redacted)
 
 
 def _drop_untrainable(conn: Connection, reply: Reply, *, wordless: bool) -> None:
     """`wordless`: the reply is redacted, so missing tokens do not mean that it was empty."""
+    at = reply.finished_at
     details = f": {reply.error}" if reply.error and not wordless else ""
     if reply.status is ExchangeStatus.FAILED:
-        drop(conn, reply.id, ReasonCode.FAILED, f"the reply failed{details}", at=reply.finished_at)
-    elif reply.status is ExchangeStatus.CANCELLED:
-        drop(
-            conn,
-            reply.id,
-            ReasonCode.CANCELLED,
-            f"the reply was cancelled{details}",
-            at=reply.finished_at,
-        )
-    elif not (wordless and len(reply.response_ids) == 0) and (words := degenerate_reason(reply)):
-        drop(conn, reply.id, ReasonCode.DEGENERATE, words, at=reply.finished_at)
+        drop(conn, reply.id, ReasonCode.FAILED, f"the reply failed{details}", at=at)
+        return
+    if reply.status is ExchangeStatus.CANCELLED:
+        drop(conn, reply.id, ReasonCode.CANCELLED, f"the reply was cancelled{details}", at=at)
+        return
+    if wordless and len(reply.response_ids) == 0:
+        return
+    reason = degenerate_reason(reply)
+    if reason:
+        drop(conn, reply.id, ReasonCode.DEGENERATE, reason, at=at)
 
 
 def add_feedback(conn: Connection, items: Sequence[Feedback]) -> None:
@@ -218,18 +220,18 @@ def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
 
 
 def _body_row(seq: int, r: Request, pack: message_hash.MarkPacker) -> dict[str, Any]:
-    full = r.capture is not Capture.REDACTED
-    return {
-        "seq": seq,
-        "messages": to_json(r.messages) if full else None,
-        "tools": to_json(r.tools) if full else None,
-        "template": to_json(r.template) if full and r.template else None,
-        "marks": pack(r.marks),
-        "sampling": to_json(
-            r.sampling if full else replace(r.sampling, stop=(), logit_bias={}, grammar=None)
-        ),
-        "prompt_ids": pack_ids(r.prompt_ids) if full else None,
-        "lessons": to_json(r.lessons) if full and r.lessons else None,
+    row: dict[str, Any] = {"seq": seq, "marks": pack(r.marks)}
+    if r.capture is Capture.REDACTED:
+        sampling = replace(r.sampling, stop=(), logit_bias={}, grammar=None)
+        contents = dict.fromkeys(("messages", "tools", "template", "prompt_ids", "lessons"))
+        return row | contents | {"sampling": to_json(sampling)}
+    return row | {
+        "messages": to_json(r.messages),
+        "tools": to_json(r.tools),
+        "template": to_json(r.template) if r.template else None,
+        "sampling": to_json(r.sampling),
+        "prompt_ids": pack_ids(r.prompt_ids),
+        "lessons": to_json(r.lessons) if r.lessons else None,
     }
 
 
@@ -277,14 +279,19 @@ def _call_rows(head: Any, reply: Reply) -> list[dict[str, Any]]:
 
 
 def _reply_row(seq: int, r: Reply, *, redacted: bool) -> dict[str, Any]:
-    return {
+    row: dict[str, Any] = {
         "seq": seq,
-        "message": None if redacted else to_json(r.message),
-        "response_ids": None if redacted else pack_ids(r.response_ids),
-        "logprobs": None if redacted else pack_logprobs(r.logprobs),
-        "mask": None if redacted else pack_mask(r.mask),
         "spans": to_json(r.spans),
         "mark": message_hash.pack_marks([r.mark]) if r.mark else None,
-        "error": None if redacted else r.error,
         "first_token_at": r.first_token_at,
+    }
+    if redacted:
+        contents = ("message", "response_ids", "logprobs", "mask", "error")
+        return row | dict.fromkeys(contents)
+    return row | {
+        "message": to_json(r.message),
+        "response_ids": pack_ids(r.response_ids),
+        "logprobs": pack_logprobs(r.logprobs),
+        "mask": pack_mask(r.mask),
+        "error": r.error,
     }

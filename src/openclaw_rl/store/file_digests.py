@@ -142,11 +142,11 @@ class FolderDigests:
 
     def record(self, digests: Mapping[str, str | None]) -> None:
         """Store the digests (hex) of the large files among these, in the states that they had at the beginning."""
-        rows = [
-            asdict(state) | {"sha256": bytes.fromhex(digest)}
-            for name, state in self._states.items()
-            if (digest := digests.get(name)) is not None
-        ]
+        rows = []
+        for name, state in self._states.items():
+            digest = digests.get(name)
+            if digest is not None:
+                rows.append(asdict(state) | {"sha256": bytes.fromhex(digest)})
         if rows:
             with self._store.write() as conn:
                 conn.execute(_upsert_digest, rows)

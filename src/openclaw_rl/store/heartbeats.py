@@ -31,9 +31,9 @@ TIMEOUT = 10.0
 _put = insert(loops)
 
 
-def _make_upsert(*kept: str) -> Insert:
+def _make_upsert(*unchanged: str) -> Insert:
     """Return the statement that writes a heartbeat and keeps these columns of the one before."""
-    written = [column.name for column in loops.c if column.name not in ("name", *kept)]
+    written = [column.name for column in loops.c if column.name not in ("name", *unchanged)]
     return _put.on_conflict_do_update(
         index_elements=["name"], set_={name: _put.excluded[name] for name in written}
     )
@@ -51,7 +51,8 @@ class Heartbeat:
     name: str
     pid: int
     at: float  # seconds since the epoch
-    state: str  # STARTING: the next heartbeat may take minutes; PARKED: cannot work; DEGRADED: other workers crashed
+    # STARTING: the next heartbeat may take minutes; PARKED: cannot work; DEGRADED: other workers crashed.
+    state: str
     note: str  # what the worker waits for or works on, as text; if PARKED, the reason and the cure
     advanced_at: float = 0.0  # seconds since the epoch; when its work last advanced
     activity: Activity | None = None  # a piece of work that takes long
@@ -215,24 +216,31 @@ class AttemptLog:
 
     def begin(self, refs: Collection[str]) -> dict[str, int]:
         """Note that the work on these rows begins. Return how often a worker died on each of them, if it did."""
-        if fresh := [ref for ref in refs if ref not in self._begun]:
+        fresh = [ref for ref in refs if ref not in self._begun]
+        if fresh:
             with self._store.write(durable=False) as conn:
                 before = self._counts(conn)
                 pid = os.getpid()
                 rows = [{"stage": self._stage, "ref": ref, "count": 1, "pid": pid} for ref in fresh]
                 conn.execute(_begin_attempt, rows)
-            self._begun |= {ref: before.get(ref, 0) for ref in fresh}
-        return {ref: deaths for ref in refs if (deaths := self._begun[ref])}
+            for ref in fresh:
+                self._begun[ref] = before.get(ref, 0)
+        deaths = {ref: self._begun[ref] for ref in refs}
+        return {ref: count for ref, count in deaths.items() if count}
 
     def end(
         self, conn: Connection, refs: Collection[str] | None = None, *, success: bool = True
     ) -> None:
         """Remove the notes of these rows (None: all), in the transaction of the result."""
-        self._ended = {
-            ref: self._begun.pop(ref) for ref in list(self._begun) if refs is None or ref in refs
-        }
-        named = attempts.c.ref != _SET_ASIDE_REF if refs is None else attempts.c.ref.in_(list(refs))
-        rows = named | (attempts.c.ref == _SET_ASIDE_REF) if success else named
+        if refs is None:
+            refs = list(self._begun)
+            named = attempts.c.ref != _SET_ASIDE_REF
+        else:
+            named = attempts.c.ref.in_(list(refs))
+        self._ended = {ref: self._begun.pop(ref) for ref in refs if ref in self._begun}
+        rows = named
+        if success:
+            rows = named | (attempts.c.ref == _SET_ASIDE_REF)
         conn.execute(delete(attempts).where(attempts.c.stage == self._stage, rows))
 
     def forget(self, refs: Collection[str] | None = None) -> None:

@@ -122,14 +122,17 @@ _scored_turn = (
 def known_turns(conn: Connection, ids: Collection[str]) -> dict[str, KnownTurn]:
     """Return the state of those turns of `ids` that are in the store, by id."""
     listed = list(ids)
-    parts = [listed[at : at + MAX_IDS_PER_QUERY] for at in range(0, len(listed), MAX_IDS_PER_QUERY)]
-    rows = [row for part in parts for row in conn.execute(_select_known, {"ids": part})]
-    return {
-        r.id: KnownTurn(
-            id=r.id, state=TurnState(r.state), revision=r.revision, imported=r.origin is not None
-        )
-        for r in rows
-    }
+    turns_by_id = {}
+    for at in range(0, len(listed), MAX_IDS_PER_QUERY):
+        part = listed[at : at + MAX_IDS_PER_QUERY]
+        for row in conn.execute(_select_known, {"ids": part}):
+            turns_by_id[row.id] = KnownTurn(
+                id=row.id,
+                state=TurnState(row.state),
+                revision=row.revision,
+                imported=row.origin is not None,
+            )
+    return turns_by_id
 
 
 def insert_turns(
@@ -162,17 +165,21 @@ def apply_outcome(conn: Connection, outcome: ImportOutcome, state: KnownTurn, no
 
     `state`: the turn before; `now`: time of the event for a drop.
     """
-    news = _record_reaction(conn, outcome) if outcome.reaction else False
-    news |= _record_feedback(conn, outcome, state.revision + news) if outcome.feedback else False
+    changed = False
+    if outcome.reaction:
+        changed |= _record_reaction(conn, outcome)
+    if outcome.feedback:
+        # A new reaction is the next revision.
+        changed |= _record_feedback(conn, outcome, state.revision + changed)
     if outcome.verdict is not None:
-        then = known_turns(conn, [outcome.turn])[outcome.turn]
-        if then.state is TurnState.CLOSED:
-            news |= turns.add_verdict(conn, replace(outcome.verdict, revision=then.revision))
-    if outcome.dropped is not None and state.state is not TurnState.DROPPED:
-        news |= turn_states.drop(
-            conn, outcome.turn, outcome.dropped.cause, outcome.dropped.reason, at=now
-        )
-    return news
+        current = known_turns(conn, [outcome.turn])[outcome.turn]
+        if current.state is TurnState.CLOSED:
+            verdict = replace(outcome.verdict, revision=current.revision)
+            changed |= turns.add_verdict(conn, verdict)
+    dropped = outcome.dropped
+    if dropped is not None and state.state is not TurnState.DROPPED:
+        changed |= turn_states.drop(conn, outcome.turn, dropped.cause, dropped.reason, at=now)
+    return changed
 
 
 def _record_reaction(conn: Connection, outcome: ImportOutcome) -> bool:

@@ -37,9 +37,13 @@ def acquire(conn: Connection, name: str, holder: str, ttl: float, now: float) ->
     The same holder may acquire it again, which makes its earlier lease stale.
     """
     row = _lease_row(conn, name)
-    if row is not None and row.holder != holder and row.expires_at > now:
-        return None
-    lease = Lease(name=name, holder=holder, epoch=row.epoch + 1 if row else 1, expires_at=now + ttl)
+    epoch = 1
+    if row is not None:
+        is_held_by_other = row.holder != holder and row.expires_at > now
+        if is_held_by_other:
+            return None
+        epoch = row.epoch + 1
+    lease = Lease(name=name, holder=holder, epoch=epoch, expires_at=now + ttl)
     conn.execute(_upsert, to_row(leases, lease))
     return lease
 
@@ -53,15 +57,20 @@ def get(conn: Connection, name: str) -> Lease | None:
 def check(conn: Connection, lease: Lease, now: float) -> None:
     """Raise `StaleLease` if another holder or epoch has the lease, or if it has expired."""
     row = _lease_row(conn, lease.name)
-    if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
-        taken = f"{row.holder} holds epoch {row.epoch}" if row else "nobody holds it"
-        raise StaleLease(
-            f"lease {lease.name!r}: epoch {lease.epoch} of {lease.holder} was expected, but {taken}."
-        )
+    if row is None:
+        raise _not_held_error(lease, "nobody holds it")
+    if (row.epoch, row.holder) != (lease.epoch, lease.holder):
+        raise _not_held_error(lease, f"{row.holder} holds epoch {row.epoch}")
     if row.expires_at <= now:
         raise StaleLease(
             f"lease {lease.name!r}: {lease.holder} did not renew it; it expired {now - row.expires_at:.1f} s ago."
         )
+
+
+def _not_held_error(lease: Lease, actual: str) -> StaleLease:
+    return StaleLease(
+        f"lease {lease.name!r}: epoch {lease.epoch} of {lease.holder} was expected, but {actual}."
+    )
 
 
 def renew(conn: Connection, lease: Lease, ttl: float, now: float) -> Lease:

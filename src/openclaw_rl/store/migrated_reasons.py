@@ -94,11 +94,11 @@ _NOT_FINITE = ", expected a finite number"
 def fill_codes(conn: sqlite3.Connection) -> None:
     """Write the code of each reason that is stored as words."""
     conn.create_function(
-        "untrainable_code_of", 1, lambda words: find_code(words, UNTRAINABLE, "stated")
+        "untrainable_code_of", 1, lambda text: find_code(text, UNTRAINABLE, "stated")
     )
     conn.create_function("version_code_of", 2, code_of_version)
-    conn.create_function("verdict_code_of", 1, lambda words: find_code(words, VERDICT, None))
-    conn.create_function("cause_of", 2, lambda words, cause: find_code(words, DROPPED, cause))
+    conn.create_function("verdict_code_of", 1, lambda text: find_code(text, VERDICT, None))
+    conn.create_function("cause_of", 2, lambda text, cause: find_code(text, DROPPED, cause))
     conn.execute(
         "UPDATE turns SET untrainable_code = untrainable_code_of(untrainable) WHERE untrainable IS NOT NULL"
     )
@@ -113,18 +113,18 @@ def fill_codes(conn: sqlite3.Connection) -> None:
     )
 
 
-def find_code(words: str | None, prefixes: Prefixes, default: str | None) -> str | None:
+def find_code(text: str | None, prefixes: Prefixes, default: str | None) -> str | None:
     """Return the code of the first prefix with which the words begin, or the default."""
     return next(
-        (code for prefix, code in prefixes if words is not None and words.startswith(prefix)),
+        (code for prefix, code in prefixes if text is not None and text.startswith(prefix)),
         default,
     )
 
 
-def code_of_version(words: str, state: str) -> str:
+def code_of_version(text: str, state: str) -> str:
     """Return the code of a version that was rejected or rolled back. The owner's words may be any."""
     if state == "rolled_back":
         return "rolled back"
-    if words.endswith(_NOT_FINITE):
+    if text.endswith(_NOT_FINITE):
         return "not finite"
-    return find_code(words, POLICY, None) or "stated"
+    return find_code(text, POLICY, None) or "stated"

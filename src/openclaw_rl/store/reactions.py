@@ -168,22 +168,23 @@ def record_pending_feedback(conn: Connection, turn: str, at: float) -> bool:
 
 
 def record_observation(
-    conn: Connection, turn: str, signal: str, *, source: str | None, at: float
+    conn: Connection, turn: str, observation: str, *, source: str | None, at: float
 ) -> bool:
     """Store what a person did with the reply (`behaviour/observations.py`), and set the turn to CLOSED to be judged.
 
     `source`: the exchange that shows it. Returns False if the turn stays as it is: it cannot be closed, or a judge has
     found evidence in the reaction, which counts before behaviour.
     """
-    now = conn.execute(_select_state, {"turn": turn}).one()
-    row = {"turn": turn, "signal": signal, "source": source, "at": at}
-    if conn.execute(_insert_observation, row).rowcount == 0 or not _can_close(now):
+    turn_row = conn.execute(_select_state, {"turn": turn}).one()
+    row = {"turn": turn, "signal": observation, "source": source, "at": at}
+    is_known = conn.execute(_insert_observation, row).rowcount == 0
+    if is_known or not _can_close(turn_row):
         return False
-    if now.signal and not conn.execute(_count_explicit, {"turn": turn}).scalar_one():
+    if turn_row.signal and not conn.execute(_count_explicit, {"turn": turn}).scalar_one():
         judge = conn.execute(_newest_judge, {"turn": turn}).scalar_one()
         if not is_signal(judge):
             return False
-    _repeat_reaction(conn, now, how="behaviour", source=source, at=at)
+    _repeat_reaction(conn, turn_row, how="behaviour", source=source, at=at)
     return True
 
 

@@ -113,11 +113,11 @@ def _shared_names(kind: Any, table: Table) -> tuple[str, ...]:
 def from_row(kind: type[_T], row: Any, /, **converted: Any) -> _T:
     """Build a dataclass from the columns or attributes named like its fields; `converted`: all other fields."""
     build: Any = kind
-    made: _T = build(
+    built: _T = build(
         **{name: getattr(row, name) for name in _field_names(build) if name not in converted},
         **converted,
     )
-    return made
+    return built
 
 
 def to_row(table: Table, item: Any, /, **converted: Any) -> dict[str, Any]:
@@ -152,18 +152,25 @@ def reply_from_row(row: Row[Any]) -> Reply | None:
     """Build a reply from a row of `exchanges` and `replies`; None while it runs. If redacted, it has no content."""
     if row.finished_at is None:
         return None
-    return from_row(
-        Reply,
-        row,
-        status=ExchangeStatus(row.status),
-        message=message_from_json(row.message) if row.message is not None else {},
-        response_ids=unpack_ids(row.response_ids or b""),
-        logprobs=unpack_logprobs(row.logprobs or b""),
-        mask=unpack_mask(row.mask or b""),
-        spans=() if row.response_ids is None else _decode_json(_spans_decoder, row.spans),
-        finish_reason=FinishReason(row.finish_reason) if row.finish_reason else None,
-        mark=message_hash.unpack_marks(row.mark)[0] if row.mark else None,
-    )
+    converted: dict[str, Any] = {
+        "status": ExchangeStatus(row.status),
+        "message": {},
+        "response_ids": unpack_ids(row.response_ids or b""),
+        "logprobs": unpack_logprobs(row.logprobs or b""),
+        "mask": unpack_mask(row.mask or b""),
+        "spans": (),
+        "finish_reason": None,
+        "mark": None,
+    }
+    if row.message is not None:
+        converted["message"] = message_from_json(row.message)
+    if row.response_ids is not None:
+        converted["spans"] = _decode_json(_spans_decoder, row.spans)
+    if row.finish_reason:
+        converted["finish_reason"] = FinishReason(row.finish_reason)
+    if row.mark:
+        converted["mark"] = message_hash.unpack_marks(row.mark)[0]
+    return from_row(Reply, row, **converted)
 
 
 def exchange_from_row(row: Row[Any]) -> Exchange:

@@ -175,25 +175,25 @@ def turns_by_session(
 ) -> Iterator[tuple[StoredSession, list[StoredTurn]]]:
     """Yield each session with its turns, as `stored_turns`; short sessions are read together."""
     query = _turns_query(settled=False, served_here=False)
-    held: list[tuple[StoredSession, Sequence[Row[Any]]]] = []
+    pages: list[tuple[StoredSession, Sequence[Row[Any]]]] = []
     number = 0
     for session in sessions:
-        held.append(
+        pages.append(
             (session, conn.execute(query, {"scope": session.scope, "session": session.name}).all())
         )
-        number += len(held[-1][1])
+        number += len(pages[-1][1])
         if number >= _PAGE_TURNS:
-            yield from _load_sessions(conn, held)
-            held = []
+            yield from _load_sessions(conn, pages)
+            pages = []
             number = 0
-    yield from _load_sessions(conn, held)
+    yield from _load_sessions(conn, pages)
 
 
 def _load_sessions(
-    conn: Connection, held: Sequence[tuple[StoredSession, Sequence[Row[Any]]]]
+    conn: Connection, pages: Sequence[tuple[StoredSession, Sequence[Row[Any]]]]
 ) -> Iterator[tuple[StoredSession, list[StoredTurn]]]:
-    items = _load_turns(conn, [row for _, rows in held for row in rows])
-    for session, rows in held:
+    items = _load_turns(conn, [row for _, rows in pages for row in rows])
+    for session, rows in pages:
         yield session, [item for item in islice(items, len(rows)) if item is not None]
 
 
@@ -231,14 +231,14 @@ def _load_readable(conn: Connection, row: Row[Any]) -> StoredTurn | None:
 
 
 def _load_page(conn: Connection, page: Sequence[Row[Any]]) -> list[StoredTurn]:
-    found = exchanges.get_many(conn, [row.id for row in page])
+    exchanges_by_id = exchanges.get_many(conn, [row.id for row in page])
     reactions = turns.current_reactions(conn, [row.id for row in page if row.revision])
     verdicts = turns.current_verdicts(
         conn, [row.id for row in page if row.state == TurnState.JUDGED]
     )
     out = []
     for row in page:
-        exchange = found.get(row.id)
+        exchange = exchanges_by_id.get(row.id)
         if exchange is None:
             raise DamagedRow(row.id, "its request is missing")
         assert exchange.reply is not None, f"turn {row.id} has ended"

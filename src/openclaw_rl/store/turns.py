@@ -133,11 +133,11 @@ def current_reaction(conn: Connection, turn_id: str) -> Reaction | None:
 
 def current_reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
     """Return `current_reaction` of those turns that have one, by turn."""
-    given: dict[str, list[Feedback]] = {}
+    feedback: dict[str, list[Feedback]] = {}
     for row in conn.execute(_feedback, {"ids": list(ids)}):
-        given.setdefault(row.target, []).append(from_row(Feedback, row))
+        feedback.setdefault(row.target, []).append(from_row(Feedback, row))
     rows = conn.execute(_reaction, {"ids": list(ids)})
-    return {row.turn: reaction_from_row(row, given.get(row.turn, ())) for row in rows}
+    return {row.turn: reaction_from_row(row, feedback.get(row.turn, ())) for row in rows}
 
 
 def current_verdict(conn: Connection, turn_id: str) -> Verdict | None:
@@ -148,10 +148,10 @@ def current_verdict(conn: Connection, turn_id: str) -> Verdict | None:
 
 def current_verdicts(conn: Connection, ids: Sequence[str]) -> dict[str, Verdict]:
     """Return `current_verdict` of those turns that have one, by turn."""
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     for row in conn.execute(_verdicts, {"ids": list(ids)}):
-        found.setdefault(row.turn, verdict_from_row(row))
-    return found
+        verdicts.setdefault(row.turn, verdict_from_row(row))
+    return verdicts
 
 
 def closed_turns(conn: Connection, limit: int) -> list[JudgeInput]:
@@ -159,15 +159,15 @@ def closed_turns(conn: Connection, limit: int) -> list[JudgeInput]:
     ids = list(conn.execute(_closed, {"limit": limit}).scalars())
     if not ids:
         return []
-    found = exchanges.get_many(conn, ids)
+    exchanges_by_id = exchanges.get_many(conn, ids)
     answers = current_reactions(conn, ids)
     observed = observations_of(conn, ids)
     out = []
     for id_ in ids:
-        if id_ not in found or id_ not in answers:
+        if id_ not in exchanges_by_id or id_ not in answers:
             raise DamagedRow(id_, "its request or its reaction is missing")
-        request = found[id_].request
-        reply = found[id_].reply
+        request = exchanges_by_id[id_].request
+        reply = exchanges_by_id[id_].reply
         assert reply is not None, f"turn {id_} was closed while its exchange is running"
         item = JudgeInput(
             turn=id_, messages=request.messages, reply=reply.message, reaction=answers[id_]
@@ -255,11 +255,14 @@ def set_aside(conn: Connection, turn_id: str, reason: Reason, *, at: float) -> N
 
 def _current_signal(conn: Connection, turn: str, truncated: bool) -> int:
     """Return the signal bits. A truncated reply has no score signal, as the model did not choose its end."""
-    found = current_verdict(conn, turn)
-    assert found is not None, f"turn {turn} has no verdict, although one was just stored"
-    return (SCORE_SIGNAL if found.score and not truncated else 0) | (
-        HINT_SIGNAL if found.hints else 0
-    )
+    verdict = current_verdict(conn, turn)
+    assert verdict is not None, f"turn {turn} has no verdict, although one was just stored"
+    signal = 0
+    if verdict.score and not truncated:
+        signal |= SCORE_SIGNAL
+    if verdict.hints:
+        signal |= HINT_SIGNAL
+    return signal
 
 
 def count_rows(
@@ -289,21 +292,21 @@ def count_dropped(conn: Connection) -> dict[Reason, int]:
 
 def count_untrainable(conn: Connection) -> dict[Reason, int]:
     """Return the number of untrainable turns for each reason, most frequent first; without practice."""
-    words = t.turns.c.untrainable
-    return _count_reasons(conn, t.turns.c.untrainable_code, words, words.is_not(None))
+    detail = t.turns.c.untrainable
+    return _count_reasons(conn, t.turns.c.untrainable_code, detail, detail.is_not(None))
 
 
 def _count_reasons(
-    conn: Connection, code: Column[str], words: Column[str], condition: ColumnElement[bool]
+    conn: Connection, code: Column[str], detail: Column[str], condition: ColumnElement[bool]
 ) -> dict[Reason, int]:
     number = func.count().label("number")
-    query = select(code, words, number).where(condition, _OF_PEOPLE).group_by(code, words)
+    query = select(code, detail, number).where(condition, _OF_PEOPLE).group_by(code, detail)
     rows = conn.execute(query.order_by(number.desc()))
     return {_to_reason(row[0], row[1]): int(row.number) for row in rows}
 
 
-def _to_reason(code: str | None, words: str | None) -> Reason:
-    return Reason(ReasonCode.STATED if code is None else ReasonCode(code), words or "")
+def _to_reason(code: str | None, detail: str | None) -> Reason:
+    return Reason(ReasonCode.STATED if code is None else ReasonCode(code), detail or "")
 
 
 def trainable_by_agent(conn: Connection) -> dict[str, dict[Reason | None, int]]:
@@ -316,8 +319,8 @@ def trainable_by_agent(conn: Connection) -> dict[str, dict[Reason | None, int]]:
         .group_by(*columns)
     )
     out: dict[str, dict[Reason | None, int]] = {}
-    for agent, code, words, count in conn.execute(query):
-        reason = None if words is None else _to_reason(code, words)
+    for agent, code, detail, count in conn.execute(query):
+        reason = None if detail is None else _to_reason(code, detail)
         out.setdefault(agent, {})[reason] = count
     return out
 

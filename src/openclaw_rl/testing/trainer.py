@@ -42,11 +42,11 @@ class ScriptedTrainer:
         self.memory: Mapping[str, Any] = {}
         self.batches: list[Sequence[Sample]] = []
 
-    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+    def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
         """See `protocols.Trainer.load`."""
         self.folder = folder
-        self.memory = dict(memory)
-        self.steps = int(memory.get("steps", 0))
+        self.memory = dict(method_state)
+        self.steps = int(method_state.get("steps", 0))
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         """See `protocols.Trainer.step`."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import re
+import shutil
 import tarfile
 import tempfile
 import time
@@ -54,23 +56,25 @@ def _download_files(url: str) -> dict[str, bytes]:
 
 def _read_archive(url: str) -> dict[str, bytes]:
     """Return the adapter's files in a tar archive, which may be compressed. Nothing is extracted to a path."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     with tempfile.TemporaryFile() as file:
         with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:
-            while block := answer.read(2**20):
-                file.write(block)
+            shutil.copyfileobj(answer, file, 2**20)
         file.seek(0)
         with tarfile.open(fileobj=file, mode="r:*") as archive:
             for member in archive:
-                if (name := Path(member.name).name) in WEIGHT_FILES and member.isfile():
-                    stream = archive.extractfile(member)
-                    assert stream is not None
-                    found[name] = stream.read()
-    if missing := sorted(set(WEIGHT_FILES) - found.keys()):
+                name = Path(member.name).name
+                if name not in WEIGHT_FILES or not member.isfile():
+                    continue
+                stream = archive.extractfile(member)
+                assert stream is not None
+                files[name] = stream.read()
+    missing = sorted(set(WEIGHT_FILES) - files.keys())
+    if missing:
         raise EngineError(
             f"the archive of the adapter that the Tinker service returned has no {' and '.join(missing)}"
         )
-    return found
+    return files
 
 
 def to_peft_layout(files: Mapping[str, bytes], base: LocalBase) -> dict[str, bytes]:
@@ -79,10 +83,10 @@ def to_peft_layout(files: Mapping[str, bytes], base: LocalBase) -> dict[str, byt
     The service's settings name its own base and need not name the modules.
     """
     try:
-        given = json.loads(files[ADAPTER_CONFIG])
+        adapter_config = json.loads(files[ADAPTER_CONFIG])
         shapes = dict(_matrix_shapes(files[ADAPTER_WEIGHTS]))
-        rank = int(given["r"])
-        alpha = float(given["lora_alpha"])
+        rank = int(adapter_config["r"])
+        alpha = float(adapter_config["lora_alpha"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(
             f"the adapter that the Tinker service returned cannot be read ({type(error).__name__}: {error}); expected "
@@ -91,7 +95,7 @@ def to_peft_layout(files: Mapping[str, bytes], base: LocalBase) -> dict[str, byt
     modules = _adapted_modules(shapes, rank)
     if base.folder is not None:
         _check_fit(modules, base.folder)
-    settings = {"bias": "none", "lora_dropout": 0.0} | given
+    settings = {"bias": "none", "lora_dropout": 0.0} | adapter_config
     settings |= {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -109,19 +113,26 @@ def _adapted_modules(shapes: Shapes, rank: int) -> dict[str, tuple[int, int]]:
     """Return [out, in] of each module that has both matrices of this rank."""
     sides: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
-        found = _MATRIX_NAME.fullmatch(name)
-        if found is None or len(shape) != 2:
+        match = _MATRIX_NAME.fullmatch(name)
+        if match is None or len(shape) != 2:
             raise _foreign_name(name, "PEFT")
-        sides.setdefault(found["module"], {})[found["side"]] = shape
-    for module, pair in sides.items():
-        if pair.keys() != {"A", "B"} or pair["A"][0] != rank or pair["B"][1] != rank:
-            raise EngineError(
-                f"the adapter that the Tinker service returned has matrices {pair} for {module}; expected "
-                f"[{rank}, in] and [out, {rank}]"
-            )
+        sides.setdefault(match["module"], {})[match["side"]] = shape
     if not sides:
         raise EngineError("the adapter that the Tinker service returned has no matrices")
-    return {module: (pair["B"][0], pair["A"][1]) for module, pair in sides.items()}
+    return {module: _matrix_size(module, pair, rank) for module, pair in sides.items()}
+
+
+def _matrix_size(module: str, pair: Mapping[str, tuple[int, ...]], rank: int) -> tuple[int, int]:
+    """Return (out, in) of a module with the matrices A [rank, in] and B [out, rank]. Raises `EngineError`."""
+    if pair.keys() == {"A", "B"}:
+        rank_of_a, inputs = pair["A"]
+        outputs, rank_of_b = pair["B"]
+        if rank_of_a == rank_of_b == rank:
+            return outputs, inputs
+    raise EngineError(
+        f"the adapter that the Tinker service returned has matrices {pair} for {module}; expected "
+        f"[{rank}, in] and [out, {rank}]"
+    )
 
 
 def _check_fit(modules: Mapping[str, tuple[int, int]], folder: Path) -> None:
@@ -130,14 +141,18 @@ def _check_fit(modules: Mapping[str, tuple[int, int]], folder: Path) -> None:
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
             known.update(_matrix_shapes(stream))
-    for module, shape in modules.items() if known else ():
-        if (expected := known.get(f"{module}.weight")) is None:
+    if not known:
+        return
+    for module, shape in modules.items():
+        expected = known.get(f"{module}.weight")
+        if shape == expected:
+            continue
+        if expected is None:
             raise _foreign_name(module, f"the base in {folder}")
-        if shape != expected:
-            raise EngineError(
-                f"the adapter that the Tinker service trained does not fit the base in {folder}: {module} has shape "
-                f"{list(shape)}, expected {list(expected)}. Set tinker.model to the name of this base at the service"
-            )
+        raise EngineError(
+            f"the adapter that the Tinker service trained does not fit the base in {folder}: {module} has shape "
+            f"{list(shape)}, expected {list(expected)}. Set tinker.model to the name of this base at the service"
+        )
 
 
 def _foreign_name(name: str, owner: str) -> EngineError:
@@ -150,10 +165,9 @@ def _foreign_name(name: str, owner: str) -> EngineError:
 def _matrix_shapes(content: bytes | BinaryIO) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of each tensor in a safetensors file, from its header: 8 bytes of length, then JSON."""
     if isinstance(content, bytes):
-        raw = content[8 : 8 + int.from_bytes(content[:8], "little")]
-    else:
-        raw = content.read(int.from_bytes(content.read(8), "little"))
-    header: dict[str, Any] = json.loads(raw)
+        content = io.BytesIO(content)
+    length = int.from_bytes(content.read(8), "little")
+    header: dict[str, Any] = json.loads(content.read(length))
+    header.pop("__metadata__", None)
     for name, entry in header.items():
-        if name != "__metadata__":
-            yield name, tuple(entry["shape"])
+        yield name, tuple(entry["shape"])

@@ -16,18 +16,19 @@ REQUIREMENT = "tinker>=0.24.1,<0.26"
 def check_sdk() -> None:
     """Raise `ConfigError` unless the SDK is installed in a version that works."""
     try:
-        found = metadata.version("tinker")
+        installed = metadata.version("tinker")
     except metadata.PackageNotFoundError:
-        found = None
-    if (wrong := version_problem(found)) is not None:
-        raise ConfigError(f"{wrong}. Install it with: pip install '{REQUIREMENT}'")
+        installed = None
+    problem = version_problem(installed)
+    if problem is not None:
+        raise ConfigError(f"{problem}. Install it with: pip install '{REQUIREMENT}'")
 
 
-def version_problem(found: str | None) -> str | None:
-    """Return what is wrong with an installed version, or None. `found`: None if it is missing."""
-    if found is None:
+def version_problem(installed: str | None) -> str | None:
+    """Return what is wrong with an installed version, or None. `installed`: None if it is missing."""
+    if installed is None:
         return "Tinker needs its SDK, the package tinker, which is not installed here"
-    numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:3])
+    numbers = tuple(int(part) for part in re.findall(r"\d+", installed)[:3])
     if MIN_VERSION <= numbers < BELOW_VERSION:
         return None
-    return f"the Tinker SDK installed here is {found}; expected {REQUIREMENT}"
+    return f"the Tinker SDK installed here is {installed}; expected {REQUIREMENT}"

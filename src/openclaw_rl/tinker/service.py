@@ -63,16 +63,18 @@ class TinkerService:
         A service that cannot be reached is reported after `tinker.connect_timeout`; the attempt continues meanwhile.
         """
         with self._lock:
-            if (client := self._client) is not None:
-                return client
-            if self._failed is not None and time.monotonic() - self._failed[0] < RECONNECT_SECONDS:
-                raise self._failed[1]
+            if self._client is not None:
+                return self._client
+            if self._failed is not None:
+                failed_at, failure = self._failed
+                if time.monotonic() - failed_at < RECONNECT_SECONDS:
+                    raise failure
             try:
-                self._client = client = self._connect()
+                self._client = self._connect()
             except EngineError as error:
-                self._failed = time.monotonic(), error
+                self._failed = (time.monotonic(), error)
                 raise
-            return client
+            return self._client
 
     def _connect(self) -> Any:
         if self._attempt is None:
@@ -98,12 +100,12 @@ class TinkerService:
 
     def _ask_capabilities(self) -> tuple[Any, Any]:
         self.sdk = self._load_sdk()
-        given = {
+        options = {
             "base_url": self._config.url,
             "api_key": self._config.api_key,
             "project_id": self._config.project_id,
         }
-        client = self.sdk.ServiceClient(**{name: value for name, value in given.items() if value})
+        client = self.sdk.ServiceClient(**{name: value for name, value in options.items() if value})
         try:
             return client, client.get_server_capabilities()
         except BaseException:
@@ -126,15 +128,19 @@ class TinkerService:
 
     def create_model(self, *, rank: int, seed: int | None = None, adapts_head: bool = True) -> Any:
         """Return the SDK's training client of a new adapter of the base. `adapts_head`: the output layer, too."""
-        given = {"base_model": self.model, "rank": rank, "seed": seed, "train_unembed": adapts_head}
-        return self.run_blocking(lambda: self.open_session().create_lora_training_client(**given))
+        options = {
+            "base_model": self.model,
+            "rank": rank,
+            "seed": seed,
+            "train_unembed": adapts_head,
+        }
+        return self.run_blocking(lambda: self.open_session().create_lora_training_client(**options))
 
     def save_checkpoint(self, model: Any, kind: CheckpointKind, name: str) -> str:
         """Save the model of a training client under a new name, and return the path. Raises `EngineError`."""
+        save = model.save_state if kind == "weights" else model.save_weights_for_sampler
         try:
-            saving = (model.save_state if kind == "weights" else model.save_weights_for_sampler)(
-                name
-            ).future()
+            saving = save(name).future()
             return self._wait_saved(model, saving, f"/{kind}/{name}")
         except EngineError:
             raise
@@ -149,16 +155,19 @@ class TinkerService:
         list, which has the complete ones.
         """
         end = time.monotonic() + self._config.call_timeout
-        while (left := end - time.monotonic()) > 0:
+        left = self._config.call_timeout
+        while left > 0:
             if wait([saving], min(LOST_SECONDS, left)).done:
                 answered: str = saving.result().path
                 return answered
-            if (found := self._find_checkpoint(model, ending)) is not None:
-                path = str(found.tinker_path)
+            checkpoint = self._find_checkpoint(model, ending)
+            if checkpoint is not None:
+                path = str(checkpoint.tinker_path)
                 log.warning("%s is saved; the Tinker service's answer to that is missing", path)
                 # The client's next call waits until this one ends.
                 saving.cancel()
                 return path
+            left = end - time.monotonic()
         raise self.timeout_error()
 
     def _find_checkpoint(self, model: Any, ending: str) -> Any:
@@ -179,15 +188,17 @@ class TinkerService:
     def _ask_archive(self, model: Any, ending: str) -> str:
         """The list has the identifier under which this service knows the checkpoint, which is not in its path."""
         end = time.monotonic() + LOST_SECONDS
-        while (found := self._find_checkpoint(model, ending)) is None:
+        checkpoint = self._find_checkpoint(model, ending)
+        while checkpoint is None:
             if time.monotonic() >= end:
                 raise EngineError(
                     f"the Tinker service does not list {ending}, which it saved; expected it, to download it"
                 )
             time.sleep(1.0)
+            checkpoint = self._find_checkpoint(model, ending)
         rest = self.open_session().create_rest_client()
-        asked = rest.get_checkpoint_archive_url(model.model_id, found.checkpoint_id)
-        return str(asked.result(timeout=self._config.call_timeout).url)
+        archive = rest.get_checkpoint_archive_url(model.model_id, checkpoint.checkpoint_id)
+        return str(archive.result(timeout=self._config.call_timeout).url)
 
     def start_sampling(
         self,
@@ -199,8 +210,8 @@ class TinkerService:
         **sampling: Any,
     ) -> Future[Any]:
         """Start one reply. The future has the SDK's answer, or its error."""
-        given = {name: value for name, value in sampling.items() if value is not None}
-        params = self.sdk.SamplingParams(max_tokens=max_tokens, stop=list(stop) or None, **given)
+        options = {name: value for name, value in sampling.items() if value is not None}
+        params = self.sdk.SamplingParams(max_tokens=max_tokens, stop=list(stop) or None, **options)
         started: Future[Any] = sampler.sample(
             prompt=self.model_input(ids), num_samples=1, sampling_params=params
         )
@@ -221,8 +232,8 @@ class TinkerService:
         if not attempt.wait(self._config.call_timeout):
             raise self.timeout_error()
         try:
-            found: T = attempt.result()
-            return found
+            result: T = attempt.result()
+            return result
         except EngineError:
             raise
         except Exception as error:  # noqa: BLE001 - the SDK raises errors of several libraries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 _RETRYABLE = frozenset({408, 409, 429})
@@ -48,53 +49,86 @@ _UNREACHABLE = (
 )
 # Of a message of the service.
 MAX_CHARS = 300
+_Explanation = tuple[str, str]
+"""What the service did, and what to do."""
+_EXPLANATIONS: tuple[tuple[re.Pattern[str], _Explanation], ...] = (
+    (
+        _CHECKPOINT,
+        (
+            "no longer has a checkpoint of a version",
+            "Roll back to a version that it has, or to the base (`openclaw-rl rollback 0`)",
+        ),
+    ),
+    (_RANK, ("does not take this rank", "Set train.lora.rank to one that it offers")),
+    (
+        _CONTEXT,
+        ("refused a sequence as too long", "Set engine.max_context to what it takes"),
+    ),
+)
+"""Failures that the service's words alone show; the first that fits counts."""
+_BY_STATUS: Mapping[int, _Explanation] = {
+    402: ("refused for billing", "See to the account of this key"),
+    429: ("is still busy after all retries", "Try again later"),
+}
 
 
 def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
     """Return what failed, what was expected and what to do, in one line. `url`: None is the SDK's own address."""
     where = f"the Tinker service at {url}" if url else "the Tinker service"
-    said = " ".join(str(error).split())[:MAX_CHARS] or type(error).__name__
+    text = " ".join(str(error).split())[:MAX_CHARS] or type(error).__name__
+    explanation = _explain_refusal(error, text) or _explain_loss(error, text)
+    if explanation is None and _MODEL.search(text):
+        return missing_model(model, (), url=url) + f" ({text})"
+    if explanation is None:
+        explanation = _explain_answer(error, text)
+    if explanation is None:
+        return f"{where} failed ({text})"
+    failure, cure = explanation
+    return f"{where} {failure} ({text}). {cure}"
+
+
+def _explain_refusal(error: BaseException, text: str) -> _Explanation | None:
+    """Return what was refused of the account, or that the service is not there; None for any other failure."""
     status = _status_of(error)
-    if status in (400, 403, 404) and _PROJECT.search(said) and not _KEY.search(said):
-        return f"{where} refused the project ({said}). Set TINKER_PROJECT_ID (tinker.project_id) to one of this key"
-    if status in (401, 403) or _KEY.search(said):
-        return f"{where} refused the key ({said}). Set TINKER_API_KEY (tinker.api_key) to a key of this service"
-    if status == 402:
-        return f"{where} refused for billing ({said}). See to the account of this key"
-    if is_unreachable(error):
+    is_of_key = _KEY.search(text) is not None
+    is_of_project = _PROJECT.search(text) is not None and not is_of_key
+    if status in (400, 403, 404) and is_of_project:
         return (
-            f"{where} does not answer ({said}). Check the network and tinker.url (TINKER_ENDPOINT)"
+            "refused the project",
+            "Set TINKER_PROJECT_ID (tinker.project_id) to one of this key",
         )
-    if status == 429:
-        return f"{where} is still busy after all retries ({said}). Try again later"
+    if status in (401, 403) or is_of_key:
+        return "refused the key", "Set TINKER_API_KEY (tinker.api_key) to a key of this service"
+    if is_unreachable(error):
+        return "does not answer", "Check the network and tinker.url (TINKER_ENDPOINT)"
+    return None if status is None else _BY_STATUS.get(status)
+
+
+def _explain_loss(error: BaseException, text: str) -> _Explanation | None:
+    """Return what the service no longer has, or does not take; None for any other failure."""
     if is_session_gone(error):
-        return f"{where} has ended this session ({said}). The next call opens another one"
+        return "has ended this session", "The next call opens another one"
     if is_model_gone(error):
         return (
-            f"{where} no longer has a model of this session ({said}). Training makes its own again; for sampling, set "
-            "tinker.sample_from to models"
+            "no longer has a model of this session",
+            "Training makes its own again; for sampling, set tinker.sample_from to models",
         )
-    if _CHECKPOINT.search(said):
-        return (
-            f"{where} no longer has a checkpoint of a version ({said}). Roll back to a version that it has, or to the "
-            "base (`openclaw-rl rollback 0`)"
-        )
-    if _RANK.search(said):
-        return (
-            f"{where} does not take this rank ({said}). Set train.lora.rank to one that it offers"
-        )
-    if _CONTEXT.search(said):
-        return f"{where} refused a sequence as too long ({said}). Set engine.max_context to what it takes"
-    if _MODEL.search(said):
-        return missing_model(model, (), url=url) + f" ({said})"
+    for pattern, explanation in _EXPLANATIONS:
+        if pattern.search(text):
+            return explanation
+    return None
+
+
+def _explain_answer(error: BaseException, text: str) -> _Explanation | None:
+    """Return what is wrong with the address; None if an answer of the service does not show it."""
     if _names_of(error) & set(_UNREADABLE):
         return (
-            f"{where} gave an answer that its SDK cannot read ({said}). Check that tinker.url (TINKER_ENDPOINT) is the "
-            "service, and that no proxy answers in its place"
+            "gave an answer that its SDK cannot read",
+            "Check that tinker.url (TINKER_ENDPOINT) is the service, and that no proxy answers in its place",
         )
-    if status == 404 and _NO_PATH.search(said):
-        return f"{where} has nothing at that address ({said}). Check tinker.url (TINKER_ENDPOINT)"
-    return f"{where} failed ({said})"
+    if _status_of(error) == 404 and _NO_PATH.search(text):
+        return "has nothing at that address", "Check tinker.url (TINKER_ENDPOINT)"
+    return None
 
 
 def classify_error(error: BaseException) -> Literal["absent", "too_long", "failed"]:
@@ -103,10 +137,16 @@ def classify_error(error: BaseException) -> Literal["absent", "too_long", "faile
     The call failed only if the service says so. Any other error, such as an answer that is cut off, says nothing about
     the turns of a batch.
     """
-    said = str(error)
-    if is_transient(error) or not _blames_call(error) or _KEY.search(said) or _RANK.search(said):
+    text = str(error)
+    if is_transient(error) or not _blames_call(error):
         return "absent"
-    return "too_long" if _CONTEXT.search(said) else "failed"
+    is_of_account = _KEY.search(text) is not None
+    is_of_base = _RANK.search(text) is not None
+    if is_of_account or is_of_base:
+        return "absent"
+    if _CONTEXT.search(text):
+        return "too_long"
+    return "failed"
 
 
 def _blames_call(error: BaseException) -> bool:
@@ -117,10 +157,10 @@ def _blames_call(error: BaseException) -> bool:
 
 def _status_of(error: BaseException) -> int | None:
     """Return the HTTP status. The SDK's error of a call that was taken on has it in its cause."""
-    found: int | None = getattr(error, "status_code", None) or getattr(
+    status: int | None = getattr(error, "status_code", None) or getattr(
         error.__cause__, "status_code", None
     )
-    return found
+    return status
 
 
 def _names_of(error: BaseException) -> set[str]:

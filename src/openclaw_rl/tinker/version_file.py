@@ -38,13 +38,13 @@ def read_version(ref: PolicyRef) -> TinkerVersion:
             "(`openclaw-rl rollback 0`)"
         )
     try:
-        found = digest_of_folder(ref.path)
+        digest = digest_of_folder(ref.path)
         version = msgspec.json.decode(file.read_bytes(), type=TinkerVersion)
     except (OSError, msgspec.DecodeError) as error:
         raise EngineError(f"version {ref.version}: {file} cannot be read ({error})") from None
-    if found != ref.digest:
+    if digest != ref.digest:
         raise EngineError(
-            f"version {ref.version}: the digest of {file} is {found[:12]}, expected {ref.digest[:12]}: it was changed. "
-            "Restore it, or roll back"
+            f"version {ref.version}: the digest of {file} is {digest[:12]}, expected {ref.digest[:12]}: it was "
+            "changed. Restore it, or roll back"
         )
     return version

@@ -53,12 +53,14 @@ def bisect(queued: Sequence[str], rejections: Mapping[str, tuple[int, int]]) -> 
 
     `rejections`: turn id -> (the last version that was rejected with it, number of turns of that version).
     """
-    oldest = next((rejections[turn] for turn in queued if turn in rejections), None)
-    if oldest is None:
+    rejected = [turn for turn in queued if turn in rejections]
+    if not rejected:
         return []
+    oldest = rejections[rejected[0]]
+    together = [turn for turn in rejected if rejections[turn] == oldest]
     _, size = oldest
-    together = [turn for turn in queued if rejections.get(turn) == oldest]
-    return together[: max(1, size // 2)]
+    most = max(1, size // 2)
+    return together[:most]
 
 
 def count_failed_alone(conn: Connection, versions: Sequence[Policy]) -> int:

@@ -205,12 +205,12 @@ class BatchTrainer:
         """Remove a batch that gives no step from its undo. Return False if it has no undo."""
         if batch.undo is None:
             return False
-        counted = Counter(reason.detail for reason in reasons.values())
-        causes = "; ".join(f"{detail} ({count})" for detail, count in counted.most_common())
+        counts = Counter(reason.detail for reason in reasons.values())
+        causes = [f"{detail} ({count})" for detail, count in counts.most_common()]
         log.warning(
             "undo: the batch of version %d gives no step now: %s",
             batch.undo.repeats,
-            causes or "none of its turns is left",
+            "; ".join(causes) or "none of its turns is left",
         )
         with self._store.write() as conn:
             retraining.end_batch(conn, batch)

@@ -78,17 +78,19 @@ class CandidateExaminer:
         """
         with self._store.read() as conn:
             waiting = candidates.list_candidates(conn)
-            outdated = {c.version: _outdated_reason(conn, c, self._context.per) for c in waiting}
-            canaries = {mark.version for mark in policy_marks.all_canaries(conn).values()}
-        current = []
+            reasons = {c.version: _outdated_reason(conn, c, self._context.per) for c in waiting}
+            canary_versions = {mark.version for mark in policy_marks.all_canaries(conn).values()}
+        examined: Policy | None = None
+        canaries: dict[str, Policy] = {}
         for candidate in waiting:
-            reason = outdated[candidate.version]
-            if reason is None:
-                current.append(candidate)
-            else:
+            reason = reasons[candidate.version]
+            if reason is not None:
                 self._reject(candidate, reason, {}, frees_turns=True)
-        examined = next((c for c in current if c.version not in canaries), None)
-        return examined, {c.name: c for c in current if c.version in canaries}
+            elif candidate.version in canary_versions:
+                canaries[candidate.name] = candidate
+            elif examined is None:
+                examined = candidate
+        return examined, canaries
 
     def next_batch(self, policy: PolicyWork) -> Batch | Waiting | None:
         """Do the next piece of the examination of the policy's candidate, and say what it is; None without one.

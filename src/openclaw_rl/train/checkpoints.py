@@ -51,15 +51,13 @@ class CheckpointMeta:
     tokenizer: str | None
     identity: str  # of base, tokenizer and template
     digest: str  # of the weight files
-    files: Mapping[str, str] = field(
-        default_factory=dict
-    )  # sha256 of each other file, by name; empty: not known
+    # SHA-256 of each other file, by name; empty: not known.
+    files: Mapping[str, str] = field(default_factory=dict)
     memory: Mapping[str, Any]  # state of the method: baselines and moving averages
     metrics: Mapping[str, float]
     created_at: float  # seconds since the epoch
-    came_of: tuple[str, ...] = field(
-        default=()
-    )  # descriptions of the checkpoints before it, newest first
+    # Descriptions of the checkpoints before it, newest first.
+    came_of: tuple[str, ...] = field(default=())
 
 
 _meta_adapter = TypeAdapter(CheckpointMeta)

@@ -55,7 +55,7 @@ class FileMonitor:
 def _file_states(policy: Policy) -> FileStates:
     """Return the states of the files that exist."""
     try:
-        found = [(file.name, file.stat()) for file in visible_files(policy.path or "")]
+        states = [(file.name, file.stat()) for file in visible_files(policy.path or "")]
     except OSError:
         return ()
-    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found)
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in states)

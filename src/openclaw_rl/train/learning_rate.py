@@ -73,11 +73,15 @@ def find_low_rate(
 
     `steps`: their metrics, oldest first. All must have the same rate, so that steps of a warm-up do not count.
     """
-    newest = [step for step in steps if "kl/step" in step and "learning_rate" in step][-checked:]
-    rates = {float(step["learning_rate"]) for step in newest}
-    if len(newest) < checked or len(rates) > 1:
+    complete = [step for step in steps if {"kl/step", "learning_rate"} <= step.keys()]
+    newest = complete[-checked:]
+    if len(newest) < checked:
         return None
-    found = LowRate(
-        rate=rates.pop(), kl=max(float(step["kl/step"]) for step in newest), steps=checked
-    )
-    return found if found.kl < MIN_STEP_KL and found.rate < MAX_LOW_RATE else None
+    rates = {float(step["learning_rate"]) for step in newest}
+    if len(rates) > 1:
+        return None
+    kl = max(float(step["kl/step"]) for step in newest)
+    measured = LowRate(rate=rates.pop(), kl=kl, steps=checked)
+    if measured.kl < MIN_STEP_KL and measured.rate < MAX_LOW_RATE:
+        return measured
+    return None

@@ -71,42 +71,44 @@ class LeaseKeeper:
 
     def acquire(self) -> Lease | None:
         """Return the lease, acquired if it is free; None while another holder has it."""
-        if (held := self.current_lease) is not None:
-            return held
+        current = self.current_lease
+        if current is not None:
+            return current
         with self._store.write() as conn:
-            found = leases.get(conn, TRAINER_LEASE)
-            if found is not None and not self._is_free(found):
-                return None
-            if found is not None:
-                leases.release(conn, found)
+            stored = leases.get(conn, TRAINER_LEASE)
+            if stored is not None:
+                if not self._is_free(stored):
+                    return None
+                leases.release(conn, stored)
             lease = leases.acquire(conn, TRAINER_LEASE, self._holder, self._ttl, self.clock())
         self.acquired_at = time.time()
         with self._lock:
             self._lease = lease
         return lease
 
-    def _is_free(self, found: Lease) -> bool:
+    def _is_free(self, stored: Lease) -> bool:
         """Return whether a lease in the store is released, expired, or not renewed for so long that its holder died."""
-        if found.expires_at <= 0 or found.holder == self._holder:
+        if stored.expires_at <= 0 or stored.holder == self._holder:
             return True
         now = self.clock()
-        boot = found.holder.split(":")[0]
-        if boot == steady_clock.boot_name() and found.expires_at <= now:
+        boot = stored.holder.split(":")[0]
+        if boot == steady_clock.boot_name() and stored.expires_at <= now:
             return True
-        if self._seen is None or self._seen[0] != found:
-            self._seen = found, now
+        if self._seen is None or self._seen[0] != stored:
+            self._seen = (stored, now)
             log.info(
                 "%s holds the trainer's lease; it is free if it is not renewed for %g s",
-                found.holder,
+                stored.holder,
                 self._ttl,
             )
-        return now - self._seen[1] >= self._ttl
+        _, seen_at = self._seen
+        return now - seen_at >= self._ttl
 
     def waiting_note(self) -> str:
         """Return why `acquire` returned None, and how long that may last."""
         holder = f" ({self._seen[0].holder})" if self._seen is not None else ""
-        held = f"another trainer{holder} holds the lease"
-        return f"waiting: {held}; it is taken over if it is not renewed for {self._ttl:g} s"
+        cause = f"another trainer{holder} holds the lease"
+        return f"waiting: {cause}; it is taken over if it is not renewed for {self._ttl:g} s"
 
     def renew_now(self) -> None:
         """Renew the lease in the store now; forget it if the store says that it is lost."""

@@ -51,7 +51,8 @@ class LoadedTrainer:
         """Load a version, if it is not loaded. Return how its files are damaged, in which case it is not."""
         if self.has_loaded(policy):
             return None
-        if damage := self._monitor.examine(policy):
+        damage = self._monitor.examine(policy)
+        if damage is not None:
             return damage
         self._load_folder(policy, policy.path)
         self.mark_loaded(policy)
@@ -108,7 +109,7 @@ class LoadedTrainer:
 
     def _load_folder(self, policy: Policy, folder: str | None) -> None:
         self._loaded = None
-        self._trainer.load(folder=folder, memory=policy.memory)
+        self._trainer.load(folder=folder, method_state=policy.memory)
 
 
 def _copy_without_optimizer(folder: str, root: Path, version: int) -> Path:

@@ -25,8 +25,10 @@ def new_folder(root: Path, version: int) -> Path:
 
 def versions_on_disk(root: Path) -> list[int]:
     """Return the numbers of the versions that have a folder, oldest first."""
-    names = [path.name for path in root.iterdir()] if root.is_dir() else []
-    return sorted({int(found[1]) for name in names if (found := _FOLDER_NAME.fullmatch(name))})
+    if not root.is_dir():
+        return []
+    matches = [_FOLDER_NAME.fullmatch(path.name) for path in root.iterdir()]
+    return sorted({int(match[1]) for match in matches if match is not None})
 
 
 def has_metadata(policy: Policy) -> bool:
@@ -52,12 +54,15 @@ def remove_orphans(root: Path, policies: Iterable[Policy], *, before: float) -> 
     Only folders last modified before `before`, the time at which the lease was acquired, are removed. A newer folder
     may belong to the next holder, in case this process was suspended since.
     """
-    named = {Path(p.path).name for p in policies if p.path}
-    orphans = [
-        path
-        for path in (root.iterdir() if root.is_dir() else ())
-        if path.is_dir() and path.name not in named and path.stat().st_mtime < before
-    ]
+    if not root.is_dir():
+        return []
+    named = {Path(policy.path).name for policy in policies if policy.path}
+    orphans = []
+    for path in root.iterdir():
+        if path.name in named or not path.is_dir():
+            continue
+        if path.stat().st_mtime < before:
+            orphans.append(path)
     for path in orphans:
         log.info(
             "removing %s: no policy refers to it (its trainer died before it was published)", path

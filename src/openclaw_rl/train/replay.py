@@ -44,9 +44,9 @@ class ReplaySelector:
         self._excluded: set[str] = set()
 
     def select_replays(
-        self, head: Policy, line: Collection[int], fresh: int
+        self, head: Policy, lineage: Collection[int], fresh: int
     ) -> tuple[list[JudgedTurn], list[Sample]]:
-        """Return the turns to add to `fresh` new ones, and the samples of the usable ones. `line`: head's lineage."""
+        """Return the turns to add to `fresh` new ones, and the samples of the usable ones. `lineage`: of the head."""
         limit = replay_limit(
             fresh, share=self._train.batch.replay_ratio, most=self._train.batch.max_step_turns
         )
@@ -66,7 +66,7 @@ class ReplaySelector:
                 owner=owner_filter(self._per, head.name),
             )
         batch = self._builder.build_batch(
-            items, head, line, replays={item.turn.id for item in items}
+            items, head, lineage, replays={item.turn.id for item in items}
         )
         self.mark_unfit(batch.dropped)
         return items, batch.samples

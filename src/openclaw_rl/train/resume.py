@@ -175,13 +175,13 @@ def _check_files(folder: Path, copy: Path, note: CheckpointMeta) -> dict[str, st
         )
     for name, expected in note.files.items():
         if files.get(name) != expected:
-            found = (
+            difference = (
                 f"its sha256 is {files[name][:12]}, expected {expected[:12]}"
                 if name in files
                 else "it is missing"
             )
             raise ModelError(
-                f"{folder / name}: the checkpoint is damaged: {found}. Restore the file"
+                f"{folder / name}: the checkpoint is damaged: {difference}. Restore the file"
             )
     return files
 
@@ -206,8 +206,8 @@ def _check_settings(folder: Path, train: TrainConfig) -> None:
 def _lora_shape(folder: Path) -> tuple[int, float]:
     """Return rank and alpha of an adapter."""
     try:
-        said = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        return int(said["r"]), float(said["lora_alpha"])
+        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        return int(config["r"]), float(config["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / ADAPTER_CONFIG}: cannot be read: {error!r}") from error
 
@@ -215,10 +215,12 @@ def _lora_shape(folder: Path) -> tuple[int, float]:
 def _wait_for_lease(keeper: LeaseKeeper, train: TrainConfig) -> Lease:
     """Acquire the lease, waiting for a dead holder's to expire. Raises `ConfigError` if another trainer is running."""
     give_up = time.monotonic() + train.safety.lease_ttl + _LEASE_MARGIN
-    while (lease := keeper.acquire()) is None:
+    lease = keeper.acquire()
+    while lease is None:
         if time.monotonic() > give_up:
             raise ConfigError(
                 "another trainer is running on this home. Stop it, or use another --home"
             )
         time.sleep(_POLL_SECONDS)
+        lease = keeper.acquire()
     return lease

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -26,9 +26,8 @@ class RollbackPlan:
     head: int
     to: int
     undone_versions: tuple[int, ...]  # versions, newest first
-    turns: tuple[
-        str, ...
-    ]  # ids of the turns that these versions were trained on, or that an undo in progress repeats
+    # Ids of the turns that these versions were trained on, or that an undo in progress repeats.
+    turns: tuple[str, ...]
     cancelled_batches: int  # of an undo in progress, which the rollback ends
     keep_outstanding: bool = False  # the turns of these batches return to the queue
 
@@ -42,30 +41,23 @@ def plan_rollback(
     Raises `OpenClawError` if `to` is no ancestor, or if its files were removed or are damaged.
     """
     head = policies.head(conn, name).version
-    line = policies.lineage(conn, head)
+    lineage = policies.lineage(conn, head)
     if head == 0:
         raise OpenClawError("the head is version 0, the base itself: there is nothing to roll back")
-    to = line[1] if to is None else to
-    if to == head:
-        raise OpenClawError(f"version {to} is the head already")
-    if to not in line and policies.get(conn, to) is not None:
-        cure = f"`openclaw-rl policies promote {to}` makes it the head"
-        raise OpenClawError(f"version {to} is no ancestor of the head, version {head}. {cure}")
-    if to not in line:
-        raise OpenClawError(
-            f"expected an ancestor of version {head}, one of {_format_versions(line[1:])}; got {to}"
-        )
-    target = policies.get(conn, to)
-    assert target is not None, f"version {to} is an ancestor of the head"
-    if policies.is_removed(target) or target.damage is not None:
-        raise _unusable_error(conn, name, to, target.damage or policies.REMOVED_REASON)
-    undone = tuple(line[: line.index(to)])
-    trained = turns_of_lineage(conn, head)
-    used = [row.turn for row in trained if row.version > to]
-    retained = {row.turn for row in trained if row.version <= to}
+    to = lineage[1] if to is None else to
+    _check_target(conn, name, to, lineage)
+    undone = tuple(lineage[: lineage.index(to)])
+    retained = set()
+    used = []
+    for row in turns_of_lineage(conn, head):
+        if row.version > to:
+            used.append(row.turn)
+        else:
+            retained.add(row.turn)
     batches = retraining.outstanding_batches(conn, name)
     if not keep_outstanding:
-        used += [turn for batch in batches for turn in batch.turns]
+        for batch in batches:
+            used.extend(batch.turns)
     return RollbackPlan(
         name=name,
         head=head,
@@ -77,11 +69,32 @@ def plan_rollback(
     )
 
 
+def _check_target(conn: Connection, name: str, to: int, lineage: Sequence[int]) -> None:
+    """Raise `OpenClawError` unless the head of a policy can go back to version `to`. `lineage`: of that head."""
+    head = lineage[0]
+    if to == head:
+        raise OpenClawError(f"version {to} is the head already")
+    target = policies.get(conn, to)
+    if to not in lineage:
+        if target is None:
+            expected = _format_versions(lineage[1:])
+            raise OpenClawError(
+                f"expected an ancestor of version {head}, one of {expected}; got {to}"
+            )
+        cure = f"`openclaw-rl policies promote {to}` makes it the head"
+        raise OpenClawError(f"version {to} is no ancestor of the head, version {head}. {cure}")
+    assert target is not None, f"version {to} is an ancestor of the head"
+    if policies.is_removed(target) or target.damage is not None:
+        raise _unusable_error(conn, name, to, target.damage or policies.REMOVED_REASON)
+
+
 def check_policy_files(store: Store, name: str, version: int) -> None:
     """Raise `OpenClawError` unless the version's files are complete and match their digests. `name`: of the policy."""
-    if (damage := policies.examine_files(store, version)) is not None:
-        with store.read() as conn:
-            raise _unusable_error(conn, name, version, damage)
+    damage = policies.examine_files(store, version)
+    if damage is None:
+        return
+    with store.read() as conn:
+        raise _unusable_error(conn, name, version, damage)
 
 
 def _unusable_error(conn: Connection, name: str, version: int, reason: str) -> OpenClawError:
@@ -154,22 +167,26 @@ def plan_promotion(conn: Connection, to: int) -> PromotionPlan:
     """
     policy = policies.require_version(conn, to)
     head = policies.head(conn, policy.name).version
-    line = policies.lineage(conn, head)
+    head_lineage = policies.lineage(conn, head)
     if to == head:
         raise OpenClawError(f"version {to} is the head already")
-    if to in line:
+    if to in head_lineage:
         raise OpenClawError(
             f"version {to} is an ancestor of the head. `openclaw-rl rollback {to}` goes back to it"
         )
     if policy.path is None or policies.is_removed(policy):
         raise OpenClawError(f"version {to} cannot be served: its files are not kept")
-    own = set(policies.lineage(conn, to))
+    promoted = set(policies.lineage(conn, to))
+    left = [version for version in head_lineage if version not in promoted]
     trained = dict.fromkeys(row.turn for row in turns_of_lineage(conn, to))
     _check_no_undo(conn, policy.name, to, trained)
-    left = tuple(version for version in line if version not in own)
-    used = dict.fromkeys(row.turn for row in turns_of_lineage(conn, head) if row.version not in own)
-    lost = tuple(turn for turn in used if turn not in trained)
-    return PromotionPlan(name=policy.name, head=head, to=to, left_versions=left, turns=lost)
+    lost: dict[str, None] = {}
+    for row in turns_of_lineage(conn, head):
+        if row.version not in promoted and row.turn not in trained:
+            lost[row.turn] = None
+    return PromotionPlan(
+        name=policy.name, head=head, to=to, left_versions=tuple(left), turns=tuple(lost)
+    )
 
 
 def _check_no_undo(conn: Connection, name: str, to: int, trained: Collection[str]) -> None:
@@ -177,7 +194,8 @@ def _check_no_undo(conn: Connection, name: str, to: int, trained: Collection[str
 
     `trained`: the turns that version `to` and its ancestors were trained on.
     """
-    if left := retraining.count_batches(conn, name):
+    left = retraining.count_batches(conn, name)
+    if left:
         raise OpenClawError(
             f"an undo is in progress ({left} batches are left). Wait until it has ended"
         )
@@ -212,7 +230,7 @@ def apply_promotion(
     return len(agreed.turns)
 
 
-def _format_versions(versions: list[int], most: int = 12) -> str:
+def _format_versions(versions: Sequence[int], most: int = 12) -> str:
     return ", ".join(map(str, versions[:most])) + (
         f", ... {versions[-1]}" if len(versions) > most else ""
     )

@@ -36,12 +36,10 @@ class SampleBatch:
 
     samples: list[Sample] = field(default_factory=list)
     dropped: dict[str, Reason] = field(default_factory=dict)
-    kept_counts: Counter[str] = field(
-        default_factory=Counter
-    )  # over the turns that can train, by metric name
-    dropped_counts: Counter[str] = field(
-        default_factory=Counter
-    )  # over the dropped turns, by metric name
+    # Over the turns that can train, by metric name.
+    kept_counts: Counter[str] = field(default_factory=Counter)
+    # Over the dropped turns, by metric name.
+    dropped_counts: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +51,14 @@ class SampleBuilder:
     signal: CreditMethod
     max_staleness: int  # in versions of the head's lineage
     guidance: float = 0.0  # of the teacher in practice (`practice.guidance`)
-    is_refused: Callable[[Sequence[str]], bool] = lambda texts: (
-        False
-    )  # whether any of these texts costs correctness
+    # Whether any of these texts costs correctness.
+    is_refused: Callable[[Sequence[str]], bool] = lambda texts: False
 
     def build_batch(
         self,
         turns: Sequence[JudgedTurn],
         head: Policy,
-        line: Collection[int],
+        lineage: Collection[int],
         *,
         replays: Collection[str] = (),
         any_age: bool = False,
@@ -70,64 +67,77 @@ class SampleBuilder:
 
         A turn whose prompt had lessons may have two: one for that prompt, with its score, and one for the plain prompt.
 
-        `line`: the head's version and its ancestors; `replays`: turns that one of them was trained on; `any_age`: also
-        of turns that are too stale.
+        `lineage`: the head's version and its ancestors; `replays`: turns that one of them was trained on; `any_age`:
+        also of turns that are too stale.
         """
-        bounded = replace(self, max_staleness=len(line)) if any_age else self
+        bounded = replace(self, max_staleness=len(lineage)) if any_age else self
         batch = SampleBatch()
-        stale_groups = bounded._stale_groups(turns, head, line)
+        stale_groups = bounded._stale_groups(turns, head, lineage)
         for item in turns:
             record_progress()
-            why = stale_groups.get(item.episode.group) if item.episode is not None else None
-            made = why or bounded._build_samples(item, head, line, item.turn.id in replays)
-            if not isinstance(made, Reason):
-                batch.samples.extend(made)
-                batch.kept_counts.update(bounded._metric_counts(item, head, line))
+            result: Sequence[Sample] | Reason
+            if item.episode is not None and item.episode.group in stale_groups:
+                result = stale_groups[item.episode.group]
             else:
-                batch.dropped[item.turn.id] = made
-                batch.dropped_counts.update(bounded._metric_counts(item, head, line))
+                result = bounded._build_samples(item, head, lineage, item.turn.id in replays)
+            counts = bounded._metric_counts(item, head, lineage)
+            if isinstance(result, Reason):
+                batch.dropped[item.turn.id] = result
+                batch.dropped_counts.update(counts)
+            else:
+                batch.samples.extend(result)
+                batch.kept_counts.update(counts)
         return batch
 
     def _stale_groups(
-        self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int]
+        self, turns: Sequence[JudgedTurn], head: Policy, lineage: Collection[int]
     ) -> dict[str, Reason]:
         """Return group -> why none of it trains, of the groups with a turn that is too stale or of another model.
 
         Only turns with a signal count.
         """
-        found: dict[str, Reason] = {}
-        for item in turns if self.signal.uses_episodes else ():
-            request = item.exchange.request
+        reasons: dict[str, Reason] = {}
+        if not self.signal.uses_episodes:
+            return reasons
+        for item in turns:
             reply = item.exchange.reply
-            if item.episode is None or reply is None or item.episode.group in found:
+            if item.episode is None or reply is None or item.episode.group in reasons:
                 continue
             if self.signal.no_credit_reason(item.episode) is not None:
                 continue
-            why = _other_model_reason(request, head) or self._stale_reason(request, reply, line)
-            if why is not None:
-                detail = f"a group is trained on whole or not at all; {item.turn.id}: {why}"
-                found[item.episode.group] = Reason(why.code, detail)
-        return found
+            request = item.exchange.request
+            reason = _other_model_reason(request, head)
+            if reason is None:
+                reason = self._stale_reason(request, reply, lineage)
+            if reason is not None:
+                detail = f"a group is trained on whole or not at all; {item.turn.id}: {reason}"
+                reasons[item.episode.group] = Reason(reason.code, detail)
+        return reasons
 
     def _build_samples(
-        self, item: JudgedTurn, head: Policy, line: Collection[int], replay: bool
+        self, item: JudgedTurn, head: Policy, lineage: Collection[int], replay: bool
     ) -> Sequence[Sample] | Reason:
         request = item.exchange.request
         reply = item.exchange.reply
         if reply is None:
             return Reason(ReasonCode.NO_REPLY, "the reply is missing")
-        version = _oldest_version(request, reply)
-        if why := _unfit_reason(request, reply, head, self._stale_reason(request, reply, line)):
-            return why
-        reward = _binary_reward(item.verdict, reply) if self.signal.uses_reward else None
-        hinted = (
-            self._hinted_prompts(item, len(reply.response_ids)) if self.signal.uses_hints else ()
-        )
+        too_old = self._stale_reason(request, reply, lineage)
+        reason = _unfit_reason(request, reply, head, too_old)
+        if reason is not None:
+            return reason
+        reward = None
+        if self.signal.uses_reward:
+            reward = _binary_reward(item.verdict, reply)
+        hinted: tuple[Ids, ...] = ()
+        if self.signal.uses_hints:
+            hinted = self._hinted_prompts(item, len(reply.response_ids))
         if self.signal.uses_episodes:
-            if why := self._no_episode_reason(item):
-                return why
+            reason = self._no_episode_reason(item)
         elif reward is None and not hinted:
-            return _no_signal_reason(item.verdict, reply)
+            reason = _no_signal_reason(item.verdict, reply)
+        if reason is not None:
+            return reason
+        version = _oldest_version(request, reply)
         try:
             sample = make_sample(
                 item,
@@ -142,7 +152,9 @@ class SampleBuilder:
                 guidance=self._teacher_guidance(request),
                 episode=item.episode,
             )
-            return self._split_prompts(sample, request) if request.lessons and hinted else [sample]
+            if request.lessons and hinted:
+                return self._split_prompts(sample, request)
+            return [sample]
         except (ValueError, RequestError) as error:
             # A broken engine recorded bad values: only the turn is dropped.
             return Reason(ReasonCode.INVALID_VALUES, str(error))
@@ -176,9 +188,11 @@ class SampleBuilder:
         )
         return [replace(sample, hinted_prompts=()), plain] if sample.reward is not None else [plain]
 
-    def _stale_reason(self, request: Request, reply: Reply, line: Collection[int]) -> Reason | None:
+    def _stale_reason(
+        self, request: Request, reply: Reply, lineage: Collection[int]
+    ) -> Reason | None:
         version = _oldest_version(request, reply)
-        steps = version_age(line, version)
+        steps = version_age(lineage, version)
         # Imported turns are checked by their gap.
         if request.origin is not None or steps <= self.max_staleness:
             return None
@@ -189,7 +203,7 @@ class SampleBuilder:
         )
 
     def _metric_counts(
-        self, item: JudgedTurn, head: Policy, line: Collection[int]
+        self, item: JudgedTurn, head: Policy, lineage: Collection[int]
     ) -> dict[str, int]:
         """Return the metric counts of one turn, whether it trains or not."""
         request = item.exchange.request
@@ -198,7 +212,7 @@ class SampleBuilder:
             return {}
         old = (
             request.identity == head.identity
-            and self._stale_reason(request, reply, line) is not None
+            and self._stale_reason(request, reply, lineage) is not None
         )
         return {
             "dropped/stale": int(old),
@@ -259,15 +273,15 @@ def splice_hint(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
     after = _common_prefix(plain[before:][::-1], hinted[before:][::-1])
     # from the change to the end; what it replaces
     changed = len(plain) - before
-    gone = len(plain) - before - after
+    replaced = len(plain) - before - after
     new = hinted[before : len(hinted) - after]
     if changed <= len(stored) and np.array_equal(stored[len(stored) - changed :], plain[before:]):
         at = len(stored) - changed
-    elif np.array_equal(stored[: before + gone], plain[: before + gone]):
+    elif np.array_equal(stored[: before + replaced], plain[: before + replaced]):
         at = before
     else:
         return hinted
-    return np.concatenate([stored[:at], new, stored[at + gone :]]).astype(np.int32)
+    return np.concatenate([stored[:at], new, stored[at + replaced :]]).astype(np.int32)
 
 
 def _common_prefix(a: Ids, b: Ids) -> int:
@@ -294,12 +308,11 @@ def _other_model_reason(request: Request, head: Policy) -> Reason | None:
 def _unfit_reason(
     request: Request, reply: Reply, head: Policy, too_old: Reason | None
 ) -> Reason | None:
-    if (
-        why := _other_model_reason(request, head)
-        or too_old
-        or request.sampling.untrainable_reason()
-    ):
-        return why
+    reason = _other_model_reason(request, head) or too_old
+    if reason is None:
+        reason = request.sampling.untrainable_reason()
+    if reason is not None:
+        return reason
     if not reply.mask.any():
         return Reason(ReasonCode.NO_TOKEN, "no token of the reply may train")
     return None

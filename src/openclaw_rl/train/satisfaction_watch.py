@@ -202,25 +202,26 @@ class SatisfactionWatch:
                 return False
             newest = newest_score(conn)
             scored = names_with_scores(conn, self._per, after=self._seen)
-            heads = {
-                name: head
-                for name, head in read_heads(conn).items()
-                if head and is_owned(self._per, name)
-            }
+            heads = read_heads(conn)
         for name, head in heads.items():
+            if not head or not is_owned(self._per, name):
+                continue
             if name not in scored and self._seen_heads.get(name) == head:
                 continue
             self._seen_heads[name] = head
-            with self._store.read() as conn:
-                move = policy_marks.last_head_move(conn, name)
-                owner = owner_filter(self._per, name)
-                after = 0 if move is None else move.after
-                scores = newest_scores(conn, head, after=after, limit=MAX_SCORES, owner=owner)
-            fall = find_fall(scores, max_fall=self._gate.max_fall, error=self._gate.error)
+            fall = self._find_fall(name, head)
             if fall is not None and self._roll_back(name, fall, lease, lease_clock):
                 return True
         self._seen = newest
         return False
+
+    def _find_fall(self, name: str, head: int) -> SatisfactionFall | None:
+        with self._store.read() as conn:
+            move = policy_marks.last_head_move(conn, name)
+            owner = owner_filter(self._per, name)
+            after = 0 if move is None else move.after
+            scores = newest_scores(conn, head, after=after, limit=MAX_SCORES, owner=owner)
+        return find_fall(scores, max_fall=self._gate.max_fall, error=self._gate.error)
 
     def _roll_back(
         self, name: str, fall: SatisfactionFall, lease: Lease, lease_clock: Callable[[], float]
@@ -254,10 +255,10 @@ class SatisfactionWatch:
         """Return the rollback to the newest version of the window before that can be served, or None."""
         oldest = min(score.version for score in fall.reference)
         with self._store.read() as conn:
-            targets = [
-                v for v in policies.rollback_targets(conn, name) if oldest <= v <= fall.last_good
-            ]
+            targets = policies.rollback_targets(conn, name)
         for target in targets:
+            if not oldest <= target <= fall.last_good:
+                continue
             try:
                 check_policy_files(self._store, name, target)
             except OpenClawError as error:

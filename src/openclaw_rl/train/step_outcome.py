@@ -42,43 +42,50 @@ class StepOutcome:
 
     def collect_metrics(self, conn: Connection, dropped: Mapping[str, int]) -> dict[str, float]:
         """Return the metrics of the step and its batch. `dropped`: counts of turns since the last version."""
-        trained = self.trained
-        result = self.result
-        metrics = reward_metrics(turns.current_verdicts(conn, self.trained_turns).values()) | dict(
-            result.metrics
-        )
-        metrics |= {
-            "replays": float(len({s.turn for s in trained if s.replay})),
-            "replays/passed_over": float(len({s.turn for s in self.left_out if s.replay})),
-        }
-        metrics |= staleness_metrics(policies.lineage(conn, self.head.version), trained)
-        return metrics | drop_counts(dropped, result.metrics)
+        metrics = reward_metrics(turns.current_verdicts(conn, self.trained_turns).values())
+        metrics |= self.result.metrics
+        replays = {sample.turn for sample in self.trained if sample.replay}
+        passed_over = {sample.turn for sample in self.left_out if sample.replay}
+        metrics["replays"] = float(len(replays))
+        metrics["replays/passed_over"] = float(len(passed_over))
+        metrics |= staleness_metrics(policies.lineage(conn, self.head.version), self.trained)
+        return metrics | drop_counts(dropped, self.result.metrics)
 
     def make_policy(self, metrics: Mapping[str, float], reason: Reason | None, at: float) -> Policy:
         """Return the version as it is stored: rejected with a reason, else live."""
-        return replace(
+        policy = replace(
             self.head,
             version=self.version,
             parent=self.head.version,
-            state=PolicyState.REJECTED if reason else PolicyState.LIVE,
-            # The files of a rejected version are removed.
-            path=None if reason else self.result.folder,
+            state=PolicyState.LIVE,
+            path=self.result.folder,
             digest=self.result.digest,
-            files={} if reason else self.result.files,
+            files=self.result.files,
             damage=None,
             memory=self.result.memory,
             metrics=metrics,
-            reason=reason.detail if reason else None,
-            reason_code=reason.code if reason else None,
+            reason=None,
+            reason_code=None,
             created_at=at,
+        )
+        if reason is None:
+            return policy
+        return replace(
+            policy,
+            state=PolicyState.REJECTED,
+            # The files of a rejected version are removed.
+            path=None,
+            files={},
+            reason=reason.detail,
+            reason_code=reason.code,
         )
 
     def untrainable_turns(self, reason: Reason | None) -> dict[str, Reason]:
         """Return the new turns that leave the queue, each with why. `reason`: why the result is rejected."""
-        found = {s.turn: self.result.dropped[s.turn] for s in self.left_out if not s.replay}
+        reasons = {s.turn: self.result.dropped[s.turn] for s in self.left_out if not s.replay}
         if reason and len(self.trained_turns) == 1:
-            found[self.trained_turns[0]] = alone_reason(reason)
-        return found
+            reasons[self.trained_turns[0]] = alone_reason(reason)
+        return reasons
 
 
 def alone_reason(reason: Reason) -> Reason:

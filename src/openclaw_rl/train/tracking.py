@@ -6,7 +6,7 @@ import importlib.util
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -58,40 +58,42 @@ def off_policy_summary(m: Mapping[str, float]) -> str:
     """Return a readable summary of how far off policy a step was, and what was masked; empty without a gap metric."""
     if "gap" not in m:
         return ""
-    words = [
-        f"off policy by {m['gap']:.2g} nats a token"
-        + (f", at most {m['gap/max']:.2g}" if "gap/max" in m else "")
-    ]
+    gap = f"off policy by {m['gap']:.2g} nats a token"
+    if "gap/max" in m:
+        gap += f", at most {m['gap/max']:.2g}"
+    parts = [gap]
     if "staleness/versions" in m:
-        words.append(
+        parts.append(
             f"{m['staleness/versions']:.1f} versions old, at most {m['staleness/versions/max']:.0f}"
         )
-    shares = [
-        (*name.split("/", 1), value)
-        for name, value in m.items()
-        if name.startswith(("masked/", "clipped/", "capped/"))
-    ]
-    words += [f"{what} ({by}) {share:.1%}" for what, by, share in shares if share]
-    left = {"dropped/stale": "too stale", "truncated": "cut at their limit"}
-    words += [
-        f"{m[name]:.0f} turn{'s' * (m[name] != 1)} {what}"
-        for name, what in left.items()
-        if m.get(name)
-    ]
-    return "; ".join(words)
+    parts.extend(_masked_shares(m))
+    for name, what in (("dropped/stale", "too stale"), ("truncated", "cut at their limit")):
+        count = m.get(name)
+        if count:
+            turns = "turn" if count == 1 else "turns"
+            parts.append(f"{count:.0f} {turns} {what}")
+    return "; ".join(parts)
 
 
-def version_age(line: Collection[int], version: int) -> int:
+def _masked_shares(m: Mapping[str, float]) -> Iterator[str]:
+    """Yield a phrase for each share of the tokens that was masked, clipped or capped."""
+    for name, share in m.items():
+        what, _, by = name.partition("/")
+        if share and by and what in ("masked", "clipped", "capped"):
+            yield f"{what} ({by}) {share:.1%}"
+
+
+def version_age(lineage: Collection[int], version: int) -> int:
     """Return how many versions of a lineage are newer than this one."""
-    return sum(later > version for later in line)
+    return sum(later > version for later in lineage)
 
 
-def staleness_metrics(line: Collection[int], samples: Sequence[Sample]) -> dict[str, float]:
+def staleness_metrics(lineage: Collection[int], samples: Sequence[Sample]) -> dict[str, float]:
     """Return mean and maximum age of the versions that sampled the turns.
 
-    Only versions of `line` count, so rejected and rolled back versions add nothing to an age.
+    Only versions of `lineage` count, so rejected and rolled back versions add nothing to an age.
     """
-    ages = [version_age(line, s.version) for s in samples]
+    ages = [version_age(lineage, s.version) for s in samples]
     if not ages:
         return {}
     return {"staleness/versions": sum(ages) / len(ages), "staleness/versions/max": float(max(ages))}
@@ -99,8 +101,8 @@ def staleness_metrics(line: Collection[int], samples: Sequence[Sample]) -> dict[
 
 def reward_metrics(verdicts: Collection[Verdict]) -> dict[str, float]:
     """Return mean and standard deviation of the scores, also if the method uses only hints."""
-    found = [float(v.score) for v in verdicts if v.score]
-    return {"reward/mean": fmean(found), "reward/std": pstdev(found)} if found else {}
+    scores = [float(v.score) for v in verdicts if v.score]
+    return {"reward/mean": fmean(scores), "reward/std": pstdev(scores)} if scores else {}
 
 
 def drop_counts(passed: Mapping[str, int], step: Mapping[str, float]) -> dict[str, float]:
@@ -140,12 +142,10 @@ class MetricsTracker:
         if raw and not raw.endswith(b"\n"):
             with self._file.open("ab") as file:
                 file.write(b"\n")
-        logged = next(
-            (found for line in reversed(raw.splitlines()) if (found := _logged_version(line)) >= 0),
-            -1,
-        )
         # A resumed or root version has no step.
-        if logged < newest.version and "loss/total" in newest.metrics:
+        if "loss/total" not in newest.metrics:
+            return
+        if _newest_logged_version(raw) < newest.version:
             self.log_step(newest, newest.metrics, turns)
 
     def log_step(self, policy: Policy, metrics: Mapping[str, float], turns: Sequence[str]) -> None:
@@ -179,7 +179,7 @@ class MetricsTracker:
         The other sinks are indexed by version, and this batch has none.
         """
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        line = {
+        entry = {
             "parent": head.version,
             "state": NO_STEP_STATE,
             "at": at,
@@ -187,11 +187,20 @@ class MetricsTracker:
             "reasons": {turn: reason.detail for turn, reason in reasons.items()},
             "codes": {turn: reason.code.value for turn, reason in reasons.items()},
         }
-        self._append_line(finite | line)
+        self._append_line(finite | entry)
 
-    def _append_line(self, line: Mapping[str, Any]) -> None:
+    def _append_line(self, entry: Mapping[str, Any]) -> None:
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(entry) + "\n")
+
+
+def _newest_logged_version(raw: bytes) -> int:
+    """Return the version of the last line that has one; -1 if none has."""
+    for line in reversed(raw.splitlines()):
+        version = _logged_version(line)
+        if version >= 0:
+            return version
+    return -1
 
 
 def _logged_version(line: bytes) -> int:
@@ -229,7 +238,7 @@ def _wandb_sink(
 ) -> MetricsSink:
     import wandb
 
-    made = wandb.init(
+    wandb_run = wandb.init(
         project=track.project,
         name=run,
         dir=str(logs),
@@ -240,7 +249,7 @@ def _wandb_sink(
 
     def write_run(step: int, metrics: Mapping[str, float]) -> None:
         # Without commit W&B shows a step only after the next one.
-        made.log(dict(metrics), step=step, commit=True)
+        wandb_run.log(dict(metrics), step=step, commit=True)
 
     return write_run
 

@@ -53,16 +53,15 @@ class UndoPlan:
 
     name: str  # of the policy
     head: int
-    safe: int  # the version that answers while the rest is trained on again; the head if no version used the turns
-    is_exact: (
-        bool  # the safe version has its optimizer state, so that the result is the same to the bit
-    )
+    # The version that answers while the rest is trained on again; the head if no version used the turns.
+    safe: int
+    # The safe version has its optimizer state, so that the result is the same to the bit.
+    is_exact: bool
     turns: tuple[str, ...]  # that are taken out, oldest first
     used_by: tuple[int, ...]  # versions of the lineage that used them, oldest first
     undone_versions: tuple[int, ...]  # newest first
-    batches: tuple[
-        RepeatedBatch, ...
-    ]  # that are trained on again, with those that were left of an earlier undo
+    # Trained on again, with those that were left of an earlier undo.
+    batches: tuple[RepeatedBatch, ...]
     outstanding: int  # number of batches that were left of an earlier undo
     seconds: tuple[float, float]  # that the training takes, at least and at most
     disk_bytes: int  # of the new versions, before old ones are removed
@@ -101,42 +100,53 @@ def select_turns(
     `names`: sessions; `since`: main turns answered since then, in seconds since the epoch; `lesson`: see `match_hints`;
     `policy`: only turns that train this policy. Raises `OpenClawError` if a condition fits no turn.
     """
-    found: set[str] = set()
+    selected: set[str] = set()
     for id_ in ids:
         if turns.get(conn, id_) is None:
             raise OpenClawError(
                 f"no turn {id_!r}. `openclaw-rl learned` lists the turns that were trained on"
             )
-        found.add(id_)
+        selected.add(id_)
     for name in names:
-        if not (of_session := sessions.session_turns(conn, name)):
+        of_session = sessions.session_turns(conn, name)
+        if not of_session:
             raise OpenClawError(f"no session {name!r}. `openclaw-rl inspect sessions` lists them")
-        found.update(of_session)
+        selected.update(of_session)
     if since is not None:
-        if not (newest := sessions.turns_since(conn, since)):
+        newest = sessions.turns_since(conn, since)
+        if not newest:
             raise OpenClawError("no turn was answered since that time")
-        found.update(newest)
+        selected.update(newest)
     if lesson is not None:
-        hints = match_hints(conn, lesson)
-        found.update(turn for hint in hints for turn in hint.turns)
-        if not any(hint.turns for hint in hints):
-            raise OpenClawError(
-                f"no turn is left that gave lesson {hints[0].id}. `openclaw-rl lessons forget` deletes it, and then "
-                f"`openclaw-rl undo --lesson {hints[0].id}` takes out what was practised from it"
-            )
-    return sessions.sort_turns(
-        conn, found if policy is None else _turns_of_policy(conn, found, policy)
+        selected |= _turns_of_lesson(conn, lesson)
+    if policy is not None:
+        selected = _turns_of_policy(conn, selected, policy)
+    return sessions.sort_turns(conn, selected)
+
+
+def _turns_of_lesson(conn: Connection, lesson: str) -> set[str]:
+    matches = match_hints(conn, lesson)
+    selected = set[str]()
+    for match in matches:
+        selected.update(match.turns)
+    if selected:
+        return selected
+    id_ = matches[0].id
+    raise OpenClawError(
+        f"no turn is left that gave lesson {id_}. `openclaw-rl lessons forget` deletes it, and then "
+        f"`openclaw-rl undo --lesson {id_}` takes out what was practised from it"
     )
 
 
-def _turns_of_policy(conn: Connection, found: Collection[str], policy: str) -> set[str]:
+def _turns_of_policy(conn: Connection, selected: Collection[str], policy: str) -> set[str]:
     per = stored_owner(conn)
-    own = {turn for turn in found if name_of_turn(conn, per, turn) == policy}
-    if found and not own:
+    of_policy = {turn for turn in selected if name_of_turn(conn, per, turn) == policy}
+    if selected and not of_policy:
         raise OpenClawError(
-            f"none of these {len(found)} turns trains policy {policy!r}. `openclaw-rl policies list` lists the policies"
+            f"none of these {len(selected)} turns trains policy {policy!r}. `openclaw-rl policies list` lists the "
+            "policies"
         )
-    return own
+    return of_policy
 
 
 def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
@@ -144,36 +154,39 @@ def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
 
     Raises `OpenClawError` if nothing matches, or for words that would match almost everything.
     """
-    if (noted := lessons.get(conn, lesson)) is not None:
+    noted = lessons.get(conn, lesson)
+    if noted is not None:
         return [_matched_lesson(conn, noted)]
-    if practised := practice_turns.turns_of_lessons(conn, [lesson]):
-        return [
-            MatchedHint(id=lesson, text="(a lesson that was forgotten)", turns=tuple(practised))
-        ]
+    practised = practice_turns.turns_of_lessons(conn, [lesson])
+    if practised:
+        text = "(a lesson that was forgotten)"
+        return [MatchedHint(id=lesson, text=text, turns=tuple(practised))]
     known = turns_by_hint(conn)
-    words = lesson.strip().casefold()
-    meant = [hint for hint in known if lesson == lesson_id(hint)]
-    if not meant and sum(map(str.isalnum, words)) < MIN_WORD_CHARS:
-        raise OpenClawError(
-            f"--lesson {lesson!r}: expected the id of a hint, or a part of its text with at least {MIN_WORD_CHARS} "
-            "letters or digits, because less fits almost every hint. `openclaw-rl learned` lists the hints with ids"
-        )
-    meant = meant or [hint for hint in known if words in hint.casefold()]
-    found = [MatchedHint(id=lesson_id(hint), text=hint, turns=tuple(known[hint])) for hint in meant]
-    found += [
-        _matched_lesson(conn, one)
-        for one in lessons.list_lessons(conn)
-        if words in one.text.casefold()
-    ]
-    if not found:
-        listed = "".join(
-            f"\n  {lesson_id(hint)}  {cut_text(hint, SHOWN_CHARS)}"
-            for hint in list(known)[:SHOWN_LESSONS]
-        )
-        raise OpenClawError(
-            f"no hint has the text or the id {lesson!r}. The hints are:{listed or ' none'}"
-        )
-    return found
+    hints = [hint for hint in known if lesson == lesson_id(hint)]
+    phrase = lesson.strip().casefold()
+    if not hints:
+        if sum(map(str.isalnum, phrase)) < MIN_WORD_CHARS:
+            raise OpenClawError(
+                f"--lesson {lesson!r}: expected the id of a hint, or a part of its text with at least {MIN_WORD_CHARS} "
+                "letters or digits, because less fits almost every hint. `openclaw-rl learned` lists the hints with ids"
+            )
+        hints = [hint for hint in known if phrase in hint.casefold()]
+    matches = []
+    for hint in hints:
+        matches.append(MatchedHint(id=lesson_id(hint), text=hint, turns=tuple(known[hint])))
+    for other in lessons.list_lessons(conn):
+        if phrase in other.text.casefold():
+            matches.append(_matched_lesson(conn, other))
+    if not matches:
+        listed = _list_hints(list(known)[:SHOWN_LESSONS])
+        raise OpenClawError(f"no hint has the text or the id {lesson!r}. The hints are:{listed}")
+    return matches
+
+
+def _list_hints(hints: Sequence[str]) -> str:
+    """Return a line for each hint, with its id; " none" without hints."""
+    lines = [f"\n  {lesson_id(hint)}  {cut_text(hint, SHOWN_CHARS)}" for hint in hints]
+    return "".join(lines) or " none"
 
 
 def _matched_lesson(conn: Connection, lesson: Lesson) -> MatchedHint:
@@ -188,21 +201,23 @@ def turns_by_policy(conn: Connection, selected: Collection[str]) -> dict[str, li
     Turns of practice that were made from the selected ones are taken, too.
     """
     out = {*selected, *practice_turns.turns_practised_from(conn, selected)}
-    heads = read_heads(conn)
-    used = {
-        head: {row.turn for row in turns_of_lineage(conn, head)} & out
-        for head in set(heads.values())
-    }
-    found = {
-        name: used[head]
-        | {turn for batch in retraining.outstanding_batches(conn, name) for turn in batch.turns}
-        & out
-        for name, head in heads.items()
-    }
+    turn_sets: dict[str, set[str]] = {}
+    used_by_head: dict[int, set[str]] = {}
+    for name, head in read_heads(conn).items():
+        if head not in used_by_head:
+            used_by_head[head] = {row.turn for row in turns_of_lineage(conn, head)}
+        of_policy = set(used_by_head[head])
+        for batch in retraining.outstanding_batches(conn, name):
+            of_policy.update(batch.turns)
+        turn_sets[name] = of_policy & out
     per = stored_owner(conn)
-    for turn in out.difference(*found.values()):
-        found.setdefault(name_of_turn(conn, per, turn), set()).add(turn)
-    return {name: sessions.sort_turns(conn, own) for name, own in sorted(found.items()) if own}
+    for turn in out.difference(*turn_sets.values()):
+        turn_sets.setdefault(name_of_turn(conn, per, turn), set()).add(turn)
+    by_policy = {}
+    for name, turn_ids in sorted(turn_sets.items()):
+        if turn_ids:
+            by_policy[name] = sessions.sort_turns(conn, turn_ids)
+    return by_policy
 
 
 def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAME) -> UndoPlan:
@@ -217,13 +232,15 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     )
     head = policies.head(conn, name)
     out = frozenset(selected)
-    line = policies.lineage(conn, head.version)
+    lineage = policies.lineage(conn, head.version)
     used = turns_of_lineage(conn, head.version)
     used_by = sorted({row.version for row in used if row.turn in out})
     safe, is_exact = (
-        _find_safe_version(conn, line[line.index(used_by[0]) + 1 :]) if used_by else (head, True)
+        _find_safe_version(conn, lineage[lineage.index(used_by[0]) + 1 :])
+        if used_by
+        else (head, True)
     )
-    undone = tuple(line[: line.index(safe.version)])
+    undone = tuple(lineage[: lineage.index(safe.version)])
     left = retraining.outstanding_batches(conn, name)
     batches = (
         tuple(_batches_without(used, undone, left, out))
@@ -257,16 +274,19 @@ def _find_safe_version(conn: Connection, ancestors: Sequence[int]) -> tuple[Poli
     for version in ancestors:
         policy = policies.get(conn, version)
         assert policy is not None, f"version {version} is in the lineage"
-        is_whole = policy.damage is None and not policies.is_removed(policy)
-        if policy.path is None or (is_whole and policy.files.get(OPTIMIZER_FILE)):
+        if policy.path is None:
             return policy, True
-        if has_metadata(policy):
-            if not is_whole:
-                why = policy.damage or policies.REMOVED_REASON
-                raise OpenClawError(
-                    f"version {version}, which this home was started from, cannot be used: {why}"
-                )
+        is_whole = policy.damage is None and not policies.is_removed(policy)
+        if is_whole and policy.files.get(OPTIMIZER_FILE):
+            return policy, True
+        if not has_metadata(policy):
+            continue
+        if is_whole:
             return policy, False
+        reason = policy.damage or policies.REMOVED_REASON
+        raise OpenClawError(
+            f"version {version}, which this home was started from, cannot be used: {reason}"
+        )
     raise AssertionError("version 0 has no files that could be missing")
 
 
@@ -280,19 +300,20 @@ def _batches_without(
 
     Batches without new turns fall out, as no step is taken on replays alone. `used`: of the whole lineage.
     """
-    by_version: dict[int, list[str]] = {}
+    undone_turns: dict[int, list[str]] = {}
+    seen = set()
     for row in used:
-        by_version.setdefault(row.version, []).append(row.turn)
-    again = (
-        RepeatedBatch(repeats=v, turns=tuple(ids)) for v, ids in by_version.items() if v in undone
-    )
-    seen = {row.turn for row in used if row.version not in undone}
+        if row.version in undone:
+            undone_turns.setdefault(row.version, []).append(row.turn)
+        else:
+            seen.add(row.turn)
+    again = [RepeatedBatch(repeats=v, turns=tuple(ids)) for v, ids in undone_turns.items()]
     batches = []
     for batch in (*again, *left):
-        kept = tuple(turn for turn in batch.turns if turn not in out)
-        if not seen.issuperset(kept):
-            batches.append(RepeatedBatch(repeats=batch.repeats, turns=kept))
-            seen.update(kept)
+        remaining = tuple(turn for turn in batch.turns if turn not in out)
+        if not seen.issuperset(remaining):
+            batches.append(RepeatedBatch(repeats=batch.repeats, turns=remaining))
+            seen.update(remaining)
     return batches
 
 
@@ -306,23 +327,22 @@ def _estimate_seconds(
     """
     if not batches:
         return 0.0, 0.0
-    versions = {
-        policy.version: policy for policy in policies.get_many(conn, {b.repeats for b in batches})
-    }
-    times = {
-        v: seconds
-        for v, policy in versions.items()
-        if (seconds := _batch_seconds(policy)) is not None
-    }
+    repeated = policies.get_many(conn, {batch.repeats for batch in batches})
+    times: dict[int, float] = {}
+    turn_counts: dict[int, float] = {}
+    for policy in repeated:
+        turn_counts[policy.version] = max(1.0, policy.metrics.get("turns", 1.0))
+        seconds = _batch_seconds(policy)
+        if seconds is not None:
+            times[policy.version] = seconds
     usual = sum(times.values()) / len(times) if times else 0.0
-    share = {
-        b.repeats: len(b.turns) / max(1.0, versions[b.repeats].metrics.get("turns", 1.0))
-        for b in batches
-    }
-    least = sum(
-        times.get(batch.repeats, usual) * min(1.0, share[batch.repeats]) for batch in batches
-    )
-    most = sum(times.get(batch.repeats, usual) for batch in batches)
+    least = 0.0
+    most = 0.0
+    for batch in batches:
+        seconds = times.get(batch.repeats, usual)
+        share = len(batch.turns) / turn_counts[batch.repeats]
+        least += seconds * min(1.0, share)
+        most += seconds
     start = _NOTICE_SECONDS + usual + folder_bytes(safe.path) / _LOADED_BYTES
     return least / _SPREAD, most * _SPREAD + start
 
@@ -339,14 +359,16 @@ def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
     """
     while True:
         with store.read() as conn:
-            plans = [
-                plan_undo(conn, own, name) for name, own in turns_by_policy(conn, selected).items()
-            ]
-        if all(
-            plan.safe == plan.head or policies.examine_files(store, plan.safe) is None
-            for plan in plans
-        ):
+            by_policy = turns_by_policy(conn, selected)
+            plans = [plan_undo(conn, turn_ids, name) for name, turn_ids in by_policy.items()]
+        if not any(_is_safe_version_damaged(store, plan) for plan in plans):
             return plans
+
+
+def _is_safe_version_damaged(store: Store, plan: UndoPlan) -> bool:
+    if plan.safe == plan.head:
+        return False
+    return policies.examine_files(store, plan.safe) is not None
 
 
 def _is_current(conn: Connection, plan: UndoPlan) -> bool:
@@ -357,14 +379,16 @@ def _is_current(conn: Connection, plan: UndoPlan) -> bool:
         return False
     if plan.batches and policy_marks.frozen_since(conn) is not None:
         return False
-    if not set(plan.turns).issuperset(practice_turns.turns_practised_from(conn, plan.turns)):
+    practised = practice_turns.turns_practised_from(conn, plan.turns)
+    if not set(plan.turns).issuperset(practised):
         return False
     safe = policies.get(conn, plan.safe)
     assert safe is not None, "versions are never deleted"
     if safe.version == plan.head or safe.path is None:
         return True
-    is_whole = safe.damage is None and not policies.is_removed(safe)
-    return is_whole and (not plan.is_exact or bool(safe.files.get(OPTIMIZER_FILE)))
+    if safe.damage is not None or policies.is_removed(safe):
+        return False
+    return not plan.is_exact or bool(safe.files.get(OPTIMIZER_FILE))
 
 
 def apply_undo(conn: Connection, agreed: Sequence[UndoPlan], *, reason: str) -> list[UndoPlan]:

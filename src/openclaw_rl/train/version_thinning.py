@@ -107,16 +107,13 @@ class VersionThinner:
     def _remove_recorded(self) -> None:
         """Remove the files that are recorded as removed; the folder of a whole version after `REMOVAL_DELAY`."""
         with self._store.read() as conn:
-            found = [
-                p
-                for p in policies.get_many(conn, versions_on_disk(self._root))
-                if p.path is not None
-            ]
-        for policy in found:
+            on_disk = policies.get_many(conn, versions_on_disk(self._root))
+        for policy in on_disk:
+            if policy.path is None:
+                continue
             if not policies.is_removed(policy):
-                _remove_names(
-                    policy, {name for name, digest in policy.files.items() if digest is None}
-                )
+                removed = {name for name, digest in policy.files.items() if digest is None}
+                _remove_names(policy, removed)
                 continue
             delay = REMOVAL_DELAY * max(1.0, folder_bytes(policy.path) / _BYTES_IN_DELAY)
             due = self._removal_times.setdefault(policy.version, time.monotonic() + delay)
@@ -131,28 +128,27 @@ class VersionThinner:
         self, conn: Connection, basis: _ThinningBasis, now: float
     ) -> list[tuple[Policy, set[str]]]:
         """Return the versions with files on the disk that are no longer kept, and the names of these files."""
-        lines = {name: policies.lineage(conn, head) for name, head in basis.heads.items()}
-        known = [
-            policy
-            for policy in policies.get_many(conn, versions_on_disk(self._root))
-            if policy.path is not None
-            and not policies.is_removed(policy)
-            and policy.state is not PolicyState.CANDIDATE
-        ]
+        on_disk = policies.get_many(conn, versions_on_disk(self._root))
+        known = [policy for policy in on_disk if _can_be_thinned(policy)]
         practised = practised_versions(conn, [policy.version for policy in known])
-        kept = {policy.version for policy in known if policy.version == basis.served}
-        states = set[int]()
-        for name, line in lines.items():
-            own = [policy for policy in known if policy.version in line or policy.name == name]
-            kept |= kept_versions(own, line, self._settings, now, practised)
-            states |= kept_states(own, line, self._settings)
+        retained = set[int]()
+        with_state = set[int]()
+        for name, head in basis.heads.items():
+            lineage = policies.lineage(conn, head)
+            of_policy = [
+                policy for policy in known if policy.version in lineage or policy.name == name
+            ]
+            retained |= kept_versions(of_policy, lineage, self._settings, now, practised)
+            with_state |= kept_states(of_policy, lineage, self._settings)
         surplus = []
         for policy in known:
             if policy.version in basis.pinned:
                 continue
             names = _file_names(policy)
-            if policy.version in kept:
-                names &= set() if policy.version in states else set(TRAINER_FILES)
+            if policy.version in retained or policy.version == basis.served:
+                names &= set(TRAINER_FILES)
+                if policy.version in with_state:
+                    names = set()
             if names:
                 surplus.append((policy, names))
         return surplus
@@ -160,7 +156,7 @@ class VersionThinner:
 
 def kept_versions(
     versions: Collection[Policy],
-    line: Sequence[int],
+    lineage: Sequence[int],
     settings: TrainCheckpointConfig,
     now: float,
     practised: Collection[int] = (),
@@ -170,54 +166,71 @@ def kept_versions(
     These are the newest of the head's lineage and the newest of all; of older ones of the lineage the newest of each
     day (UTC); and versions that were copied from a checkpoint. Of successive steps of practice, the last one counts;
     the others are kept while they are among the newest few. So a person can go back to before a lesson was practised.
-    `line`: the head and its ancestors, newest first. `practised`: versions that practice made.
+    `lineage`: the head and its ancestors, newest first. `practised`: versions that practice made.
     """
-    newest_first = sorted(
-        (p for p in versions if p.state is not PolicyState.REJECTED), key=lambda p: -p.version
-    )
-    passing = {
-        version for after, version in pairwise(line) if after in practised and version in practised
-    }
-    published = [
-        policy
-        for place, policy in enumerate(newest_first)
-        if place < settings.keep or policy.version not in passing or has_metadata(policy)
-    ]
-    counted = (
-        version
-        for place, version in enumerate(line)
-        if place < settings.keep or version not in passing
-    )
-    depth = {version: place for place, version in enumerate(counted)}
-    kept = set()
+    published = [policy for policy in versions if policy.state is not PolicyState.REJECTED]
+    published.sort(key=lambda policy: -policy.version)
+    passing = _passing_versions(lineage, practised)
+    counted = []
+    for place, policy in enumerate(published):
+        if place < settings.keep or policy.version not in passing or has_metadata(policy):
+            counted.append(policy)
+    depths = _depths_without(passing, lineage, settings.keep)
+    retained = set()
     days = set()
-    for age, policy in enumerate(published):
+    for age, policy in enumerate(counted):
         is_full = _has_full_weights(policy)
-        place = depth.get(policy.version)
+        depth = depths.get(policy.version)
         limit = min(settings.keep, settings.keep_versions) if is_full else settings.keep_versions
+        place = age if depth is None else min(age, depth)
+        if place < limit or has_metadata(policy):
+            retained.add(policy.version)
+            continue
+        if depth is None or is_full:
+            continue
         day = int(policy.created_at // _DAY_SECONDS)
-        if min(age, age if place is None else place) < limit or has_metadata(policy):
-            kept.add(policy.version)
-        elif (
-            place is not None
-            and not is_full
-            and now // _DAY_SECONDS - day < settings.keep_days
-            and day not in days
-        ):
+        is_recent = now // _DAY_SECONDS - day < settings.keep_days
+        if is_recent and day not in days:
             days.add(day)
-            kept.add(policy.version)
-    return kept
+            retained.add(policy.version)
+    return retained
+
+
+def _passing_versions(lineage: Sequence[int], practised: Collection[int]) -> set[int]:
+    """Return the steps of practice that another step of practice follows."""
+    passing = set()
+    for after, version in pairwise(lineage):
+        if after in practised and version in practised:
+            passing.add(version)
+    return passing
+
+
+def _depths_without(
+    passing: Collection[int], lineage: Sequence[int], newest: int
+) -> dict[int, int]:
+    """Return version -> place in the lineage, in which `passing` versions behind the newest few do not count."""
+    counted = []
+    for place, version in enumerate(lineage):
+        if place < newest or version not in passing:
+            counted.append(version)
+    return {version: place for place, version in enumerate(counted)}
+
+
+def _can_be_thinned(policy: Policy) -> bool:
+    if policy.path is None or policies.is_removed(policy):
+        return False
+    return policy.state is not PolicyState.CANDIDATE
 
 
 def kept_states(
-    versions: Collection[Policy], line: Sequence[int], settings: TrainCheckpointConfig
+    versions: Collection[Policy], lineage: Sequence[int], settings: TrainCheckpointConfig
 ) -> set[int]:
     """Return the versions whose optimizer state and teacher are kept: the newest of the head's lineage.
 
     Those of damaged versions are left as they are, so that the damage is reported and can be repaired.
     """
-    newest = line[: settings.keep]
-    newest_full = line[: min(settings.keep, KEPT_FULL_OPTIMIZERS)]
+    newest = lineage[: settings.keep]
+    newest_full = lineage[: min(settings.keep, KEPT_FULL_OPTIMIZERS)]
     return {
         policy.version
         for policy in versions

@@ -158,7 +158,7 @@ def test_after_the_undo_of_a_turn_the_version_is_the_one_without_it_to_the_bit(
     with store.read() as conn:
         items = retraining.repeatable_turns(conn, rest)
     reference = LocalTrainer(str(files.folder), method, config.train, config.model)
-    reference.load(folder=parent.path, memory=parent.memory)
+    reference.load(folder=parent.path, method_state=parent.memory)
     samples = builder.build_batch(items, parent, [1, 0], any_age=True).samples
     expected = reference.step(samples, str(tmp_path / "reference")).files
     assert OPTIMIZER_FILE in expected

@@ -69,7 +69,7 @@ def test_the_adapter_in_the_folder_is_the_policy_at_the_service(
         here = reference_logprobs(model, adapter, sample.prompt_ids, sample.response_ids)
         np.testing.assert_allclose(here, logprobs, atol=1e-3)
         assert np.abs(here - sample.logprobs).max() > 0.05, "the step moved the policy"
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     assert trainer.step(samples, str(tmp_path / "000002-a")).metrics["step"] == 2
 
 

@@ -33,7 +33,7 @@ def test_a_reply_and_a_step_come_through_errors(
     config = settings(**{"tinker.url": proxy.url, "train.optimizer.learning_rate": 0.01})
     calm = make_trainer(config)
     one = calm.step(BATCH, str(tmp_path / "000001-a"))
-    calm.load(folder=one.folder, memory=one.memory)
+    calm.load(folder=one.folder, method_state=one.memory)
     expected = read_adapter(
         server,
         read_version(ref_of(calm.step(BATCH, str(tmp_path / "000002-calm")), 2)).sampler,
@@ -49,7 +49,7 @@ def test_a_reply_and_a_step_come_through_errors(
 
     run_engine(config, body)
     again = make_trainer(config)
-    again.load(folder=one.folder, memory=one.memory)
+    again.load(folder=one.folder, method_state=one.memory)
     found = again.step(BATCH, str(tmp_path / "000002-troubled"))
     assert proxy.refused > 0
     weights = read_adapter(server, read_version(ref_of(found, 2)).sampler, tmp_path / "troubled")
@@ -71,7 +71,7 @@ def test_a_call_whose_answer_is_lost_is_one_step(
     for name in ("calm", "troubled"):
         if name == "troubled":
             proxy.begin_trouble("lose", every=3, path=path)
-        trainer.load(folder=one.folder, memory=one.memory)
+        trainer.load(folder=one.folder, method_state=one.memory)
         found[name] = trainer.step(BATCH, str(tmp_path / f"000002-{name}"))
         proxy.end_trouble()
     weights = {
@@ -94,13 +94,13 @@ def test_a_checkpoint_whose_answer_is_lost_stops_nothing(
         settings(**{"tinker.url": proxy.url, "train.optimizer.learning_rate": 0.01})
     )
     one = trainer.step(BATCH, str(tmp_path / "000001-a"))
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     found, began = {}, time.monotonic()
     for name in ("calm", "troubled"):
         if name == "troubled":
             began = time.monotonic()
             proxy.begin_trouble("lose", every=1000, path=path)
-        trainer.load(folder=one.folder, memory=one.memory)
+        trainer.load(folder=one.folder, method_state=one.memory)
         found[name] = trainer.step(BATCH, str(tmp_path / f"000002-{name}"))
     assert proxy.refused == 1
     assert time.monotonic() - began < 120
@@ -121,7 +121,7 @@ def test_requests_without_an_answer_end_and_are_one_line(
     config = settings(**{"tinker.url": proxy.url, "tinker.call_timeout": 60.0})
     trainer = make_trainer(config)
     one = trainer.step(BATCH, str(tmp_path / "000001-a"))
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
 
     async def body(engine: EngineClient) -> None:
         await collect(engine, call(PROMPT, version=0, max_tokens=2, seed=3))

@@ -133,7 +133,7 @@ def local_gradients(
     trainer._weights.write(folder)
     save_file(adapter, folder / "adapter_model.safetensors")
     (folder / "trainer.json").write_text(json.dumps({"steps": 0, "samples": 0}))
-    trainer.load(folder=str(folder), memory={})
+    trainer.load(folder=str(folder), method_state={})
     taken, found = trainer._optimizer.step, {}
 
     def record_gradients(rate: float, *, wanted: bool) -> float:
@@ -205,18 +205,18 @@ def test_a_killed_server_is_waited_for_and_the_step_is_taken_once(
         config = settings(**{"tinker.url": server.url, "train.optimizer.learning_rate": 0.01})
         trainer = make_trainer(config)
         one = trainer.step(BATCH, str(tmp_path / "000001-a"))
-        trainer.load(folder=one.folder, memory=one.memory)
+        trainer.load(folder=one.folder, method_state=one.memory)
         calm = trainer.step(BATCH, str(tmp_path / "000002-calm"))
         expected = read_adapter(server, read_version(ref_of(calm, 2)).sampler, tmp_path / "calm")
         server.kill()
         short = make_trainer(settings(**{"tinker.url": server.url, "tinker.connect_timeout": 3.0}))
-        short.load(folder=one.folder, memory=one.memory)
+        short.load(folder=one.folder, method_state=one.memory)
         with pytest.raises(TrainerAbsent, match="does not answer within 3 s"):
             short.step(BATCH, str(tmp_path / "000002-lost"))
         assert not (tmp_path / "000002-lost").exists()
         server.__enter__()
         again = make_trainer(config)
-        again.load(folder=one.folder, memory=one.memory)
+        again.load(folder=one.folder, method_state=one.memory)
         found = again.step(BATCH, str(tmp_path / "000002-again"))
         weights = read_adapter(server, read_version(ref_of(found, 2)).sampler, tmp_path / "again")
     for name, weight in expected.items():
@@ -232,7 +232,7 @@ def test_versions_answer_beside_training_and_after_a_restart(
     trainer, rows = make_trainer(config), [plain_sequence(sample) for sample in BATCH]
     one = trainer.step(BATCH, str(tmp_path / "000001-a"))
     first = ref_of(one, 1)
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     trainer.step(BATCH, str(tmp_path / "000002-b"))
     before = np.concatenate(trainer._session.policy_logprobs(rows))
     adapter = read_adapter(server, read_version(first).sampler, tmp_path / "adapter")
@@ -262,11 +262,11 @@ def test_no_token_more_than_the_budget_is_sent(settings: Settings, tmp_path: Pat
     one = take_step(settings(**whole), tmp_path / "000001-a")
     cost = int(one.metrics["tinker/tokens/total"])
     short = make_trainer(settings(**whole, **{"tinker.budget_tokens": 2 * cost - 1}))
-    short.load(folder=one.folder, memory=one.memory)
+    short.load(folder=one.folder, method_state=one.memory)
     with pytest.raises(TrainerAbsent, match=rf"has sent {cost} tokens, and would send {cost} more"):
         short.step(BATCH, str(tmp_path / "000002-a"))
     enough = make_trainer(settings(**whole, **{"tinker.budget_tokens": 2 * cost}))
-    enough.load(folder=one.folder, memory=one.memory)
+    enough.load(folder=one.folder, method_state=one.memory)
     assert enough.step(BATCH, str(tmp_path / "000002-b")).metrics["tinker/tokens/total"] == 2 * cost
 
 

@@ -102,7 +102,7 @@ def weights(folder: str) -> torch.Tensor:
     ],
     ids=["sharded", "full"],
 )
-def test_two_ranks_are_one(how: dict[str, Any], draw: Draw, tmp_path: Path) -> None:
+def test_two_ranks_equal_one(how: dict[str, Any], draw: Draw, tmp_path: Path) -> None:
     """Also with fewer samples than ranks, and with ranks that have more passes to make than others."""
     config = settings(tmp_path / "home", **how)
     one = alone(config)
@@ -205,7 +205,7 @@ def weights_of(trainer: LocalTrainer) -> torch.Tensor:
 
 
 @pytest.mark.timeout(1200)
-def test_killed_and_frozen_ranks_are_not_noticed_afterwards(draw: Draw, tmp_path: Path) -> None:
+def test_killed_and_frozen_ranks_do_not_change_the_result(draw: Draw, tmp_path: Path) -> None:
     """In the middle of three steps: rank 0 is killed, rank 1 is killed, rank 1 stops answering."""
     config = settings(tmp_path / "home", train__launch__timeout=20.0)
     one = alone(config)
@@ -215,7 +215,7 @@ def test_killed_and_frozen_ranks_are_not_noticed_afterwards(draw: Draw, tmp_path
     for n, victim in enumerate((0, 1, None)):
         with started(config) as (two, children):
             if last:
-                two.load(folder=last.folder, memory=last.memory)
+                two.load(folder=last.folder, method_state=last.memory)
             last = two.step(given[n], str(tmp_path / f"two-{n}"))
             same(done[n], last)
             os.kill(
@@ -231,7 +231,7 @@ def test_killed_and_frozen_ranks_are_not_noticed_afterwards(draw: Draw, tmp_path
                     os.kill(pid, 0)
     with closing(launch_trainer(config)) as two:
         assert last
-        two.load(folder=last.folder, memory=last.memory)
+        two.load(folder=last.folder, method_state=last.memory)
         same(done[3], two.step(given[3], str(tmp_path / "two-3")))
 
 
@@ -254,7 +254,7 @@ class started:  # noqa: N801 - used as a function is
 
 
 @pytest.mark.timeout(300)
-def test_what_every_rank_refuses_comes_back_as_it_was_raised(tmp_path: Path) -> None:
+def test_an_error_of_every_rank_is_raised_in_the_worker(tmp_path: Path) -> None:
     config = settings(tmp_path / "home", train__lora__targets=["embed_tokens"])
     with pytest.raises(
         ConfigError, match=r"train.lora.targets: model.embed_tokens of .* engines serve adapters"
@@ -263,7 +263,7 @@ def test_what_every_rank_refuses_comes_back_as_it_was_raised(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(300)
-def test_a_slow_rank_0_still_tells_what_all_refuse(tmp_path: Path) -> None:
+def test_a_slow_rank_0_reports_the_shared_error(tmp_path: Path) -> None:
     """The other has refused long before it: that one is not gone."""
     config = settings(tmp_path / "home", train__lora__targets=["embed_tokens"])
     listener = RpcListener()
@@ -294,7 +294,7 @@ def test_a_slow_rank_0_still_tells_what_all_refuse(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings_", [{"train.finetune": "full"}, {"train.base_quantization_bits": 4}]
 )
-def test_what_cannot_be_sharded_says_so(settings_: dict[str, Any]) -> None:
+def test_a_model_that_cannot_be_sharded_is_refused(settings_: dict[str, Any]) -> None:
     from openclaw_rl.learner.distributed.fsdp import wants_sharding
 
     with pytest.raises(ConfigError, match=r"train.launch.shard true shards the frozen layers"):
@@ -302,7 +302,7 @@ def test_what_cannot_be_sharded_says_so(settings_: dict[str, Any]) -> None:
     assert not wants_sharding(from_flat(settings_ | {"train.ranks": 2}).train, cuda=True)
 
 
-def test_work_is_dealt_evenly() -> None:
+def test_work_is_assigned_evenly() -> None:
     costs = [5, 1, 9, 9, 2, 7, 3]
     shares = assign(costs, 3)
     assert sorted(n for share in shares for n in share) == list(range(7))
@@ -313,7 +313,7 @@ def test_work_is_dealt_evenly() -> None:
     assert assign([4], 2) == [[0], []]
 
 
-def test_groups_are_cut_until_every_rank_has_one() -> None:
+def test_groups_are_split_until_every_rank_has_one() -> None:
     lengths = [10, 1, 1, 1, 9, 30]
     assert split([[0, 1, 2, 3, 4]], lengths, 1) == [[0, 1, 2, 3, 4]]
     assert split([[0, 1, 2, 3, 4]], lengths, 2) == [[0, 1], [2, 3, 4]]
@@ -321,7 +321,7 @@ def test_groups_are_cut_until_every_rank_has_one() -> None:
     assert split([[5], [0, 4]], lengths, 9) == [[5], [0], [4]]
 
 
-def test_alone_does_everything_in_order() -> None:
+def test_a_single_rank_works_in_order() -> None:
     assert World().map_over_ranks([3, 1, 2], lambda n, weight: n * weight, float) == [0.0, 1.0, 2.0]
     gradient = torch.nn.Parameter(torch.ones(2))
     gradient.grad = torch.full((2,), 3.0)
@@ -346,7 +346,7 @@ except RuntimeError:
 """
 
 
-def test_a_rank_that_does_not_listen_is_noticed_in_time(tmp_path: Path) -> None:
+def test_an_unresponsive_rank_is_detected(tmp_path: Path) -> None:
     """Frozen between two collectives, rank 0 alone has something to say, and must not wait as the others do for it."""
     where = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
     how: dict[str, Any] = {

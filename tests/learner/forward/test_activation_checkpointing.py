@@ -105,7 +105,7 @@ def plain_digest(deep: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(("layers", "again"), [(8.0, 0), (7.9, 3), (3.1, 7), (2.9, 8), (0.0, 8)])
-def test_the_last_layers_keep_activations_as_far_as_memory_allows(
+def test_the_last_layers_keep_activations_within_memory(
     deep: str,
     plain_digest: str,
     tmp_path: Path,
@@ -122,7 +122,7 @@ def test_the_last_layers_keep_activations_as_far_as_memory_allows(
     assert calls == [2] * again + [1] * (LAYERS - again)
 
 
-def test_a_setting_says_all_or_none(
+def test_the_setting_selects_all_layers_or_none(
     deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     none = made(deep, checkpointing=False)
@@ -148,7 +148,7 @@ def peak(trainer: LocalTrainer, tmp_path: Path, batch: list[Sample]) -> float:
     return float(most)
 
 
-def test_a_step_holds_what_it_was_given(
+def test_a_step_stays_within_the_measured_memory(
     deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured on a few tokens holds for many: all layers within 10%, a part of them within their share."""
@@ -166,7 +166,7 @@ def test_a_step_holds_what_it_was_given(
 
 
 @pytest.mark.parametrize("family", ["qwen3-bfloat16", "gemma", "opt"])
-def test_what_a_token_keeps_is_measured(tmp_path: Path, family: str) -> None:
+def test_activation_bytes_per_token_are_measured(tmp_path: Path, family: str) -> None:
     models: dict[str, Callable[[], Any]] = {
         "qwen3-bfloat16": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE)).to(torch.bfloat16),
         "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SHAPE)),
@@ -195,7 +195,7 @@ def test_what_a_token_keeps_is_measured(tmp_path: Path, family: str) -> None:
     [{}, {"weights": "full", "learning_rate": 1e-5, "offload_optimizer": True}],
     ids=["lora", "full-offloaded"],
 )
-def test_a_trainer_that_goes_leaves_no_tensors(
+def test_a_deleted_trainer_leaves_no_tensors(
     deep: str, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     """What a graph or a hook holds, and what holds it, are found by no garbage collector."""
@@ -212,7 +212,7 @@ def test_a_trainer_that_goes_leaves_no_tensors(
     assert tensors() == before
 
 
-def test_a_base_s_own_dropout_never_acts(tmp_path: Path) -> None:
+def test_dropout_of_the_base_stays_off(tmp_path: Path) -> None:
     """Its layers ask the flag for it that transformers asks whether to compute again."""
     torch.manual_seed(0)
     config = OPTConfig(
@@ -262,7 +262,7 @@ def test_after_an_out_of_memory_error_fewer_layers_keep_activations(
     assert not caplog.text, "later steps keep the limit"
 
 
-def test_then_passes_become_smaller_until_the_step_fails(
+def test_passes_shrink_until_the_step_fails(
     deep: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch = [sample for n in range(4) for sample in long(100, n)]
@@ -303,7 +303,7 @@ for name, wanted in (("none", False), ("auto", None)):
 
 @pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
-def test_memory_that_really_ends(tmp_path: Path) -> None:
+def test_a_real_memory_limit_is_respected(tmp_path: Path) -> None:
     """The system grants 80 MiB more; a step that keeps all of eight layers takes 140, one that keeps none 35.
 
     What is granted are addresses. With malloc as it comes, holes between tensors would take as many again, by chance.
@@ -330,7 +330,7 @@ def test_memory_that_really_ends(tmp_path: Path) -> None:
     assert auto == f"auto {tmp_path / 'auto'}", done.stderr[-2000:]
 
 
-def test_large_layers_give_back_what_they_free(
+def test_large_layers_return_freed_memory(
     deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[bool] = []
@@ -353,7 +353,7 @@ def test_large_layers_give_back_what_they_free(
 
 
 @pytest.mark.skipif(oom._MALLOC_TRIM is None, reason="glibc's malloc")
-def test_holes_between_tensors_go_back_to_the_system() -> None:
+def test_fragmented_memory_is_returned_to_the_system() -> None:
     del (whole := [torch.ones(2**22)])[
         0
     ]  # 16 MiB: malloc takes smaller ones from its heap from now on
@@ -393,7 +393,9 @@ def test_an_engine_on_the_same_gpu_keeps_its_share_of_memory(
     assert known._layers_to_keep(int(limit / 6.5)) == 6 - activation_checkpointing.RESERVED_LAYERS
 
 
-def test_layers_that_cannot_be_computed_again(deep: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_cannot_be_recomputed_are_refused(
+    deep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Qwen3ForCausalLM, "supports_gradient_checkpointing", False)
     with pytest.raises(
         ConfigError, match="true: transformers cannot recompute the layers of a qwen3 model"
@@ -402,7 +404,7 @@ def test_layers_that_cannot_be_computed_again(deep: str, monkeypatch: pytest.Mon
     assert not made(deep)._runner._checkpointing.has_kept_activations
 
 
-def test_what_a_container_grants_counts(tmp_path: Path) -> None:
+def test_the_memory_limit_of_a_container_counts(tmp_path: Path) -> None:
     """The limits of control groups, version 2 and 1, on the way from the process's own to the root."""
     own = tmp_path / "cgroup"
     own.write_text("0::/user/me\n4:memory:/box\n1:cpu:/\n")

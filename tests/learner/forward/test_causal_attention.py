@@ -47,13 +47,13 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.03)],
     ids=str,
 )
-def test_the_kernel_is_attention(
+def test_the_kernel_matches_attention(
     heads: int, groups: int, size: int, dtype: torch.dtype, bound: float, host: None
 ) -> None:
     assert causal_attention.kernel_error(heads, groups, size, dtype, CPU) <= bound
 
 
-def test_a_kernel_that_is_wrong_is_seen(host: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_kernel_is_detected(host: None, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = causal_attention.attend_spans
     monkeypatch.setattr(
         causal_attention, "attend_spans", lambda q, k, v, *rest: honest(q, k, 1.2 * v, *rest)
@@ -61,11 +61,11 @@ def test_a_kernel_that_is_wrong_is_seen(host: None, monkeypatch: pytest.MonkeyPa
     assert causal_attention.kernel_error(4, 2, 16, torch.float32, CPU) > 0.1
 
 
-def test_a_cpu_has_none() -> None:
+def test_a_cpu_has_no_kernel() -> None:
     assert not causal_attention.has_kernel(4, 2, 16, torch.bfloat16, CPU)
 
 
-def test_which_trees_are_sequences() -> None:
+def test_trees_of_separate_sequences_are_recognised() -> None:
     session = [row(*range(10)), row(*range(20)), row(*range(30))]
     assert spans(*session) == [(0, 29)], (
         "turns of one session, each of which goes on where the last one ended"
@@ -79,7 +79,7 @@ def test_which_trees_are_sequences() -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_step_with_it_is_the_step_without(
+def test_a_step_with_the_kernel_equals_one_without(
     trainer: Make,
     draw: Draw,
     tmp_path: Path,
@@ -108,7 +108,7 @@ def test_a_step_with_it_is_the_step_without(
         torch.testing.assert_close(made._weights.parameters[name], weight, rtol=1e-4, atol=1e-6)
 
 
-def test_padding_sees_nothing(host: None) -> None:
+def test_padding_attends_to_nothing(host: None) -> None:
     states = [torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3)]
     out = causal_attention.attend_spans(states[0], states[1], states[2], [(0, 2), (2, 6)], 0.25)
     assert out.shape == (1, 2, 8, 16)
@@ -117,7 +117,7 @@ def test_padding_sees_nothing(host: None) -> None:
         assert not found[:, :, 6:].any()
 
 
-def test_a_trial_within_a_layer_is_none_of_its_checkpoints(host: None) -> None:
+def test_a_trial_inside_a_layer_is_not_checkpointed(host: None) -> None:
     seen: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

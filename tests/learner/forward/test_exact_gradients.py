@@ -216,7 +216,7 @@ def session(seed: int, *, rewards: bool = True, hints: bool = True) -> list[Samp
 def made_double(folder: str, train: TrainConfig) -> LocalTrainer:
     """In float64, and away from the base."""
     made = LocalTrainer(folder, make_method(train), train)
-    made.load(folder=None, memory=MEMORY)
+    made.load(folder=None, method_state=MEMORY)
     made.model.double()
     if train.finetune == "full":
         for name, base in made._weights._base.items():
@@ -383,7 +383,7 @@ class Reference:
         for name in names
     ],
 )
-def test_a_step_is_the_plain_one(
+def test_a_step_with_the_tree_equals_the_plain_one(
     reference: ModuleType,
     folders: dict[str, str],
     tmp_path: Path,
@@ -430,7 +430,7 @@ def agree(result: StepResult, stated: Reference, made: LocalTrainer, samples: li
 
 
 @pytest.mark.parametrize("name", FURTHER)
-def test_groups_other_losses_and_second_steps_are_the_plain_ones(
+def test_groups_other_losses_and_second_steps_equal_the_plain_ones(
     reference: ModuleType, folders: dict[str, str], tmp_path: Path, name: str
 ) -> None:
     family, tuned, own = FURTHER[name]

@@ -49,7 +49,7 @@ def test_a_model_without_fused_attention_is_loaded(tmp_path: Path) -> None:
     )
 
 
-def test_a_cap_behind_the_head_is_known(tmp_path: Path) -> None:
+def test_a_logit_cap_is_recognised(tmp_path: Path) -> None:
     made = trainer(gemma2(tmp_path))
     assert made._runner._logit_transform.cap == 30
 
@@ -87,7 +87,7 @@ def test_experts_are_refused_with_layers_that_can_be_named(kind: str, tmp_path: 
     ("family", "what"),
     [("hunyuan_v1_moe", "HunYuanMoEV1Experts"), ("phimoe", "PhimoeTopKRouter"), ("falcon", None)],
 )
-def test_what_only_looks_like_a_linear_layer_is_refused(
+def test_a_layer_that_is_not_linear_is_refused(
     tmp_path: Path, family: str, what: str | None
 ) -> None:
     """Experts behind a plain router, and a router that is a linear layer by its kind. Falcon's own kind is one."""
@@ -105,7 +105,7 @@ def test_what_only_looks_like_a_linear_layer_is_refused(
     trainer(tmp_path, targets=named)
 
 
-def test_a_state_that_leaks_is_seen_where_log_probabilities_hardly_differ(tmp_path: Path) -> None:
+def test_a_leaking_state_is_detected(tmp_path: Path) -> None:
     """Convolutions below a head that finds every token about as likely: branches would see their neighbours."""
     torch.manual_seed(0)
     config = Lfm2Config(

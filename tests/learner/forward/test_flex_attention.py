@@ -133,7 +133,7 @@ def test_a_mask_is_made_once_for_all_layers() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 4), st.integers(3, 200), st.integers(0, 200))
-def test_padding_is_seen_by_nobody(seed: int, branches: int, longest: int, more: int) -> None:
+def test_padding_is_not_attended_to(seed: int, branches: int, longest: int, more: int) -> None:
     bare = prefix_tree.build_tree(grown(seed, branches, longest), torch.device("cpu"))
     padded = prefix_tree.pad_tree(bare, bare.tokens + more)
     assert padded.tokens == bare.tokens + more
@@ -154,7 +154,7 @@ def test_padding_is_seen_by_nobody(seed: int, branches: int, longest: int, more:
     st.integers(0, 10**6), st.integers(0, 5), st.integers(10, 150), st.sampled_from([None, 9, 140]),
     st.sampled_from([(4, 2), (3, 1)]), st.sampled_from([0.25, 0.3]),
 )  # fmt: skip
-def test_states_and_gradients_are_those_of_segments(
+def test_states_and_gradients_match_attention_by_segments(
     unfused: None,
     seed: int,
     branches: int,
@@ -202,7 +202,7 @@ def test_one_kernel_serves_all_lengths_and_trees(
     assert made.frame_count == 4
 
 
-def test_too_many_kernels_are_an_error_and_not_a_crawl(unfused: None) -> None:
+def test_too_many_kernels_raise_an_error(unfused: None) -> None:
     of = planted(grown(0, 3, 500))
     query = torch.randn(1, 2, of.tokens, 16)
     flex_attention.attend_tree(query, query, query, TreeMasks(of), 0.25, None)
@@ -223,7 +223,7 @@ def _gemma3() -> Gemma3ForCausalLM:
 
 # The compiler asks tensors for their gradient, and hides what torch says to that, but not from a filter of errors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_whole_model_gives_the_gradients_of_segments(unfused: None) -> None:
+def test_gradients_of_a_whole_model_match_attention_by_segments(unfused: None) -> None:
     torch.manual_seed(0)
     peft = get_peft_model(
         _gemma3().eval(), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
@@ -244,7 +244,7 @@ def test_a_whole_model_gives_the_gradients_of_segments(unfused: None) -> None:
         assert (got - want).norm() <= 1e-6 * want.norm()  # the models' own norms compute in float32
 
 
-def test_where_it_does_not_work_the_log_says_so_and_segments_do(
+def test_a_failing_flex_attention_falls_back_to_segments(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """On this machine torch refuses gradients of FlexAttention; a GPU without a compiler is the same case."""
@@ -265,7 +265,7 @@ def test_where_it_does_not_work_the_log_says_so_and_segments_do(
         torch.testing.assert_close(got.logp, want.logp)
 
 
-def test_attention_that_bends_its_scores_is_left_to_the_model(
+def test_attention_with_changed_scores_falls_back_to_the_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM

@@ -47,14 +47,14 @@ def speed_of(rate: float, kind: WorkKind = WorkKind.TRAIN) -> PassSpeed:
 
 
 @given(rate=rates, tokens=st.integers(MIN_PASS_TOKENS + 1, 10**6))
-def test_a_pass_fits_if_it_takes_half_a_minute_at_most(rate: float, tokens: int) -> None:
+def test_a_pass_is_limited_to_half_a_minute(rate: float, tokens: int) -> None:
     assert speed_of(rate).fits(tokens) == (
         rate * tokens <= MAX_PASS_SECONDS or tokens <= MIN_PASS_TOKENS
     )
 
 
 @given(rate=rates, tokens=st.integers(1, 10**5))
-def test_until_one_was_measured_a_training_pass_counts_as_three_scoring_passes(
+def test_an_unmeasured_training_pass_counts_as_three_scoring_passes(
     rate: float, tokens: int
 ) -> None:
     speed = speed_of(rate, WorkKind.SCORE)

@@ -144,7 +144,7 @@ BENT: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", BENT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_that_the_model_bends_are_bent(name: str, dtype: torch.dtype) -> None:
+def test_logit_transforms_of_the_model_are_applied(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = BENT[name](SMALL).eval().to(dtype)
     passes = ForwardRunner(model, micro_tokens=10_000)
@@ -158,7 +158,7 @@ def test_logits_that_the_model_bends_are_bent(name: str, dtype: torch.dtype) -> 
             )
 
 
-def test_a_bend_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_logit_transform_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = BENT["gemma2"](SMALL).eval()
     monkeypatch.setattr("openclaw_rl.learner.forward.logit_transform._CAPS", ())
@@ -166,7 +166,7 @@ def test_a_bend_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         ForwardRunner(model, micro_tokens=10)
 
 
-def test_a_model_that_does_not_run_here_is_refused_by_name() -> None:
+def test_a_model_that_cannot_be_trained_is_refused_by_name() -> None:
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
     model = RemBertForCausalLM(
         RemBertConfig(**shape, is_decoder=True, intermediate_size=32, input_embedding_size=16)

@@ -114,7 +114,7 @@ def test_gradients_through_the_tree_are_exact(name: str, tuned: str) -> None:
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_nothing_of_ours_is_in_a_lower_precision(shares: bool) -> None:
+def test_computations_keep_their_precision(shares: bool) -> None:
     """Temperatures neither: at a low one their rounding is multiplied. This family computes all in float64."""
     torch.manual_seed(3)
     model = GPT2LMHeadModel(
@@ -132,7 +132,7 @@ def test_nothing_of_ours_is_in_a_lower_precision(shares: bool) -> None:
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_masks_of_windows_are_bounded(monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
+def test_window_masks_are_bounded(monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
     """However long the trunk: in pieces, of which those above no branch see no further back than their window."""
     torch.manual_seed(5)
     monkeypatch.setattr(tree_attention, "MAX_QUERIES", 4)
@@ -181,9 +181,7 @@ def test_micro_batches_of_the_tree_add_up() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 120))
-def test_a_pass_keeps_to_its_budget_or_near_its_longest_row(
-    seed: int, turns: int, budget: int
-) -> None:
+def test_a_pass_stays_within_its_budget(seed: int, turns: int, budget: int) -> None:
     rows = [*session(seed), *session(seed + 1)][: 2 * turns]
     groups = prefix_tree.group_rows(rows, budget)
     assert sorted(i for g in groups for i in g) == list(range(len(rows)))
@@ -213,7 +211,7 @@ def test_a_trunk_over_the_budget_is_computed_once() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 5))
-def test_the_tree_holds_every_row_and_nothing_twice(seed: int, turns: int) -> None:
+def test_the_tree_has_every_row_once(seed: int, turns: int) -> None:
     rows = session(seed, turns)
     planted = prefix_tree.build_tree(rows, torch.device("cpu"))
     distinct = {r.input_ids[:n].tobytes() for r in rows for n in range(1, r.input_length + 1)}
@@ -249,7 +247,7 @@ def test_models_that_carry_a_state_are_trained_row_by_row(caplog: pytest.LogCapt
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_windows_that_stand_only_in_the_mask_are_kept() -> None:
+def test_windows_given_only_by_the_mask_are_kept() -> None:
     """Some models tell the attention function nothing of their window; rows are longer than it here."""
     from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 

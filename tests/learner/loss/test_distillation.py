@@ -52,7 +52,9 @@ def random_logps(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_a_divergence_and_its_slopes_are_the_reference(reference: ModuleType, seed: int) -> None:
+def test_a_divergence_and_its_gradient_match_the_reference(
+    reference: ModuleType, seed: int
+) -> None:
     student, teacher = random_logps(seed)
     for kind in KINDS:
         own = student.clone().requires_grad_()
@@ -154,7 +156,7 @@ def ours(seed: int, kind: Divergence, by: str) -> tuple[float, torch.Tensor]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_over_the_students_tokens_it_is_trls_sdpo(sdpo: ModuleType, seed: int) -> None:
+def test_over_the_students_tokens_it_equals_sdpo_of_trl(sdpo: ModuleType, seed: int) -> None:
     """`topk_logits` with the tail, alpha 0, 1 and 0.5, is_clip 2, on the same logits: value and gradient."""
     for kind, alpha in KINDS.items():
         student, teacher, ids, mu = drawn(seed)
@@ -219,7 +221,7 @@ def trls_sdft(loss: Any, seed: int, alpha: float) -> tuple[float, torch.Tensor]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_over_the_teachers_tokens_it_is_trls_sdft(sdft_loss: Any, seed: int) -> None:
+def test_over_the_teachers_tokens_it_equals_sdft_of_trl(sdft_loss: Any, seed: int) -> None:
     for kind, alpha in KINDS.items():
         value, gradient = ours(seed, kind, "teacher")
         theirs, slopes = trls_sdft(sdft_loss, seed, alpha)
@@ -243,7 +245,7 @@ def heads() -> dict[str, torch.nn.Module]:
 
 @pytest.mark.parametrize("kind", ["plain", "bias", "lora"])
 @pytest.mark.parametrize("rows", [1, 4, 100])
-def test_the_head_gives_what_is_asked_for(kind: str, rows: int) -> None:
+def test_the_head_scores_the_requested_tokens(kind: str, rows: int) -> None:
     """Targets, given tokens, the likeliest ones; in chunks of `rows`, at each token's temperature; and the slopes."""
     head = heads()[kind]
     rng = torch.Generator().manual_seed(1)
@@ -272,7 +274,7 @@ def test_the_head_gives_what_is_asked_for(kind: str, rows: int) -> None:
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
 
 
-def test_no_more_likeliest_tokens_than_there_are() -> None:
+def test_top_k_is_bounded_by_the_vocabulary() -> None:
     head = heads()["plain"]
     hidden = torch.randn(3, 8, dtype=torch.float64)
     assert select_tokens(

@@ -110,7 +110,7 @@ def ours(
 @pytest.mark.parametrize("decoupled", [False, True], ids=["one-step", "decoupled"])
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_value_gradient_and_counts_are_the_reference(
+def test_value_gradient_and_counts_match_the_reference(
     reference: ModuleType, seed: int, kind: Any, mask: str, decoupled: bool
 ) -> None:
     batch = random_batch(seed, decoupled=decoupled)
@@ -175,7 +175,7 @@ def gradient(
     return LossResult(total=logp_K.grad, parts=loss.parts, counts=loss.counts)
 
 
-def test_opsm_spares_only_bad_replies_that_the_policy_left() -> None:
+def test_opsm_masks_only_bad_replies_that_the_policy_left() -> None:
     bounds = LossConfig(**LIMITS, opsm_delta=0.05)
     left, near, further = [-0.1, -0.1, 0.0], [-0.1, 0.1, 0.0], [0.1, 0.1, 0.1]
     assert not gradient(bounds, left, -1.0).total.any()
@@ -186,7 +186,7 @@ def test_opsm_spares_only_bad_replies_that_the_policy_left() -> None:
         assert result.counts["opsm"] == 0
 
 
-def test_geometric_takes_what_drifted_whichever_way() -> None:
+def test_the_geometric_mask_drops_drift_in_both_directions() -> None:
     bounds = LossConfig(**LIMITS, geometric_low=0.99, geometric_high=1.01)
     for gaps in ([-0.1, -0.1], [0.1, 0.0]):
         for advantage in (1.0, -1.0):
@@ -196,7 +196,7 @@ def test_geometric_takes_what_drifted_whichever_way() -> None:
     assert gradient(bounds, [0.2, -0.2], 1.0).total.all(), "the mean stands still"
 
 
-def test_what_the_caps_take_is_counted() -> None:
+def test_capped_tokens_are_counted() -> None:
     cispo = gradient(
         LossConfig(**(LIMITS | {"token_ratio_max": 100.0}), kind="cispo"), [2.0, 0.0], 1.0
     ).counts
@@ -214,7 +214,7 @@ def test_what_the_caps_take_is_counted() -> None:
     )
 
 
-def test_whose_token_each_is_must_be_known() -> None:
+def test_the_rows_of_tokens_are_required() -> None:
     empty = torch.zeros(0)
     for bounds in (LossConfig(**LIMITS, opsm_delta=0.1), LossConfig(**LIMITS, kind="gspo")):
         with pytest.raises(AssertionError, match="need rows_K"):
@@ -229,7 +229,7 @@ def test_whose_token_each_is_must_be_known() -> None:
             )
 
 
-def test_only_the_chosen_mask_is_in_force() -> None:
+def test_only_the_chosen_mask_applies() -> None:
     settings_ = {"opsm_delta": 0.3, "geometric_low": 0.9, "geometric_high": 1.2}
     none, opsm, geometric = (
         make_loss_config(train_settings({"loss.sequence_mask": mask, **settings_}))  # type: ignore[arg-type]

@@ -142,7 +142,7 @@ def trls(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_trl(grpo_loss: Any, seed: int) -> None:
+def test_the_loss_matches_trl(grpo_loss: Any, seed: int) -> None:
     """dr_grpo with epsilon 0.2 and 0.28, and its two-sided `delta` as the dual clip."""
     given_ = draw(seed)
     for dual in (3.0, 1.5):
@@ -153,7 +153,7 @@ def test_trl(grpo_loss: Any, seed: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_trl_cispo_and_gspo(grpo_loss: Any, seed: int) -> None:
+def test_cispo_and_gspo_match_trl(grpo_loss: Any, seed: int) -> None:
     given_ = draw(seed)
     cispo = {"loss_type": "cispo", "epsilon_high": 5.0}
     gspo = {"importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}
@@ -179,7 +179,7 @@ ENGINE = {"use_vllm": True, "vllm_importance_sampling_correction": True}
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_trl_with_an_engine_and_several_steps(grpo_loss: Any, seed: int) -> None:
+def test_the_decoupled_loss_matches_trl(grpo_loss: Any, seed: int) -> None:
     """The decoupled form, with the mask of sequences against the engine's log-probabilities."""
     given_ = draw(seed)
     cispo = {"loss_type": "cispo", "epsilon_high": 5.0}
@@ -202,7 +202,7 @@ def test_trl_with_an_engine_and_several_steps(grpo_loss: Any, seed: int) -> None
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_one_step_with_trls_truncated_weight_is_cispo(grpo_loss: Any, seed: int) -> None:
+def test_one_step_with_a_truncated_weight_equals_cispo(grpo_loss: Any, seed: int) -> None:
     """In gradient: its surrogate's own ratio is 1 then, and the truncated weight is all that is left."""
     given_ = draw(seed)
     given_["old"] = given_["logp"]
@@ -212,7 +212,7 @@ def test_one_step_with_trls_truncated_weight_is_cispo(grpo_loss: Any, seed: int)
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_trl_and_slime_pull_to_the_base_as_we_do(grpo_loss: Any, seed: int) -> None:
+def test_the_kl_penalty_matches_trl_and_slime(grpo_loss: Any, seed: int) -> None:
     """In gradient: k3 times rho with its gradient (`use_bias_correction_kl`, slime's --use-unbiased-kl) is k2's."""
     given_ = draw(seed)
     own = ours(given_, 3.0, kl=0.2)[1]
@@ -229,7 +229,7 @@ def test_trl_and_slime_pull_to_the_base_as_we_do(grpo_loss: Any, seed: int) -> N
     torch.testing.assert_close(ours(nothing, 3.0, kl=0.2)[1], logp.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_where_tokens_differ_gspo_is_its_own_way(grpo_loss: Any) -> None:
+def test_gspo_differs_where_token_ratios_differ(grpo_loss: Any) -> None:
     """Advantages token by token: TRL gives every token the reply's mean, GSPO-token each its own. Equal in value."""
     given_ = draw(11)
     given_["logp"] = given_["mu"]  # nothing is clipped
@@ -243,7 +243,7 @@ def test_where_tokens_differ_gspo_is_its_own_way(grpo_loss: Any) -> None:
     torch.testing.assert_close(own[1].sum(1), theirs[1].sum(1), rtol=1e-9, atol=1e-12)
 
 
-def test_a_difference_would_be_seen(grpo_loss: Any) -> None:
+def test_the_comparison_detects_a_difference(grpo_loss: Any) -> None:
     given_ = draw(3) | {
         "logp": draw(3)["mu"] + 2.0,
         "advantages": -torch.ones(len(draw(3)["mu"]), dtype=torch.float64),
@@ -255,7 +255,7 @@ def test_a_difference_would_be_seen(grpo_loss: Any) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_slime(seed: int) -> None:
+def test_the_loss_matches_slime(seed: int) -> None:
     """slime/utils/ppo_utils.py, compute_policy_loss: eps_clip 0.2, eps_clip_high 0.28, eps_clip_c 3."""
     given_ = draw(seed)
     advantages = given_["advantages"][:, None]
@@ -268,7 +268,7 @@ def test_slime(seed: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_slime_cispo_gspo_and_truncated_weights(seed: int) -> None:
+def test_cispo_gspo_and_truncated_weights_match_slime(seed: int) -> None:
     """compute_cispo_loss (eps_clip 1, eps_clip_high 4), compute_gspo_kl, vanilla_tis_function (tis_clip 2)."""
     given_ = draw(seed)
     mask, advantages = given_["mask"], given_["advantages"][:, None]
@@ -303,7 +303,7 @@ def test_slime_cispo_gspo_and_truncated_weights(seed: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_slime_geometric_rejection(seed: int) -> None:
+def test_geometric_rejection_matches_slime(seed: int) -> None:
     """examples/train_infer_mismatch_helper/mis.py: use_rs, rs_level geometric, 0.9 to 1.1."""
     given_ = draw(seed)
     given_["logp"] = given_["mu"] + 0.3 * (given_["logp"] - given_["mu"])
@@ -322,7 +322,7 @@ def test_slime_geometric_rejection(seed: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_trl_off_policy_sequence_mask(grpo_loss: Any, seed: int) -> None:
+def test_the_off_policy_sequence_mask_matches_trl(grpo_loss: Any, seed: int) -> None:
     """OPSM (DeepSeek-V3.2): `off_policy_mask_threshold`, with every surrogate."""
     given_ = draw(seed)
     gspo = {"importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}
@@ -344,7 +344,7 @@ def test_trl_off_policy_sequence_mask(grpo_loss: Any, seed: int) -> None:
             torch.testing.assert_close(gradient, slopes, rtol=1e-9, atol=1e-12)
 
 
-def test_the_sequence_mask_is_at_work() -> None:
+def test_the_sequence_mask_masks_tokens() -> None:
     given_ = draw(3) | {
         "logp": draw(3)["mu"] - 0.1,
         "advantages": -torch.ones(len(draw(3)["mu"]), dtype=torch.float64),
@@ -356,7 +356,7 @@ def test_the_sequence_mask_is_at_work() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_slime_off_policy_sequence_mask(seed: int) -> None:
+def test_the_off_policy_sequence_mask_matches_slime(seed: int) -> None:
     """slime/utils/ppo_utils.py, compute_opsm_mask, before compute_policy_loss's values are added up."""
     given_, delta = draw(seed), 1e-4
     advantages, mask = given_["advantages"][:, None], given_["mask"]

@@ -105,7 +105,7 @@ def ours(
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_value_and_gradient_are_the_reference(reference: ModuleType, seed: int) -> None:
+def test_value_and_gradient_match_the_reference(reference: ModuleType, seed: int) -> None:
     batch = random_batch(seed)
     logp_K = torch.tensor(np.concatenate([s["logp"] for s in batch]), requires_grad=True)
     loss = ours(batch, list(range(len(batch))), logp_K, ("binary", "opd"))
@@ -176,7 +176,7 @@ def test_micro_batches_add_up(seed: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_a_term_does_not_feel_the_other(seed: int) -> None:
+def test_terms_are_independent(seed: int) -> None:
     """Its value with and without the other term beside it, in the same batch."""
     batch = random_batch(seed)
     logp_K = torch.tensor(np.concatenate([s["logp"] for s in batch]))
@@ -186,7 +186,7 @@ def test_a_term_does_not_feel_the_other(seed: int) -> None:
         assert alone.get(name) == both.get(name)
 
 
-def test_masked_tokens_have_no_gradient_however_wild() -> None:
+def test_masked_tokens_have_no_gradient() -> None:
     logp_K = torch.tensor([-1.0, -1e4, -1e-30, -2.0], dtype=torch.float64, requires_grad=True)
     mu_K = torch.tensor([-1.0, -1e-9, -1e4, -2.0], dtype=torch.float64)
     mask_K = torch.tensor([True, True, True, False])
@@ -197,7 +197,7 @@ def test_masked_tokens_have_no_gradient_however_wild() -> None:
     assert loss.counts["gap"] == 2
 
 
-def test_masking_a_token_does_not_make_the_others_heavier() -> None:
+def test_masking_a_token_does_not_change_the_weight_of_others() -> None:
     def gradient(mu_1: float) -> float:
         logp_K = torch.tensor([-1.0, -1.0], dtype=torch.float64, requires_grad=True)
         mu_K = torch.tensor([-1.0, mu_1], dtype=torch.float64)
@@ -208,7 +208,7 @@ def test_masking_a_token_does_not_make_the_others_heavier() -> None:
     assert gradient(-1.0) == gradient(-9.0) == -0.5
 
 
-def test_k2_pulls_like_the_kl() -> None:
+def test_the_gradient_of_k2_is_that_of_the_kl() -> None:
     """Exact expectation over a stale sampler: sum over y of mu(y) grad k2 is the gradient of KL(pi || base)."""
     generator = torch.Generator().manual_seed(0)
     theta, mu, base = (torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(3))
@@ -223,7 +223,7 @@ def test_k2_pulls_like_the_kl() -> None:
     torch.testing.assert_close(found, theta.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_a_token_that_the_engine_sees_otherwise_does_not_rule_the_kl() -> None:
+def test_an_outlier_of_the_engine_does_not_dominate_the_kl() -> None:
     """Decoupled: no gap band, so the weight of the KL term is capped as that of the surrogate is."""
     logp_K = torch.tensor([-1.0, -1.0], dtype=torch.float64, requires_grad=True)
     mu_K, base_K = (

@@ -39,7 +39,7 @@ def weights(made: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in made._weights.parameters.values()])
 
 
-def test_they_are_what_they_were(
+def test_compiled_layers_give_the_same_results(
     trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And where a checkpoint computes something else again, the step is taken all the same, without compiled code."""
@@ -68,7 +68,7 @@ def test_they_are_what_they_were(
     assert "run uncompiled" in caplog.text
 
 
-def test_a_compiler_that_fails_is_named(trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+def test_a_failing_compiler_is_reported(trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture,
                                         monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no compiler here")
@@ -81,7 +81,7 @@ def test_a_compiler_that_fails_is_named(trainer: Make, draw: Draw, tmp_path: Pat
     assert made.step(draw(made, 3), str(tmp_path / "1")).folder
 
 
-def test_a_compiler_that_is_wrong_is_named(trainer: Make, caplog: pytest.LogCaptureFixture,
+def test_a_wrong_compiler_is_reported(trainer: Make, caplog: pytest.LogCaptureFixture,
                                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     def wrong(graph: Any, _: object) -> Any:
         return lambda *given: [

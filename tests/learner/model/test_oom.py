@@ -59,7 +59,7 @@ def test_a_step_that_does_not_fit_is_tried_in_smaller_passes(
     assert "does not fit" not in caplog.text, "later steps keep the smaller passes"
 
 
-def test_what_fits_in_no_way_fails_with_what_would_help(
+def test_a_step_that_never_fits_names_the_settings_to_change(
     trainer: Make, draw: Draw, tmp_path: Path
 ) -> None:
     made = trainer(micro_tokens=40)
@@ -74,7 +74,7 @@ def test_what_fits_in_no_way_fails_with_what_would_help(
     assert made._runner.budget == 40, "what is left of the batch may fit as it was"
 
 
-def test_it_is_halved_until_it_fits(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_passes_are_halved_until_they_fit(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     made = trainer(micro_tokens=200, max_gap=9.0)
     batch = draw(made, 0)
     prompts = [
@@ -84,7 +84,7 @@ def test_it_is_halved_until_it_fits(trainer: Make, draw: Draw, tmp_path: Path) -
     assert made.step(batch, str(tmp_path / "policy")).folder is not None
 
 
-def test_what_fails_on_one_rank_alone_is_not_tried_again() -> None:
+def test_a_failure_on_one_rank_is_not_retried() -> None:
     """The others wait for this one's share of the gradients, and would wait in vain for a whole timeout."""
     tried = []
 
@@ -109,9 +109,7 @@ def test_what_fails_on_one_rank_alone_is_not_tried_again() -> None:
     assert len(tried) == 2
 
 
-def test_a_step_that_was_begun_is_not_begun_again(
-    trainer: Make, draw: Draw, tmp_path: Path
-) -> None:
+def test_a_step_that_has_begun_is_not_retried(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     """What fails to fit behind the optimizer's step finds other weights than before it."""
     made = trainer(micro_tokens=80, learning_rate=1e-2)
     batch = draw(made, 0)
@@ -133,7 +131,9 @@ class Rows:
         return f"passes of {self.memory_limits} tokens" if self.memory_limits == 64 else None
 
 
-def test_a_cpu_without_memory_raises_as_a_gpu_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_running_out_of_memory_on_a_cpu_raises_as_on_a_gpu(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """What torch's own allocator raises there, and nothing else of that kind."""
     rows = Rows()
     with (

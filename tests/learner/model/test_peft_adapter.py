@@ -39,7 +39,7 @@ def seen(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.detach(), torch.cat([g.flatten() for g in found])
 
 
-def test_in_float32_it_is_peft_to_the_bit(tiny: str) -> None:
+def test_the_lora_layer_equals_peft_in_float32(tiny: str) -> None:
     theirs, ours = adapted(tiny, torch.float32)
     for a, b in zip(seen(theirs), seen(ours), strict=True):
         assert torch.equal(a, b)
@@ -48,7 +48,7 @@ def test_in_float32_it_is_peft_to_the_bit(tiny: str) -> None:
         assert torch.equal(theirs(input_ids=ids).logits, ours(input_ids=ids).logits)
 
 
-def test_in_half_precision_it_is_as_near_to_the_truth(tiny: str) -> None:
+def test_the_lora_layer_is_as_accurate_as_peft_in_half_precision(tiny: str) -> None:
     exact = adapted(tiny, torch.float32)[0]
     for parameter in exact.parameters():
         if not parameter.requires_grad:
@@ -60,7 +60,7 @@ def test_in_half_precision_it_is_as_near_to_the_truth(tiny: str) -> None:
 
 
 @pytest.mark.parametrize("ours", [False, True], ids=["peft", "ours"])
-def test_an_input_is_kept_once_and_narrow(tiny: str, ours: bool) -> None:
+def test_an_input_is_saved_once_in_its_dtype(tiny: str, ours: bool) -> None:
     model = adapted(tiny, torch.bfloat16)[ours]
     layer = model.base_model.model.model.layers[0]
     kept: dict[int, int] = {}

@@ -128,7 +128,7 @@ def gradients(trainer: LocalTrainer) -> torch.Tensor:
         for name in ("llama", "gemma")
     ],
 )
-def test_every_mode_takes_a_real_step(
+def test_every_finetune_mode_takes_a_step(
     make: Make, draw: Draw, tmp_path: Path, mode: str, name: str
 ) -> None:
     made = make(mode, name)
@@ -148,9 +148,7 @@ def test_every_mode_takes_a_real_step(
 @pytest.mark.parametrize(
     "mode", ["lora", "lora-offloaded", "qlora", "full-bf16", "full-bf16-offloaded"]
 )
-def test_resuming_is_not_noticed_in_any_bit(
-    make: Make, draw: Draw, tmp_path: Path, mode: str
-) -> None:
+def test_resuming_is_bit_exact(make: Make, draw: Draw, tmp_path: Path, mode: str) -> None:
     """Four steps are two steps, a new trainer, and two more; so are they after a look at another version."""
     settings: dict[str, Any] = (
         {} if mode.startswith("full") else {"lora": {"rank": 4, "dropout": 0.1}}
@@ -166,8 +164,8 @@ def test_resuming_is_not_noticed_in_any_bit(
     for n in range(2):
         half = first.step(batches[n], str(tmp_path / f"half-{n}"))
     second = make(mode, **settings)
-    second.load(folder=str(tmp_path / "straight-0"), memory={})
-    second.load(folder=half.folder, memory=json.loads(json.dumps(half.memory)))
+    second.load(folder=str(tmp_path / "straight-0"), method_state={})
+    second.load(folder=half.folder, method_state=json.loads(json.dumps(half.memory)))
     for n in range(2, 4):
         rest = second.step(batches[n], str(tmp_path / f"rest-{n}"))
 
@@ -182,7 +180,7 @@ def test_resuming_is_not_noticed_in_any_bit(
 
 
 @pytest.mark.parametrize("mode", ["lora", "full-bf16"])
-def test_the_optimizer_on_the_cpu_is_the_same_optimizer(
+def test_an_offloaded_optimizer_gives_the_same_weights(
     make: Make, draw: Draw, tmp_path: Path, mode: str
 ) -> None:
     here, there = make(mode), make(mode, offload_optimizer=True)
@@ -199,7 +197,7 @@ def test_the_optimizer_on_the_cpu_is_the_same_optimizer(
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
-def test_gradients_do_not_depend_on_how_a_batch_is_cut(
+def test_gradients_do_not_depend_on_the_micro_batches(
     make: Make, draw: Draw, tmp_path: Path, mode: str
 ) -> None:
     """To 1e-6 in float64: one pass that is scored and trained at once, many passes, single rows."""
@@ -217,7 +215,7 @@ def test_gradients_do_not_depend_on_how_a_batch_is_cut(
     ("mode", "name"),
     [("full", "qwen3"), ("full", "llama"), ("full", "gemma"), ("full-bf16", "qwen3")],
 )
-def test_a_whole_model_is_a_folder_for_transformers(
+def test_full_weights_are_loaded_by_transformers(
     make: Make, draw: Draw, family: Callable[[str], str], tmp_path: Path, mode: str, name: str
 ) -> None:
     made = make(mode, name)
@@ -265,7 +263,7 @@ def test_a_whole_model_is_a_folder_for_transformers(
         )
 
 
-def test_a_whole_model_without_its_optimizer_goes_on_from_its_weights(
+def test_full_weights_without_optimizer_state_are_resumed(
     make: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -274,7 +272,7 @@ def test_a_whole_model_without_its_optimizer_goes_on_from_its_weights(
     stood = trained(made)
     (tmp_path / "policy" / "optimizer.state").unlink()
     other = make("full-bf16", learning_rate=1e-9)
-    other.load(folder=folder, memory={})
+    other.load(folder=folder, method_state={})
     assert "the optimizer starts from the beginning" in caplog.text
     assert trained(other).equal(stood)
     other.step(draw(made, 1), str(tmp_path / "next"))
@@ -283,7 +281,7 @@ def test_a_whole_model_without_its_optimizer_goes_on_from_its_weights(
     )
 
 
-def test_an_adapter_is_float32_on_a_base_that_is_not(
+def test_an_adapter_is_float32_on_a_half_precision_base(
     make: Make, draw: Draw, tmp_path: Path
 ) -> None:
     made = make("lora-bf16")
@@ -298,7 +296,7 @@ def test_an_adapter_is_float32_on_a_base_that_is_not(
     assert torch.nn.functional.cosine_similarity(*moved, dim=0) > 0.8
 
 
-def test_an_adapter_on_four_bits_is_one_on_what_the_four_bits_stand_for(
+def test_an_adapter_on_4_bits_equals_one_on_the_dequantized_base(
     make: Make, draw: Draw, family: Callable[[str], str], tmp_path: Path
 ) -> None:
     """The gradient through real bitsandbytes layers, against the same weights written out."""
@@ -327,7 +325,7 @@ def test_an_adapter_on_four_bits_is_one_on_what_the_four_bits_stand_for(
     assert (gradients(sixteen) - expected).norm() > 1e-2 * expected.norm(), "it is another base"
 
 
-def test_four_bits_are_told_to_the_engines_gap(make: Make, draw: Draw, tmp_path: Path) -> None:
+def test_the_engine_gap_measures_quantization(make: Make, draw: Draw, tmp_path: Path) -> None:
     """The engine samples from sixteen bits: what that makes is measured, not guessed."""
     engine, batch = make("lora"), draw(make("lora"), 0, on_policy=True)
     same = engine.step(batch, str(tmp_path / "16")).metrics["gap/engine"]
@@ -335,7 +333,9 @@ def test_four_bits_are_told_to_the_engines_gap(make: Make, draw: Draw, tmp_path:
     assert same < 1e-5 < 1e-2 < packed
 
 
-def test_no_four_bits_without_the_library(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_without_its_library_is_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(
         ConfigError, match=r"needs bitsandbytes, .* Install \"openclaw-rl\[qlora\]\""
@@ -343,18 +343,18 @@ def test_no_four_bits_without_the_library(make: Make, monkeypatch: pytest.Monkey
         make("qlora")
 
 
-def test_settings_that_contradict_one_another(make: Make, draw: Draw, tmp_path: Path) -> None:
+def test_contradicting_settings_are_refused(make: Make, draw: Draw, tmp_path: Path) -> None:
     adapter, whole = make("lora"), make("full")
     folders = [
         t.step(draw(t, 0), str(tmp_path / str(n))).folder for n, t in enumerate((adapter, whole))
     ]
     with pytest.raises(ConfigError, match=r"train\.finetune full, but the settings say lora"):
-        adapter.load(folder=folders[1], memory={})
+        adapter.load(folder=folders[1], method_state={})
     with pytest.raises(ConfigError, match=r"train\.finetune lora, but the settings say full"):
-        whole.load(folder=folders[0], memory={})
+        whole.load(folder=folders[0], method_state={})
 
 
-def test_whole_models_that_do_not_fit_or_are_not_whole(
+def test_full_weights_that_do_not_fit_or_are_incomplete_are_refused(
     make: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, other = make("full"), make("full", "llama")
@@ -363,21 +363,21 @@ def test_whole_models_that_do_not_fit_or_are_not_whole(
     made.step(draw(made, 0), str(policy))
     before = trained(other)
     with pytest.raises(ModelError, match="do not fit the base model"):
-        other.load(folder=str(policy), memory={})
+        other.load(folder=str(policy), method_state={})
     assert trained(other).equal(before)
     raw = (policy / "model.safetensors").read_bytes()
     (policy / "model.safetensors").write_bytes(raw[: len(raw) // 2])
     with pytest.raises(ModelError, match="cannot be loaded"):
-        made.load(folder=str(policy), memory={})
+        made.load(folder=str(policy), method_state={})
     (policy / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="were pruned"):
-        made.load(folder=str(policy), memory={})
+        made.load(folder=str(policy), method_state={})
     shutil.rmtree(policy)
     with pytest.raises(ModelError, match="cannot be loaded"):
-        made.load(folder=str(policy), memory={})
+        made.load(folder=str(policy), method_state={})
 
 
-def test_a_base_whose_files_lack_a_weight_is_refused(
+def test_a_base_with_a_missing_weight_is_refused(
     make: Make, family: Callable[[str], str], tmp_path: Path
 ) -> None:
     """transformers would make it up."""

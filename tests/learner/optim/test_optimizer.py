@@ -65,7 +65,7 @@ def test_gradients_of_many_passes_add_up_in_float32(offload: bool) -> None:
     assert lost.item() == 1.0
 
 
-def test_what_a_broken_pass_left_is_forgotten() -> None:
+def test_gradients_of_a_failed_pass_are_cleared() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         weight, optimizer = one(dtype)
         weight.sum().backward()
@@ -76,7 +76,7 @@ def test_what_a_broken_pass_left_is_forgotten() -> None:
 
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_half_of_the_way_back_is_half(dtype: torch.dtype, offload: bool) -> None:
+def test_stepping_back_half_halves_the_step(dtype: torch.dtype, offload: bool) -> None:
     weight, optimizer = one(dtype, offload_optimizer=offload)
     standing = optimizer.snapshot()
     weight.sum().backward()
@@ -89,7 +89,7 @@ def test_half_of_the_way_back_is_half(dtype: torch.dtype, offload: bool) -> None
     assert standing["w"].tolist() == [1.0] * 4
 
 
-def test_momentum_alone_moves_nothing() -> None:
+def test_a_zero_gradient_does_not_move_the_weights() -> None:
     """A gradient of 0, and one that is not wanted, after a step that left momentum behind."""
     weight, optimizer = one(torch.float32)
     weight.sum().backward()
@@ -103,7 +103,7 @@ def test_momentum_alone_moves_nothing() -> None:
     assert optimizer.steps_taken == 1
 
 
-def test_an_unsound_step_is_none() -> None:
+def test_a_non_finite_gradient_takes_no_step() -> None:
     weight, optimizer = one(torch.bfloat16)
     for wanted, share in ((False, 1.0), (True, float("nan"))):
         optimizer.zero_grad()
@@ -114,9 +114,7 @@ def test_an_unsound_step_is_none() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_state_on_disk_is_exact_and_knows_what_it_belongs_to(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_the_state_on_disk_is_exact_and_is_checked(tmp_path: Path, dtype: torch.dtype) -> None:
     """Written with the moments here, read with the moments on the CPU, and on from there together."""
     weight, optimizer = one(dtype)
     other, reader = one(dtype, offload_optimizer=True)

@@ -52,13 +52,13 @@ def test_each_version_has_the_adapter_that_a_local_engine_loads(
     assert [model["train_unembed"] for model in sdk.models] == [False], (
         "the matrices that the local trainer has"
     )
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     two = take_step(trainer, tmp_path / "000002-a", SAMPLED_HERE)
     assert sdk.restored[-1] == "tinker://run/weights/openclaw-000001-a"
     assert (two.metrics["step"], set(two.files)) == (2, files)
 
 
-def test_where_tinker_serves_nothing_is_downloaded(
+def test_no_adapter_is_downloaded_if_tinker_serves(
     make: Make, sdk: TrainingSdk, archives: ArchiveServer, tmp_path: Path
 ) -> None:
     assert set(take_step(make(), tmp_path / "000001-a").files) == {TINKER_FILE, "trainer.json"}
@@ -92,14 +92,14 @@ def test_another_base_is_found_before_the_first_step(
     assert take_step(make(**LOCAL), tmp_path / "000001-c", SAMPLED_HERE).folder is not None
 
 
-def test_some_strange_turns_are_no_other_base(
+def test_a_few_deviating_turns_are_not_another_base(
     make: Make, sdk: TrainingSdk, archives: ArchiveServer, tmp_path: Path
 ) -> None:
     result = take_step(make(**LOCAL), tmp_path / "000001-a", far_off(SAMPLED_HERE, 1))
     assert result.folder is not None
 
 
-def test_turns_of_a_trained_version_are_no_evidence_of_the_base(
+def test_turns_of_a_trained_version_do_not_identify_the_base(
     make: Make, archives: ArchiveServer, tmp_path: Path
 ) -> None:
     settings = LOCAL | {"train.safety.max_turn_log_ratio": 9.0}
@@ -107,11 +107,11 @@ def test_turns_of_a_trained_version_are_no_evidence_of_the_base(
     assert take_step(make(**settings), tmp_path / "000001-a", later).folder is not None
     trainer = make(**settings)
     one = take_step(trainer, tmp_path / "000001-b", SAMPLED_HERE)
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     assert take_step(trainer, tmp_path / "000002-b", far_off(SAMPLED_HERE, 4)).folder is not None
 
 
-def test_replies_under_lessons_are_no_evidence_of_the_base(
+def test_replies_under_lessons_do_not_identify_the_base(
     make: Make, archives: ArchiveServer, tmp_path: Path
 ) -> None:
     """They were sampled under another prompt than the one that the service scores."""
@@ -125,7 +125,7 @@ def test_replies_under_lessons_are_no_evidence_of_the_base(
     )
 
 
-def test_a_version_that_cannot_be_downloaded_is_none(
+def test_a_version_that_cannot_be_downloaded_is_not_published(
     make: Make, sdk: TrainingSdk, archives: ArchiveServer, tmp_path: Path
 ) -> None:
     trainer = make(**LOCAL)
@@ -157,8 +157,8 @@ def test_a_version_of_another_kind_of_engine_is_refused(
 ) -> None:
     one = take_step(make(**before), tmp_path / "000001-a", SAMPLED_HERE)
     with pytest.raises(ModelError, match=words):
-        make(**after).load(folder=one.folder, memory=one.memory)
-    make(**before).load(folder=one.folder, memory=one.memory)
+        make(**after).load(folder=one.folder, method_state=one.memory)
+    make(**before).load(folder=one.folder, method_state=one.memory)
 
 
 @pytest.mark.parametrize("backend", ["embedded", "vllm", "sglang"])

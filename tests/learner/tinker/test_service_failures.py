@@ -32,13 +32,13 @@ def test_a_step_whose_answer_is_lost_is_not_taken_twice(
     calm, trainer = make(), make()
     for one in (calm, trainer):
         result = take_step(one, tmp_path / f"000001-{id(one)}")
-        one.load(folder=result.folder, memory=result.memory)
+        one.load(folder=result.folder, method_state=result.memory)
     expected = take_step(calm, tmp_path / "000002-calm")
     (sdk.loses if is_lost else sdk.fails)[call] = StatusError(503, "gone")
     with pytest.raises(TrainerAbsent, match="does not answer"):
         take_step(trainer, tmp_path / "000002-lost")
     assert not (tmp_path / "000002-lost").exists()
-    trainer.load(folder=result.folder, memory=result.memory)  # as the train loop does
+    trainer.load(folder=result.folder, method_state=result.memory)  # as the train loop does
     found = take_step(trainer, tmp_path / "000002-again")
     path = "tinker://run/weights/openclaw-000002-"
     torch.testing.assert_close(sdk.saved[f"{path}again"], sdk.saved[f"{path}calm"], rtol=0, atol=0)
@@ -51,9 +51,9 @@ def test_a_call_that_the_sdk_repeats_is_one_step(
     """SkyRL's server does not recognise it: a second step has no gradient, and moves by the momentum of the first."""
     trainer = make()
     one = take_step(trainer, tmp_path / "000001-a")
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     expected = take_step(trainer, tmp_path / "000002-calm")
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     sdk.repeats["optim_step"] = 2
     found = take_step(trainer, tmp_path / "000002-again")
     path = "tinker://run/weights/openclaw-000002-"
@@ -84,7 +84,7 @@ def test_a_checkpoint_whose_answer_is_lost_is_found_in_the_list(
     assert len(sdk.saved) == 3, "each is saved once: the first state, and the two of the version"
 
 
-def test_a_checkpoint_that_is_never_there_ends_the_step(
+def test_a_checkpoint_that_never_appears_ends_the_step(
     make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "LOST_SECONDS", 0.1)
@@ -251,7 +251,7 @@ def harm_first(harm: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], 
     ],
     ids=["a sequence", "tokens", "a field", "not finite"],
 )
-def test_an_answer_that_lacks_something_is_no_fault_of_the_batch(
+def test_an_incomplete_answer_does_not_blame_the_batch(
     make: Make,
     sdk: TrainingSdk,
     tmp_path: Path,
@@ -266,12 +266,12 @@ def test_an_answer_that_lacks_something_is_no_fault_of_the_batch(
     assert take_step(trainer, tmp_path / "000001-b").folder is not None
 
 
-def test_a_gradient_that_is_not_finite_is_a_fault_of_the_batch(
+def test_a_non_finite_gradient_blames_the_batch(
     make: Make, sdk: TrainingSdk, tmp_path: Path
 ) -> None:
     one = take_step(make(), tmp_path / "000001-a")
     trainer = make(**{"train.loss.kl_coef": 1e300})
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     with pytest.raises(ModelError, match="the gradient of the batch is not finite"):
         take_step(trainer, tmp_path / "000002-a")
     assert len(sdk.steps) == 1
@@ -295,7 +295,7 @@ def test_a_session_that_the_service_ended_is_opened_again(
     assert len(opened) == 3
 
 
-def test_a_service_that_failed_is_left_alone_for_a_while(
+def test_a_failed_service_is_not_called_for_a_while(
     make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make()
@@ -328,7 +328,7 @@ def count_attempts(
     return len(sdk.models) - before
 
 
-def test_a_service_that_refuses_each_attempt_is_paid_for_ever_fewer(
+def test_refused_attempts_become_rarer(
     make: Make, sdk: TrainingSdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt scores the batch again, which the owner pays for."""
@@ -359,14 +359,14 @@ def test_the_start_is_saved_only_for_a_step_from_the_base(
     """Checkpoints stay at the service, which may charge for them, and each restart and each failure makes a model."""
     one = take_step(make(), tmp_path / "000001-a")
     trainer = make()
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     saved = len(sdk.saved)
     two = take_step(trainer, tmp_path / "000002-a")
     assert len(sdk.saved) == saved + 2, "state and sampler of the version"
-    trainer.load(folder=None, memory={})
+    trainer.load(folder=None, method_state={})
     take_step(trainer, tmp_path / "000003-a")
     path = "tinker://run/weights/openclaw-00000"
     torch.testing.assert_close(sdk.saved[f"{path}3-a"], sdk.saved[f"{path}1-a"], rtol=0, atol=0)
-    trainer.load(folder=two.folder, memory=two.memory)
+    trainer.load(folder=two.folder, method_state=two.memory)
     take_step(trainer, tmp_path / "000004-a")
     assert sdk.restored[-1] == f"{path}2-a"

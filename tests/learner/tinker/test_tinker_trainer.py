@@ -63,7 +63,7 @@ def expected_gradient(config: Config, samples: list[Sample]) -> torch.Tensor:
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("method", ["binary", "opd", "combine"])
-def test_the_gradient_is_that_of_the_local_formula(
+def test_the_gradient_equals_that_of_the_local_loss(
     make: Make, sdk: TrainingSdk, tmp_path: Path, method: str, reduction: str
 ) -> None:
     """Samples with large gaps are in the batch: some of their tokens are clipped, others masked."""
@@ -84,7 +84,7 @@ def test_the_gradient_is_that_of_the_local_formula(
 
 
 @pytest.mark.parametrize("surrogate", ["cispo", "gspo"])
-def test_other_surrogates_have_their_gradient_too(
+def test_other_surrogates_have_their_gradient(
     make: Make, sdk: TrainingSdk, tmp_path: Path, surrogate: str
 ) -> None:
     settings = {
@@ -97,7 +97,7 @@ def test_other_surrogates_have_their_gradient_too(
     torch.testing.assert_close(sdk.gradients[0], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_version_is_where_the_service_holds_it_and_another_process_goes_on_from_it(
+def test_another_process_continues_from_the_checkpoint_at_the_service(
     make: Make, sdk: TrainingSdk, tmp_path: Path
 ) -> None:
     first = make()
@@ -108,10 +108,10 @@ def test_a_version_is_where_the_service_holds_it_and_another_process_goes_on_fro
     )
     held = json.loads((tmp_path / "000001-a" / TINKER_FILE).read_text())
     assert held["sampler"] == "tinker://run/sampler_weights/openclaw-000001-a"
-    first.load(folder=one.folder, memory=one.memory)
+    first.load(folder=one.folder, method_state=one.memory)
     two = take_step(first, tmp_path / "000002-a")
     again = make()
-    again.load(folder=one.folder, memory=one.memory)
+    again.load(folder=one.folder, method_state=one.memory)
     repeated = take_step(again, tmp_path / "000002-b")
     assert repeated.metrics["step"] == two.metrics["step"] == 2
     assert repeated.memory == two.memory
@@ -125,17 +125,17 @@ def test_a_step_starts_from_the_checkpoint_of_its_version(
     trainer = make()
     one = take_step(trainer, tmp_path / "000001-a")
     take_step(trainer, tmp_path / "000002-a")  # rejected: the loop loads the head again
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     take_step(trainer, tmp_path / "000002-b")
     assert sdk.restored[-1] == "tinker://run/weights/openclaw-000001-a"
-    trainer.load(folder=None, memory={})
+    trainer.load(folder=None, method_state={})
     back = take_step(trainer, tmp_path / "000001-c")
     assert back.metrics["step"] == 1
     first, again = (sdk.saved[f"tinker://run/weights/openclaw-000001-{x}"][0] for x in "ac")
     torch.testing.assert_close(first, again, rtol=0, atol=0)
 
 
-def test_a_step_too_far_is_taken_again_at_half_the_rate(
+def test_a_step_beyond_the_trust_region_is_halved(
     make: Make, sdk: TrainingSdk, tmp_path: Path
 ) -> None:
     settings = {"train.optimizer.learning_rate": 0.5, "train.safety.max_step_kl": 1e6}
@@ -161,13 +161,13 @@ def test_a_gradient_is_clipped_where_the_server_does_not(
         trainer, others = make(**settings), [make_sample(n, 1.0) for n in (4, 5)]
         one = take_step(trainer, tmp_path / f"000001-{clips}")
         assert one.metrics["gradient/norm"] > 0.2
-        trainer.load(folder=one.folder, memory=one.memory)
+        trainer.load(folder=one.folder, method_state=one.memory)
         take_step(trainer, tmp_path / f"000002-{clips}", others)
         weights.append(sdk.saved[f"tinker://run/weights/openclaw-000002-{clips}"][0])
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-9)
 
 
-def test_what_cannot_be_computed_there_is_left_out_with_the_reason(
+def test_samples_that_tinker_cannot_compute_are_left_out_with_a_reason(
     make: Make, tmp_path: Path
 ) -> None:
     cool = make_sample(7, 1.0, temperature=0.6)
@@ -226,12 +226,12 @@ def test_replies_under_lessons_move_the_plain_prompt_toward_the_teacher(
         """The mean log-probability of the first tokens, in whose prediction alone the hint makes a difference."""
         return float(np.mean([logprobs[0] for logprobs in trainer.score(batch)]))
 
-    trainer.load(folder=None, memory={})
+    trainer.load(folder=None, method_state={})
     before, wanted = (
         first_tokens(),
         np.mean([base_logits()[7].log_softmax(-1)[s.response_ids[0]] for s in batch]),
     )
-    trainer.load(folder=result.folder, memory=result.memory)
+    trainer.load(folder=result.folder, method_state=result.memory)
     assert abs(first_tokens() - wanted) < abs(before - wanted)
 
 
@@ -262,7 +262,7 @@ def test_scores_are_those_of_the_loaded_version(make: Make, tmp_path: Path) -> N
     expected = sequence_logprobs(base_logits(), whole[:-1], whole[1:])
     np.testing.assert_allclose(before[0], expected, rtol=1e-5)
     result = take_step(trainer, tmp_path / "000001-a")
-    trainer.load(folder=result.folder, memory=result.memory)
+    trainer.load(folder=result.folder, method_state=result.memory)
     assert not np.allclose(trainer.score(BATCH)[0], before[0])
 
 
@@ -280,7 +280,7 @@ def test_the_budget_stops_training_for_good(make: Make, tmp_path: Path) -> None:
     trainer = make(**settings)
     for number in (1, 2):
         result = take_step(trainer, tmp_path / f"{number:06d}-a")
-        trainer.load(folder=result.folder, memory=result.memory)
+        trainer.load(folder=result.folder, method_state=result.memory)
     assert result.metrics["tinker/tokens/total"] == 2 * cost, "a step that fits exactly is taken"
     with pytest.raises(
         TrainerAbsent, match=r"tinker.budget_tokens \(\d+\) is reached.*serving is not affected"
@@ -288,7 +288,7 @@ def test_the_budget_stops_training_for_good(make: Make, tmp_path: Path) -> None:
         take_step(trainer, tmp_path / "000003-a")
     with pytest.raises(TrainerAbsent, match="is reached"):
         take_step(make(**settings), tmp_path / "000099-a")
-    trainer.load(folder=None, memory={})  # also after a rollback
+    trainer.load(folder=None, method_state={})  # also after a rollback
     with pytest.raises(TrainerAbsent, match="is reached"):
         take_step(trainer, tmp_path / "000098-a")
     with pytest.raises(TrainerAbsent, match="is reached"):
@@ -302,7 +302,7 @@ def test_a_step_that_would_exceed_the_budget_does_not_begin(
     cost = step_cost(make, tmp_path)
     trainer = make(**{"tinker.budget_tokens": 2 * cost - 1})
     one = take_step(trainer, tmp_path / "000001-a")
-    trainer.load(folder=one.folder, memory=one.memory)
+    trainer.load(folder=one.folder, method_state=one.memory)
     before = (len(sdk.restored), len(sdk.saved), len(sdk.gradients))
     words = rf"\({2 * cost - 1}\) is reached: training has sent {cost} tokens, and would send {cost} more"
     with pytest.raises(TrainerAbsent, match=words):
@@ -349,11 +349,11 @@ def test_a_version_of_another_base_rank_or_trainer_is_refused(make: Make, tmp_pa
     with pytest.raises(
         ModelError, match=r"with rank 8; the settings say org/model .tinker.model. and 4"
     ):
-        make(**{"train.lora.rank": 4}).load(folder=result.folder, memory={})
+        make(**{"train.lora.rank": 4}).load(folder=result.folder, method_state={})
     (tmp_path / "000002-b").mkdir()
     (tmp_path / "000002-b" / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"weights of another trainer|adapter_model"):
-        make().load(folder=str(tmp_path / "000002-b"), memory={})
+        make().load(folder=str(tmp_path / "000002-b"), method_state={})
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"training_tokens": null}', "[" * 100_000])

@@ -66,7 +66,7 @@ def test_a_lesson_applies_within_its_scope_only(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("is_pinned", "kept"), [(False, "bb"), (True, "aa")])
-def test_the_wish_of_a_user_replaces_that_of_the_agent_in_their_prompts(
+def test_a_lesson_of_a_user_overrules_that_of_the_agent(
     store: Store, is_pinned: bool, kept: str
 ) -> None:
     own = replace(
@@ -85,7 +85,7 @@ def test_the_wish_of_a_user_replaces_that_of_the_agent_in_their_prompts(
         assert names(lessons.lessons_for(conn, HERE)) == ["aa"]
 
 
-def test_evidence_adds_weight_once_and_ages(store: Store) -> None:
+def test_evidence_adds_weight_once_and_decays(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")
         serve(conn, "b")
@@ -99,7 +99,7 @@ def test_evidence_adds_weight_once_and_ages(store: Store) -> None:
     assert found.weight_at(found.reinforced_at + MONTH) == pytest.approx(found.weight / 2)
 
 
-def test_a_superseded_lesson_returns_when_the_other_is_forgotten(store: Store) -> None:
+def test_a_superseded_lesson_is_restored_when_its_rival_is_forgotten(store: Store) -> None:
     with store.write() as conn:
         put(
             conn,
@@ -118,7 +118,7 @@ def of_session(name: str, *, at: float) -> Lesson:
     )
 
 
-def test_lessons_of_several_conversations_return_together(store: Store) -> None:
+def test_superseded_lessons_of_several_conversations_are_restored_together(store: Store) -> None:
     """They say the same of different prompts: none takes the place of another one."""
     with store.write() as conn:
         put(
@@ -134,7 +134,7 @@ def test_lessons_of_several_conversations_return_together(store: Store) -> None:
             assert names(lessons.lessons_for(conn, replace(HERE, sessions=(name,)))) == [name]
 
 
-def test_a_pinned_lesson_of_a_conversation_leaves_other_prompts_as_they_are(store: Store) -> None:
+def test_a_pinned_lesson_of_a_conversation_does_not_affect_other_prompts(store: Store) -> None:
     with store.write() as conn:
         put(conn, replace(SHORT, topic="length/long"), of_session("one", at=2.0))
         lessons.supersede(conn, "one", "aa")
@@ -143,7 +143,7 @@ def test_a_pinned_lesson_of_a_conversation_leaves_other_prompts_as_they_are(stor
         assert names(lessons.lessons_for(conn, replace(HERE, sessions=("one",)))) == ["one"]
 
 
-def test_lessons_that_contradict_each_other_do_not_return_together(store: Store) -> None:
+def test_contradicting_lessons_are_not_restored_together(store: Store) -> None:
     medium = replace(SHORT, id="bb", topic="length/medium", reinforced_at=2.0)
     long, longer = (
         replace(SHORT, id=id_, topic=f"length/{id_}", reinforced_at=3.0) for id_ in ("cc", "dd")
@@ -160,7 +160,7 @@ def test_lessons_that_contradict_each_other_do_not_return_together(store: Store)
         assert names(lessons.lessons_for(conn, HERE)) == ["bb"]
 
 
-def test_a_lesson_ends_with_its_last_turn(store: Store) -> None:
+def test_a_lesson_without_evidence_is_deleted(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")
         serve(conn, "b")
@@ -178,7 +178,7 @@ def test_a_lesson_ends_with_its_last_turn(store: Store) -> None:
         assert lessons.list_lessons(conn) == []
 
 
-def test_the_weights_learn_a_lesson_and_lose_it(store: Store) -> None:
+def test_a_lesson_is_marked_learned_and_unlearned(store: Store) -> None:
     with store.write() as conn:
         policies.ensure_root(conn, base="base", identity="i", at=1.0)
         lease = leases.acquire(conn, "trainer", holder="t", now=1.0, ttl=60.0)
@@ -199,7 +199,7 @@ def test_the_weights_learn_a_lesson_and_lose_it(store: Store) -> None:
         assert lessons.get(conn, "aa") == replace(SHORT, text="Keep answers very short.")
 
 
-def test_a_rollback_behind_the_version_that_learned_it_puts_a_lesson_into_force(
+def test_rolling_back_past_the_learning_version_reactivates_a_lesson(
     store: Store,
 ) -> None:
     with store.write() as conn:
@@ -217,7 +217,7 @@ def test_a_rollback_behind_the_version_that_learned_it_puts_a_lesson_into_force(
         assert again.reinforced_at == 3.0, "else its practice may have no steps left"
 
 
-def test_turns_that_are_taken_back_take_their_lessons(store: Store) -> None:
+def test_taking_back_turns_removes_their_lessons(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")
         put(conn, SHORT)
@@ -235,7 +235,7 @@ def test_turns_that_are_taken_back_take_their_lessons(store: Store) -> None:
         (1, DEFAULT_NAME, 2.5, False),
     ],
 )
-def test_a_learned_lesson_is_said_again(
+def test_a_repeated_lesson_is_detected_after_it_was_learned(
     store: Store, version: int, name: str, at: float, is_said: bool
 ) -> None:
     """Of a reply of its own policy, since it was learned, and after its divergence was measured."""

@@ -55,7 +55,7 @@ def texts(conn: Connection, per: PolicyOwner, person: Mapping[str, str] = ANN) -
     return [lesson.id for lesson in lessons.lessons_for(conn, context)]
 
 
-def test_lessons_stay_in_the_prompts_of_their_people(tmp_path: Path) -> None:
+def test_lessons_apply_only_to_prompts_of_their_owners(tmp_path: Path) -> None:
     fill_home(tmp_path)
     for per in OWNERS:
         start(tmp_path, per)
@@ -64,7 +64,7 @@ def test_lessons_stay_in_the_prompts_of_their_people(tmp_path: Path) -> None:
             assert texts(conn, per, ANN | {"user": "bob"})[:1] != ["user"]
 
 
-def test_what_another_policy_has_learned_is_in_the_prompt_again(tmp_path: Path) -> None:
+def test_a_lesson_that_moves_to_another_policy_returns_to_prompts(tmp_path: Path) -> None:
     fill_home(tmp_path)
     start(tmp_path, "user")
     with Store.open(tmp_path / "store.db") as store, store.write() as conn:

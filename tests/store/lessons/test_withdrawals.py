@@ -65,9 +65,7 @@ def test_a_withdrawal_is_stored_with_its_figures(store: Store, lesson: Lesson) -
     assert kinds == ["withdrawn", "withdrawn", "restored"]
 
 
-def test_what_was_edited_or_superseded_meanwhile_is_not_withdrawn(
-    store: Store, lesson: Lesson
-) -> None:
+def test_an_edited_or_superseded_lesson_is_not_withdrawn(store: Store, lesson: Lesson) -> None:
     with store.write() as conn:
         removal.replace_text(conn, "aa", "Be brief.", at=2.0)
         assert not withdrawals.withdraw(conn, "aa", SHORT.text, COSTS)
@@ -76,7 +74,7 @@ def test_what_was_edited_or_superseded_meanwhile_is_not_withdrawn(
         assert not withdrawals.withdraw(conn, "aa", "Be brief.", COSTS)
 
 
-def test_texts_that_wait_for_an_examination_go_with_a_forgotten_lesson(
+def test_forgetting_a_lesson_deletes_the_texts_that_wait_for_examination(
     store: Store, lesson: Lesson
 ) -> None:
     with store.write() as conn:
@@ -86,7 +84,9 @@ def test_texts_that_wait_for_an_examination_go_with_a_forgotten_lesson(
         assert examinations.waiting_texts(conn, 9) == []
 
 
-def test_a_result_is_of_the_base_model_and_of_the_order_of_the_texts(store: Store) -> None:
+def test_an_examination_result_depends_on_the_base_model_and_the_order_of_texts(
+    store: Store,
+) -> None:
     def known(*texts: str, identity: str = "identity") -> bool:
         with store.read() as conn:
             digest = examinations.lessons_digest(texts, identity, store.secret)
@@ -100,7 +100,7 @@ def test_a_result_is_of_the_base_model_and_of_the_order_of_the_texts(store: Stor
     ] + [False] * 3
 
 
-def test_turns_that_a_withdrawn_lesson_misled_are_no_evidence_against_a_version(
+def test_turns_with_a_withdrawn_lesson_do_not_count_against_a_version(
     store: Store, lesson: Lesson, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     (misled,) = fill(store, 1, score=-1, request={"lessons": {"aa": SHORT.text}})

@@ -52,26 +52,24 @@ def never_asked(**_: Any) -> None:
         ),
     ],
 )
-def test_host_and_port_are_found_where_there_are_any(
-    address: str, found: tuple[str, int] | None
-) -> None:
+def test_host_and_port_are_parsed(address: str, found: tuple[str, int] | None) -> None:
     assert host_and_port(address) == found
 
 
-def test_auto_takes_the_variable_as_ray_does() -> None:
+def test_auto_reads_the_variable_as_ray_does() -> None:
     assert find_address("auto", {"RAY_ADDRESS": "head:6379"}) == "head:6379"
     assert find_address("auto", {"RAY_ADDRESS": ""}) == find_address("auto", {}) == "auto"
     assert find_address("other:6379", {"RAY_ADDRESS": "head:6379"}) == "other:6379"
 
 
-def test_a_head_that_answers_is_no_problem() -> None:
+def test_a_head_that_answers_is_accepted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         assert connection_problem(f"127.0.0.1:{head.getsockname()[1]}") is None
     assert connection_problem("auto") is None
 
 
 @pytest.mark.parametrize("is_variable", [False, True])
-def test_a_head_that_has_ended_is_one_line_at_once(
+def test_a_head_that_has_ended_is_reported_in_one_line(
     start: Start, monkeypatch: pytest.MonkeyPatch, *, is_variable: bool
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -84,7 +82,7 @@ def test_a_head_that_has_ended_is_one_line_at_once(
     assert_diagnosed(caught.value)
 
 
-def test_a_cluster_that_gives_no_answer_is_one_line(
+def test_a_silent_cluster_is_reported_in_one_line(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray remembers the head that was started last on this machine, and asks it for a quarter of an hour."""
@@ -101,7 +99,7 @@ def test_a_cluster_that_gives_no_answer_is_one_line(
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no instance"), TimeoutError("no instance")])
-def test_an_error_of_ray_keeps_its_words(start: Start, error: Exception) -> None:
+def test_an_error_of_ray_keeps_its_message(start: Start, error: Exception) -> None:
     def fail(**_: Any) -> None:
         raise error
 

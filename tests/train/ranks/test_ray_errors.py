@@ -57,7 +57,7 @@ class TaskError(Exception):
 
 
 @pytest.mark.parametrize(("error", "words"), CONNECT_ERRORS, ids=lambda value: type(value).__name__)
-def test_a_cluster_that_cannot_be_used_is_one_line(error: Exception, words: str) -> None:
+def test_an_unusable_cluster_is_reported_in_one_line(error: Exception, words: str) -> None:
     found = ray_errors.connect_error("HEAD", error)
     assert isinstance(found, ConfigError)
     assert words in str(found)
@@ -65,7 +65,7 @@ def test_a_cluster_that_cannot_be_used_is_one_line(error: Exception, words: str)
 
 
 @pytest.mark.parametrize("text", [TRACEBACK, TRACEBACK_WITHOUT_FILES])
-def test_of_a_traceback_from_another_machine_the_last_line_stays(text: str) -> None:
+def test_the_last_line_of_a_remote_traceback_is_kept(text: str) -> None:
     line = str(ray_errors.start_error(RuntimeError(text)))
     assert (
         "does not start on its machine: ModuleNotFoundError: No module named 'openclaw_rl.train'. Expected"
@@ -75,7 +75,7 @@ def test_of_a_traceback_from_another_machine_the_last_line_stays(text: str) -> N
     assert "\x1b" not in line
 
 
-def test_an_error_of_ours_keeps_its_words() -> None:
+def test_an_error_of_openclaw_keeps_its_message() -> None:
     ours: OpenClawError = ConfigError("home /x: read-only file system. Choose another home")
     assert f"{ours}. Expected" in str(ray_errors.start_error(TaskError(TRACEBACK, ours)))
     assert (

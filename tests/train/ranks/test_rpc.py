@@ -39,7 +39,7 @@ def sample(**further: object) -> Sample:
     return Sample(**(values | further))  # type: ignore[arg-type]
 
 
-def test_samples_arrive_whole() -> None:
+def test_samples_are_transferred_unchanged() -> None:
     rewards = {"reward": 1.0, "rewards": (1.0, 0.0), "step_reward": 0.5, "step_rewards": (0.5,)}
     episode = EpisodeStep(group="x", episode="r", step=2, **rewards)  # type: ignore[arg-type]
     sent = [
@@ -89,7 +89,7 @@ def test_an_error_of_a_rank_is_raised_in_the_worker() -> None:
     assert type(rebuild_error("annotations", "x")) is OpenClawError
 
 
-def test_messages_are_cut_where_they_end() -> None:
+def test_messages_are_split_at_their_boundaries() -> None:
     here, there = socket.socketpair()
     ours, theirs = RpcChannel(here), RpcChannel(there)
     large = os.urandom(3 * 2**20)
@@ -108,7 +108,7 @@ def test_messages_are_cut_where_they_end() -> None:
     theirs.close()
 
 
-def test_only_we_can_reach_the_listener() -> None:
+def test_only_the_same_user_reaches_the_listener() -> None:
     listener = RpcListener()
     assert listener.folder.stat().st_mode & 0o077 == 0
     found = rpc.connect_to_worker(str(listener.path))

@@ -24,9 +24,10 @@ def check_sampling(sampling: Sampling, top_logprobs: int) -> None:
         "logit_bias": bool(sampling.logit_bias),
         "min_tokens": sampling.min_tokens > 0,
     }
-    if asked := [name for name, is_asked in unknown.items() if is_asked]:
+    requested = [name for name, is_requested in unknown.items() if is_requested]
+    if requested:
         raise SamplingUnsupported(
-            f"Tinker samples without {', '.join(asked)}: leave it out of the request"
+            f"Tinker samples without {', '.join(requested)}: leave it out of the request"
         )
     if top_logprobs:
         raise SamplingUnsupported(
@@ -69,11 +70,9 @@ def response_logprobs(scores: Sequence[Any], prompt: int, response: int) -> Logp
 
     The first token has none: Tinker returns None for it, SkyRL's server leaves it out.
     """
-    found = scores[-response:]
-    if len(scores) not in (prompt + response, prompt + response - 1) or any(
-        score is None for score in found
-    ):
-        raise EngineError(
-            f"Tinker scored {sum(score is not None for score in found)} of {response} tokens of a reply; expected all"
-        )
-    return np.array(found, dtype=np.float32)
+    of_response = scores[-response:]
+    scored = sum(score is not None for score in of_response)
+    has_all_tokens = len(scores) in (prompt + response, prompt + response - 1)
+    if not has_all_tokens or scored < len(of_response):
+        raise EngineError(f"Tinker scored {scored} of {response} tokens of a reply; expected all")
+    return np.array(of_response, dtype=np.float32)

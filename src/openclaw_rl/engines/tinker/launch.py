@@ -30,7 +30,7 @@ def known_context_length(config: Config, reported: int | None) -> int:
 def _length_of_config(config: Config) -> int | None:
     file = Path(model_location(config.model.path)) / "config.json"
     try:
-        found = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
+        length = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, int) and found > 0 else None
+    return length if isinstance(length, int) and length > 0 else None

@@ -46,23 +46,26 @@ class VersionSamplers:
 
         One that is there does not wait for another that is being created, which takes as long as the service does.
         """
-        if (found := self._samplers.get(path)) is not None:
-            return found
+        sampler = self._samplers.get(path)
+        if sampler is not None:
+            return sampler
         # A call that is cancelled leaves no model behind.
         return await asyncio.shield(self._create_once(path))
 
     async def _create_once(self, path: str | None) -> Any:
         async with self._lock:
-            if (found := self._samplers.get(path)) is None:
-                found = await asyncio.to_thread(self._create_sampler, path)
-                self._samplers[path] = found
-            return found
+            sampler = self._samplers.get(path)
+            if sampler is None:
+                sampler = await asyncio.to_thread(self._create_sampler, path)
+                self._samplers[path] = sampler
+            return sampler
 
     def _create_sampler(self, path: str | None) -> Any:
         if path is None or not self._own_models:
             return self._service.create_sampler(path)
         version = self._versions[path]
-        if (free := self._take_free(version.rank)) is not None:
+        free = self._take_free(version.rank)
+        if free is not None:
             try:
                 return self._load_into(free, version)
             except ModelLost:
@@ -87,7 +90,8 @@ class VersionSamplers:
     def discard(self, path: str) -> None:
         """Forget the client of a version that no reply uses; its model is free."""
         self._samplers.pop(path, None)
-        if (model := self._models.pop(path, None)) is not None:
+        model = self._models.pop(path, None)
+        if model is not None:
             self._free.append((self._versions[path].rank, model))
 
     def forget_all(self, failed: Any) -> None:

@@ -64,12 +64,12 @@ class TinkerServer:
     def handle_call(self, peer: TinkerConnection, call: protocol.EngineCall) -> None:
         """Start one call, or cancel one."""
         if isinstance(call, protocol.CancelCall):
-            if (task := peer.tasks.get(call.id)) is not None:
-                task.cancel()
+            cancelled = peer.tasks.get(call.id)
+            if cancelled is not None:
+                cancelled.cancel()
             return
-        peer.tasks[call.id] = task = asyncio.get_running_loop().create_task(
-            self._answer_call(peer, call)
-        )
+        task = asyncio.get_running_loop().create_task(self._answer_call(peer, call))
+        peer.tasks[call.id] = task
         task.add_done_callback(lambda _: peer.tasks.pop(call.id, None))
 
     async def _answer_call(self, peer: TinkerConnection, call: protocol.EngineCall) -> None:
@@ -116,15 +116,15 @@ class TinkerServer:
         )
 
     async def _generate_reply(self, call: protocol.GenerateCall) -> protocol.TokensReply:
-        held = self._table.look_up(call.version)
+        loaded = self._table.look_up(call.version)
         ids = protocol.unpack_ids(call.prompt_ids)
         check_sampling(call.sampling, call.top_logprobs)
         await self._connect_service()
         limit = max_reply_tokens(len(ids), call.sampling.max_tokens, self._context_length)
-        self._table.begin_use(held)
+        self._table.begin_use(loaded)
         try:
             answer = await self._ask_sampler(
-                held,
+                loaded,
                 lambda sampler: self._service.start_sampling(
                     sampler,
                     ids.tolist(),
@@ -137,7 +137,7 @@ class TinkerServer:
                 ),
             )
         finally:
-            self._table.end_use(held)
+            self._table.end_use(loaded)
             self._discard_unused()
         reply = first_sequence(answer)
         finish = check_reply(reply.tokens, reply.logprobs, reply.stop_reason, call.stop_token_ids)
@@ -147,37 +147,37 @@ class TinkerServer:
         )
 
     async def _score_reply(self, call: protocol.ScoreCall) -> protocol.ScoreReply:
-        held = self._table.look_up(call.version)
+        loaded = self._table.look_up(call.version)
         prompt = protocol.unpack_ids(call.prompt_ids)
         response = protocol.unpack_ids(call.response_ids)
         if call.temperature not in (0.0, 1.0):
             raise EngineError(f"Tinker scores at temperature 1, not {call.temperature:g}")
         await self._connect_service()
         check_scored_lengths(len(prompt), len(response), self._context_length)
-        self._table.begin_use(held)
+        self._table.begin_use(loaded)
         try:
             whole = np.concatenate([prompt, response]).tolist()
             scores = await self._ask_sampler(
-                held, lambda sampler: self._service.start_scoring(sampler, whole)
+                loaded, lambda sampler: self._service.start_scoring(sampler, whole)
             )
         finally:
-            self._table.end_use(held)
+            self._table.end_use(loaded)
             self._discard_unused()
-        found = response_logprobs(scores, len(prompt), len(response))
-        return protocol.ScoreReply(call.id, protocol.pack_logprobs(found))
+        logprobs = response_logprobs(scores, len(prompt), len(response))
+        return protocol.ScoreReply(call.id, protocol.pack_logprobs(logprobs))
 
-    async def _ask_sampler(self, held: LoadedVersion, start: Callable[[Any], Future[T]]) -> T:
+    async def _ask_sampler(self, loaded: LoadedVersion, start: Callable[[Any], Future[T]]) -> T:
         """Call the version's sampling client; once more if the service lost its model, or the session.
 
         Raises `EngineError`.
         """
         sampler: Any = None
         try:
-            sampler = await self._samplers.find_or_create(held.adapter)
+            sampler = await self._samplers.find_or_create(loaded.adapter)
             return await self._wait_result(start(sampler))
         except ModelLost:
             self._samplers.forget_all(sampler)
-        return await self._wait_result(start(await self._samplers.find_or_create(held.adapter)))
+        return await self._wait_result(start(await self._samplers.find_or_create(loaded.adapter)))
 
     async def _wait_result(self, started: Future[T]) -> T:
         """Wait for the service, `tinker.call_timeout` seconds at most. Raises `EngineError`."""
@@ -192,24 +192,27 @@ class TinkerServer:
         """Hold these versions. Raises `EngineError` with nothing changed."""
         async with self._load_lock:
             self._table.check_capacity(policies)
-            made = [self._table.find_loaded(ref) or await self._read_held(ref) for ref in policies]
-            for held in made:
-                await self._samplers.find_or_create(held.adapter)
+            loaded = []
+            for ref in policies:
+                version = self._table.find_loaded(ref) or await self._read_held(ref)
+                loaded.append(version)
+            for version in loaded:
+                await self._samplers.find_or_create(version.adapter)
             # Again: replies may have begun meanwhile.
             self._table.check_capacity(policies)
-            self._table.loaded = {held.ref.version: held for held in made}
+            self._table.loaded = {version.ref.version: version for version in loaded}
         self._discard_unused()
 
     async def _read_held(self, ref: PolicyRef) -> LoadedVersion:
         if ref.path is None:
             return LoadedVersion(ref=ref)
-        found = await asyncio.to_thread(read_version, ref)
-        if found.base != self._service.model:
+        version = await asyncio.to_thread(read_version, ref)
+        if version.base != self._service.model:
             raise EngineError(
-                f"version {ref.version} was trained on {found.base}, and tinker.model is {self._service.model}. "
+                f"version {ref.version} was trained on {version.base}, and tinker.model is {self._service.model}. "
                 "Set it back, or use another home"
             )
-        return LoadedVersion(ref=ref, adapter=self._samplers.add_version(found))
+        return LoadedVersion(ref=ref, adapter=self._samplers.add_version(version))
 
     def _discard_unused(self) -> None:
         self._table.adapters = self._samplers.paths

@@ -47,8 +47,8 @@ def shard_layers(
             f"{type(decoder).__name__} has no list of layers, so they cannot be sharded over ranks. "
             "Set train.launch.shard false: every rank then holds the whole model"
         )
-    inside = {p for layer in layers for p in layer.parameters()}
-    whole = {p for p in causal.parameters() if p not in inside}
+    in_layers = set(layers.parameters())
+    whole = set(causal.parameters()) - in_layers
     mesh = DeviceMesh.from_group(group, device.type)
     for layer in layers:
         fully_shard(layer, mesh=mesh, ignored_params=trained)

@@ -5,6 +5,7 @@ Ranks exchange msgpack and raw tensor bytes, never pickle.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -59,37 +60,31 @@ class ProcessGroup(World):
         self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]
     ) -> list[_T]:
         shares = assign(costs, self.size)
-        own: list[_T] | _RankFailure
         if self._sharded:
-            own = self._map_in_lockstep(shares, costs, work)
+            local: list[_T] | _RankFailure = self._map_in_lockstep(shares, costs, work)
         else:
-            try:
-                own = [work(number, 1.0) for number in shares[self.rank]]
-            except torch.OutOfMemoryError as error:
-                own = _RankFailure("", f"a pass does not fit into the memory of rank {self.rank}")
-                log.warning("rank %d: a pass does not fit into memory (%s)", self.rank, error)
-            except (OpenClawError, ValueError) as error:
-                # Caused by one row or a plug-in, on this rank only.
-                own = _RankFailure(type(error).__name__, str(error))
+            local = self._map_alone(shares[self.rank], work)
+        encoded = self._all_gather(msgspec.msgpack.encode(local, enc_hook=_encode_tensor))
         decoder = msgspec.msgpack.Decoder(list[kind] | _RankFailure, dec_hook=_decode_tensor)  # type: ignore[valid-type]
-        found = [
-            decoder.decode(raw)
-            for raw in self._all_gather(msgspec.msgpack.encode(own, enc_hook=_encode_tensor))
-        ]
-        # Every rank raises the same error.
-        if failed := [done for done in found if isinstance(done, _RankFailure)]:
-            first = max(failed, key=lambda failure: failure.kind != "")
-            raise (
-                rebuild_error(first.kind, first.message)
-                if first.kind
-                else RankOutOfMemory(first.message)
-            )
-        out = {
-            n: one
-            for share, done in zip(shares, found, strict=True)
-            for n, one in zip(share, done, strict=True)
-        }
-        return [out[number] for number in range(len(costs))]
+        by_rank = [decoder.decode(raw) for raw in encoded]
+        _raise_failure(by_rank)
+        results: dict[int, _T] = {}
+        for share, values in zip(shares, by_rank, strict=True):
+            results.update(zip(share, values, strict=True))
+        return [results[number] for number in range(len(costs))]
+
+    def _map_alone(
+        self, numbers: Sequence[int], work: Callable[[int, float], _T]
+    ) -> list[_T] | _RankFailure:
+        """Return the results of the passes of this rank, or the failure that all ranks have to learn of."""
+        try:
+            return [work(number, 1.0) for number in numbers]
+        except torch.OutOfMemoryError as error:
+            log.warning("rank %d: a pass does not fit into memory (%s)", self.rank, error)
+            return _RankFailure("", f"a pass does not fit into the memory of rank {self.rank}")
+        except (OpenClawError, ValueError) as error:
+            # Caused by one row or a plug-in, on this rank only.
+            return _RankFailure(type(error).__name__, str(error))
 
     def _map_in_lockstep(
         self,
@@ -98,12 +93,12 @@ class ProcessGroup(World):
         work: Callable[[int, float], _T],
     ) -> list[_T]:
         """Run the same number of passes on every rank, because each pass needs the layer shards of all ranks."""
-        own = shares[self.rank]
+        local = shares[self.rank]
         cheapest = min(range(len(costs)), key=lambda n: costs[n], default=0)
         rounds = max(len(share) for share in shares)
         try:
-            done = [work(number, 1.0) for number in own]
-            for _ in range(rounds - len(own)):
+            done = [work(number, 1.0) for number in local]
+            for _ in range(rounds - len(local)):
                 work(cheapest, 0.0)
         except torch.OutOfMemoryError as error:
             raise ModelError(
@@ -113,25 +108,25 @@ class ProcessGroup(World):
 
     @torch.no_grad()
     def all_reduce_grads(self, tensors: Iterable[torch.Tensor]) -> None:
-        every = list(tensors)
-        has = torch.tensor([t.grad is not None for t in every], dtype=torch.uint8)
-        dist.all_reduce(has, op=dist.ReduceOp.MAX, group=self._message_group)
-        wanted = [t for t, somewhere in zip(every, has.tolist(), strict=True) if somewhere]
+        wanted = self._tensors_with_gradient(list(tensors))
         for bucket in _reduce_buckets(wanted):
-            flat = torch.cat(
-                [
-                    torch.zeros_like(t).flatten() if t.grad is None else t.grad.flatten()
-                    for t in bucket
-                ]
-            )
-            dist.all_reduce(
-                flat,
-                group=self._tensor_group if flat.is_cuda == self._cuda else self._message_group,
-            )
-            for tensor, total in zip(
-                bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True
-            ):
-                tensor.grad = total.view_as(tensor).clone()
+            self._sum_gradients(bucket)
+
+    def _sum_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace the gradients of tensors of one dtype and device by their sums over all ranks, in one message."""
+        flat = torch.cat([_gradient_or_zeros(tensor).flatten() for tensor in tensors])
+        group = self._tensor_group if flat.is_cuda == self._cuda else self._message_group
+        dist.all_reduce(flat, group=group)
+        totals = torch.split(flat, [tensor.numel() for tensor in tensors])
+        for tensor, total in zip(tensors, totals, strict=True):
+            tensor.grad = total.view_as(tensor).clone()
+
+    def _tensors_with_gradient(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return those of the tensors that have a gradient on any rank."""
+        has_gradient = [tensor.grad is not None for tensor in tensors]
+        on_any_rank = torch.tensor(has_gradient, dtype=torch.uint8)
+        dist.all_reduce(on_any_rank, op=dist.ReduceOp.MAX, group=self._message_group)
+        return list(itertools.compress(tensors, on_any_rank.tolist()))
 
     def all_true(self, yes: bool) -> bool:
         every = torch.tensor([yes], dtype=torch.uint8)
@@ -169,12 +164,15 @@ class ProcessGroup(World):
         """Return the bytes of every rank, in rank order."""
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(raw)]), group=self._message_group)
-        width = max(int(size) for size in sizes)
+        lengths = torch.cat(sizes).tolist()
+        width = max(lengths)
+        padded = _bytes_tensor(raw.ljust(width, b"\0"))
         bodies = [torch.empty(width, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(bodies, _bytes_tensor(raw.ljust(width, b"\0")), group=self._message_group)
-        return [
-            body[: int(size)].numpy().tobytes() for body, size in zip(bodies, sizes, strict=True)
-        ]
+        dist.all_gather(bodies, padded, group=self._message_group)
+        gathered = []
+        for body, length in zip(bodies, lengths, strict=True):
+            gathered.append(body[:length].numpy().tobytes())
+        return gathered
 
 
 def join(
@@ -184,18 +182,19 @@ def join(
 
     Errors of torch.distributed propagate if the other ranks do not join.
     """
-    cuda = not model.device.startswith("cpu") and torch.cuda.is_available()
+    use_cuda = not model.device.startswith("cpu") and torch.cuda.is_available()
     local = dist.get_node_local_rank(fallback_rank=max(0, rank))
-    if cuda:
+    if use_cuda:
         torch.cuda.set_device(local)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        init_method="env://" if store is None else f"file://{store}",
-        rank=rank if store else -1,
-        world_size=size if store else -1,
-        timeout=timedelta(seconds=_START_TIMEOUT),
-    )
-    return ProcessGroup(train, local=local, cuda=cuda)
+    backend = "cpu:gloo,cuda:nccl" if use_cuda else "gloo"
+    timeout = timedelta(seconds=_START_TIMEOUT)
+    if store is None:
+        dist.init_process_group(backend, init_method="env://", timeout=timeout)
+    else:
+        dist.init_process_group(
+            backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout
+        )
+    return ProcessGroup(train, local=local, cuda=use_cuda)
 
 
 def _bytes_tensor(raw: bytes) -> torch.Tensor:
@@ -206,15 +205,35 @@ def _reduce_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tens
     """Yield runs of tensors with the same dtype and device, of limited total size."""
     bucket: list[torch.Tensor] = []
     for tensor in tensors:
-        alike = bucket and (bucket[0].dtype, bucket[0].device) == (tensor.dtype, tensor.device)
-        if bucket and not (
-            alike and sum(t.numel() for t in bucket) + tensor.numel() <= _BUCKET_ELEMENTS
-        ):
+        if bucket and not _fits(bucket, tensor):
             yield bucket
             bucket = []
         bucket.append(tensor)
     if bucket:
         yield bucket
+
+
+def _fits(bucket: Sequence[torch.Tensor], tensor: torch.Tensor) -> bool:
+    first = bucket[0]
+    if (first.dtype, first.device) != (tensor.dtype, tensor.device):
+        return False
+    elements = sum(other.numel() for other in bucket) + tensor.numel()
+    return elements <= _BUCKET_ELEMENTS
+
+
+def _gradient_or_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def _raise_failure(by_rank: Sequence[object]) -> None:
+    """Raise the error of a rank that failed, on every rank the same: memory only if no rank has another failure."""
+    failures = [result for result in by_rank if isinstance(result, _RankFailure)]
+    if not failures:
+        return
+    first = max(failures, key=lambda failure: failure.kind != "")
+    if not first.kind:
+        raise RankOutOfMemory(first.message)
+    raise rebuild_error(first.kind, first.message)
 
 
 def _encode_tensor(value: Any) -> Any:

@@ -68,10 +68,25 @@ def split(groups: Sequence[Sequence[int]], lengths: Sequence[int], size: int) ->
     `lengths`: tokens of each row. Rows stay in order, because neighbours share the longest prefixes.
     """
     out = [list(group) for group in groups]
-    while len(out) < size and (many := [group for group in out if len(group) > 1]):
-        longest = max(many, key=lambda group: sum(lengths[i] for i in group))
-        sums = list(accumulate(lengths[i] for i in longest))
-        at = min(range(1, len(sums)), key=lambda at: max(sums[at - 1], sums[-1] - sums[at - 1]))
-        place = out.index(longest)
+    while len(out) < size:
+        place = _longest_place(out, lengths)
+        if place is None:
+            break
+        longest = out[place]
+        at = _middle([lengths[i] for i in longest])
         out[place : place + 1] = [longest[:at], longest[at:]]
     return out
+
+
+def _longest_place(groups: Sequence[Sequence[int]], lengths: Sequence[int]) -> int | None:
+    """Return the place of the longest group of several rows, or None."""
+    places = [place for place, group in enumerate(groups) if len(group) > 1]
+    return max(places, key=lambda place: sum(lengths[i] for i in groups[place]), default=None)
+
+
+def _middle(lengths: Sequence[int]) -> int:
+    """Return the number of rows in the first half, so that the longer half is as short as possible."""
+    sums = list(accumulate(lengths))
+    # The longer half after a cut behind the first row, the second, and so on.
+    longer = [max(before, sums[-1] - before) for before in sums[:-1]]
+    return 1 + longer.index(min(longer))

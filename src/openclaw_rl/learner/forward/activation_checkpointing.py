@@ -129,20 +129,20 @@ class LayerCheckpointing:
         free = share * available_memory(self._device) - self._gradient_bytes
         # Tokens times layers.
         limit = max(0.0, min(self.token_layer_limit, free / max(1.0, self._bytes_per_token)))
-        kept = every if limit >= every * tokens else max(0, int(limit / tokens) - RESERVED_LAYERS)
-        self._max_kept = max(self._max_kept, kept * tokens)
-        return kept
+        layers = every if limit >= every * tokens else max(0, int(limit / tokens) - RESERVED_LAYERS)
+        self._max_kept = max(self._max_kept, layers * tokens)
+        return layers
 
     def _checkpoint_layer(
         self, layer: torch.nn.Module, call: Callable[..., Any], *args: Any
     ) -> Any:
         """Checkpoint a layer. transformers reads `training` as "recompute"; inside, some layers read it for dropout."""
 
-        def run_layer(*given: Any) -> Any:
+        def run_layer(*inputs: Any) -> Any:
             asked = layer.training
             layer.training = False
             try:
-                return call(*given)
+                return call(*inputs)
             finally:
                 layer.training = asked
                 self._after_layer()
@@ -164,20 +164,20 @@ def _dummy_sequence(tokens: int, vocabulary: int) -> TokenSequence:
 @torch.enable_grad()
 def _saved_bytes(work: Callable[[], object]) -> int:
     """Return the bytes that `work` saves for a backward pass."""
-    held: dict[int, torch.Tensor] = {}
+    saved: dict[int, torch.Tensor] = {}
 
     def record_tensor(tensor: torch.Tensor) -> None:
         # A reference, so that no other tensor reuses its address.
-        held[tensor.untyped_storage().data_ptr()] = tensor
+        saved[tensor.untyped_storage().data_ptr()] = tensor
 
     try:
         with saved_tensors_hooks(record_tensor, _reject_unpack):
             out = work()
         del out
-        return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+        return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     finally:
         # Breaks a cycle through the graph that the garbage collector cannot see.
-        held.clear()
+        saved.clear()
 
 
 def _reject_unpack(_: None) -> torch.Tensor:

@@ -35,7 +35,8 @@ def attend_spans(
     """
     with sdpa_kernel(KERNELS, set_priority=True):
         parts = _causal_parts(query, key, value, spans, scale)
-    if (rest := query.shape[2] - spans[-1][1]) > 0:
+    rest = query.shape[2] - spans[-1][1]
+    if rest > 0:
         parts.append(torch.zeros_like(query[:, :, :rest]))
     return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 

@@ -43,9 +43,8 @@ IDENTITY_TRANSFORM = LogitTransform()
 class TokenLogprobs:
     """Log-probabilities of selected tokens at K response positions. The entropy has no gradient."""
 
-    ids_KN: (
-        torch.Tensor
-    )  # the response token, then the given ids, then the top-k in descending order
+    # The response token, then the given ids, then the top-k in descending order.
+    ids_KN: torch.Tensor
     logps_KN: torch.Tensor  # float32 or wider, at the temperature of each token
     entropy_K: torch.Tensor  # nats
 
@@ -146,9 +145,8 @@ class GuidedScores:
     """
 
     teacher: TokenLogprobs
-    preferences_KN: (
-        torch.Tensor
-    )  # of the tokens `teacher.ids_KN`, then of all others together as one tail
+    # Of the tokens `teacher.ids_KN`, then of all others together as one tail.
+    preferences_KN: torch.Tensor
     teacher_K: torch.Tensor  # mean preference under the guided teacher
     plain_K: torch.Tensor  # and under the model without the hint: 0 or less
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,14 +18,14 @@ _FACTORS = ("logit_scale", "logits_scaling")
 
 def find_logit_transform(model: Any) -> LogitTransform:
     """Return the logit transform of a model. Raises `ModelError` if no known transform reproduces its logits."""
-    own, plain = _trial_logits(model)
+    logits, plain = _trial_logits(model)
     gaps = {
-        transform: (own - transform(plain)).abs().max().item()
+        transform: (logits - transform(plain)).abs().max().item()
         for transform in _candidate_transforms(model.config.get_text_config())
     }
     best = min(gaps, key=lambda transform: gaps[transform])
     # With the right transform only rounding differs. The bound is tight: wrong ones hardly change small logits.
-    if gaps[best] <= min(1e-2, 64 * torch.finfo(own.dtype).eps * own.abs().max().item()):
+    if gaps[best] <= min(1e-2, 64 * torch.finfo(logits.dtype).eps * logits.abs().max().item()):
         return best
     raise ModelError(
         f"{model.config.name_or_path}: this {model.config.model_type} model changes its logits after the LM head (by "
@@ -40,9 +41,9 @@ def _trial_logits(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
         ids_BL = torch.arange(
             min(8, model.config.get_text_config().vocab_size), device=model.device
         ).unsqueeze(0)
-        own = model(input_ids=ids_BL, use_cache=False).logits
+        logits = model(input_ids=ids_BL, use_cache=False).logits
         below = model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state
-        return own, model.get_output_embeddings()(below)
+        return logits, model.get_output_embeddings()(below)
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -55,7 +56,13 @@ def _trial_logits(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _candidate_transforms(text: Any) -> list[LogitTransform]:
     """Return the transforms to try, the identity first."""
-    caps = [float(cap) for name in _CAPS if (cap := getattr(text, name, None))]
-    factors = [float(factor) for name in _FACTORS if (factor := getattr(text, name, None))]
+    caps = _stated_numbers(text, _CAPS)
+    factors = _stated_numbers(text, _FACTORS)
     scales = [{}, *({"times": f} for f in factors), *({"over": f} for f in factors)]
     return [LogitTransform(**scale, cap=cap) for cap in (None, *caps) for scale in scales]
+
+
+def _stated_numbers(text: Any, names: Sequence[str]) -> list[float]:
+    """Return the values of those settings that the model has, and that are not zero."""
+    values = [getattr(text, name, None) for name in names]
+    return [float(value) for value in values if value]

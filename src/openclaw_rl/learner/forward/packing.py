@@ -65,8 +65,8 @@ def pack_padded(
     """
     width = max(row.input_length for row in rows)
     ids_BL = torch.zeros(len(rows), width, dtype=torch.long)
-    kept = []
+    predictors = []
     for b, row in enumerate(rows):
         ids_BL[b, : row.input_length] = torch.from_numpy(row.input_ids.astype("int64"))
-        kept.append(b * width + torch.arange(len(row.prompt_ids) - 1, row.input_length))
-    return ids_BL.to(device), torch.cat(kept).to(device)
+        predictors.append(b * width + torch.arange(len(row.prompt_ids) - 1, row.input_length))
+    return ids_BL.to(device), torch.cat(predictors).to(device)

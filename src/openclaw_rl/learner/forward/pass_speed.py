@@ -57,9 +57,9 @@ class PassSpeed:
             return
         for rates, seconds in ((self._processor, min(processor, clock)), (self._clock, clock)):
             rate = seconds / tokens
-            rates[kind] = (
-                rate if kind not in rates else _NEW_WEIGHT * rate + (1 - _NEW_WEIGHT) * rates[kind]
-            )
+            if kind in rates:
+                rate = _NEW_WEIGHT * rate + (1 - _NEW_WEIGHT) * rates[kind]
+            rates[kind] = rate
 
     @contextmanager
     def measure_pass(

@@ -117,19 +117,19 @@ def build_tree(rows: Sequence[TokenSequence], device: torch.device) -> PrefixTre
     ids = np.empty(size, np.int64)
     depth = np.empty(size, np.int64)
     end = np.arange(1, size + 1)
-    kept = []
+    predictors = []
     for row, ranges in zip(rows, places, strict=True):
         at = np.concatenate([np.arange(*r) for r in ranges])
         ids[at] = row.input_ids
         depth[at] = np.arange(len(at))
         end[at] = np.maximum(end[at], at[-1] + 1)
-        kept.append(at[len(row.prompt_ids) - 1 :])
+        predictors.append(at[len(row.prompt_ids) - 1 :])
     return PrefixTree(
         ids_T=torch.from_numpy(ids).to(device),
         depth_T=torch.from_numpy(depth).to(device),
         end_T=torch.from_numpy(end).to(device),
         segments=tuple(segments),
-        kept_K=torch.from_numpy(np.concatenate(kept)).to(device),
+        kept_K=torch.from_numpy(np.concatenate(predictors)).to(device),
     )
 
 

@@ -44,8 +44,9 @@ _LOW_HIDDEN_TOLERANCE = 0.2
 _LOW_LAYER_TOLERANCE = 0.2
 # Tokens of the pass that measures activation bytes.
 _MEASURED_TOKENS = 8
-_TRIAL_WEIGHTS = 8  # number of smallest and of largest tensors whose gradients a trial compares: in a new adapter, only
-# one matrix of each pair has a gradient
+# Number of smallest and of largest tensors whose gradients a trial compares: in a new adapter, only one matrix of each
+# pair has a gradient.
+_TRIAL_WEIGHTS = 8
 
 
 class ForwardRunner:
@@ -117,24 +118,30 @@ class ForwardRunner:
                 relative_error(a, b) for a, b in zip(self._trial_gradients(), plain, strict=True)
             )
             bound = _STATE_TOLERANCE.get(self._model.dtype, _LOW_LAYER_TOLERANCE)
-            why = None if gap <= bound else f"log-probabilities and gradients are off by {gap:.3g}"
+            reason = (
+                None if gap <= bound else f"log-probabilities and gradients are off by {gap:.3g}"
+            )
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  models and compilers raise errors of many types
-            why = f"{type(error).__name__}: {error}"
-        if why is None:
+            reason = f"{type(error).__name__}: {error}"
+        if reason is None:
             return True
-        self.disable_compile(why)
+        self.disable_compile(reason)
         return False
 
-    def disable_compile(self, why: str = "they cannot be recomputed for the backward pass") -> bool:
+    def disable_compile(
+        self, reason: str = "they cannot be recomputed for the backward pass"
+    ) -> bool:
         """Stop using compiled layers. Return whether they were in use."""
         was = self.is_compiled
         self.is_compiled = False
         interpret_parts(self._model)
         name = type(self._model).__name__
         log.warning(
-            "%s: its layers cannot be compiled and run uncompiled, which is slower (%s)", name, why
+            "%s: its layers cannot be compiled and run uncompiled, which is slower (%s)",
+            name,
+            reason,
         )
         return was
 
@@ -143,9 +150,9 @@ class ForwardRunner:
         """Return (log-probabilities of short rows, gradients of their sum for some of the trained weights)."""
         logp_K, _ = self.forward(trial_pass.trial_rows(self._model.config.get_text_config()))
         trained = sorted((p for p in self._model.parameters() if p.requires_grad), key=torch.numel)
-        asked = [*trained[:_TRIAL_WEIGHTS], *trained[_TRIAL_WEIGHTS:][-_TRIAL_WEIGHTS:]]
-        found = torch.autograd.grad(logp_K.sum(), asked, allow_unused=True)
-        return logp_K.detach(), torch.cat([g.flatten() for g in found if g is not None])
+        compared = [*trained[:_TRIAL_WEIGHTS], *trained[_TRIAL_WEIGHTS:][-_TRIAL_WEIGHTS:]]
+        gradients = torch.autograd.grad(logp_K.sum(), compared, allow_unused=True)
+        return logp_K.detach(), torch.cat([g.flatten() for g in gradients if g is not None])
 
     def _try_tree(self) -> bool:
         """Compare a tree with padded rows. On failure, log it and try without FlexAttention, then without trees.
@@ -158,21 +165,23 @@ class ForwardRunner:
         rows = trial_pass.trial_rows(text)
         with torch.no_grad():
             padded = [self._run_padded([row]) for row in rows]
-        why = self._reason_on_any_rank(self._tree_failure_reason(rows, padded))
-        if why and self.uses_flex:
+        reason = self._reason_on_any_rank(self._tree_failure_reason(rows, padded))
+        if reason and self.uses_flex:
             log.warning(
                 "%s: FlexAttention does not work here, attention runs segment by segment, which is slower (%s)",
                 type(self._model).__name__,
-                why,
+                reason,
             )
             self.uses_flex = False
-            why = self._reason_on_any_rank(self._tree_failure_reason(rows, padded))
-        return self._use_padded(why) if why else True
+            reason = self._reason_on_any_rank(self._tree_failure_reason(rows, padded))
+        return self._use_padded(reason) if reason else True
 
-    def _reason_on_any_rank(self, why: str | None) -> str | None:
+    def _reason_on_any_rank(self, reason: str | None) -> str | None:
         """Return a reason to use padded passes: of this rank, else of another rank; None if no rank has one."""
         return (
-            None if self._world.all_true(why is None) else why or "it does not work on another rank"
+            None
+            if self._world.all_true(reason is None)
+            else reason or "it does not work on another rank"
         )
 
     @torch.no_grad()
@@ -205,12 +214,12 @@ class ForwardRunner:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def _use_padded(self, why: str) -> bool:
+    def _use_padded(self, reason: str) -> bool:
         self._model.set_attn_implementation(self._own_attention)
         log.warning(
             "%s: rows are trained one by one, and shared prompts are computed again for each row (%s)",
             type(self._model).__name__,
-            why,
+            reason,
         )
         return False
 
@@ -275,13 +284,18 @@ class ForwardRunner:
     def _groups_within_budget(
         self, rows: Sequence[TokenSequence], numbers: Sequence[int], budget: int
     ) -> list[list[int]]:
-        alone = [[i] for i in numbers if rows[i].input_length > self._max_shared_length]
-        rest = [i for i in numbers if rows[i].input_length <= self._max_shared_length]
+        alone: list[list[int]] = []
+        shareable: list[int] = []
+        for number in numbers:
+            if rows[number].input_length > self._max_shared_length:
+                alone.append([number])
+            else:
+                shareable.append(number)
         if self.uses_tree:
-            found = prefix_tree.group_rows([rows[i] for i in rest], budget)
+            groups = prefix_tree.group_rows([rows[i] for i in shareable], budget)
         else:
-            found = micro_batches([rows[i].input_length for i in rest], budget)
-        return [*alone, *([rest[j] for j in group] for group in found)]
+            groups = micro_batches([rows[i].input_length for i in shareable], budget)
+        return alone + [[shareable[j] for j in group] for group in groups]
 
     @property
     def world_size(self) -> int:

@@ -26,13 +26,13 @@ class SequenceScorer:
         Raises `ModelError` or `ConfigError` if they cannot be loaded or do not match.
         """
         torch.set_num_threads(train.threads)
-        made = weights.make_weights(path, train, model)
+        loaded = weights.make_weights(path, train, model)
         if folder is not None:
-            made.read(Path(folder))
-        made.model.eval()
+            loaded.read(Path(folder))
+        loaded.model.eval()
         # A disabled adapter costs no time.
-        self._weights_context = made.using_base if folder is None else nullcontext
-        self._runner = ForwardRunner(made.causal, micro_tokens=train.batch.micro_tokens)
+        self._weights_context = loaded.using_base if folder is None else nullcontext
+        self._runner = ForwardRunner(loaded.causal, micro_tokens=train.batch.micro_tokens)
 
     def score(self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]) -> list[Logprobs]:
         """Return [R] natural log-probabilities at temperature 1 for each (prompt [P], response [R]).

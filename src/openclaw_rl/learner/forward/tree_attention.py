@@ -39,12 +39,11 @@ class AttentionPlan:
         """`masks`: for FlexAttention; None: attention segment by segment."""
         self.tree = tree
         self.masks = masks
-        whole = tree.segments[:-1] if tree.padding else tree.segments
-        self.spans = (
-            None
-            if any(s.above for s in whole) or len(whole) > MAX_SPANS
-            else [(s.start, s.end) for s in whole]
-        )
+        self.spans: causal_attention.Spans | None = None
+        segments = tree.segments[:-1] if tree.padding else tree.segments
+        are_separate = not any(segment.above for segment in segments)
+        if are_separate and len(segments) <= MAX_SPANS:
+            self.spans = [(segment.start, segment.end) for segment in segments]
 
 
 def _gather_path(states_1HTD: torch.Tensor, segment: Segment, upto: int) -> torch.Tensor:
@@ -190,8 +189,11 @@ def tree_attention(
     `attention_mask`: result of `_window_only`. Without a plan, runs plain causal attention of rows without left
     padding. Raises `ValueError` for models that change their attention scores.
     """
-    if changed := [name for name in UNSUPPORTED_ARGUMENTS if kwargs.get(name) is not None]:
-        raise ValueError(f"its attention uses {changed[0]}, which tree attention does not support")
+    unsupported = [name for name in UNSUPPORTED_ARGUMENTS if kwargs.get(name) is not None]
+    if unsupported:
+        raise ValueError(
+            f"its attention uses {unsupported[0]}, which tree attention does not support"
+        )
     window = kwargs.get("sliding_window")
     # From `_window_only`; not every model also passes its window to the attention.
     if attention_mask is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,16 +34,16 @@ def logprob_gap(states: lm_head.HiddenStates, padded: Sequence[lm_head.HiddenSta
 def max_shared_length(text: Any) -> float:
     """Return the row length up to which RoPE does not depend on the longest row in the pass."""
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    kinds = (
-        [rope]
-        if "rope_type" in rope
-        else [kind for kind in rope.values() if isinstance(kind, dict)]
-    )
+    # Some models have one RoPE for each kind of layer.
+    kinds = [kind for kind in rope.values() if isinstance(kind, dict)]
+    if "rope_type" in rope:
+        kinds = [rope]
     grown = [kind for kind in kinds if kind.get("rope_type") in ("longrope", "dynamic")]
-    lengths = [
-        kind.get("original_max_position_embeddings")
-        or getattr(text, "original_max_position_embeddings", None)
-        or text.max_position_embeddings
-        for kind in grown
-    ]
-    return min(lengths, default=math.inf)
+    return min((_original_length(kind, text) for kind in grown), default=math.inf)
+
+
+def _original_length(rope: Mapping[str, Any], text: Any) -> float:
+    """Return the row length up to which RoPE of a kind that grows with the rows is as it was trained."""
+    length: float | None = rope.get("original_max_position_embeddings")
+    length = length or getattr(text, "original_max_position_embeddings", None)
+    return length or text.max_position_embeddings

@@ -36,9 +36,8 @@ class PluginReply:
     student: torch.Tensor  # under the policy being trained, with the autograd graph
     sampled: torch.Tensor  # from the engine, at sampling time
     base: torch.Tensor
-    teacher: (
-        torch.Tensor | None
-    )  # given the hint; the even mixture over several hints; None without a hint
+    # Given the hint; the even mixture over several hints; None without a hint.
+    teacher: torch.Tensor | None
     advantages: torch.Tensor  # from the method, weighted and summed over its terms
     score: float | None
 
@@ -58,8 +57,8 @@ def tensor_gae(
         raise ValueError(
             f"expected rewards and values [T], got {tuple(rewards.shape)} and {tuple(values.shape)}"
         )
-    found = compute_gae(rewards.tolist(), values.tolist(), gamma, lambda_)
-    return torch.from_numpy(found).to(rewards)
+    advantages = compute_gae(rewards.tolist(), values.tolist(), gamma, lambda_)
+    return torch.from_numpy(advantages).to(rewards)
 
 
 class PluginLoss:
@@ -95,13 +94,13 @@ class PluginLoss:
         out = {n: v for n, v in parts.items() if not n.startswith("custom/") or math.isfinite(v)}
         for name in parts.keys() - out.keys() - self._logged_metrics:
             self._logged_metrics.add(name)
-            words = f"returned {parts[name]} as its metric {name.removeprefix('custom/')!r}, expected a finite number"
-            log.warning("%s. The metric is not reported", self.plugin_error(words))
+            problem = f"returned {parts[name]} as its metric {name.removeprefix('custom/')!r}, expected a finite number"
+            log.warning("%s. The metric is not reported", self.plugin_error(problem))
         return out
 
-    def plugin_error(self, words: str) -> PluginError:
+    def plugin_error(self, problem: str) -> PluginError:
         """Return an error that names the file and the function."""
-        return self._plugin.make_error(f"{self.name} {words}")
+        return self._plugin.make_error(f"{self.name} {problem}")
 
     def running_backward(self) -> AbstractContextManager[None]:
         """Context for the backward pass, where in-place changes and the function's own backward code fail."""
@@ -118,10 +117,10 @@ class PluginLoss:
         """
         if self.name == "compute_opd_loss" and reply.teacher is None:
             return None
-        given = self._call_arguments(reply) | instead
+        arguments = self._call_arguments(reply) | instead
         shape = f"given tensors of shape {tuple(reply.sampled.shape)}: one number for each token of the reply"
         with self._plugin.convert_errors(self.name, passing=(torch.OutOfMemoryError,), given=shape):
-            result = self._function(**given)
+            result = self._function(**arguments)
         if self.name != "compute_hybrid_loss":
             return self._check_scalar(result), {}
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
@@ -192,13 +191,15 @@ class PluginLoss:
         lengths = [len(batch.samples[i].response_ids) for i in indices]
         for i, logp in zip(indices, torch.split(logp_K, lengths), strict=True):
             reply = self._reply_inputs(batch, terms, i, logp, counts)
-            if reply is None or (found := self.reply_loss(reply)) is None:
+            result = None if reply is None else self.reply_loss(reply)
+            if reply is None or result is None:
                 continue
+            loss, metrics = result
             counts["live"] += len(reply.sampled)
             weight = len(reply.sampled) / denominator
-            total = total + weight * found[0]
-            parts["custom"] += weight * found[0].item()
-            for name, value in found[1].items():
+            total = total + weight * loss
+            parts["custom"] += weight * loss.item()
+            for name, value in metrics.items():
                 parts[f"custom/{name}"] += weight * value
         return LossResult(total=total, parts=dict(parts), counts=dict(counts))
 
@@ -215,11 +216,11 @@ class PluginLoss:
         mask = torch.zeros_like(logp, dtype=torch.bool)
         for term in terms:
             if isinstance(term, PolicyGradientTerm):
-                own = torch.from_numpy(term.masks[i]).to(logp.device)
+                in_term = torch.from_numpy(term.masks[i]).to(logp.device)
                 advantages += (
-                    term.weight * torch.from_numpy(term.advantages[i]).to(logp.device) * own
+                    term.weight * torch.from_numpy(term.advantages[i]).to(logp.device) * in_term
                 )
-                mask |= own
+                mask |= in_term
         mu = batch.sampled_logprobs(i).to(logp.device)
         row = torch.zeros(len(logp), dtype=torch.long, device=logp.device)
         seen = off_policy_correction(logp, mu, None, row, mask, self._loss_config)
@@ -275,8 +276,8 @@ def load_plugin_loss(train: TrainConfig, method: CreditMethod) -> PluginLoss | N
             "needs scores, but the method uses none. Set train.method combine"
         )
     custom.sign_problems = find_sign_problems(custom, train)
-    for words in custom.sign_problems:
-        log.warning("%s", custom.plugin_error(words))
+    for problem in custom.sign_problems:
+        log.warning("%s", custom.plugin_error(problem))
     return custom
 
 
@@ -291,15 +292,11 @@ def find_sign_problems(custom: PluginLoss, train: TrainConfig) -> tuple[str, ...
     The gradient goes through a real softmax, at the sampling policy (a ratio of 1). A loss that passes with one token
     and a close teacher is also tried with several tokens and a distant teacher, where a zero gradient is accepted.
     """
-    single = [
-        words
-        for case in _sign_cases(custom.name, train, 1)
-        if (words := _sign_problem(custom, case))
-    ]
-    several = _sign_cases(custom.name, train, 3)
-    return tuple(
-        single or [words for case in several if (words := _sign_problem(custom, case, still=True))]
-    )
+    problems = [_sign_problem(custom, case) for case in _sign_cases(custom.name, train, 1)]
+    if not any(problems):
+        several = _sign_cases(custom.name, train, 3)
+        problems = [_sign_problem(custom, case, still=True) for case in several]
+    return tuple(problem for problem in problems if problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,14 +311,16 @@ class SignCase:
 
     def trial_reply(self, student: torch.Tensor) -> PluginReply:
         """Return the inputs of the loss; the policy has not moved since sampling."""
-        own = student.detach()
+        logprobs = student.detach()
         score = float(self.way) if self.teacher is None else None
         return PluginReply(
             student=student,
-            sampled=own,
-            base=own,
-            teacher=own if self.teacher is None else torch.full_like(own, math.log(self.teacher)),
-            advantages=torch.full_like(own, score or 0.0),
+            sampled=logprobs,
+            base=logprobs,
+            teacher=logprobs
+            if self.teacher is None
+            else torch.full_like(logprobs, math.log(self.teacher)),
+            advantages=torch.full_like(logprobs, score or 0.0),
             score=score,
         )
 
@@ -330,7 +329,7 @@ def _sign_cases(name: str, train: TrainConfig, tokens: int) -> list[SignCase]:
     """Return the cases that apply to this function."""
     of = "the advantage" if tokens == 1 else "the advantage of each of three tokens"
     scores = [SignCase(why=f"{of} is {a:+d}", way=a, tokens=tokens) for a in (1, -1)]
-    words = (
+    teachers = (
         (("prefers the token", 0.6, 1), ("likes the token less", 0.4, -1))
         if tokens == 1
         else (("prefers three tokens", 0.95, 1), ("likes less each of three tokens", 0.05, -1))
@@ -339,7 +338,7 @@ def _sign_cases(name: str, train: TrainConfig, tokens: int) -> list[SignCase]:
         SignCase(
             why=f"the teacher {likes} ({p}, the student 0.5)", way=way, teacher=p, tokens=tokens
         )
-        for likes, p, way in words
+        for likes, p, way in teachers
     ]
     if name == "compute_loss":
         return scores
@@ -358,26 +357,28 @@ def _sign_problem(custom: PluginLoss, case: SignCase, *, still: bool = False) ->
     rise = _logprob_slope(custom, case)
     if rise * case.way > 0 or (still and abs(rise) < 1e-6):
         return ""
-    does = "does not change" if rise == 0 else "raises" if rise > 0 else "lowers"
+    effect = "does not change"
+    if rise != 0:
+        effect = "raises" if rise > 0 else "lowers"
     which = "the token's probability" if case.tokens == 1 else "their probability"
-    return f"pushes the wrong way: {case.why}, and a step {does} {which}. {_SIGN_HINT}"
+    return f"pushes the wrong way: {case.why}, and a step {effect} {which}. {_SIGN_HINT}"
 
 
 def _logprob_slope(custom: PluginLoss, case: SignCase) -> float:
     """Return the derivative of the reply's log-probability along a step of gradient descent."""
     with torch.enable_grad():
         logits = torch.zeros(case.tokens, 2, requires_grad=True)
-        found = custom.reply_loss(
+        result = custom.reply_loss(
             case.trial_reply(torch.log_softmax(logits, 1)[:, 0]), **case.instead
         )
-        assert found is not None, "every case gives the function what it needs"
+        assert result is not None, "every case gives the function what it needs"
         which = "one token" if case.tokens == 1 else f"{case.tokens} tokens"
-        if not torch.isfinite(found[0]):
+        if not torch.isfinite(result[0]):
             raise custom.plugin_error(
-                f"returned {found[0].item()} for a reply of {which}, expected a finite loss"
+                f"returned {result[0].item()} for a reply of {which}, expected a finite loss"
             )
         with custom.running_backward():
-            (down,) = torch.autograd.grad(found[0], logits, allow_unused=True)
+            (down,) = torch.autograd.grad(result[0], logits, allow_unused=True)
     if down is None:
         raise custom.plugin_error(
             f"returned a loss whose gradient does not reach {LOSS_PARAMETERS[custom.name][0]}. Compute it from "

@@ -91,9 +91,8 @@ class LossResult:
 class OffPolicyCorrection:
     """Off-policy corrections and masks per token: [K] each, all but `ratio_K` without gradient."""
 
-    log_denominator_K: (
-        torch.Tensor
-    )  # log-probability in the denominator of the ratio: mu, or old when decoupled
+    # Log-probability in the denominator of the ratio: mu, or old when decoupled.
+    log_denominator_K: torch.Tensor
     ratio_K: torch.Tensor  # pi / exp(log_denominator_K)
     weight_K: torch.Tensor  # weight of the surrogate: 1, or old / mu capped when decoupled
     capped_K: torch.Tensor  # bool: the cap reduced the weight

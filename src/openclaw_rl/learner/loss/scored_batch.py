@@ -37,20 +37,17 @@ class ScoredBatch:
     samples: list[Sample]
     rows: list[TokenSequence]
     student: list[torch.Tensor]  # [R] log-probabilities under the policy before the step
-    student_at_teacher_temperature: list[
-        torch.Tensor
-    ]  # [R] the same at the temperature of the teachers
+    # [R] the same at the temperature of the teachers.
+    student_at_teacher_temperature: list[torch.Tensor]
     entropy: list[torch.Tensor]  # [R] nats
     base: list[torch.Tensor]  # [R] log-probabilities under the base, plain prompt
-    teachers: list[
-        list[torch.Tensor]
-    ]  # [R] per hint: log-probabilities under the teacher, hinted prompt
+    # [R] per hint: log-probabilities under the teacher, hinted prompt.
+    teachers: list[list[torch.Tensor]]
     teacher_entropy: list[list[torch.Tensor]]  # [R] per hint, nats
     tops: list[TopKScores]  # empty when the method uses no top-k
     reused_forward: ReusedForward | None = None
-    lesson_gaps: Mapping[int, LessonGap] = field(
-        default_factory=dict
-    )  # by row, of the samples of practice
+    # By row, of the samples of practice.
+    lesson_gaps: Mapping[int, LessonGap] = field(default_factory=dict)
 
     def sampled_logprobs(self, i: int) -> torch.Tensor:
         """Return the log-probabilities at sampling time, [R] float32.

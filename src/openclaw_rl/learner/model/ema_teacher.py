@@ -77,15 +77,18 @@ class EmaTeacher:
     def read(self, folder: Path) -> None:
         """Load the average; without a file, start at the policy's weights. Raises `ModelError` if it does not match."""
         self.start()
-        if not (folder / EMA_TEACHER_FILE).exists():
+        file = folder / EMA_TEACHER_FILE
+        if not file.exists():
             log.warning("%s has no moving average: it starts at the weights of this policy", folder)
             return
-        theirs = load_file(folder / EMA_TEACHER_FILE)
-        if {n: t.shape for n, t in theirs.items()} != {
-            n: t.shape for n, t in self._tensors.items()
-        }:
+        loaded = load_file(file)
+        if _shapes(loaded) != _shapes(self._tensors):
             raise ModelError(
-                f"{folder / EMA_TEACHER_FILE}: the moving average does not match the trained weights. Set "
+                f"{file}: the moving average does not match the trained weights. Set "
                 "train.finetune and train.lora back, or start from the base in a new home"
             )
-        self._tensors = {name: tensor.to(self._tensors[name]) for name, tensor in theirs.items()}
+        self._tensors = {name: tensor.to(self._tensors[name]) for name, tensor in loaded.items()}
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}

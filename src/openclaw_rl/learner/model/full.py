@@ -38,14 +38,14 @@ def swapped_data(
     parameters: Mapping[str, torch.nn.Parameter], others: Mapping[str, torch.Tensor]
 ) -> Iterator[None]:
     """Context in which the parameters have other values. Swaps tensors, not contents: autograd graphs stay valid."""
-    own = {name: parameter.data for name, parameter in parameters.items()}
+    originals = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
             parameter.data = others[name].to(parameter)
         yield
     finally:
         for name, parameter in parameters.items():
-            parameter.data = own[name]
+            parameter.data = originals[name]
 
 
 class FullWeights:

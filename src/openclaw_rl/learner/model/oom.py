@@ -60,20 +60,21 @@ def retry_on_oom(
         except RuntimeError as error:
             if not isinstance(error, torch.OutOfMemoryError) and not is_out_of_memory(error):
                 raise
-            why = str(error)
+            reason = str(error)
             alone = passes.world_size > 1 and not isinstance(error, RankOutOfMemory)
         # The other ranks have not seen this failure and would not retry.
         if alone or begun():
-            raise ModelError(f"the step does not fit into memory ({why}). {OOM_HINT}")
-        if (smaller := passes.reduce_memory()) is None:
+            raise ModelError(f"the step does not fit into memory ({reason}). {OOM_HINT}")
+        smaller = passes.reduce_memory()
+        if smaller is None:
             passes.memory_limits = before
             raise TooLarge(
-                f"a step with one row per pass does not fit into memory ({why}). {OOM_HINT}"
+                f"a step with one row per pass does not fit into memory ({reason}). {OOM_HINT}"
             )
         # Only here: until now the exception kept the tensors of the attempt alive.
         _free_unused_memory()
         log.error(
-            "a step does not fit into memory (%s). Retrying with %s. %s", why, smaller, OOM_HINT
+            "a step does not fit into memory (%s). Retrying with %s. %s", reason, smaller, OOM_HINT
         )
 
 
@@ -98,12 +99,12 @@ def is_alone_on_gpu(device: torch.device) -> bool:
     return total - free - torch.cuda.memory_reserved(device) < _CUDA_OVERHEAD
 
 
-def _cgroup_free_bytes(groups: Path, own: Path) -> Iterator[int]:
+def _cgroup_free_bytes(groups: Path, membership: Path) -> Iterator[int]:
     """Yield the free bytes under the limit of each control group of this process (Linux cgroups v1 and v2).
 
     File cache that the kernel would drop on demand does not count as used.
     """
-    lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
+    lines = membership.read_text(encoding="utf-8").splitlines() if membership.exists() else []
     paths = {line.split(":", 2)[1]: line.split(":", 2)[2] for line in lines if line.count(":") > 1}
     for controller, root, limit, usage, cached in (
         ("", groups, "memory.max", "memory.current", "inactive_file"),
@@ -127,11 +128,16 @@ def _cgroup_free_bytes(groups: Path, own: Path) -> Iterator[int]:
 def _read_number(file: Path, key: str = "") -> int | None:
     """Return the number in a file, or after `key` in a table file. None if there is no file or no number."""
     try:
-        words = file.read_text(encoding="utf-8").split()
+        fields = file.read_text(encoding="utf-8").split()
     except OSError:
         return None
-    word = words[words.index(key) + 1] if key in words else "" if key else words[0]
-    return int(word) if word.isdigit() else None
+    if not key:
+        number = fields[0]
+    elif key in fields:
+        number = fields[fields.index(key) + 1]
+    else:
+        return None
+    return int(number) if number.isdigit() else None
 
 
 def trim_malloc() -> None:

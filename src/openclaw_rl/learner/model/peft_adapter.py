@@ -41,25 +41,24 @@ def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
     """
     device = resolve_device(model)
     transformers_logging.disable_progress_bar()
-    dtype = (
-        ("float32" if device.type == "cpu" else "auto") if model.dtype == "auto" else model.dtype
-    )
-    placed = (
-        {}
-        if quantization is None
-        else {"quantization_config": quantization, "device_map": {"": device}}
-    )
+    dtype: str = model.dtype
+    if dtype == "auto" and device.type == "cpu":
+        dtype = "float32"
+    placement: dict[str, Any] = {}
+    if quantization is not None:
+        placement = {"quantization_config": quantization, "device_map": {"": device}}
     try:
         base, info = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, output_loading_info=True, **placed
+            path, dtype=dtype, local_files_only=True, output_loading_info=True, **placement
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
-    if missing := sorted(info["missing_keys"]):
+    missing = sorted(info["missing_keys"])
+    if missing:
         raise ModelError(
             f"{path}: {len(missing)} weights are missing in its files (the first: {missing[0]})"
         )
-    return base if placed else base.to(device)
+    return base if placement else base.to(device)
 
 
 def attach_lora(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
@@ -99,22 +98,25 @@ def _check_linear(model: Any, path: str, targets: str | list[str]) -> None:
     With all-linear, PEFT also adapts experts and routers, which are weights without a linear layer around them.
     """
     cure = "Remove it, or set all-linear"
-    layers = {
-        name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)
-    }
+    linear: list[str] = []
+    wrong: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        if _is_linear(module):
+            linear.append(name.split(".")[-1])
+        else:
+            wrong[name] = module.get_base_layer()
+    if not wrong:
+        return
     if isinstance(targets, str):
-        adapted = (name for name, module in layers.items() if _is_linear(module))
-        cure = f"Name only linear layers: train.lora.targets [{', '.join(sorted({n.split('.')[-1] for n in adapted}))}]"
-    wrong = {
-        name: module.get_base_layer() for name, module in layers.items() if not _is_linear(module)
-    }
-    if wrong:
-        # Report experts first: they explain the problem better than the router before them.
-        name = min(wrong, key=lambda name: isinstance(wrong[name], torch.nn.Linear))
-        raise ConfigError(
-            f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a "
-            f"{type(wrong[name]).__name__}; engines serve adapters of linear layers only. {cure}"
-        )
+        cure = f"Name only linear layers: train.lora.targets [{', '.join(sorted(set(linear)))}]"
+    # Report experts first: they explain the problem better than the router before them.
+    name = min(wrong, key=lambda name: isinstance(wrong[name], torch.nn.Linear))
+    raise ConfigError(
+        f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a "
+        f"{type(wrong[name]).__name__}; engines serve adapters of linear layers only. {cure}"
+    )
 
 
 @torch.no_grad()
@@ -161,9 +163,9 @@ def adapter_tensors(model: Any) -> dict[str, torch.Tensor]:
 def set_adapter_tensors(model: Any, state: Mapping[str, torch.Tensor]) -> None:
     """Set the adapter's weights from `state`. Raises `ModelError` if names or shapes differ."""
     expected = adapter_tensors(model)
-    wrong = sorted(set(expected) ^ set(state)) or [
-        k for k in expected if expected[k].shape != state[k].shape
-    ]
+    wrong = sorted(set(expected) ^ set(state))
+    if not wrong:
+        wrong = [name for name in expected if expected[name].shape != state[name].shape]
     if wrong:
         raise ModelError(
             f"the adapter's weights do not fit the base model: {len(wrong)} tensors are missing, unknown or have "

@@ -25,9 +25,8 @@ class PolicyWeights(Protocol):
 
     model: Any  # module whose training mode is set
     causal: Any  # causal language model of transformers that contains the trained weights
-    parameters: dict[
-        str, torch.nn.Parameter
-    ]  # trained parameters, in a fixed order; the objects never change
+    # Trained parameters, in a fixed order; the objects never change.
+    parameters: dict[str, torch.nn.Parameter]
     dropout: float  # dropout of the trained layers during training
 
     def using_base(self) -> AbstractContextManager[None]:
@@ -58,12 +57,12 @@ class LoraWeights:
         )
         self.model = peft_adapter.attach_lora(load(path, model), path, train.lora, train.seed)
         self.causal = self.model.get_base_model()
-        self.parameters = {
-            name: p for name, p in sorted(self.model.named_parameters()) if p.requires_grad
-        }
+        named = sorted(self.model.named_parameters())
+        self.parameters = {name: p for name, p in named if p.requires_grad}
         self.dropout = train.lora.dropout
         self._initial_adapter = peft_adapter.adapter_tensors(self.model)
-        if (rate := train.optimizer.learning_rate) < MIN_LORA_RATE:
+        rate = train.optimizer.learning_rate
+        if rate < MIN_LORA_RATE:
             log.warning(
                 "train.optimizer.learning_rate %g suits whole models; an adapter (train.finetune lora) learns little "
                 "or nothing below about %g",

@@ -28,17 +28,21 @@ class MasterWeights:
         # Names of masters with a higher precision than their weights.
         self.higher_precision: list[str] = []
         for name, parameter in parameters.items():
-            low = parameter.dtype in _HALF_DTYPES
-            if not low and not offload:
+            has_half_precision = parameter.dtype in _HALF_DTYPES
+            if has_half_precision:
+                self.higher_precision.append(name)
+            if has_half_precision or offload:
+                self._add_copy(name, parameter, on_cpu=offload)
+            else:
                 self.tensors[name] = parameter
-                continue
-            device = torch.device("cpu") if offload else parameter.device
-            self.tensors[name] = torch.nn.Parameter(float32_copy(parameter, device))
-            self._copied.append(name)
-            self.higher_precision += [name] if low else []
-            # Avoids a reference cycle.
-            hook = partial(_take_gradient, weakref.ref(self), name)
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _add_copy(self, name: str, parameter: torch.nn.Parameter, *, on_cpu: bool) -> None:
+        device = torch.device("cpu") if on_cpu else parameter.device
+        self.tensors[name] = torch.nn.Parameter(float32_copy(parameter, device))
+        self._copied.append(name)
+        # Avoids a reference cycle.
+        hook = partial(_take_gradient, weakref.ref(self), name)
+        parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def clear_gradients(self) -> None:
         """Clear all gradients, also those of an interrupted backward pass."""
@@ -61,13 +65,17 @@ class MasterWeights:
 
 def _take_gradient(masters: weakref.ref[MasterWeights], name: str, parameter: torch.Tensor) -> None:
     """Add the gradient of a weight to that of its master, and free it; called in the backward pass."""
-    if (owner := masters()) is None:
+    owner = masters()
+    if owner is None:
         return
     assert parameter.grad is not None
     master = owner.tensors[name]
     # Transfer in the narrower dtype.
     gradient = parameter.grad.to(master.device).to(master.dtype)
-    master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+    if master.grad is None:
+        master.grad = gradient
+    else:
+        master.grad.add_(gradient)
     parameter.grad = None
 
 
@@ -92,13 +100,16 @@ class PinnedSnapshot:
     def start_copy(self) -> Mapping[str, torch.Tensor]:
         """Start copying the tensors as they are after all GPU work queued so far. Overwrites the last snapshot."""
         if not self._copies:
-            for name, tensor in self._tensors.items():
-                self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._allocate()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for name, tensor in self._tensors.items():
                 self._copies[name].copy_(tensor.detach(), non_blocking=True)
         return self._copies
+
+    def _allocate(self) -> None:
+        for name, tensor in self._tensors.items():
+            self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
     def wait_for_copy(self) -> None:
         """Make GPU work that is queued from now on, such as weight updates, wait until the copies are done."""

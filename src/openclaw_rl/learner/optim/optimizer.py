@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -69,13 +70,14 @@ class Optimizer:
             group["lr"] = rate
         clip = self._train.optimizer.clip_grad
         norm = torch.nn.utils.clip_grad_norm_(self.master_tensors, clip, foreach=self._on_gpu)
-        if wanted and bool(torch.isfinite(norm)) and bool(norm > 0):
+        norm_value = norm.item()
+        if wanted and 0 < norm_value < math.inf:
             self.steps_taken += 1
             if self._pinned_snapshot is not None:
                 self._pinned_snapshot.wait_for_copy()
             self._adam.step()
             self._masters.copy_to_model()
-        return norm.item()
+        return norm_value
 
     def snapshot(self) -> WeightSnapshot:
         """Return a copy of the current weights; the next call may overwrite it."""
@@ -136,8 +138,10 @@ def scheduled_learning_rate(train: TrainConfig, *, steps: int, samples: int) -> 
     Warm-up is linear over `warmup_steps` steps or `warmup_samples` turns, whichever lasts longer. The first step has a
     learning rate above zero.
     """
-    by_steps = (steps + 1) / train.optimizer.warmup_steps if train.optimizer.warmup_steps else 1.0
-    by_samples = (
-        (samples + 1) / train.optimizer.warmup_samples if train.optimizer.warmup_samples else 1.0
-    )
-    return train.optimizer.learning_rate * min(1.0, by_steps, by_samples)
+    optimizer = train.optimizer
+    share = 1.0
+    if optimizer.warmup_steps:
+        share = min(share, (steps + 1) / optimizer.warmup_steps)
+    if optimizer.warmup_samples:
+        share = min(share, (samples + 1) / optimizer.warmup_samples)
+    return optimizer.learning_rate * share

@@ -24,11 +24,13 @@ def base_gap(samples: Sequence[Sample], service: Sequence[Logprobs]) -> float | 
     `service`: [R] log-probabilities of each sample under the base at the service. A reply under lessons is left out:
     the service scored it under the plain prompt.
     """
-    gaps = [
-        float(np.abs(logprobs - sample.logprobs)[sample.mask].mean())
-        for sample, logprobs in zip(samples, service, strict=True)
-        if sample.version == 0 and sample.mask.any() and not sample.from_teacher
-    ]
+    gaps = []
+    for sample, logprobs in zip(samples, service, strict=True):
+        is_comparable = sample.version == 0 and not sample.from_teacher
+        if not is_comparable or not sample.mask.any():
+            continue
+        difference = np.abs(logprobs - sample.logprobs)
+        gaps.append(float(difference[sample.mask].mean()))
     return float(np.median(gaps)) if gaps else None
 
 

@@ -65,14 +65,14 @@ def response_part(values: Any, response: int) -> Logprobs:
 
     Raises `EngineError` if there are fewer, which says nothing about the sequence; `ModelError` if one is not finite.
     """
-    found = np.array(values, dtype=np.float64)[-response:]
-    if len(found) != response:
+    logprobs = np.array(values, dtype=np.float64)[-response:]
+    if len(logprobs) != response:
         raise EngineError(
-            f"Tinker returned {len(found)} log-probabilities for {response} tokens; expected all"
+            f"Tinker returned {len(logprobs)} log-probabilities for {response} tokens; expected all"
         )
-    if not np.all(np.isfinite(found)):
-        wrong = int((~np.isfinite(found)).sum())
+    if not np.all(np.isfinite(logprobs)):
+        wrong = int((~np.isfinite(logprobs)).sum())
         raise ModelError(
             f"Tinker returned {wrong} log-probabilities that are not finite for {response} tokens"
         )
-    return found.astype(np.float32)
+    return logprobs.astype(np.float32)

@@ -106,11 +106,11 @@ class TinkerTrainer:
         )
         # What was found when bases were compared, if they differ.
         self._other_base: TrainerAbsent | None = None
-        self.load(folder=None, memory={})
+        self.load(folder=None, method_state={})
 
-    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+    def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
         """See `protocols.Trainer`. Raises `ModelError` for a version of another trainer, base or rank."""
-        self._frame.load(memory)
+        self._frame.load(method_state)
         self._state: str | None = None
         if folder is None:
             return
@@ -127,7 +127,7 @@ class TinkerTrainer:
             )
         state = state_files.read_state(Path(folder))
         self._state = version.state
-        self._frame.load(memory, steps=int(state["steps"]), turns_seen=int(state["samples"]))
+        self._frame.load(method_state, steps=int(state["steps"]), turns_seen=int(state["samples"]))
 
     def _read_version(self, folder: str) -> TinkerVersion:
         number = int(Path(folder).name.partition("-")[0])
@@ -204,14 +204,14 @@ class TinkerTrainer:
         )
         self._check_base(samples, policy)
         student = [_to_tensor(logp) for logp in policy]
-        kept, stale = drop_stale(
+        usable, stale = drop_stale(
             samples,
             student,
             max_gap=safety.max_turn_log_ratio,
             max_batch_gap=safety.batch_log_ratio_limit,
         )
-        samples = [samples[i] for i in kept]
-        student = [student[i] for i in kept]
+        samples = [samples[i] for i in usable]
+        student = [student[i] for i in usable]
         rows = [scored_batch.plain_sequence(sample) for sample in samples]
         hinted = scored_batch.hinted_sequences(samples) if self._method.uses_hints else []
         base_logprobs = [
@@ -242,8 +242,8 @@ class TinkerTrainer:
             return
         gap = base_gap(samples, policy)
         if gap is not None and gap > MAX_BASE_GAP:
-            words = mismatch_message(gap, here=self._local_base.name, there=self._service.model)
-            self._other_base = TrainerAbsent(words)
+            message = mismatch_message(gap, here=self._local_base.name, there=self._service.model)
+            self._other_base = TrainerAbsent(message)
             raise self._other_base
 
     def _take_bounded_step(
@@ -254,32 +254,36 @@ class TinkerTrainer:
         The gradient is the same again and Adam's step is proportional to the rate, so this halves the step. Return the
         metrics; None if the gradient at the service is 0.
         """
-        data = [
-            self._make_datum(batch, i, a)
-            for i, a in zip(batch.credited, gradients.advantages, strict=True)
-        ]
-        sent: Sequence[DatumArrays] = [datum for datum in data if datum.advantages.any()]
-        full = self._frame.learning_rate()
-        rows = [batch.scored.rows[i] for i in batch.sampled]
+        data = []
+        for i, advantages in zip(batch.credited, gradients.advantages, strict=True):
+            datum = self._make_datum(batch, i, advantages)
+            if datum.advantages.any():
+                data.append(datum)
+        full_rate = self._frame.learning_rate()
         scale = 1.0
-        norm, sent = self._take_clipped_step(sent, full)
+        norm, sent = self._take_clipped_step(data, full_rate)
         if norm == 0:
             return None
         while True:
-            after = [_to_tensor(logp) for logp in self._session.policy_logprobs(rows)]
-            metrics = policy_metrics(batch.scored, batch.sampled, after)
+            metrics = self._measure_policy(batch)
             if metrics["kl/step"] <= self._train.safety.max_step_kl or scale <= MIN_STEP_SCALE:
                 break
             scale /= 2
             self._session.restore(self._state)
-            if self._take_step_once(sent, full * scale).norm == 0:
+            if self._take_step_once(sent, full_rate * scale).norm == 0:
                 return None
         metrics |= epoch_metrics([_as_epoch(gradients, norm=norm or 0.0)], batch.terms)
         # The service does not return what it would need.
         del metrics["entropy"]
         if norm is None:
             del metrics["gradient/norm"]
-        return metrics | {"step/scale": scale, "learning_rate": full}
+        return metrics | {"step/scale": scale, "learning_rate": full_rate}
+
+    def _measure_policy(self, batch: CreditedBatch) -> dict[str, float]:
+        """Return the metrics of the policy at the service, on the samples that it gave itself."""
+        rows = [batch.scored.rows[i] for i in batch.sampled]
+        after = [_to_tensor(logp) for logp in self._session.policy_logprobs(rows)]
+        return policy_metrics(batch.scored, batch.sampled, after)
 
     def _take_clipped_step(
         self, sent: Sequence[DatumArrays], rate: float
@@ -289,16 +293,19 @@ class TinkerTrainer:
         There the step is taken again from the start, with a gradient that is scaled down: it is linear in the
         advantages. Return the norm before that (None: not known), and what was sent last.
         """
-        taken = self._take_step_once(sent, rate)
+        first = self._take_step_once(sent, rate)
         limit = self._train.optimizer.clip_grad
-        if taken.norm is None or taken.is_clipped or not limit < taken.norm < math.inf:
-            return taken.norm, sent
-        scaled = [
-            replace(datum, advantages=datum.advantages * (limit / taken.norm)) for datum in sent
-        ]
+        if first.norm is None or first.is_clipped:
+            return first.norm, sent
+        if not limit < first.norm < math.inf:
+            return first.norm, sent
+        factor = limit / first.norm
+        scaled = [replace(datum, advantages=datum.advantages * factor) for datum in sent]
         self._session.restore(self._state)
         again = self._take_step_once(scaled, rate)
-        return (taken.norm if again.norm else again.norm), scaled
+        # The norm before scaling, unless the second step had none.
+        norm = first.norm if again.norm else again.norm
+        return norm, scaled
 
     def _take_step_once(self, sent: Sequence[DatumArrays], rate: float) -> _Taken:
         """Take the step.
@@ -353,12 +360,14 @@ def _as_epoch(gradients: TokenGradients, *, norm: float) -> EpochResult:
 
 def _split_usable(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, Reason]]:
     """Return the samples that the service can compute on, and why the other turns are left out."""
-    reasons = {
-        sample.turn: Reason(
-            ReasonCode.OTHER_TEMPERATURE,
-            f"sampled at temperature {sample.temperature:g}; Tinker computes at temperature 1",
-        )
-        for sample in samples
-        if sample.temperature != 1
-    }
-    return [sample for sample in samples if sample.temperature == 1], reasons
+    usable = []
+    reasons = {}
+    for sample in samples:
+        if sample.temperature == 1:
+            usable.append(sample)
+        else:
+            reasons[sample.turn] = Reason(
+                ReasonCode.OTHER_TEMPERATURE,
+                f"sampled at temperature {sample.temperature:g}; Tinker computes at temperature 1",
+            )
+    return usable, reasons

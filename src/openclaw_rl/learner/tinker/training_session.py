@@ -69,15 +69,22 @@ class TrainingSession:
         Each step begins so: what an earlier step did there, whose answer may be lost, has no effect on it. After a
         failure of the service it is not asked for `RETRY_SECONDS`, and twice as long after each further refusal.
         """
-        if self._failed is not None and time.monotonic() - self._failed[0] < self._retry_seconds:
-            raise self._failed[1]
-        if self._client is None or (state is None and self._initial is None):
+        if self._failed is not None:
+            failed_at, error = self._failed
+            if time.monotonic() - failed_at < self._retry_seconds:
+                raise error
+        needs_initial = state is None and self._initial is None
+        if self._client is None or needs_initial:
             self._client = self._run_blocking(self._create_model)
             self._initial = None
-        if state is None and self._initial is None:
-            self._initial = self._save_checkpoint("weights", f"initial-{uuid.uuid4().hex[:12]}")
-        path = state or self._initial
+        path = self._initial_checkpoint() if state is None else state
         self._finish(lambda: self._client.load_state_with_optimizer(path))
+
+    def _initial_checkpoint(self) -> str:
+        """Return the checkpoint of the base with a new adapter, saved if it is not there yet."""
+        if self._initial is None:
+            self._initial = self._save_checkpoint("weights", f"initial-{uuid.uuid4().hex[:12]}")
+        return self._initial
 
     @property
     def _retry_seconds(self) -> float:
@@ -116,8 +123,8 @@ class TrainingSession:
         sequences = [[*row.prompt_ids.tolist(), *row.response_ids.tolist()] for row in rows]
         self._usage.spend_tokens(scoring_tokens(rows), trained=False)
         started = [self._service.start_scoring(self._base, ids) for ids in sequences]
-        found = [self._wait_started(one) for one in started]
-        return self._run_blocking(lambda: _response_parts(rows, found))
+        answers = [self._wait_started(one) for one in started]
+        return self._run_blocking(lambda: _response_parts(rows, answers))
 
     def take_step(self, data: Sequence[DatumArrays], rate: float) -> dict[str, float]:
         """Take one optimizer step on the importance-sampling loss. Return the service's metrics of it."""
@@ -158,19 +165,19 @@ class TrainingSession:
 
     def _to_sdk(self, data: Sequence[DatumArrays], loss: str) -> list[Any]:
         sdk = self._service.sdk
-        made = []
+        converted = []
         for datum, advantages in zip(
             data, scale_for_reduction(data, self._tinker.reduction), strict=True
         ):
             inputs: dict[str, Any] = {"target_tokens": datum.target_ids.tolist()}
             if loss == "importance_sampling":
                 inputs |= {"logprobs": datum.logprobs.tolist(), "advantages": advantages.tolist()}
-            made.append(
+            converted.append(
                 sdk.Datum(
                     model_input=self._service.model_input(datum.input_ids), loss_fn_inputs=inputs
                 )
             )
-        return made
+        return converted
 
     def _finish(self, start: Callable[[], Any], *, of_batch: bool = False) -> Any:
         """Start a call of the SDK and wait for its answer, `tinker.call_timeout` seconds at most.
@@ -196,14 +203,16 @@ class TrainingSession:
     def _to_trainer_error(self, error: Exception, *, of_batch: bool) -> Exception:
         if isinstance(error, ModelError):
             return error
-        found = self._service.to_engine_error(error)
-        kind = (
-            classify_error(error) if of_batch and not isinstance(error, EngineError) else "absent"
-        )
+        engine_error = self._service.to_engine_error(error)
+        if not of_batch or isinstance(error, EngineError):
+            return self._absent(engine_error)
+        kind = classify_error(error)
         if kind == "absent":
-            return self._absent(found)
+            return self._absent(engine_error)
         self.reset()
-        return (TooLarge if kind == "too_long" else ModelError)(str(found))
+        if kind == "too_long":
+            return TooLarge(str(engine_error))
+        return ModelError(str(engine_error))
 
     def _absent(self, error: EngineError) -> TrainerAbsent:
         # Gradients of a call without an answer may be there.
@@ -223,13 +232,13 @@ def scoring_tokens(rows: Sequence[TokenSequence]) -> int:
     return sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
 
 
-def _response_parts(rows: Sequence[TokenSequence], found: Sequence[Any]) -> list[Logprobs]:
+def _response_parts(rows: Sequence[TokenSequence], answers: Sequence[Any]) -> list[Logprobs]:
     """Return [R] values of each response. Raises `EngineError` for an answer that has not all of them."""
-    if len(found) != len(rows):
+    if len(answers) != len(rows):
         raise EngineError(
-            f"Tinker returned log-probabilities of {len(found)} of {len(rows)} sequences; expected all"
+            f"Tinker returned log-probabilities of {len(answers)} of {len(rows)} sequences; expected all"
         )
     return [
         response_part(values, len(row.response_ids))
-        for row, values in zip(rows, found, strict=True)
+        for row, values in zip(rows, answers, strict=True)
     ]

@@ -31,10 +31,10 @@ def observations_of(conn: Connection, ids: Sequence[str]) -> dict[str, frozenset
     rows = conn.execute(
         select(t.observations.c.turn, t.observations.c.signal).where(t.observations.c.turn.in_(ids))
     )
-    found: dict[str, set[str]] = {}
+    signals_by_turn: dict[str, set[str]] = {}
     for turn, signal in rows:
-        found.setdefault(turn, set()).add(signal)
-    return {turn: frozenset(signals) for turn, signals in found.items()}
+        signals_by_turn.setdefault(turn, set()).add(signal)
+    return {turn: frozenset(signals) for turn, signals in signals_by_turn.items()}
 
 
 def abandoned_turns(conn: Connection, before: float, limit: int) -> list[str]:

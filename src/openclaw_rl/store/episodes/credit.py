@@ -24,21 +24,19 @@ def episode_steps(
     current verdicts of the judges that are not `untrusted`.
     """
     query = select(t.exchanges.c.id, t.episodes.c.id.label("episode"), t.episodes.c.group_id)
-    own: Sequence[Any] = conn.execute(
-        query.join(t.episodes, t.episodes.c.id == t.exchanges.c.episode).where(
-            t.exchanges.c.id.in_(list(ids))
-        )
-    ).all()
-    found: dict[str, EpisodeStep] = {}
-    for group in dict.fromkeys(row.group_id for row in own):
-        found |= _steps_of_group(
-            conn, group, [row for row in own if row.group_id == group], untrusted
-        )
-    return found
+    query = query.join(t.episodes, t.episodes.c.id == t.exchanges.c.episode)
+    rows = conn.execute(query.where(t.exchanges.c.id.in_(list(ids)))).all()
+    rows_by_group: dict[str, list[Any]] = {}
+    for row in rows:
+        rows_by_group.setdefault(row.group_id, []).append(row)
+    steps: dict[str, EpisodeStep] = {}
+    for group, rows_of_group in rows_by_group.items():
+        steps |= _steps_of_group(conn, group, rows_of_group, untrusted)
+    return steps
 
 
 def _steps_of_group(
-    conn: Connection, group: str, own: Sequence[Row[Any]], untrusted: Collection[str]
+    conn: Connection, group: str, rows: Sequence[Row[Any]], untrusted: Collection[str]
 ) -> dict[str, EpisodeStep]:
     rewards = _known_rewards(conn, group)
     steps = conn.execute(
@@ -47,24 +45,28 @@ def _steps_of_group(
     step_rewards = {row.turn: row.reward for row in steps}
     if all(reward is None for reward in step_rewards.values()):
         step_rewards = _scores(conn, list(step_rewards), untrusted)
-    indices = {row.turn: row.step for row in steps}
+    indices: dict[str, int] = {}
     compared: dict[int, list[float]] = defaultdict(list)
     for row in steps:
-        if (reward := step_rewards.get(row.turn)) is not None:
+        indices[row.turn] = row.step
+        reward = step_rewards.get(row.turn)
+        if reward is not None:
             compared[row.step].append(reward)
-    return {
-        row.id: EpisodeStep(
+    places = {}
+    for row in rows:
+        if row.episode not in rewards:
+            continue
+        step = indices.get(row.id)
+        places[row.id] = EpisodeStep(
             group=group,
             episode=row.episode,
-            step=(step := indices.get(row.id)),
+            step=step,
             reward=rewards[row.episode],
             step_reward=step_rewards.get(row.id),
             rewards=tuple(rewards.values()),
             step_rewards=() if step is None else tuple(compared[step]),
         )
-        for row in own
-        if row.episode in rewards
-    }
+    return places
 
 
 def _known_rewards(conn: Connection, group: str) -> dict[str, float]:

@@ -55,12 +55,16 @@ def _check_same(known: Episode, episode: Episode) -> None:
     if known.scope != episode.scope:
         raise _conflict(f"the id {episode.id} is in use by another API key. Choose another id.")
     differing = [name for name in _OPENED if getattr(known, name) != getattr(episode, name)]
-    if round(known.expires_at - known.started_at) != round(episode.expires_at - episode.started_at):
+    known_ttl = round(known.expires_at - known.started_at)
+    ttl = round(episode.expires_at - episode.started_at)
+    if known_ttl != ttl:
         differing.append("ttl")
-    if differing:
-        raise _conflict(
-            f"episode {episode.id} was opened with another {', '.join(differing)}. Send the same, or choose another id."
-        )
+    if not differing:
+        return
+    names = ", ".join(differing)
+    raise _conflict(
+        f"episode {episode.id} was opened with another {names}. Send the same, or choose another id."
+    )
 
 
 def _enter_group(conn: Connection, episode: Episode) -> None:
@@ -71,17 +75,17 @@ def _enter_group(conn: Connection, episode: Episode) -> None:
         return
     if group.scope != episode.scope:
         raise _conflict(f"the group {group.id} is in use by another API key. Choose another id.")
-    differing = [
-        name
-        for name in ("task", "split", "agent", "size")
-        if getattr(group, name) != getattr(wanted, name)
-    ]
-    if differing:
-        said = ", ".join(f"{name} {getattr(group, name)!r}" for name in differing)
-        raise _conflict(f"the group {group.id} has {said}. All its episodes must have the same.")
+    differences = []
+    for name in ("task", "split", "agent", "size"):
+        value = getattr(group, name)
+        if value != getattr(wanted, name):
+            differences.append(f"{name} {value!r}")
+    if differences:
+        listed = ", ".join(differences)
+        raise _conflict(f"the group {group.id} has {listed}. All its episodes must have the same.")
     if group.completed_at is not None:
-        why = group.reason or "its episodes are trained on"
-        raise _conflict(f"the group {group.id} is complete: {why}.", "group_complete")
+        reason = group.reason or "its episodes are trained on"
+        raise _conflict(f"the group {group.id} is complete: {reason}.", "group_complete")
     conn.execute(
         update(t.episode_groups)
         .where(t.episode_groups.c.id == group.id)
@@ -106,16 +110,11 @@ def end_episode(conn: Connection, end: EpisodeEnd) -> None:
     if before is None or before.scope != end.scope:
         raise unknown_episode(end.id)
     if before.outcome is not None:
-        if any(getattr(before, name) != getattr(end, name) for name in _RESULT):
-            had = (
-                before.outcome
-                if before.reward is None
-                else f"{before.outcome}, reward {before.reward:g}"
-            )
-            raise _conflict(
-                f"episode {end.id} has ended with another outcome: {had}{f' ({before.reason})' * bool(before.reason)}."
-            )
-        return
+        if _has_result(before, end):
+            return
+        raise _conflict(
+            f"episode {end.id} has ended with another outcome: {_describe_outcome(before)}."
+        )
     if end.outcome == "done" and end.at >= before.expires_at:
         raise _conflict(f"episode {end.id} has ended: {EXPIRED}.")
     _check_steps(conn, end)
@@ -131,32 +130,49 @@ def end_episode(conn: Connection, end: EpisodeEnd) -> None:
     events.append(conn, ENDED_EVENT, end.id, {}, end.at)
 
 
+def _has_result(episode: Episode, end: EpisodeEnd) -> bool:
+    return all(getattr(episode, name) == getattr(end, name) for name in _RESULT)
+
+
+def _describe_outcome(episode: Episode) -> str:
+    description = str(episode.outcome)
+    if episode.reward is not None:
+        description += f", reward {episode.reward:g}"
+    if episode.reason:
+        description += f" ({episode.reason})"
+    return description
+
+
 def _check_steps(conn: Connection, end: EpisodeEnd) -> None:
-    own = set(
-        conn.execute(select(t.exchanges.c.id).where(t.exchanges.c.episode == end.id)).scalars()
-    )
+    turns_of_episode = select(t.exchanges.c.id).where(t.exchanges.c.episode == end.id)
+    turn_ids = set(conn.execute(turns_of_episode).scalars())
     for step in end.steps:
-        if (step.turn is None) == (step.index is None) or (
-            step.index is not None and step.index < 0
-        ):
+        if not _has_one_name(step):
             raise RequestError(
                 "steps: expected either turn or index (from 0) with each reward.", param="steps"
             )
-        if step.turn is not None and step.turn not in own:
+        if step.turn is not None and step.turn not in turn_ids:
             raise RequestError(
                 f"steps: episode {end.id} has no reply {step.turn[:80]!r}.", param="steps"
             )
 
 
+def _has_one_name(step: StepReward) -> bool:
+    """Return whether a step reward has either a turn or an index from 0."""
+    if step.index is None:
+        return step.turn is not None
+    return step.turn is None and step.index >= 0
+
+
 def void_expired(conn: Connection, now: float, *, limit: int) -> int:
     """End up to `limit` episodes that expired without an outcome as void; return their number."""
     query = select(t.episodes.c.id, t.episodes.c.scope).where(t.episodes.c.outcome.is_(None))
-    found = conn.execute(query.where(t.episodes.c.expires_at <= now).limit(limit)).all()
-    for row in found:
+    expired = conn.execute(query.where(t.episodes.c.expires_at <= now).limit(limit)).all()
+    for row in expired:
         end_episode(
             conn, EpisodeEnd(id=row.id, scope=row.scope, outcome="void", reason=EXPIRED, at=now)
         )
-    return len(found)
+    return len(expired)
 
 
 def has_expired(conn: Connection, now: float) -> bool:
@@ -200,13 +216,13 @@ def running_episodes(conn: Connection) -> list[tuple[Episode, int]]:
     query = _select_episode.add_columns(
         replies.correlate(t.episodes).scalar_subquery().label("replies")
     )
-    found = []
+    running = []
     for row in conn.execute(query.where(t.episodes.c.outcome.is_(None))):
         try:
-            found.append((_episode_from_row(row), int(row.replies)))
+            running.append((_episode_from_row(row), int(row.replies)))
         except DamagedRow as error:
             log.warning("episode %s is left out: %s", row.id, error)
-    return found
+    return running
 
 
 def _episode_row(episode: Episode) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, select, update
+from sqlalchemy import Connection, Row, Select, select, update
 
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import schema as t
@@ -30,36 +31,50 @@ def complete_group(conn: Connection, id: str, now: float) -> bool:
     group = get_group(conn, id)
     assert group is not None, f"the group {id} has an episode"
     members = conn.execute(select(t.episodes).where(t.episodes.c.group_id == id)).all()
-    is_settled = all(row.settled_at is not None for row in members)
-    if (
-        group.completed_at is not None
-        or not is_settled
-        or not (len(members) >= group.size or group.expires_at <= now)
-    ):
+    if group.completed_at is not None or not _has_ended(group, members, now):
         return False
-    known = [row.id for row in members if row.reward is not None]
-    reason = None
-    if group.split == "held_out":
-        reason = HELD_OUT
-    elif len(known) < MIN_KNOWN_REWARDS:
-        counts = f"its group {id} has {len(known)} known rewards of {group.size}, and {MIN_KNOWN_REWARDS} are compared"
-        reason = Reason(ReasonCode.FEW_REWARDS, counts)
-    values = {"completed_at": now, "reason": reason.detail if reason else None}
+    reason = _group_reason(group, members)
+    values = {"completed_at": now, "reason": None if reason is None else reason.detail}
     conn.execute(update(t.episode_groups).where(t.episode_groups.c.id == id).values(values))
     for row in members:
-        void = Reason(
-            ReasonCode.VOID_EPISODE,
-            f"its episode is void: {row.reason or 'the environment failed'}",
-        )
-        turn_reason = reason if row.outcome == "done" else void
-        if turn_reason is not None:
-            turns.mark_untrainable(
-                conn, dict.fromkeys(conn.execute(_turns_of(row.id)).scalars(), turn_reason)
-            )
+        if row.outcome == "done":
+            _enter_queue(conn, row.id, reason)
         else:
-            own = t.turns.c.id.in_(_turns_of(row.id))
-            conn.execute(update(t.turns).where(own).values(signal=turns.EPISODE_SIGNAL))
+            _enter_queue(conn, row.id, _void_reason(row.reason))
     return True
+
+
+def _enter_queue(conn: Connection, episode: str, reason: Reason | None) -> None:
+    """Let the turns of an episode enter the training queue, unless there is a reason why they do not train."""
+    turns_of_episode = _turns_of(episode)
+    if reason is not None:
+        ids = conn.execute(turns_of_episode).scalars()
+        turns.mark_untrainable(conn, dict.fromkeys(ids, reason))
+        return
+    of_episode = t.turns.c.id.in_(turns_of_episode)
+    conn.execute(update(t.turns).where(of_episode).values(signal=turns.EPISODE_SIGNAL))
+
+
+def _has_ended(group: EpisodeGroup, members: Sequence[Row[Any]], now: float) -> bool:
+    if any(row.settled_at is None for row in members):
+        return False
+    return len(members) >= group.size or group.expires_at <= now
+
+
+def _group_reason(group: EpisodeGroup, members: Sequence[Row[Any]]) -> Reason | None:
+    """Return why a complete group is not trained on, or None."""
+    if group.split == "held_out":
+        return HELD_OUT
+    known = sum(row.reward is not None for row in members)
+    if known >= MIN_KNOWN_REWARDS:
+        return None
+    counts = f"its group {group.id} has {known} known rewards of {group.size}, and {MIN_KNOWN_REWARDS} are compared"
+    return Reason(ReasonCode.FEW_REWARDS, counts)
+
+
+def _void_reason(cause: str | None) -> Reason:
+    detail = f"its episode is void: {cause or 'the environment failed'}"
+    return Reason(ReasonCode.VOID_EPISODE, detail)
 
 
 def open_groups(conn: Connection, now: float) -> list[str]:

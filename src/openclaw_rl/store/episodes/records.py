@@ -32,9 +32,8 @@ class Episode:
     size: int  # number of episodes of the group
     split: EpisodeSplit
     agent: str = ""
-    sampling: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # fields of `Sampling` in place of the client's
+    # Fields of `Sampling` in place of the client's.
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     max_steps: int | None = None  # replies that its ticket can get; None: no limit
     started_at: float
     expires_at: float

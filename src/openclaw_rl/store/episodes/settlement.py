@@ -36,36 +36,36 @@ def settle_episode(conn: Connection, id: str, *, at: float) -> None:
         return
     rows = _turn_rows(conn, id)
     for row in rows:
-        if row.status == ExchangeStatus.RUNNING:
-            turn_states.drop(conn, row.id, ReasonCode.EPISODE_ENDED, TOO_LATE, at=at)
-        elif row.state == TurnState.SERVED or row.cause in REOPENABLE_REASONS:
-            reactions.record_outcome(conn, row.id, at=at)
-            _add_verdict(conn, row.id, row.revision + 1, at)
-        elif row.state == TurnState.CLOSED and episode.steps:
-            # The environment's rewards count, so no judge is needed.
-            _add_verdict(conn, row.id, row.revision, at)
+        _close_turn(conn, row, has_step_rewards=bool(episode.steps), at=at)
     _insert_steps(conn, episode, chain_to_last(rows))
     conn.execute(update(t.episodes).where(t.episodes.c.id == id).values(settled_at=at))
     complete_group(conn, episode.group, at)
 
 
-def set_aside_episode(conn: Connection, id: str, why: str, *, at: float) -> None:
+def _close_turn(conn: Connection, row: Row[Any], *, has_step_rewards: bool, at: float) -> None:
+    if row.status == ExchangeStatus.RUNNING:
+        turn_states.drop(conn, row.id, ReasonCode.EPISODE_ENDED, TOO_LATE, at=at)
+    elif row.state == TurnState.SERVED or row.cause in REOPENABLE_REASONS:
+        reactions.record_outcome(conn, row.id, at=at)
+        _add_verdict(conn, row.id, row.revision + 1, at)
+    elif row.state == TurnState.CLOSED and has_step_rewards:
+        # The environment's rewards count, so no judge is needed.
+        _add_verdict(conn, row.id, row.revision, at)
+
+
+def set_aside_episode(conn: Connection, id: str, reason: str, *, at: float) -> None:
     """Make an episode void that is damaged, or on which a worker died again and again."""
-    changes = {"outcome": "void", "reward": None, "reason": why, "settled_at": at}
-    conn.execute(update(t.episodes).where(t.episodes.c.id == id).values(changes))
-    complete_group(
-        conn,
-        conn.execute(select(t.episodes.c.group_id).where(t.episodes.c.id == id)).scalar_one(),
-        at,
-    )
+    changes = {"outcome": "void", "reward": None, "reason": reason, "settled_at": at}
+    episode = t.episodes.c
+    conn.execute(update(t.episodes).where(episode.id == id).values(changes))
+    group = conn.execute(select(episode.group_id).where(episode.id == id)).scalar_one()
+    complete_group(conn, group, at)
 
 
 def is_settled(conn: Connection, id: str) -> bool:
     """Return whether the episode is settled, so that a reply in it is too late."""
-    return (
-        conn.execute(select(t.episodes.c.settled_at).where(t.episodes.c.id == id)).scalar()
-        is not None
-    )
+    query = select(t.episodes.c.settled_at).where(t.episodes.c.id == id)
+    return conn.execute(query).scalar() is not None
 
 
 def _add_verdict(conn: Connection, turn: str, revision: int, at: float) -> None:
@@ -87,27 +87,31 @@ def chain_to_last(rows: Sequence[Row[Any]]) -> list[str]:
 
     A side call on the way, such as the summary that replaced a history, is skipped.
     """
-    done = {row.id: row for row in rows if row.status == ExchangeStatus.DONE}
-    main = [row for row in done.values() if row.kind == Kind.MAIN]
+    complete = {row.id: row for row in rows if row.status == ExchangeStatus.DONE}
+    main = [id for id, row in complete.items() if row.kind == Kind.MAIN]
     chain: list[str] = []
-    at: str | None = main[-1].id if main else None
-    while at is not None and at in done and at not in chain:
-        chain.append(at)
-        at = done[at].parent
-    return [turn for turn in reversed(chain) if done[turn].kind == Kind.MAIN]
+    turn: str | None = main[-1] if main else None
+    while turn is not None and turn not in chain:
+        row = complete.get(turn)
+        if row is None:
+            break
+        chain.append(turn)
+        turn = row.parent
+    chain.reverse()
+    return [id for id in chain if id in main]
 
 
 def _insert_steps(conn: Connection, episode: Episode, chain: Sequence[str]) -> None:
-    by_turn = {s.turn: s.reward for s in episode.steps if s.turn is not None}
-    by_index = {s.index: s.reward for s in episode.steps if s.index is not None}
-    rows = [
-        {
-            "turn": turn,
-            "episode": episode.id,
-            "step": step,
-            "reward": by_turn.get(turn, by_index.get(step)),
-        }
-        for step, turn in enumerate(chain)
-    ]
+    by_turn: dict[str, float] = {}
+    by_index: dict[int, float] = {}
+    for step in episode.steps:
+        if step.turn is not None:
+            by_turn[step.turn] = step.reward
+        if step.index is not None:
+            by_index[step.index] = step.reward
+    rows = []
+    for index, turn in enumerate(chain):
+        reward = by_turn.get(turn, by_index.get(index))
+        rows.append({"turn": turn, "episode": episode.id, "step": index, "reward": reward})
     if rows:
         conn.execute(insert(t.episode_steps), rows)

@@ -63,8 +63,8 @@ class Withdrawal:
 
 def lessons_digest(texts: Sequence[str], identity: str, key: bytes) -> bytes:
     """Return a keyed digest [16] of the texts of lessons, in their order, for a base model."""
-    words = "\0".join((identity, *texts))
-    return blake2b(words.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
+    joined = "\0".join((identity, *texts))
+    return blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
 
 
 def record_result(conn: Connection, digest: bytes, version: int, result: ExaminationResult) -> None:
@@ -163,10 +163,10 @@ def record_capacity(conn: Connection, identity: str, capacity: int) -> None:
 
 def measured_capacity(conn: Connection, identity: str) -> int | None:
     """Return how many lessons a base carries; None if that was not measured yet."""
-    found = conn.scalar(
+    capacity = conn.scalar(
         select(t.base_answers.c.capacity).where(t.base_answers.c.identity == identity)
     )
-    return None if found is None else int(found)
+    return None if capacity is None else int(capacity)
 
 
 def lesson_capacity(conn: Connection, identity: str) -> int:

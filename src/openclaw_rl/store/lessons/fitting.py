@@ -15,13 +15,13 @@ MAX_PROMPT_CHARS = 2000
 
 
 def fitting_lessons(
-    found: Sequence[Lesson], *, capacity: int = ASSUMED_CAPACITY, first: Collection[str] = ()
+    candidates: Sequence[Lesson], *, capacity: int = ASSUMED_CAPACITY, first: Collection[str] = ()
 ) -> list[Lesson]:
     """Return those lessons that fit into one prompt, in the order given. `MAX_PROMPT_LESSONS` says which come first.
 
     `capacity`: how many the base carries. `first`: ids of lessons that come before all others.
     """
-    newest = max((lesson.reinforced_at for lesson in found), default=0.0)
+    newest = max((lesson.reinforced_at for lesson in candidates), default=0.0)
 
     def order(lesson: Lesson) -> tuple[bool, bool, bool, float]:
         return (
@@ -33,8 +33,8 @@ def fitting_lessons(
 
     space = MAX_PROMPT_CHARS
     chosen = set[str]()
-    for lesson in sorted(found, key=order, reverse=True)[: min(capacity, MAX_PROMPT_LESSONS)]:
+    for lesson in sorted(candidates, key=order, reverse=True)[: min(capacity, MAX_PROMPT_LESSONS)]:
         if len(lesson.text) <= space:
             chosen.add(lesson.id)
             space -= len(lesson.text)
-    return [lesson for lesson in found if lesson.id in chosen]
+    return [lesson for lesson in candidates if lesson.id in chosen]

@@ -18,23 +18,22 @@ def forget_wish(conn: Connection, lesson: Lesson, *, at: float) -> None:
     prompts. Nor do they give what the lesson said before it was edited. Of the texts, only digests are kept.
     """
     wishes = {wish_name(lesson.topic, lesson.text), *earlier_wishes(conn, lesson.id)}
-    turns = [one.turn for one in lessons.turns_of_lesson(conn, lesson.id)]
-    if turns:
-        rows = [{"turn": turn, "wish": wish} for turn in turns for wish in sorted(wishes)]
+    turns = [link.turn for link in lessons.turns_of_lesson(conn, lesson.id)]
+    rows = [{"turn": turn, "wish": wish} for turn in turns for wish in sorted(wishes)]
+    if rows:
         conn.execute(insert(t.forgotten_wishes).on_conflict_do_nothing(), rows)
-    same = [
-        one.id
-        for one in lessons.lessons_of_turns(conn, turns)
-        if wish_name(one.topic, one.text) in wishes
-    ]
-    removal.remove_evidence(
-        conn, turns, at=at, only=[id_ for id_ in same if id_ != lesson.id], keep_pinned=True
-    )
+    same = []
+    for other in lessons.lessons_of_turns(conn, turns):
+        if other.id == lesson.id:
+            continue
+        if wish_name(other.topic, other.text) in wishes:
+            same.append(other.id)
+    removal.remove_evidence(conn, turns, at=at, only=same, keep_pinned=True)
     removal.forget(conn, lesson.id, at=at)
 
 
 def is_forgotten(conn: Connection, turn: str, topic: str, text: str) -> bool:
     """Return whether the lesson with this topic, or of this text, was forgotten after the turn had given it."""
     c = t.forgotten_wishes.c
-    found = select(c.turn).where(c.turn == turn, c.wish == wish_name(topic, text))
-    return conn.execute(found).one_or_none() is not None
+    query = select(c.turn).where(c.turn == turn, c.wish == wish_name(topic, text))
+    return conn.execute(query).one_or_none() is not None

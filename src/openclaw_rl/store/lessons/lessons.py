@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from itertools import permutations
 from typing import Any
 
 from sqlalchemy import (
@@ -94,7 +95,8 @@ class Lesson:
     policy: str = DEFAULT_NAME
     key: str = ""
     text: str
-    topic: str = ""  # "subject/value", e.g. "length/short": lessons with another value contradict it; "": not known
+    # "subject/value", e.g. "length/short": lessons with another value contradict it; "": not known.
+    topic: str = ""
     scope_kind: LessonScope = LessonScope.AGENT
     scope_value: str = ""
     weight: float = 1.0
@@ -218,31 +220,36 @@ def lessons_for(
     Of several that contradict each other, or are about the same, the one with the narrower scope counts, unless another
     one alone is pinned.
     """
-    found = _lessons(conn, _select_for_context, context.bound_values())
-    found = [lesson for lesson in found if context.is_about(lesson.scope_kind, lesson.scope_value)]
-    in_force = [lesson for lesson in found if lesson.state is not LessonState.SUPERSEDED]
-    overruled = _overruled(in_force, conflicts_among(conn, [lesson.id for lesson in in_force]))
-    return [lesson for lesson in found if lesson.state in states and lesson.id not in overruled]
+    lessons = _lessons(conn, _select_for_context, context.bound_values())
+    about = [
+        lesson for lesson in lessons if context.is_about(lesson.scope_kind, lesson.scope_value)
+    ]
+    overruled = _overruled(conn, about)
+    return [lesson for lesson in about if lesson.state in states and lesson.id not in overruled]
 
 
-def _overruled(in_force: Sequence[Lesson], conflicts: Collection[frozenset[str]]) -> set[str]:
+def _overruled(conn: Connection, lessons: Sequence[Lesson]) -> set[str]:
     """Return the ids of those that a lesson of another scope contradicts, or whose subject it decides."""
 
     def order(lesson: Lesson) -> tuple[bool, int, float]:
         return lesson.is_pinned, scope_rank(lesson.scope_kind), lesson.reinforced_at
 
+    def contradict(one: Lesson, other: Lesson) -> bool:
+        if one.subject and one.subject == other.subject:
+            return True
+        return frozenset((one.id, other.id)) in conflicts
+
+    in_force = [lesson for lesson in lessons if lesson.state is not LessonState.SUPERSEDED]
+    conflicts = conflicts_among(conn, [lesson.id for lesson in in_force])
     wishes = [lesson for lesson in in_force if lesson.scope_kind is not LessonScope.QUESTION]
-    return {
-        lesson.id
-        for lesson in wishes
-        for other in wishes
-        if (
-            (lesson.subject and lesson.subject == other.subject)
-            or frozenset((lesson.id, other.id)) in conflicts
-        )
-        and (lesson.scope_kind, lesson.scope_value) != (other.scope_kind, other.scope_value)
-        and order(lesson) < order(other)
-    }
+    overruled = set()
+    for lesson, other in permutations(wishes, 2):
+        scope = (lesson.scope_kind, lesson.scope_value)
+        if scope == (other.scope_kind, other.scope_value):
+            continue
+        if contradict(lesson, other) and order(lesson) < order(other):
+            overruled.add(lesson.id)
+    return overruled
 
 
 def lessons_in_scope(
@@ -262,10 +269,10 @@ def superseded_lessons(conn: Connection, id: str) -> list[Lesson]:
 
 def lessons_of_turns(conn: Connection, turns: Collection[str]) -> list[Lesson]:
     """Return the lessons that have one of these turns as evidence, oldest first."""
-    given = exists().where(
+    is_evidence = exists().where(
         t.lesson_turns.c.lesson == t.lessons.c.id, t.lesson_turns.c.turn.in_(turns)
     )
-    return _lessons(conn, select(t.lessons).where(given).order_by(*_OLDEST_FIRST))
+    return _lessons(conn, select(t.lessons).where(is_evidence).order_by(*_OLDEST_FIRST))
 
 
 def turns_of_lesson(conn: Connection, id: str) -> list[LessonTurn]:
@@ -277,19 +284,19 @@ def turns_of_lesson(conn: Connection, id: str) -> list[LessonTurn]:
 
 def count_repeats(conn: Connection, id: str, turn: str) -> int:
     """Return how many of the last few turns before this one in its conversation are evidence of the lesson as well."""
-    own = t.turns.alias()
+    this_turn = t.turns.alias()
     earlier = t.turns.c
     before = (
         select(earlier.id)
         .join(
-            own,
+            this_turn,
             and_(
-                own.c.scope == earlier.scope,
-                own.c.session == earlier.session,
-                own.c.seq > earlier.seq,
+                this_turn.c.scope == earlier.scope,
+                this_turn.c.session == earlier.session,
+                this_turn.c.seq > earlier.seq,
             ),
         )
-        .where(own.c.id == turn, t.equals_literal(earlier.kind, Kind.MAIN))
+        .where(this_turn.c.id == turn, t.equals_literal(earlier.kind, Kind.MAIN))
         .order_by(earlier.seq.desc())
         .limit(REPEATED_TURNS)
     )
@@ -448,8 +455,8 @@ def _lessons(
     conn: Connection, query: Select[tuple[object, ...]], values: Mapping[str, str] | None = None
 ) -> list[Lesson]:
     """Return the lessons of a query. A row that cannot be read is left out: else no prompt of its policy is built."""
-    found = (_read_lesson(row) for row in conn.execute(query, values))
-    return [lesson for lesson in found if lesson is not None]
+    lessons = (_read_lesson(row) for row in conn.execute(query, values))
+    return [lesson for lesson in lessons if lesson is not None]
 
 
 def _read_lesson(row: Any) -> Lesson | None:

@@ -23,8 +23,8 @@ def move_lessons(conn: Connection, per: PolicyOwner, *, at: float) -> None:
         if name == lesson.policy:
             continue
         lessons.set_policy(conn, lesson.id, name)
-        line = policies.lineage(conn, policies.head(conn, name).version)
-        if lesson.state is LessonState.LEARNED and lesson.learned_version not in line:
+        lineage = policies.lineage(conn, policies.head(conn, name).version)
+        if lesson.state is LessonState.LEARNED and lesson.learned_version not in lineage:
             lessons.mark_active(conn, lesson.id)
             lessons.renew(conn, lesson.id, at=at)
 
@@ -36,12 +36,12 @@ def _owner_of(conn: Connection, lesson: Lesson) -> tuple[str, str]:
     """
     if lesson.scope_kind not in (LessonScope.SESSION, LessonScope.QUESTION):
         return lesson.owner
-    given = select(t.exchanges.c.agent, t.exchanges.c.user).join(
+    query = select(t.exchanges.c.agent, t.exchanges.c.user).join(
         t.turns, t.turns.c.seq == t.exchanges.c.seq
     )
-    given = given.join(t.lesson_turns, t.lesson_turns.c.turn == t.turns.c.id)
+    query = query.join(t.lesson_turns, t.lesson_turns.c.turn == t.turns.c.id)
     newest = (
-        given.where(t.lesson_turns.c.lesson == lesson.id)
+        query.where(t.lesson_turns.c.lesson == lesson.id)
         .order_by(t.lesson_turns.c.at.desc())
         .limit(1)
     )

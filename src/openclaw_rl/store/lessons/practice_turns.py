@@ -67,8 +67,8 @@ def add_turns(conn: Connection, items: Sequence[PracticeTurn], *, at: float) -> 
     ]
     conn.execute(insert(t.practice_lessons), links)
     for item in items:
-        found = turns.get(conn, item.request.id)
-        if found is None or found.state is TurnState.DROPPED:
+        turn = turns.get(conn, item.request.id)
+        if turn is None or turn.state is TurnState.DROPPED:
             continue
         turn_states.transition(conn, item.request.id, TurnState.CLOSED, at=at)
         verdict = Verdict(
@@ -92,10 +92,10 @@ def practised_versions(conn: Connection, versions: Collection[int]) -> set[int]:
 def practising_policies(conn: Connection, per: PolicyOwner) -> list[str]:
     """Return the policies that are trained under this setting and have lessons in force."""
     in_force = t.lessons.c.state != lessons.LessonState.SUPERSEDED.value
-    found = conn.execute(
+    names = conn.execute(
         select(t.lessons.c.policy).where(in_force).distinct().order_by(t.lessons.c.policy)
     ).scalars()
-    return [name for name in found if is_owned(per, name)]
+    return [name for name in names if is_owned(per, name)]
 
 
 def pending_turns(conn: Connection, owner: OwnerFilter | None = None) -> list[JudgedTurn]:
@@ -116,12 +116,12 @@ def pending_turns(conn: Connection, owner: OwnerFilter | None = None) -> list[Ju
 def lessons_of_practice(conn: Connection, turn_ids: Collection[str]) -> dict[str, list[str]]:
     """Return, by lesson, those of the turns of practice that were made from it."""
     c = t.practice_lessons.c
-    found: dict[str, list[str]] = {}
+    turns_by_lesson: dict[str, list[str]] = {}
     for row in conn.execute(
         select(c.lesson, c.turn).where(c.turn.in_(list(turn_ids))).order_by(c.lesson, c.turn)
     ):
-        found.setdefault(row.lesson, []).append(row.turn)
-    return found
+        turns_by_lesson.setdefault(row.lesson, []).append(row.turn)
+    return turns_by_lesson
 
 
 def contrast_turns(conn: Connection, turn_ids: Collection[str]) -> set[str]:
@@ -139,12 +139,12 @@ def turns_practised_from(conn: Connection, evidence: Collection[str]) -> list[st
     That is: one of their lessons has no other evidence, or their prompt is that of one of the turns. Of a lesson that
     was deleted, the turns that put it into force count.
     """
-    own = _deleted_lessons(conn, evidence) + [
-        lesson.id
-        for lesson in lessons.lessons_of_turns(conn, evidence)
-        if {one.turn for one in lessons.turns_of_lesson(conn, lesson.id)} <= set(evidence)
-    ]
-    return sorted({*turns_of_lessons(conn, own), *_turns_of_sources(conn, evidence)})
+    lesson_ids = _deleted_lessons(conn, evidence)
+    for lesson in lessons.lessons_of_turns(conn, evidence):
+        turns_of_lesson = {link.turn for link in lessons.turns_of_lesson(conn, lesson.id)}
+        if turns_of_lesson <= set(evidence):
+            lesson_ids.append(lesson.id)
+    return sorted({*turns_of_lessons(conn, lesson_ids), *_turns_of_sources(conn, evidence)})
 
 
 def _deleted_lessons(conn: Connection, evidence: Collection[str]) -> list[str]:
@@ -152,11 +152,11 @@ def _deleted_lessons(conn: Connection, evidence: Collection[str]) -> list[str]:
     link = t.practice_lessons.c
     event = t.events.c
     deleted = select(link.lesson).where(link.lesson.not_in(select(t.lessons.c.id)))
-    made = select(event.ref, event.data).where(
+    query = select(event.ref, event.data).where(
         event.kind == lessons.MADE_EVENT, event.ref.in_(deleted)
     )
     made_by: dict[str, set[str]] = {}
-    for row in conn.execute(made):
+    for row in conn.execute(query):
         made_by.setdefault(row.ref, set()).add(from_json(row.data)["turn"])
     return [lesson for lesson, turn_ids in made_by.items() if turn_ids <= set(evidence)]
 
@@ -187,25 +187,27 @@ def _is_practice_of(owner: OwnerFilter | None) -> ColumnElement[bool]:
 
 def count_turns(conn: Connection, ids: Collection[str], *, since: float) -> int:
     """Return the number of turns of practice with one of these lessons since then (seconds since the epoch)."""
-    made = select(func.count(t.practice_lessons.c.turn.distinct()))
-    made = made.join(t.turns, t.turns.c.id == t.practice_lessons.c.turn)
-    made = made.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+    query = select(func.count(t.practice_lessons.c.turn.distinct()))
+    query = query.join(t.turns, t.turns.c.id == t.practice_lessons.c.turn)
+    query = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
     of_lessons = t.practice_lessons.c.lesson.in_(list(ids))
-    return int(conn.execute(made.where(of_lessons, t.exchanges.c.admitted_at > since)).scalar_one())
+    return int(
+        conn.execute(query.where(of_lessons, t.exchanges.c.admitted_at > since)).scalar_one()
+    )
 
 
 def is_refused(conn: Connection, ids: Collection[str], *, since: float, times: int) -> bool:
     """Return whether the newest `times` versions since then that practised one of these lessons were all refused."""
     p = t.policies.c
     link = t.practice_lessons.c
-    made = (
+    practising = (
         select(t.uses.c.policy)
         .join(t.practice_lessons, link.turn == t.uses.c.turn)
         .where(link.lesson.in_(list(ids)))
     )
     query = (
         select(p.state)
-        .where(p.created_at > since, p.version.in_(made))
+        .where(p.created_at > since, p.version.in_(practising))
         .order_by(p.version.desc())
         .limit(times)
     )
@@ -218,10 +220,10 @@ def steps_on_people(conn: Connection, policy: str, *, since: float) -> list[floa
     main = t.turns.c.kind != Kind.PRACTICE.value
     trained = select(t.uses.c.policy).join(t.turns, t.turns.c.id == t.uses.c.turn).where(main)
     p = t.policies.c
-    made = select(p.created_at).where(
+    query = select(p.created_at).where(
         p.name == policy, p.created_at > since, p.version.in_(trained)
     )
-    return list(conn.execute(made.order_by(p.created_at)).scalars())
+    return list(conn.execute(query.order_by(p.created_at)).scalars())
 
 
 def seconds_of_last_hour(conn: Connection, now: float) -> float:
@@ -232,20 +234,21 @@ def seconds_of_last_hour(conn: Connection, now: float) -> float:
     """
     x = t.exchanges.c
     c = t.turns.c
-    made = (
+    query = (
         select(x.admitted_at, x.finished_at, func.min(t.uses.c.policy).label("version"))
         .join(t.turns, c.seq == x.seq)
         .outerjoin(t.uses, t.uses.c.turn == c.id)
         .where(_IS_PRACTICE, x.finished_at > now - HOUR_SECONDS, x.finished_at <= now)
         .group_by(c.id)
     )
-    rows = conn.execute(made).all()
-    replies = sum(
-        end - begin for begin, end in {(row.admitted_at, row.finished_at) for row in rows}
-    )
-    steps = policies.get_many(conn, {row.version for row in rows if row.version is not None})
+    rows = conn.execute(query).all()
+    spans = {(row.admitted_at, row.finished_at) for row in rows}
+    replies = sum(end - begin for begin, end in spans)
     dropped = sum(seconds for _, seconds in _dropped_rounds(conn, now))
-    return float(replies + dropped + sum(step.metrics.get("seconds/batch", 0.0) for step in steps))
+    versions = {row.version for row in rows if row.version is not None}
+    steps = policies.get_many(conn, versions)
+    trained = sum(step.metrics.get("seconds/batch", 0.0) for step in steps)
+    return float(replies + dropped + trained)
 
 
 def add_dropped_seconds(conn: Connection, seconds: float, *, at: float) -> None:
@@ -294,13 +297,13 @@ def newest_prompts(
 
 def can_be_asked(conn: Connection, ids: Collection[str]) -> bool:
     """Return whether none of these turns, whose prompts are asked again, was taken back or erased meanwhile."""
-    found = select(func.count()).where(t.turns.c.id.in_(list(ids)), _HAS_REACTION)
-    return int(conn.execute(found).scalar_one()) == len(set(ids))
+    query = select(func.count()).where(t.turns.c.id.in_(list(ids)), _HAS_REACTION)
+    return int(conn.execute(query).scalar_one()) == len(set(ids))
 
 
-def measured_versions(conn: Connection, lesson: str, line: Collection[int]) -> list[int]:
+def measured_versions(conn: Connection, lesson: str, lineage: Collection[int]) -> list[int]:
     """Return the versions of a lineage with which the divergence of a lesson was measured, oldest first."""
-    return [version for version, _ in lessons.divergences_of(conn, lesson) if version in line]
+    return [version for version, _ in lessons.divergences_of(conn, lesson) if version in lineage]
 
 
 def is_said_again(conn: Connection, lesson: Lesson) -> bool:
@@ -308,26 +311,26 @@ def is_said_again(conn: Connection, lesson: Lesson) -> bool:
 
     Only words about replies of versions that are to follow it count: of its policy, since it was learned.
     """
-    given = t.lesson_turns.c
+    link = t.lesson_turns.c
     measured = t.lesson_divergences.c
     last = select(func.max(measured.at)).where(measured.lesson == lesson.id).scalar_subquery()
-    said = exists().where(
-        given.lesson == lesson.id,
-        given.at > last,
-        t.exchanges.c.id == given.turn,
+    is_repeated = exists().where(
+        link.lesson == lesson.id,
+        link.at > last,
+        t.exchanges.c.id == link.turn,
         t.exchanges.c.version >= lesson.learned_version,
         t.policies.c.version == t.exchanges.c.version,
         t.policies.c.name == lesson.policy,
     )
-    return bool(conn.execute(select(said)).scalar_one())
+    return bool(conn.execute(select(is_repeated)).scalar_one())
 
 
 def newest_divergences(
-    conn: Connection, lesson: str, line: Collection[int], *, limit: int = 0, since: float = 0.0
+    conn: Connection, lesson: str, lineage: Collection[int], *, limit: int = 0, since: float = 0.0
 ) -> list[float]:
     """Return the divergences of a lesson from versions of a lineage, oldest first.
 
     `limit`: only the newest so many; `since`: only those measured after it (seconds since the epoch).
     """
-    found = lessons.divergences_of(conn, lesson, since=since)
-    return [value for version, value in found if version in line][-limit:]
+    divergences = lessons.divergences_of(conn, lesson, since=since)
+    return [value for version, value in divergences if version in lineage][-limit:]

@@ -24,12 +24,15 @@ def question_hash(
     """
     asked: list[str] = []
     for message in reversed(messages):
-        if message.get("role") == "user" and not is_ephemeral(message):
-            asked.insert(0, " ".join(hashed_text(message).casefold().split()))
-            if sum(map(len, asked)) >= DISTINCTIVE_CHARS:
-                break
+        if message.get("role") != "user" or is_ephemeral(message):
+            continue
+        normalised = " ".join(hashed_text(message).casefold().split())
+        asked.insert(0, normalised)
+        if sum(map(len, asked)) >= DISTINCTIVE_CHARS:
+            break
     if not asked:
         return ""
-    words = "\x1f".join(asked)
-    words = f"{user}\0{words}" if user else words
-    return blake2b(words.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()
+    text = "\x1f".join(asked)
+    if user:
+        text = f"{user}\0{text}"
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).hexdigest()

@@ -50,34 +50,41 @@ def replace_text(
     that contradict the new topic are superseded, and returned; if one of them is pinned, the edited lesson is instead,
     unless it is pinned itself.
     """
-    if (lesson := lessons.get(conn, id)) is None:
+    lesson = lessons.get(conn, id)
+    if lesson is None:
         return []
     turn_states.take_back(conn, _unpublished_practice(conn, id), _EDITED, at=at)
     edited_wishes.record_edit(conn, lesson, at=at)
     lessons.edit_text(conn, id, text, topic=topic, at=at)
     examinations.clear_waiting(conn)
-    return [] if topic in ("", lesson.topic) else _settle_edit(conn, lesson, topic, at=at)
+    if topic in ("", lesson.topic):
+        return []
+    return _settle_edit(conn, lesson, topic, at=at)
 
 
 def _settle_edit(conn: Connection, lesson: Lesson, topic: str, *, at: float) -> list[Lesson]:
     """Decide which side is in force after a lesson got another topic. Returns the lessons that it superseded."""
+    if lesson.state is LessonState.SUPERSEDED:
+        return []
     same_scope = lessons.lessons_in_scope(
         conn, lesson.policy, lesson.key, lesson.scope_kind, lesson.scope_value
     )
-    in_force = [one for one in same_scope if one.state is not LessonState.SUPERSEDED]
-    rivals = [
-        one for one in in_force if one.subject == topic.partition("/")[0] and one.topic != topic
-    ]
-    pinned = [one for one in rivals if one.is_pinned]
-    if lesson.state is LessonState.SUPERSEDED:
-        return []
+    rivals = [other for other in same_scope if _contradicts(other, topic)]
+    pinned = [rival for rival in rivals if rival.is_pinned]
     if pinned and not lesson.is_pinned:
         _supersede(conn, lesson.id, pinned[-1].id, at=at)
         return []
-    superseded = [one for one in rivals if not one.is_pinned]
-    for one in superseded:
-        _supersede(conn, one.id, lesson.id, at=at)
+    superseded = [rival for rival in rivals if not rival.is_pinned]
+    for rival in superseded:
+        _supersede(conn, rival.id, lesson.id, at=at)
     return superseded
+
+
+def _contradicts(lesson: Lesson, topic: str) -> bool:
+    """Return whether a lesson is in force and has another value for the subject of the topic."""
+    if lesson.state is LessonState.SUPERSEDED:
+        return False
+    return lesson.subject == topic.partition("/")[0] and lesson.topic != topic
 
 
 def _supersede(conn: Connection, id: str, by: str, *, at: float) -> None:
@@ -98,25 +105,23 @@ def remove_evidence(
     Returns the lessons that were deleted because no evidence is left; with `keep_pinned`, pinned ones stay. A lesson
     that keeps evidence loses the weight of the turns.
     """
-    gone = []
+    deleted = []
+    c = t.lesson_turns.c
     for lesson in lessons.lessons_of_turns(conn, turns):
         if only is not None and lesson.id not in only:
             continue
         evidence = lessons.turns_of_lesson(conn, lesson.id)
-        c = t.lesson_turns.c
+        removed = [link for link in evidence if link.turn in turns]
         conn.execute(delete(t.lesson_turns).where(c.lesson == lesson.id, c.turn.in_(turns)))
-        if (keep_pinned and lesson.is_pinned) or any(one.turn not in turns for one in evidence):
-            lost = sum(one.weight for one in evidence if one.turn in turns)
-            lessons.set_weight(
-                conn,
-                lesson.id,
-                max(lesson.weight - lost, min(lesson.weight, 1.0)),
-                at=lesson.reinforced_at,
-            )
+        must_stay = keep_pinned and lesson.is_pinned
+        if must_stay or len(removed) < len(evidence):
+            rest = lesson.weight - sum(link.weight for link in removed)
+            weight = max(rest, min(lesson.weight, 1.0))
+            lessons.set_weight(conn, lesson.id, weight, at=lesson.reinforced_at)
         else:
             forget(conn, lesson.id, at=at)
-            gone.append(lesson)
-    return gone
+            deleted.append(lesson)
+    return deleted
 
 
 def take_back(

@@ -172,11 +172,9 @@ def is_readable_scope(kind: str, value: str) -> bool:
     except (ValueError, RecursionError):
         return False
     length = 2 if kind == LessonScope.USER else 3
-    return (
-        isinstance(parts, list)
-        and len(parts) == length
-        and all(isinstance(part, str) for part in parts)
-    )
+    if not isinstance(parts, list) or len(parts) != length:
+        return False
+    return all(isinstance(part, str) for part in parts)
 
 
 def scope_owner(kind: str, value: str) -> tuple[str, str]:
@@ -201,9 +199,12 @@ def asked_text(
 
     `without_scopes` leaves out "when I ask about money", which is no question about money.
     """
-    asked = [m for m in reversed(messages) if m.get("role") == "user" and not is_ephemeral(m)][
-        :MAX_ASKED_MESSAGES
-    ]
-    return "\n".join(
-        without_scopes(head_and_tail(hashed_text(message), MAX_ASKED_CHARS)) for message in asked
-    )
+    asked: list[str] = []
+    for message in reversed(messages):
+        if message.get("role") != "user" or is_ephemeral(message):
+            continue
+        text = head_and_tail(hashed_text(message), MAX_ASKED_CHARS)
+        asked.append(without_scopes(text))
+        if len(asked) == MAX_ASKED_MESSAGES:
+            break
+    return "\n".join(asked)

@@ -35,18 +35,18 @@ class TasteChanges:
 NO_CHANGES = TasteChanges(last_turns={})
 
 
-def read_taste_changes(conn: Connection, version: int, line: CTE) -> TasteChanges:
-    """Return the changes of taste that count for `version`. `line`: the version and its ancestors.
+def read_taste_changes(conn: Connection, version: int, lineage: CTE) -> TasteChanges:
+    """Return the changes of taste that count for `version`. `lineage`: the version and its ancestors.
 
     A lesson that another one superseded ends with the newest of several turns that were evidence of it until then: a
-    word for it that came later changed nothing, and may have been a mistake. A lesson that the line practised begins
+    word for it that came later changed nothing, and may have been a mistake. A lesson that the lineage practised begins
     with its second word, which shows that the first was no mistake; for a version that practised it itself, with the
     first, if there is no second one.
     """
-    found: dict[_Owner, int] = {}
-    for owner, seq in (*_ends_of_lessons(conn), *_beginnings_of_lessons(conn, version, line)):
-        found[owner] = max(seq, found.get(owner, 0))
-    return TasteChanges(last_turns=found)
+    last_turns: dict[_Owner, int] = {}
+    for owner, seq in (*_ends_of_lessons(conn), *_beginnings_of_lessons(conn, version, lineage)):
+        last_turns[owner] = max(seq, last_turns.get(owner, 0))
+    return TasteChanges(last_turns=last_turns)
 
 
 def _ends_of_lessons(conn: Connection) -> Iterator[tuple[_Owner, int]]:
@@ -64,18 +64,18 @@ def _ends_of_lessons(conn: Connection) -> Iterator[tuple[_Owner, int]]:
 
 
 def _beginnings_of_lessons(
-    conn: Connection, version: int, line: CTE
+    conn: Connection, version: int, lineage: CTE
 ) -> Iterator[tuple[_Owner, int]]:
     link = t.practice_lessons.c
     use = t.uses.c
     practised = select(link.lesson, use.policy).join(t.uses, use.turn == link.turn)
-    by_line = practised.where(use.policy.in_(select(line.c.version))).distinct()
+    by_lineage = practised.where(use.policy.in_(select(lineage.c.version))).distinct()
     policies_of: dict[str, set[int]] = {}
-    for lesson, policy in conn.execute(by_line):
+    for lesson, policy in conn.execute(by_lineage):
         policies_of.setdefault(lesson, set()).add(policy)
-    words = _evidence_of_lessons(t.turns.c.seq).where(_lesson.id.in_(list(policies_of)))
+    evidence = _evidence_of_lessons(t.turns.c.seq).where(_lesson.id.in_(list(policies_of)))
     for id_, rows in groupby(
-        _readable_rows(conn, words.order_by(_lesson.id, t.turns.c.seq)), key=lambda row: row.id
+        _readable_rows(conn, evidence.order_by(_lesson.id, t.turns.c.seq)), key=lambda row: row.id
     ):
         first, *later = rows
         if later and first.superseded_by is None:

@@ -100,19 +100,16 @@ def promote_candidate(
     leases.check(conn, lease, now if lease_now is None else lease_now)
     _require_candidate(conn, candidate)
     _check_parent(conn, candidate)
-    if undone := turn_states.taken_back(
-        conn, [u.turn for u in policies.uses_of_version(conn, candidate.version)]
-    ):
+    turns = [use.turn for use in policies.uses_of_version(conn, candidate.version)]
+    undone = turn_states.taken_back(conn, turns)
+    if undone:
         raise StaleLease(
             f"turns of policy {candidate.version} were taken back: {', '.join(undone)}"
         )
     conn.execute(_set_live, {"of": candidate.version, "found": numbers_to_json(metrics)})
     move_head(conn, candidate.name, candidate.version)
     policy_marks.end_canary(conn, candidate.name)
-    data = {
-        "parent": candidate.parent,
-        "turns": len(policies.uses_of_version(conn, candidate.version)),
-    }
+    data = {"parent": candidate.parent, "turns": len(turns)}
     events.append(conn, "policy.live", str(candidate.version), data, now)
     return replace(candidate, state=PolicyState.LIVE, metrics=metrics)
 
@@ -167,7 +164,7 @@ def _check_parent(conn: Connection, policy: Policy) -> None:
 
 
 def _require_candidate(conn: Connection, candidate: Policy) -> None:
-    found = policies.get(conn, candidate.version)
-    if found is None or found.state is not PolicyState.CANDIDATE:
-        state = "gone" if found is None else found.state.value
+    stored = policies.get(conn, candidate.version)
+    if stored is None or stored.state is not PolicyState.CANDIDATE:
+        state = "gone" if stored is None else stored.state.value
         raise StaleLease(f"policy {candidate.version} was to be decided on, but it is {state}.")

@@ -54,7 +54,7 @@ def newest_scores(
     untrusted judge and of signals from behaviour do not, nor those of turns whose prompt had a lesson that is withdrawn
     since: it may be why they did not satisfy. At most `limit` turns. `owner`: only those of this agent, user or key.
     """
-    line = ancestors(head)
+    lineage = ancestors(head)
     e = t.exchanges.c
     answered = (
         select(t.turns.c.id, t.turns.c.seq, e.version, e.finished_at)
@@ -64,16 +64,16 @@ def newest_scores(
             t.turns.c.seq > after,
             e.origin.is_(None),
             e.episode.is_(None),
-            e.version.in_(select(line.c.version)),
+            e.version.in_(select(lineage.c.version)),
             *(() if owner is None else (owner.condition(),)),
         )
         .order_by(t.turns.c.seq.desc())
         .limit(limit)
     )
-    found = [*_judged_turns(conn, answered), *_degenerate_turns(conn, answered)]
-    misled = _misled_turns(conn, [score.turn for *_, score in found])
+    placed = [*_judged_turns(conn, answered), *_degenerate_turns(conn, answered)]
+    misled = _misled_turns(conn, [score.turn for *_, score in placed])
     scores = [
-        score for *_, score in sorted(found, key=lambda one: one[:2]) if score.turn not in misled
+        score for *_, score in sorted(placed, key=lambda one: one[:2]) if score.turn not in misled
     ]
     return scores[-limit:]
 

@@ -27,5 +27,5 @@ def newest_exchanges(conn: Connection, owner: OwnerFilter | None, limit: int) ->
         )
     )
     ids = list(conn.execute(query.order_by(t.turns.c.seq.desc()).limit(limit)).scalars())
-    found = exchanges.get_readable(conn, ids)
-    return [found[id_] for id_ in ids if id_ in found]
+    exchanges_by_id = exchanges.get_readable(conn, ids)
+    return [exchanges_by_id[id_] for id_ in ids if id_ in exchanges_by_id]

@@ -16,12 +16,12 @@ from openclaw_rl.errors import IdentityMismatch, ModelError, OpenClawError, Stal
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import events, leases, turn_states
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.bootstrap import POLICIES_FOLDER
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.file_digests import FolderDigests
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policy_marks
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, move_head, read_heads
+from openclaw_rl.store.lineage.policy_paths import resolved_path, stored_path
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_json, to_row
 from openclaw_rl.store.turns import count_rows
@@ -95,9 +95,9 @@ def head(conn: Connection, name: str = DEFAULT_NAME) -> Policy:
 
     It may be the shared parent, which is another policy's version. Raises `StoreError` before `ensure_root`.
     """
-    found = get(conn, head_version(read_heads(conn), name))
-    assert found is not None, "heads are versions"
-    return replace(found, name=name)
+    policy = get(conn, head_version(read_heads(conn), name))
+    assert policy is not None, "heads are versions"
+    return replace(policy, name=name)
 
 
 def get(conn: Connection, version: int) -> Policy | None:
@@ -107,13 +107,14 @@ def get(conn: Connection, version: int) -> Policy | None:
 
 def require_version(conn: Connection, version: int) -> Policy:
     """Return a version of any state. Raises `OpenClawError` if there is no such version."""
-    if (found := get(conn, version)) is None:
-        newest = next_version(conn) - 1
-        there = f"there are 0 to {newest}" if newest else "there is 0 alone"
-        raise OpenClawError(
-            f"no policy version {version}; {there}. `openclaw-rl policies list` shows the newest"
-        )
-    return found
+    policy = get(conn, version)
+    if policy is not None:
+        return policy
+    newest = next_version(conn) - 1
+    there = f"there are 0 to {newest}" if newest else "there is 0 alone"
+    raise OpenClawError(
+        f"no policy version {version}; {there}. `openclaw-rl policies list` shows the newest"
+    )
 
 
 def get_many(conn: Connection, versions: Collection[int]) -> list[Policy]:
@@ -208,7 +209,8 @@ def publish(
         raise StaleLease(
             f"policy {policy.version} has parent {policy.parent}, but the head is now {current}."
         )
-    if undone := turn_states.taken_back(conn, [use.turn for use in uses]):
+    undone = turn_states.taken_back(conn, [use.turn for use in uses])
+    if undone:
         raise StaleLease(
             f"turns of policy {policy.version} were taken back during the step: {', '.join(undone)}"
         )
@@ -252,18 +254,18 @@ def roll_back(
     The versions up to the old head that are on no head's lineage any more become ROLLED_BACK. `automatic`: the
     satisfaction watch asked for it. Raises `ValueError` if `to` is not an ancestor of the head.
     """
-    line = lineage(conn, head(conn, name).version)
-    if to not in line[1:]:
+    head_lineage = lineage(conn, head(conn, name).version)
+    if to not in head_lineage[1:]:
         raise ValueError(
-            f"roll back to {to}: expected an ancestor of the head {line[0]}, one of {line[1:]}"
+            f"roll back to {to}: expected an ancestor of the head {head_lineage[0]}, one of {head_lineage[1:]}"
         )
-    undone = line[: line.index(to)]
-    _leave_versions(conn, name, line[0], to, undone, Reason(code, reason), automatic, at)
+    undone = head_lineage[: head_lineage.index(to)]
+    _leave_versions(conn, name, head_lineage[0], to, undone, Reason(code, reason), automatic, at)
     data = {"versions": undone, "reason": reason, "code": code, "automatic": automatic}
     events.append(conn, "policy.rolled_back", str(to), data, at)
-    found = get(conn, to)
-    assert found is not None, f"version {to} is in the lineage"
-    return found
+    target = get(conn, to)
+    assert target is not None, f"version {to} is in the lineage"
+    return target
 
 
 def promote(conn: Connection, *, to: int, reason: str, at: float) -> None:
@@ -272,20 +274,20 @@ def promote(conn: Connection, *, to: int, reason: str, at: float) -> None:
     `to` and its ancestors become LIVE. The versions that leave the head's lineage become ROLLED_BACK with `reason`.
     Raises `ValueError` if `to` is unknown or on the head's lineage.
     """
-    found = get(conn, to)
-    new_line = lineage(conn, to)
-    name = DEFAULT_NAME if found is None else found.name
-    old_line = lineage(conn, head(conn, name).version)
-    if found is None or to in old_line:
+    target = get(conn, to)
+    new_lineage = lineage(conn, to)
+    name = DEFAULT_NAME if target is None else target.name
+    old_lineage = lineage(conn, head(conn, name).version)
+    if target is None or to in old_lineage:
         raise ValueError(
-            f"promote {to}: expected a version that is not on the lineage of the head {old_line[0]}"
+            f"promote {to}: expected a version that is not on the lineage of the head {old_lineage[0]}"
         )
-    left = [version for version in old_line if version not in new_line]
+    left = [version for version in old_lineage if version not in new_lineage]
     _leave_versions(
-        conn, name, old_line[0], to, left, Reason(ReasonCode.PROMOTED, reason), False, at
+        conn, name, old_lineage[0], to, left, Reason(ReasonCode.PROMOTED, reason), False, at
     )
     conn.execute(
-        _mark_live, {"versions": [version for version in new_line if version not in old_line]}
+        _mark_live, {"versions": [version for version in new_lineage if version not in old_lineage]}
     )
     events.append(conn, "policy.promoted", str(to), {"versions": left, "reason": reason}, at)
 
@@ -310,11 +312,12 @@ def _leave_versions(
     others = {
         version for current in set(read_heads(conn).values()) for version in lineage(conn, current)
     }
-    gone = [version for version in left if version not in others]
+    abandoned = [version for version in left if version not in others]
     conn.execute(
-        _mark_rolled_back, {"versions": gone, "new_reason": reason.detail, "new_code": reason.code}
+        _mark_rolled_back,
+        {"versions": abandoned, "new_reason": reason.detail, "new_code": reason.code},
     )
-    lessons.unlearn_versions(conn, gone, at=at)
+    lessons.unlearn_versions(conn, abandoned, at=at)
     policy_marks.record_head_move(
         conn, name, old=old, to=to, left=left, reason=reason.detail, automatic=automatic, at=at
     )
@@ -349,29 +352,24 @@ def examine_files(
         policy = get(conn, version)
     if policy is None or policy.path is None:
         return None
-    skip = set(TRAINER_FILES) if for_engine and ADAPTER_CONFIG not in policy.files else set[str]()
     digests = FolderDigests(store, Path(policy.path), policy.files)
+    skip = set[str]()
+    if for_engine and ADAPTER_CONFIG not in policy.files:
+        skip.update(TRAINER_FILES)
     if trusts_known:
-        skip |= {
-            name for name, digest in digests.read_known().items() if digest == policy.files[name]
-        }
-    try:
-        damage = (
-            None
-            if is_removed(policy)
-            else find_damage(policy.path, policy.digest, policy.files, skip=skip)
-        )
-    except OSError as error:
-        cure = "Restore access to them, or roll back to the base (`openclaw-rl rollback 0`)"
-        raise ModelError(
-            f"the files of version {version} cannot be read: {error}. {cure}"
-        ) from error
-    if damage is None and not is_removed(policy):
-        digests.record({name: digest for name, digest in policy.files.items() if name not in skip})
+        known = digests.read_known()
+        skip.update(name for name, digest in known.items() if digest == policy.files[name])
+    damage = None
+    if not is_removed(policy):
+        damage = _compare_files(policy, policy.path, skip)
+        if damage is None:
+            compared = {name: digest for name, digest in policy.files.items() if name not in skip}
+            digests.record(compared)
+    # Files that were not read may be those that are damaged.
     if damage is None and skip:
         damage = policy.damage
     if damage == policy.damage:
-        return damage if not is_removed(policy) else REMOVED_REASON
+        return REMOVED_REASON if is_removed(policy) else damage
     with store.write() as conn:
         current = get(conn, version)
         assert current is not None, "versions are never deleted"
@@ -382,6 +380,17 @@ def examine_files(
             return current.damage
         _record_damage(conn, current, damage, time.time())
     return damage
+
+
+def _compare_files(policy: Policy, folder: str, skip: Collection[str]) -> str | None:
+    """Return how the files of a version differ from their digests, or None. Raises `ModelError`."""
+    try:
+        return find_damage(folder, policy.digest, policy.files, skip=skip)
+    except OSError as error:
+        cure = "Restore access to them, or roll back to the base (`openclaw-rl rollback 0`)"
+        raise ModelError(
+            f"the files of version {policy.version} cannot be read: {error}. {cure}"
+        ) from error
 
 
 def _record_damage(conn: Connection, policy: Policy, damage: str | None, at: float) -> None:
@@ -408,11 +417,11 @@ def _is_usable(policy: Policy | None) -> bool:
 
 def rollback_targets(conn: Connection, name: str = DEFAULT_NAME) -> list[int]:
     """Return the ancestors of a policy's head that can become its head again, newest first."""
-    line = set(lineage(conn, head(conn, name).version)[1:])
+    head_ancestors = set(lineage(conn, head(conn, name).version)[1:])
     return [
         policy.version
         for policy in reversed(list_all(conn))
-        if policy.version in line and _is_usable(policy)
+        if policy.version in head_ancestors and _is_usable(policy)
     ]
 
 
@@ -440,7 +449,7 @@ def insert_version(
     values = {
         name: numbers_to_json(getattr(policy, name)) for name in ("memory", "metrics", "files")
     }
-    path = _stored_path(_home_of(conn), policy.path)
+    path = stored_path(conn, policy.path)
     conn.execute(_insert_policy, to_row(t.policies, policy, state=state.value, path=path, **values))
     if not uses:
         return
@@ -451,12 +460,10 @@ def insert_version(
 
 def _check_uses(conn: Connection, policy: Policy, uses: Sequence[Use]) -> None:
     ids = [u.turn for u in uses]
-    known = {
-        r.id: r.uses
-        for r in conn.execute(select(t.turns.c.id, t.turns.c.uses).where(t.turns.c.id.in_(ids)))
-    }
+    rows = conn.execute(select(t.turns.c.id, t.turns.c.uses).where(t.turns.c.id.in_(ids)))
+    next_numbers = {row.id: row.uses + 1 for row in rows}
     for use in uses:
-        expected = known[use.turn] + 1 if use.turn in known else None
+        expected = next_numbers.get(use.turn)
         if use.policy != policy.version or use.number != expected:
             raise ValueError(
                 f"use of turn {use.turn}: expected policy {policy.version} and number {expected}, "
@@ -464,31 +471,6 @@ def _check_uses(conn: Connection, policy: Policy, uses: Sequence[Use]) -> None:
             )
 
 
-# The store has the paths of policy folders relative to the home, so that a home can be moved and copied.
-
-
 def _read_policy(conn: Connection, row: Row[Any]) -> Policy:
     policy = policy_from_row(row)
-    return replace(policy, path=_resolved_path(_home_of(conn), policy.path))
-
-
-def _home_of(conn: Connection) -> Path:
-    """Return the absolute folder of the store."""
-    return Path(str(conn.engine.url.database)).parent.resolve()
-
-
-def _stored_path(home: Path, path: str | None) -> str | None:
-    """Return the path relative to the home for a folder of the home's versions, any other path unchanged."""
-    if path is None or Path(path).parent.resolve() != (home / POLICIES_FOLDER).resolve():
-        return path
-    return f"{POLICIES_FOLDER}/{Path(path).name}"
-
-
-def _resolved_path(home: Path, path: str | None) -> str | None:
-    """Return the absolute path of a stored one.
-
-    Stores of version 0.1 have absolute paths, which may be those of another home if this one was moved or copied.
-    """
-    if path is None or Path(path).parent.name != POLICIES_FOLDER:
-        return path
-    return str(home / POLICIES_FOLDER / Path(path).name)
+    return replace(policy, path=resolved_path(conn, policy.path))

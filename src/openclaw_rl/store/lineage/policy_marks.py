@@ -55,8 +55,8 @@ def end_canary(conn: Connection, name: str) -> None:
 
 def find_canary(conn: Connection, name: str) -> CanaryMark | None:
     """Return the canary of a policy, or None."""
-    found = _read(conn, _canary_key(name))
-    return None if found is None else CanaryMark(**found)
+    mark = _read(conn, _canary_key(name))
+    return None if mark is None else CanaryMark(**mark)
 
 
 def all_canaries(conn: Connection) -> dict[str, CanaryMark]:
@@ -98,8 +98,8 @@ def record_head_move(
 
 def last_head_move(conn: Connection, name: str = DEFAULT_NAME) -> HeadMove | None:
     """Return the last rollback or promotion of a policy; None if there was none."""
-    found = _read(conn, _move_key(name))
-    return None if found is None else HeadMove(**found)
+    move = _read(conn, _move_key(name))
+    return None if move is None else HeadMove(**move)
 
 
 def last_automatic_rollback(conn: Connection) -> HeadMove | None:
@@ -142,8 +142,8 @@ def unfreeze_training(conn: Connection) -> None:
 
 def frozen_since(conn: Connection) -> float | None:
     """Return when training was frozen, in seconds since the epoch; None if it is not."""
-    found = _read(conn, _FROZEN_KEY)
-    return None if found is None else float(found)
+    since = _read(conn, _FROZEN_KEY)
+    return None if since is None else float(since)
 
 
 def _read(conn: Connection, key: str) -> Any:

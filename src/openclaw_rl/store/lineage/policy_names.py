@@ -41,16 +41,16 @@ def stored_owner(conn: Connection) -> PolicyOwner:
     return read_owner(conn) or "all"
 
 
-def require_owner(conn: Connection, given: PolicyOwner | None) -> PolicyOwner:
-    """Return who has a policy of its own on this home; before the first start, as given.
+def require_owner(conn: Connection, setting: PolicyOwner | None) -> PolicyOwner:
+    """Return who has a policy of its own on this home; before the first start, the setting.
 
-    `given`: the setting, None if it was not given. Raises `ConfigError` if it disagrees.
+    `setting`: None if it was not given. Raises `ConfigError` if it disagrees.
     """
-    stored = read_owner(conn) or given or "all"
-    if given not in (None, stored):
+    stored = read_owner(conn) or setting or "all"
+    if setting not in (None, stored):
         raise ConfigError(
-            f"policy.per is {given}, but the system on this home was last started with {stored}. Leave policy.per out, "
-            f"or start the system with {given} first (`openclaw-rl up --set policy.per={given}`)"
+            f"policy.per is {setting}, but the system on this home was last started with {stored}. Leave policy.per "
+            f"out, or start the system with {setting} first (`openclaw-rl up --set policy.per={setting}`)"
         )
     return stored
 
@@ -93,19 +93,19 @@ class OwnerFilter(NamedTuple):
     def condition(self) -> ColumnElement[bool]:
         """Condition on a row of `turns`."""
         column = _OWNERS[self.column]
-        own = select(t.exchanges.c.seq).where(
+        of_owner = select(t.exchanges.c.seq).where(
             t.exchanges.c.seq == t.turns.c.seq, column == self.value
         )
-        return own.correlate(t.turns).exists()
+        return of_owner.correlate(t.turns).exists()
 
     def practice_condition(self) -> ColumnElement[bool]:
         """Condition on a row of `turns` of practice: the turn whose prompt was asked again has this owner."""
         source = t.turns.alias("source")
-        made = select(t.practice_turns.c.turn).join(
+        practised = select(t.practice_turns.c.turn).join(
             source, source.c.id == t.practice_turns.c.source
         )
-        made = made.join(t.exchanges, t.exchanges.c.seq == source.c.seq)
-        return t.turns.c.id.in_(made.where(t.exchanges.c[self.column] == self.value))
+        practised = practised.join(t.exchanges, t.exchanges.c.seq == source.c.seq)
+        return t.turns.c.id.in_(practised.where(t.exchanges.c[self.column] == self.value))
 
 
 _MAX_NAMED = 20
@@ -137,20 +137,20 @@ def waiting_names(conn: Connection, per: PolicyOwner) -> list[str]:
     """
     if per == "all":
         return [DEFAULT_NAME]
-    gone = PolicyState.ROLLED_BACK.value, PolicyState.REJECTED.value
+    left_states = (PolicyState.ROLLED_BACK.value, PolicyState.REJECTED.value)
     lost = select(t.uses.c.turn).join(t.policies, t.policies.c.version == t.uses.c.policy)
-    oldest: dict[str | None, int] = {}
-    for condition in (
+    conditions = (
         t.turns.c.uses == 0,
-        t.turns.c.id.in_(lost.where(t.policies.c.state.in_(gone))),
-    ):
-        for row in conn.execute(_oldest_by_owner(per, condition)):
-            oldest[row[0]] = min(row[1], oldest.get(row[0], row[1]))
+        t.turns.c.id.in_(lost.where(t.policies.c.state.in_(left_states))),
+    )
+    oldest: dict[str | None, int] = {}
+    for condition in conditions:
+        for owner, seq in conn.execute(_oldest_by_owner(per, condition)):
+            oldest[owner] = min(seq, oldest.get(owner, seq))
     fresh = [name_of_owner(per, owner) for owner in sorted(oldest, key=oldest.__getitem__)]
-    undone = conn.execute(select(t.retraining.c.name).order_by(t.retraining.c.seq)).scalars()
-    return list(dict.fromkeys([*(name for name in undone if is_owned(per, name)), *fresh])) or [
-        DEFAULT_NAME
-    ]
+    batches = select(t.retraining.c.name).order_by(t.retraining.c.seq)
+    undone = [name for name in conn.execute(batches).scalars() if is_owned(per, name)]
+    return list(dict.fromkeys([*undone, *fresh])) or [DEFAULT_NAME]
 
 
 def _oldest_by_owner(per: PolicyOwner, condition: ColumnElement[bool]) -> Select[str, Any]:
@@ -195,22 +195,23 @@ def head_version(heads: dict[str, int], name: str) -> int:
 def require_name(conn: Connection, name: str) -> str:
     """Return `name`. Raises `OpenClawError` if there is no such policy."""
     known = [known for known in read_heads(conn) if known != SHARED_NAME]
-    if name not in known:
-        made = (
-            select(t.policies.c.version)
-            .where(t.policies.c.name == name)
-            .order_by(t.policies.c.version.desc())
-        )
-        if (newest := conn.execute(made.limit(1)).scalar_one_or_none()) is not None:
-            raise OpenClawError(
-                f"policy {name!r} has no head yet: the shared parent answers. Its newest version is {newest} "
-                f"(`openclaw-rl policies show {newest}`)"
-            )
-        more = f", ... ({len(known)} in all)" if len(known) > _MAX_NAMED else ""
+    if name in known:
+        return name
+    versions = (
+        select(t.policies.c.version)
+        .where(t.policies.c.name == name)
+        .order_by(t.policies.c.version.desc())
+    )
+    newest = conn.execute(versions.limit(1)).scalar_one_or_none()
+    if newest is not None:
         raise OpenClawError(
-            f"no policy {name!r}; expected one of {', '.join(known[:_MAX_NAMED])}{more}"
+            f"policy {name!r} has no head yet: the shared parent answers. Its newest version is {newest} "
+            f"(`openclaw-rl policies show {newest}`)"
         )
-    return name
+    more = f", ... ({len(known)} in all)" if len(known) > _MAX_NAMED else ""
+    raise OpenClawError(
+        f"no policy {name!r}; expected one of {', '.join(known[:_MAX_NAMED])}{more}"
+    )
 
 
 def start_policies(conn: Connection, owner: PolicyOwner) -> None:

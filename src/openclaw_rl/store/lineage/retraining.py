@@ -22,8 +22,8 @@ def outstanding_batches(conn: Connection, name: str) -> list[RepeatedBatch]:
 
 
 def _read_batches(conn: Connection, name: str, limit: int | None) -> list[RepeatedBatch]:
-    own = select(t.retraining).where(t.retraining.c.name == name)
-    rows = conn.execute(own.order_by(t.retraining.c.seq).limit(limit))
+    query = select(t.retraining).where(t.retraining.c.name == name)
+    rows = conn.execute(query.order_by(t.retraining.c.seq).limit(limit))
     return [
         RepeatedBatch(repeats=row.repeats, turns=tuple(from_json(row.turns)), place=row.seq)
         for row in rows
@@ -48,9 +48,10 @@ def count_batches(conn: Connection, name: str | None = None) -> int:
 def replace_batches(conn: Connection, name: str, batches: Iterable[RepeatedBatch]) -> None:
     """Write these batches in place of all that are left of the policy `name`; their places are new."""
     conn.execute(delete(t.retraining).where(t.retraining.c.name == name))
-    if rows := [
+    rows = [
         {"name": name, "repeats": batch.repeats, "turns": to_json(batch.turns)} for batch in batches
-    ]:
+    ]
+    if rows:
         conn.execute(insert(t.retraining), rows)
 
 
@@ -72,20 +73,20 @@ def repeatable_turns(conn: Connection, ids: Sequence[str]) -> list[JudgedTurn]:
         or_(c.cause.is_(None), c.cause.not_in(_LEFT_OUT)),
         c.id.in_(select(t.verdicts.c.turn)),
     )
-    found = {
+    turns_by_id = {
         item.turn.id: item for item in load_judged_turns(conn, list(conn.execute(fit).scalars()))
     }
-    return [found[id_] for id_ in ids if id_ in found]
+    return [turns_by_id[id_] for id_ in ids if id_ in turns_by_id]
 
 
 def progress_reports(conn: Connection) -> list[str]:
     """Return a line if an undo is in progress, else nothing."""
-    if not (left := count_batches(conn)):
+    left = count_batches(conn)
+    if not left:
         return []
-    batches = f"{left} batch{'es' if left > 1 else ''}"
-    names = conn.execute(
-        select(t.retraining.c.name).distinct().order_by(t.retraining.c.name)
-    ).scalars()
+    batches = "1 batch" if left == 1 else f"{left} batches"
+    query = select(t.retraining.c.name).distinct().order_by(t.retraining.c.name)
+    names = conn.execute(query).scalars().all()
     heads = ", ".join(str(policies.head(conn, name).version) for name in names)
-    answers = f"version {heads} answers" if heads.isdigit() else f"versions {heads} answer"
+    answers = f"version {heads} answers" if len(names) == 1 else f"versions {heads} answer"
     return [f"an undo is in progress: {batches} left to train on again; {answers}"]

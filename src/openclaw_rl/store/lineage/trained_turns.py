@@ -54,7 +54,7 @@ def turns_by_hint(conn: Connection) -> dict[str, list[str]]:
     c = t.turns.c
     is_main = t.equals_literal(c.kind, Kind.MAIN)
     query = select(v).join(t.turns, c.id == v.c.turn).where(c.signal >= turns.HINT_SIGNAL, is_main)
-    found: dict[str, list[str]] = {}
+    turns_of_hint: dict[str, list[str]] = {}
     seen: set[str] = set()
     for row in conn.execute(query.order_by(c.seq, *turns.VERDICT_PRECEDENCE)):
         if row.turn in seen:
@@ -62,5 +62,5 @@ def turns_by_hint(conn: Connection) -> dict[str, list[str]]:
         seen.add(row.turn)
         with contextlib.suppress(DamagedRow):
             for hint in dict.fromkeys(verdict_from_row(row).hints):
-                found.setdefault(hint, []).append(row.turn)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+                turns_of_hint.setdefault(hint, []).append(row.turn)
+    return dict(sorted(turns_of_hint.items(), key=lambda item: -len(item[1])))

@@ -39,8 +39,12 @@ MAX_REJECTED_USES = 2
 def ancestors(version: int) -> CTE:
     """Return `version` and its ancestors as a recursive CTE."""
     p = t.policies
-    line = select(p.c.version, p.c.parent).where(p.c.version == version).cte("line", recursive=True)
-    return line.union_all(select(p.c.version, p.c.parent).join(line, p.c.version == line.c.parent))
+    lineage = (
+        select(p.c.version, p.c.parent).where(p.c.version == version).cte("line", recursive=True)
+    )
+    return lineage.union_all(
+        select(p.c.version, p.c.parent).join(lineage, p.c.version == lineage.c.parent)
+    )
 
 
 def trainable_turns(
@@ -125,10 +129,10 @@ def count_trainable(
     owner: OwnerFilter | None = None,
 ) -> int:
     """Return the number of turns that `trainable_turns` finds without a limit."""
-    found = _trainable_queries(conn, head, max_uses, need_score, need_hint, owner)
+    queries = _trainable_queries(conn, head, max_uses, need_score, need_hint, owner)
     return sum(
         conn.execute(select(func.count()).select_from(query.subquery())).scalar_one()
-        for query in found
+        for query in queries
     )
 
 
@@ -141,14 +145,14 @@ def _trainable_queries(
     owner: OwnerFilter | None,
 ) -> list[Select[tuple[int, str]]]:
     """Return the queries for turns that no version used, and for those that only versions off the lineage used."""
-    line = ancestors(head)
+    lineage = ancestors(head)
     ready = _ready_turns(conn, need_score, need_hint, owner)
     counted = t.turns.c.uses - _count_uses_by(_rejected_or_damaged_versions()) <= max_uses
     again = ready.where(
         t.turns.c.uses >= 1,
-        _used_off_lineage(line),
+        _used_off_lineage(lineage),
         counted,
-        _uses_on_lineage(line) == 0,
+        _uses_on_lineage(lineage) == 0,
         _has_distinct_batch_sizes(),
     )
     return [ready.where(t.turns.c.uses == 0), again]
@@ -170,18 +174,18 @@ def replay_turns(
     They are sorted oldest first and exclude those in `skip`. Uses by other policies count only towards two bounds: at
     most `max_uses` in total, and fewer than `MAX_REJECTED_USES` by rejected candidates. Raises `DamagedRow`.
     """
-    line = ancestors(head)
+    lineage = ancestors(head)
     newest = _ready_turns(conn, need_score, need_hint, owner).where(t.turns.c.id.not_in(list(skip)))
     newest = newest.order_by(t.turns.c.seq.desc()).limit(limit)
     once = newest.where(
-        t.turns.c.uses.between(1, max_uses - 1), _uses_on_lineage(line) == t.turns.c.uses
+        t.turns.c.uses.between(1, max_uses - 1), _uses_on_lineage(lineage) == t.turns.c.uses
     )
     tried = newest.where(
         t.turns.c.uses.between(2, max_uses),
-        _used_off_lineage(line),
+        _used_off_lineage(lineage),
         _count_uses_by(_rejected_versions()) < MAX_REJECTED_USES,
     )
-    tried = tried.where(_uses_on_lineage(line).between(1, max_uses - 1))
+    tried = tried.where(_uses_on_lineage(lineage).between(1, max_uses - 1))
     return load_judged_turns(conn, _sort_by_age(conn, [once, tried])[-limit:])
 
 
@@ -211,7 +215,7 @@ def held_out_turns(
         beside,
         *(() if owner is None else (owner.condition(),)),
     )
-    found: list[JudgedTurn] = []
+    held_out: list[JudgedTurn] = []
     changes = NO_CHANGES if any_taste else read_taste_changes(conn, version, ancestors(version))
     for turn in conn.execute(query.order_by(t.turns.c.seq.desc()).limit(2 * limit)).scalars():
         with contextlib.suppress(DamagedRow):
@@ -220,10 +224,10 @@ def held_out_turns(
             if is_signal(item.verdict.judge) or changes.is_outdated(item.exchange):
                 continue
             if item.verdict.score and reply is not None and len(reply.response_ids):
-                found.append(item)
-        if len(found) >= limit:
+                held_out.append(item)
+        if len(held_out) >= limit:
             break
-    return found
+    return held_out
 
 
 def fresh_turns_of(conn: Connection, *, version: int, head: int) -> list[JudgedTurn]:
@@ -231,10 +235,10 @@ def fresh_turns_of(conn: Connection, *, version: int, head: int) -> list[JudgedT
 
     Raises `DamagedRow`.
     """
-    line = ancestors(head)
-    own = select(t.uses.c.turn).where(t.uses.c.policy == version)
-    earlier = select(t.uses.c.turn).where(t.uses.c.policy.in_(select(line.c.version)))
-    query = select(t.turns.c.id).where(t.turns.c.id.in_(own), t.turns.c.id.not_in(earlier))
+    lineage = ancestors(head)
+    of_version = select(t.uses.c.turn).where(t.uses.c.policy == version)
+    earlier = select(t.uses.c.turn).where(t.uses.c.policy.in_(select(lineage.c.version)))
+    query = select(t.turns.c.id).where(t.turns.c.id.in_(of_version), t.turns.c.id.not_in(earlier))
     return load_judged_turns(conn, list(conn.execute(query).scalars()))
 
 
@@ -243,12 +247,12 @@ def last_rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[i
     last = select(t.uses.c.turn, func.max(t.uses.c.policy).label("policy")).where(
         t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(_rejected_versions())
     )
-    found = {row.turn: row.policy for row in conn.execute(last.group_by(t.uses.c.turn))}
+    rejected_by = {row.turn: row.policy for row in conn.execute(last.group_by(t.uses.c.turn))}
     size = select(t.uses.c.policy, func.count().label("size")).where(
-        t.uses.c.policy.in_(set(found.values()))
+        t.uses.c.policy.in_(set(rejected_by.values()))
     )
     sizes = {row.policy: row.size for row in conn.execute(size.group_by(t.uses.c.policy))}
-    return {turn: (version, sizes[version]) for turn, version in found.items()}
+    return {turn: (version, sizes[version]) for turn, version in rejected_by.items()}
 
 
 def refused_together(
@@ -273,12 +277,13 @@ def next_uses(conn: Connection, version: int, ids: Collection[str]) -> list[Use]
 def _ready_turns(
     conn: Connection, need_score: bool, need_hint: bool, owner: OwnerFilter | None
 ) -> Select[tuple[int, str]]:
-    wanted = [
-        s
-        for s in (1, 2, 3)
-        if (need_score and s & turns.SCORE_SIGNAL) or (need_hint and s & turns.HINT_SIGNAL)
-    ]
     has_judge = need_score or need_hint
+    wanted = []
+    for bits in (1, 2, 3):
+        has_score = need_score and bits & turns.SCORE_SIGNAL
+        has_hint = need_hint and bits & turns.HINT_SIGNAL
+        if has_score or has_hint:
+            wanted.append(bits)
     ready = select(t.turns.c.seq, t.turns.c.id).where(
         t.equals_literal(t.turns.c.state, TurnState.JUDGED),
         t.turns.c.untrainable.is_(None),
@@ -287,8 +292,10 @@ def _ready_turns(
     )
     if owner is not None:
         ready = ready.where(owner.condition())
-    untrusted = untrusted_judges(conn) if has_judge else ()
-    return ready.where(_has_trusted_signal(untrusted, need_hint)) if untrusted else ready
+    untrusted = untrusted_judges(conn) if has_judge else set[str]()
+    if untrusted:
+        ready = ready.where(_has_trusted_signal(untrusted, need_hint))
+    return ready
 
 
 def _has_trusted_signal(untrusted: Collection[str], need_hint: bool) -> ColumnElement[bool]:
@@ -310,9 +317,11 @@ def _corrected_turns() -> Select[tuple[str]]:
     )
 
 
-def _used_off_lineage(line: CTE) -> ColumnElement[bool]:
+def _used_off_lineage(lineage: CTE) -> ColumnElement[bool]:
     """Condition: a policy outside the lineage used the turn."""
-    beside = select(t.policies.c.version).where(t.policies.c.version.not_in(select(line.c.version)))
+    beside = select(t.policies.c.version).where(
+        t.policies.c.version.not_in(select(lineage.c.version))
+    )
     return t.turns.c.id.in_(select(t.uses.c.turn).where(t.uses.c.policy.in_(beside)))
 
 
@@ -337,9 +346,9 @@ def _has_distinct_batch_sizes() -> ColumnElement[bool]:
     return mine.where(t.uses.c.turn == t.turns.c.id).correlate(t.turns).scalar_subquery() == 0
 
 
-def _uses_on_lineage(line: CTE) -> ScalarSelect[int]:
+def _uses_on_lineage(lineage: CTE) -> ScalarSelect[int]:
     """Number of uses of the turn by the policies of the lineage."""
-    return _count_uses_by(select(line.c.version))
+    return _count_uses_by(select(lineage.c.version))
 
 
 def _count_uses_by(versions: Select[tuple[int]]) -> ScalarSelect[int]:
@@ -361,11 +370,14 @@ def load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
 
     A verdict of a judge that is not trusted is without its score, and without its hints unless the person gave them.
     """
-    found = exchanges.get_many(conn, ids)
+    exchanges_by_id = exchanges.get_many(conn, ids)
     rows = conn.execute(select(t.turns).where(t.turns.c.id.in_(ids)).order_by(t.turns.c.seq))
     untrusted = untrusted_judges(conn)
     episodes = episode_steps(conn, ids, untrusted)
-    return [_judged_turn(conn, row, found[row.id], untrusted, episodes.get(row.id)) for row in rows]
+    return [
+        _judged_turn(conn, row, exchanges_by_id[row.id], untrusted, episodes.get(row.id))
+        for row in rows
+    ]
 
 
 def _judged_turn(

@@ -37,18 +37,24 @@ def satisfaction_metrics(conn: Connection, versions: Sequence[int]) -> dict[str,
     rows = _answered_turns(conn, versions)
     scored = [score for _, score in _version_scores(conn, versions) if score]
     judged = [row for row in rows if row.state == TurnState.JUDGED]
-    same, both = judge_user_agreement(conn)
+    satisfied = sum(score > 0 for score in scored)
+    truncated = sum(row.finish_reason == FinishReason.LENGTH for row in rows)
+    untrainable = sum(row.untrainable is not None for row in judged)
+    # Name -> (numerator, denominator).
     shares = {
-        "eval/satisfaction": (sum(score > 0 for score in scored), len(scored)),
-        "eval/truncated": (
-            sum(row.finish_reason == FinishReason.LENGTH for row in rows),
-            len(rows),
-        ),
-        "eval/untrainable": (sum(row.untrainable is not None for row in judged), len(judged)),
-        "eval/agreement": (same, both),
+        "eval/satisfaction": (satisfied, len(scored)),
+        "eval/truncated": (truncated, len(rows)),
+        "eval/untrainable": (untrainable, len(judged)),
+        "eval/agreement": judge_user_agreement(conn),
     }
-    counts = {"eval/turns": float(len(rows)), "eval/waiting": float(count_unjudged(conn)[0])}
-    return counts | {name: part / whole for name, (part, whole) in shares.items() if whole}
+    metrics = {
+        "eval/turns": float(len(rows)),
+        "eval/waiting": float(count_unjudged(conn)[0]),
+    }
+    for name, (part, whole) in shares.items():
+        if whole:
+            metrics[name] = part / whole
+    return metrics
 
 
 def _answered_turns(conn: Connection, versions: Sequence[int]) -> Sequence[Any]:
@@ -117,39 +123,40 @@ def judge_user_pairs(conn: Connection) -> dict[str, list[tuple[int, int]]]:
     Of several verdicts by the same side, the one on the newest revision of the reaction counts. Abstaining does not
     count as a score. At most the `MAX_SCORED_TURNS` turns with the newest feedback are compared.
     """
-    scored = select(t.feedback.c.target).where(
-        t.feedback.c.score.is_not(None), t.feedback.c.revision.is_not(None)
+    scored = (
+        select(t.feedback.c.target)
+        .where(t.feedback.c.score.is_not(None), t.feedback.c.revision.is_not(None))
+        .order_by(t.feedback.c.seq.desc())
+        .limit(MAX_SCORED_TURNS)
     )
-    newest = list(
-        dict.fromkeys(
-            conn.execute(scored.order_by(t.feedback.c.seq.desc()).limit(MAX_SCORED_TURNS)).scalars()
-        )
-    )
+    newest = list(dict.fromkeys(conn.execute(scored).scalars()))
     v = t.verdicts.c
     rows = conn.execute(
         select(v.turn, v.judge, v.explicit, v.score)
         .where(v.turn.in_(newest), v.score.is_not(None))
         .order_by(v.revision, v.at)
     )
-    users: dict[str, int] = {}
+    user_scores: dict[str, int] = {}
     # Judge -> turn -> score.
-    judges: dict[str, dict[str, int]] = {}
+    judge_scores: dict[str, dict[str, int]] = {}
     for turn, judge, explicit, score in rows:
-        (users if explicit else judges.setdefault(judge, {}))[turn] = score
-    both = {
-        judge: [(scores[turn], users[turn]) for turn in newest if turn in scores and turn in users]
-        for judge, scores in judges.items()
-    }
-    return {judge: pairs for judge, pairs in both.items() if pairs}
+        scores = user_scores if explicit else judge_scores.setdefault(judge, {})
+        scores[turn] = score
+    pairs_by_judge = {}
+    for judge, scores in judge_scores.items():
+        both = [turn for turn in newest if turn in scores and turn in user_scores]
+        if both:
+            pairs_by_judge[judge] = [(scores[turn], user_scores[turn]) for turn in both]
+    return pairs_by_judge
 
 
 def judge_user_agreement(conn: Connection) -> tuple[int, int]:
     """Return (pairs of `judge_user_pairs` with equal scores, all pairs), without those of signals."""
     pairs = [
         pair
-        for judge, found in judge_user_pairs(conn).items()
+        for judge, of_judge in judge_user_pairs(conn).items()
         if not is_signal(judge)
-        for pair in found
+        for pair in of_judge
     ]
     return sum(judge == user for judge, user in pairs), len(pairs)
 
@@ -161,12 +168,12 @@ def training_kappa(pairs: Sequence[tuple[int, int]]) -> Kappa | None:
 
 def kappa_by_judge(conn: Connection) -> dict[str, Kappa]:
     """Return `training_kappa` of each judge and signal, without signals that gave all scored turns the same score."""
-    found = {}
+    kappas = {}
     for judge, pairs in judge_user_pairs(conn).items():
         kappa = training_kappa(pairs)
         if kappa is not None and (not is_signal(judge) or len({score for score, _ in pairs}) > 1):
-            found[judge] = kappa
-    return found
+            kappas[judge] = kappa
+    return kappas
 
 
 def is_below_kappa(pairs: Sequence[tuple[int, int]], min_kappa: float) -> bool:
@@ -174,11 +181,15 @@ def is_below_kappa(pairs: Sequence[tuple[int, int]], min_kappa: float) -> bool:
 
     That is: the lower bound of the 95% interval is not above it.
     """
-    users = Counter(user for judge, user in pairs if judge)
-    if users.total() < MIN_PAIRS or min(users[1], users[-1]) < MIN_PAIRS_EACH:
+    user_counts = Counter(user for judge, user in pairs if judge)
+    if user_counts.total() < MIN_PAIRS:
+        return False
+    if min(user_counts[1], user_counts[-1]) < MIN_PAIRS_EACH:
         return False
     kappa = training_kappa(pairs)
-    return kappa is not None and kappa.low <= min_kappa
+    if kappa is None:
+        return False
+    return kappa.low <= min_kappa
 
 
 def _is_rare(judge: str, pairs: Sequence[tuple[int, int]]) -> bool:

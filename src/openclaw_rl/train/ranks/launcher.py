@@ -63,12 +63,12 @@ class RankedTrainer:
         self._has_failed = False
         self._send_command(None)
 
-    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+    def load(self, *, folder: str | None, method_state: Mapping[str, Any]) -> None:
         if self._has_failed and self._restart is not None:
             self._ranks = self._restart()
             self._has_failed = False
             self._send_command(None)
-        self._send_command(LoadCommand(folder, dict(memory)))
+        self._send_command(LoadCommand(folder, dict(method_state)))
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         answer = self._send_command(StepCommand(list(samples), out))
@@ -101,9 +101,9 @@ class RankedTrainer:
 
 def rank_environment(config: Config) -> dict[str, str]:
     """Return the environment of a rank: only the settings that it needs, and no keys."""
-    own = Config(home=config.home, model=config.model, train=config.train, run=config.run)
+    needed = Config(home=config.home, model=config.model, train=config.train, run=config.run)
     return settings.foreign_environment(
-        {settings.CONFIG_VARIABLE: own.model_dump_json()} | settings.trainer_variables()
+        {settings.CONFIG_VARIABLE: needed.model_dump_json()} | settings.trainer_variables()
     )
 
 

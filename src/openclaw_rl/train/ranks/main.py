@@ -47,16 +47,16 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--rank", type=int, default=-1)
     parser.add_argument("--ranks", type=int, default=-1)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     die_with_parent()
     config = settings.inherited_config() or Config()
     from openclaw_rl.learner.distributed import process_group
 
     world = process_group.join(
-        config.train, config.model, store=given.store, rank=given.rank, size=given.ranks
+        config.train, config.model, store=options.store, rank=options.rank, size=options.ranks
     )
     mine = world.rank == 0
-    if mine and given.link is None:
+    if mine and options.link is None:
         raise OpenClawError(
             "rank 0 is started by `openclaw-rl train`; start only the ranks of the other machines"
         )
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
         world.broadcast(config.model_dump_json().encode() if mine else None)
     )
     setup_logging(f"rank-{world.rank}", config.logs_dir, config.run.log_level)
-    link = rpc.connect_to_worker(given.link) if mine else None
+    link = rpc.connect_to_worker(options.link) if mine else None
     if link is not None:
         rpc.report_progress(link)
     try:
@@ -105,7 +105,7 @@ def _serve_commands(
         if isinstance(command, IdleCommand):
             continue
         if isinstance(command, LoadCommand):
-            trainer.load(folder=command.folder, memory=command.memory)
+            trainer.load(folder=command.folder, method_state=command.memory)
             done: rpc.RankReply = ReadyReply()
         elif isinstance(command, ScoreCommand):
             done = LogprobsReply(trainer.score(command.samples))

@@ -77,7 +77,7 @@ class RankProcesses:
             for number, code in enumerate(child.poll() for child in self.children)
         )
         lines = self._log_file.read_text(encoding="utf-8", errors="replace").splitlines()
-        tail = "\n".join(f"    {words}" for words in lines[-_TAIL_LINES:])
+        tail = "\n".join(f"    {text}" for text in lines[-_TAIL_LINES:])
         return RanksGone(
             f"a rank is gone ({how}). End of their log:\n{tail}\nFull log: {self._log_file}"
         )

@@ -12,8 +12,10 @@ _CONNECT_SECONDS = 5.0
 
 def find_address(address: str, environ: Mapping[str, str] | None = None) -> str:
     """Return the address that Ray takes for `train.launch.ray`: for `auto`, RAY_ADDRESS if it is set."""
-    given = foreign_environment({}) if environ is None else environ
-    return (given.get("RAY_ADDRESS") or address) if address == "auto" else address
+    if address != "auto":
+        return address
+    variables = foreign_environment({}) if environ is None else environ
+    return variables.get("RAY_ADDRESS") or address
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
@@ -32,10 +34,11 @@ def connection_problem(address: str) -> str | None:
 
     `address`: as of `find_address`.
     """
-    if (found := host_and_port(address)) is None:
+    target = host_and_port(address)
+    if target is None:
         return None
     try:
-        socket.create_connection(found, timeout=_CONNECT_SECONDS).close()
+        socket.create_connection(target, timeout=_CONNECT_SECONDS).close()
     except OSError as error:
-        return f"no head answers at {found[0]}:{found[1]} ({error.strerror or error})"
+        return f"no head answers at {target[0]}:{target[1]} ({error.strerror or error})"
     return None

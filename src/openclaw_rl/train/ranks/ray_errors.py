@@ -48,15 +48,16 @@ def start_error(error: Exception) -> ConfigError:
 
 def lost_error(error: Exception) -> RanksGone:
     """Return the error for a rank, or its machine, that Ray lost during a command."""
-    if isinstance(cause := getattr(error, "cause", None), RanksGone):
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, RanksGone):
         return RanksGone(str(cause))
     return RanksGone(f"Ray has lost a rank: {error_line(error)}")
 
 
 def find_mismatch(text: str) -> str | None:
     """Return what Ray says of versions that differ, as one line; None if it says nothing of them."""
-    _, found, rest = text.partition(_MISMATCH)
-    return _cut_line(found + rest) if found else None
+    _, marker, rest = text.partition(_MISMATCH)
+    return _cut_line(marker + rest) if marker else None
 
 
 def error_line(error: Exception) -> str:
@@ -71,5 +72,5 @@ def error_line(error: Exception) -> str:
 
 
 def _cut_line(text: str) -> str:
-    words = " ".join(text.split()).rstrip(".")
-    return words if len(words) <= _MAX_CHARS else f"{words[:_MAX_CHARS]} ..."
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= _MAX_CHARS else f"{line[:_MAX_CHARS]} ..."

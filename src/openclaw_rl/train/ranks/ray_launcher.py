@@ -149,12 +149,12 @@ class RayRanks:
         """Start a process beside each actor. Return what ends when a process ends."""
         address = self._ray.get(self._actors[0].address.remote())
         size = len(self._actors)
-        own = Config(
+        settings = Config(
             home=config.home, model=config.model, train=config.train, run=config.run
         ).model_dump_json()
         self._ray.get(
             [
-                place.start.remote(own, rank, size, address)
+                place.start.remote(settings, rank, size, address)
                 for rank, place in enumerate(self._actors)
             ]
         )
@@ -200,11 +200,11 @@ class RayRanks:
                     [answer, *self._exit_refs], num_returns=1, timeout=_WAIT_SECONDS
                 )
                 record_progress()
-            given = self._ray.get(done[0])
+            reply = self._ray.get(done[0])
         except self._ray.exceptions.RayError as error:
             raise ray_errors.lost_error(error) from None
-        assert isinstance(given, bytes), given
-        return given
+        assert isinstance(reply, bytes), reply
+        return reply
 
     def close(self) -> None:
         if not self._ray.is_initialized():

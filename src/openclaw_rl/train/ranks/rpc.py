@@ -169,14 +169,14 @@ def connect_to_worker(path: str) -> RpcChannel:
     return RpcChannel(connection)
 
 
-def receive_reply(line: RpcChannel, check: Callable[[], None]) -> bytes:
+def receive_reply(channel: RpcChannel, check: Callable[[], None]) -> bytes:
     """Return the next reply; `check` raises when none can come any more. Raises `EOFError`.
 
     Progress and activity of rank 0 count as those of this process.
     """
     try:
         while True:
-            raw = line.receive(_POLL_SECONDS)
+            raw = channel.receive(_POLL_SECONDS)
             if raw is not None and not raw.startswith(_PROGRESS_MARK):
                 return raw
             if raw is not None:
@@ -187,7 +187,7 @@ def receive_reply(line: RpcChannel, check: Callable[[], None]) -> bytes:
         set_activity(None)
 
 
-def report_progress(line: RpcChannel) -> None:
+def report_progress(channel: RpcChannel) -> None:
     """Start a thread that reports the progress of this process, rank 0, to the train worker."""
 
     def send_progress() -> None:
@@ -197,7 +197,7 @@ def report_progress(line: RpcChannel) -> None:
                 time.sleep(_PROGRESS_SECONDS)
                 if progress_count() != seen:
                     seen = progress_count()
-                    line.send(_PROGRESS_MARK + encode(current_activity()))
+                    channel.send(_PROGRESS_MARK + encode(current_activity()))
 
     threading.Thread(target=send_progress, name="progress", daemon=True).start()
 
@@ -205,6 +205,8 @@ def report_progress(line: RpcChannel) -> None:
 def wait_until(until: Callable[[], bool], seconds: float) -> bool:
     """Poll until the condition is true, for at most `seconds`. Return whether it became true."""
     end = time.monotonic() + seconds
-    while not (true := until()) and time.monotonic() < end:
+    is_true = until()
+    while not is_true and time.monotonic() < end:
         time.sleep(0.05)
-    return true
+        is_true = until()
+    return is_true

@@ -1,0 +1,31 @@
+"""Paths of the folders of versions. The store has them relative to the home, so that a home can be moved and copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from openclaw_rl.store.bootstrap import POLICIES_FOLDER
+
+
+def stored_path(conn: Connection, path: str | None) -> str | None:
+    """Return the path relative to the home for a folder of the home's versions, any other path unchanged."""
+    if path is None or Path(path).parent.resolve() != (_home_of(conn) / POLICIES_FOLDER).resolve():
+        return path
+    return f"{POLICIES_FOLDER}/{Path(path).name}"
+
+
+def resolved_path(conn: Connection, path: str | None) -> str | None:
+    """Return the absolute path of a stored one.
+
+    Stores of version 0.1 have absolute paths, which may be those of another home if this one was moved or copied.
+    """
+    if path is None or Path(path).parent.name != POLICIES_FOLDER:
+        return path
+    return str(_home_of(conn) / POLICIES_FOLDER / Path(path).name)
+
+
+def _home_of(conn: Connection) -> Path:
+    """Return the absolute folder of the store."""
+    return Path(str(conn.engine.url.database)).parent.resolve()
