@@ -27,9 +27,9 @@ def ensure_folder(setting: str, path: str | Path, *, written: bool = True) -> Pa
             with tempfile.TemporaryFile(dir=folder):
                 pass
     except OSError as error:
-        why = error.strerror or error
+        reason = error.strerror or error
         raise ConfigError(
-            f"{setting} {folder}: {why}. Expected a folder that this user can {what} or create. "
+            f"{setting} {folder}: {reason}. Expected a folder that this user can {what} or create. "
             f"Choose another {setting}"
         ) from error
     return folder.resolve()

@@ -84,7 +84,7 @@ def raise_disk_full() -> Iterator[None]:
 
 
 def _has_full_words(error: BaseException) -> bool:
-    return any(words in str(error) for words in _FULL_WORDS)
+    return any(text in str(error) for text in _FULL_WORDS)
 
 
 def _existing(folder: Path) -> Path:

@@ -69,16 +69,16 @@ class LinearPattern:
 
     def find(self, text: str) -> str | None:
         """Return the first part of the text that the expression matches, or None."""
-        found = self._compiled.search(_encode(text))
-        return None if found is None else found.group().decode()
+        match = self._compiled.search(_encode(text))
+        return None if match is None else match.group().decode()
 
     def partition(self, text: str) -> tuple[str, str, str] | None:
         """Return what stands before the first part that the expression matches, this part, and the rest; or None."""
         encoded = _encode(text)
-        found = self._compiled.search(encoded)
-        if found is None:
+        match = self._compiled.search(encoded)
+        if match is None:
             return None
-        start, end = found.span()
+        start, end = match.span()
         return encoded[:start].decode(), encoded[start:end].decode(), encoded[end:].decode()
 
 
@@ -131,11 +131,11 @@ def _encode(text: str) -> bytes:
 
 
 def _describe(error: Exception) -> str:
-    words = (
+    message = (
         error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
     )
-    hint = next((hint for sign, hint in _HINTS if re.search(sign, words)), "")
-    return f"{words} ({hint})" if hint else words
+    hint = next((hint for sign, hint in _HINTS if re.search(sign, message)), "")
+    return f"{message} ({hint})" if hint else message
 
 
 def _to_re2(expression: str) -> str:

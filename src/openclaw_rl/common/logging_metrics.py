@@ -99,10 +99,10 @@ class LogFileHandler(RotatingFileHandler):
             return
         self._fails = True
         if not self._failed:
-            words = f"the log {self.baseFilename} cannot be written ({error.strerror}). Free some space on its disk"
+            message = f"the log {self.baseFilename} cannot be written ({error.strerror}). Free some space on its disk"
             # Stderr may be a file on the same disk.
             with contextlib.suppress(OSError):
-                sys.stderr.write(f"{words}\n")
+                sys.stderr.write(f"{message}\n")
 
 
 def setup_logging(

@@ -53,8 +53,8 @@ def weight_files(folder: str | Path) -> tuple[str, ...]:
         return WEIGHT_FILES
     if (path / TINKER_FILE).exists():
         return (TINKER_FILE,)
-    found = tuple(sorted(file.name for file in path.glob("*.safetensors")))
-    return found if found or (path / MODEL_CONFIG).exists() else WEIGHT_FILES
+    present = tuple(sorted(file.name for file in path.glob("*.safetensors")))
+    return present if present or (path / MODEL_CONFIG).exists() else WEIGHT_FILES
 
 
 def digest_of_folder(folder: str | Path) -> str:
@@ -101,11 +101,11 @@ def find_damage(
                 # Reading it may never end.
                 return f"{path.name} is a pipe, a socket or a device, expected a file"
         if not files:
-            found = digest_of_folder(folder)
+            digest_now = digest_of_folder(folder)
             return (
                 None
-                if found == digest
-                else f"the weights have digest {found[:12]}, expected {digest[:12]}"
+                if digest_now == digest
+                else f"the weights have digest {digest_now[:12]}, expected {digest[:12]}"
             )
         present = {path.name for path in visible_files(folder)}
         for name in sorted(present.symmetric_difference(files)):

@@ -35,7 +35,7 @@ def cut_text(text: str, characters: int) -> str:
 def to_printable_json(data: Any, *, indent: int | None = None) -> str:
     """Return JSON with an escape (`\\uXXXX`) for each character that could control the terminal: no data is lost."""
     text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:

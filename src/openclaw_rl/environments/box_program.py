@@ -65,18 +65,18 @@ async def open_access(box: Box, ticket: EpisodeTicket) -> dict[str, str]:
     return ticket_variables(ticket, url)
 
 
-def read_box_program(words: Sequence[str], shown: Iterable[str]) -> BoxProgram:
+def read_box_program(arguments: Sequence[str], shown: Iterable[str]) -> BoxProgram:
     """Return the program of a command line. Raises `ConfigError` for what does not exist.
 
     Files that are words of the command are shown, and made absolute, because the program works in another folder. The
     first word without a slash is found by the PATH of the box. With an environment of Python, the installation that it
     is made from is shown.
     """
-    if not words:
+    if not arguments:
         raise ConfigError("no program: give it after `--`, e.g. `-- python3 my_agent.py`")
     paths = [_existing_path(name) for name in shown]
-    command = [words[0] if "/" not in words[0] else str(_absolute_path(words[0]))]
-    for word in words[1:]:
+    command = [arguments[0] if "/" not in arguments[0] else str(_absolute_path(arguments[0]))]
+    for word in arguments[1:]:
         is_file = _is_file(word)
         command.append(str(_absolute_path(word)) if is_file else word)
         paths += [_absolute_path(word)] if is_file else []

@@ -127,7 +127,7 @@ def _clean_up_earlier(home: Path, key: str) -> None:
 def _settings_of(request: SourceRequest) -> dict[str, object]:
     """Return what may not change when a run is continued, besides its tasks. Existing paths are made absolute."""
     argument, mark, query = request.argument.partition("?")
-    given = {
+    identity = {
         "argument": f"{_absolute_path(argument)}{mark}{query}",
         "python": _absolute_path(request.python or ""),
         "agent": request.agent,
@@ -137,11 +137,11 @@ def _settings_of(request: SourceRequest) -> dict[str, object]:
     if request.source == "tools" and (
         config := Path(request.argument) if request.argument else request.tools_config
     ):
-        given["tools_config"] = hashlib.sha256(config.read_bytes()).hexdigest()
+        identity["tools_config"] = hashlib.sha256(config.read_bytes()).hexdigest()
     return {
         "source": request.source,
         "command": list(request.command),
-        **{k: v for k, v in given.items() if v},
+        **{k: v for k, v in identity.items() if v},
     }
 
 
@@ -153,31 +153,31 @@ def _absolute_path(word: str) -> str:
 def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[EnvironmentTask]:
     """Return the tasks of the split. Those of the train split must have been found fit, unless `unchecked`."""
     tasks = [task for task in source.load_tasks() if options.split in ("all", task.split)]
-    found = sort_by_check(
+    checked = sort_by_check(
         (task for task in tasks if task.split == "train"),
         CheckFile(home, source.name).read_checks(),
     )
-    if found.unchecked and not options.unchecked:
+    if checked.unchecked and not options.unchecked:
         raise ConfigError(
-            f"{len(found.unchecked)} of {len(tasks)} tasks were not checked on this machine: "
-            f"{_name_some([task.id for task in found.unchecked])}. Check them with `openclaw-rl env check "
+            f"{len(checked.unchecked)} of {len(tasks)} tasks were not checked on this machine: "
+            f"{_name_some([task.id for task in checked.unchecked])}. Check them with `openclaw-rl env check "
             f"{source.name} ...`, or train on them nevertheless with --unchecked"
         )
-    if found.unchecked:
+    if checked.unchecked:
         echo_error(
-            f"note: {len(found.unchecked)} tasks were not checked: a verifier that is broken is not noticed"
+            f"note: {len(checked.unchecked)} tasks were not checked: a verifier that is broken is not noticed"
         )
-    if found.unfit:
+    if checked.unfit:
         echo_error(
-            f"note: {len(found.unfit)} tasks are left out, because their check failed: "
-            f"{_name_some([f'{one.task} ({one.reason})' for one in found.unfit])}. "
+            f"note: {len(checked.unfit)} tasks are left out, because their check failed: "
+            f"{_name_some([f'{one.task} ({one.reason})' for one in checked.unfit])}. "
             f"Once that is mended, check them again with `openclaw-rl env check {source.name} ...`"
         )
-    unfit = {one.digest for one in found.unfit}
+    unfit = {one.digest for one in checked.unfit}
     chosen = [task for task in tasks if task.split == "held_out" or task.digest not in unfit]
     if not chosen:
         raise ConfigError(
-            f"no task to play in the split {options.split} of {source.name}: {len(found.unfit)} unfit"
+            f"no task to play in the split {options.split} of {source.name}: {len(checked.unfit)} unfit"
         )
     return chosen
 

@@ -20,10 +20,10 @@ def parse_reward(raw: bytes, reason: str | None = None) -> PlayOutcome:
     Raises `ValueError`.
     """
     try:
-        found = json.loads(raw)
+        content = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({error})") from None
-    body: dict[str, Any] = found if isinstance(found, dict) else {"reward": found}
+    body: dict[str, Any] = content if isinstance(content, dict) else {"reward": content}
     unknown = sorted(body.keys() - {"reward", "parts", "steps", "status", "reason"})
     if unknown:
         raise ValueError(

@@ -85,10 +85,10 @@ class EpisodeLoop:
                 return await self.client.list_group(group)
 
         groups = dict.fromkeys(episode.group for episode in self.plan.list_episodes())
-        found = await asyncio.gather(*(list_group(group) for group in groups))
+        listed = await asyncio.gather(*(list_group(group) for group in groups))
         return {
             entry["id"]: entry
-            for entries in found
+            for entries in listed
             for entry in entries
             if entry["status"] != "running"
         }
@@ -189,13 +189,13 @@ class EpisodeLoop:
         if outcome.status == "done":
             entry = await self.client.get_episode(episode.id)
             replies = [turn["status"] for turn in entry["turns"]]
-            why = void_reason(
+            void = void_reason(
                 replies, entry.get("failed_request"), restarted=self.gateway_pid() != pid
             )
             outcome = (
                 outcome
-                if why is None
-                else void_outcome("; ".join(filter(None, (why, outcome.reason))))
+                if void is None
+                else void_outcome("; ".join(filter(None, (void, outcome.reason))))
             )
         log.info(
             "%s: %s %s (%.1f s) %s",
@@ -245,7 +245,7 @@ async def gather_tasks(work: Iterable[Coroutine[Any, Any, None]]) -> None:
             for one in work:
                 tasks.create_task(one)
     except BaseExceptionGroup as group:
-        found: BaseException = group
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]
-        raise found from group
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from group

@@ -43,8 +43,8 @@ class RunSummary:
 
     def to_json(self) -> dict[str, Any]:
         tasks = {
-            task: {"done": len(found), "mean_reward": sum(found) / len(found)}
-            for task, found in self.by_task()
+            task: {"done": len(rewards), "mean_reward": sum(rewards) / len(rewards)}
+            for task, rewards in self.by_task()
         }
         void = {"count": self.void.total(), "reasons": dict(self.void.most_common())}
         return {"done": self.done, "mean_reward": self.mean_reward, "void": void, "tasks": tasks}
@@ -91,8 +91,8 @@ class RunProgress:
         if len(group) == self._group_size:
             del self._groups[result.episode.group]
             one = RunSummary()
-            for found in group:
-                one.add_result(found)
+            for played in group:
+                one.add_result(played)
             before = " (before the run was continued)" if one.earlier == len(group) else ""
             echo(f"{result.episode.task.id}: {_describe(one)}{before}", err=True)
 

@@ -97,20 +97,25 @@ def _decode_line(file: Path, number: int, line: bytes, kind: type[_T]) -> _T:
         raise ConfigError(f"{file}, line {number}: {error}") from None
 
 
-def _labelled_reaction(line: _ReactionLine) -> LabelledReaction:
+def _labelled_reaction(entry: _ReactionLine) -> LabelledReaction:
     request: Sequence[Message] = (
-        [_as_message("user", line.request)] if isinstance(line.request, str) else line.request
+        [_as_message("user", entry.request)] if isinstance(entry.request, str) else entry.request
     )
     item = JudgeInput(
-        turn=line.id,
+        turn=entry.id,
         messages=request,
-        reply=_as_message("assistant", line.reply),
+        reply=_as_message("assistant", entry.reply),
         reaction=Reaction(
-            turn=line.id, revision=1, messages=(line.reaction,), source=None, how="labelled", at=0.0
+            turn=entry.id,
+            revision=1,
+            messages=(entry.reaction,),
+            source=None,
+            how="labelled",
+            at=0.0,
         ),
     )
     return LabelledReaction(
-        id=line.id, language=line.language, kind=line.kind, expected=line.expected, item=item
+        id=entry.id, language=entry.language, kind=entry.kind, expected=entry.expected, item=item
     )
 
 

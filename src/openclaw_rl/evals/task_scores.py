@@ -233,7 +233,7 @@ def _request_seed(task: EvalTask) -> int:
 
 
 async def score_tasks(
-    ask: AskModel,
+    request_reply: AskModel,
     tasks: Sequence[tuple[str, EvalTask]],
     graders: Mapping[str, TaskGrader],
     show: ShowProgress,
@@ -245,7 +245,7 @@ async def score_tasks(
     async def score_one(kind: str, task: EvalTask) -> TaskScore:
         nonlocal done
         async with slots:
-            score = await _score_task(ask, kind, task, graders.get(kind))
+            score = await _score_task(request_reply, kind, task, graders.get(kind))
         done += 1
         show("scoring", done, len(tasks))
         return score
@@ -255,25 +255,25 @@ async def score_tasks(
 
 
 async def _score_task(
-    ask: AskModel, kind: str, task: EvalTask, grader: TaskGrader | None
+    request_reply: AskModel, kind: str, task: EvalTask, grader: TaskGrader | None
 ) -> TaskScore:
     scored_by = PROPERTIES_SCORER if grader is None else grader.name
     score = TaskScore(kind=kind, name=task.name, seed=task.seed, scored_by=scored_by)
     try:
-        reply = await ask(task)
+        reply = await request_reply(task)
     except RequestError as error:
         # E.g. a model without tool support: the task is not solved.
         return replace(score, solved=False, reason=str(error))
     except OpenClawError as error:
         return replace(score, error=str(error))
     violations = await asyncio.to_thread(find_violations, reply, task.properties)
-    found = [text for text in violations.values() if text is not None]
+    reasons = [text for text in violations.values() if text is not None]
     score = replace(
         score,
         reply=_shown_reply(reply),
         finish_reason=reply.finish_reason,
-        solved=not found,
-        reason="; ".join(found),
+        solved=not reasons,
+        reason="; ".join(reasons),
         violations=violations,
     )
     return score if grader is None else await _grade_score(score, task, reply, grader)

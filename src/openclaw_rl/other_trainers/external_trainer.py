@@ -215,11 +215,11 @@ def _version_of(folder: str) -> int:
     return int(Path(folder).name.partition("-")[0])
 
 
-def _read_metrics(given: Any) -> dict[str, float]:
+def _read_metrics(metrics: Any) -> dict[str, float]:
     """Return the numbers among the metrics of a step. NaN and infinity are kept: the gate refuses them."""
-    found = given.items() if isinstance(given, dict) else ()
+    items = metrics.items() if isinstance(metrics, dict) else ()
     return {
-        _to_text(name): _to_float(value) for name, value in found if isinstance(value, int | float)
+        _to_text(name): _to_float(value) for name, value in items if isinstance(value, int | float)
     }
 
 
@@ -231,11 +231,11 @@ def _to_float(value: float) -> float:
         return math.inf
 
 
-def _read_reasons(given: Any) -> dict[str, Reason]:
-    found = given.items() if isinstance(given, dict) else ()
-    return {turn: Reason(ReasonCode.STATED, _to_text(reason)[:500]) for turn, reason in found}
+def _read_reasons(value: Any) -> dict[str, Reason]:
+    items = value.items() if isinstance(value, dict) else ()
+    return {turn: Reason(ReasonCode.STATED, _to_text(reason)[:500]) for turn, reason in items}
 
 
-def _to_text(given: Any) -> str:
+def _to_text(value: Any) -> str:
     """Return text that the store can keep. Half of a surrogate pair, as of a text that was cut, becomes `?`."""
-    return str(given).encode(errors="replace").decode()
+    return str(value).encode(errors="replace").decode()

@@ -75,9 +75,9 @@ def _module_names(source: bytes) -> tuple[set[str], list[str]]:
     ]
 
 
-def reward_definition_error(plugin: Plugin, found: Collection[str]) -> PluginError:
-    """Return the error for a reward plug-in without a reward model. `found`: what the file defines instead."""
-    there = " and ".join(found) or "nothing"
+def reward_definition_error(plugin: Plugin, present: Collection[str]) -> PluginError:
+    """Return the error for a reward plug-in without a reward model. `present`: what the file defines instead."""
+    there = " and ".join(present) or "nothing"
     return plugin.make_error(
         f"expected {GET_REWARD_MODEL}(config), or one class with {COMPUTE_REWARD}; it defines {there}"
     )

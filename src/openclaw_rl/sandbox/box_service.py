@@ -33,17 +33,17 @@ class LineReceiver:
 
     def add_bytes(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
-        kept = [line for line in lines if len(line) <= self._limit][
+        retained = [line for line in lines if len(line) <= self._limit][
             : max(0, _KEPT_LINES - len(self.lines))
         ]
-        self.lines.extend(kept)
+        self.lines.extend(retained)
         self.truncated += (
-            sum(map(len, lines)) - sum(map(len, kept)) + max(0, len(self._rest) - self._limit)
+            sum(map(len, lines)) - sum(map(len, retained)) + max(0, len(self._rest) - self._limit)
         )
         # Their ends.
-        self.truncated += len(lines) - len(kept)
+        self.truncated += len(lines) - len(retained)
         self._rest = self._rest[: self._limit]
-        if kept:
+        if retained:
             self.has_news.set()
 
     def is_full(self) -> bool:
@@ -155,10 +155,10 @@ class BoxService:
 
     def read_end(self, time_limit: float) -> str:
         """Return why a line did not come within the limit: what it wrote to stderr, or its exit status."""
-        words = self.errors.kept_bytes().decode("utf-8", "replace").strip()[-300:]
+        message = self.errors.kept_bytes().decode("utf-8", "replace").strip()[-300:]
         if not self.has_ended:
-            return words or f"not within {time_limit:g} s"
-        return words or (
+            return message or f"not within {time_limit:g} s"
+        return message or (
             "its box ended" if self.exit_code is None else f"exit status {self.exit_code}"
         )
 

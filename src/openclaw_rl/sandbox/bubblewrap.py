@@ -238,9 +238,9 @@ class BubblewrapBox(CommandBox):
         parents = usable_parents()
         groups = plan_groups(parents, self._lease.folder.name)
         self._lease.write_groups(groups)
-        held = make_groups(parents, self._lease.folder.name, self.limits)
+        controllers = make_groups(parents, self._lease.folder.name, self.limits)
         self.held_limits = {
-            {"memory": "memory", "pids": "processes"}[controller] for controller in held
+            {"memory": "memory", "pids": "processes"}[controller] for controller in controllers
         }
         return [group for group in groups if group.exists()]
 
@@ -304,10 +304,10 @@ class BubblewrapBox(CommandBox):
             loop.remove_reader(process.stdout)
         if (process.stdout.read() or b"").strip() == b"ready":
             return
-        words = (process.stderr.read() or b"").decode("utf-8", "replace").strip()
-        cure = ". Expected bubblewrap 0.8 or newer" if "Unknown option" in words else ""
+        message = (process.stderr.read() or b"").decode("utf-8", "replace").strip()
+        cure = ". Expected bubblewrap 0.8 or newer" if "Unknown option" in message else ""
         raise SandboxError(
-            f"bubblewrap started no box: {words or f'not ready within {_START_SECONDS:g} s'}{cure}"
+            f"bubblewrap started no box: {message or f'not ready within {_START_SECONDS:g} s'}{cure}"
         )
 
     def _send_request(self, action: str, number: int = 0) -> None:

@@ -91,10 +91,11 @@ def normalise_subject(subject: str) -> str:
 
 def names_subject(asked: str, subject: str) -> bool:
     """Return whether a text has all words of one alternative of a subject. A final "s" makes no difference."""
-    text, words = _read_prompt(asked)
+    text, asked_words = _read_prompt(asked)
     alternatives = subject.split(", ") if subject else ()
     return any(
-        one in text if _NO_SPACES.search(one) else _words_of(one) <= words for one in alternatives
+        one in text if _NO_SPACES.search(one) else _words_of(one) <= asked_words
+        for one in alternatives
     )
 
 

@@ -72,7 +72,7 @@ class SequenceClassifier:
         # The text is a single segment.
         inputs.pop("token_type_ids", None)
         logits = self._model(**inputs.to(self._model.device)).logits.float()
-        found: torch.Tensor = (
+        probabilities: torch.Tensor = (
             torch.sigmoid(logits[:, 0]) if logits.shape[1] == 1 else torch.softmax(logits, -1)[:, 1]
         )
-        return [float(p) for p in found.cpu()]
+        return [float(p) for p in probabilities.cpu()]

@@ -138,7 +138,7 @@ class _EngineConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.close_with_error("the engine's process ended" + (f" ({error})" if error else ""))
 
-    def close_with_error(self, why: str) -> None:
+    def close_with_error(self, reason: str) -> None:
         """Close the connection; its streams and calls raise `EngineGone`."""
         if not self.alive:
             return
@@ -147,11 +147,11 @@ class _EngineConnection(asyncio.Protocol):
             self._transport.abort()
         for stream in self.streams.values():
             stream.fail(
-                EngineGone(f"{why}; the reply is broken off. Retry when the engine is back.")
+                EngineGone(f"{reason}; the reply is broken off. Retry when the engine is back.")
             )
         for call in self.pending_calls.values():
             if not call.done():
-                call.set_exception(EngineGone(f"{why}; the call got no reply"))
+                call.set_exception(EngineGone(f"{reason}; the call got no reply"))
         self._on_lost(self)
 
 
@@ -183,18 +183,18 @@ class EngineClient:
                 raise EngineGone("this engine client was closed")
             loop = asyncio.get_running_loop()
             try:
-                _, made = await loop.create_unix_connection(
+                _, connection = await loop.create_unix_connection(
                     lambda: _EngineConnection(self._handle_lost_connection), self._socket_path
                 )
             except OSError as error:
                 raise EngineGone(
                     f"no engine answers at {self._socket_path} ({error.strerror or error})"
                 ) from None
-            self._connection = made
+            self._connection = connection
             self.epoch += 1
             if self._on_connect is not None:
                 self._on_connect(self.epoch)
-            return made
+            return connection
 
     def _handle_lost_connection(self, connection: _EngineConnection) -> None:
         if connection is self._connection and not self._closed:

@@ -84,7 +84,7 @@ class MultiModelEngine(EmbeddedEngine):
         self, policies: Sequence[PolicyRef], files: Mapping[VersionKey, VersionFiles]
     ) -> Generator[None]:
         """See `EmbeddedEngine.load_versions`."""
-        made = {
+        created = {
             key: EmbeddedEngine(model, self._config)
             for key, model in files.items()
             if isinstance(model, EmbeddedModel)
@@ -92,7 +92,7 @@ class MultiModelEngine(EmbeddedEngine):
         yield from super().load_versions(
             policies, {k: f for k, f in files.items() if isinstance(f, AdapterFile)}
         )
-        self._full_engines |= made
+        self._full_engines |= created
 
     def _unused_models(self) -> frozenset[VersionKey]:
         """Return the full models that no loaded version and no running reply uses."""
@@ -130,10 +130,10 @@ class MultiModelEngine(EmbeddedEngine):
     @property
     def retry_delay(self) -> float:
         """See `EmbeddedEngine.retry_delay`."""
-        own = [super().retry_delay] if super().has_work else []
+        delays = [super().retry_delay] if super().has_work else []
         return min(
             [
-                *own,
+                *delays,
                 *(engine.retry_delay for engine in self._full_engines.values() if engine.has_work),
             ],
             default=0.0,

@@ -173,10 +173,10 @@ class EmbeddedModel:
         gap = (torch.cat(parts, 1).log_softmax(-1) - whole).abs()
         worst = float(gap.max()) if self.dtype in _MAX_LOGPROB_DIFFERENCE else float(gap.mean())
         if not worst <= _MAX_LOGPROB_DIFFERENCE.get(self.dtype, _MEAN_LOGPROB_DIFFERENCE):
-            found = (
+            kinds = (
                 f"{type(self._model).__name__}, self-test: log-probabilities differ by {worst:.3g}"
             )
-            raise ModelError(f"{self.name}: {_SUPPORTED_KINDS} ({found})")
+            raise ModelError(f"{self.name}: {_SUPPORTED_KINDS} ({kinds})")
 
 
 _UNSUPPORTED_MODEL_ERRORS = (
@@ -218,8 +218,8 @@ def _check_kind(text: Any, context: int, name: str) -> None:
     typed = getattr(text, "layer_types", None)
     window = getattr(text, "sliding_window", None)
     if kinds := set(typed or ()) - {"full_attention", "sliding_attention"}:
-        said = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
-        raise ModelError(f"{name}: {said}. {_SUPPORTED_KINDS[0].upper()}{_SUPPORTED_KINDS[1:]}")
+        problem = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
+        raise ModelError(f"{name}: {problem}. {_SUPPORTED_KINDS[0].upper()}{_SUPPORTED_KINDS[1:]}")
     slides = "sliding_attention" in typed if typed else getattr(text, "use_sliding_window", True)
     if window and slides and window < context:
         raise ModelError(

@@ -43,13 +43,13 @@ def _routed_class(kind: type[nn.Module]) -> type[nn.Module]:
     """
     plain: Callable[..., Any] = kind.forward
 
-    def forward(self: Any, *given: Any, **named: Any) -> Any:
-        out = plain(self, *given, **named)
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        out = plain(self, *args, **named)
         route = self.loaded_adapters.route
         if route is None or (pair := route.pairs[self.index]) is None:
             return out
         a, b = pair
-        low = nn.functional.linear(given[0], a)
+        low = nn.functional.linear(args[0], a)
         if route.mask is not None:
             low = low * route.mask
         out.view(-1, out.shape[-1]).addmm_(low.view(-1, low.shape[-1]), b)

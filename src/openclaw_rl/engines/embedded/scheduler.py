@@ -114,10 +114,12 @@ class EmbeddedEngine:
 
     def unload_unused(self) -> Generator[None]:
         """Unload unused adapters and their cached prefixes, in small steps."""
-        gone = self.model.adapters.loaded_keys - self._needed_adapters
-        yield from self.model.adapters.replace_adapters({}, self.model.adapters.loaded_keys - gone)
+        unused = self.model.adapters.loaded_keys - self._needed_adapters
+        yield from self.model.adapters.replace_adapters(
+            {}, self.model.adapters.loaded_keys - unused
+        )
         self._batch_plan = None
-        for key in gone:
+        for key in unused:
             self._prefix_cache.remove_policy(key)
 
     def generate(
@@ -377,13 +379,13 @@ class EmbeddedEngine:
         self, seqs: Sequence[EngineSequence], ends: Sequence[int], width: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return ids, positions and cache slots [N, Q], padded on the left. Padding writes to the spare slot."""
-        made = np.zeros((3, len(seqs), width), dtype=np.int64)
-        made[2] = self._staging_cache.capacity - 1
+        padded = np.zeros((3, len(seqs), width), dtype=np.int64)
+        padded[2] = self._staging_cache.capacity - 1
         for row, (seq, end) in enumerate(zip(seqs, ends, strict=True)):
             at = width - (end - seq.prefilled)
-            made[0, row, at:] = seq.ids[seq.prefilled : end]
-            made[1, row, at:] = made[2, row, at:] = np.arange(seq.prefilled, end)
-        ids_NQ, positions_NQ, writes_NQ = torch.from_numpy(made).to(self.model.device)
+            padded[0, row, at:] = seq.ids[seq.prefilled : end]
+            padded[1, row, at:] = padded[2, row, at:] = np.arange(seq.prefilled, end)
+        ids_NQ, positions_NQ, writes_NQ = torch.from_numpy(padded).to(self.model.device)
         return ids_NQ, positions_NQ, writes_NQ
 
     def _score_chunk(self, seq: EngineSequence, end: int, logits_QV: Tensor) -> None:

@@ -167,8 +167,8 @@ class BrowserEpisode:
 
     def take_reply(self, reply: str) -> None:
         """Do the first action in a reply."""
-        if (found := CALL.search(reply)) is not None:
-            self.act(found.group(0))
+        if (call := CALL.search(reply)) is not None:
+            self.act(call.group(0))
         else:
             self.problem = "your reply has no action"
 

@@ -84,10 +84,10 @@ def read_action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
     if (field := text_field(schema)) is not None:
         return {field: reply}
     try:
-        found, _ = json.JSONDecoder().raw_decode(reply[reply.index("{") :])
+        action, _ = json.JSONDecoder().raw_decode(reply[reply.index("{") :])
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and nesting_depth(found) <= MAX_DEPTH else None
+    return action if isinstance(action, dict) and nesting_depth(action) <= MAX_DEPTH else None
 
 
 def nesting_depth(value: Any) -> int:
@@ -119,13 +119,13 @@ def write_system(schema: Mapping[str, Any]) -> str:
 
 def write_observation(observation: Mapping[str, Any]) -> str:
     """Return an observation as text: its one text, else JSON."""
-    said = {
+    shown = {
         name: value
         for name, value in observation.items()
         if value not in (None, "", {}, []) and name != "metadata"
     }
-    values = list(said.values())
-    return (values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(said))[
+    values = list(shown.values())
+    return (values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(shown))[
         :MAX_OBSERVATION
     ]
 

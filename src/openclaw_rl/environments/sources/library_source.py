@@ -179,7 +179,7 @@ class LibrarySource:
         }
         try:
             # Several plays.
-            found = await self._process.send_request("check", body, limits.seconds * 4)
+            reply = await self._process.send_request("check", body, limits.seconds * 4)
         except ForeignError as error:
             return TaskFitness(
                 task=task.id, digest=task.digest, fit=False, reason=f"the check failed: {error}"
@@ -187,11 +187,11 @@ class LibrarySource:
         return TaskFitness(
             task=task.id,
             digest=task.digest,
-            fit=not found["reason"],
-            reason=found["reason"],
-            oracle=found.get("oracle"),
-            nop=found.get("nop"),
-            checkable=found.get("checkable", True),
+            fit=not reply["reason"],
+            reason=reply["reason"],
+            oracle=reply.get("oracle"),
+            nop=reply.get("nop"),
+            checkable=reply.get("checkable", True),
         )
 
 

@@ -101,35 +101,37 @@ def _list_files(path: Path) -> list[Path]:
 
 def _read_instance(line: str, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        instance = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{where}: is not valid JSON ({error}). Expected one instance per line"
         ) from None
     try:
-        json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(instance, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{where}: has half of a surrogate pair, which is no text") from None
     missing = [
         name
         for name in _FIELDS
-        if not isinstance(found, dict) or not isinstance(found.get(name), str)
+        if not isinstance(instance, dict) or not isinstance(instance.get(name), str)
     ]
     if missing:
         raise ConfigError(
             f"{where}: no text in {', '.join(missing)}. Expected an instance of SWE-bench"
         )
     for kind in ("FAIL_TO_PASS", "PASS_TO_PASS"):
-        names = found.get(kind, [])
+        names = instance.get(kind, [])
         # Else it is no list, either.
         with contextlib.suppress(ValueError, RecursionError):
             names = json.loads(names) if isinstance(names, str) else names
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{where}: {kind}: expected a list of tests, got {str(names)[:100]}")
-        found[kind] = names
-    if not _NAME.fullmatch(found["instance_id"]) or not _COMMIT.fullmatch(found["base_commit"]):
+        instance[kind] = names
+    if not _NAME.fullmatch(instance["instance_id"]) or not _COMMIT.fullmatch(
+        instance["base_commit"]
+    ):
         raise ConfigError(f"{where}: expected a name in instance_id and a commit in base_commit")
-    return dict(found)
+    return dict(instance)
 
 
 def _make_folder(instance: Mapping[str, Any], folder: Path, checkouts: Path) -> None:
@@ -225,29 +227,29 @@ def _resolve_commit(repository: Path, commit: str) -> str | None:
     """Return the full id of a commit; None if there is no repository, or it does not have the commit."""
     if not repository.is_dir():
         return None
-    found = subprocess.run(
+    result = subprocess.run(
         ["git", "-C", str(repository), "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return None if found.returncode else found.stdout.strip()
+    return None if result.returncode else result.stdout.strip()
 
 
 def _unpack_commit(repository: Path, commit: str, to: Path) -> None:
-    found = subprocess.run(
+    result = subprocess.run(
         ["git", "-C", str(repository), "archive", "--format=tar", commit],
         capture_output=True,
         check=False,
     )
-    if found.returncode:
-        words = found.stderr.decode("utf-8", "replace").strip()
+    if result.returncode:
+        message = result.stderr.decode("utf-8", "replace").strip()
         raise InstanceUnfit(
-            f"{CHECKOUTS}/{repository.name} does not have the commit {commit}: {words}"
+            f"{CHECKOUTS}/{repository.name} does not have the commit {commit}: {message}"
         )
     to.mkdir(parents=True)
     try:
-        with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(result.stdout)) as archive:
             archive.extractall(to, filter="data")
     except tarfile.FilterError as error:
         raise InstanceUnfit(f"its repository has a link that leads out of it: {error}") from None
@@ -270,8 +272,8 @@ def _apply_patch(folder: Path, patch: str, name: str) -> None:
         check=False,
     )
     if done.returncode:
-        words = done.stderr.decode("utf-8", "replace").strip()
-        raise InstanceUnfit(f"its {name} does not fit to its commit: {words}")
+        message = done.stderr.decode("utf-8", "replace").strip()
+        raise InstanceUnfit(f"its {name} does not fit to its commit: {message}")
 
 
 def _list_texts(folder: Path) -> dict[str, bytes]:

@@ -186,12 +186,12 @@ class BatchFeed:
     def _prepare(self, rows: Sequence[Row]) -> PreparedBatch:
         options = self._options
         has_teacher = self._options.teacher_url is not None
-        kept, dropped = split_fit_rows(
+        fit, dropped = split_fit_rows(
             rows, temperature=options.temperature, has_teacher=has_teacher
         )
         with ThreadPoolExecutor(_CONCURRENT_SCORINGS) as pool:
-            scored = list(pool.map(self._score_teacher, kept))
-        pairs = enumerate(zip(kept, scored, strict=True))
+            scored = list(pool.map(self._score_teacher, fit))
+        pairs = enumerate(zip(fit, scored, strict=True))
         samples = [
             sample_fields(row, n, method=self._method, teacher=logprobs)
             for n, (row, logprobs) in pairs

@@ -60,56 +60,56 @@ def method_problem(method: str, finetune: str, *, has_teacher: bool) -> str | No
 
 
 def _check_weights(args: Any) -> list[str]:
-    found = []
+    problems = []
     if (args.update_weight_mode, args.update_weight_transport) != (
         "full",
         "disk",
     ) or not args.update_weight_disk_dir:
-        found.append(
+        problems.append(
             "set --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir DIR"
         )
     if args.custom_update_weight_post_write_path != HOOK_PATH:
-        found.append(f"set --custom-update-weight-post-write-path {HOOK_PATH}")
+        problems.append(f"set --custom-update-weight-post-write-path {HOOK_PATH}")
     if args.rollout_top_p != 1:
-        found.append(
+        problems.append(
             f"--rollout-top-p is {args.rollout_top_p}; expected 1, because slime replays what it cut"
         )
     if args.update_weights_interval != 1:
-        found.append(f"--update-weights-interval is {args.update_weights_interval}; expected 1")
-    return found
+        problems.append(f"--update-weights-interval is {args.update_weights_interval}; expected 1")
+    return problems
 
 
 def _check_rewards(args: Any) -> list[str]:
-    found = []
+    problems = []
     if args.n_samples_per_prompt != 1:
-        found.append(
+        problems.append(
             f"--n-samples-per-prompt is {args.n_samples_per_prompt}; a turn of a conversation has one reply"
         )
     normalizes = args.advantage_estimator in _NORMALIZES and args.rewards_normalization
     if normalizes and args.custom_reward_post_process_path is None:
-        found.append(
+        problems.append(
             "set --disable-rewards-normalization, because with one reply to a prompt all rewards become 0"
         )
-    return found
+    return problems
 
 
 def _check_teacher(args: Any) -> list[str]:
     if not args.use_opd:
         return []
-    found = []
+    problems = []
     if args.opd_type != "sglang" or not args.rm_url:
-        found.append(
+        problems.append(
             "set --opd-type sglang and --rm-url to a server with the base: the teacher reads the hint"
         )
     if not args.use_rollout_logprobs:
-        found.append(
+        problems.append(
             "set --use-rollout-logprobs, so that samples without a hint have no distillation term"
         )
     if args.rollout_temperature != 1:
-        found.append(
+        problems.append(
             f"--rollout-temperature is {args.rollout_temperature}; the teacher is scored at 1"
         )
-    return found
+    return problems
 
 
 _CHECKS = (_check_weights, _check_rewards, _check_teacher)

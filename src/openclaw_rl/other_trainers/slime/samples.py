@@ -19,10 +19,12 @@ def split_fit_rows(
     A turn whose prompt had lessons has two rows, one of which has no importance ratio.
     """
     reasons = [unfit_reason(row, temperature=temperature, has_teacher=has_teacher) for row in rows]
-    fit = [row for row, why in zip(rows, reasons, strict=True) if why is None]
+    fit = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
     turns = {row["turn"] for row in fit}
-    unfit = {row["turn"]: why for row, why in zip(rows, reasons, strict=True) if why is not None}
-    return fit, {turn: why for turn, why in unfit.items() if turn not in turns}
+    unfit = {
+        row["turn"]: reason for row, reason in zip(rows, reasons, strict=True) if reason is not None
+    }
+    return fit, {turn: reason for turn, reason in unfit.items() if turn not in turns}
 
 
 def unfit_reason(row: Row, *, temperature: float, has_teacher: bool) -> str | None:

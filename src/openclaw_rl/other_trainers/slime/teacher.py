@@ -105,8 +105,8 @@ def post_json(url: str, body: dict[str, Any]) -> Any:
 
 
 def _retry_delay(error: _AttemptFailed, failures: int) -> float:
-    own = backoff_delay(failures, first=FIRST_RETRY_SECONDS, longest=LONGEST_RETRY_SECONDS)
-    return own if error.wait is None else error.wait + own * 0.1
+    backoff = backoff_delay(failures, first=FIRST_RETRY_SECONDS, longest=LONGEST_RETRY_SECONDS)
+    return backoff if error.wait is None else error.wait + backoff * 0.1
 
 
 def _send_request(url: str, content: bytes) -> Any:

@@ -90,8 +90,10 @@ def read_build_plan(context: Path) -> BuildPlan:
         elif name == "RUN":
             if "<<" in rest.split("\n")[0] and re.search(r"<<-?\s*['\"]?\w+", rest):
                 raise DockerfileError(f"{where}: a here-document, which needs a container builder")
-            words = _read_words(rest)
-            command = re.sub(r"^(--\S+\s+)+", "", rest) if words is None else shlex.join(words)
+            exec_form = _read_words(rest)
+            command = (
+                re.sub(r"^(--\S+\s+)+", "", rest) if exec_form is None else shlex.join(exec_form)
+            )
             plan.steps.append(RunStep(command=command, cwd=plan.cwd, line=line))
         elif name == "WORKDIR":
             plan.cwd = _join_path(plan.cwd, _expand_text(rest.strip(), plan.variables | arguments))
@@ -153,13 +155,13 @@ def _expand_text(text: str, variables: dict[str, str]) -> str:
 def _read_words(rest: str) -> list[str] | None:
     """Return the words of the form `["program", "word"]`; None for any other text, which is for a shell."""
     try:
-        found = json.loads(rest)
+        value = json.loads(rest)
     except (ValueError, RecursionError):
         return None
     is_list = (
-        isinstance(found, list) and bool(found) and all(isinstance(word, str) for word in found)
+        isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)
     )
-    return found if is_list else None
+    return value if is_list else None
 
 
 def _split_words(rest: str, where: str) -> list[str]:
@@ -173,20 +175,20 @@ def _read_pairs(rest: str, variables: dict[str, str], where: str) -> dict[str, s
     """Return the variables of ENV or ARG: `A=1 B="x y"`, `A 1` in the old form, `A` for an argument without value."""
     first = rest.split(None, 1)
     if "=" not in first[0]:
-        found = {first[0]: _expand_text(first[1], variables)} if len(first) > 1 else {}
+        values = {first[0]: _expand_text(first[1], variables)} if len(first) > 1 else {}
     else:
         pairs = (word.partition("=") for word in _split_words(rest, where))
-        found = {name: _expand_text(value, variables) for name, _, value in pairs}
-    if wrong := [name for name in found if VARIABLE_NAME.fullmatch(name) is None]:
+        values = {name: _expand_text(value, variables) for name, _, value in pairs}
+    if wrong := [name for name in values if VARIABLE_NAME.fullmatch(name) is None]:
         raise DockerfileError(f"{where}: {wrong[0][:80]!r} cannot be the name of a variable")
-    return found
+    return values
 
 
 def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:
-    words = _read_words(rest)
-    words = _split_words(rest, where) if words is None else words
-    flags = [word for word in words if word.startswith("--")]
-    *sources, target = [word for word in words if not word.startswith("--")] or [""]
+    arguments = _read_words(rest)
+    arguments = _split_words(rest, where) if arguments is None else arguments
+    flags = [word for word in arguments if word.startswith("--")]
+    *sources, target = [word for word in arguments if not word.startswith("--")] or [""]
     if not sources:
         raise DockerfileError(f"{where}: expected what is copied, and where to")
     mode = next(
@@ -201,16 +203,16 @@ def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:
     plan.add_folder(path)
     for pattern in sources:
         try:
-            found = (
+            matches = (
                 sorted(context.glob(pattern.strip("/") or "."))
                 if pattern.strip("./")
                 else [context]
             )
         except ValueError as error:
             raise DockerfileError(f"{where}: {pattern} is no pattern of files ({error})") from None
-        if not found:
+        if not matches:
             raise DockerfileError(f"{where}: environment/{pattern} does not exist")
-        for source in found:
+        for source in matches:
             if context.resolve() not in (source.resolve(), *source.resolve().parents):
                 raise DockerfileError(f"{where}: {pattern} is outside of environment/")
             into = is_folder or path in (plan.cwd, *plan.folders)

@@ -116,8 +116,8 @@ def _is_equal_object(value: Any, alternative: Any) -> bool:
     """Compare an object with one whose fields are lists of alternatives."""
     if not isinstance(value, dict) or not isinstance(alternative, Mapping):
         return False
-    for name, found in value.items():
-        if name not in alternative or _plain_item(found) not in _plain_items(alternative[name]):
+    for name, item in value.items():
+        if name not in alternative or _plain_item(item) not in _plain_items(alternative[name]):
             return False
     return all(_LEFT_OUT in alternative[name] for name in alternative.keys() - value.keys())
 

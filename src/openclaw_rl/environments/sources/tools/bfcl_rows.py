@@ -60,9 +60,9 @@ def convert_rows(questions: Path) -> ConvertedRows:
     Raises `ConfigError` for a file that cannot be read, and for a category whose calls cannot be compared.
     """
     category = _category_of(questions)
-    if why := _why_refused(category):
+    if reason := _why_refused(category):
         raise ConfigError(
-            f"{questions.name}: the category {category} is not supported: {why}. Supported are simple, multiple, "
+            f"{questions.name}: the category {category} is not supported: {reason}. Supported are simple, multiple, "
             "parallel and parallel_multiple, of Python, and irrelevance; also live"
         )
     reader = _RowReader(category=category)
@@ -115,13 +115,13 @@ def read_bfcl_tasks(path: Path, held_out_share: float) -> list[EnvironmentTask]:
 
 
 def _convert_with_note(file: Path) -> Sequence[Mapping[str, Any]]:
-    found = convert_rows(file)
-    if found.refused:
-        first, why = next(iter(found.refused.items()))
+    converted = convert_rows(file)
+    if converted.refused:
+        first, reason = next(iter(converted.refused.items()))
         echo_error(
-            f"note: {len(found.refused)} rows of {file.name} cannot be checked: {first} ({why})"
+            f"note: {len(converted.refused)} rows of {file.name} cannot be checked: {first} ({reason})"
         )
-    return found.tasks
+    return converted.tasks
 
 
 def _list_files(folder: Path) -> list[Path]:
@@ -223,17 +223,17 @@ def _convert_schema(schema: Any) -> Any:
         return [_convert_schema(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    made: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for name, value in schema.items():
         if name == "type" and isinstance(value, str):
             if value.lower() != "any":
-                made[name] = _TYPES.get(value.lower(), value.lower())
+                converted[name] = _TYPES.get(value.lower(), value.lower())
         elif name == "properties" and isinstance(value, dict):
-            made[name] = {key: _convert_schema(one) for key, one in value.items()}
+            converted[name] = {key: _convert_schema(one) for key, one in value.items()}
         elif name == "required" and not isinstance(value, list):
             continue
         elif name in ("items", "additionalProperties"):
-            made[name] = _convert_schema(value)
+            converted[name] = _convert_schema(value)
         elif name in (
             "description",
             "enum",
@@ -244,8 +244,8 @@ def _convert_schema(schema: Any) -> Any:
             "minimum",
             "maximum",
         ):
-            made[name] = value
-    return made
+            converted[name] = value
+    return converted
 
 
 def _expected_call(
@@ -282,17 +282,17 @@ def _as_list(values: Any) -> list[Any]:
 
 
 def _required_names(schema: Mapping[str, Any]) -> Sequence[str]:
-    found = schema.get("required", [])
-    return found if isinstance(found, list) else []
+    names = schema.get("required", [])
+    return names if isinstance(names, list) else []
 
 
 def _solve_call(expected: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call that matches: the first value of each parameter that is required or may not be left out."""
     arguments = {}
     for name, values in expected["alternatives"].items():
-        given = [value for value in values if value != ""]
+        candidates = [value for value in values if value != ""]
         if "" not in values or name in expected["required"]:
-            arguments[name] = _solve_value(given[0] if given else "")
+            arguments[name] = _solve_value(candidates[0] if candidates else "")
     return {"tool": expected["tool"], "arguments": arguments}
 
 

@@ -69,29 +69,29 @@ def is_match(call: CallMade, expected: ExpectedCall, *, loose_text: bool = False
     return call.arguments.keys() <= right.keys()
 
 
-def _is_equal(found: Any, value: Any, loose_text: bool) -> bool:
-    if isinstance(found, str) and isinstance(value, str):
-        return plain_text(found) == plain_text(value) if loose_text else found == value
-    if isinstance(found, bool) or isinstance(value, bool):
-        return found is value
-    if isinstance(found, int | float) and isinstance(value, int | float):
-        return equal_numbers(found, value)
-    if isinstance(found, dict) and isinstance(value, Mapping):
-        same = found.keys() == value.keys()
-        return same and all(_is_equal(found[name], value[name], loose_text) for name in found)
-    if isinstance(found, list) and isinstance(value, list | tuple):
-        return len(found) == len(value) and all(
-            _is_equal(a, b, loose_text) for a, b in zip(found, value, strict=True)
+def _is_equal(argument: Any, value: Any, loose_text: bool) -> bool:
+    if isinstance(argument, str) and isinstance(value, str):
+        return plain_text(argument) == plain_text(value) if loose_text else argument == value
+    if isinstance(argument, bool) or isinstance(value, bool):
+        return argument is value
+    if isinstance(argument, int | float) and isinstance(value, int | float):
+        return equal_numbers(argument, value)
+    if isinstance(argument, dict) and isinstance(value, Mapping):
+        same = argument.keys() == value.keys()
+        return same and all(_is_equal(argument[name], value[name], loose_text) for name in argument)
+    if isinstance(argument, list) and isinstance(value, list | tuple):
+        return len(argument) == len(value) and all(
+            _is_equal(a, b, loose_text) for a, b in zip(argument, value, strict=True)
         )
-    return type(found) is type(value) and bool(found == value)
+    return type(argument) is type(value) and bool(argument == value)
 
 
-def equal_numbers(found: float, expected: float) -> bool:
+def equal_numbers(value: float, expected: float) -> bool:
     """Return whether two numbers are equal up to rounding. An integer may be larger than any float."""
     try:
-        return math.isclose(found, expected, rel_tol=1e-9)
+        return math.isclose(value, expected, rel_tol=1e-9)
     except OverflowError:
-        return found == expected
+        return value == expected
 
 
 def plain_text(text: str) -> str:

@@ -171,11 +171,11 @@ def write_files(files: Mapping[str, str], folder: str = WORK_FOLDER) -> str:
 
 def _start_script(tools: BoxTools, files: Mapping[str, str]) -> str:
     worker = Path(tool_worker.__file__).read_text(encoding="utf-8")
-    own = write_files({"worker.py": worker, "setup.json": tools.as_json()}, _FOLDER)
+    script = write_files({"worker.py": worker, "setup.json": tools.as_json()}, _FOLDER)
     return "\n".join(
         (
             f"command -v python3 >/dev/null || exit {_NO_PYTHON}",
-            own,
+            script,
             write_files(files),
             f"cd {WORK_FOLDER} || exit 1",
             f"echo {_READY.decode()}",
@@ -186,7 +186,7 @@ def _start_script(tools: BoxTools, files: Mapping[str, str]) -> str:
 
 def _parse_answer(line: bytes | None) -> dict[str, Any]:
     try:
-        found = json.loads(line or b"")
+        answer = json.loads(line or b"")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return answer if isinstance(answer, dict) else {}

@@ -78,10 +78,10 @@ def _check_pattern(_: Validator, pattern: str, value: Any, __: Any) -> Iterator[
     if not isinstance(value, str):
         return
     try:
-        found = compile_pattern(pattern).search(value)
+        match = compile_pattern(pattern).search(value)
     except ValueError:
-        found = re.search(pattern, value)
-    if found is None:
+        match = re.search(pattern, value)
+    if match is None:
         yield JsonSchemaError(f"{value!r} does not match {pattern!r}")
 
 
@@ -93,9 +93,9 @@ def compile_pattern(pattern: str) -> Any:
     try:
         return re2.compile(pattern, options)
     except re2.error as error:
-        words = error.args[0]
+        message = error.args[0]
         raise ValueError(
-            f"pattern: {words.decode(errors='replace') if isinstance(words, bytes) else words}"
+            f"pattern: {message.decode(errors='replace') if isinstance(message, bytes) else message}"
         ) from None
 
 
@@ -127,14 +127,14 @@ class ToolSpec(_Entry):
 
     @model_validator(mode="after")
     def _check_kind(self) -> ToolSpec:
-        given = [
+        kinds = [
             kind
             for kind in _KINDS
             if kind in self.model_fields_set and getattr(self, kind) is not False
         ]
-        if len(given) != 1:
+        if len(kinds) != 1:
             raise ValueError(
-                f"tool {self.name}: expected exactly one of {', '.join(_KINDS)}, got {given or 'none'}"
+                f"tool {self.name}: expected exactly one of {', '.join(_KINDS)}, got {kinds or 'none'}"
             )
         try:
             validator_for(self.parameters, default=Draft202012Validator).check_schema(
@@ -158,8 +158,8 @@ class ToolSpec(_Entry):
         """Check of arguments. References to other documents are not fetched. Patterns: see `_check_pattern`."""
         plain = validator_for(self.parameters, default=Draft202012Validator)
         kind = extend(plain, {"pattern": _check_pattern})  # type: ignore[no-untyped-call]
-        made: Validator = kind(self.parameters, registry=Registry())
-        return made
+        validator: Validator = kind(self.parameters, registry=Registry())
+        return validator
 
     def as_definition(self) -> dict[str, Any]:
         """Return the tool as a chat request has it."""
@@ -273,16 +273,16 @@ def is_loopback(host: str) -> bool:
 def load_tool_config(path: Path) -> ToolConfig:
     """Read a configuration. Raises `ConfigError` with the file and the entry."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the tools cannot be read ({error})") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid JSON ({error})") from None
     # A list of tools alone, as other programs have it.
-    if isinstance(found, list):
-        found = {"tools": found}
+    if isinstance(document, list):
+        document = {"tools": document}
     try:
-        config = ToolConfig.model_validate(found)
+        config = ToolConfig.model_validate(document)
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe_error(error)}") from None
     for tool in config.tools:

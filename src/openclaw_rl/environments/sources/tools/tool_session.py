@@ -95,9 +95,9 @@ class ToolSession:
 
     async def answer_call(self, call: AgentCall) -> CallMade:
         """Return what became of a call. Bad arguments are an error that the model is shown. Raises `ToolBroken`."""
-        made = await self._answer(call)
-        self.calls.append(made)
-        return made
+        answered = await self._answer(call)
+        self.calls.append(answered)
+        return answered
 
     async def score_checks(self, answer: str) -> dict[str, float]:
         """Return the result of each check of the task. Raises `ToolBroken` and `SandboxError`."""
@@ -206,21 +206,21 @@ def _collect_code(tools: Sequence[ToolSpec], folder: Path) -> BoxTools:
 def _parse_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a call. Raises `ValueError` with the words for the model."""
     try:
-        found = json.loads(text or "{}")
-        json.dumps(found, ensure_ascii=False).encode()
+        arguments = json.loads(text or "{}")
+        json.dumps(arguments, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("the arguments have half of a surrogate pair, which is no text") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the arguments are not valid JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(arguments, dict):
         raise ValueError("expected the arguments as a JSON object")
-    return found
+    return arguments
 
 
 def _schema_problem(spec: ToolSpec, arguments: dict[str, Any]) -> str | None:
     """Return why arguments are against the schema, or None. Raises `ToolBroken` if the schema cannot be used."""
     try:
-        found = best_match(spec.validator.iter_errors(arguments))
+        problem = best_match(spec.validator.iter_errors(arguments))
     except RecursionError:
         return "the arguments are nested too deeply"
     except (OverflowError, ValueError):
@@ -228,7 +228,7 @@ def _schema_problem(spec: ToolSpec, arguments: dict[str, Any]) -> str | None:
         return "the arguments have a number that is too large, or none"
     except Unresolvable as error:
         raise ToolBroken(f"tool {spec.name}: parameters: {error}") from None
-    if found is None:
+    if problem is None:
         return None
-    place = ".".join(str(part) for part in found.absolute_path)
-    return ": ".join(filter(None, ("arguments", place, found.message)))[:_MAX_PROBLEM]
+    place = ".".join(str(part) for part in problem.absolute_path)
+    return ": ".join(filter(None, ("arguments", place, problem.message)))[:_MAX_PROBLEM]

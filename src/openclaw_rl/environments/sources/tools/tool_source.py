@@ -89,13 +89,13 @@ class ToolSource:
         read = read_bfcl_tasks if is_bfcl_path(self._setup.tasks) else read_task_file
         tasks = read(self._setup.tasks, self._setup.held_out_share)
         tools = config_digest(self._setup.config, self._setup.folder)
-        found = []
+        digested = []
         for task in tasks:
             checks = self._setup.parse_task(task).checks
             code = [check.code for check in checks if isinstance(check, PythonCheck)]
             whole = json.dumps([task.digest, tools, code])
-            found.append(replace(task, digest=hashlib.sha256(whole.encode()).hexdigest()))
-        return found
+            digested.append(replace(task, digest=hashlib.sha256(whole.encode()).hexdigest()))
+        return digested
 
     async def check_task(
         self, task: EnvironmentTask, folder: str, limits: PlayLimits
@@ -158,13 +158,13 @@ async def _replay_solution(
         await session.open_tools()
         await session.check_code()
         for number, call in enumerate(task.calls if name == "oracle" else ()):
-            made = await session.answer_call(
+            answered = await session.answer_call(
                 AgentCall(
                     id=f"call_{number}", name=call.tool, arguments=json.dumps(dict(call.arguments))
                 )
             )
-            if made.arguments is None or made.result.startswith("error: arguments"):
-                problem = problem or f"call {number}, {call.tool}: {made.result}"
+            if answered.arguments is None or answered.result.startswith("error: arguments"):
+                problem = problem or f"call {number}, {call.tool}: {answered.result}"
         scores = await session.score_checks(task.answer if name == "oracle" else "")
     finally:
         await asyncio.shield(session.close())

@@ -90,7 +90,7 @@ def parse_task(task: EnvironmentTask, config: ToolConfig, folder: Path) -> ToolT
     system = [{"role": "system", "content": config.system}] if config.system else []
     checks = entry.check if isinstance(entry.check, list) else [entry.check]
     tools, servers = _choose_tools(entry, config, where)
-    made = ToolTask(
+    parsed = ToolTask(
         id=task.id,
         messages=(*system, *(entry.messages or [{"role": "user", "content": entry.prompt}])),
         tools=tools,
@@ -102,8 +102,8 @@ def parse_task(task: EnvironmentTask, config: ToolConfig, folder: Path) -> ToolT
         only_calls=entry.only_calls,
         step_reward=entry.step_reward,
     )
-    _check_solution(made, where)
-    return made
+    _check_solution(parsed, where)
+    return parsed
 
 
 def _choose_tools(
@@ -117,12 +117,12 @@ def _choose_tools(
             entry.mcp, servers, where
         )
     tools = []
-    for given in entry.tools:
-        if isinstance(given, str) and given not in known:
+    for listed in entry.tools:
+        if isinstance(listed, str) and listed not in known:
             raise ConfigError(
-                f"{where}: unknown tool {given!r}. The configuration has {', '.join(known) or 'none'}"
+                f"{where}: unknown tool {listed!r}. The configuration has {', '.join(known) or 'none'}"
             )
-        tools.append(known[given] if isinstance(given, str) else parse_tool(given, where))
+        tools.append(known[listed] if isinstance(listed, str) else parse_tool(listed, where))
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise ConfigError(f"{where}: two tools have the same name. Remove one")

@@ -38,24 +38,24 @@ def explain_tools(definitions: Sequence[dict[str, Any]]) -> str:
 
 def find_text_calls(reply: str, form: TextCalls) -> list[AgentCall]:
     """Return the calls that a reply contains, at most 32."""
-    found: list[AgentCall] = []
+    calls: list[AgentCall] = []
     if form.pattern is None:
         for value in _find_objects(reply):
             if isinstance(value.get("tool"), str):
                 arguments = value.get("arguments", {})
-                found.append(
+                calls.append(
                     AgentCall(
-                        id=f"call_{len(found)}", name=value["tool"], arguments=json.dumps(arguments)
+                        id=f"call_{len(calls)}", name=value["tool"], arguments=json.dumps(arguments)
                     )
                 )
     else:
         assert form.tool is not None
         for match in re2.finditer(form.pattern, reply):
             named = {name: value for name, value in match.groupdict().items() if value is not None}
-            found.append(
-                AgentCall(id=f"call_{len(found)}", name=form.tool, arguments=json.dumps(named))
+            calls.append(
+                AgentCall(id=f"call_{len(calls)}", name=form.tool, arguments=json.dumps(named))
             )
-    return found[:_MAX_CALLS]
+    return calls[:_MAX_CALLS]
 
 
 def _find_objects(text: str) -> Iterator[dict[str, Any]]:
