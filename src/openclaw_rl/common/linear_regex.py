@@ -174,13 +174,14 @@ def _translate_escape(letter: str, inside: bool) -> str:
         return f"\\{letter}"
     if letter == "D":
         return r"\P{Nd}"
-    if letter.isupper() and inside:
+    is_negated = letter.isupper()
+    if is_negated and inside:
         raise PatternError(
             rf"\{letter} inside brackets is not supported; name the characters, such as \pL for letters"
         )
     if inside:
         return members
-    return f"[^{members}]" if letter.isupper() else f"[{members}]"
+    return f"[^{members}]" if is_negated else f"[{members}]"
 
 
 def _without(text: str) -> str:
@@ -200,7 +201,8 @@ def _without(text: str) -> str:
     if not rest:
         return f"[^{c}]*"
     begun = f"{c}{{{run},}}"
-    partial = failed = ""
+    partial = ""
+    failed = ""
     for at in reversed(range(len(rest))):
         letter = re2.escape(rest[at])
         failed = f"(?:[^{c}{letter}]|{letter}{failed})" if failed else f"[^{c}{letter}]"

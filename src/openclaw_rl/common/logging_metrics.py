@@ -60,11 +60,9 @@ class JsonLinesFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {
-            k: v
-            for k, v in vars(record).items()
-            if k not in _STANDARD_FIELDS and k not in ("message", "asctime")
-        }
+        for name, value in vars(record).items():
+            if name not in _STANDARD_FIELDS and name not in ("message", "asctime"):
+                line[name] = value
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return to_printable_json(line)

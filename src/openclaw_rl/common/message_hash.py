@@ -91,7 +91,8 @@ def _part_text(part: Any) -> str:
         return part
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"])
-    if (digest := image_digest(part)) is not None:
+    digest = image_digest(part)
+    if digest is not None:
         return f"[image {digest}]"
     return json.dumps(part, sort_keys=True, ensure_ascii=False)
 
@@ -141,9 +142,8 @@ def _sort_marks(run: re.Match[str]) -> str:
         marks = "".join(map(parts.__getitem__, marks))
     for mark in set(marks):
         by_class.setdefault(unicodedata.combining(mark), []).append(mark)
-    return "".join(
-        _keep_characters(marks, same_class) for _, same_class in sorted(by_class.items())
-    )
+    ordered = [_keep_characters(marks, by_class[number]) for number in sorted(by_class)]
+    return "".join(ordered)
 
 
 def _keep_characters(text: str, characters: Sequence[str]) -> str:
@@ -226,11 +226,16 @@ def _remove_matches(pattern: re.Pattern[str], text: str, *, last: bool = False) 
 
 def openclaw_session(message: Message) -> tuple[str, str] | None:
     """Return (session, agent) from the end of a session's first OpenClaw user message, or None."""
-    if message.get("role") != "user" or "Runtime: agent=" not in (text := message_text(message)):
+    if message.get("role") != "user":
+        return None
+    text = message_text(message)
+    if "Runtime: agent=" not in text:
         return None
     end = len(text.rstrip())
-    matches = [m for m in _RUNTIME.finditer(text) if m.end() == end]
-    return (matches[-1]["session"], matches[-1]["agent"]) if matches else None
+    matches = [match for match in _RUNTIME.finditer(text) if match.end() == end]
+    if not matches:
+        return None
+    return matches[-1]["session"], matches[-1]["agent"]
 
 
 def hash_session(session: str) -> str:
@@ -267,17 +272,17 @@ def _hashed_fields(message: Message, visible: str) -> list[str]:
 def _read_calls(message: Message) -> Iterator[tuple[Any, str, str]]:
     """Yield (id, name, canonical arguments) of each tool call."""
     calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list | tuple) else ():
-        id_, function = (
-            (call.get("id"), call.get("function")) if isinstance(call, dict) else (None, None)
-        )
+    if not isinstance(calls, list | tuple):
+        return
+    for call in calls:
+        if not isinstance(call, dict):
+            call = {}
+        function = call.get("function")
         if not isinstance(function, dict):
             function = {}
-        yield (
-            id_,
-            str(function.get("name", "")),
-            _canonical_arguments(function.get("arguments", "")),
-        )
+        name = str(function.get("name", ""))
+        arguments = _canonical_arguments(function.get("arguments", ""))
+        yield call.get("id"), name, arguments
 
 
 def canonical_calls(message: Message) -> dict[str, tuple[str, str]]:
@@ -357,13 +362,12 @@ def reaction_signature(reaction: Sequence[Mark]) -> bytes | None:
     """Return the hash [16 bytes] of the messages in order; results of parallel tool calls may come in any order."""
     if not reaction:
         return None
-    runs = [
-        [m.own for m in run]
-        for _, run in groupby(reaction, key=lambda m: m.role == "tool" or id(m))
-    ]
-    return blake2b(
-        b"".join(message_hash for run in runs for message_hash in sorted(run)), digest_size=16
-    ).digest()
+    signature = blake2b(digest_size=16)
+    # All tools in a row are one run; each other message is one of its own.
+    for _, run in groupby(reaction, key=lambda mark: mark.role == "tool" or id(mark)):
+        for message_hash in sorted(mark.own for mark in run):
+            signature.update(message_hash)
+    return signature.digest()
 
 
 _ROLE_CODES = ("system", "user", "assistant", "tool", "")

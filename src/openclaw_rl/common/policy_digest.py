@@ -54,7 +54,9 @@ def weight_files(folder: str | Path) -> tuple[str, ...]:
     if (path / TINKER_FILE).exists():
         return (TINKER_FILE,)
     present = tuple(sorted(file.name for file in path.glob("*.safetensors")))
-    return present if present or (path / MODEL_CONFIG).exists() else WEIGHT_FILES
+    if present or (path / MODEL_CONFIG).exists():
+        return present
+    return WEIGHT_FILES
 
 
 def digest_of_folder(folder: str | Path) -> str:
@@ -97,28 +99,16 @@ def find_damage(
     """
     try:
         for path in visible_files(folder):
-            if not S_ISREG(mode := path.stat().st_mode) and not S_ISDIR(mode):
+            mode = path.stat().st_mode
+            if not S_ISREG(mode) and not S_ISDIR(mode):
                 # Reading it may never end.
                 return f"{path.name} is a pipe, a socket or a device, expected a file"
         if not files:
-            digest_now = digest_of_folder(folder)
-            return (
-                None
-                if digest_now == digest
-                else f"the weights have digest {digest_now[:12]}, expected {digest[:12]}"
-            )
-        present = {path.name for path in visible_files(folder)}
-        for name in sorted(present.symmetric_difference(files)):
-            if name in present:
-                return f"{name} was added"
-            if files[name] is not None:
-                return f"{name} is missing"
-        for name, expected in sorted(files.items()):
-            if expected is None or name in skip:
-                continue
-            actual = digest_of_file(Path(folder) / name).hex()
-            if actual != expected:
-                return f"{name} has sha256 {actual[:12]}, expected {expected[:12]}"
+            return _find_changed_weights(folder, digest)
+        damage = _find_changed_names(folder, files)
+        if damage is None:
+            damage = _find_changed_file(folder, files, skip)
+        return damage
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         if not Path(folder).parent.is_dir():
             raise
@@ -127,6 +117,32 @@ def find_damage(
         if error.errno not in _DAMAGE_ERRNOS:
             raise
         return f"{error.filename or folder} cannot be read ({error.strerror})"
+
+
+def _find_changed_weights(folder: str | Path, digest: str) -> str | None:
+    digest_now = digest_of_folder(folder)
+    if digest_now == digest:
+        return None
+    return f"the weights have digest {digest_now[:12]}, expected {digest[:12]}"
+
+
+def _find_changed_names(folder: str | Path, files: FileDigests) -> str | None:
+    present = {path.name for path in visible_files(folder)}
+    for name in sorted(present.symmetric_difference(files)):
+        if name in present:
+            return f"{name} was added"
+        if files[name] is not None:
+            return f"{name} is missing"
+    return None
+
+
+def _find_changed_file(folder: str | Path, files: FileDigests, skip: Collection[str]) -> str | None:
+    for name, expected in sorted(files.items()):
+        if expected is None or name in skip:
+            continue
+        actual = digest_of_file(Path(folder) / name).hex()
+        if actual != expected:
+            return f"{name} has sha256 {actual[:12]}, expected {expected[:12]}"
     return None
 
 

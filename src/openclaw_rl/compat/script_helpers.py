@@ -64,7 +64,8 @@ def log_training_metrics(step: int, metrics: Mapping[str, Any]) -> None:
         raise ValueError(
             f"log_training_metrics: missing {', '.join(missing)}; got {', '.join(metrics)}"
         )
-    if (run := _import_wandb().run) is None:
+    run = _import_wandb().run
+    if run is None:
         raise OpenClawError(
             "log_training_metrics: no active run. Call setup_wandb_logging(project_name, config)."
         )

@@ -120,7 +120,8 @@ def run_environment(
 
 def _clean_up_earlier(home: Path, key: str) -> None:
     """Clean up after runners that were killed. A gateway that runs, but does not answer, is asked for some seconds."""
-    if note := reap_leases(home, key, seconds=_GATEWAY_SECONDS if running_address(home) else 0.0):
+    note = reap_leases(home, key, seconds=_GATEWAY_SECONDS if running_address(home) else 0.0)
+    if note:
         echo_error(f"note: {note}")
 
 

@@ -140,7 +140,8 @@ def main() -> None:
     home = Path(request["home"])
     end = time.monotonic() + _LOCK_SECONDS
     while lease_folder(home, request["run"]).exists() and time.monotonic() < end:
-        if note := reap_leases(home, request["key"], seconds=_GATEWAY_SECONDS):
+        note = reap_leases(home, request["key"], seconds=_GATEWAY_SECONDS)
+        if note:
             # The terminal of the runner may be closed.
             with contextlib.suppress(OSError):
                 echo_error(f"openclaw-rl: {note}")

@@ -96,7 +96,8 @@ class EpisodeLoop:
     def _start_with_ended(self, ended: Mapping[str, Mapping[str, Any]]) -> Iterator[PlannedEpisode]:
         """Report the episodes that have ended, and yield the others."""
         for episode in self.plan.list_episodes():
-            if (entry := ended.get(episode.id)) is None:
+            entry = ended.get(episode.id)
+            if entry is None:
                 yield episode
                 continue
             status = entry["status"]

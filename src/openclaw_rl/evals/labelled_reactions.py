@@ -54,7 +54,8 @@ class LabelledSet:
     def in_languages(self, languages: Sequence[str]) -> LabelledSet:
         """Return the reactions in some languages; all without any. Raises `ConfigError` for one that is not there."""
         known = list(dict.fromkeys(one.language for one in self.reactions))
-        if unknown := [language for language in languages if language not in known]:
+        unknown = [language for language in languages if language not in known]
+        if unknown:
             raise ConfigError(
                 f"--language {unknown[0]}: {self.name} has no such reactions, only {', '.join(known)}"
             )

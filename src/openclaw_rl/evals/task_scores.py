@@ -98,7 +98,8 @@ class EvalPlan:
     def select_tasks(self) -> list[tuple[str, EvalTask]]:
         """Return (kind, task) pairs. Raises `ConfigError` for an unknown kind."""
         wanted = list(dict.fromkeys(kind.strip() for kind in self.kinds))
-        if unknown := [kind for kind in wanted if kind not in (*TASK_SETS, PERSONAL_KIND)]:
+        unknown = [kind for kind in wanted if kind not in (*TASK_SETS, PERSONAL_KIND)]
+        if unknown:
             raise ConfigError(
                 f"--tasks {','.join(unknown)}: expected some of {', '.join([*TASK_SETS, PERSONAL_KIND])}"
             )

@@ -67,12 +67,19 @@ def load_typical_lessons() -> list[str]:
 
 
 def _read_probe(row: Any, file: Path, number: int) -> Probe:
-    if isinstance(row, dict) and row.keys() == {"question", "answers"}:
-        question = row["question"]
-        answers = row["answers"]
-        if isinstance(question, str) and isinstance(answers, list) and answers:
-            return Probe(
-                name=question, question=question, answers=tuple(str(answer) for answer in answers)
-            )
-    form = '{question: "What is 2 plus 3?", answers: ["5", five]}'
-    raise ConfigError(f"gate.probes: {file}: probe {number}: expected {form}, got {str(row)[:200]}")
+    if not _is_probe(row):
+        form = '{question: "What is 2 plus 3?", answers: ["5", five]}'
+        raise ConfigError(
+            f"gate.probes: {file}: probe {number}: expected {form}, got {str(row)[:200]}"
+        )
+    question = row["question"]
+    answers = tuple(str(answer) for answer in row["answers"])
+    return Probe(name=question, question=question, answers=answers)
+
+
+def _is_probe(row: Any) -> bool:
+    if not isinstance(row, dict) or row.keys() != {"question", "answers"}:
+        return False
+    if not isinstance(row["question"], str):
+        return False
+    return isinstance(row["answers"], list) and bool(row["answers"])

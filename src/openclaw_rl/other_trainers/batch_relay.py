@@ -80,7 +80,8 @@ class BatchRelay:
     def _relay_next(self) -> bool:
         """Wait for a batch or for answers, and pass them on. Return False at the end of the answers."""
         if self._batch is None and self._stream.has_message():
-            if (batch := self._stream.receive_batch()) is None:
+            batch = self._stream.receive_batch()
+            if batch is None:
                 # The batch may come much later.
                 return True
             self._write_batch(batch)

@@ -82,7 +82,8 @@ class TurnBatch:
         return bool(self._is_kept)
 
     def _check_turns(self, dropped: Mapping[str, str]) -> dict[str, str]:
-        if unknown := sorted(dropped.keys() - {row["turn"] for row in self.rows}):
+        unknown = sorted(dropped.keys() - {row["turn"] for row in self.rows})
+        if unknown:
             raise ValueError(
                 f"batch {self.id} has no turn {unknown[0]!r}: expected ids of its rows"
             )

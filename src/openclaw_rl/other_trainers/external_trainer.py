@@ -135,7 +135,8 @@ class ExternalTrainer:
         raise ModelError("log-probabilities of a trainer that is another program are not known")
 
     def _require_trainer(self) -> TrainerLink:
-        if (link := self._socket.find_trainer()) is None:
+        link = self._socket.find_trainer()
+        if link is None:
             raise TrainerAbsent(f"no trainer is connected to {self._socket.path.name} in the home")
         return link
 
@@ -161,7 +162,8 @@ class ExternalTrainer:
             answer = link.receive("done", "failed", within=self._answer_within)
             number = answer.get("id")
             if number == self._count:
-                if unknown := sorted(_read_reasons(answer.get("dropped")).keys() - turns):
+                unknown = sorted(_read_reasons(answer.get("dropped")).keys() - turns)
+                if unknown:
                     link.refuse(
                         f"batch {number} has no turn {unknown[0]!r}; expected ids of its rows"
                     )

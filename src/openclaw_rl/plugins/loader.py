@@ -45,7 +45,8 @@ class Plugin:
     def find_function(self, *names: str) -> Callable[..., Any] | None:
         """Return the first of these names that the file defines. Raises `PluginError` if it is not callable."""
         for name in names:
-            if (function := getattr(self.module, name, None)) is not None:
+            function = getattr(self.module, name, None)
+            if function is not None:
                 if not callable(function):
                     raise self.make_error(
                         f"{name} is of type {type(function).__name__}, expected a function"

@@ -74,7 +74,8 @@ class RolloutFunction:
             try:
                 result = await self._function(**arguments)
             except asyncio.CancelledError:
-                if (current := asyncio.current_task()) is not None and current.cancelling():
+                current = asyncio.current_task()
+                if current is not None and current.cancelling():
                     raise
                 raise RuntimeError("CancelledError without a cancellation from outside") from None
         if isinstance(result, GenerateSample):

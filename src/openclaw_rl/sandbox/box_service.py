@@ -85,7 +85,8 @@ class ServiceInput:
             self._has_changed.clear()
             if self._is_closed:
                 raise SandboxError("the program has ended")
-            if (pipe := self._pipe) is None:
+            pipe = self._pipe
+            if pipe is None:
                 await self._has_changed.wait()
                 continue
             try:

@@ -257,7 +257,8 @@ class BubblewrapBox(CommandBox):
         ]
         agent += [str(limits.processes), address_space, self._lease.folder.name]
         descriptors = {"--args": _pipe_with("\0".join(args).encode() + b"\0")}
-        if (program_bytes := build_filter()) is not None:
+        program_bytes = build_filter()
+        if program_bytes is not None:
             descriptors["--seccomp"] = _pipe_with(program_bytes)
         flags = [word for flag, number in descriptors.items() for word in (flag, str(number))]
         other_user = self._lease.box_user != os.geteuid()

@@ -15,12 +15,16 @@ def retry_after_seconds(header: str | None, now: float | None = None) -> float |
         seconds = float(header)
     except ValueError:
         try:
-            seconds = email.utils.parsedate_to_datetime(header).timestamp() - (
-                time.time() if now is None else now
-            )
+            moment = email.utils.parsedate_to_datetime(header).timestamp()
         except (TypeError, ValueError):
             return None
-    return max(seconds, 0.0) if seconds < float("inf") else None
+        if now is None:
+            now = time.time()
+        seconds = moment - now
+    # Neither infinity nor NaN is a delay.
+    if not seconds < float("inf"):
+        return None
+    return max(seconds, 0.0)
 
 
 def backoff_delay(failures: int, *, first: float, longest: float) -> float:

@@ -40,10 +40,11 @@ class HintTopics:
         rule = self._by_hint.get(normalise_lesson(text))
         if rule is not None or not as_reaction:
             return rule
-        matching = (
-            rule for file in self._files for rule in file.matching_rules([("user", text)], "")
-        )
-        return next((rule for rule in matching if rule.hint and rule.topic), None)
+        for file in self._files:
+            for match in file.matching_rules([("user", text)], ""):
+                if match.hint and match.topic:
+                    return match
+        return None
 
     def has_hint(self, text: str) -> bool:
         """Return whether a text is the hint of a rule, without regard to case, white space and its final mark."""
@@ -51,8 +52,12 @@ class HintTopics:
 
     def topic_of(self, text: str, topic: str = "") -> str:
         """Return the topic of a lesson: `topic` if it is known, else that of a rule that says the same; or ""."""
-        rule = None if topic else self.find_rule(text, as_reaction=True)
-        return topic or (rule.topic if rule is not None else None) or ""
+        if topic:
+            return topic
+        rule = self.find_rule(text, as_reaction=True)
+        if rule is None:
+            return ""
+        return rule.topic or ""
 
     def opposed_hint(self, topic: str, text: str) -> str | None:
         """Return what another wish about the subject of a topic says; None if the rules have none.
@@ -60,29 +65,22 @@ class HintTopics:
         `text`: of the lesson; the wish is of the file, and so in the language, whose rules have it or match it.
         """
         for file in self._files:
-            if _has_hint(file, text) or file.matching_rules([("user", text)], ""):
-                opposed = {rule.topic: rule.hint for rule in file.rules if rule.topic and rule.hint}
-                other = min((hint for hint in opposed if is_opposed(topic, {hint})), default=None)
-                if other is not None:
-                    return opposed[other]
+            if not _has_hint(file, text) and not file.matching_rules([("user", text)], ""):
+                continue
+            hints = {rule.topic: rule.hint for rule in file.rules if rule.topic and rule.hint}
+            opposed = [one for one in hints if is_opposed(topic, {one})]
+            if opposed:
+                return hints[min(opposed)]
         return None
 
     def find_scope(self, texts: Iterable[str], hint: str | None) -> StatedScope | None:
         """Return what a person's texts limit the wish with this hint of a rule to; of None, the first limit of any."""
-        scopes = (
-            (file, stated)
-            for text in texts
-            for file in self._files
-            for stated in file.stated_scopes(text)
-        )
-        return next(
-            (
-                scope
-                for file, (_, rest, scope) in scopes
-                if hint is None or _is_wished(file, rest, hint)
-            ),
-            None,
-        )
+        for text in texts:
+            for file in self._files:
+                for _, rest, scope in file.stated_scopes(text):
+                    if hint is None or _is_wished(file, rest, hint):
+                        return scope
+        return None
 
     def without_scopes(self, text: str) -> str:
         """Return a user's text without the words that limit its wishes."""
@@ -119,11 +117,12 @@ class HintTopics:
         topics |= {topic for file in self._files for topic in file.wished_topics(text)}
         if reply is None:
             return Wishes(frozenset(topics), {})
-        hints = {rule.topic or rule.name: rule.hint for rule in matching if rule.hint}
-        return Wishes(
-            frozenset(topics),
-            {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)},
-        )
+        hints: dict[str, str] = {}
+        for rule in matching:
+            topic = rule.topic or rule.name
+            if rule.hint and not is_opposed(topic, topics):
+                hints[topic] = rule.hint
+        return Wishes(frozenset(topics), hints)
 
 
 def _wish_text(message: Message) -> str:
@@ -132,9 +131,8 @@ def _wish_text(message: Message) -> str:
 
 
 def _has_hint(file: RuleFile, text: str) -> bool:
-    return any(
-        rule.hint and normalise_lesson(rule.hint) == normalise_lesson(text) for rule in file.rules
-    )
+    lesson = normalise_lesson(text)
+    return any(rule.hint and normalise_lesson(rule.hint) == lesson for rule in file.rules)
 
 
 def _is_wished(file: RuleFile, text: str, hint: str) -> bool:
@@ -154,10 +152,14 @@ def load_topics(path: str | None) -> HintTopics:
 
 def is_opposed(topic: str, wished: AbstractSet[str]) -> bool:
     """Return whether a wish wants something else of the subject of a topic."""
-    subject = topic.partition("/")[0]
-    return bool(subject) and any(
-        wish != topic and wish.partition("/")[0] == subject for wish in wished
-    )
+    subject = _subject_of(topic)
+    if not subject:
+        return False
+    return any(wish != topic and _subject_of(wish) == subject for wish in wished)
+
+
+def _subject_of(topic: str) -> str:
+    return topic.partition("/")[0]
 
 
 def is_contradicted(topic: str, wished: AbstractSet[str]) -> bool:

@@ -30,7 +30,8 @@ class SequenceClassifier:
             raise ModelError(
                 f"{path}: cannot be loaded as a sequence classifier: {error}"
             ) from error
-        if missing := sorted(loading["missing_keys"]):
+        missing = sorted(loading["missing_keys"])
+        if missing:
             raise ModelError(
                 f"{path}: is not a trained classifier: it has no weights for {', '.join(missing[:3])}"
             )

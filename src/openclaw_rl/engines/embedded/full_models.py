@@ -116,7 +116,8 @@ class MultiModelEngine(EmbeddedEngine):
 
     def _add_waiting(self, seq: EngineSequence) -> EngineSequence:
         """Queue the sequence in the engine of its full model, if it has one."""
-        if (engine := self._full_engines.get(seq.version)) is None:
+        engine = self._full_engines.get(seq.version)
+        if engine is None:
             return super()._add_waiting(seq)
         seq.adapter = None
         return engine._add_waiting(seq)

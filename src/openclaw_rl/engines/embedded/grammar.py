@@ -120,7 +120,8 @@ class GrammarCompiler:
             )
 
     def _new_matcher(self, grammar: str, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
-        if (matcher := self._compiled.get(grammar)) is None:
+        matcher = self._compiled.get(grammar)
+        if matcher is None:
             matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
             # The first mask is the slowest, and some grammars fail only here.
             matcher.compute_bitmask()

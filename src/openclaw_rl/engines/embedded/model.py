@@ -87,9 +87,10 @@ class EmbeddedModel:
         for at, buffer in self._model.named_buffers():
             owner, _, leaf = at.rpartition(".")
             model.get_submodule(owner)._buffers[leaf] = buffer.clone()
-        if wrong := sorted(result.unexpected_keys) + sorted(
+        wrong = sorted(result.unexpected_keys) + sorted(
             n for n, p in model.named_parameters() if p.is_meta
-        ):
+        )
+        if wrong:
             raise ModelError(f"{len(wrong)} weights are missing or unknown (the first: {wrong[0]})")
         return EmbeddedModel(model, name=name, max_context=self.context_length)
 
@@ -217,7 +218,8 @@ def _context_length(text: Any, max_context: int | None) -> int:
 def _check_kind(text: Any, context: int, name: str) -> None:
     typed = getattr(text, "layer_types", None)
     window = getattr(text, "sliding_window", None)
-    if kinds := set(typed or ()) - {"full_attention", "sliding_attention"}:
+    kinds = set(typed or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
         problem = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
         raise ModelError(f"{name}: {problem}. {_SUPPORTED_KINDS[0].upper()}{_SUPPORTED_KINDS[1:]}")
     slides = "sliding_attention" in typed if typed else getattr(text, "use_sliding_window", True)
@@ -230,7 +232,8 @@ def _check_kind(text: Any, context: int, name: str) -> None:
 
 def resolve_model_path(path: str) -> str:
     """Return the model's folder or hub id. Raise `ModelError` if `path` is neither."""
-    if (folder := local_model_folder(path)) is not None:
+    folder = local_model_folder(path)
+    if folder is not None:
         return str(folder)
     if path in PACKAGED_MODELS:
         raise ModelError(

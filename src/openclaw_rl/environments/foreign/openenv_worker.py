@@ -37,7 +37,8 @@ async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
         raise ForeignRefusal(
             f"{url}: expected a server on this machine, e.g. http://127.0.0.1:8001"
         )
-    if unknown := sorted(args.keys() - {"seeds"}):
+    unknown = sorted(args.keys() - {"seeds"})
+    if unknown:
         raise ForeignRefusal(f"unknown arguments {unknown}. Known is seeds")
     schema = await asyncio.to_thread(read_schema, url)
     title = schema.get("title", "action")
@@ -81,7 +82,8 @@ def read_action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
     An object that is nested deeper than `MAX_DEPTH` counts as none: the client or the server could not take it.
     """
-    if (field := text_field(schema)) is not None:
+    field = text_field(schema)
+    if field is not None:
         return {field: reply}
     try:
         action, _ = json.JSONDecoder().raw_decode(reply[reply.index("{") :])

@@ -54,7 +54,8 @@ class SeleniumCamera:
                 "screenshots=selenium: there is no module selenium. Expected it beside the library: "
                 f"{sys.executable} -m pip install {_REQUIREMENT}"
             )
-        if (driver := shutil.which("chromedriver")) is None:
+        driver = shutil.which("chromedriver")
+        if driver is None:
             raise ForeignRefusal(
                 "screenshots=selenium: no chromedriver on PATH. Expected the one of the browser's version (on Debian: "
                 "apt install chromium-driver)"

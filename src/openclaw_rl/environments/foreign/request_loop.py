@@ -91,7 +91,8 @@ async def _serve(
         request = json.loads(await lines.get())
         number = request.pop("id")
         if "call" in request:
-            if (answer := _calls.get(request["call"])) is not None and not answer.done():
+            answer = _calls.get(request["call"])
+            if answer is not None and not answer.done():
                 answer.set_result(request)
             continue
         if request.get("cancel"):

@@ -206,7 +206,8 @@ def put_verifier(folder: Path) -> None:
 
 def _test_name(name: str) -> str:
     """Return the name of a test for unittest: of `a/test_b.py::C::test_d`, `test_d (a.test_b.C)` or its own form."""
-    if match := _METHOD.fullmatch(name):
+    match = _METHOD.fullmatch(name)
+    if match:
         module = match[2]
         return module if module.endswith(f".{match[1]}") else f"{module}.{match[1]}"
     path, *rest = name.split("::")

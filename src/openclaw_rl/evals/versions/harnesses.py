@@ -37,7 +37,8 @@ class EvaluationHarness:
 
     def find_program(self, chosen: str | None) -> str:
         """Return the path of the program. Raises `ConfigError` if it is not installed."""
-        if (program := shutil.which(chosen or self.program)) is None:
+        program = shutil.which(chosen or self.program)
+        if program is None:
             raise ConfigError(
                 f"{chosen or self.program}: there is no such program. Install it, best in an environment of its own: "
                 f"pip install {self.requirement}. Then name it with --program PATH, or put its folder on PATH."

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,13 +214,19 @@ class TaskBox:
         originals: dict[str, Path] = {}
         for step in self.plan.steps:
             if isinstance(step, CopyStep) and step.source.is_dir():
-                for pattern in PLANTED_NAMES:
-                    for path in step.source.rglob(pattern):
-                        if path.is_file() and not path.is_symlink():
-                            originals[
-                                f"{step.target.rstrip('/')}/{path.relative_to(step.source).as_posix()}"
-                            ] = path
+                target = step.target.rstrip("/")
+                for path in _planted_files(step.source):
+                    name = path.relative_to(step.source).as_posix()
+                    originals[f"{target}/{name}"] = path
         return originals
+
+
+def _planted_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder whose names are not carried over to the verifier."""
+    for pattern in PLANTED_NAMES:
+        for path in folder.rglob(pattern):
+            if path.is_file() and not path.is_symlink():
+                yield path
 
 
 def read_rewards(results: Path, result: CommandResult) -> PlayOutcome:
@@ -242,18 +248,14 @@ def read_rewards(results: Path, result: CommandResult) -> PlayOutcome:
         except OSError as error:
             return void_outcome(f"the verifier's {name} cannot be read: {error}")
         try:
-            parts = _parse_parts(json.loads(raw) if name == _REWARD_TABLE else float(raw))
-            reward = (
-                parts["reward"] if "reward" in parts else math.fsum(parts.values()) / len(parts)
-            )
+            content = json.loads(raw) if name == _REWARD_TABLE else float(raw)
+            parts = _parse_parts(content)
+            reward = _total_reward(parts)
         except (ValueError, OverflowError, RecursionError) as error:
             return void_outcome(f"the verifier's {name} has no finite numbers: {error}")
-        return PlayOutcome(
-            status="done",
-            reward=reward,
-            parts={} if set(parts) == {"reward"} else parts,
-            reason=failure,
-        )
+        if set(parts) == {"reward"}:
+            parts = {}
+        return PlayOutcome(status="done", reward=reward, parts=parts, reason=failure)
     return void_outcome(f"the verifier wrote no reward ({failure})")
 
 
@@ -266,13 +268,17 @@ def describe_failure(result: CommandResult) -> str:
 
 def _parse_parts(content: Any) -> dict[str, float]:
     table = content if isinstance(content, dict) else {"reward": content}
-    parts = {
-        str(name): float(value) for name, value in table.items() if isinstance(value, int | float)
-    }
-    if (
-        not parts
-        or len(parts) != len(table)
-        or not all(math.isfinite(value) for value in parts.values())
-    ):
+    parts: dict[str, float] = {}
+    for name, value in table.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"got {str(content)[:100]}")
+        parts[str(name)] = float(value)
+    if not parts:
         raise ValueError(f"got {str(content)[:100]}")
     return parts
+
+
+def _total_reward(parts: Mapping[str, float]) -> float:
+    if "reward" in parts:
+        return parts["reward"]
+    return math.fsum(parts.values()) / len(parts)

@@ -96,15 +96,9 @@ def digest_folder(folder: Path) -> str:
     """
     digest = hashlib.sha256()
     for path in sorted(_list_files(folder), key=lambda one: one.relative_to(folder).as_posix()):
-        mode = path.lstat().st_mode
-        is_link = stat.S_ISLNK(mode)
-        if not is_link and not stat.S_ISREG(mode):
-            raise ConfigError(
-                f"{path}: expected a file, a folder or a link in a task, got a pipe, socket or device"
-            )
-        kind = "link" if is_link else "program" if mode & stat.S_IXUSR else "file"
+        kind = _kind_of(path)
         try:
-            content = os.fsencode(path.readlink()) if is_link else path.read_bytes()
+            content = os.fsencode(path.readlink()) if kind == "link" else path.read_bytes()
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error})") from None
         name = path.relative_to(folder).as_posix()
@@ -114,6 +108,18 @@ def digest_folder(folder: Path) -> str:
             + content
         )
     return digest.hexdigest()
+
+
+def _kind_of(path: Path) -> str:
+    """Return `link`, `program` or `file`. Raises `ConfigError`."""
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        return "link"
+    if not stat.S_ISREG(mode):
+        raise ConfigError(
+            f"{path}: expected a file, a folder or a link in a task, got a pipe, socket or device"
+        )
+    return "program" if mode & stat.S_IXUSR else "file"
 
 
 def _find_folders(top: Path) -> Iterator[Path]:

@@ -161,12 +161,11 @@ def fill_variables(table: Mapping[str, str], granted: Mapping[str, str]) -> dict
         return granted.get(name, default or "")
 
     filled = {name: _VARIABLE.sub(value_of, value) for name, value in table.items()}
-    if wrong := [
-        name for name, value in filled.items() if not VARIABLE_NAME.fullmatch(name) or "\0" in value
-    ]:
-        raise ConfigError(
-            f"the task has a variable {wrong[0][:80]!r}, whose name or value no variable can have"
-        )
+    for name, value in filled.items():
+        if not VARIABLE_NAME.fullmatch(name) or "\0" in value:
+            raise ConfigError(
+                f"the task has a variable {name[:80]!r}, whose name or value no variable can have"
+            )
     return filled
 
 

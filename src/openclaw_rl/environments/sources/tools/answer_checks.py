@@ -191,17 +191,19 @@ def parse_checks(
         except ValidationError as error:
             raise ConfigError(f"{where}: check: {describe_error(error)}") from None
         if isinstance(check, PythonCheck) and check.file is not None:
-            try:
-                code = (folder / check.file).read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"{where}: check: {folder / check.file} cannot be read ({error})"
-                ) from None
+            code = _read_checker(folder / check.file, where)
             check = check.model_copy(update={"code": code, "file": None})
         checks.append(check)
     if not checks:
         raise ConfigError(f"{where}: check: expected at least one")
     return tuple(checks)
+
+
+def _read_checker(file: Path, where: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: check: {file} cannot be read ({error})") from None
 
 
 def equal_json(value: Any, expected: Any) -> bool:
@@ -211,12 +213,16 @@ def equal_json(value: Any, expected: Any) -> bool:
     if isinstance(value, int | float) and isinstance(expected, int | float):
         return equal_numbers(value, expected)
     if isinstance(value, dict) and isinstance(expected, dict):
-        return value.keys() == expected.keys() and all(
-            equal_json(value[name], expected[name]) for name in value
-        )
+        return _equal_objects(value, expected)
     if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
         return len(value) == len(expected) and all(map(equal_json, value, expected))
     return type(value) is type(expected) and bool(value == expected)
+
+
+def _equal_objects(value: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    if value.keys() != expected.keys():
+        return False
+    return all(equal_json(value[name], expected[name]) for name in value)
 
 
 def _read_items(answer: str) -> list[Any]:

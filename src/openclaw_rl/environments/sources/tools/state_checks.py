@@ -103,7 +103,8 @@ def _without(value: Any, fields: Sequence[str]) -> Any:
 async def _score_query(box: Box, check: DatabaseCheck) -> float:
     result = await _run_python(box, _QUERY, [check.path, check.query], _QUERY_SECONDS)
     try:
-        rows = [list(row) for row in json.loads(result.stdout)]
+        table = json.loads(result.stdout)
+        rows = [list(row) for row in table]
     except (ValueError, TypeError, RecursionError):
         # No such file, no database, no such table.
         return 0.0
@@ -131,11 +132,8 @@ async def _score_python(
         "mark": mark,
     }
     result = await _run_python(box, _CHECKER, arguments, check.seconds)
-    lines = [
-        line
-        for line in result.stdout.decode("utf-8", "replace").splitlines()
-        if line.startswith(mark)
-    ]
+    output = result.stdout.decode("utf-8", "replace")
+    lines = [line for line in output.splitlines() if line.startswith(mark)]
     if result.exit_code or not lines:
         reason = f"not within {check.seconds:g} s" if result.timed_out else read_words(result)
         raise ToolBroken(f"the checker failed: {reason}")

@@ -6,7 +6,7 @@ import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from string import Formatter
@@ -60,14 +60,13 @@ class HttpTarget(_Entry):
 
 def _plain_tool(entry: Any) -> Any:
     """Return an entry without the `{"type": "function", "function": ...}` of OpenAI's format around it."""
-    if (
-        isinstance(entry, dict)
-        and entry.get("type") == "function"
-        and isinstance(entry.get("function"), dict)
-    ):
-        more = {name: value for name, value in entry.items() if name not in ("type", "function")}
-        return {**entry["function"], **more}
-    return entry
+    if not isinstance(entry, dict) or entry.get("type") != "function":
+        return entry
+    function = entry.get("function")
+    if not isinstance(function, dict):
+        return entry
+    more = {name: value for name, value in entry.items() if name not in ("type", "function")}
+    return {**function, **more}
 
 
 def _check_pattern(_: Validator, pattern: str, value: Any, __: Any) -> Iterator[JsonSchemaError]:
@@ -127,11 +126,10 @@ class ToolSpec(_Entry):
 
     @model_validator(mode="after")
     def _check_kind(self) -> ToolSpec:
-        kinds = [
-            kind
-            for kind in _KINDS
-            if kind in self.model_fields_set and getattr(self, kind) is not False
-        ]
+        kinds = []
+        for kind in _KINDS:
+            if kind in self.model_fields_set and getattr(self, kind) is not False:
+                kinds.append(kind)
         if len(kinds) != 1:
             raise ValueError(
                 f"tool {self.name}: expected exactly one of {', '.join(_KINDS)}, got {kinds or 'none'}"
@@ -151,7 +149,11 @@ class ToolSpec(_Entry):
         """One of `python` (also of a file), `http`, `interpreter`, `result`."""
         if self.python is not None or self.python_file is not None:
             return "python"
-        return "http" if self.http is not None else "interpreter" if self.interpreter else "result"
+        if self.http is not None:
+            return "http"
+        if self.interpreter:
+            return "interpreter"
+        return "result"
 
     @cached_property
     def validator(self) -> Validator:
@@ -234,13 +236,8 @@ class ToolConfig(_Entry):
 
     @model_validator(mode="after")
     def _check_names(self) -> ToolConfig:
-        for kind, names in (
-            ("tool", [t.name for t in self.tools]),
-            ("MCP server", [s.name for s in self.mcp]),
-        ):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ValueError(f"{kind} {twice[0]}: defined twice. Remove one")
+        _check_distinct("tool", [tool.name for tool in self.tools])
+        _check_distinct("MCP server", [server.name for server in self.mcp])
         for tool in self.tools:
             if tool.http is not None:
                 check_address(tool.http.url, self.hosts)
@@ -250,11 +247,19 @@ class ToolConfig(_Entry):
         return self
 
 
+def _check_distinct(kind: str, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{kind} {twice[0]}: defined twice. Remove one")
+
+
 def check_address(url: str, hosts: tuple[str, ...]) -> None:
     """Raise `ValueError` unless the address is on this machine, or its host is listed."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if parts.scheme not in ("http", "https") or not host or "{" in parts.netloc:
+    is_web_address = parts.scheme in ("http", "https") and bool(host)
+    # A parameter may not choose the host.
+    if not is_web_address or "{" in parts.netloc:
         raise ValueError(f"{url}: expected an address like http://127.0.0.1:9000/path")
     if not is_loopback(host) and host not in hosts:
         raise ValueError(
@@ -336,11 +341,9 @@ def config_digest(config: ToolConfig, folder: Path) -> str:
         config.model_dump_json(exclude={"tasks", "request", "images"}),
         *(read_code(tool, folder) for tool in config.tools),
     ]
-    programs = [
-        folder / word
-        for server in config.mcp
-        for word in server.command
-        if (folder / word).is_file()
-    ]
-    parts += [hashlib.sha256(program.read_bytes()).hexdigest() for program in programs]
+    for server in config.mcp:
+        for word in server.command:
+            program = folder / word
+            if program.is_file():
+                parts.append(hashlib.sha256(program.read_bytes()).hexdigest())
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -173,17 +173,20 @@ class ToolEpisode:
         """Give the step reward to a reply all of whose calls are expected. Each expected call counts once."""
         if self._task.step_reward is None:
             return
-        matched = 0
-        for answered in results:
-            for one in self._left:
-                if is_match(answered, one):
-                    self._left.remove(one)
-                    matched += 1
-                    break
-        is_right = bool(results) and matched == len(results)
-        self._steps.append(
-            {"turn": reply.turn, "reward": self._task.step_reward if is_right else 0.0}
-        )
+        # Each call takes its expected one, also after a wrong call.
+        matches = [self._take_expected(answered) for answered in results]
+        reward = 0.0
+        if results and all(matches):
+            reward = self._task.step_reward
+        self._steps.append({"turn": reply.turn, "reward": reward})
+
+    def _take_expected(self, call: CallMade) -> bool:
+        """Remove the first expected call that this one matches. Returns whether there is one."""
+        for expected in self._left:
+            if is_match(call, expected):
+                self._left.remove(expected)
+                return True
+        return False
 
 
 def score_outcome(

@@ -27,7 +27,8 @@ class ToolImages:
 
         The text of a result names each image, also one that is left out.
         """
-        if self._wanted and self._problem and any(answered.images for answered in results):
+        has_images = any(answered.images for answered in results)
+        if self._wanted and self._problem and has_images:
             self._report()
         if not self._wanted or self._problem:
             return [replace(answered, images=()) for answered in results]

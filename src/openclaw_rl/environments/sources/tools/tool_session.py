@@ -32,6 +32,7 @@ from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 # Characters.
 _MAX_PROBLEM = 500
+_StateCheck = FileCheck | DatabaseCheck | PythonCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,20 +66,22 @@ class ToolSession:
         self._owner_box = ToolBox(world.sandbox, code, task.files)
         self._model_box = ToolBox(world.sandbox, BoxTools(has_interpreter=True), task.files)
         self._has_owner_code = bool(code.functions)
+        self._has_interpreter = any(tool.kind == "interpreter" for tool in task.tools)
 
     async def open_tools(self) -> None:
         """Connect to the MCP servers of the task, and begin to open its boxes. Raises `ToolBroken`."""
         if self._has_owner_code:
             self._owner_box.open_early()
-        if any(tool.kind == "interpreter" for tool in self._task.tools):
+        if self._has_interpreter:
             self._model_box.open_early()
-        if not self._task.mcp:
-            return
+        if self._task.mcp:
+            await self._open_servers()
+
+    async def _open_servers(self) -> None:
         assert self._world.bridge is not None
-        for tool in await self._world.bridge.open_servers(
-            self._task.mcp, self._episode, self._folder
-        ):
-            if tool.spec.name in self._specs or tool.spec.name in self._server_tools:
+        tools = await self._world.bridge.open_servers(self._task.mcp, self._episode, self._folder)
+        for tool in tools:
+            if tool.spec.name in self._all_specs():
                 raise ToolBroken(
                     f"two tools have the name {tool.spec.name}: name the tools of the MCP server to use"
                 )
@@ -111,7 +114,7 @@ class ToolSession:
                     name += "+"
                 if isinstance(check, CallsCheck | BfclCheck):
                     scores[name] = check.score_calls(self.calls)
-                elif isinstance(check, FileCheck | DatabaseCheck | PythonCheck):
+                elif isinstance(check, _StateCheck):
                     scores[name] = await verifier.score_state(check, answer, self.calls)
                 else:
                     scores[name] = check.score_answer(answer)
@@ -132,15 +135,13 @@ class ToolSession:
 
     async def _box_with_state(self) -> Any:
         """Return the box whose work folder is checked, if any check needs one."""
-        if not any(
-            isinstance(check, FileCheck | DatabaseCheck | PythonCheck)
-            for check in self._task.checks
-        ):
+        if not any(isinstance(check, _StateCheck) for check in self._task.checks):
             return None
         if self._has_owner_code:
             return await self._owner_box.open_box()
-        has_interpreter = any(tool.kind == "interpreter" for tool in self._task.tools)
-        return await self._model_box.open_box() if has_interpreter or self._task.files else None
+        if self._has_interpreter or self._task.files:
+            return await self._model_box.open_box()
+        return None
 
     def _all_specs(self) -> dict[str, ToolSpec]:
         return self._specs | {name: tool.spec for name, tool in self._server_tools.items()}
@@ -155,7 +156,8 @@ class ToolSession:
             arguments = _parse_arguments(call.arguments)
         except ValueError as error:
             return CallMade(tool=call.name, arguments=None, result=f"error: {error}", is_error=True)
-        if problem := _schema_problem(spec, arguments):
+        problem = _schema_problem(spec, arguments)
+        if problem:
             return CallMade(
                 tool=call.name, arguments=arguments, result=f"error: {problem}", is_error=True
             )
@@ -195,11 +197,13 @@ def _collect_code(tools: Sequence[ToolSpec], folder: Path) -> BoxTools:
     modules: list[str] = []
     functions: dict[str, tuple[int, str]] = {}
     for tool in tools:
-        if tool.kind == "python":
-            code = read_code(tool, folder)
-            if code not in modules:
-                modules.append(code)
-            functions[tool.name] = (modules.index(code), tool.function or tool.name)
+        if tool.kind != "python":
+            continue
+        code = read_code(tool, folder)
+        if code not in modules:
+            modules.append(code)
+        function = tool.function or tool.name
+        functions[tool.name] = (modules.index(code), function)
     return BoxTools(modules=modules, functions=functions)
 
 

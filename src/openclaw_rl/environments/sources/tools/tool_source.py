@@ -86,8 +86,11 @@ class ToolSource:
 
     def load_tasks(self) -> list[EnvironmentTask]:
         """Return the tasks. Their digest covers the tools and the checkers. Raises `ConfigError`."""
-        read = read_bfcl_tasks if is_bfcl_path(self._setup.tasks) else read_task_file
-        tasks = read(self._setup.tasks, self._setup.held_out_share)
+        path = self._setup.tasks
+        if is_bfcl_path(path):
+            tasks = read_bfcl_tasks(path, self._setup.held_out_share)
+        else:
+            tasks = read_task_file(path, self._setup.held_out_share)
         tools = config_digest(self._setup.config, self._setup.folder)
         digested = []
         for task in tasks:
@@ -114,7 +117,8 @@ class ToolSource:
                 world = self._setup.make_world(http, bridge)
                 for name in ("oracle", "nop"):
                     outcome, problem = await _replay_solution(world, parsed, folder, name)
-                    reason = reason or (f"{name}: {problem}" if problem else "")
+                    if problem and not reason:
+                        reason = f"{name}: {problem}"
                     assert outcome.reward is not None
                     rewards[name] = outcome.reward
         except TimeoutError:
@@ -153,19 +157,23 @@ async def _replay_solution(
 ) -> tuple[PlayOutcome, str]:
     """Return the outcome of the recorded calls and answer (`oracle`) or of nothing, and the first call that failed."""
     session = ToolSession(world, task, f"{name}-{Path(folder).name}", folder)
+    calls = task.calls
+    answer = task.answer
+    if name == "nop":
+        calls = ()
+        answer = ""
     problem = ""
     try:
         await session.open_tools()
         await session.check_code()
-        for number, call in enumerate(task.calls if name == "oracle" else ()):
+        for number, call in enumerate(calls):
+            arguments = json.dumps(dict(call.arguments))
             answered = await session.answer_call(
-                AgentCall(
-                    id=f"call_{number}", name=call.tool, arguments=json.dumps(dict(call.arguments))
-                )
+                AgentCall(id=f"call_{number}", name=call.tool, arguments=arguments)
             )
             if answered.arguments is None or answered.result.startswith("error: arguments"):
                 problem = problem or f"call {number}, {call.tool}: {answered.result}"
-        scores = await session.score_checks(task.answer if name == "oracle" else "")
+        scores = await session.score_checks(answer)
     finally:
         await asyncio.shield(session.close())
     return score_outcome(scores), problem

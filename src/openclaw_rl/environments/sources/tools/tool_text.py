@@ -38,24 +38,22 @@ def explain_tools(definitions: Sequence[dict[str, Any]]) -> str:
 
 def find_text_calls(reply: str, form: TextCalls) -> list[AgentCall]:
     """Return the calls that a reply contains, at most 32."""
-    calls: list[AgentCall] = []
+    # (name of the tool, arguments)
+    named: list[tuple[str, Any]] = []
     if form.pattern is None:
         for value in _find_objects(reply):
             if isinstance(value.get("tool"), str):
-                arguments = value.get("arguments", {})
-                calls.append(
-                    AgentCall(
-                        id=f"call_{len(calls)}", name=value["tool"], arguments=json.dumps(arguments)
-                    )
-                )
+                named.append((value["tool"], value.get("arguments", {})))
     else:
         assert form.tool is not None
         for match in re2.finditer(form.pattern, reply):
-            named = {name: value for name, value in match.groupdict().items() if value is not None}
-            calls.append(
-                AgentCall(id=f"call_{len(calls)}", name=form.tool, arguments=json.dumps(named))
-            )
-    return calls[:_MAX_CALLS]
+            groups = match.groupdict()
+            arguments = {name: value for name, value in groups.items() if value is not None}
+            named.append((form.tool, arguments))
+    return [
+        AgentCall(id=f"call_{number}", name=name, arguments=json.dumps(arguments))
+        for number, (name, arguments) in enumerate(named[:_MAX_CALLS])
+    ]
 
 
 def _find_objects(text: str) -> Iterator[dict[str, Any]]:
@@ -63,7 +61,10 @@ def _find_objects(text: str) -> Iterator[dict[str, Any]]:
     decoder = json.JSONDecoder()
     at = 0
     tried = 0
-    while (start := text.find("{", at)) >= 0 and tried < 10 * _MAX_CALLS:
+    while tried < 10 * _MAX_CALLS:
+        start = text.find("{", at)
+        if start < 0:
+            return
         tried += 1
         try:
             value, at = decoder.raw_decode(text, start)
