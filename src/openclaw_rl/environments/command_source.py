@@ -142,10 +142,7 @@ def read_outcome(end: ProgramEnd, reward_file: Path, limits: PlayLimits) -> Play
     Without a file, exit status 0 is reward 1, and 1 or the time limit is reward 0: a policy that makes the program
     fail or dawdle has failed. Any other end is void.
     """
-    ending = (
-        f"exit status {end.code}" if end.code is not None else f"killed after {limits.seconds:g} s"
-    )
-    summary = f"{ending}: {end.last_line}" if end.last_line and end.code != 0 else ending
+    summary = _summarise_end(end, limits)
     if end.code is not None and end.code < 0:
         return void_outcome(f"the program was ended by signal {-end.code}")
     try:
@@ -162,6 +159,16 @@ def read_outcome(end: ProgramEnd, reward_file: Path, limits: PlayLimits) -> Play
         return void_outcome(f"reward.json: {error}")
 
 
+def _summarise_end(end: ProgramEnd, limits: PlayLimits) -> str:
+    """Return how a program ended, with its last line unless it succeeded."""
+    summary = f"exit status {end.code}"
+    if end.code is None:
+        summary = f"killed after {limits.seconds:g} s"
+    if end.last_line and end.code != 0:
+        summary += f": {end.last_line}"
+    return summary
+
+
 def resolve_command(command: Sequence[str], search_path: str) -> tuple[str, ...]:
     """Return the command for another working folder: the program is found, and words that name a file are absolute.
 
@@ -173,9 +180,8 @@ def resolve_command(command: Sequence[str], search_path: str) -> tuple[str, ...]
             f"{command[0]}: no such program. Expected a program on PATH or a path to one"
         )
     # Not resolved: a symbolic link may be how a virtual environment's Python finds its packages.
-    return str(Path(program).absolute()), *(
-        str(Path(w).absolute()) if _is_file(w) else w for w in command[1:]
-    )
+    arguments = [str(Path(word).absolute()) if _is_file(word) else word for word in command[1:]]
+    return str(Path(program).absolute()), *arguments
 
 
 def write_task(task_file: Path, task: EnvironmentTask) -> None:
@@ -201,15 +207,12 @@ def _command_of(task: EnvironmentTask, name: str) -> list[str]:
     except ValueError:
         # A quotation that does not end.
         command = None
-    if (
-        not isinstance(command, list)
-        or not command
-        or not all(isinstance(word, str) for word in command)
-    ):
+    is_command = isinstance(command, list) and all(isinstance(word, str) for word in command)
+    if not command or not is_command:
         raise ConfigError(
             f"task {task.id}: {name}: expected a command as a text or a list of texts, got {value!r}"
         )
-    return command
+    return list(command)
 
 
 def _unfit_reason(task: EnvironmentTask, results: Mapping[str, PlayOutcome]) -> str | None:
@@ -222,9 +225,10 @@ def _unfit_reason(task: EnvironmentTask, results: Mapping[str, PlayOutcome]) -> 
     assert oracle.reward is not None
     assert nop.reward is not None
     if not math.isclose(oracle.reward, best):
-        return f"the oracle got {oracle.reward:g}, not {best:g}" + (
-            f" ({oracle.reason})" if oracle.reason else ""
-        )
+        reason = f"the oracle got {oracle.reward:g}, not {best:g}"
+        if oracle.reason:
+            reason += f" ({oracle.reason})"
+        return reason
     if nop.reward >= oracle.reward:
         return f"doing nothing got {nop.reward:g}, not less than the oracle"
     return None

@@ -135,15 +135,12 @@ def _settings_of(request: SourceRequest) -> dict[str, object]:
         "box": request.box,
         "shown": list(request.shown),
     }
-    if request.source == "tools" and (
-        config := Path(request.argument) if request.argument else request.tools_config
-    ):
-        identity["tools_config"] = hashlib.sha256(config.read_bytes()).hexdigest()
-    return {
-        "source": request.source,
-        "command": list(request.command),
-        **{k: v for k, v in identity.items() if v},
-    }
+    if request.source == "tools":
+        config = Path(request.argument) if request.argument else request.tools_config
+        if config is not None:
+            identity["tools_config"] = hashlib.sha256(config.read_bytes()).hexdigest()
+    present = {name: value for name, value in identity.items() if value}
+    return {"source": request.source, "command": list(request.command), **present}
 
 
 def _absolute_path(word: str) -> str:
@@ -154,10 +151,8 @@ def _absolute_path(word: str) -> str:
 def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[EnvironmentTask]:
     """Return the tasks of the split. Those of the train split must have been found fit, unless `unchecked`."""
     tasks = [task for task in source.load_tasks() if options.split in ("all", task.split)]
-    checked = sort_by_check(
-        (task for task in tasks if task.split == "train"),
-        CheckFile(home, source.name).read_checks(),
-    )
+    trained_on = [task for task in tasks if task.split == "train"]
+    checked = sort_by_check(trained_on, CheckFile(home, source.name).read_checks())
     if checked.unchecked and not options.unchecked:
         raise ConfigError(
             f"{len(checked.unchecked)} of {len(tasks)} tasks were not checked on this machine: "
@@ -169,9 +164,9 @@ def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[E
             f"note: {len(checked.unchecked)} tasks were not checked: a verifier that is broken is not noticed"
         )
     if checked.unfit:
+        listed = _name_some([f"{one.task} ({one.reason})" for one in checked.unfit])
         echo_error(
-            f"note: {len(checked.unfit)} tasks are left out, because their check failed: "
-            f"{_name_some([f'{one.task} ({one.reason})' for one in checked.unfit])}. "
+            f"note: {len(checked.unfit)} tasks are left out, because their check failed: {listed}. "
             f"Once that is mended, check them again with `openclaw-rl env check {source.name} ...`"
         )
     unfit = {one.digest for one in checked.unfit}

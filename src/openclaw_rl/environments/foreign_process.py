@@ -152,15 +152,16 @@ class ForeignProcess:
         errors = asyncio.create_task(self._read_errors(process.stderr))
         # A line above the limit: the process cannot be understood any more.
         with contextlib.suppress(ValueError):
-            while line := await process.stdout.readline():
+            async for line in process.stdout:
                 self._take_line(process, line)
         await asyncio.wait([errors], timeout=_DRAIN_SECONDS)
         errors.cancel()
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_result(
-                    {"error": ": ".join(filter(None, ("the process ended", self._last_words)))}
-                )
+                error = "the process ended"
+                if self._last_words:
+                    error += f": {self._last_words}"
+                answer.set_result({"error": error})
 
     async def _read_errors(self, stream: asyncio.StreamReader) -> None:
         """Keep the last line of stderr, for the reason."""

@@ -76,20 +76,19 @@ def reap_leases(home: Path, key: str, *, seconds: float = 0.0) -> str:
             for lease in leases.read_leases():
                 if not remove_leftovers(lease.folder):
                     busy.append(lease.folder)
-                elif refusal := _end_episode(home, key, lease, end):
+                    continue
+                refusal = _end_episode(home, key, lease, end)
+                if refusal:
                     left.append(lease)
                     problem = refusal
                 else:
                     leases.remove_lease(lease.episode)
-    notes = (
-        [f"processes or files of killed runners cannot be removed: {', '.join(busy)}"]
-        if busy
-        else []
-    )
+    notes = []
+    if busy:
+        notes.append(f"processes or files of killed runners cannot be removed: {', '.join(busy)}")
     if left:
-        last = time.strftime(
-            "%Y-%m-%d %H:%M", time.localtime(max(lease.expires_at for lease in left))
-        )
+        last_expiry = max(lease.expires_at for lease in left)
+        last = time.strftime("%Y-%m-%d %H:%M", time.localtime(last_expiry))
         notes.append(
             f"{len(left)} episodes of killed runners are still open, because {problem}. The next `openclaw-rl env run` "
             f"or `env check` ends them; without it they expire by {last}"

@@ -86,12 +86,12 @@ class EpisodeLoop:
 
         groups = dict.fromkeys(episode.group for episode in self.plan.list_episodes())
         listed = await asyncio.gather(*(list_group(group) for group in groups))
-        return {
-            entry["id"]: entry
-            for entries in listed
-            for entry in entries
-            if entry["status"] != "running"
-        }
+        ended = {}
+        for entries in listed:
+            for entry in entries:
+                if entry["status"] != "running":
+                    ended[entry["id"]] = entry
+        return ended
 
     def _start_with_ended(self, ended: Mapping[str, Mapping[str, Any]]) -> Iterator[PlannedEpisode]:
         """Report the episodes that have ended, and yield the others."""

@@ -90,19 +90,21 @@ class RunProgress:
         group.append(result)
         if len(group) == self._group_size:
             del self._groups[result.episode.group]
-            one = RunSummary()
+            summary = RunSummary()
             for played in group:
-                one.add_result(played)
-            before = " (before the run was continued)" if one.earlier == len(group) else ""
-            echo(f"{result.episode.task.id}: {_describe(one)}{before}", err=True)
+                summary.add_result(played)
+            described = _describe(summary)
+            if summary.earlier == len(group):
+                described += " (before the run was continued)"
+            echo(f"{result.episode.task.id}: {described}", err=True)
 
 
 def print_summary(console: TerminalConsole, summary: RunSummary) -> None:
     """Print what became of the episodes: done, void and why, mean reward, by task."""
-    console.print(
-        f"{_describe(summary)}"
-        + (f", {summary.earlier} of them earlier" if summary.earlier else "")
-    )
+    described = _describe(summary)
+    if summary.earlier:
+        described += f", {summary.earlier} of them earlier"
+    console.print(described)
     for reason, count in summary.void.most_common(_MAX_REASONS):
         console.print(f"  void {count}: {reason}", soft_wrap=True)
     table = Table(box=None, padding=(0, 2))

@@ -79,10 +79,11 @@ def hold_leases(home: Path, run: str) -> Iterator[LeaseFolder]:
 def take_over_leases(home: Path) -> Iterator[list[LeaseFolder]]:
     """Yield the lease folders of the runners that have ended without cleaning up, locked until the block ends."""
     runners = _runners_folder(home)
+    folders = sorted(runners.iterdir()) if runners.is_dir() else []
     files: list[IO[str]] = []
     taken: list[LeaseFolder] = []
     try:
-        for folder in sorted(runners.iterdir()) if runners.is_dir() else ():
+        for folder in folders:
             file = _lock_folder(folder)
             if file is not None:
                 files.append(file)

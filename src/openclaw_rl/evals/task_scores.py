@@ -103,18 +103,18 @@ class EvalPlan:
             raise ConfigError(
                 f"--tasks {','.join(unknown)}: expected some of {', '.join([*TASK_SETS, PERSONAL_KIND])}"
             )
-        kinds = [
-            one
-            for kind in wanted
-            for one in (personal_kinds() if kind == PERSONAL_KIND else [kind])
-        ]
+        kinds: list[str] = []
+        for kind in wanted:
+            kinds += personal_kinds() if kind == PERSONAL_KIND else [kind]
         seeds: Sequence[int | None] = range(self.seeds) if self.seeds > 1 else [None]
-        return [
-            (kind, replace(task, seed=seed, max_tokens=self.max_tokens or task.max_tokens))
-            for kind in kinds
-            for task in TASK_SETS.get(kind, personal_tasks)()[: self.num]
-            for seed in seeds
-        ]
+        pairs = []
+        for kind in kinds:
+            make_tasks = TASK_SETS.get(kind, personal_tasks)
+            for task in make_tasks()[: self.num]:
+                max_tokens = self.max_tokens or task.max_tokens
+                for seed in seeds:
+                    pairs.append((kind, replace(task, seed=seed, max_tokens=max_tokens)))
+        return pairs
 
 
 def evaluate_model(

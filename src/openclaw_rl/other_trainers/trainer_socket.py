@@ -190,11 +190,10 @@ class TrainerSocket:
         connection.settimeout(_HELLO_SECONDS)
         try:
             line = b""
-            while (
-                not line.endswith(b"\n")
-                and len(line) < _MAX_HELLO
-                and (more := connection.recv(4096))
-            ):
+            while not line.endswith(b"\n") and len(line) < _MAX_HELLO:
+                more = connection.recv(4096)
+                if not more:
+                    break
                 line += more
             message = json.loads(line)
             reason = None

@@ -33,25 +33,25 @@ class Plugin:
 
     def defined_names(self) -> list[str]:
         """Return the names of public functions and classes defined in the file, without imported ones."""
-        name = self.module.__name__
-        return [
-            key
-            for key, value in vars(self.module).items()
-            if callable(value)
-            and not key.startswith("_")
-            and getattr(value, "__module__", None) == name
-        ]
+        names = []
+        for name, value in vars(self.module).items():
+            if not callable(value) or name.startswith("_"):
+                continue
+            if getattr(value, "__module__", None) == self.module.__name__:
+                names.append(name)
+        return names
 
     def find_function(self, *names: str) -> Callable[..., Any] | None:
         """Return the first of these names that the file defines. Raises `PluginError` if it is not callable."""
         for name in names:
             function = getattr(self.module, name, None)
-            if function is not None:
-                if not callable(function):
-                    raise self.make_error(
-                        f"{name} is of type {type(function).__name__}, expected a function"
-                    )
-                return function  # type: ignore[no-any-return]
+            if function is None:
+                continue
+            if not callable(function):
+                raise self.make_error(
+                    f"{name} is of type {type(function).__name__}, expected a function"
+                )
+            return function  # type: ignore[no-any-return]
         return None
 
     def single_function(self, *names: str) -> tuple[str, Callable[..., Any]]:
@@ -101,10 +101,10 @@ class Plugin:
             # The plug-in may raise anything.
             if isinstance(error, (PluginError, *passing)):
                 raise
-            raise self.make_error(
-                f"{name} raised {_describe_error(error)}{arguments and f' ({arguments})'}",
-                _error_line(error, self.path),
-            ) from error
+            message = f"{name} raised {_describe_error(error)}"
+            if arguments:
+                message += f" ({arguments})"
+            raise self.make_error(message, _error_line(error, self.path)) from error
 
 
 def load_plugin(

@@ -53,11 +53,12 @@ def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
     active = lessons.list_lessons(conn, policy=head.name, states=[LessonState.ACTIVE])
     learned = lessons.list_lessons(conn, policy=head.name, states=[LessonState.LEARNED])
     in_force = [*active, *learned]
-    settled = [
-        lesson
-        for lesson in active
-        if not _is_contested(conn, lesson, now) and not _is_outweighed(lesson, in_force, now)
-    ]
+    settled = []
+    for lesson in active:
+        if _is_contested(conn, lesson, now):
+            continue
+        if not _is_outweighed(lesson, in_force, now):
+            settled.append(lesson)
     beside = frozenset(lesson.id for lesson in (*settled, *learned))
     waiting = [lesson for lesson in active if lesson.is_practised]
     targets = [lesson for lesson in settled if lesson.is_practised]
@@ -75,8 +76,10 @@ def _is_contested(conn: Connection, lesson: Lesson, now: float) -> bool:
     """
     if lesson.is_pinned:
         return False
-    rivals = [rival for rival in lessons.superseded_lessons(conn, lesson.id) if rival.is_practised]
-    strongest = max((rival.weight_at(now) for rival in rivals), default=0.0)
+    strongest = 0.0
+    for rival in lessons.superseded_lessons(conn, lesson.id):
+        if rival.is_practised:
+            strongest = max(strongest, rival.weight_at(now))
     return lesson.weight_at(now) <= SETTLED_FACTOR * strongest * (1 + _TOLERANCE)
 
 

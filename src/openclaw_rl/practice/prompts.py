@@ -100,12 +100,15 @@ class PromptSelector:
         decks = [_shuffled(prompts, count, rng) for prompts in by_lesson.values() if prompts]
         if not decks:
             return []
-        chosen = [decks[i % len(decks)][i // len(decks)] for i in range(count)]
+        # One of each deck in turn.
+        chosen = []
+        for number in range(count):
+            deck = decks[number % len(decks)]
+            chosen.append(deck[number // len(decks)])
         for place in sorted(rehearsed_places(count, rehearsal_share, rng)):
             question = rng.choice(rehearsal_questions())
-            rehearsed = self._make_prompt(
-                conn, plan, head.name, ask_instead(chosen[place].exchange, question)
-            )
+            exchange = ask_instead(chosen[place].exchange, question)
+            rehearsed = self._make_prompt(conn, plan, head.name, exchange)
             # None if the lesson is not examined, or the template rejects the messages: the person's prompt stays.
             if rehearsed is not None:
                 chosen[place] = rehearsed
@@ -115,9 +118,10 @@ class PromptSelector:
         self, conn: Connection, plan: PracticePlan, policy: str, prompts: Sequence[PracticePrompt]
     ) -> bool:
         """Return whether the lessons of all these prompts, and their texts, are still those of the plan."""
-        distinct = {
-            (prompt.exchange.request.id, prompt.plain_ids.tobytes()): prompt for prompt in prompts
-        }
+        distinct: dict[tuple[str, bytes], PracticePrompt] = {}
+        for prompt in prompts:
+            key = (prompt.exchange.request.id, prompt.plain_ids.tobytes())
+            distinct[key] = prompt
         for prompt in distinct.values():
             current = self._lessons_of(conn, plan, policy, prompt.exchange)
             if _ids_and_texts(current) != _ids_and_texts(prompt.lessons):
@@ -168,7 +172,8 @@ class PromptSelector:
         longest = len(hinted_ids)
         if contrast is not None:
             longest = max(longest, len(contrast[1]))
-        if self.context_length is not None and longest + MAX_REPLY_TOKENS > self.context_length:
+        needed = longest + MAX_REPLY_TOKENS
+        if self.context_length is not None and needed > self.context_length:
             return None
         return PracticePrompt(
             exchange=exchange,

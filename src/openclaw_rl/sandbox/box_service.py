@@ -130,9 +130,11 @@ class BoxService:
     async def read_line(self, time_limit: float) -> bytes | None:
         """Return the next line; None if it does not come in time, or the program ends first."""
         assert self._task is not None
-        end = asyncio.get_running_loop().time() + time_limit
+        loop = asyncio.get_running_loop()
+        end = loop.time() + time_limit
         while not self.lines.lines:
-            if self._task.done() or (left := end - asyncio.get_running_loop().time()) <= 0:
+            left = end - loop.time()
+            if self._task.done() or left <= 0:
                 return None
             self.lines.has_news.clear()
             news = asyncio.create_task(self.lines.has_news.wait())

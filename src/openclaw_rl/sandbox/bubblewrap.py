@@ -239,9 +239,8 @@ class BubblewrapBox(CommandBox):
         groups = plan_groups(parents, self._lease.folder.name)
         self._lease.write_groups(groups)
         controllers = make_groups(parents, self._lease.folder.name, self.limits)
-        self.held_limits = {
-            {"memory": "memory", "pids": "processes"}[controller] for controller in controllers
-        }
+        limit_of = {"memory": "memory", "pids": "processes"}
+        self.held_limits = {limit_of[controller] for controller in controllers}
         return [group for group in groups if group.exists()]
 
     def _start_process(self, program: Path, args: list[str]) -> subprocess.Popen[bytes]:
@@ -313,29 +312,28 @@ class BubblewrapBox(CommandBox):
 
     def _send_request(self, action: str, number: int = 0) -> None:
         """Send one line to the shell of the box; a box that does not read them any more is ended."""
-        if (
-            self._process is None
-            or self._process.stdin is None
-            or self._ended is None
-            or self._ended.done()
-        ):
+        if self._process is None or self._process.stdin is None:
             return
+        if self._ended is None or self._ended.done():
+            return
+        stdin = self._process.stdin.fileno()
         try:
-            os.set_blocking(self._process.stdin.fileno(), False)
-            os.write(self._process.stdin.fileno(), f"{action} {number}\n".encode())
+            os.set_blocking(stdin, False)
+            os.write(stdin, f"{action} {number}\n".encode())
         except (BlockingIOError, BrokenPipeError):
             self._kill_box()
 
     def _find_first_process(self) -> None:
         """Find process 1 of a box that was not opened to the end."""
-        if (
-            self._first is None
-            and self._process is not None
-            and self._ended is not None
-            and not self._ended.done()
-        ):
-            with contextlib.suppress(OSError):
-                self._first = next(map(WatchedProcess, process_tree(self._process.pid)[1:2]), None)
+        if self._first is not None or self._process is None:
+            return
+        if self._ended is None or self._ended.done():
+            return
+        with contextlib.suppress(OSError):
+            pids = process_tree(self._process.pid)
+            # Process 0 of the tree is bubblewrap itself.
+            if len(pids) > 1:
+                self._first = WatchedProcess(pids[1])
 
     def _kill_box(self) -> None:
         """Kill process 1 of the box, with which the kernel kills all others, and bubblewrap.

@@ -41,21 +41,34 @@ def find_parents(mount: Path = MOUNT, membership: Path = Path("/proc/self/cgroup
         # Not Linux.
         return GroupParents(2, {})
     for _, controllers, path in lines:
-        beside = (mount / path.lstrip("/")).parent if path != "/" else mount
-        enabled = beside / "cgroup.subtree_control"
-        if controllers == "" and enabled.exists() and _is_writable(beside):
-            parents = {
-                name: beside for name in _LIMIT_FILES[2] if name in enabled.read_text().split()
-            }
+        # Version 2 has one hierarchy, whose line names no controllers.
+        if controllers == "":
+            beside = mount
+            if path != "/":
+                beside = (mount / path.lstrip("/")).parent
+            parents = _enabled_parents(beside)
             if parents:
                 return GroupParents(2, parents)
-    named = {name: path for _, controllers, path in lines for name in controllers.split(",")}
-    folders = {
-        name: mount / name / named[name].lstrip("/") for name in _LIMIT_FILES[1] if name in named
-    }
-    return GroupParents(
-        1, {name: folder for name, folder in folders.items() if _is_writable(folder)}
-    )
+    paths: dict[str, str] = {}
+    for _, controllers, path in lines:
+        for name in controllers.split(","):
+            paths[name] = path
+    folders: dict[str, Path] = {}
+    for name in _LIMIT_FILES[1]:
+        if name in paths:
+            folder = mount / name / paths[name].lstrip("/")
+            if _is_writable(folder):
+                folders[name] = folder
+    return GroupParents(1, folders)
+
+
+def _enabled_parents(folder: Path) -> dict[str, Path]:
+    """Return the folder by each controller of version 2 that is enabled for its groups; none if it is not writable."""
+    file = folder / "cgroup.subtree_control"
+    if not file.exists() or not _is_writable(folder):
+        return {}
+    enabled = file.read_text().split()
+    return {name: folder for name in _LIMIT_FILES[2] if name in enabled}
 
 
 def _is_writable(folder: Path) -> bool:

@@ -39,7 +39,9 @@ class SequenceClassifier:
             raise ModelError(
                 f"{path}: has {model.config.num_labels} classes, expected 1 or 2 (the second is positive)"
             )
-        chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        chosen = device
+        if device == "auto":
+            chosen = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = model.eval().requires_grad_(False).to(chosen)
         self._max_tokens = min(
             MAX_TEXT_TOKENS, getattr(model.config, "max_position_embeddings", MAX_TEXT_TOKENS)

@@ -91,7 +91,9 @@ class _EngineConnection(asyncio.Protocol):
     def _dispatch_reply(self, answer: protocol.EngineReply) -> None:
         if isinstance(answer, protocol.TokensReply):
             self._append_tokens(answer)
-        elif (call := self.pending_calls.pop(answer.id, None)) is not None:
+            return
+        call = self.pending_calls.pop(answer.id, None)
+        if call is not None:
             if not call.done():
                 call.set_result(answer)
         elif isinstance(answer, protocol.RejectionReply) and answer.id in self.streams:

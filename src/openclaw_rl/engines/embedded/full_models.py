@@ -89,9 +89,8 @@ class MultiModelEngine(EmbeddedEngine):
             for key, model in files.items()
             if isinstance(model, EmbeddedModel)
         }
-        yield from super().load_versions(
-            policies, {k: f for k, f in files.items() if isinstance(f, AdapterFile)}
-        )
+        adapters = {key: file for key, file in files.items() if isinstance(file, AdapterFile)}
+        yield from super().load_versions(policies, adapters)
         self._full_engines |= created
 
     def _unused_models(self) -> frozenset[VersionKey]:
@@ -131,14 +130,10 @@ class MultiModelEngine(EmbeddedEngine):
     @property
     def retry_delay(self) -> float:
         """See `EmbeddedEngine.retry_delay`."""
-        delays = [super().retry_delay] if super().has_work else []
-        return min(
-            [
-                *delays,
-                *(engine.retry_delay for engine in self._full_engines.values() if engine.has_work),
-            ],
-            default=0.0,
-        )
+        delays = [engine.retry_delay for engine in self._full_engines.values() if engine.has_work]
+        if super().has_work:
+            delays.append(super().retry_delay)
+        return min(delays, default=0.0)
 
     def step(self) -> list[StepEvent]:
         """Run a step of each engine that has work."""

@@ -78,18 +78,14 @@ class EmbeddedModel:
         with torch.device("meta"):
             kind: Any = type(self._model)
             model = kind(copy.deepcopy(self._model.config))
-        result = model.load_state_dict(
-            {k: v.to(self.device, self.dtype) for k, v in tensors.items()},
-            strict=False,
-            assign=True,
-        )
+        weights = {key: tensor.to(self.device, self.dtype) for key, tensor in tensors.items()}
+        result = model.load_state_dict(weights, strict=False, assign=True)
         model.tie_weights()
         for at, buffer in self._model.named_buffers():
             owner, _, leaf = at.rpartition(".")
             model.get_submodule(owner)._buffers[leaf] = buffer.clone()
-        wrong = sorted(result.unexpected_keys) + sorted(
-            n for n, p in model.named_parameters() if p.is_meta
-        )
+        missing = [key for key, parameter in model.named_parameters() if parameter.is_meta]
+        wrong = sorted(result.unexpected_keys) + sorted(missing)
         if wrong:
             raise ModelError(f"{len(wrong)} weights are missing or unknown (the first: {wrong[0]})")
         return EmbeddedModel(model, name=name, max_context=self.context_length)
@@ -133,12 +129,11 @@ class EmbeddedModel:
                 f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__}: {error})"
             ) from error
         layers = cache.layers
-        like = cache.layers[0].keys if cache.layers else None
-        shapes = {
-            s if s is None else tuple(s.shape)
-            for layer in layers
-            for s in (layer.keys, layer.values)
-        }
+        like = layers[0].keys if layers else None
+        shapes = set[tuple[int, ...] | None]()
+        for layer in layers:
+            for states in (layer.keys, layer.values):
+                shapes.add(None if states is None else tuple(states.shape))
         if like is None or len(shapes) != 1 or like.dim() != 4 or len(like) != 1:
             raise ModelError(
                 f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__} caches {shapes or 'nothing'})"
@@ -222,7 +217,9 @@ def _check_kind(text: Any, context: int, name: str) -> None:
     if kinds:
         problem = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
         raise ModelError(f"{name}: {problem}. {_SUPPORTED_KINDS[0].upper()}{_SUPPORTED_KINDS[1:]}")
-    slides = "sliding_attention" in typed if typed else getattr(text, "use_sliding_window", True)
+    slides = getattr(text, "use_sliding_window", True)
+    if typed:
+        slides = "sliding_attention" in typed
     if window and slides and window < context:
         raise ModelError(
             f"{name}: its attention window is {window} tokens, its context {context}. The embedded engine serves "

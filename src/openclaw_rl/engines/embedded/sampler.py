@@ -59,16 +59,10 @@ class SamplingState:
     def is_shaped(self) -> bool:
         """Whether the row samples from another distribution than the reported one."""
         s = self.sampling
-        if self.grammar_state is not None or s.min_tokens:
+        if self.is_greedy or self.grammar_state is not None or s.min_tokens:
             return True
-        return (
-            self.is_greedy
-            or s.top_p < 1
-            or s.top_k > 0
-            or s.min_p > 0
-            or self.has_penalties
-            or bool(s.logit_bias)
-        )
+        is_cut = s.top_p < 1 or s.top_k > 0 or s.min_p > 0
+        return is_cut or self.has_penalties or bool(s.logit_bias)
 
 
 class Sampler:
@@ -77,21 +71,21 @@ class Sampler:
     def __init__(self, states: Sequence[SamplingState], device: torch.device) -> None:
         self._states = states
         self._device = device
-        temperatures = [1.0 if d.is_greedy else d.sampling.temperature for d in states]
-        plain = all(t == 1.0 for t in temperatures)
-        self._temperatures_N1 = (
-            None if plain else torch.tensor(temperatures, device=device)[:, None]
-        )
-        self._shaped_rows = [i for i, d in enumerate(states) if d.is_shaped]
-        self._max_top = max((d.top for d in states), default=0)
+        temperatures = [1.0 if state.is_greedy else state.sampling.temperature for state in states]
+        # None: no row is scaled.
+        self._temperatures_N1: Tensor | None = None
+        if any(temperature != 1.0 for temperature in temperatures):
+            self._temperatures_N1 = torch.tensor(temperatures, device=device)[:, None]
+        self._shaped_rows = [row for row, state in enumerate(states) if state.is_shaped]
+        self._max_top = max((state.top for state in states), default=0)
 
     def __call__(self, logits_NV: Tensor) -> tuple[list[int], list[float], list[TopTokens] | None]:
         """Return token ids [N], their log-probabilities [N], and the top alternatives [N][K] if any row wants them."""
-        scaled_NV = (
-            logits_NV if self._temperatures_N1 is None else logits_NV / self._temperatures_N1
-        )
+        scaled_NV = logits_NV
+        if self._temperatures_N1 is not None:
+            scaled_NV = logits_NV / self._temperatures_N1
         logprobs_NV = scaled_NV.log_softmax(-1)
-        uniform_N = [d.rng.random() for d in self._states]
+        uniform_N = [state.rng.random() for state in self._states]
         if len(self._shaped_rows) < len(self._states):
             u = torch.tensor(uniform_N, dtype=torch.float64, device=self._device)
             ids_N = invert_cdf(logprobs_NV.exp(), u)
@@ -109,7 +103,8 @@ class Sampler:
                 state.token_counts[token] += 1
             if state.grammar_state is not None:
                 state.grammar_state.accept_token(token)
-        return tokens, logprobs, self._top_alternatives(logprobs_NV) if self._max_top else None
+        top = self._top_alternatives(logprobs_NV) if self._max_top else None
+        return tokens, logprobs, top
 
     def _top_alternatives(self, logprobs_NV: Tensor) -> list[TopTokens]:
         values, ids = logprobs_NV.topk(min(self._max_top, logprobs_NV.shape[-1]), -1)

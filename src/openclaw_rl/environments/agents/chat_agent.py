@@ -90,9 +90,8 @@ class ChatAgent:
                 self._has_reply = True
                 return _parse_reply(answer, ignored)
             problem = f"{status}: {_error_field(answer, 'message')}"
-            if status == _GONE or (
-                _error_field(answer, "code") == "context_length_exceeded" and self._has_reply
-            ):
+            is_too_long = _error_field(answer, "code") == "context_length_exceeded"
+            if status == _GONE or (is_too_long and self._has_reply):
                 raise EpisodeOver(problem)
             if status < 500 and status not in _REPEATED:
                 break

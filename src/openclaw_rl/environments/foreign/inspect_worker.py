@@ -194,13 +194,12 @@ def score_number(value: Any) -> float:
     """Return a score as a number: C is 1, P 0.5, I and N 0; the mean of several values."""
     from inspect_ai.scorer import value_to_float
 
-    several = (
-        list(value.values())
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, list)
-        else [value]
-    )
+    if isinstance(value, Mapping):
+        several = list(value.values())
+    elif isinstance(value, list):
+        several = value
+    else:
+        several = [value]
     numbers = [float(value_to_float()(one)) for one in several]
     return sum(numbers) / len(numbers) if numbers else 0.0
 

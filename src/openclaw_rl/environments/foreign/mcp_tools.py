@@ -57,7 +57,10 @@ class ServerConnection:
             async with contextlib.AsyncExitStack() as stack:
                 session = await self._connect(stack)
                 self.opened.set_result(await list_tools(session))
-                while (entry := await self._queue.get()) is not None:
+                while True:
+                    entry = await self._queue.get()
+                    if entry is None:
+                        break
                     call, answer = entry
                     await self._answer_call(session, call, answer)
         except BaseException as error:
@@ -127,10 +130,10 @@ async def list_tools(session: Any) -> list[dict[str, Any]]:
     tools: list[dict[str, Any]] = []
     page = (await session.list_tools()).model_dump(mode="json", by_alias=True)
     tools += page["tools"]
-    while cursor := page.get("nextCursor"):
+    while page.get("nextCursor"):
         import mcp
 
-        options = {"params": mcp.types.PaginatedRequestParams(cursor=cursor)}
+        options = {"params": mcp.types.PaginatedRequestParams(cursor=page["nextCursor"])}
         page = (await session.list_tools(**options)).model_dump(mode="json", by_alias=True)
         tools += page["tools"]
     keys = ("name", "description", "inputSchema")

@@ -95,13 +95,18 @@ def read_action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
 def nesting_depth(value: Any) -> int:
     """Return how deeply lists and objects are nested in a JSON value."""
     depth = 0
-    level = [value]
-    while level := [one for one in level if isinstance(one, dict | list)]:
+    level = _collections([value])
+    while level:
         depth += 1
-        level = [
-            inner for one in level for inner in (one.values() if isinstance(one, dict) else one)
-        ]
+        inner: list[Any] = []
+        for one in level:
+            inner += one.values() if isinstance(one, dict) else one
+        level = _collections(inner)
     return depth
+
+
+def _collections(values: list[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, dict | list)]
 
 
 def write_system(schema: Mapping[str, Any]) -> str:

@@ -145,9 +145,10 @@ def main() -> None:
         problem = f"the code of the tools failed: {type(error).__name__}: {error}"
     variables: dict[str, Any] | None = {"__name__": "__main__"} if setup["interpreter"] else None
     for line in requests:
+        request = json.loads(line)
         if problem is not None:
             answer: dict[str, Any] = {"broken": problem}
-        elif (request := json.loads(line))["tool"] is None:
+        elif request["tool"] is None:
             answer = {"result": ""}
         else:
             answer = answer_request(request, functions, variables)

@@ -97,9 +97,8 @@ def parse_library_argument(library: ForeignLibrary, argument: str) -> tuple[str,
     file, at, task = name.partition("@")
     if ("/" in file or file.endswith(".py")) and Path(file).exists():
         name = f"{Path(file).absolute()}{at}{task}"
-    return name, {
-        key: _parse_value(value) for key, value in parse_qsl(query, keep_blank_values=True)
-    }
+    pairs = parse_qsl(query, keep_blank_values=True)
+    return name, {key: _parse_value(value) for key, value in pairs}
 
 
 def _parse_value(text: str) -> Any:

@@ -62,7 +62,12 @@ def make_task_folders(path: Path) -> Path:
     `ConfigError` for what cannot be read or written. An instance that no box can play becomes a task that is unfit,
     with the reason.
     """
-    beside, name = (path, FOLDER_TASKS) if path.is_dir() else (path.parent, f"{path.stem}-tasks")
+    if path.is_dir():
+        beside = path
+        name = FOLDER_TASKS
+    else:
+        beside = path.parent
+        name = f"{path.stem}-tasks"
     try:
         texts = {file: file.read_text(encoding="utf-8") for file in _list_files(path)}
         top = beside / name
@@ -71,15 +76,7 @@ def make_task_folders(path: Path) -> Path:
         raise ConfigError(
             f"{path}: {error}. Expected a file of SWE-bench, with a writable folder around it"
         ) from None
-    instances: dict[str, dict[str, Any]] = {}
-    for file, text in texts.items():
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                instance = _read_instance(line, f"{file}:{number}")
-                if instances.setdefault(instance["instance_id"], instance) != instance:
-                    raise ConfigError(
-                        f"{file}:{number}: {instance['instance_id']} occurs twice, with other content"
-                    )
+    instances = _read_instances(texts)
     if not instances:
         raise ConfigError(f"{path}: has no instances. Expected one of SWE-bench per line")
     for instance in instances.values():
@@ -99,6 +96,21 @@ def _list_files(path: Path) -> list[Path]:
     return files
 
 
+def _read_instances(texts: Mapping[Path, str]) -> dict[str, dict[str, Any]]:
+    """Return the instances of files by their ids."""
+    instances: dict[str, dict[str, Any]] = {}
+    for file, text in texts.items():
+        for number, line in enumerate(text.split("\n"), 1):
+            if not line.strip():
+                continue
+            where = f"{file}:{number}"
+            instance = _read_instance(line, where)
+            id_ = instance["instance_id"]
+            if instances.setdefault(id_, instance) != instance:
+                raise ConfigError(f"{where}: {id_} occurs twice, with other content")
+    return instances
+
+
 def _read_instance(line: str, where: str) -> dict[str, Any]:
     try:
         instance = json.loads(line)
@@ -110,26 +122,16 @@ def _read_instance(line: str, where: str) -> dict[str, Any]:
         json.dumps(instance, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{where}: has half of a surrogate pair, which is no text") from None
-    missing = [
-        name
-        for name in _FIELDS
-        if not isinstance(instance, dict) or not isinstance(instance.get(name), str)
-    ]
+    fields = instance if isinstance(instance, dict) else {}
+    missing = [name for name in _FIELDS if not isinstance(fields.get(name), str)]
     if missing:
         raise ConfigError(
             f"{where}: no text in {', '.join(missing)}. Expected an instance of SWE-bench"
         )
     for kind in ("FAIL_TO_PASS", "PASS_TO_PASS"):
-        names = instance.get(kind, [])
-        # Else it is no list, either.
-        with contextlib.suppress(ValueError, RecursionError):
-            names = json.loads(names) if isinstance(names, str) else names
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"{where}: {kind}: expected a list of tests, got {str(names)[:100]}")
-        instance[kind] = names
-    if not _NAME.fullmatch(instance["instance_id"]) or not _COMMIT.fullmatch(
-        instance["base_commit"]
-    ):
+        instance[kind] = _read_tests(instance.get(kind, []), f"{where}: {kind}")
+    has_name = _NAME.fullmatch(instance["instance_id"]) is not None
+    if not has_name or not _COMMIT.fullmatch(instance["base_commit"]):
         raise ConfigError(f"{where}: expected a name in instance_id and a commit in base_commit")
     return dict(instance)
 
@@ -158,6 +160,17 @@ def _make_folder(instance: Mapping[str, Any], folder: Path, checkouts: Path) -> 
     _write_text(folder / _STAMP, stamp)
 
 
+def _read_tests(names: Any, where: str) -> list[str]:
+    """Return the names of tests, which may be JSON in a text."""
+    if isinstance(names, str):
+        # Else it is no list, either.
+        with contextlib.suppress(ValueError, RecursionError):
+            names = json.loads(names)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{where}: expected a list of tests, got {str(names)[:100]}")
+    return names
+
+
 def _fill_folder(instance: Mapping[str, Any], folder: Path, repository: Path) -> None:
     tests = {
         kind: [_test_name(name) for name in instance[kind]]
@@ -176,15 +189,10 @@ def _fill_folder(instance: Mapping[str, Any], folder: Path, repository: Path) ->
         _apply_patch(patched, instance[name], name)
     before = _list_texts(files)
     after = _list_texts(solved)
-    _copy_files(
-        solved,
-        folder / "solution" / "files",
-        [p for p, text in after.items() if before.get(p) != text],
-    )
-    _write_text(
-        folder / "solution" / "removed.txt",
-        "".join(f"{path}\n" for path in before.keys() - after.keys()),
-    )
+    changed = [path for path, text in after.items() if before.get(path) != text]
+    _copy_files(solved, folder / "solution" / "files", changed)
+    removed = "".join(f"{path}\n" for path in before.keys() - after.keys())
+    _write_text(folder / "solution" / "removed.txt", removed)
     named = {module for names in tests.values() for module in names}
     _copy_files(tested, folder / "tests" / "suite", _test_files(before, _list_texts(tested), named))
     for patched in (solved, tested):
@@ -287,16 +295,18 @@ def _test_files(
     before: Mapping[str, bytes], tested: Mapping[str, bytes], named: Iterable[str]
 ) -> list[str]:
     """Return the files that the verifier puts in their place: those of the test patch, and all that are tests."""
-    modules = {
-        module for name in named for module in (name.rsplit(".", 1)[0], name.rsplit(".", 2)[0])
-    }
-    return [
-        path
-        for path, text in tested.items()
-        if before.get(path) != text
-        or _TEST_FOLDERS & set(PurePosixPath(path).parts[:-1])
-        or path.removesuffix(".py").replace("/", ".") in modules
-    ]
+    modules = set[str]()
+    for name in named:
+        modules.add(name.rsplit(".", 1)[0])
+        modules.add(name.rsplit(".", 2)[0])
+    chosen = []
+    for path, text in tested.items():
+        is_of_patch = before.get(path) != text
+        is_in_test_folder = _TEST_FOLDERS & set(PurePosixPath(path).parts[:-1])
+        module = path.removesuffix(".py").replace("/", ".")
+        if is_of_patch or is_in_test_folder or module in modules:
+            chosen.append(path)
+    return chosen
 
 
 def _copy_files(source: Path, to: Path, paths: Iterable[str]) -> None:

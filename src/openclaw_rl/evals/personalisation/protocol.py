@@ -50,11 +50,14 @@ async def run_session(
         reply = await send(history)
         if len(reactions) == max_replies or (reactions and reactions[-1].satisfied):
             return SessionLog(question=question, reactions=tuple(reactions))
-        reactions.append(reaction := await person.react_to(question, reply))
+        reaction = await person.react_to(question, reply)
+        reactions.append(reaction)
         heard(reaction.text)
-        again = not reaction.satisfied and len(reactions) < max_replies
-        text = f"{reaction.text} {question.text}" if again else reaction.text
-        history += [{"role": "assistant", "content": reply}, {"role": "user", "content": text}]
+        text = reaction.text
+        if not reaction.satisfied and len(reactions) < max_replies:
+            text = f"{reaction.text} {question.text}"
+        history.append({"role": "assistant", "content": reply})
+        history.append({"role": "user", "content": text})
 
 
 def problems_of(seed: int, name: str) -> Callable[[], Question]:

@@ -26,7 +26,9 @@ class SlimeOptions:
     @classmethod
     def from_args(cls, args: Any) -> SlimeOptions:
         """Read slime's arguments. Raises `ValueError` for those that do not fit."""
-        problems = [problem for check in _CHECKS for problem in check(args)]
+        problems = []
+        for check in _CHECKS:
+            problems += check(args)
         if problems:
             raise ValueError(
                 "OpenClaw-RL cannot feed slime with these arguments: " + "; ".join(problems)
@@ -51,20 +53,18 @@ def method_problem(method: str, finetune: str, *, has_teacher: bool) -> str | No
         return f"train.finetune is {finetune}, and slime trains full weights. Set train.finetune to full"
     if method not in _METHODS:
         return f"train.method is {method}, for which slime has no loss. Set it to {', '.join(_METHODS)}"
-    if (method in _TEACHER_METHODS) != has_teacher:
-        advice = (
-            "Leave out --use-opd" if has_teacher else "Add --use-opd --opd-type sglang --rm-url URL"
-        )
-        return f"train.method is {method}. {advice}"
+    needs_teacher = method in _TEACHER_METHODS
+    if needs_teacher and not has_teacher:
+        return f"train.method is {method}. Add --use-opd --opd-type sglang --rm-url URL"
+    if has_teacher and not needs_teacher:
+        return f"train.method is {method}. Leave out --use-opd"
     return None
 
 
 def _check_weights(args: Any) -> list[str]:
     problems = []
-    if (args.update_weight_mode, args.update_weight_transport) != (
-        "full",
-        "disk",
-    ) or not args.update_weight_disk_dir:
+    transport = (args.update_weight_mode, args.update_weight_transport)
+    if transport != ("full", "disk") or not args.update_weight_disk_dir:
         problems.append(
             "set --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir DIR"
         )

@@ -21,9 +21,9 @@ def fingerprint_of(folder: Path) -> str:
 
     Two exports of the same weights by slime have the same one, however they are split into files.
     """
-    entries = [
-        entry for path in sorted(folder.glob("*.safetensors")) for entry in _read_tensors(path)
-    ]
+    entries = []
+    for path in sorted(folder.glob("*.safetensors")):
+        entries += _read_tensors(path)
     if not entries:
         raise ValueError(f"{folder}: no tensors in *.safetensors")
     whole = sha256()
