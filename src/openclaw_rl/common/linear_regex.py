@@ -154,7 +154,8 @@ def _translate(expression: str) -> Iterator[str]:
         inside = class_start is not None
         other = token["other"]
         if token["absent"] is not None and not inside:
-            yield _without(re.sub(r"\\(.)", r"\1", token["absent"], flags=re.DOTALL))
+            text = re.sub(r"\\(.)", r"\1", token["absent"], flags=re.DOTALL)
+            yield _without(text)
             continue
         if token["escape"] is not None:
             yield _translate_escape(token["escape"], inside)
@@ -205,9 +206,18 @@ def _without(text: str) -> str:
     failed = ""
     for at in reversed(range(len(rest))):
         letter = re2.escape(rest[at])
-        failed = f"(?:[^{c}{letter}]|{letter}{failed})" if failed else f"[^{c}{letter}]"
-        if at < len(rest) - 1:
-            partial = f"(?:{letter}{partial})?" if at else f"{letter}{partial}"
-    abandoned = f"(?:{begun}{partial})*" if partial else ""
-    shorter = f"{c}{{1,{run - 1}}}[^{c}]|" if run > 1 else ""
+        wrong = f"[^{c}{letter}]"
+        failed = f"(?:{wrong}|{letter}{failed})" if failed else wrong
+        if at == len(rest) - 1:
+            continue
+        partial = f"{letter}{partial}"
+        # The first letter is not optional: without it, nothing was abandoned.
+        if at > 0:
+            partial = f"(?:{partial})?"
+    abandoned = ""
+    if partial:
+        abandoned = f"(?:{begun}{partial})*"
+    shorter = ""
+    if run > 1:
+        shorter = f"{c}{{1,{run - 1}}}[^{c}]|"
     return f"(?:[^{c}]|{abandoned}(?:{shorter}{begun}{failed}))*{abandoned}{c}*"

@@ -74,11 +74,12 @@ def hash_folder(folder: str | Path) -> tuple[str, dict[str, str]]:
     files = {}
     for file in visible_files(folder):
         whole = sha256()
-        if file.name in names:
+        is_weights = file.name in names
+        if is_weights:
             weights.update(_file_header(file.name, file.stat().st_size))
         for block in _read_blocks(file):
             whole.update(block)
-            if file.name in names:
+            if is_weights:
                 weights.update(block)
         files[file.name] = whole.hexdigest()
     return weights.hexdigest(), files

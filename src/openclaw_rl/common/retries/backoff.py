@@ -14,9 +14,8 @@ def retry_after_seconds(header: str | None, now: float | None = None) -> float |
     try:
         seconds = float(header)
     except ValueError:
-        try:
-            moment = email.utils.parsedate_to_datetime(header).timestamp()
-        except (TypeError, ValueError):
+        moment = _parse_date(header)
+        if moment is None:
             return None
         if now is None:
             now = time.time()
@@ -25,6 +24,14 @@ def retry_after_seconds(header: str | None, now: float | None = None) -> float |
     if not seconds < float("inf"):
         return None
     return max(seconds, 0.0)
+
+
+def _parse_date(text: str) -> float | None:
+    """Return the time of an HTTP date, in seconds since 1970; None for another text."""
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (TypeError, ValueError):
+        return None
 
 
 def backoff_delay(failures: int, *, first: float, longest: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -38,13 +38,16 @@ class HintTopics:
     def find_rule(self, text: str, *, as_reaction: bool = False) -> Rule | None:
         """Return the rule with this hint. `as_reaction`: else the first with a hint that matches it as a message."""
         rule = self._by_hint.get(normalise_lesson(text))
-        if rule is not None or not as_reaction:
-            return rule
+        if rule is None and as_reaction:
+            rule = next(self._matching_hints(text), None)
+        return rule
+
+    def _matching_hints(self, text: str) -> Iterator[Rule]:
+        """Yield the rules with a hint and a topic that match a text as a message."""
         for file in self._files:
-            for match in file.matching_rules([("user", text)], ""):
-                if match.hint and match.topic:
-                    return match
-        return None
+            for rule in file.matching_rules([("user", text)], ""):
+                if rule.hint and rule.topic:
+                    yield rule
 
     def has_hint(self, text: str) -> bool:
         """Return whether a text is the hint of a rule, without regard to case, white space and its final mark."""
@@ -65,12 +68,10 @@ class HintTopics:
         `text`: of the lesson; the wish is of the file, and so in the language, whose rules have it or match it.
         """
         for file in self._files:
-            if not _has_hint(file, text) and not file.matching_rules([("user", text)], ""):
-                continue
-            hints = {rule.topic: rule.hint for rule in file.rules if rule.topic and rule.hint}
-            opposed = [one for one in hints if is_opposed(topic, {one})]
-            if opposed:
-                return hints[min(opposed)]
+            if _has_hint(file, text) or file.matching_rules([("user", text)], ""):
+                hint = _opposed_hint(file, topic)
+                if hint is not None:
+                    return hint
         return None
 
     def find_scope(self, texts: Iterable[str], hint: str | None) -> StatedScope | None:
@@ -117,12 +118,17 @@ class HintTopics:
         topics |= {topic for file in self._files for topic in file.wished_topics(text)}
         if reply is None:
             return Wishes(frozenset(topics), {})
-        hints: dict[str, str] = {}
-        for rule in matching:
-            topic = rule.topic or rule.name
-            if rule.hint and not is_opposed(topic, topics):
-                hints[topic] = rule.hint
-        return Wishes(frozenset(topics), hints)
+        return Wishes(frozenset(topics), _unopposed_hints(matching, topics))
+
+
+def _unopposed_hints(rules: Iterable[Rule], topics: AbstractSet[str]) -> dict[str, str]:
+    """Return the hints by their topics, or by the names of rules without one. None of the topics opposes them."""
+    hints = {}
+    for rule in rules:
+        topic = rule.topic or rule.name
+        if rule.hint and not is_opposed(topic, topics):
+            hints[topic] = rule.hint
+    return hints
 
 
 def _wish_text(message: Message) -> str:
@@ -133,6 +139,13 @@ def _wish_text(message: Message) -> str:
 def _has_hint(file: RuleFile, text: str) -> bool:
     lesson = normalise_lesson(text)
     return any(rule.hint and normalise_lesson(rule.hint) == lesson for rule in file.rules)
+
+
+def _opposed_hint(file: RuleFile, topic: str) -> str | None:
+    """Return the hint of the first topic, by its name, that wants something else of the same subject."""
+    hints = {rule.topic: rule.hint for rule in file.rules if rule.topic and rule.hint}
+    opposed = [one for one in hints if is_opposed(topic, {one})]
+    return hints[min(opposed)] if opposed else None
 
 
 def _is_wished(file: RuleFile, text: str, hint: str) -> bool:

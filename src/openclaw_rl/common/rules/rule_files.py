@@ -239,15 +239,7 @@ def _read_file(file: Path) -> str:
 @lru_cache(maxsize=32)
 def _parse_file(raw: str, source: str) -> RuleFile:
     tree = _parse_yaml(raw, source)
-    if not isinstance(tree, dict) or tree.get("version") != 1:
-        got = tree.get("version") if isinstance(tree, dict) else type(tree).__name__
-        raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {_short_repr(got)}")
-    entries = tree.get("rules")
-    required = set(tree) - {"parts", "wishes", "scopes", *_LANGUAGE_KEYS}
-    if required != {"version", "rules"} or not isinstance(entries, list) or not entries:
-        raise ConfigError(
-            f"{source}: expected `version: 1` and a list `rules:`, got the keys {sorted(map(str, tree))}"
-        )
+    _check_keys(tree, source)
     parts = _parse_parts(tree.get("parts", {}), f"{source}: `parts`")
     language = {
         key: _compile_wish(tree.get(key), parts, f"{source}: `{key}`") for key in _LANGUAGE_KEYS
@@ -361,7 +353,8 @@ def _parse_rule(entry: Any, number: int, source: str, when_patterns: PatternSet)
         )
     values = {"who": "user", **entry}
     for key, (is_valid, expected) in _RULE_KEYS.items():
-        value = values[key] = values.get(key)
+        value = values.get(key)
+        values[key] = value
         if not is_valid(value):
             raise ConfigError(f"{where}: `{key}`: expected {expected}; got {_short_repr(value)}")
         where = f"{source}: rule {number} ({values['name'].strip()})"

@@ -102,13 +102,13 @@ def names_subject(asked: str, subject: str) -> bool:
     text, asked_words = _read_prompt(asked)
     if not subject:
         return False
-    for alternative in subject.split(", "):
-        if _NO_SPACES.search(alternative):
-            if alternative in text:
-                return True
-        elif _words_of(alternative) <= asked_words:
-            return True
-    return False
+    return any(_names(text, asked_words, one) for one in subject.split(", "))
+
+
+def _names(text: str, asked_words: set[str], alternative: str) -> bool:
+    if _NO_SPACES.search(alternative):
+        return alternative in text
+    return _words_of(alternative) <= asked_words
 
 
 @lru_cache(maxsize=16)

@@ -20,6 +20,8 @@ from openclaw_rl.types import Ids
 # Tokens: minimum of a hit and of a stored sequence.
 MIN_PREFIX_TOKENS = 16
 # Tokens per node at most: bounds the copy when a sequence branches off inside a node.
+PrefixHit = tuple[int, list[Tensor]]
+"""Number of tokens of a prefix, and their states in pieces [L, 2, H, n, D]."""
 MAX_NODE_TOKENS = 256
 
 
@@ -57,7 +59,7 @@ class PrefixCache:
         """Return whether a sequence of this length would be stored."""
         return MIN_PREFIX_TOKENS <= length <= self.limit
 
-    def find_prefix(self, key: Hashable, ids: Ids) -> tuple[int, list[Tensor]] | None:
+    def find_prefix(self, key: Hashable, ids: Ids) -> PrefixHit | None:
         """Return the longest cached prefix of `ids[:-1]`: number of tokens, and their states in pieces.
 
         The pieces [L, 2, H, n, D] are views that are valid until the next `add`.

@@ -27,7 +27,7 @@ from openclaw_rl.engines.embedded.kv_cache import KVCache
 from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.engines.embedded.multi_lora import LoraRouting
 from openclaw_rl.engines.embedded.oom import RETRY_INTERVAL, OomState, has_timed_out, oom_reason
-from openclaw_rl.engines.embedded.prefix_cache import PrefixCache
+from openclaw_rl.engines.embedded.prefix_cache import PrefixCache, PrefixHit
 from openclaw_rl.engines.embedded.sampler import Sampler, SamplingState
 from openclaw_rl.engines.embedded.sequence import (
     EngineSequence,
@@ -240,11 +240,11 @@ class EmbeddedEngine:
 
     def _remove_cancelled(self) -> None:
         self._has_cancelled = False
+        # Only a single long prompt is staged between steps.
         for seq in [*self._waiting, *self._staged]:
             if seq.cancelled:
                 self._release_version(seq)
         self._waiting = deque(seq for seq in self._waiting if not seq.cancelled)
-        # Only a single long prompt is staged between steps.
         self._staged = [seq for seq in self._staged if not seq.cancelled]
         for row in reversed(range(len(self._rows))):
             if self._rows[row].cancelled:
@@ -330,7 +330,7 @@ class EmbeddedEngine:
     def _stage_prefill(self) -> None:
         """Choose what to prefill: one long prompt, one scoring, or several short prompts that fit one chunk."""
         free_rows = self._config.max_batch - len(self._rows)
-        group: list[tuple[EngineSequence, tuple[int, list[Tensor]] | None]] = []
+        group: list[tuple[EngineSequence, PrefixHit | None]] = []
         longest = 0
         chunk = self._config.prefill_chunk
         for seq in self._waiting:
@@ -351,6 +351,10 @@ class EmbeddedEngine:
                 break
         for seq, _ in group:
             self._waiting.remove(seq)
+        self._stage_group(group)
+
+    def _stage_group(self, group: Sequence[tuple[EngineSequence, PrefixHit | None]]) -> None:
+        """Stage sequences, and copy the states of their cached prefixes."""
         self._staged = [seq for seq, _ in group]
         width = max((len(seq.ids) for seq in self._staged), default=0)
         self._staging_cache.reserve(len(group), width)

@@ -79,7 +79,7 @@ class ChatAgent:
             body["tools"] = list(tools)
         problem = ""
         for number in range(_TRIES):
-            if number:
+            if number > 0:
                 await asyncio.sleep(_PAUSE * 2 ** (number - 1))
             try:
                 status, answer, ignored = await self._post(body)

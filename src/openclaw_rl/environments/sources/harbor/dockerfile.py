@@ -27,7 +27,6 @@ _NO_EFFECT = frozenset(
         "SHELL",
     }
 )
-_COPIES_FROM_OUTSIDE = "it copies from another image or from the network"
 _SHARED = frozenset(
     {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr"}
 )
@@ -208,14 +207,11 @@ def _read_pairs(rest: str, variables: dict[str, str], where: str) -> dict[str, s
 
 def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:
     sources, target, flags = _read_copy(rest, where)
-    mode = None
-    for flag in flags:
-        if flag.startswith("--from"):
-            raise DockerfileError(f"{where}: {_COPIES_FROM_OUTSIDE}")
-        if flag.startswith("--chmod=") and mode is None:
-            mode = flag.removeprefix("--chmod=")
-    if any("://" in source for source in sources):
-        raise DockerfileError(f"{where}: {_COPIES_FROM_OUTSIDE}")
+    is_of_image = any(flag.startswith("--from") for flag in flags)
+    if is_of_image or any("://" in source for source in sources):
+        raise DockerfileError(f"{where}: it copies from another image or from the network")
+    modes = [flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")]
+    mode = modes[0] if modes else None
     is_folder = target.endswith(("/", "/.")) or target == "." or len(sources) > 1
     path = _join_path(plan.cwd, target)
     plan.add_folder(path)

@@ -161,12 +161,16 @@ def fill_variables(table: Mapping[str, str], granted: Mapping[str, str]) -> dict
         return granted.get(name, default or "")
 
     filled = {name: _VARIABLE.sub(value_of, value) for name, value in table.items()}
-    for name, value in filled.items():
+    _check_variables(filled)
+    return filled
+
+
+def _check_variables(variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
         if not VARIABLE_NAME.fullmatch(name) or "\0" in value:
             raise ConfigError(
                 f"the task has a variable {name[:80]!r}, whose name or value no variable can have"
             )
-    return filled
 
 
 def _size_of(value: str | int | None) -> int | None:

@@ -240,8 +240,12 @@ def _convert_schema(schema: Any) -> Any:
     """Return a JSON schema. BFCL names types as Python does."""
     if isinstance(schema, list):
         return [_convert_schema(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
+    if isinstance(schema, dict):
+        return _convert_object(schema)
+    return schema
+
+
+def _convert_object(schema: Mapping[str, Any]) -> dict[str, Any]:
     converted: dict[str, Any] = {}
     for name, value in schema.items():
         if name == "type" and isinstance(value, str):
@@ -315,10 +319,15 @@ def _solve_value(value: Any) -> Any:
     """Return one value. The fields of an object are lists of alternatives."""
     if isinstance(value, list):
         return [_solve_value(one) for one in value]
-    if not isinstance(value, dict):
-        return value
+    if isinstance(value, dict):
+        return _solve_object(value)
+    return value
+
+
+def _solve_object(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with the first alternative of each field, without those that may be left out only."""
     chosen = {}
-    for name, values in value.items():
+    for name, values in fields.items():
         alternatives = [one for one in _as_list(values) if one != ""]
         if alternatives:
             chosen[name] = _solve_value(alternatives[0])

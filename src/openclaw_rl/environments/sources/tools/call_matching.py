@@ -65,16 +65,18 @@ def is_match(call: CallMade, expected: ExpectedCall, *, loose_text: bool = False
     right |= expected.alternatives
     if not call.arguments.keys() <= right.keys():
         return False
-    for name, values in right.items():
-        if name in call.arguments:
-            argument = call.arguments[name]
-            is_right = any(_is_equal(argument, value, loose_text) for value in values)
-        else:
-            # "" stands for an argument that may be left out.
-            is_right = any(value == "" for value in values)
-        if not is_right:
-            return False
-    return True
+    return all(
+        _is_right(call.arguments, name, values, loose_text) for name, values in right.items()
+    )
+
+
+def _is_right(
+    arguments: Mapping[str, Any], name: str, values: Sequence[Any], loose_text: bool
+) -> bool:
+    """Return whether an argument has one of the values. "" among them: it may be left out."""
+    if name not in arguments:
+        return any(value == "" for value in values)
+    return any(_is_equal(arguments[name], value, loose_text) for value in values)
 
 
 def _is_equal(argument: Any, value: Any, loose_text: bool) -> bool:

@@ -341,9 +341,15 @@ def config_digest(config: ToolConfig, folder: Path) -> str:
         config.model_dump_json(exclude={"tasks", "request", "images"}),
         *(read_code(tool, folder) for tool in config.tools),
     ]
+    for file in _server_files(config, folder):
+        parts.append(hashlib.sha256(file.read_bytes()).hexdigest())
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _server_files(config: ToolConfig, folder: Path) -> Iterator[Path]:
+    """Yield the files that the commands of MCP servers name."""
     for server in config.mcp:
         for word in server.command:
-            program = folder / word
-            if program.is_file():
-                parts.append(hashlib.sha256(program.read_bytes()).hexdigest())
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+            file = folder / word
+            if file.is_file():
+                yield file

@@ -30,12 +30,13 @@ class ToolImages:
         has_images = any(answered.images for answered in results)
         if self._wanted and self._problem and has_images:
             self._report()
-        if not self._wanted or self._problem:
-            return [replace(answered, images=()) for answered in results]
+        left = 0
+        if self._wanted and not self._problem:
+            left = max(0, _MAX_IMAGES - sent)
         chosen = []
         for answered in results:
-            images = answered.images[: max(0, _MAX_IMAGES - sent)]
-            sent += len(images)
+            images = answered.images[:left]
+            left -= len(images)
             chosen.append(replace(answered, images=images))
         return chosen
 

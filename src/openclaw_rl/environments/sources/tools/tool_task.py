@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -135,12 +135,17 @@ def _choose_tools(
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise ConfigError(f"{where}: two tools have the same name. Remove one")
+    _check_code_files(tools, known, where)
+    return tuple(tools), _known_servers(entry.mcp or [], servers, where)
+
+
+def _check_code_files(tools: Sequence[ToolSpec], known: Container[str], where: str) -> None:
+    """Raise `ConfigError` for a tool of the task itself with code in a file: a task file names no others."""
     for tool in tools:
         if tool.python_file is not None and tool.name not in known:
             raise ConfigError(
                 f"{where}: tool {tool.name}: python_file belongs into the configuration"
             )
-    return tuple(tools), _known_servers(entry.mcp or [], servers, where)
 
 
 def _find_tool(listed: Any, known: Mapping[str, ToolSpec], where: str) -> ToolSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import re2
@@ -38,22 +39,30 @@ def explain_tools(definitions: Sequence[dict[str, Any]]) -> str:
 
 def find_text_calls(reply: str, form: TextCalls) -> list[AgentCall]:
     """Return the calls that a reply contains, at most 32."""
-    # (name of the tool, arguments)
-    named: list[tuple[str, Any]] = []
-    if form.pattern is None:
-        for value in _find_objects(reply):
-            if isinstance(value.get("tool"), str):
-                named.append((value["tool"], value.get("arguments", {})))
-    else:
-        assert form.tool is not None
-        for match in re2.finditer(form.pattern, reply):
-            groups = match.groupdict()
-            arguments = {name: value for name, value in groups.items() if value is not None}
-            named.append((form.tool, arguments))
-    return [
-        AgentCall(id=f"call_{number}", name=name, arguments=json.dumps(arguments))
-        for number, (name, arguments) in enumerate(named[:_MAX_CALLS])
-    ]
+    matches = _calls_in_json(reply) if form.pattern is None else _calls_by_pattern(reply, form)
+    calls: list[AgentCall] = []
+    for name, arguments in islice(matches, _MAX_CALLS):
+        call_id = f"call_{len(calls)}"
+        calls.append(AgentCall(id=call_id, name=name, arguments=json.dumps(arguments)))
+    return calls
+
+
+def _calls_in_json(reply: str) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the arguments of each call that is a JSON object."""
+    for value in _find_objects(reply):
+        name = value.get("tool")
+        if isinstance(name, str):
+            yield name, value.get("arguments", {})
+
+
+def _calls_by_pattern(reply: str, form: TextCalls) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the arguments of each match: those of its named groups that have a text."""
+    assert form.pattern is not None
+    assert form.tool is not None
+    for match in re2.finditer(form.pattern, reply):
+        groups = match.groupdict()
+        arguments = {name: value for name, value in groups.items() if value is not None}
+        yield form.tool, arguments
 
 
 def _find_objects(text: str) -> Iterator[dict[str, Any]]:
