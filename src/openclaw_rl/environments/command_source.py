@@ -148,15 +148,22 @@ def read_outcome(end: ProgramEnd, reward_file: Path, limits: PlayLimits) -> Play
     try:
         written = read_reward_file(reward_file)
     except FileNotFoundError:
-        if end.code in (0, 1, None):
-            return PlayOutcome(status="done", reward=1.0 if end.code == 0 else 0.0, reason=summary)
-        return void_outcome(f"no reward.json, and {summary}")
+        return _outcome_of_status(end.code, summary)
     except OSError as error:
         return void_outcome(f"reward.json cannot be read: {error}")
     try:
         return parse_reward(written, None if end.code == 0 else summary)
     except ValueError as error:
         return void_outcome(f"reward.json: {error}")
+
+
+def _outcome_of_status(code: int | None, summary: str) -> PlayOutcome:
+    """Return the outcome of a program that wrote no reward. `code`: None at the time limit."""
+    if code == 0:
+        return PlayOutcome(status="done", reward=1.0, reason=summary)
+    if code in (1, None):
+        return PlayOutcome(status="done", reward=0.0, reason=summary)
+    return void_outcome(f"no reward.json, and {summary}")
 
 
 def _summarise_end(end: ProgramEnd, limits: PlayLimits) -> str:

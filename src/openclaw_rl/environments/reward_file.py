@@ -19,16 +19,7 @@ def parse_reward(raw: bytes, reason: str | None = None) -> PlayOutcome:
 
     Raises `ValueError`.
     """
-    try:
-        content = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not valid JSON ({error})") from None
-    body: dict[str, Any] = content if isinstance(content, dict) else {"reward": content}
-    unknown = sorted(body.keys() - {"reward", "parts", "steps", "status", "reason"})
-    if unknown:
-        raise ValueError(
-            f"unknown fields {unknown}. Known are reward, parts, steps, status and reason"
-        )
+    body = _parse_body(raw)
     if body.get("reason") is not None:
         reason = str(body["reason"])
     status = body.get("status", "done")
@@ -50,6 +41,22 @@ def parse_reward(raw: bytes, reason: str | None = None) -> PlayOutcome:
         steps=step_rewards,
         reason=reason,
     )
+
+
+def _parse_body(raw: bytes) -> dict[str, Any]:
+    """Return the fields of a reward file. A number alone is the field `reward`."""
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        return {"reward": content}
+    unknown = sorted(content.keys() - {"reward", "parts", "steps", "status", "reason"})
+    if unknown:
+        raise ValueError(
+            f"unknown fields {unknown}. Known are reward, parts, steps, status and reason"
+        )
+    return content
 
 
 def _parse_step(name: str, step: Any) -> dict[str, Any]:

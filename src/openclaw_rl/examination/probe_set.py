@@ -44,10 +44,7 @@ def _has_word(reply: str, word: str) -> bool:
 def load_probes(path: str | None) -> list[Probe]:
     """Return the probes of a file; of None, the shipped ones. Raises `ConfigError` if the file has another form."""
     file = _SHIPPED if path is None else Path(path).expanduser()
-    try:
-        table = read_yaml(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"gate.probes: {file} cannot be read: {error}") from error
+    table = _read_table(file)
     if not isinstance(table, list) or not table:
         raise ConfigError(
             f"gate.probes: {file}: expected a list of probes, each with question and answers"
@@ -64,6 +61,13 @@ def load_typical_lessons() -> list[str]:
     """Return lessons as people give them, which measure how many lessons a base carries."""
     texts = read_yaml(_TYPICAL_LESSONS.read_text(encoding="utf-8"))
     return [str(text) for text in texts]
+
+
+def _read_table(file: Path) -> Any:
+    try:
+        return read_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"gate.probes: {file} cannot be read: {error}") from error
 
 
 def _read_probe(row: Any, file: Path, number: int) -> Probe:

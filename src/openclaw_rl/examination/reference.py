@@ -32,13 +32,13 @@ def reference_probes(probes: Sequence[Probe], answers: Mapping[str, str]) -> lis
 
 def _distinctive_answers(probes: Sequence[Probe], answers: Mapping[str, str]) -> list[Probe]:
     """Return the questions with those words of the base's answer that are in no other answer, nor in the question."""
-    texts = {probe.question: answers.get(probe.question, "") for probe in probes}
-    frequency: Counter[str] = Counter()
-    for text in texts.values():
-        frequency.update(_words(text))
+    words_of = {probe.question: _words(answers.get(probe.question, "")) for probe in probes}
+    frequency = Counter[str]()
+    for answer_words in words_of.values():
+        frequency.update(answer_words)
     references = []
     for probe in probes:
-        candidates = _words(texts[probe.question]) - _words(probe.question)
+        candidates = words_of[probe.question] - _words(probe.question)
         distinctive = sorted(word for word in candidates if frequency[word] == 1)
         if distinctive:
             references.append(replace(probe, answers=tuple(distinctive)))

@@ -109,15 +109,21 @@ def _system_message(request: Request) -> Message | None:
     return first if len(message_text(first)) <= MAX_SYSTEM_CHARS else None
 
 
-def _lessons_in_force(
-    conn: Connection, context: PromptContext, *, mode: str, identity: str, key: bytes
-) -> tuple[str, ...]:
-    """Return the texts of the general lessons in a person's prompts."""
+def _served_lessons(conn: Connection, context: PromptContext, mode: str) -> list[Lesson]:
+    """Return the general lessons that apply to a person's prompts, before the limit of their number."""
     states = tuple(state for state in LessonState if state is not LessonState.SUPERSEDED)
     served = []
     for lesson in lessons_for(conn, context, states=states):
         if lesson.is_examined and _is_served(lesson, mode):
             served.append(lesson)
+    return served
+
+
+def _lessons_in_force(
+    conn: Connection, context: PromptContext, *, mode: str, identity: str, key: bytes
+) -> tuple[str, ...]:
+    """Return the texts of the general lessons in a person's prompts."""
+    served = _served_lessons(conn, context, mode)
     fitting = fitting_lessons(served, capacity=lesson_capacity(conn, identity))
     newest = max((lesson.reinforced_at for lesson in fitting), default=0.0)
 

@@ -52,6 +52,7 @@ class TeachingCheck:
             texts = tuple(examined[place].text for place in choice.missing)
             self.missing.add(texts)
             return []
+        # All that were examined, but those that were chosen.
         left_out = {lesson.id for lesson in examined}
         left_out -= {examined[place].id for place in choice.chosen}
         return [lesson for lesson in lessons if lesson.id not in left_out]

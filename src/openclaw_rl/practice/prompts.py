@@ -84,19 +84,8 @@ class PromptSelector:
         depends on the seed alone.
         """
         rng = random.Random(seed)
-        by_lesson: dict[str, list[PracticePrompt]] = {lesson.id: [] for lesson in plan.targets}
         ids = _newest_prompts(conn, plan.targets, head.identity, owner)
-        # Sorted by id, and so in a random order.
-        readable = exchanges.get_readable(conn, ids)
-        for id_ in ids:
-            if id_ not in readable:
-                continue
-            prompt = self._make_prompt(conn, plan, head.name, readable[id_])
-            if prompt is None:
-                continue
-            for lesson in prompt.lessons:
-                if lesson.id in by_lesson:
-                    by_lesson[lesson.id].append(prompt)
+        by_lesson = self._prompts_by_lesson(conn, plan, head, ids)
         decks = [_shuffled(prompts, count, rng) for prompts in by_lesson.values() if prompts]
         if not decks:
             return []
@@ -113,6 +102,24 @@ class PromptSelector:
             if rehearsed is not None:
                 chosen[place] = rehearsed
         return chosen
+
+    def _prompts_by_lesson(
+        self, conn: Connection, plan: PracticePlan, head: Policy, ids: Sequence[str]
+    ) -> dict[str, list[PracticePrompt]]:
+        """Return the prompts to which each target applies, by the id of the lesson. `ids`: of the exchanges."""
+        by_lesson: dict[str, list[PracticePrompt]] = {lesson.id: [] for lesson in plan.targets}
+        readable = exchanges.get_readable(conn, ids)
+        # Sorted by id, and so in a random order.
+        for id_ in ids:
+            if id_ not in readable:
+                continue
+            prompt = self._make_prompt(conn, plan, head.name, readable[id_])
+            if prompt is None:
+                continue
+            for lesson in prompt.lessons:
+                if lesson.id in by_lesson:
+                    by_lesson[lesson.id].append(prompt)
+        return by_lesson
 
     def has_current_lessons(
         self, conn: Connection, plan: PracticePlan, policy: str, prompts: Sequence[PracticePrompt]

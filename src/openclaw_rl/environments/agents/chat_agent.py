@@ -66,6 +66,10 @@ class ChatAgent:
         self._request = request or {}
         self._has_reply = False
 
+    def _has_filled_context(self, answer: Any) -> bool:
+        """Return whether a prompt after the first one does not fit into the context."""
+        return self._has_reply and _error_field(answer, "code") == "context_length_exceeded"
+
     async def ask_reply(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> ChatReply:
@@ -90,8 +94,7 @@ class ChatAgent:
                 self._has_reply = True
                 return _parse_reply(answer, ignored)
             problem = f"{status}: {_error_field(answer, 'message')}"
-            is_too_long = _error_field(answer, "code") == "context_length_exceeded"
-            if status == _GONE or (is_too_long and self._has_reply):
+            if status == _GONE or self._has_filled_context(answer):
                 raise EpisodeOver(problem)
             if status < 500 and status not in _REPEATED:
                 break

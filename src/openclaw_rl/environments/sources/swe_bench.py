@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -81,10 +81,15 @@ def make_task_folders(path: Path) -> Path:
         raise ConfigError(f"{path}: has no instances. Expected one of SWE-bench per line")
     for instance in instances.values():
         _make_folder(instance, top / instance["instance_id"], beside / CHECKOUTS)
-    for folder in top.iterdir():
-        if folder.name not in instances and (folder / _STAMP).exists():
-            shutil.rmtree(folder)
+    _remove_earlier(top, instances)
     return top
+
+
+def _remove_earlier(top: Path, names: Container[str]) -> None:
+    """Remove the task folders that were made here of other instances."""
+    for folder in top.iterdir():
+        if folder.name not in names and (folder / _STAMP).exists():
+            shutil.rmtree(folder)
 
 
 def _list_files(path: Path) -> list[Path]:
@@ -112,16 +117,7 @@ def _read_instances(texts: Mapping[Path, str]) -> dict[str, dict[str, Any]]:
 
 
 def _read_instance(line: str, where: str) -> dict[str, Any]:
-    try:
-        instance = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{where}: is not valid JSON ({error}). Expected one instance per line"
-        ) from None
-    try:
-        json.dumps(instance, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{where}: has half of a surrogate pair, which is no text") from None
+    instance = _parse_line(line, where)
     fields = instance if isinstance(instance, dict) else {}
     missing = [name for name in _FIELDS if not isinstance(fields.get(name), str)]
     if missing:
@@ -158,6 +154,21 @@ def _make_folder(instance: Mapping[str, Any], folder: Path, checkouts: Path) -> 
     )
     _write_text(folder / "task.toml", _SETTINGS.format(unfit=unfit))
     _write_text(folder / _STAMP, stamp)
+
+
+def _parse_line(line: str, where: str) -> Any:
+    """Return the value of a line of JSON whose texts can be written as UTF-8."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{where}: is not valid JSON ({error}). Expected one instance per line"
+        ) from None
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where}: has half of a surrogate pair, which is no text") from None
+    return value
 
 
 def _read_tests(names: Any, where: str) -> list[str]:

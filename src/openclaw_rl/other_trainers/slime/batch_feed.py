@@ -174,14 +174,15 @@ class BatchFeed:
     def _check_start(self, load: StartWeights) -> None:
         """Raise unless slime has the weights from which the next step starts."""
         wanted = None if load.folder is None else Path(load.folder).name
-        if wanted == self._weights:
-            if wanted is None:
-                weight_files.record_base(self._options.home, self._fingerprint)
-            return
-        raise FeedUnfit(
-            f"the next step starts from {load.folder or 'the base'}, and slime has {self._weights or 'other weights'}: "
-            "after a rollback or an undo, start slime again with a checkpoint of these weights (--load)"
-        )
+        if wanted != self._weights:
+            start = load.folder or "the base"
+            current = self._weights or "other weights"
+            raise FeedUnfit(
+                f"the next step starts from {start}, and slime has {current}: "
+                "after a rollback or an undo, start slime again with a checkpoint of these weights (--load)"
+            )
+        if wanted is None:
+            weight_files.record_base(self._options.home, self._fingerprint)
 
     def _prepare(self, rows: Sequence[Row]) -> PreparedBatch:
         options = self._options

@@ -37,16 +37,16 @@ class HarborFolder:
 def load_folder(path: Path) -> HarborFolder:
     """Return a task folder. Raises `ConfigError` if it cannot be read."""
     folder = HarborFolder(path=path, settings=read_settings(path / SETTINGS_FILE))
+    # Each step has an instruction of its own.
+    if folder.settings.steps:
+        return folder
+    file = path / "instruction.md"
     try:
-        empty = not folder.instruction and not folder.settings.steps
+        instruction = folder.instruction
     except (OSError, UnicodeDecodeError) as error:
-        if not folder.settings.steps:
-            raise ConfigError(f"{path / 'instruction.md'}: cannot be read ({error})") from None
-        empty = False
-    if empty:
-        raise ConfigError(
-            f"{path / 'instruction.md'}: is empty. Expected what the policy is asked to do"
-        )
+        raise ConfigError(f"{file}: cannot be read ({error})") from None
+    if not instruction:
+        raise ConfigError(f"{file}: is empty. Expected what the policy is asked to do")
     return folder
 
 
