@@ -52,13 +52,7 @@ def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
     """Return the plan of the next round. A contested lesson is neither practised nor in the teacher's prompt."""
     active = lessons.list_lessons(conn, policy=head.name, states=[LessonState.ACTIVE])
     learned = lessons.list_lessons(conn, policy=head.name, states=[LessonState.LEARNED])
-    in_force = [*active, *learned]
-    settled = []
-    for lesson in active:
-        if _is_contested(conn, lesson, now):
-            continue
-        if not _is_outweighed(lesson, in_force, now):
-            settled.append(lesson)
+    settled = _settled_lessons(conn, active, learned, now)
     beside = frozenset(lesson.id for lesson in (*settled, *learned))
     waiting = [lesson for lesson in active if lesson.is_practised]
     targets = [lesson for lesson in settled if lesson.is_practised]
@@ -67,6 +61,20 @@ def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
     lineage = policies.lineage(conn, head.version)
     due = [lesson for lesson in learned if _is_due(conn, lesson, lineage)]
     return PracticePlan(waiting=waiting or due, targets=due, beside=beside)
+
+
+def _settled_lessons(
+    conn: Connection, active: Sequence[Lesson], learned: Sequence[Lesson], now: float
+) -> list[Lesson]:
+    """Return the active lessons that are neither contested nor outweighed by another one in force."""
+    in_force = [*active, *learned]
+    settled = []
+    for lesson in active:
+        if _is_contested(conn, lesson, now):
+            continue
+        if not _is_outweighed(lesson, in_force, now):
+            settled.append(lesson)
+    return settled
 
 
 def _is_contested(conn: Connection, lesson: Lesson, now: float) -> bool:

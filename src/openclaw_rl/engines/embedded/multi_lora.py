@@ -72,9 +72,8 @@ class LoraStack:
 
     spans: dict[VersionKey, slice] = field(default_factory=dict)
     pairs: list[LoraPair | None] = field(default_factory=list)
-    pairs_by_version: dict[VersionKey, list[LoraPair | None]] = field(
-        default_factory=dict
-    )  # views of the slices
+    # Views of the slices.
+    pairs_by_version: dict[VersionKey, list[LoraPair | None]] = field(default_factory=dict)
     width: int = 0
 
 

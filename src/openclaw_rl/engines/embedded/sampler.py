@@ -29,9 +29,8 @@ class SamplingState:
     sampling: Sampling
     top: int = 0
     rng: random.Random = field(default_factory=random.Random)
-    token_counts: Counter[int] = field(
-        default_factory=Counter
-    )  # sampled tokens; filled only if penalties are set
+    # Sampled tokens; filled only if penalties are set.
+    token_counts: Counter[int] = field(default_factory=Counter)
     grammar_state: GrammarState | None = None  # constrains the reply
     stop: tuple[int, ...] = ()  # stop tokens, of which none is sampled before `sampling.min_tokens`
     sampled: int = 0  # number of sampled tokens

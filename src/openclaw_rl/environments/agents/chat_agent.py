@@ -93,7 +93,8 @@ class ChatAgent:
             if status == 200:
                 self._has_reply = True
                 return _parse_reply(answer, ignored)
-            problem = f"{status}: {_error_field(answer, 'message')}"
+            message = _error_field(answer, "message")
+            problem = f"{status}: {message}"
             if status == _GONE or self._has_filled_context(answer):
                 raise EpisodeOver(problem)
             if status < 500 and status not in _REPEATED:

@@ -26,8 +26,8 @@ MAX_IMAGE_CHARACTERS = 1 << 23
 class ServerConnection:
     """One connection to a server. All its work is in one task, as the package requires."""
 
-    def __init__(self, address: dict[str, Any]) -> None:
-        self._given = address
+    def __init__(self, server: dict[str, Any]) -> None:
+        self._server = server
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self.opened: asyncio.Future[list[dict[str, Any]]] = (
             asyncio.get_running_loop().create_future()
@@ -75,19 +75,19 @@ class ServerConnection:
         import mcp  # type: ignore[import-not-found, unused-ignore]
         from mcp.client import stdio, streamable_http  # type: ignore[import-not-found, unused-ignore]
 
-        if self._given.get("url"):
+        if self._server.get("url"):
             connect = (
                 getattr(streamable_http, "streamable_http_client", None)
                 or streamable_http.streamablehttp_client
             )
-            streams = await stack.enter_async_context(connect(self._given["url"]))
+            streams = await stack.enter_async_context(connect(self._server["url"]))
         else:
-            program, *arguments = self._given["command"]
+            program, *arguments = self._server["command"]
             parameters = mcp.StdioServerParameters(
                 command=program,
                 args=arguments,
-                env=self._given["environment"],
-                cwd=self._given["folder"],
+                env=self._server["environment"],
+                cwd=self._server["folder"],
             )
             streams = await stack.enter_async_context(stdio.stdio_client(parameters))
         session = await stack.enter_async_context(mcp.ClientSession(streams[0], streams[1]))
@@ -201,7 +201,8 @@ class RequestLoop:
     async def _do_request(self, request: dict[str, Any]) -> dict[str, Any]:
         if "open" in request:
             opening = request["open"]
-            connection = self._connections[opening["session"]] = ServerConnection(opening)
+            connection = ServerConnection(opening)
+            self._connections[opening["session"]] = connection
             async with asyncio.timeout(opening["seconds"]):
                 return {"tools": await asyncio.shield(connection.opened)}
         if "call" in request:

@@ -95,7 +95,8 @@ def parse_library_argument(library: ForeignLibrary, argument: str) -> tuple[str,
             f"{library.name}: nothing is named. Expected {library.name}:{library.argument}"
         )
     file, at, task = name.partition("@")
-    if ("/" in file or file.endswith(".py")) and Path(file).exists():
+    may_be_path = "/" in file or file.endswith(".py")
+    if may_be_path and Path(file).exists():
         name = f"{Path(file).absolute()}{at}{task}"
     pairs = parse_qsl(query, keep_blank_values=True)
     return name, {key: _parse_value(value) for key, value in pairs}

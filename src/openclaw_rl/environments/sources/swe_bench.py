@@ -126,8 +126,9 @@ def _read_instance(line: str, where: str) -> dict[str, Any]:
         )
     for kind in ("FAIL_TO_PASS", "PASS_TO_PASS"):
         instance[kind] = _read_tests(instance.get(kind, []), f"{where}: {kind}")
-    has_name = _NAME.fullmatch(instance["instance_id"]) is not None
-    if not has_name or not _COMMIT.fullmatch(instance["base_commit"]):
+    has_name = _NAME.fullmatch(instance["instance_id"])
+    has_commit = _COMMIT.fullmatch(instance["base_commit"])
+    if not has_name or not has_commit:
         raise ConfigError(f"{where}: expected a name in instance_id and a commit in base_commit")
     return dict(instance)
 
@@ -228,7 +229,9 @@ def _test_name(name: str) -> str:
     match = _METHOD.fullmatch(name)
     if match:
         module = match[2]
-        return module if module.endswith(f".{match[1]}") else f"{module}.{match[1]}"
+        if module.endswith(f".{match[1]}"):
+            return module
+        return f"{module}.{match[1]}"
     path, *rest = name.split("::")
     if rest:
         if len(rest) != 2 or "[" in name:

@@ -100,8 +100,9 @@ class BatchFeed:
 
     def _claim_samples(self) -> list[Fields]:
         start = self._mailbox.get("start")
+        is_other_run = start is not None and start["run"] != self._run
         # Slime began again: the open batch was of its last run.
-        if start is not None and start["run"] != self._run:
+        if is_other_run:
             self._disconnect()
         if self._stream is None:
             self._stream = self._connect()

@@ -52,7 +52,8 @@ def method_problem(method: str, finetune: str, *, has_teacher: bool) -> str | No
     if finetune != "full":
         return f"train.finetune is {finetune}, and slime trains full weights. Set train.finetune to full"
     if method not in _METHODS:
-        return f"train.method is {method}, for which slime has no loss. Set it to {', '.join(_METHODS)}"
+        known = ", ".join(_METHODS)
+        return f"train.method is {method}, for which slime has no loss. Set it to {known}"
     needs_teacher = method in _TEACHER_METHODS
     if needs_teacher and not has_teacher:
         return f"train.method is {method}. Add --use-opd --opd-type sglang --rm-url URL"
