@@ -99,11 +99,9 @@ def find_damage(
     may pass, such as too many open files, and if the folder that all versions are in is missing.
     """
     try:
-        for path in visible_files(folder):
-            mode = path.stat().st_mode
-            if not S_ISREG(mode) and not S_ISDIR(mode):
-                # Reading it may never end.
-                return f"{path.name} is a pipe, a socket or a device, expected a file"
+        damage = _find_special_file(folder)
+        if damage is not None:
+            return damage
         if not files:
             return _find_changed_weights(folder, digest)
         damage = _find_changed_names(folder, files)
@@ -118,6 +116,15 @@ def find_damage(
         if error.errno not in _DAMAGE_ERRNOS:
             raise
         return f"{error.filename or folder} cannot be read ({error.strerror})"
+
+
+def _find_special_file(folder: str | Path) -> str | None:
+    for path in visible_files(folder):
+        mode = path.stat().st_mode
+        if not S_ISREG(mode) and not S_ISDIR(mode):
+            # Reading it may never end.
+            return f"{path.name} is a pipe, a socket or a device, expected a file"
+    return None
 
 
 def _find_changed_weights(folder: str | Path, digest: str) -> str | None:

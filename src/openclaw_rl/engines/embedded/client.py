@@ -174,13 +174,21 @@ class EngineClient:
     def connected(self) -> bool:
         return self._connection is not None and self._connection.alive
 
-    async def _open_connection(self) -> _EngineConnection:
-        """Return the open connection; connect first if needed. Raise `EngineGone` if no engine answers."""
+    def _live_connection(self) -> _EngineConnection | None:
         if self._connection is not None and self._connection.alive:
             return self._connection
+        return None
+
+    async def _open_connection(self) -> _EngineConnection:
+        """Return the open connection; connect first if needed. Raise `EngineGone` if no engine answers."""
+        connection = self._live_connection()
+        if connection is not None:
+            return connection
         async with self._lock:
-            if self._connection is not None and self._connection.alive:
-                return self._connection
+            # Another caller may have connected.
+            connection = self._live_connection()
+            if connection is not None:
+                return connection
             if self._closed:
                 raise EngineGone("this engine client was closed")
             loop = asyncio.get_running_loop()

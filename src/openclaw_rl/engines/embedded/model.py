@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -130,10 +130,7 @@ class EmbeddedModel:
             ) from error
         layers = cache.layers
         like = layers[0].keys if layers else None
-        shapes = set[tuple[int, ...] | None]()
-        for layer in layers:
-            for states in (layer.keys, layer.values):
-                shapes.add(None if states is None else tuple(states.shape))
+        shapes = _cached_shapes(layers)
         if like is None or len(shapes) != 1 or like.dim() != 4 or len(like) != 1:
             raise ModelError(
                 f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__} caches {shapes or 'nothing'})"
@@ -208,6 +205,15 @@ def _context_length(text: Any, max_context: int | None) -> int:
         getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 4096
     )
     return min(int(made_for), max_context or int(made_for))
+
+
+def _cached_shapes(layers: Sequence[Any]) -> set[tuple[int, ...] | None]:
+    """Return the shapes of the keys and values of layers; None for a layer without."""
+    shapes = set[tuple[int, ...] | None]()
+    for layer in layers:
+        for states in (layer.keys, layer.values):
+            shapes.add(None if states is None else tuple(states.shape))
+    return shapes
 
 
 def _check_kind(text: Any, context: int, name: str) -> None:

@@ -63,6 +63,14 @@ class SamplingState:
         is_cut = s.top_p < 1 or s.top_k > 0 or s.min_p > 0
         return is_cut or self.has_penalties or bool(s.logit_bias)
 
+    def accept_token(self, token: int) -> None:
+        """Count a sampled token, and advance the grammar by it."""
+        self.sampled += 1
+        if self.has_penalties:
+            self.token_counts[token] += 1
+        if self.grammar_state is not None:
+            self.grammar_state.accept_token(token)
+
 
 class Sampler:
     """Sampler for one composition of the batch; rebuilt when a row joins or leaves."""
@@ -95,13 +103,9 @@ class Sampler:
         chosen_N = logprobs_NV.gather(1, ids_N[:, None])[:, 0]
         # One device-to-host transfer.
         ids, logprobs = torch.stack([ids_N.double(), chosen_N.double()]).tolist()
-        tokens = [int(i) for i in ids]
+        tokens = [int(id_) for id_ in ids]
         for state, token in zip(self._states, tokens, strict=True):
-            state.sampled += 1
-            if state.has_penalties:
-                state.token_counts[token] += 1
-            if state.grammar_state is not None:
-                state.grammar_state.accept_token(token)
+            state.accept_token(token)
         top = self._top_alternatives(logprobs_NV) if self._max_top else None
         return tokens, logprobs, top
 
