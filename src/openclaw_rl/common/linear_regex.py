@@ -69,16 +69,16 @@ class LinearPattern:
 
     def find(self, text: str) -> str | None:
         """Return the first part of the text that the expression matches, or None."""
-        match = self._compiled.search(_encode(text))
-        return None if match is None else match.group().decode()
+        found = self._compiled.search(_encode(text))
+        return None if found is None else found.group().decode()
 
     def partition(self, text: str) -> tuple[str, str, str] | None:
         """Return what stands before the first part that the expression matches, this part, and the rest; or None."""
         encoded = _encode(text)
-        match = self._compiled.search(encoded)
-        if match is None:
+        found = self._compiled.search(encoded)
+        if found is None:
             return None
-        start, end = match.span()
+        start, end = found.span()
         return encoded[:start].decode(), encoded[start:end].decode(), encoded[end:].decode()
 
 
@@ -131,11 +131,11 @@ def _encode(text: str) -> bytes:
 
 
 def _describe(error: Exception) -> str:
-    message = (
+    words = (
         error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
     )
-    hint = next((hint for sign, hint in _HINTS if re.search(sign, message)), "")
-    return f"{message} ({hint})" if hint else message
+    hint = next((hint for sign, hint in _HINTS if re.search(sign, words)), "")
+    return f"{words} ({hint})" if hint else words
 
 
 def _to_re2(expression: str) -> str:
@@ -154,8 +154,7 @@ def _translate(expression: str) -> Iterator[str]:
         inside = class_start is not None
         other = token["other"]
         if token["absent"] is not None and not inside:
-            text = re.sub(r"\\(.)", r"\1", token["absent"], flags=re.DOTALL)
-            yield _without(text)
+            yield _without(re.sub(r"\\(.)", r"\1", token["absent"], flags=re.DOTALL))
             continue
         if token["escape"] is not None:
             yield _translate_escape(token["escape"], inside)
@@ -175,14 +174,13 @@ def _translate_escape(letter: str, inside: bool) -> str:
         return f"\\{letter}"
     if letter == "D":
         return r"\P{Nd}"
-    is_negated = letter.isupper()
-    if is_negated and inside:
+    if letter.isupper() and inside:
         raise PatternError(
             rf"\{letter} inside brackets is not supported; name the characters, such as \pL for letters"
         )
     if inside:
         return members
-    return f"[^{members}]" if is_negated else f"[{members}]"
+    return f"[^{members}]" if letter.isupper() else f"[{members}]"
 
 
 def _without(text: str) -> str:
@@ -202,22 +200,12 @@ def _without(text: str) -> str:
     if not rest:
         return f"[^{c}]*"
     begun = f"{c}{{{run},}}"
-    partial = ""
-    failed = ""
+    partial = failed = ""
     for at in reversed(range(len(rest))):
         letter = re2.escape(rest[at])
-        wrong = f"[^{c}{letter}]"
-        failed = f"(?:{wrong}|{letter}{failed})" if failed else wrong
-        if at == len(rest) - 1:
-            continue
-        partial = f"{letter}{partial}"
-        # The first letter is not optional: without it, nothing was abandoned.
-        if at > 0:
-            partial = f"(?:{partial})?"
-    abandoned = ""
-    if partial:
-        abandoned = f"(?:{begun}{partial})*"
-    shorter = ""
-    if run > 1:
-        shorter = f"{c}{{1,{run - 1}}}[^{c}]|"
+        failed = f"(?:[^{c}{letter}]|{letter}{failed})" if failed else f"[^{c}{letter}]"
+        if at < len(rest) - 1:
+            partial = f"(?:{letter}{partial})?" if at else f"{letter}{partial}"
+    abandoned = f"(?:{begun}{partial})*" if partial else ""
+    shorter = f"{c}{{1,{run - 1}}}[^{c}]|" if run > 1 else ""
     return f"(?:[^{c}]|{abandoned}(?:{shorter}{begun}{failed}))*{abandoned}{c}*"

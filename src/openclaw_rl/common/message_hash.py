@@ -91,8 +91,7 @@ def _part_text(part: Any) -> str:
         return part
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"])
-    digest = image_digest(part)
-    if digest is not None:
+    if (digest := image_digest(part)) is not None:
         return f"[image {digest}]"
     return json.dumps(part, sort_keys=True, ensure_ascii=False)
 
@@ -142,8 +141,9 @@ def _sort_marks(run: re.Match[str]) -> str:
         marks = "".join(map(parts.__getitem__, marks))
     for mark in set(marks):
         by_class.setdefault(unicodedata.combining(mark), []).append(mark)
-    ordered = [_keep_characters(marks, by_class[number]) for number in sorted(by_class)]
-    return "".join(ordered)
+    return "".join(
+        _keep_characters(marks, same_class) for _, same_class in sorted(by_class.items())
+    )
 
 
 def _keep_characters(text: str, characters: Sequence[str]) -> str:
@@ -226,16 +226,11 @@ def _remove_matches(pattern: re.Pattern[str], text: str, *, last: bool = False) 
 
 def openclaw_session(message: Message) -> tuple[str, str] | None:
     """Return (session, agent) from the end of a session's first OpenClaw user message, or None."""
-    if message.get("role") != "user":
-        return None
-    text = message_text(message)
-    if "Runtime: agent=" not in text:
+    if message.get("role") != "user" or "Runtime: agent=" not in (text := message_text(message)):
         return None
     end = len(text.rstrip())
-    matches = [match for match in _RUNTIME.finditer(text) if match.end() == end]
-    if not matches:
-        return None
-    return matches[-1]["session"], matches[-1]["agent"]
+    matches = [m for m in _RUNTIME.finditer(text) if m.end() == end]
+    return (matches[-1]["session"], matches[-1]["agent"]) if matches else None
 
 
 def hash_session(session: str) -> str:
@@ -272,17 +267,17 @@ def _hashed_fields(message: Message, visible: str) -> list[str]:
 def _read_calls(message: Message) -> Iterator[tuple[Any, str, str]]:
     """Yield (id, name, canonical arguments) of each tool call."""
     calls = message.get("tool_calls")
-    if not isinstance(calls, list | tuple):
-        return
-    for call in calls:
-        if not isinstance(call, dict):
-            call = {}
-        function = call.get("function")
+    for call in calls if isinstance(calls, list | tuple) else ():
+        id_, function = (
+            (call.get("id"), call.get("function")) if isinstance(call, dict) else (None, None)
+        )
         if not isinstance(function, dict):
             function = {}
-        name = str(function.get("name", ""))
-        arguments = _canonical_arguments(function.get("arguments", ""))
-        yield call.get("id"), name, arguments
+        yield (
+            id_,
+            str(function.get("name", "")),
+            _canonical_arguments(function.get("arguments", "")),
+        )
 
 
 def canonical_calls(message: Message) -> dict[str, tuple[str, str]]:
@@ -327,13 +322,13 @@ CHAIN_ROOT = bytes(16)
 def mark_message(message: Message, *, index: int, chain: bytes, key: bytes) -> Mark:
     """Return the mark of a message that follows a history with the chained hash `chain`."""
     visible = visible_text(message)
-    own = _own_hash(message, visible, key)
+    message_hash = _own_hash(message, visible, key)
     role = str(message.get("role", ""))
     return Mark(
         index=index,
         role=_ROLES.get(role, role),
-        own=own,
-        chain=extend_chain(chain, own, key),
+        own=message_hash,
+        chain=extend_chain(chain, message_hash, key),
         distinctive=len(visible) >= DISTINCTIVE_CHARS,
     )
 
@@ -362,12 +357,13 @@ def reaction_signature(reaction: Sequence[Mark]) -> bytes | None:
     """Return the hash [16 bytes] of the messages in order; results of parallel tool calls may come in any order."""
     if not reaction:
         return None
-    signature = blake2b(digest_size=16)
-    # All tools in a row are one run; each other message is one of its own.
-    for _, run in groupby(reaction, key=lambda mark: mark.role == "tool" or id(mark)):
-        for message_hash in sorted(mark.own for mark in run):
-            signature.update(message_hash)
-    return signature.digest()
+    runs = [
+        [m.own for m in run]
+        for _, run in groupby(reaction, key=lambda m: m.role == "tool" or id(m))
+    ]
+    return blake2b(
+        b"".join(message_hash for run in runs for message_hash in sorted(run)), digest_size=16
+    ).digest()
 
 
 _ROLE_CODES = ("system", "user", "assistant", "tool", "")

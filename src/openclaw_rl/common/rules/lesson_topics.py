@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -38,16 +38,12 @@ class HintTopics:
     def find_rule(self, text: str, *, as_reaction: bool = False) -> Rule | None:
         """Return the rule with this hint. `as_reaction`: else the first with a hint that matches it as a message."""
         rule = self._by_hint.get(normalise_lesson(text))
-        if rule is None and as_reaction:
-            rule = next(self._matching_hints(text), None)
-        return rule
-
-    def _matching_hints(self, text: str) -> Iterator[Rule]:
-        """Yield the rules with a hint and a topic that match a text as a message."""
-        for file in self._files:
-            for rule in file.matching_rules([("user", text)], ""):
-                if rule.hint and rule.topic:
-                    yield rule
+        if rule is not None or not as_reaction:
+            return rule
+        matching = (
+            rule for file in self._files for rule in file.matching_rules([("user", text)], "")
+        )
+        return next((rule for rule in matching if rule.hint and rule.topic), None)
 
     def has_hint(self, text: str) -> bool:
         """Return whether a text is the hint of a rule, without regard to case, white space and its final mark."""
@@ -55,12 +51,8 @@ class HintTopics:
 
     def topic_of(self, text: str, topic: str = "") -> str:
         """Return the topic of a lesson: `topic` if it is known, else that of a rule that says the same; or ""."""
-        if topic:
-            return topic
-        rule = self.find_rule(text, as_reaction=True)
-        if rule is None:
-            return ""
-        return rule.topic or ""
+        rule = None if topic else self.find_rule(text, as_reaction=True)
+        return topic or (rule.topic if rule is not None else None) or ""
 
     def opposed_hint(self, topic: str, text: str) -> str | None:
         """Return what another wish about the subject of a topic says; None if the rules have none.
@@ -69,19 +61,28 @@ class HintTopics:
         """
         for file in self._files:
             if _has_hint(file, text) or file.matching_rules([("user", text)], ""):
-                hint = _opposed_hint(file, topic)
-                if hint is not None:
-                    return hint
+                opposed = {rule.topic: rule.hint for rule in file.rules if rule.topic and rule.hint}
+                other = min((hint for hint in opposed if is_opposed(topic, {hint})), default=None)
+                if other is not None:
+                    return opposed[other]
         return None
 
     def find_scope(self, texts: Iterable[str], hint: str | None) -> StatedScope | None:
         """Return what a person's texts limit the wish with this hint of a rule to; of None, the first limit of any."""
-        for text in texts:
-            for file in self._files:
-                for _, rest, scope in file.stated_scopes(text):
-                    if hint is None or _is_wished(file, rest, hint):
-                        return scope
-        return None
+        scopes = (
+            (file, stated)
+            for text in texts
+            for file in self._files
+            for stated in file.stated_scopes(text)
+        )
+        return next(
+            (
+                scope
+                for file, (_, rest, scope) in scopes
+                if hint is None or _is_wished(file, rest, hint)
+            ),
+            None,
+        )
 
     def without_scopes(self, text: str) -> str:
         """Return a user's text without the words that limit its wishes."""
@@ -118,17 +119,11 @@ class HintTopics:
         topics |= {topic for file in self._files for topic in file.wished_topics(text)}
         if reply is None:
             return Wishes(frozenset(topics), {})
-        return Wishes(frozenset(topics), _unopposed_hints(matching, topics))
-
-
-def _unopposed_hints(rules: Iterable[Rule], topics: AbstractSet[str]) -> dict[str, str]:
-    """Return the hints by their topics, or by the names of rules without one. None of the topics opposes them."""
-    hints = {}
-    for rule in rules:
-        topic = rule.topic or rule.name
-        if rule.hint and not is_opposed(topic, topics):
-            hints[topic] = rule.hint
-    return hints
+        hints = {rule.topic or rule.name: rule.hint for rule in matching if rule.hint}
+        return Wishes(
+            frozenset(topics),
+            {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)},
+        )
 
 
 def _wish_text(message: Message) -> str:
@@ -137,15 +132,9 @@ def _wish_text(message: Message) -> str:
 
 
 def _has_hint(file: RuleFile, text: str) -> bool:
-    lesson = normalise_lesson(text)
-    return any(rule.hint and normalise_lesson(rule.hint) == lesson for rule in file.rules)
-
-
-def _opposed_hint(file: RuleFile, topic: str) -> str | None:
-    """Return the hint of the first topic, by its name, that wants something else of the same subject."""
-    hints = {rule.topic: rule.hint for rule in file.rules if rule.topic and rule.hint}
-    opposed = [one for one in hints if is_opposed(topic, {one})]
-    return hints[min(opposed)] if opposed else None
+    return any(
+        rule.hint and normalise_lesson(rule.hint) == normalise_lesson(text) for rule in file.rules
+    )
 
 
 def _is_wished(file: RuleFile, text: str, hint: str) -> bool:
@@ -165,14 +154,10 @@ def load_topics(path: str | None) -> HintTopics:
 
 def is_opposed(topic: str, wished: AbstractSet[str]) -> bool:
     """Return whether a wish wants something else of the subject of a topic."""
-    subject = _subject_of(topic)
-    if not subject:
-        return False
-    return any(wish != topic and _subject_of(wish) == subject for wish in wished)
-
-
-def _subject_of(topic: str) -> str:
-    return topic.partition("/")[0]
+    subject = topic.partition("/")[0]
+    return bool(subject) and any(
+        wish != topic and wish.partition("/")[0] == subject for wish in wished
+    )
 
 
 def is_contradicted(topic: str, wished: AbstractSet[str]) -> bool:

@@ -89,8 +89,7 @@ class Rule:
     who: str
     score: int | None
     hint: str | None
-    # subject/value of the hint
-    topic: str | None = None
+    topic: str | None = None  # subject/value of the hint
     unless: LinearPattern | None = None
     unless_reply: LinearPattern | None = None
 
@@ -116,14 +115,12 @@ class WishPatterns:
 
     def find_topics(self, text: str) -> set[str]:
         """Return the topics that are asked for."""
-        topics: set[str] = set()
-        for sentence in _SENTENCE_ENDS.split(text):
-            if _is_found(self.asked, self.unless, sentence):
-                topics |= self._topics_in(sentence)
-        return topics
-
-    def _topics_in(self, sentence: str) -> set[str]:
-        return {topic for topic, pattern in self.topics.items() if pattern.matches(sentence)}
+        asked = [
+            sentence
+            for sentence in _SENTENCE_ENDS.split(text)
+            if _is_found(self.asked, self.unless, sentence)
+        ]
+        return {topic for topic, pattern in self.topics.items() if any(map(pattern.matches, asked))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,13 +173,11 @@ class RuleFile:
         return islice(self._scopes_by_sentence(text), MAX_STATED_SCOPES)
 
     def _scopes_by_sentence(self, text: str) -> Iterator[tuple[str, str, StatedScope]]:
-        if not self.scopes.is_found_in(text) or not _is_found(self.when, self.unless, text):
-            return
-        # One that is repeated says nothing more.
-        sentences = dict.fromkeys(_SENTENCE_ENDS.split(text))
-        for sentence in sentences:
-            for rest, scope in self.scopes.scopes_in(sentence):
-                yield sentence, rest, scope
+        if self.scopes.is_found_in(text) and _is_found(self.when, self.unless, text):
+            # One that is repeated says nothing more.
+            for sentence in dict.fromkeys(_SENTENCE_ENDS.split(text)):
+                for rest, scope in self.scopes.scopes_in(sentence):
+                    yield sentence, rest, scope
 
     def wished_topics(self, text: str) -> set[str]:
         """Return the topics that a message asks for in its own reply."""
@@ -192,9 +187,9 @@ class RuleFile:
 
 
 def _is_found(when: LinearPattern | None, unless: LinearPattern | None, text: str) -> bool:
-    if when is not None and not when.matches(text):
-        return False
-    return unless is None or not unless.matches(text)
+    return (when is None or when.matches(text)) and not (
+        unless is not None and unless.matches(text)
+    )
 
 
 def rules_path(path: str | Path | None) -> Path:
@@ -216,34 +211,60 @@ def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
     parsed_files = []
     digest = hashlib.sha256()
     for file in files:
-        raw = _read_file(file)
+        try:
+            raw = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{file}: the judge's rules cannot be read: {error}. "
+                "Set judge.rules_path to a YAML file or a folder of them, or leave it unset for the shipped rules."
+            ) from error
         digest.update(raw.encode())
         parsed = _parse_file(raw, str(file))
         if path.is_dir():
-            named = [replace(rule, name=f"{file.stem}/{rule.name}") for rule in parsed.rules]
-            parsed = replace(parsed, rules=tuple(named))
+            parsed = replace(
+                parsed, rules=tuple(replace(r, name=f"{file.stem}/{r.name}") for r in parsed.rules)
+            )
         parsed_files.append(parsed)
     return tuple(parsed_files), digest.hexdigest()[:8]
 
 
-def _read_file(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file}: the judge's rules cannot be read: {error}. "
-            "Set judge.rules_path to a YAML file or a folder of them, or leave it unset for the shipped rules."
-        ) from error
-
-
 @lru_cache(maxsize=32)
 def _parse_file(raw: str, source: str) -> RuleFile:
-    tree = _parse_yaml(raw, source)
-    _check_keys(tree, source)
-    parts = _parse_parts(tree.get("parts", {}), f"{source}: `parts`")
-    language = {
-        key: _compile_wish(tree.get(key), parts, f"{source}: `{key}`") for key in _LANGUAGE_KEYS
-    }
+    try:
+        tree = yaml.safe_load(raw)
+    except (yaml.YAMLError, ValueError) as error:
+        # `ValueError`: an invalid date, or a number that is too long.
+        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise ConfigError(
+            f"{source}: nested too deeply. Expected `version: 1` and a list `rules:`"
+        ) from None
+    if not isinstance(tree, dict) or tree.get("version") != 1:
+        got = tree.get("version") if isinstance(tree, dict) else type(tree).__name__
+        raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {_short_repr(got)}")
+    entries = tree.get("rules")
+    required = set(tree) - {"parts", "wishes", "scopes", *_LANGUAGE_KEYS}
+    if required != {"version", "rules"} or not isinstance(entries, list) or not entries:
+        raise ConfigError(
+            f"{source}: expected `version: 1` and a list `rules:`, got the keys {sorted(map(str, tree))}"
+        )
+    parts = tree.get("parts", {})
+    parts = (
+        {name: _join_list(value) for name, value in parts.items()}
+        if isinstance(parts, dict)
+        else parts
+    )
+    if not isinstance(parts, dict) or not all(isinstance(value, str) for value in parts.values()):
+        raise ConfigError(
+            f"{source}: `parts`: expected a mapping from names to patterns, got {_short_repr(parts)}"
+        )
+    language = _fill_parts({key: tree.get(key) for key in _LANGUAGE_KEYS}, parts)
+    for key, value in language.items():
+        if not _is_text_or_none(value):
+            raise ConfigError(
+                f"{source}: `{key}`: expected {_EXPECTED_PATTERN}; got {_short_repr(value)}"
+            )
+        language[key] = _compile_pattern(value, f"{source}: `{key}`")
     wishes = _parse_wishes(tree.get("wishes"), parts, f"{source}: `wishes`")
     patterns = PatternSet()
     scopes = _parse_scopes(tree.get("scopes"), parts, f"{source}: `scopes`", patterns)
@@ -255,30 +276,20 @@ def _parse_file(raw: str, source: str) -> RuleFile:
 def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatterns | None:
     if tree is None:
         return None
-    if not _is_wish_table(tree):
+    topics = tree.get("topics") if isinstance(tree, dict) else None
+    if not isinstance(topics, dict) or set(tree) - _WISH_KEYS or not all(map(_is_topic, topics)):
         raise ConfigError(
             f"{where}: expected `asked`, `topics` (subject/value: pattern) and maybe `unless`; got {_short_repr(tree)}"
         )
-    asked = _compile_wish(tree.get("asked"), parts, f"{where}: `asked`")
-    unless = _compile_wish(tree.get("unless"), parts, f"{where}: `unless`")
-    topics: dict[str, LinearPattern] = {}
-    is_complete = asked is not None
-    for topic, value in tree["topics"].items():
-        pattern = _compile_wish(value, parts, f"{where}: {topic}")
-        if pattern is None:
-            is_complete = False
-        else:
-            topics[topic] = pattern
-    if asked is None or not is_complete:
+    shared = {
+        key: _compile_wish(tree.get(key), parts, f"{where}: `{key}`") for key in ("asked", "unless")
+    }
+    patterns = {
+        topic: _compile_wish(value, parts, f"{where}: {topic}") for topic, value in topics.items()
+    }
+    if shared["asked"] is None or None in patterns.values():
         raise ConfigError(f"{where}: `asked` and each topic: expected {_EXPECTED_PATTERN}")
-    return WishPatterns(asked=asked, unless=unless, topics=topics)
-
-
-def _is_wish_table(tree: Any) -> bool:
-    if not isinstance(tree, dict) or set(tree) - _WISH_KEYS:
-        return False
-    topics = tree.get("topics")
-    return isinstance(topics, dict) and all(_is_topic(topic) for topic in topics)
+    return WishPatterns(asked=shared["asked"], unless=shared["unless"], topics=patterns)  # type: ignore[arg-type]
 
 
 def _parse_scopes(
@@ -286,7 +297,12 @@ def _parse_scopes(
 ) -> ScopePatterns:
     if tree is None:
         return ScopePatterns()
-    if not _is_scope_table(tree):
+    if (
+        not isinstance(tree, dict)
+        or not tree
+        or set(tree) - set(_SCOPE_KEYS)
+        or ("after" in tree and "before" not in tree)
+    ):
         raise ConfigError(
             f"{where}: expected `session`, `before` (what stands before a subject) or both, and maybe `after`; "
             f"got {_short_repr(tree)}"
@@ -353,15 +369,13 @@ def _parse_rule(entry: Any, number: int, source: str, when_patterns: PatternSet)
         )
     values = {"who": "user", **entry}
     for key, (is_valid, expected) in _RULE_KEYS.items():
-        value = values.get(key)
-        values[key] = value
+        value = values[key] = values.get(key)
         if not is_valid(value):
             raise ConfigError(f"{where}: `{key}`: expected {expected}; got {_short_repr(value)}")
         where = f"{source}: rule {number} ({values['name'].strip()})"
     if values["topic"] is not None and values["hint"] is None:
         raise ConfigError(f"{where}: `topic` is of a hint; expected a `hint` beside it")
-    unknown = [key for key in entry if key not in _RULE_KEYS]
-    if unknown:
+    if unknown := [key for key in entry if key not in _RULE_KEYS]:
         raise ConfigError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(_RULE_KEYS)}")
     if values["score"] is None and values["hint"] is None:
         raise ConfigError(f"{where}: expected a `score`, a `hint` or both; got neither")

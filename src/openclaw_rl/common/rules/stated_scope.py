@@ -37,19 +37,19 @@ class ScopePatterns:
 
     def take_scope(self, text: str) -> tuple[str, StatedScope | None]:
         """Return the text without the first words that state a scope, and the scope; None if nothing states one."""
-        session = _split_at(self.session, text)
-        if session is not None:
-            return _join_around(*session), StatedScope()
-        split = _split_at(self.before, text)
-        if split is None:
+        parts = self.session.partition(text) if self.session is not None else None
+        if parts is not None and parts[1]:
+            return _join_around(parts[0], parts[2]), StatedScope()
+        parts = self.before.partition(text) if self.before is not None else None
+        if parts is None or not parts[1]:
             return text, None
-        before, rest = split
-        ends = [
-            len(end[0])
-            for end in (_split_at(_SUBJECT_ENDS, rest), _split_at(self.after, rest))
-            if end is not None
-        ]
-        at = min(ends, default=len(rest))
+        before, _, rest = parts
+        ends = (
+            pattern.partition(rest)
+            for pattern in (_SUBJECT_ENDS, self.after)
+            if pattern is not None
+        )
+        at = min((len(end[0]) for end in ends if end is not None and end[1]), default=len(rest))
         subject = " ".join(rest[:at].split())
         if not 0 < len(subject) <= MAX_SUBJECT_CHARS or len(subject.split()) > MAX_SUBJECT_WORDS:
             return text, None
@@ -79,14 +79,6 @@ class ScopePatterns:
         return text
 
 
-def _split_at(pattern: LinearPattern | None, text: str) -> tuple[str, str] | None:
-    """Return the text before and after the first match; None without a pattern, a match or words that match."""
-    parts = pattern.partition(text) if pattern is not None else None
-    if parts is None or not parts[1]:
-        return None
-    return parts[0], parts[2]
-
-
 def _join_around(before: str, after: str) -> str:
     return f"{before.rstrip()} {after.lstrip()}".strip()
 
@@ -99,16 +91,11 @@ def normalise_subject(subject: str) -> str:
 
 def names_subject(asked: str, subject: str) -> bool:
     """Return whether a text has all words of one alternative of a subject. A final "s" makes no difference."""
-    text, asked_words = _read_prompt(asked)
-    if not subject:
-        return False
-    return any(_names(text, asked_words, one) for one in subject.split(", "))
-
-
-def _names(text: str, asked_words: set[str], alternative: str) -> bool:
-    if _NO_SPACES.search(alternative):
-        return alternative in text
-    return _words_of(alternative) <= asked_words
+    text, words = _read_prompt(asked)
+    alternatives = subject.split(", ") if subject else ()
+    return any(
+        one in text if _NO_SPACES.search(one) else _words_of(one) <= words for one in alternatives
+    )
 
 
 @lru_cache(maxsize=16)
