@@ -6,8 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.code_counts import (PACKAGE, CodeCounts, count_code, count_files, source_files, table_rows)
+from benchmarks.code_counts import (
+    PACKAGE,
+    CodeCounts,
+    count_code,
+    count_files,
+    source_files,
+    table_rows,
+)
 
+MAX_DECISIONS_A_LINE = 0.24
+MAX_WALRUSES = 1.5
+MAX_WALRUSES_ELSEWHERE = 0
+MAX_NESTED_CONDITIONALS = 0
+MAX_DIALECT = 4
 MODULE = '''"""A module."""
 
 LIMIT, FACTOR = 1, 2  # packed

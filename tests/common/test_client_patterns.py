@@ -166,7 +166,7 @@ def test_no_expression_takes_more_than_linear_time() -> None:
 @pytest.mark.parametrize(
     "key", ["collect.side_patterns", "collect.client_prompt_patterns", "serve.ephemeral_patterns"]
 )
-def test_what_is_no_expression_is_refused_at_the_start(key: str) -> None:
+def test_an_invalid_expression_is_refused_at_the_start(key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         from_flat({key: ["("]})
 
@@ -192,7 +192,7 @@ def test_an_owners_expression_reads_all_of_a_long_text_in_linear_time() -> None:
         assert not passing(user(text + "!"))
 
 
-def test_what_a_person_types_during_a_run_is_never_ephemeral() -> None:
+def test_messages_typed_during_a_run_are_never_ephemeral() -> None:
     typed = "<system-reminder>\n The user sent a new message while you were working: stop\n</system-reminder>"
     passing = message_hash.EphemeralMatcher(client_patterns.EPHEMERAL_PATTERNS)
     assert passing(user("<system-reminder>The user opened a.py</system-reminder>"))
@@ -200,7 +200,7 @@ def test_what_a_person_types_during_a_run_is_never_ephemeral() -> None:
     assert not passing(user(f"<system-reminder>x</system-reminder>{typed}"))
 
 
-def test_a_person_in_the_middle_of_a_long_message_is_heard() -> None:
+def test_text_in_the_middle_of_a_long_message_is_read() -> None:
     """Words of a person's in the middle of a long message are not passed over."""
     block = CONTEXT.replace("it is 6 pm", "y" * SIZE)
     passing = message_hash.EphemeralMatcher(client_patterns.EPHEMERAL_PATTERNS)

@@ -35,7 +35,7 @@ def test_a_long_text_is_composed_in_pieces_like_a_short_one(unit: str, shift: in
     assert compose_text(text) == unicodedata.normalize("NFC", text)
 
 
-def test_no_character_at_which_a_piece_starts_changes_with_what_stands_before_it() -> None:
+def test_the_first_character_of_a_piece_never_composes_with_the_character_before_it() -> None:
     starts = [chr(code) for code in range(0x30000) if message_hash._PIECE_START.match(chr(code))]
     for before in ("a", "\u1100", "\uac00", "\u304b", "e\u0301"):
         form = unicodedata.normalize("NFC", before)

@@ -16,7 +16,7 @@ from openclaw_rl.common.linear_regex import LinearPattern, PatternError, Pattern
 @pytest.mark.parametrize("absent", ["<b>", "<<ab", "</tag>", "x"])
 @settings(max_examples=60)
 @given(data=st.data())
-def test_the_absent_operator_matches_every_text_without_the_words(
+def test_the_absent_operator_matches_every_text_without_its_operand(
     absent: str, data: st.DataObject
 ) -> None:
     piece = st.sampled_from(
@@ -67,7 +67,9 @@ def test_the_end_of_the_text_and_halves_of_surrogate_pairs() -> None:
         ("\udc80", "surrogates not allowed"),
     ],
 )
-def test_what_needs_backtracking_is_refused_with_the_reason(expression: str, reason: str) -> None:
+def test_patterns_that_need_backtracking_are_refused_with_the_reason(
+    expression: str, reason: str
+) -> None:
     with pytest.raises(PatternError, match=reason):
         LinearPattern(expression)
 

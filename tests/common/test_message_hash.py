@@ -127,7 +127,7 @@ def test_different(a: Message, b: Message) -> None:
     ],
     ids=lambda m: str(m)[:40],
 )
-def test_what_clients_get_wrong_still_has_a_hash(odd: Message) -> None:
+def test_malformed_messages_have_a_hash(odd: Message) -> None:
     assert len(message_hash.own_hash(odd, KEY)) == 16
 
 
@@ -135,7 +135,7 @@ def test_another_key_gives_other_hashes() -> None:
     assert message_hash.own_hash(user("hi"), KEY) != message_hash.own_hash(user("hi"), b"j" * 32)
 
 
-def test_a_chain_says_everything_before() -> None:
+def test_a_chain_hash_covers_all_earlier_messages() -> None:
     one = message_hash.mark_messages([user("a"), user("b")], KEY, TRANSIENT)
     two = message_hash.mark_messages([user("c"), user("b")], KEY, TRANSIENT)
     assert one[1].own == two[1].own

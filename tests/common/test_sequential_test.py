@@ -51,7 +51,7 @@ def test_the_order_of_the_observations_does_not_matter(
     assert forward.evidence_not_worse == pytest.approx(backward.evidence_not_worse, rel=1e-6)
 
 
-def test_what_is_no_difference_is_refused() -> None:
+def test_values_that_are_no_difference_are_refused() -> None:
     with pytest.raises(ValueError, match="expected a difference in"):
         MeanTest(margin=0.1, error=0.05).add([1.5])
     with pytest.raises(ValueError, match="expected a difference in"):

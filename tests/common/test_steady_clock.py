@@ -78,7 +78,7 @@ def test_processes_of_one_boot_share_the_steady_clock() -> None:
     assert 0 <= steady_clock.boot_seconds() - float(seconds) < 60
 
 
-def test_the_time_of_what_is_recorded_never_goes_back(machine: Machine) -> None:
+def test_recorded_times_never_go_back(machine: Machine) -> None:
     """A reply that ended before its reaction has an earlier time, or the reaction would get no link."""
     clock = AdvancingWallClock(wall=lambda: machine.wall, steady=lambda: machine.steady)
     first = clock()

@@ -44,7 +44,7 @@ def run_until(
     asyncio.run(main())
 
 
-def test_a_stop_is_told_to_a_worker_that_is_busy() -> None:
+def test_a_busy_worker_receives_a_stop() -> None:
     """The work may take longer than the process is given, so what is noted about it is withdrawn at once."""
     begun, told = threading.Event(), threading.Event()
 

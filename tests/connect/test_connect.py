@@ -118,7 +118,7 @@ def test_without_openclaw_the_entry_is_printed(
     assert capsys.readouterr().out.strip() == openclaw.settings_snippet(config)
 
 
-def test_a_context_that_is_too_small_is_said(config: Config) -> None:
+def test_a_context_that_is_too_small_is_reported(config: Config) -> None:
     small = config.model_copy(
         update={"engine": config.engine.model_copy(update={"max_context": 4096})}
     )
@@ -126,7 +126,7 @@ def test_a_context_that_is_too_small_is_said(config: Config) -> None:
     assert "context is 4096 tokens" in (openclaw.context_warning(small) or "")
 
 
-def test_without_a_key_it_is_said(tmp_path: Path) -> None:
+def test_a_missing_key_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OpenClawError, match="no key yet"):
         openclaw.provider_entry(from_flat({"home": str(tmp_path)}))
 

@@ -172,7 +172,7 @@ def test_a_folder_is_all_its_categories(tmp_path: Path, capsys: pytest.CaptureFi
     assert "left out: simple_java" in capsys.readouterr().err
 
 
-def test_what_cannot_be_checked_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_checked_are_refused_with_the_reason(tmp_path: Path) -> None:
     rows: list[tuple[dict[str, Any], Any]] = [
         (FUNCTION, [TRUTH]), (FUNCTION, [{"other": {}}]), (FUNCTION, [{"hotel.book": {"city": []}}])
     ]  # fmt: skip

@@ -81,13 +81,13 @@ def test_the_end_of_a_program_is_its_outcome(code: str, status: str, reward: flo
     assert (outcome.status, outcome.reward) == (status, reward), outcome
 
 
-def test_a_time_limit_is_a_failure_of_the_policy_or_what_was_written() -> None:
+def test_a_time_limit_gives_the_written_reward_or_a_failure_of_the_policy() -> None:
     assert play("import time; time.sleep(60)", seconds=0.5).reward == 0.0
     written = "import time; open('reward.json', 'w').write('0.5'); time.sleep(60)"
     assert play(written, seconds=1).reward == 0.5
 
 
-def test_the_environment_has_what_is_granted_and_nothing_else(
+def test_the_program_gets_the_granted_variables_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENCLAW_API_KEY", "sk-owner")
@@ -164,7 +164,7 @@ def test_an_interrupted_episode_leaves_no_process() -> None:
         b'{"reward": 1, "steps": [{"index": 0, "turn": "t", "reward": 1}]}',
     ],
 )
-def test_rewards_that_are_none_are_refused(raw: bytes) -> None:
+def test_invalid_rewards_are_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"expected|unknown|valid"):
         parse_reward(raw)
 
@@ -174,7 +174,7 @@ def test_rewards_of_steps_are_by_turn_or_by_index() -> None:
     assert parse_reward(json.dumps({"reward": 1, "steps": steps}).encode()).steps == steps
 
 
-def test_words_that_name_files_are_absolute(
+def test_arguments_that_name_files_are_made_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -106,9 +106,7 @@ def test_a_process_knows_the_limit_of_replies() -> None:
     ("what", "reason"),
     [("refuse", "no display"), ("die", "the browser is gone"), ("hang", "hung and was killed")],
 )
-def test_a_failure_is_void_and_the_process_goes_on_or_is_started_again(
-    what: str, reason: str
-) -> None:
+def test_after_a_failure_the_process_continues_or_is_restarted(what: str, reason: str) -> None:
     failed, after = play_all(what)
     assert failed.status == "void"
     assert reason in (failed.reason or "")

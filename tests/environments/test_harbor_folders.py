@@ -85,7 +85,7 @@ def test_settings_that_cannot_be_read_name_the_file_and_the_field(
         ('[[environment.mcp_servers]]\nname = "x"\nurl = "http://x"', "a", "MCP servers"),
     ],
 )
-def test_what_a_box_does_not_have_is_said_in_words(
+def test_tasks_that_need_more_than_a_box_has_are_refused_with_the_reason(
     tmp_path: Path, text: str, file: str, words: str
 ) -> None:
     folder = write_task(tmp_path / "t", text, **{file: "x"})
@@ -171,7 +171,7 @@ def test_the_digest_is_of_the_whole_folder_and_not_of_its_name(tmp_path: Path) -
     assert [task.id for task in load_tasks_below(tmp_path)] == ["a", "b"]
 
 
-def test_what_has_no_content_is_refused_at_once(tmp_path: Path) -> None:
+def test_files_without_content_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(write_task(tmp_path / "t", **{"tests/test.sh": ""}) / "tests" / "pipe")
     with pytest.raises(ConfigError, match=r"tests/pipe: expected a file, a folder or a link"):
         load_tasks_below(tmp_path)
@@ -202,7 +202,7 @@ def test_the_split_is_of_the_task_or_of_its_digest(tmp_path: Path) -> None:
         load_tasks_below(tmp_path / "empty")
 
 
-def test_variables_are_filled_with_what_was_granted() -> None:
+def test_variables_are_filled_with_granted_values() -> None:
     assert fill_variables({"A": "x-${ONE}", "B": "${TWO:-2}"}, {"ONE": "1"}) == {
         "A": "x-1",
         "B": "2",

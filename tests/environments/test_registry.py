@@ -62,7 +62,7 @@ def test_an_unknown_source_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(("method", "noted"), [("combine", True), ("groups", False)])
-def test_a_run_whose_outcomes_train_nothing_says_so(
+def test_a_run_whose_outcomes_train_nothing_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, noted: bool
 ) -> None:
     monkeypatch.setattr(

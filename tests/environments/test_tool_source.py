@@ -119,7 +119,7 @@ def test_a_task_that_cannot_be_played_is_refused(
     assert words in str(raised.value)
 
 
-def test_a_pattern_that_is_none_is_one_line(
+def test_the_error_for_an_invalid_pattern_is_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     task = {"prompt": "p", "check": {"kind": "pattern", "value": "("}, "answer": "x"}
@@ -209,7 +209,7 @@ def made_call(tool: str, **arguments: Any) -> CallMade:
     return CallMade(tool=tool, arguments=arguments)
 
 
-def test_calls_are_matched_each_with_one_of_its_own() -> None:
+def test_each_expected_call_matches_a_different_call() -> None:
     expected = [
         ExpectedCall(tool="f", alternatives={"a": (1, 2)}),
         ExpectedCall(tool="f", arguments={"a": 1}),
@@ -283,7 +283,7 @@ MCP = {"mcp": [{"name": "m", "command": ["cat"]}]}
         (MCP, "has no package mcp"),
     ],
 )
-def test_what_the_machine_lacks_leaves_a_task_unchecked(
+def test_a_missing_program_leaves_a_task_unchecked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any, reason: str
 ) -> None:
     """It is checked again, and not unfit for good: the task is not at fault."""

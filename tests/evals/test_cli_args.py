@@ -55,7 +55,7 @@ TASTE, RATE = "benchmarks.taste_benchmark", "benchmarks.sample_efficiency"
         (RATE, ("--methods", "grpo"), "--methods: invalid choice: 'grpo'"),
     ],
 )
-def test_what_does_not_fit_is_said(
+def test_arguments_that_do_not_fit_are_reported(
     tmp_path: Path, program: str, arguments: tuple[str, ...], words: str
 ) -> None:
     (tmp_path / "file").write_text("words")

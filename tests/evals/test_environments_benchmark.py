@@ -53,11 +53,11 @@ def test_a_size_that_only_varies_has_not_grown() -> None:
         ("scratch files", "tools: more files in the scratch folder"),
     ],
 )
-def test_what_each_episode_leaves_is_named(what: str, named: str) -> None:
+def test_leftovers_of_each_episode_are_named(what: str, named: str) -> None:
     assert broken_bounds(make_samples(lambda episode: 0.1 * episode, what)) == [named]
 
 
-def test_what_grows_only_before_the_first_size_is_no_growth() -> None:
+def test_growth_before_the_first_size_is_not_counted() -> None:
     assert broken_bounds(make_samples(lambda episode: min(episode, 100.0), "gateway")) == []
 
 

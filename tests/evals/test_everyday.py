@@ -86,14 +86,14 @@ def test_the_same_seed_and_replies_give_the_same_messages(taste: TasteName) -> N
     assert talk(1) == talk(1) != talk(2)
 
 
-def test_what_is_measured_is_never_asked() -> None:
+def test_measured_questions_are_never_asked() -> None:
     assert not set(held_out_prompts()) & set(asked_prompts())
     assert len(set(held_out_prompts())) == 48
     assert len(set(asked_prompts())) >= 100
     assert len({one.question for one in closed_questions()}) == 100
 
 
-def test_words_and_grades() -> None:
+def test_reading_grades_are_computed_from_words() -> None:
     assert count_words("It's a well-known fact: 3 eggs.") == 6
     assert (
         reading_grade("The cat sat on the mat.")

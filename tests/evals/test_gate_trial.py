@@ -61,7 +61,7 @@ def test_the_class_of_a_poisoned_batch() -> None:
     assert outcome_of("junk", 1, after=0.88).result == "worse"
 
 
-def test_the_page_lists_what_is_worse_and_false_alarms(tmp_path: Path) -> None:
+def test_the_page_lists_regressions_and_false_alarms(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("above\n<!-- begin: gate-trial -->\nold\n<!-- end: gate-trial -->\nbelow\n")
     gate_trial_report.write_page(page, [UNIT])

@@ -33,7 +33,7 @@ def test_its_replies_are_right_and_have_the_styles(first: Taste, second: Taste) 
         assert all(has_style(style, reply) for style in styles), reply
 
 
-def test_it_chooses_what_drift_and_reactions_make_likelier() -> None:
+def test_it_chooses_the_likelier_taste_by_drift_and_reactions() -> None:
     assert IdealAssistant(tastes=("short", "casual")).choose_styles(0.5, []) == {
         "short",
         "casual",

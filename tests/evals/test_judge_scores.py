@@ -160,7 +160,7 @@ def rules_file(folder: Path) -> Path:
     return path
 
 
-def test_right_abstained_and_wrong_are_told_apart(tmp_path: Path) -> None:
+def test_right_wrong_and_abstained_verdicts_are_distinguished(tmp_path: Path) -> None:
     config = from_flat({"judge.rules_path": str(rules_file(tmp_path))})
     result = evaluate_judge(config, load_reactions(write_set(tmp_path / "own.jsonl")))
     assert {row.labelled.id: row.outcome for row in result.rows} == {

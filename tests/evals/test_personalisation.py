@@ -108,7 +108,7 @@ def verdict(reply: str, said: str) -> int | None:
 
 
 @pytest.mark.parametrize("name", list(PEOPLE))
-def test_the_rules_understand_what_the_people_say(name: str) -> None:
+def test_the_rules_understand_the_simulated_people(name: str) -> None:
     """So what is measured is how a method learns, and not what the rules miss."""
     person = RulePerson(taste=PEOPLE[name].taste, seed=2)
     found = set()
@@ -119,7 +119,7 @@ def test_the_rules_understand_what_the_people_say(name: str) -> None:
     assert found == {True, False}
 
 
-def test_problems_are_the_same_for_every_arm_and_never_held_out() -> None:
+def test_every_arm_gets_the_same_problems_and_none_is_held_out() -> None:
     first, again, other = (
         problems_of(1, "student"),
         problems_of(1, "student"),

@@ -79,7 +79,7 @@ def test_a_run_of_other_options_has_another_name() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_notes_of_what_a_person_said_change_first_replies(tmp_path: Path) -> None:
+def test_noted_lessons_change_first_replies(tmp_path: Path) -> None:
     given = arguments().parse_args(["--sessions", "3", "--questions", "30"])
     cell = ProtocolCell(arm="memory", person="student", seed=1, more={}, options={})
     run = asyncio.run(ProtocolRunner(cell, given).run(tmp_path / "home"))

@@ -113,7 +113,7 @@ def test_a_question_after_the_reaction_does_not_change_the_verdict() -> None:
         ("Where can I relax in Rome?", None),
     ],
 )
-def test_rules_on_what_people_say(text: str, expected: int | None) -> None:
+def test_rules_score_messages_of_people(text: str, expected: int | None) -> None:
     assert verdict(text)[0] == expected
 
 
@@ -132,7 +132,7 @@ def test_rules_on_what_people_say(text: str, expected: int | None) -> None:
         ("README.md  src  tests", None),
     ],
 )
-def test_rules_on_what_tools_say(text: str, expected: int | None) -> None:
+def test_rules_score_tool_results(text: str, expected: int | None) -> None:
     assert verdict(text, "tool")[0] == expected
 
 
@@ -190,7 +190,7 @@ def test_a_wrong_answer_is_no_satisfaction() -> None:
     assert set(honest) <= {*phrases.WRONG_ANSWER.plain, *phrases.WRONG_ANSWER.subtle}
 
 
-def test_an_empty_reply_and_a_system_message_are_no_trouble() -> None:
+def test_an_empty_reply_and_a_system_message_are_accepted() -> None:
     persona = Persona(taste="bulleted", seed=0)
     history: list[dict[str, Any]] = [{"role": "system", "content": "Be kind."}]
     first = persona.next_message(history)

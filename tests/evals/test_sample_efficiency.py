@@ -111,13 +111,13 @@ def test_the_report_of_a_run() -> None:
     assert "0.9 after not in 40" in sample_efficiency_report.line(SLOW)
 
 
-def test_the_mean_curve_is_what_was_in_use() -> None:
+def test_the_mean_curve_is_of_the_versions_in_use() -> None:
     curve = sample_efficiency_report.mean_curve([QUICK, SLOW], 30)
     assert len(curve) == 31
     assert [curve[n] for n in (0, 9, 10, 20, 30)] == pytest.approx([0.45, 0.45, 0.55, 0.66, 0.74])
 
 
-def test_the_table_counts_who_never_came_there_as_late() -> None:
+def test_the_table_counts_people_who_were_never_satisfied_as_late() -> None:
     rows = sample_efficiency_report.table(
         [QUICK, SLOW, run_of({0: (0.95, 1.0)}), run_of({0: (0.5, 1.0)}, replay=True)]
     )
@@ -127,7 +127,7 @@ def test_the_table_counts_who_never_came_there_as_late() -> None:
     assert "| combine | 4 | yes | no | no | > 40 (> 40 to > 40) |" in lines[3]
 
 
-def test_the_table_says_how_it_goes_on_after_a_change_of_taste() -> None:
+def test_the_table_shows_the_results_after_a_change_of_taste() -> None:
     curve = {0: (0.5, 1.0), 10: (0.95, 1.0), 20: (0.0, 1.0), 32: (0.91, 1.0)}
     back = run_of(curve, then="long", changed=20, next_reply=True, practice=True)
     gone = run_of(
@@ -204,7 +204,7 @@ def test_the_people_of_a_later_seed_are_those_of_the_whole() -> None:
     assert [*halves[0], *halves[1]] == whole
 
 
-def test_the_command_of_a_part_has_what_changes_its_figures() -> None:
+def test_the_command_of_a_part_has_the_options_that_change_its_figures() -> None:
     measured = ["--seeds", "2", "--set", "a.b=3"]
     words = [
         "--out",
@@ -228,7 +228,7 @@ def stored(folder: Path, part: str, *runs: Run) -> Path:
     return folder
 
 
-def test_a_report_merges_what_ran_side_by_side(tmp_path: Path) -> None:
+def test_a_report_merges_parallel_runs(tmp_path: Path) -> None:
     """The command itself, on runs of two folders: each part's section has the runs of both."""
     page = page_with(tmp_path, "people", "change", "long")
     one = stored(tmp_path / "a", "people", replace(QUICK, name="quick", command="first"))
@@ -246,7 +246,7 @@ def test_a_report_merges_what_ran_side_by_side(tmp_path: Path) -> None:
     assert "old long" in text
 
 
-def test_a_report_without_runs_says_what_was_expected(tmp_path: Path) -> None:
+def test_a_report_without_runs_names_the_expected_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected folders that --out named"):
         sample_efficiency.report_or_measure(["--report", str(tmp_path)])
 

@@ -198,7 +198,7 @@ def test_an_error_of_the_gateway_says_whether_the_request_was_refused(
     assert type(caught.value) is error
 
 
-def test_a_gateway_that_is_gone_gives_no_reply() -> None:
+def test_a_stopped_gateway_gives_no_reply() -> None:
     async def ask() -> None:
         async with ClientSession(f"http://127.0.0.1:{free_port()}") as session:
             await request_reply(session, "m", conversation_tasks()[0])
@@ -207,7 +207,7 @@ def test_a_gateway_that_is_gone_gives_no_reply() -> None:
         asyncio.run(ask())
 
 
-def test_a_judge_that_does_not_answer_is_said_before_the_model_is_loaded() -> None:
+def test_a_judge_that_does_not_answer_is_reported_before_the_model_is_loaded() -> None:
     config = judge_settings(free_port())
     config = config.model_copy(
         update={"model": config.model.model_copy(update={"path": "/no/such/model"})}

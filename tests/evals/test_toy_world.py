@@ -43,7 +43,7 @@ a_fact = st.sampled_from(all_facts())
 a_style = st.sampled_from(STYLES)
 
 
-def test_there_are_hundreds_of_facts_and_each_is_there_once() -> None:
+def test_there_are_hundreds_of_distinct_facts() -> None:
     keys = [fact.key for fact in all_facts()]
     assert len(keys) == len(set(keys)) >= 200
 
@@ -79,7 +79,7 @@ def test_no_two_questions_are_the_same() -> None:
     assert all(len(questions_about(fact)) >= 3 for fact in all_facts())
 
 
-def test_asking_stays_on_its_side_of_the_split() -> None:
+def test_questions_come_from_the_requested_split() -> None:
     rng = random.Random(0)
     assert {split_of(draw_question("asked", rng).fact) for _ in range(300)} == {"asked"}
     assert {split_of(q.fact) for q in held_out_questions(300, rng)} == {"held_out"}

@@ -200,9 +200,7 @@ def test_a_form_is_filled_in_and_sent(walk: Walk, pages: Pages, tmp_path: Path) 
     assert len({one["screenshot"] for one in done}) == 3
 
 
-def test_what_does_not_work_is_the_next_thing_that_the_model_reads(
-    walk: Walk, pages: Pages
-) -> None:
+def test_the_next_prompt_reports_an_action_that_failed(walk: Walk, pages: Pages) -> None:
     done = walk(
         "Look round.",
         "I would like to see more.",
@@ -272,7 +270,9 @@ def test_it_stays_where_it_may_be(walk: Walk, pages: Pages, other: Pages) -> Non
     assert all(f"address: {pages.url}/\n" in text for text in user(walk))
 
 
-def test_what_the_task_names_may_be_visited(walk: Walk, pages: Pages, other: Pages) -> None:
+def test_addresses_that_the_task_names_may_be_visited(
+    walk: Walk, pages: Pages, other: Pages
+) -> None:
     (one,) = walk(
         "Look.",
         f"goto {other.url}/secret",
@@ -335,7 +335,7 @@ def test_a_task_that_cannot_begin(
         walk("Look.", "done", **{"start": pages.url + "/", **more})
 
 
-def test_a_browser_that_is_not_there_is_said(
+def test_a_missing_browser_is_reported(
     walk: Walk, pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GUI_BROWSER", "/nowhere/chromium")

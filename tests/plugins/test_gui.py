@@ -82,7 +82,7 @@ def test_actions(gui: Any, reply: str, expected: dict[str, Any]) -> None:
         'click button "\\x"',
     ],
 )
-def test_what_is_no_action_is_said_to_the_model(gui: Any, reply: str) -> None:
+def test_an_invalid_action_is_reported_to_the_model(gui: Any, reply: str) -> None:
     with pytest.raises(
         ValueError, match=r"expected (one action in one line|words in quotes as JSON)[\s\S]*got"
     ):
@@ -132,7 +132,7 @@ def test_a_task_names_its_page(gui: Any) -> None:
         gui.first_page("Look", "shop.example")
 
 
-def test_what_a_task_lacks_is_said(entry: RolloutFunction) -> None:
+def test_a_task_without_a_page_is_reported(entry: RolloutFunction) -> None:
     with pytest.raises(
         PluginError,
         match=r"gui_rollout\.py:\d+: gui_rollout raised ValueError: the task names no page",

@@ -28,7 +28,7 @@ def make(tmp_path: Path) -> Make:
     return made
 
 
-def test_the_file_runs_with_what_is_supplied(make: Make, caplog: pytest.LogCaptureFixture,
+def test_the_file_runs_with_the_supplied_globals(make: Make, caplog: pytest.LogCaptureFixture,
                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setattr(logging.getLogger("openclaw_rl"), "propagate", True)
     with caplog.at_level(logging.INFO, "openclaw_rl.plugins"):
@@ -101,7 +101,7 @@ def test_the_signature(make: Make) -> None:
         check_call(plugin, "g", plugin.module.g, ("a", "b"))
 
 
-def test_what_it_raises_is_told_with_its_line(make: Make) -> None:
+def test_exceptions_of_a_plugin_are_reported_with_the_line(make: Make) -> None:
     plugin = make("def f():\n    return g()\ndef g():\n    raise ValueError('no\\n good')\n")
     with (
         pytest.raises(PluginError, match=r"mine\.py:4: f raised ValueError: no good"),

@@ -86,7 +86,7 @@ def test_the_examples_train_and_the_wrong_ones_are_named(
 
 
 @pytest.mark.parametrize("micro", [1, 4096])
-def test_the_corrected_distillation_is_our_own(
+def test_the_corrected_distillation_equals_the_built_in_loss(
     trainer: Make, draw: Draw, examples: Path, tmp_path: Path, micro: int
 ) -> None:
     """The mean over each reply's tokens comes to our denominators, however the batch is cut."""
@@ -102,7 +102,7 @@ def test_the_corrected_distillation_is_our_own(
     assert steps[0]["kl/step"] == pytest.approx(steps[1]["kl/step"], rel=1e-3)
 
 
-def test_the_clipped_surrogate_is_our_own(
+def test_the_clipped_surrogate_equals_the_built_in_loss(
     trainer: Make, draw: Draw, examples: Path, tmp_path: Path
 ) -> None:
     """Off policy, with clips and with tokens that the band takes out."""
@@ -154,7 +154,7 @@ PLAIN = "def compute_loss(policy_logits, reference_logits, rewards, advantages, 
          "the method uses no hints"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_said_before_training(
+def test_a_loss_that_does_not_fit_is_reported_before_training(
     trainer: Make, tmp_path: Path, text: str, words: str
 ) -> None:
     (tmp_path / "mine.py").write_text(text)

@@ -173,7 +173,7 @@ def test_models_that_are_no_classifier(classifier: Callable[[int], str], tmp_pat
             worker.make_judge(from_flat({"judge.kind": "classifier", "judge.reward_path": path}))
 
 
-def test_what_the_model_is_asked() -> None:
+def test_the_prompt_of_the_reward_model() -> None:
     history = (
         {"role": "user", "content": "first"},
         {"role": "assistant", "content": "<think>hm</think>second"},
@@ -192,7 +192,7 @@ def test_what_the_model_is_asked() -> None:
     assert len(make_reward_input(item("x" * 9000), lambda message: False).prompt) == 8000
 
 
-def test_nothing_that_answered_is_no_evidence() -> None:
+def test_a_reaction_without_text_is_no_evidence() -> None:
     def never(questions: Sequence[RewardInput]) -> list[float]:
         raise AssertionError("nobody asks")
 

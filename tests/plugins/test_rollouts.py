@@ -275,7 +275,7 @@ def test_tasks_that_do_not_fit(tmp_path: Path, name: str, text: str, words: str)
         read_tasks(tmp_path / name)
 
 
-def test_no_gateway_is_said(tmp_path: Path, examples: Path) -> None:
+def test_a_missing_gateway_is_reported(tmp_path: Path, examples: Path) -> None:
     config = scratch_config(
         tmp_path / "home", {"rollout.function_path": str(examples / "rollout_opd.py")}
     )

@@ -63,7 +63,7 @@ def test_an_adapter_as_the_trainer_has_it(
     assert not model.training
 
 
-def test_an_adapter_of_ones_own_shape_learns(base: Any) -> None:
+def test_an_adapter_of_chosen_modules_learns(base: Any) -> None:
     model = setup_lora_model(
         base.train(), lora_rank=4, lora_alpha=8, target_modules=["q_proj", "v_proj"]
     )
@@ -134,14 +134,16 @@ def test_a_run_and_its_metrics_by_their_names(wandb: Wandb) -> None:
         ({"learning_rate": 1.0}, "learning_rate is given twice, also as learning_rate"),
     ],
 )
-def test_metrics_that_are_none(wandb: Wandb, change: dict[str, Any], words: str) -> None:
+def test_invalid_metrics_are_refused(wandb: Wandb, change: dict[str, Any], words: str) -> None:
     setup_wandb_logging("mine", {"method": "opd"})
     with pytest.raises(ValueError, match=words):
         log_training_metrics(1, METRICS | change)
     assert wandb.got == []
 
 
-def test_what_is_missing_is_named(wandb: Wandb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_run_and_missing_metrics_are_reported(
+    wandb: Wandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(OpenClawError, match="Call setup_wandb_logging"):
         log_training_metrics(1, METRICS)
     with pytest.raises(

@@ -790,7 +790,7 @@ def test_a_practised_and_reinforced_lesson_limits_the_held_out_turns_of_later_st
     assert held_out() == {*old, later}
 
 
-def test_practice_waits_for_new_words_after_refused_steps(
+def test_practice_waits_for_new_messages_after_refused_steps(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
     (turn,) = fill(store, 1)
@@ -856,7 +856,7 @@ def test_a_redacted_or_unanswered_prompt_is_not_asked_again(
     assert replies.orders == []
 
 
-def test_the_note_is_short_and_names_what_is_practised(
+def test_the_note_is_short_and_names_the_practised_lesson(
     store: Store, make_loop: MakeLoop, fill: Fill
 ) -> None:
     (turn,) = fill(store, 1, question="What is the capital of Australia?")

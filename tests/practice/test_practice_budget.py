@@ -94,7 +94,7 @@ class StalledTrainer(ScriptedTrainer):
 @pytest.mark.parametrize(
     ("factor", "steps"), [(1.02, STALLED_STEPS), (1.0, STALLED_STEPS), (0.98, 20)]
 )
-def test_stalled_practice_waits_for_new_words(
+def test_stalled_practice_waits_for_new_messages(
     store: Store, make_loop: MakeLoop, fill: Fill, factor: float, steps: int
 ) -> None:
     """Further steps would only move the policy away from right answers. A step on people's turns is a new chance."""

@@ -19,6 +19,6 @@ def test_no_question_of_rehearsal_is_measured_anywhere() -> None:
     assert measured.intersection(rehearsal_questions()) == set()
 
 
-def test_each_question_of_rehearsal_stands_once() -> None:
+def test_each_rehearsal_question_occurs_once() -> None:
     questions = rehearsal_questions()
     assert len(set(questions)) == len(questions) > 100

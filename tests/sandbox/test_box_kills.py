@@ -109,7 +109,7 @@ def made_groups() -> Iterator[tuple[BoxLease, list[Path]]]:
     assert [group for group in groups if group.exists()] == []
 
 
-def test_a_lease_is_kept_until_its_groups_are_removed(
+def test_a_lease_stays_until_its_groups_are_removed(
     made_groups: tuple[BoxLease, list[Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes that were killed may still hold the groups on a busy machine, as a group below them does here."""
@@ -148,7 +148,9 @@ def test_empty_groups_whose_lease_is_lost_are_removed_later(
     assert not any(group.exists() for group in groups)
 
 
-def test_a_box_whose_group_is_gone_is_not_opened(made_groups: tuple[BoxLease, list[Path]]) -> None:
+def test_a_box_whose_group_was_removed_is_not_opened(
+    made_groups: tuple[BoxLease, list[Path]],
+) -> None:
     lease, groups = made_groups
     for group in groups:
         group.rmdir()

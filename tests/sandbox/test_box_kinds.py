@@ -71,7 +71,7 @@ def test_a_setting_changes_the_box(key: str) -> None:
     assert before != after
 
 
-def test_a_kind_that_is_not_here_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_kind_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(SandboxError, match="needs Docker or Podman: neither is on PATH"):
         make_box(from_flat({}).sandbox, BoxRoot(image="debian:12"))
@@ -81,7 +81,9 @@ def test_a_kind_that_is_not_here_is_refused_in_words(monkeypatch: pytest.MonkeyP
         make_box(from_flat({"sandbox.kind": "bubblewrap"}).sandbox, BoxRoot(image="debian:12"))
 
 
-def test_another_system_than_linux_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_other_than_linux_are_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(
         SandboxError, match=r"bubblewrap needs Linux\. On this system, boxes need Docker or Podman"
@@ -106,7 +108,7 @@ def test_the_doctor_tries_each_limit() -> None:
     assert "bubblewrap works; " in result.output
 
 
-def test_the_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_names_missing_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     result = CliRunner().invoke(cli, ["doctor", "--sandbox"])

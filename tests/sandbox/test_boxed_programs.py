@@ -133,7 +133,7 @@ def test_the_end_of_a_program_is_its_outcome(
     assert (found.status, found.reward) == (status, reward), found.reason
 
 
-def test_words_of_the_command_may_be_anything(
+def test_arguments_of_the_command_may_be_anything(
     public_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (public_folder / "agent.sh").write_text("exit 0")

@@ -157,7 +157,7 @@ def test_output_is_bounded_and_keeps_both_ends() -> None:
     with_box(use, output=1000)
 
 
-def test_what_a_command_left_running_cannot_hold_up_its_owner() -> None:
+def test_processes_that_a_command_left_cannot_delay_its_owner() -> None:
     async def use(box: BubblewrapBox) -> None:
         result = await box.run("yes & echo done >&2", time_limit=240)
         assert result.stderr == b"done\n"
@@ -212,7 +212,7 @@ def test_a_box_ends_after_its_lifetime() -> None:
     with_box(use, lifetime=0.5)
 
 
-def test_a_box_ends_though_bubblewrap_did_not_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_box_ends_even_if_bubblewrap_is_not_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process 1 that did not yet ask the kernel to end with its parent, because it starts the shell first."""
 
     async def close_at_once() -> None:
@@ -263,7 +263,7 @@ def test_a_cancelled_command_is_killed() -> None:
     with_box(use)
 
 
-def test_what_is_taken_out_is_bounded(public_folder: Path) -> None:
+def test_the_size_of_files_taken_out_is_limited(public_folder: Path) -> None:
     """A sparse file is small in the box and large outside; many names are refused, too."""
 
     async def use(box: BubblewrapBox) -> None:
@@ -470,7 +470,9 @@ def test_the_groups_of_version_two_are_made_beside_our_own(tmp_path: Path) -> No
     assert plan_groups(parents, "x") == [service.parent / "openclaw-rl-box-x"]
 
 
-def test_a_box_without_bubblewrap_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bubblewrap_the_error_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
 
@@ -496,7 +498,7 @@ def test_a_program_that_the_user_of_the_box_cannot_run_is_named(
         asyncio.run(open_box())
 
 
-def test_a_box_that_cannot_start_says_why_and_leaves_nothing() -> None:
+def test_a_box_that_cannot_start_reports_the_reason_and_leaves_nothing() -> None:
     async def open_box() -> None:
         await BubblewrapBox(BoxRoot(read_only={"/data": Path("/missing/folder")}), LIMITS).open()
 

@@ -204,7 +204,7 @@ def test_faults_of_the_environment_are_void(public_folder: Path) -> None:
     assert (looping.status, looping.reward) == ("done", 0.0)
 
 
-def test_what_a_policy_leaves_to_cheat_with_does_not_reach_the_verifier(
+def test_files_that_a_policy_planted_do_not_reach_the_verifier(
     public_folder: Path,
 ) -> None:
     tampering = (

@@ -170,7 +170,7 @@ def test_an_exception_and_a_time_limit_are_answered() -> None:
     assert results[4].result == '{"count": 2}', "the state is still there"
 
 
-def test_what_a_tool_prints_by_itself_or_by_programs_is_no_answer() -> None:
+def test_output_that_a_tool_or_its_programs_print_is_no_answer() -> None:
     results, _ = use_tools(TOOLS, {}, [("noise", {}), ("add", {"by": 2})])
     assert [r.result for r in results] == ["", '{"count": 2}']
 
@@ -193,7 +193,7 @@ def test_a_checker_that_fails_is_void() -> None:
             use_tools(TOOLS, {"check": {"kind": "python", "code": code, "seconds": 1}}, [])
 
 
-def test_the_interpreter_is_one() -> None:
+def test_calls_of_an_episode_share_an_interpreter() -> None:
     found = run_code("x = 20\nprint('hello')\nx + 1", "x * 2", "1 / 0", "def f(", "exit()", "x")
     assert [r.result for r in found[:2]] == ["hello\n21\n", "40\n"]
     assert [r.is_error for r in found] == [False, False, True, True, True, False]

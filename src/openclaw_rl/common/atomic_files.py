@@ -17,19 +17,20 @@ def ensure_folder(setting: str, path: str | Path, *, written: bool = True) -> Pa
     Raises `ConfigError` if this user cannot create, read or (with `written`) write it.
     """
     folder = Path(path).expanduser()
-    what = "read and write" if written else "read"
     try:
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(0, "this is a file")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Can it be read?
         next(folder.iterdir(), None)
         if written:
             with tempfile.TemporaryFile(dir=folder):
                 pass
     except OSError as error:
-        why = error.strerror or error
+        reason = error.strerror or error
+        what = "read and write" if written else "read"
         raise ConfigError(
-            f"{setting} {folder}: {why}. Expected a folder that this user can {what} or create. "
+            f"{setting} {folder}: {reason}. Expected a folder that this user can {what} or create. "
             f"Choose another {setting}"
         ) from error
     return folder.resolve()

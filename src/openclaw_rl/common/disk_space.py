@@ -63,12 +63,24 @@ def to_disk_full(error: BaseException) -> DiskFull | None:
     while cause is not None:
         if isinstance(cause, DiskFull):
             return cause
-        if (isinstance(cause, OSError) and cause.errno in _FULL_ERRNOS) or _has_full_words(cause):
+        if _is_disk_full(cause):
             return DiskFull(
                 f"the disk is full ({error}). Free some space; work continues by itself"
             )
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+        cause = _cause_of(cause)
     return None
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in _FULL_ERRNOS:
+        return True
+    return _has_full_words(error)
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    if error.__cause__ is not None:
+        return error.__cause__
+    return None if error.__suppress_context__ else error.__context__
 
 
 @contextlib.contextmanager
@@ -78,13 +90,14 @@ def raise_disk_full() -> Iterator[None]:
         yield
     except Exception as error:
         # Libraries raise errors of their own for a full disk.
-        if (full := to_disk_full(error)) is None or full is error:
+        full = to_disk_full(error)
+        if full is None or full is error:
             raise
         raise full from error
 
 
 def _has_full_words(error: BaseException) -> bool:
-    return any(words in str(error) for words in _FULL_WORDS)
+    return any(text in str(error) for text in _FULL_WORDS)
 
 
 def _existing(folder: Path) -> Path:
@@ -122,5 +135,6 @@ class DiskMonitor:
 
     def check(self) -> None:
         """Raise `DiskFull` if no new work may begin."""
-        if (problem := self.problem()) is not None:
+        problem = self.problem()
+        if problem is not None:
             raise DiskFull(str(problem))

@@ -27,9 +27,8 @@ class GatewayAddress:
     url: str  # for clients on this machine, without a path
     model: str  # the `model` name for clients
     model_path: str  # the base model: an absolute folder, or a hub id
-    key: Literal[
-        "settings", "file"
-    ]  # the source of its API key: `serve.api_key`, or the file of the home
+    # The source of its API key: `serve.api_key`, or the file of the home.
+    key: Literal["settings", "file"]
     pid: int
     method: str = ""  # `train.method` of the gateway's settings; "" from an earlier release
 

@@ -60,11 +60,9 @@ class JsonLinesFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {
-            k: v
-            for k, v in vars(record).items()
-            if k not in _STANDARD_FIELDS and k not in ("message", "asctime")
-        }
+        for name, value in vars(record).items():
+            if name not in _STANDARD_FIELDS and name not in ("message", "asctime"):
+                line[name] = value
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return to_printable_json(line)
@@ -99,10 +97,10 @@ class LogFileHandler(RotatingFileHandler):
             return
         self._fails = True
         if not self._failed:
-            words = f"the log {self.baseFilename} cannot be written ({error.strerror}). Free some space on its disk"
+            message = f"the log {self.baseFilename} cannot be written ({error.strerror}). Free some space on its disk"
             # Stderr may be a file on the same disk.
             with contextlib.suppress(OSError):
-                sys.stderr.write(f"{words}\n")
+                sys.stderr.write(f"{message}\n")
 
 
 def setup_logging(

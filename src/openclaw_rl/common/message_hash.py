@@ -141,14 +141,16 @@ def _sort_marks(run: re.Match[str]) -> str:
         marks = "".join(map(parts.__getitem__, marks))
     for mark in set(marks):
         by_class.setdefault(unicodedata.combining(mark), []).append(mark)
-    return "".join(_keep_characters(marks, own) for _, own in sorted(by_class.items()))
+    return "".join(
+        _keep_characters(marks, same_class) for _, same_class in sorted(by_class.items())
+    )
 
 
-def _keep_characters(text: str, kept: Sequence[str]) -> str:
+def _keep_characters(text: str, characters: Sequence[str]) -> str:
     return (
-        kept[0] * text.count(kept[0])
-        if len(kept) == 1
-        else "".join(re.findall(f"[{''.join(kept)}]+", text))
+        characters[0] * text.count(characters[0])
+        if len(characters) == 1
+        else "".join(re.findall(f"[{''.join(characters)}]+", text))
     )
 
 
@@ -211,15 +213,15 @@ def _remove_matches(pattern: re.Pattern[str], text: str, *, last: bool = False) 
 
     The patterns do not start with `\s*`, since that scans a run of white space once from each of its positions.
     """
-    kept = []
+    parts = []
     at = 0
     end = len(text.rstrip())
     for match in pattern.finditer(text):
         if last and match.end() < end:
             continue
-        kept.append(text[at : match.start()].rstrip())
+        parts.append(text[at : match.start()].rstrip())
         at = len(text) if last else match.end()
-    return "".join([*kept, text[at:]])
+    return "".join([*parts, text[at:]])
 
 
 def openclaw_session(message: Message) -> tuple[str, str] | None:
@@ -227,8 +229,8 @@ def openclaw_session(message: Message) -> tuple[str, str] | None:
     if message.get("role") != "user" or "Runtime: agent=" not in (text := message_text(message)):
         return None
     end = len(text.rstrip())
-    found = [m for m in _RUNTIME.finditer(text) if m.end() == end]
-    return (found[-1]["session"], found[-1]["agent"]) if found else None
+    matches = [m for m in _RUNTIME.finditer(text) if m.end() == end]
+    return (matches[-1]["session"], matches[-1]["agent"]) if matches else None
 
 
 def hash_session(session: str) -> str:
@@ -248,9 +250,9 @@ def _canonical_arguments(raw: Any) -> str:
     return json.dumps(raw, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _parse_number(words: str) -> float:
+def _parse_number(literal: str) -> float:
     """Parse a number as JavaScript does, which has no integer type: 2.0 becomes 2."""
-    value = float(words)
+    value = float(literal)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
@@ -264,8 +266,8 @@ def _hashed_fields(message: Message, visible: str) -> list[str]:
 
 def _read_calls(message: Message) -> Iterator[tuple[Any, str, str]]:
     """Yield (id, name, canonical arguments) of each tool call."""
-    made = message.get("tool_calls")
-    for call in made if isinstance(made, list | tuple) else ():
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list | tuple) else ():
         id_, function = (
             (call.get("id"), call.get("function")) if isinstance(call, dict) else (None, None)
         )
@@ -309,9 +311,9 @@ def _own_hash(message: Message, visible: str, key: bytes) -> bytes:
     return digest.digest()
 
 
-def extend_chain(chain: bytes, own: bytes, key: bytes) -> bytes:
+def extend_chain(chain: bytes, message_hash: bytes, key: bytes) -> bytes:
     """Return the chained hash [16 bytes] after one more message."""
-    return blake2b(chain + own, digest_size=16, key=key).digest()
+    return blake2b(chain + message_hash, digest_size=16, key=key).digest()
 
 
 CHAIN_ROOT = bytes(16)
@@ -320,13 +322,13 @@ CHAIN_ROOT = bytes(16)
 def mark_message(message: Message, *, index: int, chain: bytes, key: bytes) -> Mark:
     """Return the mark of a message that follows a history with the chained hash `chain`."""
     visible = visible_text(message)
-    own = _own_hash(message, visible, key)
+    message_hash = _own_hash(message, visible, key)
     role = str(message.get("role", ""))
     return Mark(
         index=index,
         role=_ROLES.get(role, role),
-        own=own,
-        chain=extend_chain(chain, own, key),
+        own=message_hash,
+        chain=extend_chain(chain, message_hash, key),
         distinctive=len(visible) >= DISTINCTIVE_CHARS,
     )
 
@@ -359,7 +361,9 @@ def reaction_signature(reaction: Sequence[Mark]) -> bytes | None:
         [m.own for m in run]
         for _, run in groupby(reaction, key=lambda m: m.role == "tool" or id(m))
     ]
-    return blake2b(b"".join(own for run in runs for own in sorted(run)), digest_size=16).digest()
+    return blake2b(
+        b"".join(message_hash for run in runs for message_hash in sorted(run)), digest_size=16
+    ).digest()
 
 
 _ROLE_CODES = ("system", "user", "assistant", "tool", "")
@@ -396,9 +400,9 @@ def unpack_marks(raw: bytes) -> tuple[Mark, ...]:
         Mark(
             index=tail >> 8,
             role=_ROLE_CODES[tail >> 1 & 0x7F],
-            own=own,
+            own=message_hash,
             chain=chain,
             distinctive=bool(tail & 1),
         )
-        for own, chain, tail in MARK.iter_unpack(raw)
+        for message_hash, chain, tail in MARK.iter_unpack(raw)
     )

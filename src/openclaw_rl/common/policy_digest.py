@@ -53,8 +53,10 @@ def weight_files(folder: str | Path) -> tuple[str, ...]:
         return WEIGHT_FILES
     if (path / TINKER_FILE).exists():
         return (TINKER_FILE,)
-    found = tuple(sorted(file.name for file in path.glob("*.safetensors")))
-    return found if found or (path / MODEL_CONFIG).exists() else WEIGHT_FILES
+    present = tuple(sorted(file.name for file in path.glob("*.safetensors")))
+    if present or (path / MODEL_CONFIG).exists():
+        return present
+    return WEIGHT_FILES
 
 
 def digest_of_folder(folder: str | Path) -> str:
@@ -72,11 +74,12 @@ def hash_folder(folder: str | Path) -> tuple[str, dict[str, str]]:
     files = {}
     for file in visible_files(folder):
         whole = sha256()
-        if file.name in names:
+        is_weights = file.name in names
+        if is_weights:
             weights.update(_file_header(file.name, file.stat().st_size))
         for block in _read_blocks(file):
             whole.update(block)
-            if file.name in names:
+            if is_weights:
                 weights.update(block)
         files[file.name] = whole.hexdigest()
     return weights.hexdigest(), files
@@ -96,29 +99,15 @@ def find_damage(
     may pass, such as too many open files, and if the folder that all versions are in is missing.
     """
     try:
-        for path in visible_files(folder):
-            if not S_ISREG(mode := path.stat().st_mode) and not S_ISDIR(mode):
-                # Reading it may never end.
-                return f"{path.name} is a pipe, a socket or a device, expected a file"
+        damage = _find_special_file(folder)
+        if damage is not None:
+            return damage
         if not files:
-            found = digest_of_folder(folder)
-            return (
-                None
-                if found == digest
-                else f"the weights have digest {found[:12]}, expected {digest[:12]}"
-            )
-        present = {path.name for path in visible_files(folder)}
-        for name in sorted(present.symmetric_difference(files)):
-            if name in present:
-                return f"{name} was added"
-            if files[name] is not None:
-                return f"{name} is missing"
-        for name, expected in sorted(files.items()):
-            if expected is None or name in skip:
-                continue
-            actual = digest_of_file(Path(folder) / name).hex()
-            if actual != expected:
-                return f"{name} has sha256 {actual[:12]}, expected {expected[:12]}"
+            return _find_changed_weights(folder, digest)
+        damage = _find_changed_names(folder, files)
+        if damage is None:
+            damage = _find_changed_file(folder, files, skip)
+        return damage
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         if not Path(folder).parent.is_dir():
             raise
@@ -127,6 +116,41 @@ def find_damage(
         if error.errno not in _DAMAGE_ERRNOS:
             raise
         return f"{error.filename or folder} cannot be read ({error.strerror})"
+
+
+def _find_special_file(folder: str | Path) -> str | None:
+    for path in visible_files(folder):
+        mode = path.stat().st_mode
+        if not S_ISREG(mode) and not S_ISDIR(mode):
+            # Reading it may never end.
+            return f"{path.name} is a pipe, a socket or a device, expected a file"
+    return None
+
+
+def _find_changed_weights(folder: str | Path, digest: str) -> str | None:
+    digest_now = digest_of_folder(folder)
+    if digest_now == digest:
+        return None
+    return f"the weights have digest {digest_now[:12]}, expected {digest[:12]}"
+
+
+def _find_changed_names(folder: str | Path, files: FileDigests) -> str | None:
+    present = {path.name for path in visible_files(folder)}
+    for name in sorted(present.symmetric_difference(files)):
+        if name in present:
+            return f"{name} was added"
+        if files[name] is not None:
+            return f"{name} is missing"
+    return None
+
+
+def _find_changed_file(folder: str | Path, files: FileDigests, skip: Collection[str]) -> str | None:
+    for name, expected in sorted(files.items()):
+        if expected is None or name in skip:
+            continue
+        actual = digest_of_file(Path(folder) / name).hex()
+        if actual != expected:
+            return f"{name} has sha256 {actual[:12]}, expected {expected[:12]}"
     return None
 
 

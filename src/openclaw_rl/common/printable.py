@@ -35,7 +35,7 @@ def cut_text(text: str, characters: int) -> str:
 def to_printable_json(data: Any, *, indent: int | None = None) -> str:
     """Return JSON with an escape (`\\uXXXX`) for each character that could control the terminal: no data is lost."""
     text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
@@ -53,11 +53,10 @@ def echo_error(text: str, *, nl: bool = True) -> None:
 
 def wrap_lines(text: str, width: int) -> str:
     """Wrap each line between words. A word that is longer than the width (a path, a URL) stays whole."""
-    lines = (
-        textwrap.wrap(
-            line, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
-        )
-        or [line]
-        for line in text.split("\n")
+    wrapper = textwrap.TextWrapper(
+        width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
     )
-    return "\n".join(part for wrapped in lines for part in wrapped)
+    wrapped: list[str] = []
+    for line in text.split("\n"):
+        wrapped += wrapper.wrap(line) or [line]
+    return "\n".join(wrapped)

@@ -73,6 +73,14 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
+def _terminate(child: subprocess.Popen[bytes]) -> None:
+    """Ask the program to end, and wait for it a while."""
+    child.terminate()
+    end = time.monotonic() + _GRACE_SECONDS
+    while child.poll() is None and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+
+
 def main(command: list[str]) -> int:
     """Run `command` until it ends or standard input closes; return its status (128 + n for signal n)."""
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,10 +100,7 @@ def main(command: list[str]) -> int:
         while child.poll() is None and not _stdin_closed():
             pass
         if child.poll() is None:
-            child.terminate()
-            end = time.monotonic() + _GRACE_SECONDS
-            while child.poll() is None and time.monotonic() < end:
-                time.sleep(_POLL_SECONDS)
+            _terminate(child)
     finally:
         # Also children that the program left running.
         _kill_group(child.pid)

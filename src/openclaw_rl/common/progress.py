@@ -55,11 +55,14 @@ def join_notes(notes: Mapping[str, WorkNote], most: int = 3) -> WorkNote:
         return next(iter(notes.values()))
     waits = frozenset[Wait]().union(*(note.waits for note in notes.values()))
     is_same = all(note.waits == waits for note in notes.values())
-    named = [
-        f"{name}: {note.details if is_same else note.describe()}" for name, note in notes.items()
-    ]
-    more = f"; and {len(named) - most} more" if len(named) > most else ""
-    return WorkNote("; ".join(named[:most]) + more, waits)
+    named = []
+    for name, note in notes.items():
+        text = note.details if is_same else note.describe()
+        named.append(f"{name}: {text}")
+    joined = "; ".join(named[:most])
+    if len(named) > most:
+        joined += f"; and {len(named) - most} more"
+    return WorkNote(joined, waits)
 
 
 class WorkKind(StrEnum):

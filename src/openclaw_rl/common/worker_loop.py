@@ -158,7 +158,8 @@ async def _run_until_stop(
             has_more = work.result()
         except Exception as error:
             # A full disk shows in errors of many kinds; all others are raised.
-            if (full := disk_space.to_disk_full(error)) is None:
+            full = disk_space.to_disk_full(error)
+            if full is None:
                 raise
             await pause.begin(full, stop, heartbeat)
             continue
@@ -177,7 +178,8 @@ async def repeat_while_disk_full(run: Callable[[], Awaitable[None]], stop: async
             return await run()
         except Exception as error:
             # A full disk shows in errors of many kinds; all others are raised.
-            if (full := disk_space.to_disk_full(error)) is None:
+            full = disk_space.to_disk_full(error)
+            if full is None:
                 raise
             await pause.begin(full, stop, silent)
 
@@ -209,7 +211,8 @@ def lower_priority(nice: int, but: Collection[int] = ()) -> None:
     if sys.platform != "linux":
         os.nice(nice - os.nice(0))
         return
-    for thread in {int(task.name) for task in Path("/proc/self/task").iterdir()} - set(but):
+    threads = {int(task.name) for task in Path("/proc/self/task").iterdir()}
+    for thread in threads - set(but):
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, thread, nice)
             # No interruption at each wake-up.

@@ -43,28 +43,29 @@ def log_training_metrics(step: int, metrics: Mapping[str, Any]) -> None:
     single methods. Raises `ValueError` for a missing, repeated or non-numeric metric, `OpenClawError` without a run.
     """
     sent: dict[str, float] = {}
-    for given, value in metrics.items():
-        name = METRIC_NAMES.get(given, given)
+    for key, value in metrics.items():
+        name = METRIC_NAMES.get(key, key)
         if name in sent:
-            raise ValueError(f"log_training_metrics: {name} is given twice, also as {given}")
+            raise ValueError(f"log_training_metrics: {name} is given twice, also as {key}")
         try:
             # A loss is attached to its graph.
             sent[name] = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, RuntimeError):
             # RuntimeError: a tensor with several elements.
             raise ValueError(
-                f"log_training_metrics: {given}: expected a number, got {value!r}"
+                f"log_training_metrics: {key}: expected a number, got {value!r}"
             ) from None
     missing = [
-        f"{given} ({name})"
-        for given, name in METRIC_NAMES.items()
+        f"{key} ({name})"
+        for key, name in METRIC_NAMES.items()
         if name not in sent and name not in _OPTIONAL_LOSSES
     ]
     if missing:
         raise ValueError(
             f"log_training_metrics: missing {', '.join(missing)}; got {', '.join(metrics)}"
         )
-    if (run := _import_wandb().run) is None:
+    run = _import_wandb().run
+    if run is None:
         raise OpenClawError(
             "log_training_metrics: no active run. Call setup_wandb_logging(project_name, config)."
         )

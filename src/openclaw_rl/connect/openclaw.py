@@ -102,9 +102,9 @@ def apply_patch(snippet: str, file: Path | None = None) -> str:
         raise OpenClawError(
             f"`openclaw config patch` cannot be run: {error}. {by_hand}."
         ) from error
-    said = (done.stdout + done.stderr).strip()
+    output = (done.stdout + done.stderr).strip()
     if done.returncode:
         raise OpenClawError(
-            f"`openclaw config patch` failed with exit code {done.returncode}:\n{said}\n{by_hand}."
+            f"`openclaw config patch` failed with exit code {done.returncode}:\n{output}\n{by_hand}."
         )
-    return said
+    return output

@@ -65,35 +65,42 @@ async def open_access(box: Box, ticket: EpisodeTicket) -> dict[str, str]:
     return ticket_variables(ticket, url)
 
 
-def read_box_program(words: Sequence[str], shown: Iterable[str]) -> BoxProgram:
+def read_box_program(arguments: Sequence[str], shown: Iterable[str]) -> BoxProgram:
     """Return the program of a command line. Raises `ConfigError` for what does not exist.
 
     Files that are words of the command are shown, and made absolute, because the program works in another folder. The
     first word without a slash is found by the PATH of the box. With an environment of Python, the installation that it
     is made from is shown.
     """
-    if not words:
+    if not arguments:
         raise ConfigError("no program: give it after `--`, e.g. `-- python3 my_agent.py`")
     paths = [_existing_path(name) for name in shown]
-    command = [words[0] if "/" not in words[0] else str(_absolute_path(words[0]))]
-    for word in words[1:]:
-        is_file = _is_file(word)
-        command.append(str(_absolute_path(word)) if is_file else word)
-        paths += [_absolute_path(word)] if is_file else []
-    paths += [base for path in paths if (base := _python_below(path)) is not None]
+    program, *more = arguments
+    command = [str(_absolute_path(program)) if "/" in program else program]
+    for word in more:
+        if _is_file(word):
+            path = _absolute_path(word)
+            paths.append(path)
+            command.append(str(path))
+        else:
+            command.append(word)
+    bases = [_python_below(path) for path in paths]
+    paths += [base for base in bases if base is not None]
     visible = {str(path): path for path in paths if not _is_of_system(path)}
     for path in visible.values():
         _refuse_broad_folder(path)
-    first = Path(command[0])
-    if (
-        first.is_absolute()
-        and not _is_of_system(first)
-        and not any(first.is_relative_to(path) for path in paths)
-    ):
-        raise ConfigError(
-            f"{first}: a program in a box sees /usr and what is named: add --show {first.parent}"
-        )
+    _check_visible(Path(command[0]), paths)
     return BoxProgram(command=tuple(command), shown=visible)
+
+
+def _check_visible(program: Path, paths: Sequence[Path]) -> None:
+    """Raise `ConfigError` if a box does not have the program. A name without a folder is for the PATH of the box."""
+    if not program.is_absolute() or _is_of_system(program):
+        return
+    if not any(program.is_relative_to(path) for path in paths):
+        raise ConfigError(
+            f"{program}: a program in a box sees /usr and what is named: add --show {program.parent}"
+        )
 
 
 def _absolute_path(name: str) -> Path:
@@ -135,11 +142,11 @@ def _python_below(folder: Path) -> Path | None:
     file = folder / _VENV_FILE
     if not file.is_file():
         return None
-    pairs = (
-        line.partition("=")
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
-    )
-    home = {name.strip(): value.strip() for name, _, value in pairs}.get("home")
+    home = ""
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == "home":
+            home = value.strip()
     return Path(home).resolve().parent if home else None
 
 

@@ -77,10 +77,10 @@ class BoxedCommandRunner(FolderRunner):
 
 async def _take_reward(box: Box, to: Path) -> None:
     """Copy the reward out of the box, if there is one. Raises `SandboxError` if it cannot be copied."""
-    found = await box.run(f"[ -e {_REWARD} ] || [ -L {_REWARD} ]", time_limit=_LOOK_SECONDS)
-    if found.timed_out:
+    look = await box.run(f"[ -e {_REWARD} ] || [ -L {_REWARD} ]", time_limit=_LOOK_SECONDS)
+    if look.timed_out:
         raise SandboxError(f"{_REWARD} was not looked for within {_LOOK_SECONDS:g} s")
-    if found.exit_code == 0:
+    if look.exit_code == 0:
         await box.get(_REWARD, to)
         if not await asyncio.to_thread(to.is_file):
             raise SandboxError(f"{_REWARD} is not a plain file")

@@ -82,12 +82,14 @@ class CommandSource:
     ) -> TaskFitness:
         """Run oracle and nop. The task is fit if the oracle gets the field `best` (1) and nop less."""
         results: dict[str, PlayOutcome] = {}
-        for name, given in (("oracle", self.oracle), ("nop", self.nop)):
-            words = _command_of(task, name) or given
-            if not words:
-                why = f"no {name}: set --{name} COMMAND, or the field {name!r} of the task"
-                return replace(_fitness(task, why, results), checkable=False)
-            results[name] = await self.make_runner(words).run_in_folder(task, folder, limits, None)
+        for name, default in (("oracle", self.oracle), ("nop", self.nop)):
+            command = _command_of(task, name) or default
+            if not command:
+                reason = f"no {name}: set --{name} COMMAND, or the field {name!r} of the task"
+                return replace(_fitness(task, reason, results), checkable=False)
+            results[name] = await self.make_runner(command).run_in_folder(
+                task, folder, limits, None
+            )
             await asyncio.to_thread(remove_leftovers, folder)
         return _fitness(task, _unfit_reason(task, results), results)
 
@@ -140,40 +142,53 @@ def read_outcome(end: ProgramEnd, reward_file: Path, limits: PlayLimits) -> Play
     Without a file, exit status 0 is reward 1, and 1 or the time limit is reward 0: a policy that makes the program
     fail or dawdle has failed. Any other end is void.
     """
-    ending = (
-        f"exit status {end.code}" if end.code is not None else f"killed after {limits.seconds:g} s"
-    )
-    said = f"{ending}: {end.last_line}" if end.last_line and end.code != 0 else ending
+    summary = _summarise_end(end, limits)
     if end.code is not None and end.code < 0:
         return void_outcome(f"the program was ended by signal {-end.code}")
     try:
         written = read_reward_file(reward_file)
     except FileNotFoundError:
-        if end.code in (0, 1, None):
-            return PlayOutcome(status="done", reward=1.0 if end.code == 0 else 0.0, reason=said)
-        return void_outcome(f"no reward.json, and {said}")
+        return _outcome_of_status(end.code, summary)
     except OSError as error:
         return void_outcome(f"reward.json cannot be read: {error}")
     try:
-        return parse_reward(written, None if end.code == 0 else said)
+        return parse_reward(written, None if end.code == 0 else summary)
     except ValueError as error:
         return void_outcome(f"reward.json: {error}")
 
 
-def resolve_command(words: Sequence[str], search_path: str) -> tuple[str, ...]:
+def _outcome_of_status(code: int | None, summary: str) -> PlayOutcome:
+    """Return the outcome of a program that wrote no reward. `code`: None at the time limit."""
+    if code == 0:
+        return PlayOutcome(status="done", reward=1.0, reason=summary)
+    if code in (1, None):
+        return PlayOutcome(status="done", reward=0.0, reason=summary)
+    return void_outcome(f"no reward.json, and {summary}")
+
+
+def _summarise_end(end: ProgramEnd, limits: PlayLimits) -> str:
+    """Return how a program ended, with its last line unless it succeeded."""
+    summary = f"exit status {end.code}"
+    if end.code is None:
+        summary = f"killed after {limits.seconds:g} s"
+    if end.last_line and end.code != 0:
+        summary += f": {end.last_line}"
+    return summary
+
+
+def resolve_command(command: Sequence[str], search_path: str) -> tuple[str, ...]:
     """Return the command for another working folder: the program is found, and words that name a file are absolute.
 
     Raises `ConfigError` if there is no such program.
     """
-    program = shutil.which(words[0], path=search_path)
+    program = shutil.which(command[0], path=search_path)
     if program is None:
         raise ConfigError(
-            f"{words[0]}: no such program. Expected a program on PATH or a path to one"
+            f"{command[0]}: no such program. Expected a program on PATH or a path to one"
         )
     # Not resolved: a symbolic link may be how a virtual environment's Python finds its packages.
-    return str(Path(program).absolute()), *(
-        str(Path(w).absolute()) if _is_file(w) else w for w in words[1:]
-    )
+    arguments = [str(Path(word).absolute()) if _is_file(word) else word for word in command[1:]]
+    return str(Path(program).absolute()), *arguments
 
 
 def write_task(task_file: Path, task: EnvironmentTask) -> None:
@@ -191,19 +206,20 @@ def _is_file(word: str) -> bool:
 
 
 def _command_of(task: EnvironmentTask, name: str) -> list[str]:
-    given = task.data.get(name)
-    if given is None:
+    value = task.data.get(name)
+    if value is None:
         return []
     try:
-        words = shlex.split(given) if isinstance(given, str) else given
+        command = shlex.split(value) if isinstance(value, str) else value
     except ValueError:
         # A quotation that does not end.
-        words = None
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        command = None
+    is_command = isinstance(command, list) and all(isinstance(word, str) for word in command)
+    if not command or not is_command:
         raise ConfigError(
-            f"task {task.id}: {name}: expected a command as a text or a list of texts, got {given!r}"
+            f"task {task.id}: {name}: expected a command as a text or a list of texts, got {value!r}"
         )
-    return words
+    return list(command)
 
 
 def _unfit_reason(task: EnvironmentTask, results: Mapping[str, PlayOutcome]) -> str | None:
@@ -216,9 +232,10 @@ def _unfit_reason(task: EnvironmentTask, results: Mapping[str, PlayOutcome]) -> 
     assert oracle.reward is not None
     assert nop.reward is not None
     if not math.isclose(oracle.reward, best):
-        return f"the oracle got {oracle.reward:g}, not {best:g}" + (
-            f" ({oracle.reason})" if oracle.reason else ""
-        )
+        reason = f"the oracle got {oracle.reward:g}, not {best:g}"
+        if oracle.reason:
+            reason += f" ({oracle.reason})"
+        return reason
     if nop.reward >= oracle.reward:
         return f"doing nothing got {nop.reward:g}, not less than the oracle"
     return None

@@ -120,29 +120,27 @@ def run_environment(
 
 def _clean_up_earlier(home: Path, key: str) -> None:
     """Clean up after runners that were killed. A gateway that runs, but does not answer, is asked for some seconds."""
-    if note := reap_leases(home, key, seconds=_GATEWAY_SECONDS if running_address(home) else 0.0):
+    note = reap_leases(home, key, seconds=_GATEWAY_SECONDS if running_address(home) else 0.0)
+    if note:
         echo_error(f"note: {note}")
 
 
 def _settings_of(request: SourceRequest) -> dict[str, object]:
     """Return what may not change when a run is continued, besides its tasks. Existing paths are made absolute."""
     argument, mark, query = request.argument.partition("?")
-    given = {
+    identity = {
         "argument": f"{_absolute_path(argument)}{mark}{query}",
         "python": _absolute_path(request.python or ""),
         "agent": request.agent,
         "box": request.box,
         "shown": list(request.shown),
     }
-    if request.source == "tools" and (
-        config := Path(request.argument) if request.argument else request.tools_config
-    ):
-        given["tools_config"] = hashlib.sha256(config.read_bytes()).hexdigest()
-    return {
-        "source": request.source,
-        "command": list(request.command),
-        **{k: v for k, v in given.items() if v},
-    }
+    if request.source == "tools":
+        config = Path(request.argument) if request.argument else request.tools_config
+        if config is not None:
+            identity["tools_config"] = hashlib.sha256(config.read_bytes()).hexdigest()
+    present = {name: value for name, value in identity.items() if value}
+    return {"source": request.source, "command": list(request.command), **present}
 
 
 def _absolute_path(word: str) -> str:
@@ -153,31 +151,29 @@ def _absolute_path(word: str) -> str:
 def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[EnvironmentTask]:
     """Return the tasks of the split. Those of the train split must have been found fit, unless `unchecked`."""
     tasks = [task for task in source.load_tasks() if options.split in ("all", task.split)]
-    found = sort_by_check(
-        (task for task in tasks if task.split == "train"),
-        CheckFile(home, source.name).read_checks(),
-    )
-    if found.unchecked and not options.unchecked:
+    trained_on = [task for task in tasks if task.split == "train"]
+    checked = sort_by_check(trained_on, CheckFile(home, source.name).read_checks())
+    if checked.unchecked and not options.unchecked:
         raise ConfigError(
-            f"{len(found.unchecked)} of {len(tasks)} tasks were not checked on this machine: "
-            f"{_name_some([task.id for task in found.unchecked])}. Check them with `openclaw-rl env check "
+            f"{len(checked.unchecked)} of {len(tasks)} tasks were not checked on this machine: "
+            f"{_name_some([task.id for task in checked.unchecked])}. Check them with `openclaw-rl env check "
             f"{source.name} ...`, or train on them nevertheless with --unchecked"
         )
-    if found.unchecked:
+    if checked.unchecked:
         echo_error(
-            f"note: {len(found.unchecked)} tasks were not checked: a verifier that is broken is not noticed"
+            f"note: {len(checked.unchecked)} tasks were not checked: a verifier that is broken is not noticed"
         )
-    if found.unfit:
+    if checked.unfit:
+        listed = _name_some([f"{one.task} ({one.reason})" for one in checked.unfit])
         echo_error(
-            f"note: {len(found.unfit)} tasks are left out, because their check failed: "
-            f"{_name_some([f'{one.task} ({one.reason})' for one in found.unfit])}. "
+            f"note: {len(checked.unfit)} tasks are left out, because their check failed: {listed}. "
             f"Once that is mended, check them again with `openclaw-rl env check {source.name} ...`"
         )
-    unfit = {one.digest for one in found.unfit}
+    unfit = {one.digest for one in checked.unfit}
     chosen = [task for task in tasks if task.split == "held_out" or task.digest not in unfit]
     if not chosen:
         raise ConfigError(
-            f"no task to play in the split {options.split} of {source.name}: {len(found.unfit)} unfit"
+            f"no task to play in the split {options.split} of {source.name}: {len(checked.unfit)} unfit"
         )
     return chosen
 

@@ -30,12 +30,12 @@ class GroupComplete(OpenClawError):
 
 
 class _RequestRefused(OpenClawError):
-    """Raised if the gateway refused a request (status 4xx). `words`: what it said."""
+    """Raised if the gateway refused a request (status 4xx). `message`: its explanation."""
 
-    def __init__(self, what: str, status: int, words: str, code: str | None) -> None:
-        super().__init__(what + words)
+    def __init__(self, what: str, status: int, message: str, code: str | None) -> None:
+        super().__init__(what + message)
         self.status = status
-        self.words = words
+        self.words = message
         self.code = code
 
 

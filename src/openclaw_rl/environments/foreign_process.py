@@ -95,7 +95,7 @@ class ForeignProcess:
         try:
             await self._write_line(process, {"id": number, kind: dict(body)})
             async with asyncio.timeout(seconds + _GRACE_SECONDS):
-                found: dict[str, Any] = await answer
+                reply: dict[str, Any] = await answer
         except TimeoutError:
             await self.close()
             raise ForeignError(
@@ -108,9 +108,9 @@ class ForeignProcess:
         finally:
             self._waiting.pop(number, None)
             await self._end_calls(number)
-        if "error" in found:
-            raise ForeignError(str(found["error"]))
-        return found
+        if "error" in reply:
+            raise ForeignError(str(reply["error"]))
+        return reply
 
     async def close(self) -> None:
         """End the process and all its children. Idempotent; a later request starts it again."""
@@ -152,15 +152,16 @@ class ForeignProcess:
         errors = asyncio.create_task(self._read_errors(process.stderr))
         # A line above the limit: the process cannot be understood any more.
         with contextlib.suppress(ValueError):
-            while line := await process.stdout.readline():
+            async for line in process.stdout:
                 self._take_line(process, line)
         await asyncio.wait([errors], timeout=_DRAIN_SECONDS)
         errors.cancel()
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_result(
-                    {"error": ": ".join(filter(None, ("the process ended", self._last_words)))}
-                )
+                error = "the process ended"
+                if self._last_words:
+                    error += f": {self._last_words}"
+                answer.set_result({"error": error})
 
     async def _read_errors(self, stream: asyncio.StreamReader) -> None:
         """Keep the last line of stderr, for the reason."""
@@ -174,19 +175,19 @@ class ForeignProcess:
 
     def _take_line(self, process: asyncio.subprocess.Process, line: bytes) -> None:
         try:
-            found = json.loads(line)
-            number = found["id"]
-            call = found.get("call")
+            message = json.loads(line)
+            number = message["id"]
+            call = message.get("call")
             answer = self._waiting.get(number)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             log.debug("ignored: %r", line[:200])
             return
         if call is not None:
-            task = asyncio.create_task(self._answer_call(process, number, found))
+            task = asyncio.create_task(self._answer_call(process, number, message))
             self._calls[task] = number
             task.add_done_callback(self._calls.pop)
         elif answer is not None and not answer.done():
-            answer.set_result(found)
+            answer.set_result(message)
 
     async def _answer_call(
         self, process: asyncio.subprocess.Process, number: int, asked: dict[str, Any]

@@ -35,10 +35,10 @@ def kill_processes(folder: str, group: int | None = None) -> bool:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
     for _ in range(_ROUNDS):
-        found = find_processes(folder)
-        if not found:
+        pids = find_processes(folder)
+        if not pids:
             return True
-        for pid in found:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_PAUSE)
@@ -50,14 +50,16 @@ def find_processes(folder: str) -> list[int]:
 
     Raises `ValueError` if `folder` is no folder of an episode: every process works in "/".
     """
-    if not Path(folder).is_absolute() or len(Path(folder).parts) < _LEAST_PARTS:
+    path = Path(folder)
+    if not path.is_absolute() or len(path.parts) < _LEAST_PARTS:
         raise ValueError(f"expected the absolute path of an episode's folder, got {folder!r}")
     marker = os.fsencode(f"{FOLDER_VARIABLE}={folder}")
-    own = os.getpid()
-    with contextlib.suppress(OSError):
-        pids = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()]
-        return [pid for pid in pids if pid != own and _belongs(pid, marker, folder)]
-    return []
+    try:
+        names = [entry.name for entry in os.scandir(_PROC)]
+    except OSError:
+        return []
+    pids = {int(name) for name in names if name.isdigit()} - {os.getpid()}
+    return [pid for pid in sorted(pids) if _belongs(pid, marker, folder)]
 
 
 def _belongs(pid: int, marker: bytes, folder: str) -> bool:

@@ -71,25 +71,24 @@ def reap_leases(home: Path, key: str, *, seconds: float = 0.0) -> str:
     left = list[EpisodeLease]()
     busy = list[str]()
     problem = ""
-    with take_over_leases(home) as found:
-        for leases in found:
+    with take_over_leases(home) as folders:
+        for leases in folders:
             for lease in leases.read_leases():
                 if not remove_leftovers(lease.folder):
                     busy.append(lease.folder)
-                elif refusal := _end_episode(home, key, lease, end):
+                    continue
+                refusal = _end_episode(home, key, lease, end)
+                if refusal:
                     left.append(lease)
                     problem = refusal
                 else:
                     leases.remove_lease(lease.episode)
-    notes = (
-        [f"processes or files of killed runners cannot be removed: {', '.join(busy)}"]
-        if busy
-        else []
-    )
+    notes = []
+    if busy:
+        notes.append(f"processes or files of killed runners cannot be removed: {', '.join(busy)}")
     if left:
-        last = time.strftime(
-            "%Y-%m-%d %H:%M", time.localtime(max(lease.expires_at for lease in left))
-        )
+        last_expiry = max(lease.expires_at for lease in left)
+        last = time.strftime("%Y-%m-%d %H:%M", time.localtime(last_expiry))
         notes.append(
             f"{len(left)} episodes of killed runners are still open, because {problem}. The next `openclaw-rl env run` "
             f"or `env check` ends them; without it they expire by {last}"
@@ -132,15 +131,16 @@ def _post_void(home: Path, key: str, episode: str) -> str:
 
 def main() -> None:
     """Wait until stdin closes, that is, until the runner has ended; then clean up after it and its boxes."""
-    given: dict[str, Any] = json.loads(sys.stdin.readline() or "{}")
-    if not given:
+    request: dict[str, Any] = json.loads(sys.stdin.readline() or "{}")
+    if not request:
         return
     while os.read(sys.stdin.fileno(), 1024):
         pass
-    home = Path(given["home"])
+    home = Path(request["home"])
     end = time.monotonic() + _LOCK_SECONDS
-    while lease_folder(home, given["run"]).exists() and time.monotonic() < end:
-        if note := reap_leases(home, given["key"], seconds=_GATEWAY_SECONDS):
+    while lease_folder(home, request["run"]).exists() and time.monotonic() < end:
+        note = reap_leases(home, request["key"], seconds=_GATEWAY_SECONDS)
+        if note:
             # The terminal of the runner may be closed.
             with contextlib.suppress(OSError):
                 echo_error(f"openclaw-rl: {note}")

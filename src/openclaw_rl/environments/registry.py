@@ -88,7 +88,7 @@ def _command_source(request: SourceRequest) -> TaskSource:
         held_out_share=request.held_out_share,
         oracle=request.oracle,
         nop=request.nop,
-        make_runner=lambda words: _make_command_runner(request, words),
+        make_runner=lambda command: _make_command_runner(request, command),
         name=request.source,
     )
 
@@ -97,14 +97,14 @@ def _command_runner(request: SourceRequest) -> EpisodeRunner:
     return _make_command_runner(request, request.command)
 
 
-def _make_command_runner(request: SourceRequest, words: Sequence[str]) -> FolderRunner:
+def _make_command_runner(request: SourceRequest, command: Sequence[str]) -> FolderRunner:
     if request.box:
-        program = read_box_program(words, request.shown)
+        program = read_box_program(command, request.shown)
         return BoxedCommandRunner(program=program, sandbox=request.sandbox, granted=request.granted)
     if request.shown:
         raise ConfigError("--show is for programs in boxes: add --box")
     return CommandRunner(
-        command=_resolve_program(words, request),
+        command=_resolve_program(command, request),
         granted=request.granted,
         search_path=request.search_path,
     )
@@ -115,10 +115,10 @@ def _process_runner(request: SourceRequest) -> EpisodeRunner:
     return ForeignRunner(ForeignProcess(program, request.search_path, request.granted))
 
 
-def _resolve_program(words: Sequence[str], request: SourceRequest) -> Sequence[str]:
-    if not words:
+def _resolve_program(command: Sequence[str], request: SourceRequest) -> Sequence[str]:
+    if not command:
         raise ConfigError("no program: give it after `--`, e.g. `-- python my_agent.py`")
-    return resolve_command(words, request.search_path)
+    return resolve_command(command, request.search_path)
 
 
 def _harbor_source(request: SourceRequest) -> TaskSource:

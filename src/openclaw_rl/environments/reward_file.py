@@ -19,17 +19,9 @@ def parse_reward(raw: bytes, reason: str | None = None) -> PlayOutcome:
 
     Raises `ValueError`.
     """
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not valid JSON ({error})") from None
-    body: dict[str, Any] = found if isinstance(found, dict) else {"reward": found}
-    unknown = sorted(body.keys() - {"reward", "parts", "steps", "status", "reason"})
-    if unknown:
-        raise ValueError(
-            f"unknown fields {unknown}. Known are reward, parts, steps, status and reason"
-        )
-    reason = str(body["reason"]) if body.get("reason") is not None else reason
+    body = _parse_body(raw)
+    if body.get("reason") is not None:
+        reason = str(body["reason"])
     status = body.get("status", "done")
     if status not in ("done", "void"):
         raise ValueError(f"status: expected done or void, got {str(status)[:80]!r}")
@@ -39,13 +31,32 @@ def parse_reward(raw: bytes, reason: str | None = None) -> PlayOutcome:
     steps = body.get("steps") or []
     if not isinstance(parts, dict) or not isinstance(steps, list):
         raise ValueError("parts: expected an object of numbers; steps: a list of objects")
+    reward = _finite_number("reward", body.get("reward"))
+    part_rewards = {name: _finite_number(f"parts.{name}", value) for name, value in parts.items()}
+    step_rewards = [_parse_step(f"steps[{number}]", step) for number, step in enumerate(steps)]
     return PlayOutcome(
         status="done",
-        reward=_finite_number("reward", body.get("reward")),
-        parts={name: _finite_number(f"parts.{name}", value) for name, value in parts.items()},
-        steps=[_parse_step(f"steps[{number}]", step) for number, step in enumerate(steps)],
+        reward=reward,
+        parts=part_rewards,
+        steps=step_rewards,
         reason=reason,
     )
+
+
+def _parse_body(raw: bytes) -> dict[str, Any]:
+    """Return the fields of a reward file. A number alone is the field `reward`."""
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        return {"reward": content}
+    unknown = sorted(content.keys() - {"reward", "parts", "steps", "status", "reason"})
+    if unknown:
+        raise ValueError(
+            f"unknown fields {unknown}. Known are reward, parts, steps, status and reason"
+        )
+    return content
 
 
 def _parse_step(name: str, step: Any) -> dict[str, Any]:
@@ -56,7 +67,8 @@ def _parse_step(name: str, step: Any) -> dict[str, Any]:
     index = known.get("index")
     if len(known) == 2 and isinstance(turn, str):
         return {"turn": turn, "reward": reward}
-    if len(known) == 2 and isinstance(index, int) and not isinstance(index, bool) and index >= 0:
+    is_bool = isinstance(index, bool)
+    if len(known) == 2 and isinstance(index, int) and not is_bool and index >= 0:
         return {"index": index, "reward": reward}
     raise ValueError(
         f'{name}: expected {{"turn" or "index" (from 0), "reward"}}, got {str(step)[:80]}'

@@ -85,18 +85,19 @@ class EpisodeLoop:
                 return await self.client.list_group(group)
 
         groups = dict.fromkeys(episode.group for episode in self.plan.list_episodes())
-        found = await asyncio.gather(*(list_group(group) for group in groups))
-        return {
-            entry["id"]: entry
-            for entries in found
-            for entry in entries
-            if entry["status"] != "running"
-        }
+        listed = await asyncio.gather(*(list_group(group) for group in groups))
+        ended = {}
+        for entries in listed:
+            for entry in entries:
+                if entry["status"] != "running":
+                    ended[entry["id"]] = entry
+        return ended
 
     def _start_with_ended(self, ended: Mapping[str, Mapping[str, Any]]) -> Iterator[PlannedEpisode]:
         """Report the episodes that have ended, and yield the others."""
         for episode in self.plan.list_episodes():
-            if (entry := ended.get(episode.id)) is None:
+            entry = ended.get(episode.id)
+            if entry is None:
                 yield episode
                 continue
             status = entry["status"]
@@ -189,13 +190,13 @@ class EpisodeLoop:
         if outcome.status == "done":
             entry = await self.client.get_episode(episode.id)
             replies = [turn["status"] for turn in entry["turns"]]
-            why = void_reason(
+            void = void_reason(
                 replies, entry.get("failed_request"), restarted=self.gateway_pid() != pid
             )
             outcome = (
                 outcome
-                if why is None
-                else void_outcome("; ".join(filter(None, (why, outcome.reason))))
+                if void is None
+                else void_outcome("; ".join(filter(None, (void, outcome.reason))))
             )
         log.info(
             "%s: %s %s (%.1f s) %s",
@@ -245,7 +246,7 @@ async def gather_tasks(work: Iterable[Coroutine[Any, Any, None]]) -> None:
             for one in work:
                 tasks.create_task(one)
     except BaseExceptionGroup as group:
-        found: BaseException = group
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]
-        raise found from group
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from group

@@ -89,11 +89,11 @@ def record_run(home: Path, plan: RunPlan, settings: Mapping[str, Any]) -> bool:
         before = json.loads(file.read_text(encoding="utf-8"))
         changed = sorted(name for name in {*entry, *before} if before.get(name) != entry.get(name))
         if changed:
-            words = "; ".join(
+            differences = "; ".join(
                 _describe_change(name, before.get(name), entry.get(name)) for name in changed
             )
             raise ConfigError(
-                f"run {plan.name} was begun with other settings ({words}). Continue it with the same, or choose "
+                f"run {plan.name} was begun with other settings ({differences}). Continue it with the same, or choose "
                 "another --run"
             )
         return True

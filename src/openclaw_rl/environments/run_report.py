@@ -43,8 +43,8 @@ class RunSummary:
 
     def to_json(self) -> dict[str, Any]:
         tasks = {
-            task: {"done": len(found), "mean_reward": sum(found) / len(found)}
-            for task, found in self.by_task()
+            task: {"done": len(rewards), "mean_reward": sum(rewards) / len(rewards)}
+            for task, rewards in self.by_task()
         }
         void = {"count": self.void.total(), "reasons": dict(self.void.most_common())}
         return {"done": self.done, "mean_reward": self.mean_reward, "void": void, "tasks": tasks}
@@ -90,19 +90,21 @@ class RunProgress:
         group.append(result)
         if len(group) == self._group_size:
             del self._groups[result.episode.group]
-            one = RunSummary()
-            for found in group:
-                one.add_result(found)
-            before = " (before the run was continued)" if one.earlier == len(group) else ""
-            echo(f"{result.episode.task.id}: {_describe(one)}{before}", err=True)
+            summary = RunSummary()
+            for played in group:
+                summary.add_result(played)
+            described = _describe(summary)
+            if summary.earlier == len(group):
+                described += " (before the run was continued)"
+            echo(f"{result.episode.task.id}: {described}", err=True)
 
 
 def print_summary(console: TerminalConsole, summary: RunSummary) -> None:
     """Print what became of the episodes: done, void and why, mean reward, by task."""
-    console.print(
-        f"{_describe(summary)}"
-        + (f", {summary.earlier} of them earlier" if summary.earlier else "")
-    )
+    described = _describe(summary)
+    if summary.earlier:
+        described += f", {summary.earlier} of them earlier"
+    console.print(described)
     for reason, count in summary.void.most_common(_MAX_REASONS):
         console.print(f"  void {count}: {reason}", soft_wrap=True)
     table = Table(box=None, padding=(0, 2))

@@ -79,16 +79,17 @@ def hold_leases(home: Path, run: str) -> Iterator[LeaseFolder]:
 def take_over_leases(home: Path) -> Iterator[list[LeaseFolder]]:
     """Yield the lease folders of the runners that have ended without cleaning up, locked until the block ends."""
     runners = _runners_folder(home)
+    folders = sorted(runners.iterdir()) if runners.is_dir() else []
     files: list[IO[str]] = []
-    found: list[LeaseFolder] = []
+    taken: list[LeaseFolder] = []
     try:
-        for folder in sorted(runners.iterdir()) if runners.is_dir() else ():
+        for folder in folders:
             file = _lock_folder(folder)
             if file is not None:
                 files.append(file)
-                found.append(LeaseFolder(folder))
-        yield found
-        for leases in found:
+                taken.append(LeaseFolder(folder))
+        yield taken
+        for leases in taken:
             _remove_if_empty(leases.path)
     finally:
         for file in files:

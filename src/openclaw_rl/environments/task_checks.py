@@ -33,9 +33,9 @@ class CheckFile:
 
     def read_checks(self) -> dict[str, TaskFitness]:
         """Return the newest result on this machine by the digest of the task."""
-        found: dict[str, TaskFitness] = {}
+        checks: dict[str, TaskFitness] = {}
         if not self._path.exists():
-            return found
+            return checks
         for line in self._path.read_text(encoding="utf-8").splitlines():
             try:
                 entry = json.loads(line)
@@ -46,8 +46,8 @@ class CheckFile:
                 # A line that a full disk cut off.
                 continue
             if on_this_machine:
-                found[fitness.digest] = fitness
-        return found
+                checks[fitness.digest] = fitness
+        return checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +67,11 @@ def sort_by_check(
     unfit = []
     unchecked = []
     for task in tasks:
-        found = checks.get(task.digest)
-        if found is None:
+        fitness = checks.get(task.digest)
+        if fitness is None:
             unchecked.append(task)
-        elif found.fit:
+        elif fitness.fit:
             fit.append(task)
         else:
-            unfit.append(found)
+            unfit.append(fitness)
     return CheckedTasks(fit=fit, unfit=unfit, unchecked=unchecked)

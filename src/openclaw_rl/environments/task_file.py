@@ -49,7 +49,7 @@ def read_task_file(path: Path, held_out_share: float = 0.0) -> list[EnvironmentT
     return tasks
 
 
-def _parse_task(line: str, where: str, held_out_share: float) -> EnvironmentTask:
+def _parse_object(line: str, where: str) -> dict[str, Any]:
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -58,12 +58,23 @@ def _parse_task(line: str, where: str, held_out_share: float) -> EnvironmentTask
         ) from None
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: expected a JSON object, got {type(data).__name__}")
+    return data
+
+
+def _is_task_name(name: Any) -> bool:
+    if not isinstance(name, str):
+        return False
+    return 0 < len(name) <= _MAX_NAME and name.isprintable()
+
+
+def _parse_task(line: str, where: str, held_out_share: float) -> EnvironmentTask:
+    data = _parse_object(line, where)
     digest = task_digest(data)
     split = data.get("split", split_by_digest(digest, held_out_share))
     if split not in _SPLITS:
         raise ConfigError(f"{where}: split: expected train or held_out, got {split!r}")
     name = data.get("id", f"task-{digest[:12]}")
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME or not name.isprintable():
+    if not _is_task_name(name):
         raise ConfigError(
             f"{where}: id: expected a text of 1 to {_MAX_NAME} printable characters, got {name!r}"
         )

@@ -39,7 +39,7 @@ def extract_code(reply: str) -> str:
 
 def failure_reason(code: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> str | None:
     """Return why function `name` of `code` fails a case (arguments, result), or None if it passes all of them."""
-    given = {
+    request = {
         "code": code,
         "name": name,
         "cases": [list(c) for c, _ in cases],
@@ -49,7 +49,7 @@ def failure_reason(code: str, name: str, cases: Sequence[tuple[Sequence[Any], An
         try:
             done = subprocess.run(
                 [sys.executable, "-I", "-c", _RUNNER],
-                input=json.dumps(given),
+                input=json.dumps(request),
                 cwd=folder,
                 env={},
                 capture_output=True,
@@ -68,10 +68,10 @@ def failure_reason(code: str, name: str, cases: Sequence[tuple[Sequence[Any], An
 
 
 def _mismatch_reason(
-    said: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]
+    output: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]
 ) -> str | None:
     try:
-        got = json.loads(said)
+        got = json.loads(output)
     except ValueError:
         return "it returned nothing"
     for (arguments, expected), result in zip(cases, got, strict=True):

@@ -109,9 +109,9 @@ class PracticeBreak:
         learned = await asyncio.to_thread(self._system.wait_for_practice, LONGEST_BREAK, self._show)
         self._screen.note = ""
         texts = ", ".join(f'"{text}"' for text in learned)
-        found = f"learned by practice: {texts}" if texts else "no lesson is learned yet"
-        words = f"the user took a break of {time.monotonic() - began:.0f} s after {self.after} reactions: {found}"
-        self._screen.console.print(f"  {words}", highlight=False, markup=False)
+        practice = f"learned by practice: {texts}" if texts else "no lesson is learned yet"
+        message = f"the user took a break of {time.monotonic() - began:.0f} s after {self.after} reactions: {practice}"
+        self._screen.console.print(f"  {message}", highlight=False, markup=False)
 
     def _show(self, note: str) -> None:
         self._screen.note = f"the user takes a break; {note}"
@@ -224,27 +224,27 @@ def main() -> None:
     parser.add_argument(
         "--engine-url", help="address of a running vLLM server with the starter policy"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     with exit_on_error():
-        learned = _run_system(given)
+        learned = _run_system(options)
     sys.exit(0 if learned else 1)
 
 
-def _run_system(given: argparse.Namespace) -> bool:
+def _run_system(options: argparse.Namespace) -> bool:
     """Run system and demo. Return whether the model learned the taste."""
-    seed = random.SystemRandom().randrange(10_000) if given.seed is None else given.seed
-    taste = given.taste or random.Random(seed).choice(TASTES)
+    seed = random.SystemRandom().randrange(10_000) if options.seed is None else options.seed
+    taste = options.taste or random.Random(seed).choice(TASTES)
     console = TerminalConsole()
     began = time.monotonic()
-    home = given.out / time.strftime("home-%Y%m%d-%H%M%S")
-    words = f"  seed {seed}, method {given.method}, engine {given.backend}, home {home}"
-    console.print(Text.assemble(("OpenClaw-RL demo", "bold"), words))
+    home = options.out / time.strftime("home-%Y%m%d-%H%M%S")
+    title = f"  seed {seed}, method {options.method}, engine {options.backend}, home {home}"
+    console.print(Text.assemble(("OpenClaw-RL demo", "bold"), title))
     console.print("  starting engine, gateway, collect, judge and train ...")
-    chosen = {"train.method": given.method, "engine.backend": given.backend}
-    chosen |= {"engine.python": given.engine_python, "engine.url": given.engine_url}
+    chosen = {"train.method": options.method, "engine.backend": options.backend}
+    chosen |= {"engine.python": options.engine_python, "engine.url": options.engine_url}
     with SubprocessSystem(scratch_config(home.resolve(), chosen)) as system:
         console.print(f"  ready after {time.monotonic() - began:.1f} s at {system.base_url}/v1")
-        learned = asyncio.run(_run_demo(console, system, taste, seed, given.replies, given.out))
+        learned = asyncio.run(_run_demo(console, system, taste, seed, options.replies, options.out))
     console.print(
         f"  inspect the results: .venv/bin/openclaw-rl status --home {home}\n"
         f"\n  Your own: .venv/bin/openclaw-rl up (your model: --model-path PATH), then in any OpenAI client:\n"

@@ -23,15 +23,17 @@ def report_text(result: JudgeEvaluation) -> str:
         _table("class", result.rows, _kind_of),
         _table("language", result.rows, _language_of),
     ]
-    given = [row for row in result.rows if row.score is not None]
-    right = sum(row.outcome == "right" for row in given)
-    precision = f"Of {len(given)} verdicts of +1 or -1, {_share_text(right, len(given))} are right."
+    scored = [row for row in result.rows if row.score is not None]
+    right = sum(row.outcome == "right" for row in scored)
+    precision = (
+        f"Of {len(scored)} verdicts of +1 or -1, {_share_text(right, len(scored))} are right."
+    )
     return "\n\n".join([f"{result.judge} on {result.reactions}:", *tables, precision, _NOTE])
 
 
 def report_json(result: JudgeEvaluation) -> dict[str, Any]:
     """Return the counts by class and by language, and every reaction with its verdict."""
-    given = [row for row in result.rows if row.score is not None]
+    scored = [row for row in result.rows if row.score is not None]
     return {
         "judge": result.judge,
         "reactions": result.reactions,
@@ -40,7 +42,7 @@ def report_json(result: JudgeEvaluation) -> dict[str, Any]:
         "languages": {
             name: _counts(rows) for name, rows in _groups(result.rows, _language_of).items()
         },
-        "scored": {"right": sum(row.outcome == "right" for row in given), "of": len(given)},
+        "scored": {"right": sum(row.outcome == "right" for row in scored), "of": len(scored)},
         "rows": [_row_json(row) for row in result.rows],
     }
 
@@ -56,10 +58,10 @@ def _language_of(row: JudgedReaction) -> str:
 def _groups(
     rows: Sequence[JudgedReaction], key: Callable[[JudgedReaction], str]
 ) -> dict[str, list[JudgedReaction]]:
-    found: dict[str, list[JudgedReaction]] = {}
+    groups: dict[str, list[JudgedReaction]] = {}
     for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def _counts(rows: Sequence[JudgedReaction]) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def _counts(rows: Sequence[JudgedReaction]) -> dict[str, Any]:
 
 def _table(title: str, rows: Sequence[JudgedReaction], key: Callable[[JudgedReaction], str]) -> str:
     cells = [
-        _table_row(name, found) for name, found in (*_groups(rows, key).items(), ("all", rows))
+        _table_row(name, members) for name, members in (*_groups(rows, key).items(), ("all", rows))
     ]
     return markdown_table(
         (title, "reactions", "right", "abstained", "wrong", "share right", "share wrong"), cells

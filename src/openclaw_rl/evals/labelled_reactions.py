@@ -54,7 +54,8 @@ class LabelledSet:
     def in_languages(self, languages: Sequence[str]) -> LabelledSet:
         """Return the reactions in some languages; all without any. Raises `ConfigError` for one that is not there."""
         known = list(dict.fromkeys(one.language for one in self.reactions))
-        if unknown := [language for language in languages if language not in known]:
+        unknown = [language for language in languages if language not in known]
+        if unknown:
             raise ConfigError(
                 f"--language {unknown[0]}: {self.name} has no such reactions, only {', '.join(known)}"
             )
@@ -97,20 +98,25 @@ def _decode_line(file: Path, number: int, line: bytes, kind: type[_T]) -> _T:
         raise ConfigError(f"{file}, line {number}: {error}") from None
 
 
-def _labelled_reaction(line: _ReactionLine) -> LabelledReaction:
+def _labelled_reaction(entry: _ReactionLine) -> LabelledReaction:
     request: Sequence[Message] = (
-        [_as_message("user", line.request)] if isinstance(line.request, str) else line.request
+        [_as_message("user", entry.request)] if isinstance(entry.request, str) else entry.request
     )
     item = JudgeInput(
-        turn=line.id,
+        turn=entry.id,
         messages=request,
-        reply=_as_message("assistant", line.reply),
+        reply=_as_message("assistant", entry.reply),
         reaction=Reaction(
-            turn=line.id, revision=1, messages=(line.reaction,), source=None, how="labelled", at=0.0
+            turn=entry.id,
+            revision=1,
+            messages=(entry.reaction,),
+            source=None,
+            how="labelled",
+            at=0.0,
         ),
     )
     return LabelledReaction(
-        id=line.id, language=line.language, kind=line.kind, expected=line.expected, item=item
+        id=entry.id, language=entry.language, kind=entry.kind, expected=entry.expected, item=item
     )
 
 

@@ -73,8 +73,8 @@ def _normalized_words(text: str) -> list[str]:
     return _words(unicodedata.normalize("NFKC", text).casefold())
 
 
-def _contains_sequence(words: Sequence[str], part: Sequence[str]) -> bool:
-    return any(words[i : i + len(part)] == part for i in range(len(words) - len(part) + 1))
+def _contains_sequence(sequence: Sequence[str], part: Sequence[str]) -> bool:
+    return any(sequence[i : i + len(part)] == part for i in range(len(sequence) - len(part) + 1))
 
 
 def _check_text(reply: TaskReply, _: None) -> str | None:
@@ -86,8 +86,8 @@ def _check_finish(reply: TaskReply, _: None) -> str | None:
 
 
 def _check_repetition(reply: TaskReply, _: None) -> str | None:
-    words = _words(reply.text)
-    sequences = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
+    tokens = _words(reply.text)
+    sequences = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
     repeated = 1 - len(set(sequences)) / len(sequences) if sequences else 0.0
     return (
         None
@@ -97,8 +97,8 @@ def _check_repetition(reply: TaskReply, _: None) -> str | None:
 
 
 def _check_answer(reply: TaskReply, answers: Sequence[str]) -> str | None:
-    words = _normalized_words(reply.text)
-    if any(_contains_sequence(words, _normalized_words(answer)) for answer in answers):
+    tokens = _normalized_words(reply.text)
+    if any(_contains_sequence(tokens, _normalized_words(answer)) for answer in answers):
         return None
     return f"expected the answer {' or '.join(answers)}"
 
@@ -124,8 +124,8 @@ def _check_bullets(reply: TaskReply, expected: int) -> str | None:
 
 
 def _check_plain_text(reply: TaskReply, _: None) -> str | None:
-    found = _MARKDOWN.search(reply.text)
-    return None if found is None else f"Markdown in the reply: {found.group().strip()!r}"
+    match = _MARKDOWN.search(reply.text)
+    return None if match is None else f"Markdown in the reply: {match.group().strip()!r}"
 
 
 def _check_json(reply: TaskReply, keys: Sequence[str]) -> str | None:
@@ -159,8 +159,10 @@ def _language_identifier() -> Any:
 
 def _check_language(reply: TaskReply, expected: str) -> str | None:
     with _identifier_lock:
-        found = _language_identifier().classify(reply.text)[0] if _words(reply.text) else "unknown"
-    return None if found == expected else f"expected the language {expected}, got {found}"
+        language = (
+            _language_identifier().classify(reply.text)[0] if _words(reply.text) else "unknown"
+        )
+    return None if language == expected else f"expected the language {expected}, got {language}"
 
 
 def _check_case(reply: TaskReply, expected: str) -> str | None:
@@ -169,9 +171,9 @@ def _check_case(reply: TaskReply, expected: str) -> str | None:
 
 
 def _check_forbidden(reply: TaskReply, forbidden: Sequence[str]) -> str | None:
-    words = set(_normalized_words(reply.text))
-    found = [word for word in forbidden if word.casefold() in words]
-    return None if not found else f"forbidden words: {', '.join(found)}"
+    tokens = set(_normalized_words(reply.text))
+    matches = [word for word in forbidden if word.casefold() in tokens]
+    return None if not matches else f"forbidden words: {', '.join(matches)}"
 
 
 def _check_ending(reply: TaskReply, phrase: str) -> str | None:
@@ -192,11 +194,11 @@ def _check_call(reply: TaskReply, wanted: Mapping[str, Any]) -> str | None:
         return f"expected one call of {name}, got {len(reply.tool_calls)} calls"
     function = reply.tool_calls[0]["function"]
     try:
-        given = json.loads(function["arguments"])
+        called_with = json.loads(function["arguments"])
     except (ValueError, RecursionError):
         return f"the arguments are not valid JSON: {function['arguments'][:200]!r}"
-    if (function["name"], given) != (name, arguments):
-        return f"expected {name}({dict(arguments)}), got {function['name']}({given})"
+    if (function["name"], called_with) != (name, arguments):
+        return f"expected {name}({dict(arguments)}), got {function['name']}({called_with})"
     return None
 
 

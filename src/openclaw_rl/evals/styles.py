@@ -40,16 +40,16 @@ _BULLET = re.compile(r"\s*[-*•]\s+\S")
 def has_style(value: Value, reply: str) -> bool:
     """Return whether a reply has a style value, regardless of its content. An empty reply has none."""
     lines = [line for line in reply.splitlines() if line.strip()]
-    words = len(re.findall(r"\w[\w']*", reply))
+    length = len(re.findall(r"\w[\w']*", reply))
     bullets = [_BULLET.match(line) is not None for line in lines]
     formal = _FORMAL.search(reply) is not None
     casual = _CASUAL.search(reply) is not None
     checks: dict[Value, bool] = {
-        "short": words <= SHORT_WORDS,
-        "long": words >= LONG_WORDS,
+        "short": length <= SHORT_WORDS,
+        "long": length >= LONG_WORDS,
         "formal": formal and not casual,
         "casual": casual and not formal,
         "bulleted": all(bullets),
         "prose": not any(bullets),
     }
-    return words > 0 and checks[value]
+    return length > 0 and checks[value]

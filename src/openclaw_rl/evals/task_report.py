@@ -37,10 +37,10 @@ def report_json(result: EvalResult) -> dict[str, Any]:
             name: {
                 "definition": PROPERTIES[name].definition,
                 "source": PROPERTIES[name].source,
-                "held": held,
+                "held": satisfied,
                 "of": of,
             }
-            for name, (held, of) in _property_counts(result).items()
+            for name, (satisfied, of) in _property_counts(result).items()
         },
         "tasks": [asdict(one) for one in result.tasks],
     }
@@ -64,10 +64,10 @@ def _counts_row(scores: Sequence[TaskScore]) -> tuple[int, int, str]:
 
 
 def _kinds_by_scorer(result: EvalResult) -> list[tuple[str, list[str]]]:
-    found: dict[str, list[str]] = {}
+    by_scorer: dict[str, list[str]] = {}
     for kind in result.kinds:
-        found.setdefault(result.of_kind(kind)[0].scored_by, []).append(kind)
-    return list(found.items())
+        by_scorer.setdefault(result.of_kind(kind)[0].scored_by, []).append(kind)
+    return list(by_scorer.items())
 
 
 def _describe_scorer(name: str) -> str:
@@ -80,22 +80,22 @@ def _describe_scorer(name: str) -> str:
 
 def _property_counts(result: EvalResult) -> dict[str, tuple[int, int]]:
     """Return for each property the number of replies that have it, and of those that should."""
-    found: dict[str, tuple[int, int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for score in result.tasks:
         for name, violation in score.violations.items():
-            held, of = found.get(name, (0, 0))
-            found[name] = held + (violation is None), of + 1
-    return {name: found[name] for name in PROPERTIES if name in found}
+            satisfied, of = counts.get(name, (0, 0))
+            counts[name] = satisfied + (violation is None), of + 1
+    return {name: counts[name] for name in PROPERTIES if name in counts}
 
 
 def _property_list(result: EvalResult) -> str:
     lines = [
         textwrap.fill(
-            f"{name:<17}{f'{held}/{of}':<7}{PROPERTIES[name].definition}",
+            f"{name:<17}{f'{satisfied}/{of}':<7}{PROPERTIES[name].definition}",
             _WIDTH,
             subsequent_indent=" " * 24,
         )
-        for name, (held, of) in _property_counts(result).items()
+        for name, (satisfied, of) in _property_counts(result).items()
     ]
     return (
         "\n".join(["Properties, and how many of the replies that should have them do:", *lines])

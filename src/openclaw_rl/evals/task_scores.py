@@ -98,22 +98,23 @@ class EvalPlan:
     def select_tasks(self) -> list[tuple[str, EvalTask]]:
         """Return (kind, task) pairs. Raises `ConfigError` for an unknown kind."""
         wanted = list(dict.fromkeys(kind.strip() for kind in self.kinds))
-        if unknown := [kind for kind in wanted if kind not in (*TASK_SETS, PERSONAL_KIND)]:
+        unknown = [kind for kind in wanted if kind not in (*TASK_SETS, PERSONAL_KIND)]
+        if unknown:
             raise ConfigError(
                 f"--tasks {','.join(unknown)}: expected some of {', '.join([*TASK_SETS, PERSONAL_KIND])}"
             )
-        kinds = [
-            one
-            for kind in wanted
-            for one in (personal_kinds() if kind == PERSONAL_KIND else [kind])
-        ]
+        kinds: list[str] = []
+        for kind in wanted:
+            kinds += personal_kinds() if kind == PERSONAL_KIND else [kind]
         seeds: Sequence[int | None] = range(self.seeds) if self.seeds > 1 else [None]
-        return [
-            (kind, replace(task, seed=seed, max_tokens=self.max_tokens or task.max_tokens))
-            for kind in kinds
-            for task in TASK_SETS.get(kind, personal_tasks)()[: self.num]
-            for seed in seeds
-        ]
+        pairs = []
+        for kind in kinds:
+            make_tasks = TASK_SETS.get(kind, personal_tasks)
+            for task in make_tasks()[: self.num]:
+                max_tokens = self.max_tokens or task.max_tokens
+                for seed in seeds:
+                    pairs.append((kind, replace(task, seed=seed, max_tokens=max_tokens)))
+        return pairs
 
 
 def evaluate_model(
@@ -233,7 +234,7 @@ def _request_seed(task: EvalTask) -> int:
 
 
 async def score_tasks(
-    ask: AskModel,
+    request_reply: AskModel,
     tasks: Sequence[tuple[str, EvalTask]],
     graders: Mapping[str, TaskGrader],
     show: ShowProgress,
@@ -245,7 +246,7 @@ async def score_tasks(
     async def score_one(kind: str, task: EvalTask) -> TaskScore:
         nonlocal done
         async with slots:
-            score = await _score_task(ask, kind, task, graders.get(kind))
+            score = await _score_task(request_reply, kind, task, graders.get(kind))
         done += 1
         show("scoring", done, len(tasks))
         return score
@@ -255,25 +256,25 @@ async def score_tasks(
 
 
 async def _score_task(
-    ask: AskModel, kind: str, task: EvalTask, grader: TaskGrader | None
+    request_reply: AskModel, kind: str, task: EvalTask, grader: TaskGrader | None
 ) -> TaskScore:
     scored_by = PROPERTIES_SCORER if grader is None else grader.name
     score = TaskScore(kind=kind, name=task.name, seed=task.seed, scored_by=scored_by)
     try:
-        reply = await ask(task)
+        reply = await request_reply(task)
     except RequestError as error:
         # E.g. a model without tool support: the task is not solved.
         return replace(score, solved=False, reason=str(error))
     except OpenClawError as error:
         return replace(score, error=str(error))
     violations = await asyncio.to_thread(find_violations, reply, task.properties)
-    found = [text for text in violations.values() if text is not None]
+    reasons = [text for text in violations.values() if text is not None]
     score = replace(
         score,
         reply=_shown_reply(reply),
         finish_reason=reply.finish_reason,
-        solved=not found,
-        reason="; ".join(found),
+        solved=not reasons,
+        reason="; ".join(reasons),
         violations=violations,
     )
     return score if grader is None else await _grade_score(score, task, reply, grader)

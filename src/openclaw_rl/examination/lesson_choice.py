@@ -58,7 +58,8 @@ def choose_lessons(leaving_order: Sequence[int], find_result: FindResult) -> Les
         others = _without(everything, place)
         result = find_result(others)
         if result is None:
-            return LessonChoice(chosen=_known_part(leaving_order, find_result), missing=others)
+            known_part = _known_part(leaving_order, find_result)
+            return LessonChoice(chosen=known_part, missing=others)
         if result.is_sound:
             return _explain(others, [(place, whole, others)], find_result)
     return _build(leaving_order, find_result)

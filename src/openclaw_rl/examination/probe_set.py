@@ -44,10 +44,7 @@ def _has_word(reply: str, word: str) -> bool:
 def load_probes(path: str | None) -> list[Probe]:
     """Return the probes of a file; of None, the shipped ones. Raises `ConfigError` if the file has another form."""
     file = _SHIPPED if path is None else Path(path).expanduser()
-    try:
-        table = read_yaml(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"gate.probes: {file} cannot be read: {error}") from error
+    table = _read_table(file)
     if not isinstance(table, list) or not table:
         raise ConfigError(
             f"gate.probes: {file}: expected a list of probes, each with question and answers"
@@ -66,13 +63,27 @@ def load_typical_lessons() -> list[str]:
     return [str(text) for text in texts]
 
 
+def _read_table(file: Path) -> Any:
+    try:
+        return read_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"gate.probes: {file} cannot be read: {error}") from error
+
+
 def _read_probe(row: Any, file: Path, number: int) -> Probe:
-    if isinstance(row, dict) and row.keys() == {"question", "answers"}:
-        question = row["question"]
-        answers = row["answers"]
-        if isinstance(question, str) and isinstance(answers, list) and answers:
-            return Probe(
-                name=question, question=question, answers=tuple(str(answer) for answer in answers)
-            )
-    form = '{question: "What is 2 plus 3?", answers: ["5", five]}'
-    raise ConfigError(f"gate.probes: {file}: probe {number}: expected {form}, got {str(row)[:200]}")
+    if not _is_probe(row):
+        form = '{question: "What is 2 plus 3?", answers: ["5", five]}'
+        raise ConfigError(
+            f"gate.probes: {file}: probe {number}: expected {form}, got {str(row)[:200]}"
+        )
+    question = row["question"]
+    answers = tuple(str(answer) for answer in row["answers"])
+    return Probe(name=question, question=question, answers=answers)
+
+
+def _is_probe(row: Any) -> bool:
+    if not isinstance(row, dict) or row.keys() != {"question", "answers"}:
+        return False
+    if not isinstance(row["question"], str):
+        return False
+    return isinstance(row["answers"], list) and bool(row["answers"])

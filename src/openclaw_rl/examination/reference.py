@@ -27,15 +27,22 @@ def reference_probes(probes: Sequence[Probe], answers: Mapping[str, str]) -> lis
     known = [probe for probe in probes if probe.is_correct(answers.get(probe.question, ""))]
     if len(known) >= MIN_KNOWN:
         return known[:MAX_QUESTIONS]
-    texts = {probe.question: answers.get(probe.question, "") for probe in probes}
-    frequency = Counter(word for text in texts.values() for word in _words(text))
+    return _distinctive_answers(probes, answers)[:MAX_QUESTIONS]
+
+
+def _distinctive_answers(probes: Sequence[Probe], answers: Mapping[str, str]) -> list[Probe]:
+    """Return the questions with those words of the base's answer that are in no other answer, nor in the question."""
+    words_of = {probe.question: _words(answers.get(probe.question, "")) for probe in probes}
+    frequency = Counter[str]()
+    for answer_words in words_of.values():
+        frequency.update(answer_words)
     references = []
     for probe in probes:
-        candidates = _words(texts[probe.question]) - _words(probe.question)
+        candidates = words_of[probe.question] - _words(probe.question)
         distinctive = sorted(word for word in candidates if frequency[word] == 1)
         if distinctive:
             references.append(replace(probe, answers=tuple(distinctive)))
-    return references[:MAX_QUESTIONS]
+    return references
 
 
 def accepted_losses(questions: int) -> int:

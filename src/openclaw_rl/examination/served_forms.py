@@ -109,13 +109,21 @@ def _system_message(request: Request) -> Message | None:
     return first if len(message_text(first)) <= MAX_SYSTEM_CHARS else None
 
 
+def _served_lessons(conn: Connection, context: PromptContext, mode: str) -> list[Lesson]:
+    """Return the general lessons that apply to a person's prompts, before the limit of their number."""
+    states = tuple(state for state in LessonState if state is not LessonState.SUPERSEDED)
+    served = []
+    for lesson in lessons_for(conn, context, states=states):
+        if lesson.is_examined and _is_served(lesson, mode):
+            served.append(lesson)
+    return served
+
+
 def _lessons_in_force(
     conn: Connection, context: PromptContext, *, mode: str, identity: str, key: bytes
 ) -> tuple[str, ...]:
     """Return the texts of the general lessons in a person's prompts."""
-    states = tuple(state for state in LessonState if state is not LessonState.SUPERSEDED)
-    applied = lessons_for(conn, context, states=states)
-    served = [lesson for lesson in applied if lesson.is_examined and _is_served(lesson, mode)]
+    served = _served_lessons(conn, context, mode)
     fitting = fitting_lessons(served, capacity=lesson_capacity(conn, identity))
     newest = max((lesson.reinforced_at for lesson in fitting), default=0.0)
 
@@ -123,17 +131,17 @@ def _lessons_in_force(
         return fitting[place].is_pinned, fitting[place].weight_at(newest)
 
     def find_result(places: LessonSet) -> ExaminationResult | None:
-        digest = examinations.lessons_digest(
-            [fitting[place].text for place in places], identity, key
-        )
+        texts = [fitting[place].text for place in places]
+        digest = examinations.lessons_digest(texts, identity, key)
         return examinations.find_result(conn, digest, policy=context.policy)
 
-    choice = choose_lessons(sorted(range(len(fitting)), key=order), find_result)
-    return tuple(
-        lesson.text
-        for place, lesson in enumerate(fitting)
-        if lesson.is_pinned or place in choice.chosen
-    )
+    leaving_order = sorted(range(len(fitting)), key=order)
+    choice = choose_lessons(leaving_order, find_result)
+    in_force = []
+    for place, lesson in enumerate(fitting):
+        if lesson.is_pinned or place in choice.chosen:
+            in_force.append(lesson.text)
+    return tuple(in_force)
 
 
 def _is_served(lesson: Lesson, mode: str) -> bool:

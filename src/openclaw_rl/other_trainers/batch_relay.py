@@ -80,7 +80,8 @@ class BatchRelay:
     def _relay_next(self) -> bool:
         """Wait for a batch or for answers, and pass them on. Return False at the end of the answers."""
         if self._batch is None and self._stream.has_message():
-            if (batch := self._stream.receive_batch()) is None:
+            batch = self._stream.receive_batch()
+            if batch is None:
                 # The batch may come much later.
                 return True
             self._write_batch(batch)
@@ -161,10 +162,10 @@ def _parse_answer(line: bytes) -> DoneAnswer | FailedAnswer:
         message = json.loads(line)
     except RecursionError:
         raise ValueError("the line is nested too deeply") from None
-    if (
-        not isinstance(message, dict)
-        or len(message) != 1
-        or not isinstance(body := next(iter(message.values())), dict)
-    ):
-        raise ValueError('expected {"done": {"id": ...}} or {"failed": {"id": ...}}')
-    return msgspec.convert(body | {"kind": next(iter(message))}, DoneAnswer | FailedAnswer)
+    expected = 'expected {"done": {"id": ...}} or {"failed": {"id": ...}}'
+    if not isinstance(message, dict) or len(message) != 1:
+        raise ValueError(expected)
+    ((kind, body),) = message.items()
+    if not isinstance(body, dict):
+        raise ValueError(expected)
+    return msgspec.convert(body | {"kind": kind}, DoneAnswer | FailedAnswer)

@@ -82,7 +82,8 @@ class TurnBatch:
         return bool(self._is_kept)
 
     def _check_turns(self, dropped: Mapping[str, str]) -> dict[str, str]:
-        if unknown := sorted(dropped.keys() - {row["turn"] for row in self.rows}):
+        unknown = sorted(dropped.keys() - {row["turn"] for row in self.rows})
+        if unknown:
             raise ValueError(
                 f"batch {self.id} has no turn {unknown[0]!r}: expected ids of its rows"
             )
@@ -237,8 +238,8 @@ class BatchStream:
         message = self._read()
         if kind not in message:
             raise StreamEnded(f"expected {kind}, got {sorted(message)}")
-        found: dict[str, Any] = message[kind]
-        return found
+        content: dict[str, Any] = message[kind]
+        return content
 
     def _read(self) -> dict[str, Any]:
         line = self._read_line()
@@ -255,16 +256,16 @@ class BatchStream:
             seen = len(self._received)
             try:
                 more = self._connection.recv(1 << 20)
-                why = ""
+                reason = ""
             except TimeoutError:
                 raise StreamEnded(
                     f"the train worker does not answer within {DESCRIBE_SECONDS:g} s"
                 ) from None
             except OSError as error:
                 more = b""
-                why = f" ({error})"
+                reason = f" ({error})"
             if not more:
-                raise StreamEnded(f"the train worker has ended{why}")
+                raise StreamEnded(f"the train worker has ended{reason}")
             self._received += more
         line = self._received[:end]
         del self._received[: end + 1]

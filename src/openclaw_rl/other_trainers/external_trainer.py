@@ -135,7 +135,8 @@ class ExternalTrainer:
         raise ModelError("log-probabilities of a trainer that is another program are not known")
 
     def _require_trainer(self) -> TrainerLink:
-        if (link := self._socket.find_trainer()) is None:
+        link = self._socket.find_trainer()
+        if link is None:
             raise TrainerAbsent(f"no trainer is connected to {self._socket.path.name} in the home")
         return link
 
@@ -161,7 +162,8 @@ class ExternalTrainer:
             answer = link.receive("done", "failed", within=self._answer_within)
             number = answer.get("id")
             if number == self._count:
-                if unknown := sorted(_read_reasons(answer.get("dropped")).keys() - turns):
+                unknown = sorted(_read_reasons(answer.get("dropped")).keys() - turns)
+                if unknown:
                     link.refuse(
                         f"batch {number} has no turn {unknown[0]!r}; expected ids of its rows"
                     )
@@ -215,11 +217,11 @@ def _version_of(folder: str) -> int:
     return int(Path(folder).name.partition("-")[0])
 
 
-def _read_metrics(given: Any) -> dict[str, float]:
+def _read_metrics(metrics: Any) -> dict[str, float]:
     """Return the numbers among the metrics of a step. NaN and infinity are kept: the gate refuses them."""
-    found = given.items() if isinstance(given, dict) else ()
+    items = metrics.items() if isinstance(metrics, dict) else ()
     return {
-        _to_text(name): _to_float(value) for name, value in found if isinstance(value, int | float)
+        _to_text(name): _to_float(value) for name, value in items if isinstance(value, int | float)
     }
 
 
@@ -231,11 +233,11 @@ def _to_float(value: float) -> float:
         return math.inf
 
 
-def _read_reasons(given: Any) -> dict[str, Reason]:
-    found = given.items() if isinstance(given, dict) else ()
-    return {turn: Reason(ReasonCode.STATED, _to_text(reason)[:500]) for turn, reason in found}
+def _read_reasons(value: Any) -> dict[str, Reason]:
+    items = value.items() if isinstance(value, dict) else ()
+    return {turn: Reason(ReasonCode.STATED, _to_text(reason)[:500]) for turn, reason in items}
 
 
-def _to_text(given: Any) -> str:
+def _to_text(value: Any) -> str:
     """Return text that the store can keep. Half of a surrogate pair, as of a text that was cut, becomes `?`."""
-    return str(given).encode(errors="replace").decode()
+    return str(value).encode(errors="replace").decode()

@@ -116,26 +116,26 @@ class TrainerLink:
             ) from None
         if kind not in kinds:
             self.refuse(f"unexpected message {kind!r}; expected {' or '.join(kinds)}")
-        found = message[kind]
-        return {"kind": kind} | (found if isinstance(found, dict) else {})
+        content = message[kind]
+        return {"kind": kind} | (content if isinstance(content, dict) else {})
 
-    def refuse(self, why: str) -> NoReturn:
+    def refuse(self, reason: str) -> NoReturn:
         """End the connection, after a message that says why. Raises `TrainerGone`."""
         with contextlib.suppress(TrainerGone):
-            self.send({"refused": why}, within=_REFUSAL_SECONDS)
+            self.send({"refused": reason}, within=_REFUSAL_SECONDS)
         self.close()
-        raise TrainerGone(f"the trainer {self.name!r}: {why}")
+        raise TrainerGone(f"the trainer {self.name!r}: {reason}")
 
     def _read_more(self) -> None:
         try:
             more = self._connection.recv(1 << 20)
-            why = "it closed the connection"
+            reason = "it closed the connection"
         except OSError as error:
             more = b""
-            why = str(error)
+            reason = str(error)
         if not more or len(self._received) > _MAX_LINE:
             self.close()
-            raise TrainerGone(f"the trainer {self.name!r} has ended ({why})")
+            raise TrainerGone(f"the trainer {self.name!r} has ended ({reason})")
         self._received += more
 
     def close(self) -> None:
@@ -190,11 +190,10 @@ class TrainerSocket:
         connection.settimeout(_HELLO_SECONDS)
         try:
             line = b""
-            while (
-                not line.endswith(b"\n")
-                and len(line) < _MAX_HELLO
-                and (more := connection.recv(4096))
-            ):
+            while not line.endswith(b"\n") and len(line) < _MAX_HELLO:
+                more = connection.recv(4096)
+                if not more:
+                    break
                 line += more
             message = json.loads(line)
             reason = None

@@ -81,7 +81,8 @@ def _check_adapter(file: AdapterFile, base: str, max_rank: int) -> None:
             scale = file.scale(module)
         except (TypeError, ValueError) as error:
             raise ModelError(f"{ADAPTER_CONFIG} has no lora_alpha for {module}: {error}") from error
-        if unknown := [tensor.dtype for tensor in pair if tensor.dtype not in _EXPONENT_BITS]:
+        unknown = [tensor.dtype for tensor in pair if tensor.dtype not in _EXPONENT_BITS]
+        if unknown:
             raise ModelError(
                 f"{module} has the type {unknown[0]}; expected one of {', '.join(_EXPONENT_BITS)}"
             )

@@ -33,33 +33,36 @@ class Plugin:
 
     def defined_names(self) -> list[str]:
         """Return the names of public functions and classes defined in the file, without imported ones."""
-        name = self.module.__name__
-        return [
-            key
-            for key, value in vars(self.module).items()
-            if callable(value)
-            and not key.startswith("_")
-            and getattr(value, "__module__", None) == name
-        ]
+        names = []
+        for name, value in vars(self.module).items():
+            if not callable(value) or name.startswith("_"):
+                continue
+            if getattr(value, "__module__", None) == self.module.__name__:
+                names.append(name)
+        return names
 
     def find_function(self, *names: str) -> Callable[..., Any] | None:
         """Return the first of these names that the file defines. Raises `PluginError` if it is not callable."""
         for name in names:
-            if (found := getattr(self.module, name, None)) is not None:
-                if not callable(found):
-                    raise self.make_error(
-                        f"{name} is of type {type(found).__name__}, expected a function"
-                    )
-                return found  # type: ignore[no-any-return]
+            function = getattr(self.module, name, None)
+            if function is None:
+                continue
+            if not callable(function):
+                raise self.make_error(
+                    f"{name} is of type {type(function).__name__}, expected a function"
+                )
+            return function  # type: ignore[no-any-return]
         return None
 
     def single_function(self, *names: str) -> tuple[str, Callable[..., Any]]:
         """Return name and function of the one of `names` that is defined. Raises `PluginError` for none or several."""
-        found = {
-            name: function for name in names if (function := self.find_function(name)) is not None
-        }
-        name = self.choose_name(found, names, self.defined_names())
-        return name, found[name]
+        functions: dict[str, Callable[..., Any]] = {}
+        for name in names:
+            function = self.find_function(name)
+            if function is not None:
+                functions[name] = function
+        chosen = self.choose_name(functions, names, self.defined_names())
+        return chosen, functions[chosen]
 
     def choose_name(
         self, bound: Collection[str], names: Sequence[str], defined: Sequence[str]
@@ -68,29 +71,29 @@ class Plugin:
 
         `defined`: functions and classes of the file, for the message.
         """
-        found = [name for name in names if name in bound]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        present = [name for name in names if name in bound]
+        if len(present) == 1:
+            return present[0]
+        if present:
             raise self.make_error(
-                f"defines {' and '.join(found)}; expected one of them. Remove the others from the file"
+                f"defines {' and '.join(present)}; expected one of them. Remove the others from the file"
             )
         raise self.make_error(
             f"defines no {' or '.join(names)}. It defines: {', '.join(defined) or 'nothing'}"
         )
 
-    def make_error(self, words: str, line: int | None = None) -> PluginError:
+    def make_error(self, message: str, line_number: int | None = None) -> PluginError:
         """Return an error that names the setting, the file and, if known, the line."""
-        where = self.path if line is None else f"{self.path}:{line}"
-        return PluginError(f"{self.setting}: {where}: {words}")
+        where = self.path if line_number is None else f"{self.path}:{line_number}"
+        return PluginError(f"{self.setting}: {where}: {message}")
 
     @contextmanager
     def convert_errors(
-        self, name: str, passing: tuple[type[Exception], ...] = (), given: str = ""
+        self, name: str, passing: tuple[type[Exception], ...] = (), arguments: str = ""
     ) -> Iterator[None]:
         """Convert exceptions of the plug-in's code to `PluginError`s with file and line, except those in `passing`.
 
-        `given`: description of the arguments, for the message.
+        `arguments`: description of the arguments, for the message.
         """
         try:
             yield
@@ -98,10 +101,10 @@ class Plugin:
             # The plug-in may raise anything.
             if isinstance(error, (PluginError, *passing)):
                 raise
-            raise self.make_error(
-                f"{name} raised {_describe_error(error)}{given and f' ({given})'}",
-                _error_line(error, self.path),
-            ) from error
+            message = f"{name} raised {_describe_error(error)}"
+            if arguments:
+                message += f" ({arguments})"
+            raise self.make_error(message, _error_line(error, self.path)) from error
 
 
 def load_plugin(
@@ -140,8 +143,8 @@ def compile_source(plugin: Plugin, raw: bytes) -> CodeType:
         return compile(raw, str(plugin.path), "exec")
     except (SyntaxError, ValueError) as error:
         # ValueError: null bytes.
-        words = f"is not valid Python: {getattr(error, 'msg', error)}"
-        raise plugin.make_error(words, getattr(error, "lineno", None)) from None
+        message = f"is not valid Python: {getattr(error, 'msg', error)}"
+        raise plugin.make_error(message, getattr(error, "lineno", None)) from None
 
 
 def check_call(
@@ -200,5 +203,5 @@ def _error_line(error: BaseException, path: Path) -> int | None:
 
 
 def _describe_error(error: BaseException) -> str:
-    words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -44,14 +44,17 @@ def check_plugin_files(config: Config) -> None:
             _check_file(setting, path)
 
 
+def _imports_all(node: ast.AST) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+
+
 def _check_file(setting: str, path: str) -> None:
     plugin, source = read_plugin(setting, path)
     compile_source(plugin, source)
     tree = ast.parse(source)
     _check_imports(plugin, tree)
-    if any(
-        isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree)
-    ):
+    if any(_imports_all(node) for node in ast.walk(tree)):
+        # What the file defines is not known.
         return
     bound, defined = _module_names(source)
     if setting == "train.loss.path":
@@ -75,9 +78,9 @@ def _module_names(source: bytes) -> tuple[set[str], list[str]]:
     ]
 
 
-def reward_definition_error(plugin: Plugin, found: Collection[str]) -> PluginError:
-    """Return the error for a reward plug-in without a reward model. `found`: what the file defines instead."""
-    there = " and ".join(found) or "nothing"
+def reward_definition_error(plugin: Plugin, present: Collection[str]) -> PluginError:
+    """Return the error for a reward plug-in without a reward model. `present`: what the file defines instead."""
+    there = " and ".join(present) or "nothing"
     return plugin.make_error(
         f"expected {GET_REWARD_MODEL}(config), or one class with {COMPUTE_REWARD}; it defines {there}"
     )

@@ -43,14 +43,19 @@ class TeachingCheck:
             return examined[place].id in targets, examined[place].weight_at(newest)
 
         def find_result(places: LessonSet) -> ExaminationResult | None:
-            return self._find([examined[place].text for place in places], conn, identity)
+            texts = [examined[place].text for place in places]
+            return self._find(texts, conn, identity)
 
-        choice = choose_lessons(sorted(range(len(examined)), key=order), find_result)
+        leaving_order = sorted(range(len(examined)), key=order)
+        choice = choose_lessons(leaving_order, find_result)
         if choice.missing is not None:
-            self.missing.add(tuple(examined[place].text for place in choice.missing))
+            texts = tuple(examined[place].text for place in choice.missing)
+            self.missing.add(texts)
             return []
-        chosen = {examined[place].id for place in choice.chosen}
-        return [lesson for lesson in lessons if lesson.id in chosen or not lesson.is_examined]
+        # All that were examined, but those that were chosen.
+        left_out = {lesson.id for lesson in examined}
+        left_out -= {examined[place].id for place in choice.chosen}
+        return [lesson for lesson in lessons if lesson.id not in left_out]
 
     def accepts(self, conn: Connection, text: str, identity: str) -> bool | None:
         """Return whether the base answers right with a text in its prompt; None until that is known."""

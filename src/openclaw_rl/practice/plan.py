@@ -52,12 +52,7 @@ def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
     """Return the plan of the next round. A contested lesson is neither practised nor in the teacher's prompt."""
     active = lessons.list_lessons(conn, policy=head.name, states=[LessonState.ACTIVE])
     learned = lessons.list_lessons(conn, policy=head.name, states=[LessonState.LEARNED])
-    in_force = [*active, *learned]
-    settled = [
-        lesson
-        for lesson in active
-        if not _is_contested(conn, lesson, now) and not _is_outweighed(lesson, in_force, now)
-    ]
+    settled = _settled_lessons(conn, active, learned, now)
     beside = frozenset(lesson.id for lesson in (*settled, *learned))
     waiting = [lesson for lesson in active if lesson.is_practised]
     targets = [lesson for lesson in settled if lesson.is_practised]
@@ -68,6 +63,20 @@ def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
     return PracticePlan(waiting=waiting or due, targets=due, beside=beside)
 
 
+def _settled_lessons(
+    conn: Connection, active: Sequence[Lesson], learned: Sequence[Lesson], now: float
+) -> list[Lesson]:
+    """Return the active lessons that are neither contested nor outweighed by another one in force."""
+    in_force = [*active, *learned]
+    settled = []
+    for lesson in active:
+        if _is_contested(conn, lesson, now):
+            continue
+        if not _is_outweighed(lesson, in_force, now):
+            settled.append(lesson)
+    return settled
+
+
 def _is_contested(conn: Connection, lesson: Lesson, now: float) -> bool:
     """Return whether a lesson that it superseded still has nearly its weight.
 
@@ -75,8 +84,10 @@ def _is_contested(conn: Connection, lesson: Lesson, now: float) -> bool:
     """
     if lesson.is_pinned:
         return False
-    rivals = [rival for rival in lessons.superseded_lessons(conn, lesson.id) if rival.is_practised]
-    strongest = max((rival.weight_at(now) for rival in rivals), default=0.0)
+    strongest = 0.0
+    for rival in lessons.superseded_lessons(conn, lesson.id):
+        if rival.is_practised:
+            strongest = max(strongest, rival.weight_at(now))
     return lesson.weight_at(now) <= SETTLED_FACTOR * strongest * (1 + _TOLERANCE)
 
 

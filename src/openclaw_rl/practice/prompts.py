@@ -84,10 +84,32 @@ class PromptSelector:
         depends on the seed alone.
         """
         rng = random.Random(seed)
-        by_lesson: dict[str, list[PracticePrompt]] = {lesson.id: [] for lesson in plan.targets}
         ids = _newest_prompts(conn, plan.targets, head.identity, owner)
-        # Sorted by id, and so in a random order.
+        by_lesson = self._prompts_by_lesson(conn, plan, head, ids)
+        decks = [_shuffled(prompts, count, rng) for prompts in by_lesson.values() if prompts]
+        if not decks:
+            return []
+        # One of each deck in turn.
+        chosen = []
+        for number in range(count):
+            deck = decks[number % len(decks)]
+            chosen.append(deck[number // len(decks)])
+        for place in sorted(rehearsed_places(count, rehearsal_share, rng)):
+            question = rng.choice(rehearsal_questions())
+            exchange = ask_instead(chosen[place].exchange, question)
+            rehearsed = self._make_prompt(conn, plan, head.name, exchange)
+            # None if the lesson is not examined, or the template rejects the messages: the person's prompt stays.
+            if rehearsed is not None:
+                chosen[place] = rehearsed
+        return chosen
+
+    def _prompts_by_lesson(
+        self, conn: Connection, plan: PracticePlan, head: Policy, ids: Sequence[str]
+    ) -> dict[str, list[PracticePrompt]]:
+        """Return the prompts to which each target applies, by the id of the lesson. `ids`: of the exchanges."""
+        by_lesson: dict[str, list[PracticePrompt]] = {lesson.id: [] for lesson in plan.targets}
         readable = exchanges.get_readable(conn, ids)
+        # Sorted by id, and so in a random order.
         for id_ in ids:
             if id_ not in readable:
                 continue
@@ -97,27 +119,16 @@ class PromptSelector:
             for lesson in prompt.lessons:
                 if lesson.id in by_lesson:
                     by_lesson[lesson.id].append(prompt)
-        decks = [_shuffled(prompts, count, rng) for prompts in by_lesson.values() if prompts]
-        if not decks:
-            return []
-        chosen = [decks[i % len(decks)][i // len(decks)] for i in range(count)]
-        for place in sorted(rehearsed_places(count, rehearsal_share, rng)):
-            question = rng.choice(rehearsal_questions())
-            rehearsed = self._make_prompt(
-                conn, plan, head.name, ask_instead(chosen[place].exchange, question)
-            )
-            # None if the lesson is not examined, or the template rejects the messages: the person's prompt stays.
-            if rehearsed is not None:
-                chosen[place] = rehearsed
-        return chosen
+        return by_lesson
 
     def has_current_lessons(
         self, conn: Connection, plan: PracticePlan, policy: str, prompts: Sequence[PracticePrompt]
     ) -> bool:
         """Return whether the lessons of all these prompts, and their texts, are still those of the plan."""
-        distinct = {
-            (prompt.exchange.request.id, prompt.plain_ids.tobytes()): prompt for prompt in prompts
-        }
+        distinct: dict[tuple[str, bytes], PracticePrompt] = {}
+        for prompt in prompts:
+            key = (prompt.exchange.request.id, prompt.plain_ids.tobytes())
+            distinct[key] = prompt
         for prompt in distinct.values():
             current = self._lessons_of(conn, plan, policy, prompt.exchange)
             if _ids_and_texts(current) != _ids_and_texts(prompt.lessons):
@@ -168,7 +179,8 @@ class PromptSelector:
         longest = len(hinted_ids)
         if contrast is not None:
             longest = max(longest, len(contrast[1]))
-        if self.context_length is not None and longest + MAX_REPLY_TOKENS > self.context_length:
+        needed = longest + MAX_REPLY_TOKENS
+        if self.context_length is not None and needed > self.context_length:
             return None
         return PracticePrompt(
             exchange=exchange,

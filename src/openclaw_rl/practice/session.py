@@ -202,7 +202,10 @@ class PracticeSession:
         if not round_.is_complete:
             return step
         del self._rounds[head.name]
-        return self._store_round(round_, policy, owner) or Waiting(note=step.note)
+        batch = self._store_round(round_, policy, owner)
+        if batch is None:
+            return Waiting(note=step.note)
+        return batch
 
     def _store_round(
         self, round_: _Round, policy: PolicyWork, owner: OwnerFilter | None

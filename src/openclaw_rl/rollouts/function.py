@@ -69,12 +69,13 @@ class RolloutFunction:
         self, model: PolicyClient, task: str, more: Mapping[str, Any], out: Path | None = None
     ) -> Any:
         """Call the function; return its result as JSON data. `out`: folder of the results. Raises `PluginError`."""
-        given = self._build_arguments(model, task, more, out)
+        arguments = self._build_arguments(model, task, more, out)
         with self.plugin.convert_errors(self.name):
             try:
-                result = await self._function(**given)
+                result = await self._function(**arguments)
             except asyncio.CancelledError:
-                if (own := asyncio.current_task()) is not None and own.cancelling():
+                current = asyncio.current_task()
+                if current is not None and current.cancelling():
                     raise
                 raise RuntimeError("CancelledError without a cancellation from outside") from None
         if isinstance(result, GenerateSample):

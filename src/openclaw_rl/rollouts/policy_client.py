@@ -69,9 +69,9 @@ class PolicyClient:
         """Send feedback on the last reply, which has no reaction in the conversation: +1, 0 or -1, and a comment."""
         if self._last_reply_id is None:
             raise OpenClawError("feedback before the first reply")
-        given = {"id": self._last_reply_id, "score": score, "comment": comment}
+        values = {"id": self._last_reply_id, "score": score, "comment": comment}
         await self._post_json(
-            "feedback", {name: value for name, value in given.items() if value is not None}, {}
+            "feedback", {name: value for name, value in values.items() if value is not None}, {}
         )
 
     async def _post_json(
@@ -87,8 +87,8 @@ class PolicyClient:
                 f"{self._url}: the gateway did not answer ({type(error).__name__}: {error})"
             ) from error
         if response.status != 200:
-            words = answer.get("error", {}).get("message", answer)
-            raise OpenClawError(f"the gateway refused ({response.status}): {words}")
+            message = answer.get("error", {}).get("message", answer)
+            raise OpenClawError(f"the gateway refused ({response.status}): {message}")
         return answer
 
 

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -50,37 +50,37 @@ def read_tasks(path: Path) -> list[RolloutTask]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OpenClawError(f"{path}: the tasks cannot be read ({error})") from None
-    found: Iterable[Any] = [line for line in text.splitlines() if line.strip()]
-    if path.suffix in (".json", ".jsonl"):
-        try:
-            found = (
-                json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in found]
-            )
-        except (ValueError, RecursionError) as error:
-            raise OpenClawError(
-                f"{path}: is not valid {path.suffix[1:].upper()}: {error}"
-            ) from None
-    if not isinstance(found, list) or not found:
-        kind = "none" if found == [] else type(found).__name__
+    try:
+        entries = _parse_entries(text, path.suffix)
+    except (ValueError, RecursionError) as error:
+        raise OpenClawError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(entries, list) or not entries:
+        kind = "none" if entries == [] else type(entries).__name__
         raise OpenClawError(f"{path}: expected a list of tasks, got {kind}")
-    return [_parse_task(one, path, number) for number, one in enumerate(found, 1)]
+    return [_parse_task(one, path, number) for number, one in enumerate(entries, 1)]
+
+
+def _parse_entries(text: str, suffix: str) -> Any:
+    """Return the content of a file of tasks, by its suffix. Raises `ValueError`, `RecursionError` for damaged JSON."""
+    if suffix == ".json":
+        return json.loads(text)
+    lines = [line for line in text.splitlines() if line.strip()]
+    if suffix == ".jsonl":
+        return [json.loads(line) for line in lines]
+    return lines
 
 
 def _parse_task(one: Any, path: Path, number: int) -> RolloutTask:
     if isinstance(one, str):
         return RolloutTask(text=one)
-    words = (
-        next((one[key] for key in TASK_KEYS if isinstance(one.get(key), str)), None)
-        if isinstance(one, dict)
-        else None
-    )
-    if words is None:
+    fields = one if isinstance(one, dict) else {}
+    texts = [fields[key] for key in TASK_KEYS if isinstance(fields.get(key), str)]
+    if not texts:
         raise OpenClawError(
             f"{path}: task {number}: expected a string, or an object with `task`, got {one!r}"
         )
-    return RolloutTask(
-        text=words, more={key: value for key, value in one.items() if key not in TASK_KEYS}
-    )
+    more = {key: value for key, value in fields.items() if key not in TASK_KEYS}
+    return RolloutTask(text=texts[0], more=more)
 
 
 async def run_rollouts(

@@ -71,7 +71,10 @@ def unpack_untrusted(file: BinaryIO, to: Path, limit: int) -> list[str]:
                     raise SandboxError(
                         f"more than {MAX_MEMBERS} files are to be taken out of the box"
                     )
-                target = to / _safe_name(member.name) if number or member.isdir() else to
+                # A file alone is written as `to`.
+                target = to
+                if number or member.isdir():
+                    target = to / _safe_name(member.name)
                 if member.isdir():
                     target.mkdir(parents=True, exist_ok=True)
                 elif member.isfile() or member.islnk():

@@ -163,11 +163,11 @@ class CommandBox(abc.ABC):
             source=archive,
         )
         if code:
-            words = errors.kept_bytes().decode("utf-8", "replace").strip()
+            message = errors.kept_bytes().decode("utf-8", "replace").strip()
             reason = (
                 f"not finished within {_TRANSFER_SECONDS:g} s"
                 if timed_out
-                else words or f"tar exited with {code}"
+                else message or f"tar exited with {code}"
             )
             raise SandboxError(f"the transfer failed: {reason}")
 

@@ -48,8 +48,8 @@ def leases_folder() -> Path:
     user = os.geteuid()
     folder = _leases_path()
     folder.mkdir(mode=0o711, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != user or status.st_mode & 0o022:
         raise SandboxError(
             f"{folder} belongs to another user or others can write to it: remove it, or set TMPDIR"
         )
@@ -166,8 +166,8 @@ def _kill_half_open(name: str) -> None:
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         # It has ended, or belongs to another user.
         with contextlib.suppress(OSError):
-            words = file.read_bytes().split(b"\0")
-            if words[0] == b"bwrap" and name.encode() in words:
+            arguments = file.read_bytes().split(b"\0")
+            if arguments[0] == b"bwrap" and name.encode() in arguments:
                 os.kill(int(file.parent.name), signal.SIGKILL)
 
 

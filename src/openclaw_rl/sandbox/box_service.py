@@ -33,17 +33,17 @@ class LineReceiver:
 
     def add_bytes(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
-        kept = [line for line in lines if len(line) <= self._limit][
+        retained = [line for line in lines if len(line) <= self._limit][
             : max(0, _KEPT_LINES - len(self.lines))
         ]
-        self.lines.extend(kept)
+        self.lines.extend(retained)
         self.truncated += (
-            sum(map(len, lines)) - sum(map(len, kept)) + max(0, len(self._rest) - self._limit)
+            sum(map(len, lines)) - sum(map(len, retained)) + max(0, len(self._rest) - self._limit)
         )
         # Their ends.
-        self.truncated += len(lines) - len(kept)
+        self.truncated += len(lines) - len(retained)
         self._rest = self._rest[: self._limit]
-        if kept:
+        if retained:
             self.has_news.set()
 
     def is_full(self) -> bool:
@@ -85,7 +85,8 @@ class ServiceInput:
             self._has_changed.clear()
             if self._is_closed:
                 raise SandboxError("the program has ended")
-            if (pipe := self._pipe) is None:
+            pipe = self._pipe
+            if pipe is None:
                 await self._has_changed.wait()
                 continue
             try:
@@ -129,9 +130,11 @@ class BoxService:
     async def read_line(self, time_limit: float) -> bytes | None:
         """Return the next line; None if it does not come in time, or the program ends first."""
         assert self._task is not None
-        end = asyncio.get_running_loop().time() + time_limit
+        loop = asyncio.get_running_loop()
+        end = loop.time() + time_limit
         while not self.lines.lines:
-            if self._task.done() or (left := end - asyncio.get_running_loop().time()) <= 0:
+            left = end - loop.time()
+            if self._task.done() or left <= 0:
                 return None
             self.lines.has_news.clear()
             news = asyncio.create_task(self.lines.has_news.wait())
@@ -155,10 +158,10 @@ class BoxService:
 
     def read_end(self, time_limit: float) -> str:
         """Return why a line did not come within the limit: what it wrote to stderr, or its exit status."""
-        words = self.errors.kept_bytes().decode("utf-8", "replace").strip()[-300:]
+        message = self.errors.kept_bytes().decode("utf-8", "replace").strip()[-300:]
         if not self.has_ended:
-            return words or f"not within {time_limit:g} s"
-        return words or (
+            return message or f"not within {time_limit:g} s"
+        return message or (
             "its box ended" if self.exit_code is None else f"exit status {self.exit_code}"
         )
 

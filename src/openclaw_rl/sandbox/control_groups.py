@@ -33,29 +33,42 @@ class GroupParents:
     folders: dict[str, Path]
 
 
-def find_parents(mount: Path = MOUNT, own: Path = Path("/proc/self/cgroup")) -> GroupParents:
+def find_parents(mount: Path = MOUNT, membership: Path = Path("/proc/self/cgroup")) -> GroupParents:
     """Return where this process can make groups. Version 2: beside its own group, as that has processes."""
     try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
         # Not Linux.
         return GroupParents(2, {})
     for _, controllers, path in lines:
-        beside = (mount / path.lstrip("/")).parent if path != "/" else mount
-        enabled = beside / "cgroup.subtree_control"
-        if controllers == "" and enabled.exists() and _is_writable(beside):
-            found = {
-                name: beside for name in _LIMIT_FILES[2] if name in enabled.read_text().split()
-            }
-            if found:
-                return GroupParents(2, found)
-    named = {name: path for _, controllers, path in lines for name in controllers.split(",")}
-    folders = {
-        name: mount / name / named[name].lstrip("/") for name in _LIMIT_FILES[1] if name in named
-    }
-    return GroupParents(
-        1, {name: folder for name, folder in folders.items() if _is_writable(folder)}
-    )
+        # Version 2 has one hierarchy, whose line names no controllers.
+        if controllers == "":
+            beside = mount
+            if path != "/":
+                beside = (mount / path.lstrip("/")).parent
+            parents = _enabled_parents(beside)
+            if parents:
+                return GroupParents(2, parents)
+    paths: dict[str, str] = {}
+    for _, controllers, path in lines:
+        for name in controllers.split(","):
+            paths[name] = path
+    folders: dict[str, Path] = {}
+    for name in _LIMIT_FILES[1]:
+        if name in paths:
+            folder = mount / name / paths[name].lstrip("/")
+            if _is_writable(folder):
+                folders[name] = folder
+    return GroupParents(1, folders)
+
+
+def _enabled_parents(folder: Path) -> dict[str, Path]:
+    """Return the folder by each controller of version 2 that is enabled for its groups; none if it is not writable."""
+    file = folder / "cgroup.subtree_control"
+    if not file.exists() or not _is_writable(folder):
+        return {}
+    enabled = file.read_text().split()
+    return {name: folder for name in _LIMIT_FILES[2] if name in enabled}
 
 
 def _is_writable(folder: Path) -> bool:
@@ -70,7 +83,7 @@ def plan_groups(parents: GroupParents, name: str) -> list[Path]:
 def make_groups(parents: GroupParents, name: str, limits: BoxLimits) -> set[str]:
     """Make the groups of a box and set their limits. Returns the controllers that hold, of `memory` and `pids`."""
     values = {"memory": limits.memory, "pids": limits.processes}
-    held = set()
+    limited = set()
     for controller, parent in parents.folders.items():
         group = parent / f"{NAME_PREFIX}{name}"
         try:
@@ -85,8 +98,8 @@ def make_groups(parents: GroupParents, name: str, limits: BoxLimits) -> set[str]
         except OSError:
             # A group was delegated in part, or the file system is read-only.
             continue
-        held.add(controller)
-    return held
+        limited.add(controller)
+    return limited
 
 
 def add_processes(groups: list[Path], pids: list[int]) -> None:

@@ -77,7 +77,7 @@ def test_replies_have_the_log_probabilities_of_a_plain_forward_pass(
         np.testing.assert_allclose(logprobs, want, atol=1e-4)
 
 
-def test_other_weights_of_the_same_kind_go_the_same_way(folder: Path) -> None:
+def test_full_weights_of_the_same_architecture_are_served(folder: Path) -> None:
     base = EmbeddedModel.load(ModelConfig(path=str(folder), device="cpu"))
     other = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():

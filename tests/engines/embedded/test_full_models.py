@@ -190,7 +190,7 @@ def test_replies_end_on_the_model_on_which_they_began(
     assert bench.reply("again") == bench.reply("old")
 
 
-def test_whole_models_count_among_the_versions_held(model_folder: Path, all_refs: Refs) -> None:
+def test_full_models_count_as_loaded_versions(model_folder: Path, all_refs: Refs) -> None:
     bench = Bench(model_folder, versions=2)
     bench.load(all_refs[0], all_refs[5])
     bench.ask("running", 5, random_ids(1, 4), max_tokens=40)
@@ -270,7 +270,7 @@ def test_another_kind_of_model_is_no_version(model_folder: Path, tmp_path: Path)
         Bench(model_folder).fleet.read_version(_ref(9, tmp_path))
 
 
-def test_what_the_trainer_writes_is_what_is_served(
+def test_the_engine_serves_the_weights_that_the_trainer_wrote(
     model_folder: Path, all_refs: Refs, tmp_path: Path
 ) -> None:
     """Three versions of one line, side by side: each gives its trainer's log-probabilities."""

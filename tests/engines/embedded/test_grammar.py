@@ -245,7 +245,7 @@ def test_a_reply_that_is_cut_is_cut_by_its_length(
         ('start: %json {"type": "string", "pattern": "(?=a)b"}', "look-behind, is not supported$"),
     ],
 )
-def test_what_cannot_be_forced_is_refused(
+def test_formats_that_cannot_be_enforced_are_refused(
     grammars: GrammarCompiler, grammar: str, words: str
 ) -> None:
     with pytest.raises(GrammarError, match=words) as refused:
@@ -271,7 +271,7 @@ def test_a_reply_that_cannot_go_on_ends_with_its_reason(
     assert not core.has_work
 
 
-def test_a_grammar_that_fails_while_it_is_sampled_says_why(
+def test_a_grammar_that_fails_during_sampling_reports_the_reason(
     core: EmbeddedEngine, grammars: GrammarCompiler
 ) -> None:
     """Its regex is built as far as the reply goes, up to the limits; none ends before."""
@@ -288,7 +288,7 @@ def test_a_grammar_that_fails_while_it_is_sampled_says_why(
     assert not core.has_work
 
 
-def test_compiled_grammars_are_kept_and_do_not_share_their_place(
+def test_compiled_grammars_are_cached_and_do_not_share_their_state(
     core: EmbeddedEngine, grammars: GrammarCompiler
 ) -> None:
     one, two = (grammars.initial_state('start: "ab"', [STOP]) for _ in range(2))

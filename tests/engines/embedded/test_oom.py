@@ -141,7 +141,7 @@ def test_forward_passes_that_do_not_fit(
     assert failed[0] > 5
 
 
-def test_what_never_fits_fails_in_words_and_the_rest_is_served(
+def test_a_sequence_that_never_fits_fails_with_a_reason_and_the_others_are_served(
     model: EmbeddedModel, tiny_engine_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oom, "SINGLE_SEQUENCE_TIMEOUT", 0.2)
@@ -177,7 +177,7 @@ def test_other_errors_are_errors(
         core.step()
 
 
-def test_slots_take_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_reserves_the_requested_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """One reply to a prompt of an agent: its states, not those of four of twice the length."""
     slots = KVCache(
         CacheLayout(layers=1, heads=1, dim=1, dtype=torch.float32, device=torch.device("cpu"))

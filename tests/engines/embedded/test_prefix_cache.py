@@ -44,7 +44,7 @@ def found(cache: PrefixCache, key: int, ids: np.ndarray) -> int:
     return length
 
 
-def test_the_start_is_found_to_the_token_and_the_last_one_is_left_to_compute() -> None:
+def test_the_longest_prefix_is_found_and_the_last_token_is_computed() -> None:
     cache = PrefixCache(1000)
     put(cache, 1, sequence((0, 50)))
     for length, expected in ((60, 50), (50, 49), (49, 48), (17, 16), (MIN_PREFIX_TOKENS, 0)):
@@ -94,7 +94,7 @@ def test_a_continued_sequence_takes_the_place_of_its_start() -> None:
     assert (len(cache), cache.tokens) == (1, 80)
 
 
-def test_a_session_that_branches_off_in_every_turn_computes_only_what_is_new() -> None:
+def test_a_session_that_branches_in_every_turn_computes_only_new_tokens() -> None:
     """OpenClaw: each request ends with passing context, which is gone from the next; other sessions share the start."""
     cache = PrefixCache(10_000)
     trunk, context = (0, 900), (1, 30)
@@ -111,7 +111,7 @@ def test_a_session_that_branches_off_in_every_turn_computes_only_what_is_new() -
             history += [asked, said]
 
 
-def test_a_trunk_that_sessions_share_is_there_once() -> None:
+def test_a_prefix_that_sessions_share_is_stored_once() -> None:
     """Thirty sessions of an agent fit where three of them would, each with a trunk of its own."""
     cache, trunk = PrefixCache(32_768), (0, 9_000)
     for session in range(30):
@@ -121,7 +121,7 @@ def test_a_trunk_that_sessions_share_is_there_once() -> None:
         assert found(cache, 1, sequence(trunk, (1 + session, 700), (99, 5))) == 9_700
 
 
-def test_what_is_kept_holds_no_memory_beside_its_own() -> None:
+def test_cached_states_hold_no_other_memory() -> None:
     """A view of a slot, or of the other half of what was cut, would keep all of it."""
     cache, whole = PrefixCache(10_000), sequence((0, 700))
     put(cache, 1, whole)
@@ -168,7 +168,7 @@ def spell(blocks: list[int], size: int = 10) -> np.ndarray:
 
 @settings(max_examples=60, deadline=None)
 @given(ADDED, st.integers(0, 1), SHORT)
-def test_whatever_is_found_is_right_and_the_limit_holds(
+def test_every_cached_prefix_is_correct_and_the_limit_holds(
     added: list[tuple[int, list[int]]], key: int, wanted: list[int]
 ) -> None:
     cache = PrefixCache(300)
@@ -185,7 +185,7 @@ def test_whatever_is_found_is_right_and_the_limit_holds(
 
 @settings(max_examples=100, deadline=None)
 @given(ADDED, st.integers(0, 1), SHORT, st.sampled_from([10, 90]))
-def test_with_room_all_is_found_and_nothing_is_held_twice(
+def test_with_enough_room_every_prefix_is_found_and_stored_once(
     added: list[tuple[int, list[int]]], key: int, wanted: list[int], size: int
 ) -> None:
     cache = PrefixCache(100_000)

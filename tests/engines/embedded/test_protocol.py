@@ -63,7 +63,7 @@ def test_messages_survive_any_cutting_of_the_stream(cuts: list[int]) -> None:
     assert got == [*CALLS, *CALLS]
 
 
-def test_answers_come_back_as_they_were() -> None:
+def test_answers_are_returned_unchanged() -> None:
     frames = FrameDecoder()
     assert [
         protocol.reply_decoder.decode(b)

@@ -72,7 +72,7 @@ def test_reported_logprobs_ignore_cuts_penalties_and_biases() -> None:
     assert logprobs[0] == pytest.approx(float((LOGITS / 0.5).log_softmax(-1)[3]))
 
 
-def test_penalties_count_what_was_drawn() -> None:
+def test_penalties_count_sampled_tokens() -> None:
     presence = Sampler(
         [SamplingState.from_sampling(Sampling(temperature=0.0, presence_penalty=1.2))], CPU
     )
@@ -103,7 +103,7 @@ def test_a_bias_bans_an_id() -> None:
     assert frequencies(Sampling(logit_bias={0: -100.0, 99: 5.0}, seed=3))[0] == 0
 
 
-def test_a_row_draws_the_same_in_any_company() -> None:
+def test_samples_of_a_row_do_not_depend_on_the_batch() -> None:
     torch.manual_seed(0)
     steps = torch.randn(30, 1, 64)
 

@@ -144,7 +144,7 @@ def _mixed_batch(bench: Bench, reference: Reference, atol: float) -> None:
     assert bench.core.running_count == bench.core.waiting_count == 0
 
 
-def test_replies_on_one_version_only_take_the_short_way_and_agree(
+def test_a_batch_of_one_version_skips_the_mask_with_the_same_result(
     bench: Bench, reference: Reference
 ) -> None:
     for version in (1, 2, 3):
@@ -192,7 +192,7 @@ def test_short_prompts_are_prefilled_together(bench: Bench, reference: Reference
         np.testing.assert_allclose(logprobs, reference(i, prompt, ids, 1.0), atol=ATOL)
 
 
-def test_the_next_turn_starts_from_the_cache_of_its_own_version_and_agrees(
+def test_the_next_turn_starts_from_the_cache_of_its_version_with_the_same_result(
     bench: Bench, reference: Reference
 ) -> None:
     prompt = random_ids(7, 70)
@@ -229,7 +229,7 @@ def test_a_regeneration_of_a_cached_prompt_agrees(bench: Bench, reference: Refer
         np.testing.assert_allclose(logprobs, reference(2, prompt, ids, 1.0), atol=ATOL)
 
 
-def test_sessions_that_share_a_trunk_have_their_turns_cached_and_agree(
+def test_sessions_that_share_a_prefix_use_the_cache_with_the_same_result(
     bench: Bench, reference: Reference
 ) -> None:
     """Eight take turns in a cache that would hold five whole ones; each turn branches off from the one before."""
@@ -281,7 +281,7 @@ def test_versions_swapped_in_the_middle_of_replies_do_not_touch_them(
         np.testing.assert_allclose(logprobs, reference(version, prompt, ids, 1.0), atol=ATOL)
 
 
-def test_an_adapter_is_let_go_when_its_last_reply_has_ended(bench: Bench, refs: Refs) -> None:
+def test_an_adapter_is_unloaded_when_its_last_reply_has_ended(bench: Bench, refs: Refs) -> None:
     seq = bench.ask("last", 1, random_ids(3, 20), max_tokens=40)
     bench.step()
     bench.load(refs[2])
@@ -415,7 +415,7 @@ def test_adapters_of_linear_layers_of_a_familys_own_kind_are_served(
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64}
 
 
-def test_kinds_of_models_that_cannot_be_served_say_so() -> None:
+def test_models_that_cannot_be_served_are_refused_with_the_reason() -> None:
     attention = {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
     mistral = MistralForCausalLM(
         MistralConfig(**SMALL, **attention, sliding_window=16, max_position_embeddings=64)

@@ -41,7 +41,8 @@ def image_digests(messages: Sequence[Message]) -> Iterator[str]:
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
-            if (digest := image_digest(part)) is not None:
+            digest = image_digest(part)
+            if digest is not None:
                 yield digest
 
 

@@ -14,13 +14,24 @@ def retry_after_seconds(header: str | None, now: float | None = None) -> float |
     try:
         seconds = float(header)
     except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(header).timestamp() - (
-                time.time() if now is None else now
-            )
-        except (TypeError, ValueError):
+        moment = _parse_date(header)
+        if moment is None:
             return None
-    return max(seconds, 0.0) if seconds < float("inf") else None
+        if now is None:
+            now = time.time()
+        seconds = moment - now
+    # Neither infinity nor NaN is a delay.
+    if not seconds < float("inf"):
+        return None
+    return max(seconds, 0.0)
+
+
+def _parse_date(text: str) -> float | None:
+    """Return the time of an HTTP date, in seconds since 1970; None for another text."""
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (TypeError, ValueError):
+        return None
 
 
 def backoff_delay(failures: int, *, first: float, longest: float) -> float:

@@ -62,9 +62,7 @@ class HintTopics:
         for file in self._files:
             if _has_hint(file, text) or file.matching_rules([("user", text)], ""):
                 opposed = {rule.topic: rule.hint for rule in file.rules if rule.topic and rule.hint}
-                other = min(
-                    (found for found in opposed if is_opposed(topic, {found})), default=None
-                )
+                other = min((hint for hint in opposed if is_opposed(topic, {hint})), default=None)
                 if other is not None:
                     return opposed[other]
         return None
@@ -72,10 +70,10 @@ class HintTopics:
     def find_scope(self, texts: Iterable[str], hint: str | None) -> StatedScope | None:
         """Return what a person's texts limit the wish with this hint of a rule to; of None, the first limit of any."""
         scopes = (
-            (file, found)
+            (file, stated)
             for text in texts
             for file in self._files
-            for found in file.stated_scopes(text)
+            for stated in file.stated_scopes(text)
         )
         return next(
             (

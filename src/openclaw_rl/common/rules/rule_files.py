@@ -208,7 +208,7 @@ def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
         raise ConfigError(
             f"{path}: expected at least one *.yaml file with rules in this folder, got none"
         )
-    found = []
+    parsed_files = []
     digest = hashlib.sha256()
     for file in files:
         try:
@@ -224,8 +224,8 @@ def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
             parsed = replace(
                 parsed, rules=tuple(replace(r, name=f"{file.stem}/{r.name}") for r in parsed.rules)
             )
-        found.append(parsed)
-    return tuple(found), digest.hexdigest()[:8]
+        parsed_files.append(parsed)
+    return tuple(parsed_files), digest.hexdigest()[:8]
 
 
 @lru_cache(maxsize=32)
@@ -281,15 +281,15 @@ def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatter
         raise ConfigError(
             f"{where}: expected `asked`, `topics` (subject/value: pattern) and maybe `unless`; got {_short_repr(tree)}"
         )
-    found = {
+    shared = {
         key: _compile_wish(tree.get(key), parts, f"{where}: `{key}`") for key in ("asked", "unless")
     }
     patterns = {
         topic: _compile_wish(value, parts, f"{where}: {topic}") for topic, value in topics.items()
     }
-    if found["asked"] is None or None in patterns.values():
+    if shared["asked"] is None or None in patterns.values():
         raise ConfigError(f"{where}: `asked` and each topic: expected {_EXPECTED_PATTERN}")
-    return WishPatterns(asked=found["asked"], unless=found["unless"], topics=patterns)  # type: ignore[arg-type]
+    return WishPatterns(asked=shared["asked"], unless=shared["unless"], topics=patterns)  # type: ignore[arg-type]
 
 
 def _parse_scopes(

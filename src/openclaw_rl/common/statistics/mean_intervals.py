@@ -35,8 +35,8 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
     if not len(differences):
         return -1.0, 1.0
     # Few distinct ones.
-    found, counts = np.unique(np.asarray(differences, np.float64), return_counts=True)
-    values = found[:, None, None]
+    unique, counts = np.unique(np.asarray(differences, np.float64), return_counts=True)
+    values = unique[:, None, None]
     # No bet wins against the mean of the sample.
     means = np.union1d(_GRID, np.mean(differences))[:, None]
     above = np.tensordot(counts, np.log1p(_BETS * (values - means) / (1 + means + _TINY)), 1)
@@ -44,5 +44,5 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
     wins = np.maximum(
         np.logaddexp.reduce(above, axis=1), np.logaddexp.reduce(below, axis=1)
     ) - np.log(len(_BETS))
-    kept = means[wins < np.log(2 / _ALPHA)]
-    return float(kept.min()), float(kept.max())
+    retained = means[wins < np.log(2 / _ALPHA)]
+    return float(retained.min()), float(retained.max())

@@ -30,7 +30,8 @@ class SequenceClassifier:
             raise ModelError(
                 f"{path}: cannot be loaded as a sequence classifier: {error}"
             ) from error
-        if missing := sorted(loading["missing_keys"]):
+        missing = sorted(loading["missing_keys"])
+        if missing:
             raise ModelError(
                 f"{path}: is not a trained classifier: it has no weights for {', '.join(missing[:3])}"
             )
@@ -38,7 +39,9 @@ class SequenceClassifier:
             raise ModelError(
                 f"{path}: has {model.config.num_labels} classes, expected 1 or 2 (the second is positive)"
             )
-        chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        chosen = device
+        if device == "auto":
+            chosen = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = model.eval().requires_grad_(False).to(chosen)
         self._max_tokens = min(
             MAX_TEXT_TOKENS, getattr(model.config, "max_position_embeddings", MAX_TEXT_TOKENS)
@@ -72,7 +75,7 @@ class SequenceClassifier:
         # The text is a single segment.
         inputs.pop("token_type_ids", None)
         logits = self._model(**inputs.to(self._model.device)).logits.float()
-        found: torch.Tensor = (
+        probabilities: torch.Tensor = (
             torch.sigmoid(logits[:, 0]) if logits.shape[1] == 1 else torch.softmax(logits, -1)[:, 1]
         )
-        return [float(p) for p in found.cpu()]
+        return [float(p) for p in probabilities.cpu()]

@@ -91,7 +91,9 @@ class _EngineConnection(asyncio.Protocol):
     def _dispatch_reply(self, answer: protocol.EngineReply) -> None:
         if isinstance(answer, protocol.TokensReply):
             self._append_tokens(answer)
-        elif (call := self.pending_calls.pop(answer.id, None)) is not None:
+            return
+        call = self.pending_calls.pop(answer.id, None)
+        if call is not None:
             if not call.done():
                 call.set_result(answer)
         elif isinstance(answer, protocol.RejectionReply) and answer.id in self.streams:
@@ -138,7 +140,7 @@ class _EngineConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.close_with_error("the engine's process ended" + (f" ({error})" if error else ""))
 
-    def close_with_error(self, why: str) -> None:
+    def close_with_error(self, reason: str) -> None:
         """Close the connection; its streams and calls raise `EngineGone`."""
         if not self.alive:
             return
@@ -147,11 +149,11 @@ class _EngineConnection(asyncio.Protocol):
             self._transport.abort()
         for stream in self.streams.values():
             stream.fail(
-                EngineGone(f"{why}; the reply is broken off. Retry when the engine is back.")
+                EngineGone(f"{reason}; the reply is broken off. Retry when the engine is back.")
             )
         for call in self.pending_calls.values():
             if not call.done():
-                call.set_exception(EngineGone(f"{why}; the call got no reply"))
+                call.set_exception(EngineGone(f"{reason}; the call got no reply"))
         self._on_lost(self)
 
 
@@ -172,29 +174,37 @@ class EngineClient:
     def connected(self) -> bool:
         return self._connection is not None and self._connection.alive
 
-    async def _open_connection(self) -> _EngineConnection:
-        """Return the open connection; connect first if needed. Raise `EngineGone` if no engine answers."""
+    def _live_connection(self) -> _EngineConnection | None:
         if self._connection is not None and self._connection.alive:
             return self._connection
+        return None
+
+    async def _open_connection(self) -> _EngineConnection:
+        """Return the open connection; connect first if needed. Raise `EngineGone` if no engine answers."""
+        connection = self._live_connection()
+        if connection is not None:
+            return connection
         async with self._lock:
-            if self._connection is not None and self._connection.alive:
-                return self._connection
+            # Another caller may have connected.
+            connection = self._live_connection()
+            if connection is not None:
+                return connection
             if self._closed:
                 raise EngineGone("this engine client was closed")
             loop = asyncio.get_running_loop()
             try:
-                _, made = await loop.create_unix_connection(
+                _, connection = await loop.create_unix_connection(
                     lambda: _EngineConnection(self._handle_lost_connection), self._socket_path
                 )
             except OSError as error:
                 raise EngineGone(
                     f"no engine answers at {self._socket_path} ({error.strerror or error})"
                 ) from None
-            self._connection = made
+            self._connection = connection
             self.epoch += 1
             if self._on_connect is not None:
                 self._on_connect(self.epoch)
-            return made
+            return connection
 
     def _handle_lost_connection(self, connection: _EngineConnection) -> None:
         if connection is self._connection and not self._closed:

@@ -84,15 +84,14 @@ class MultiModelEngine(EmbeddedEngine):
         self, policies: Sequence[PolicyRef], files: Mapping[VersionKey, VersionFiles]
     ) -> Generator[None]:
         """See `EmbeddedEngine.load_versions`."""
-        made = {
+        created = {
             key: EmbeddedEngine(model, self._config)
             for key, model in files.items()
             if isinstance(model, EmbeddedModel)
         }
-        yield from super().load_versions(
-            policies, {k: f for k, f in files.items() if isinstance(f, AdapterFile)}
-        )
-        self._full_engines |= made
+        adapters = {key: file for key, file in files.items() if isinstance(file, AdapterFile)}
+        yield from super().load_versions(policies, adapters)
+        self._full_engines |= created
 
     def _unused_models(self) -> frozenset[VersionKey]:
         """Return the full models that no loaded version and no running reply uses."""
@@ -116,7 +115,8 @@ class MultiModelEngine(EmbeddedEngine):
 
     def _add_waiting(self, seq: EngineSequence) -> EngineSequence:
         """Queue the sequence in the engine of its full model, if it has one."""
-        if (engine := self._full_engines.get(seq.version)) is None:
+        engine = self._full_engines.get(seq.version)
+        if engine is None:
             return super()._add_waiting(seq)
         seq.adapter = None
         return engine._add_waiting(seq)
@@ -130,14 +130,10 @@ class MultiModelEngine(EmbeddedEngine):
     @property
     def retry_delay(self) -> float:
         """See `EmbeddedEngine.retry_delay`."""
-        own = [super().retry_delay] if super().has_work else []
-        return min(
-            [
-                *own,
-                *(engine.retry_delay for engine in self._full_engines.values() if engine.has_work),
-            ],
-            default=0.0,
-        )
+        delays = [engine.retry_delay for engine in self._full_engines.values() if engine.has_work]
+        if super().has_work:
+            delays.append(super().retry_delay)
+        return min(delays, default=0.0)
 
     def step(self) -> list[StepEvent]:
         """Run a step of each engine that has work."""

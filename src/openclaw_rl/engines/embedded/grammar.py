@@ -104,8 +104,8 @@ class GrammarCompiler:
     @staticmethod
     def for_model(model: str, vocab: int) -> GrammarCompiler | None:
         """Return a compiler for `model` (a folder or hub id), or None if it has no tokenizer.json."""
-        found = cached_file(model, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
-        return GrammarCompiler(Path(found), vocab) if found else None
+        path = cached_file(model, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+        return GrammarCompiler(Path(path), vocab) if path else None
 
     def initial_state(self, grammar: str, stop: Iterable[int]) -> GrammarState:
         """Return the initial state of `grammar`. Raise `GrammarError` if it does not compile within the limits."""
@@ -120,16 +120,17 @@ class GrammarCompiler:
             )
 
     def _new_matcher(self, grammar: str, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
-        if (made := self._compiled.get(grammar)) is None:
-            made = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+        matcher = self._compiled.get(grammar)
+        if matcher is None:
+            matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
             # The first mask is the slowest, and some grammars fail only here.
-            made.compute_bitmask()
-            if made.is_error():
+            matcher.compute_bitmask()
+            if matcher.is_error():
                 raise GrammarError(
-                    f"the format cannot be enforced: {_client_reason(made.get_error())}"
+                    f"the format cannot be enforced: {_client_reason(matcher.get_error())}"
                 )
-            self._compiled[grammar] = made
-        return made.deep_copy()
+            self._compiled[grammar] = matcher
+        return matcher.deep_copy()
 
     def _load_tokenizer(self) -> llguidance.LLTokenizer:
         try:
@@ -142,8 +143,8 @@ class GrammarCompiler:
 
 def _client_reason(error: str) -> str:
     """Return llguidance's reason as one line, limited to the client's schema."""
-    said = _GRAMMAR_POSITION.sub("", _GRAMMAR_QUOTE.split(error.strip(), maxsplit=1)[0])
-    lines = [line.strip() for line in said.splitlines()]
+    message = _GRAMMAR_POSITION.sub("", _GRAMMAR_QUOTE.split(error.strip(), maxsplit=1)[0])
+    lines = [line.strip() for line in message.splitlines()]
     # Drop the ^ marks below a regex.
-    words = " ".join(line for line in lines if line.strip("^"))
-    return _CLEARER_REASONS.get(words, words)[:500]
+    reason = " ".join(line for line in lines if line.strip("^"))
+    return _CLEARER_REASONS.get(reason, reason)[:500]

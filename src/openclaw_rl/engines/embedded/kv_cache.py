@@ -6,6 +6,7 @@ Token t of a row is in slot t. Slots beyond a row's length contain stale values,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,9 @@ class KVCache:
         while have_rows < rows:
             have_rows = max(1, 2 * have_rows)
         if have <= length:
-            have = (
-                -(-max(length + 1, have + max(_CAPACITY_STEP, have // 4)) // _CAPACITY_STEP)
-                * _CAPACITY_STEP
-            )
+            grown = have + max(_CAPACITY_STEP, have // 4)
+            steps = math.ceil(max(length + 1, grown) / _CAPACITY_STEP)
+            have = steps * _CAPACITY_STEP
         old = self.data
         self.data = self._allocate_tensor(have_rows, have)
         self.data[:, :, : old.shape[2], :, : old.shape[4]] = old

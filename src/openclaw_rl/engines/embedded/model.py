@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,18 +78,15 @@ class EmbeddedModel:
         with torch.device("meta"):
             kind: Any = type(self._model)
             model = kind(copy.deepcopy(self._model.config))
-        result = model.load_state_dict(
-            {k: v.to(self.device, self.dtype) for k, v in tensors.items()},
-            strict=False,
-            assign=True,
-        )
+        weights = {key: tensor.to(self.device, self.dtype) for key, tensor in tensors.items()}
+        result = model.load_state_dict(weights, strict=False, assign=True)
         model.tie_weights()
         for at, buffer in self._model.named_buffers():
             owner, _, leaf = at.rpartition(".")
             model.get_submodule(owner)._buffers[leaf] = buffer.clone()
-        if wrong := sorted(result.unexpected_keys) + sorted(
-            n for n, p in model.named_parameters() if p.is_meta
-        ):
+        missing = [key for key, parameter in model.named_parameters() if parameter.is_meta]
+        wrong = sorted(result.unexpected_keys) + sorted(missing)
+        if wrong:
             raise ModelError(f"{len(wrong)} weights are missing or unknown (the first: {wrong[0]})")
         return EmbeddedModel(model, name=name, max_context=self.context_length)
 
@@ -132,12 +129,8 @@ class EmbeddedModel:
                 f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__}: {error})"
             ) from error
         layers = cache.layers
-        like = cache.layers[0].keys if cache.layers else None
-        shapes = {
-            s if s is None else tuple(s.shape)
-            for layer in layers
-            for s in (layer.keys, layer.values)
-        }
+        like = layers[0].keys if layers else None
+        shapes = _cached_shapes(layers)
         if like is None or len(shapes) != 1 or like.dim() != 4 or len(like) != 1:
             raise ModelError(
                 f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__} caches {shapes or 'nothing'})"
@@ -173,10 +166,10 @@ class EmbeddedModel:
         gap = (torch.cat(parts, 1).log_softmax(-1) - whole).abs()
         worst = float(gap.max()) if self.dtype in _MAX_LOGPROB_DIFFERENCE else float(gap.mean())
         if not worst <= _MAX_LOGPROB_DIFFERENCE.get(self.dtype, _MEAN_LOGPROB_DIFFERENCE):
-            found = (
+            kinds = (
                 f"{type(self._model).__name__}, self-test: log-probabilities differ by {worst:.3g}"
             )
-            raise ModelError(f"{self.name}: {_SUPPORTED_KINDS} ({found})")
+            raise ModelError(f"{self.name}: {_SUPPORTED_KINDS} ({kinds})")
 
 
 _UNSUPPORTED_MODEL_ERRORS = (
@@ -214,13 +207,25 @@ def _context_length(text: Any, max_context: int | None) -> int:
     return min(int(made_for), max_context or int(made_for))
 
 
+def _cached_shapes(layers: Sequence[Any]) -> set[tuple[int, ...] | None]:
+    """Return the shapes of the keys and values of layers; None for a layer without."""
+    shapes = set[tuple[int, ...] | None]()
+    for layer in layers:
+        for states in (layer.keys, layer.values):
+            shapes.add(None if states is None else tuple(states.shape))
+    return shapes
+
+
 def _check_kind(text: Any, context: int, name: str) -> None:
     typed = getattr(text, "layer_types", None)
     window = getattr(text, "sliding_window", None)
-    if kinds := set(typed or ()) - {"full_attention", "sliding_attention"}:
-        said = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
-        raise ModelError(f"{name}: {said}. {_SUPPORTED_KINDS[0].upper()}{_SUPPORTED_KINDS[1:]}")
-    slides = "sliding_attention" in typed if typed else getattr(text, "use_sliding_window", True)
+    kinds = set(typed or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        problem = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
+        raise ModelError(f"{name}: {problem}. {_SUPPORTED_KINDS[0].upper()}{_SUPPORTED_KINDS[1:]}")
+    slides = getattr(text, "use_sliding_window", True)
+    if typed:
+        slides = "sliding_attention" in typed
     if window and slides and window < context:
         raise ModelError(
             f"{name}: its attention window is {window} tokens, its context {context}. The embedded engine serves "
@@ -230,7 +235,8 @@ def _check_kind(text: Any, context: int, name: str) -> None:
 
 def resolve_model_path(path: str) -> str:
     """Return the model's folder or hub id. Raise `ModelError` if `path` is neither."""
-    if (folder := local_model_folder(path)) is not None:
+    folder = local_model_folder(path)
+    if folder is not None:
         return str(folder)
     if path in PACKAGED_MODELS:
         raise ModelError(

@@ -43,13 +43,14 @@ def _routed_class(kind: type[nn.Module]) -> type[nn.Module]:
     """
     plain: Callable[..., Any] = kind.forward
 
-    def forward(self: Any, *given: Any, **named: Any) -> Any:
-        out = plain(self, *given, **named)
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        out = plain(self, *args, **named)
         route = self.loaded_adapters.route
-        if route is None or (pair := route.pairs[self.index]) is None:
+        pair = None if route is None else route.pairs[self.index]
+        if route is None or pair is None:
             return out
         a, b = pair
-        low = nn.functional.linear(given[0], a)
+        low = nn.functional.linear(args[0], a)
         if route.mask is not None:
             low = low * route.mask
         out.view(-1, out.shape[-1]).addmm_(low.view(-1, low.shape[-1]), b)
@@ -71,9 +72,8 @@ class LoraStack:
 
     spans: dict[VersionKey, slice] = field(default_factory=dict)
     pairs: list[LoraPair | None] = field(default_factory=list)
-    pairs_by_version: dict[VersionKey, list[LoraPair | None]] = field(
-        default_factory=dict
-    )  # views of the slices
+    # Views of the slices.
+    pairs_by_version: dict[VersionKey, list[LoraPair | None]] = field(default_factory=dict)
     width: int = 0
 
 
@@ -100,8 +100,10 @@ class LoadedAdapters:
     def route_batch(self, keys: Sequence[VersionKey | None]) -> LoraRouting | None:
         """Return the routing of a batch whose row i uses `keys[i]` (None: the base)."""
         first = keys[0]
-        if all(k == first for k in keys):
-            return None if first is None else LoraRouting(self._stack.pairs_by_version[first], None)
+        if all(key == first for key in keys):
+            if first is None:
+                return None
+            return LoraRouting(self._stack.pairs_by_version[first], None)
         like = next(iter(self.modules.values())).weight
         mask = torch.zeros(len(keys), 1, self._stack.width, dtype=like.dtype)
         for row, key in enumerate(keys):
@@ -117,11 +119,11 @@ class LoadedAdapters:
         Takes effect after the last step. Raise `EngineError` if an adapter does not fit the model.
         """
         count = len(self.modules)
-        parts = {
-            k: (s.stop - s.start, self._stack.pairs_by_version[k])
-            for k, s in self._stack.spans.items()
-            if k in keep
-        }
+        parts = {}
+        for key, span in self._stack.spans.items():
+            if key in keep:
+                rank = span.stop - span.start
+                parts[key] = (rank, self._stack.pairs_by_version[key])
         for key, file in add.items():
             read = yield from self._read_pairs(file)
             parts[key] = (file.rank, [read.get(i) for i in range(count)])
@@ -179,10 +181,11 @@ def _build_stack(
         whole = _side_by_side(here, stack)
         stack.pairs.append(whole)
         for key, pair in here.items():
-            span = stack.spans[key]
-            stack.pairs_by_version[key].append(
-                (whole[0][span], whole[1][span]) if whole and pair else None
-            )
+            part = None
+            if whole and pair:
+                span = stack.spans[key]
+                part = (whole[0][span], whole[1][span])
+            stack.pairs_by_version[key].append(part)
         yield
     return stack
 
@@ -196,6 +199,7 @@ def _side_by_side(here: Mapping[VersionKey, LoraPair | None], stack: LoraStack) 
     for key, pair in here.items():
         if pair is not None:
             start = stack.spans[key].start
-            rank = pair[0].shape[0]
-            a[start : start + rank], b[start : start + rank] = pair
+            end = start + pair[0].shape[0]
+            a[start:end] = pair[0]
+            b[start:end] = pair[1]
     return a, b

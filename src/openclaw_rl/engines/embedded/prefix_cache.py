@@ -20,6 +20,8 @@ from openclaw_rl.types import Ids
 # Tokens: minimum of a hit and of a stored sequence.
 MIN_PREFIX_TOKENS = 16
 # Tokens per node at most: bounds the copy when a sequence branches off inside a node.
+PrefixHit = tuple[int, list[Tensor]]
+"""Number of tokens of a prefix, and their states in pieces [L, 2, H, n, D]."""
 MAX_NODE_TOKENS = 256
 
 
@@ -57,7 +59,7 @@ class PrefixCache:
         """Return whether a sequence of this length would be stored."""
         return MIN_PREFIX_TOKENS <= length <= self.limit
 
-    def find_prefix(self, key: Hashable, ids: Ids) -> tuple[int, list[Tensor]] | None:
+    def find_prefix(self, key: Hashable, ids: Ids) -> PrefixHit | None:
         """Return the longest cached prefix of `ids[:-1]`: number of tokens, and their states in pieces.
 
         The pieces [L, 2, H, n, D] are views that are valid until the next `add`.
@@ -75,19 +77,19 @@ class PrefixCache:
     def add(self, key: Hashable, ids: Ids, states: Tensor) -> None:
         """Store a finished sequence; copies the new part of `states` [L, 2, H, len(ids), D]."""
         path, partly = self._match_path(key, ids)
-        at = sum(len(node.ids) for node in path[:-1]) + (partly or len(path[-1].ids)) if path else 0
+        at = 0
+        if path:
+            at = sum(len(node.ids) for node in path[:-1])
+            at += partly or len(path[-1].ids)
         if partly and at < len(ids):
             path[-1] = self._split_node(key, path[-1], partly)
-        node = (
-            path[-1]
-            if path
-            else self._roots.setdefault(key, PrefixNode(ids[:0], torch.empty(0), None))
-        )
+        if not path:
+            self._roots.setdefault(key, PrefixNode(ids[:0], torch.empty(0), None))
+        node = path[-1] if path else self._roots[key]
         for start in range(at, len(ids), MAX_NODE_TOKENS):
             end = min(start + MAX_NODE_TOKENS, len(ids))
-            node = self._add_child(
-                key, node, ids[start:end].copy(), _contiguous_copy(states[:, :, :, start:end])
-            )
+            part = _contiguous_copy(states[:, :, :, start:end])
+            node = self._add_child(key, node, ids[start:end].copy(), part)
             path.append(node)
         self.tokens += len(ids) - at
         self._mark_used(path)
@@ -115,11 +117,10 @@ class PrefixCache:
         path: list[PrefixNode] = []
         node = self._roots.get(key)
         at = 0
-        while (
-            node is not None
-            and at < len(ids)
-            and (node := node.children.get(int(ids[at]))) is not None
-        ):
+        while node is not None and at < len(ids):
+            node = node.children.get(int(ids[at]))
+            if node is None:
+                break
             path.append(node)
             same = _common_length(node.ids, ids[at : at + len(node.ids)])
             if same < len(node.ids):

@@ -56,9 +56,8 @@ class TokensReply(msgspec.Struct, array_like=True, tag="tokens", frozen=True):
     logprobs: list[float]
     finish: dict[int, str] = {}
     top: dict[int, tuple[tuple[int, float], ...]] = {}
-    cached: dict[
-        int, int
-    ] = {}  # sent with a stream's first token: prompt tokens found in the prefix cache
+    # Sent with a stream's first token: prompt tokens found in the prefix cache.
+    cached: dict[int, int] = {}
 
 
 class LoadReply(msgspec.Struct, array_like=True, tag="loaded", frozen=True):

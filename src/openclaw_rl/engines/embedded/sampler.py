@@ -29,9 +29,8 @@ class SamplingState:
     sampling: Sampling
     top: int = 0
     rng: random.Random = field(default_factory=random.Random)
-    token_counts: Counter[int] = field(
-        default_factory=Counter
-    )  # sampled tokens; filled only if penalties are set
+    # Sampled tokens; filled only if penalties are set.
+    token_counts: Counter[int] = field(default_factory=Counter)
     grammar_state: GrammarState | None = None  # constrains the reply
     stop: tuple[int, ...] = ()  # stop tokens, of which none is sampled before `sampling.min_tokens`
     sampled: int = 0  # number of sampled tokens
@@ -59,16 +58,18 @@ class SamplingState:
     def is_shaped(self) -> bool:
         """Whether the row samples from another distribution than the reported one."""
         s = self.sampling
-        if self.grammar_state is not None or s.min_tokens:
+        if self.is_greedy or self.grammar_state is not None or s.min_tokens:
             return True
-        return (
-            self.is_greedy
-            or s.top_p < 1
-            or s.top_k > 0
-            or s.min_p > 0
-            or self.has_penalties
-            or bool(s.logit_bias)
-        )
+        is_cut = s.top_p < 1 or s.top_k > 0 or s.min_p > 0
+        return is_cut or self.has_penalties or bool(s.logit_bias)
+
+    def accept_token(self, token: int) -> None:
+        """Count a sampled token, and advance the grammar by it."""
+        self.sampled += 1
+        if self.has_penalties:
+            self.token_counts[token] += 1
+        if self.grammar_state is not None:
+            self.grammar_state.accept_token(token)
 
 
 class Sampler:
@@ -77,21 +78,21 @@ class Sampler:
     def __init__(self, states: Sequence[SamplingState], device: torch.device) -> None:
         self._states = states
         self._device = device
-        temperatures = [1.0 if d.is_greedy else d.sampling.temperature for d in states]
-        plain = all(t == 1.0 for t in temperatures)
-        self._temperatures_N1 = (
-            None if plain else torch.tensor(temperatures, device=device)[:, None]
-        )
-        self._shaped_rows = [i for i, d in enumerate(states) if d.is_shaped]
-        self._max_top = max((d.top for d in states), default=0)
+        temperatures = [1.0 if state.is_greedy else state.sampling.temperature for state in states]
+        # None: no row is scaled.
+        self._temperatures_N1: Tensor | None = None
+        if any(temperature != 1.0 for temperature in temperatures):
+            self._temperatures_N1 = torch.tensor(temperatures, device=device)[:, None]
+        self._shaped_rows = [row for row, state in enumerate(states) if state.is_shaped]
+        self._max_top = max((state.top for state in states), default=0)
 
     def __call__(self, logits_NV: Tensor) -> tuple[list[int], list[float], list[TopTokens] | None]:
         """Return token ids [N], their log-probabilities [N], and the top alternatives [N][K] if any row wants them."""
-        scaled_NV = (
-            logits_NV if self._temperatures_N1 is None else logits_NV / self._temperatures_N1
-        )
+        scaled_NV = logits_NV
+        if self._temperatures_N1 is not None:
+            scaled_NV = logits_NV / self._temperatures_N1
         logprobs_NV = scaled_NV.log_softmax(-1)
-        uniform_N = [d.rng.random() for d in self._states]
+        uniform_N = [state.rng.random() for state in self._states]
         if len(self._shaped_rows) < len(self._states):
             u = torch.tensor(uniform_N, dtype=torch.float64, device=self._device)
             ids_N = invert_cdf(logprobs_NV.exp(), u)
@@ -102,14 +103,11 @@ class Sampler:
         chosen_N = logprobs_NV.gather(1, ids_N[:, None])[:, 0]
         # One device-to-host transfer.
         ids, logprobs = torch.stack([ids_N.double(), chosen_N.double()]).tolist()
-        tokens = [int(i) for i in ids]
+        tokens = [int(id_) for id_ in ids]
         for state, token in zip(self._states, tokens, strict=True):
-            state.sampled += 1
-            if state.has_penalties:
-                state.token_counts[token] += 1
-            if state.grammar_state is not None:
-                state.grammar_state.accept_token(token)
-        return tokens, logprobs, self._top_alternatives(logprobs_NV) if self._max_top else None
+            state.accept_token(token)
+        top = self._top_alternatives(logprobs_NV) if self._max_top else None
+        return tokens, logprobs, top
 
     def _top_alternatives(self, logprobs_NV: Tensor) -> list[TopTokens]:
         values, ids = logprobs_NV.topk(min(self._max_top, logprobs_NV.shape[-1]), -1)

@@ -27,7 +27,7 @@ from openclaw_rl.engines.embedded.kv_cache import KVCache
 from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.engines.embedded.multi_lora import LoraRouting
 from openclaw_rl.engines.embedded.oom import RETRY_INTERVAL, OomState, has_timed_out, oom_reason
-from openclaw_rl.engines.embedded.prefix_cache import PrefixCache
+from openclaw_rl.engines.embedded.prefix_cache import PrefixCache, PrefixHit
 from openclaw_rl.engines.embedded.sampler import Sampler, SamplingState
 from openclaw_rl.engines.embedded.sequence import (
     EngineSequence,
@@ -98,10 +98,12 @@ class EmbeddedEngine:
         # Again: replies may have started between the steps.
         self.check_capacity(policies)
         self._batch_plan = None
-        keys = {p: (p.version, p.digest) for p in policies}
-        self._loaded = {
-            p.version: (key, None if p.path is None else key) for p, key in keys.items()
-        }
+        loaded = {}
+        for policy in policies:
+            key = (policy.version, policy.digest)
+            # The base has no adapter.
+            loaded[policy.version] = (key, None if policy.path is None else key)
+        self._loaded = loaded
 
     @property
     def _needed_adapters(self) -> frozenset[VersionKey]:
@@ -114,10 +116,12 @@ class EmbeddedEngine:
 
     def unload_unused(self) -> Generator[None]:
         """Unload unused adapters and their cached prefixes, in small steps."""
-        gone = self.model.adapters.loaded_keys - self._needed_adapters
-        yield from self.model.adapters.replace_adapters({}, self.model.adapters.loaded_keys - gone)
+        unused = self.model.adapters.loaded_keys - self._needed_adapters
+        yield from self.model.adapters.replace_adapters(
+            {}, self.model.adapters.loaded_keys - unused
+        )
         self._batch_plan = None
-        for key in gone:
+        for key in unused:
             self._prefix_cache.remove_policy(key)
 
     def generate(
@@ -186,9 +190,7 @@ class EmbeddedEngine:
             if self._rows:
                 self._decode_step(out)
             self._free_empty_caches()
-            if not self._staged and (
-                self._oom_state is None or self._oom_state.may_prefill(len(self._rows))
-            ):
+            if not self._staged and self._may_prefill():
                 self._stage_prefill()
             if self._staged:
                 self._prefill_chunk(out)
@@ -209,6 +211,11 @@ class EmbeddedEngine:
         if not self._staged:
             self._staging_cache.free_memory()
 
+    def _may_prefill(self) -> bool:
+        if self._oom_state is None:
+            return True
+        return self._oom_state.may_prefill(len(self._rows))
+
     def _handle_oom(self, out: list[StepEvent]) -> None:
         """Handle a step that ran out of memory; see `oom`."""
         staged = self._staged
@@ -225,22 +232,20 @@ class EmbeddedEngine:
         self._oom_state = OomState.at_failure(len(self._rows))
         tried = (*staged, *again)
         if len(tried) == 1 and not self._rows and has_timed_out(tried[0]):
-            self._waiting.remove(tried[0])
-            out.append(
-                SequenceFailed(
-                    tried[0], oom_reason(tried[0].num_cached + 1, self.model.device), grammar=False
-                )
-            )
-            self._release_version(tried[0])
+            seq = tried[0]
+            self._waiting.remove(seq)
+            reason = oom_reason(seq.num_cached + 1, self.model.device)
+            out.append(SequenceFailed(seq, reason, grammar=False))
+            self._release_version(seq)
 
     def _remove_cancelled(self) -> None:
         self._has_cancelled = False
+        # Only a single long prompt is staged between steps.
         for seq in [*self._waiting, *self._staged]:
             if seq.cancelled:
                 self._release_version(seq)
-        self._waiting = deque(j for j in self._waiting if not j.cancelled)
-        # Only a single long prompt is staged between steps.
-        self._staged = [j for j in self._staged if not j.cancelled]
+        self._waiting = deque(seq for seq in self._waiting if not seq.cancelled)
+        self._staged = [seq for seq in self._staged if not seq.cancelled]
         for row in reversed(range(len(self._rows))):
             if self._rows[row].cancelled:
                 self._free_row(row)
@@ -248,15 +253,16 @@ class EmbeddedEngine:
     def _decode_step(self, out: list[StepEvent]) -> None:
         rows = self._rows
         if self._batch_plan is None:
-            self._batch_plan = (
-                Sampler([j.state for j in rows], self.model.device),
-                self.model.adapters.route_batch([j.adapter for j in rows]),
-            )
-        sampler, self.model.adapters.route = self._batch_plan
-        positions = [j.num_cached for j in rows]
+            sampler = Sampler([seq.state for seq in rows], self.model.device)
+            route = self.model.adapters.route_batch([seq.adapter for seq in rows])
+            self._batch_plan = (sampler, route)
+        sampler, route = self._batch_plan
+        self.model.adapters.route = route
+        last_ids = [seq.sampled_ids[-1] for seq in rows]
+        positions = [seq.num_cached for seq in rows]
         length = max(positions) + 1
         self._kv_cache.reserve(len(rows), length)
-        ids_2N = torch.tensor([[j.sampled_ids[-1] for j in rows], positions]).to(self.model.device)
+        ids_2N = torch.tensor([last_ids, positions]).to(self.model.device)
         ids_N1 = ids_2N[0][:, None]
         positions_N1 = ids_2N[1][:, None]
         logits_N1V = self.model.forward(
@@ -324,7 +330,7 @@ class EmbeddedEngine:
     def _stage_prefill(self) -> None:
         """Choose what to prefill: one long prompt, one scoring, or several short prompts that fit one chunk."""
         free_rows = self._config.max_batch - len(self._rows)
-        group: list[tuple[EngineSequence, tuple[int, list[Tensor]] | None]] = []
+        group: list[tuple[EngineSequence, PrefixHit | None]] = []
         longest = 0
         chunk = self._config.prefill_chunk
         for seq in self._waiting:
@@ -334,7 +340,9 @@ class EmbeddedEngine:
             if group and seq.targets is not None:
                 break
             hit = self._prefix_cache.find_prefix(seq.adapter, seq.ids[: seq.prompt])
-            left = len(seq.ids) - (hit[0] if hit else 0)
+            left = len(seq.ids)
+            if hit is not None:
+                left -= hit[0]
             if group and max(longest, left) * (len(group) + 1) > chunk:
                 break
             longest = max(longest, left)
@@ -343,20 +351,32 @@ class EmbeddedEngine:
                 break
         for seq, _ in group:
             self._waiting.remove(seq)
+        self._stage_group(group)
+
+    def _stage_group(self, group: Sequence[tuple[EngineSequence, PrefixHit | None]]) -> None:
+        """Stage sequences, and copy the states of their cached prefixes."""
         self._staged = [seq for seq, _ in group]
-        self._staging_cache.reserve(len(group), max((len(j.ids) for j in self._staged), default=0))
+        width = max((len(seq.ids) for seq in self._staged), default=0)
+        self._staging_cache.reserve(len(group), width)
         for row, (seq, hit) in enumerate(group):
-            if hit is not None:
-                seq.prefilled = seq.reused_tokens = hit[0]
-                self._staging_cache.write_row(row, *hit[1])
+            if hit is None:
+                continue
+            tokens, pieces = hit
+            seq.prefilled = tokens
+            seq.reused_tokens = tokens
+            self._staging_cache.write_row(row, *pieces)
 
     def _prefill_chunk(self, out: list[StepEvent]) -> None:
         seqs = self._staged
-        ends = [min(len(j.ids), j.prefilled + self._config.prefill_chunk) for j in seqs]
-        width = max(e - j.prefilled for j, e in zip(seqs, ends, strict=True))
-        keep = max(1, ends[0] - max(seqs[0].prompt - 1, seqs[0].prefilled)) if len(seqs) == 1 else 1
+        chunk = self._config.prefill_chunk
+        ends = [min(len(seq.ids), seq.prefilled + chunk) for seq in seqs]
+        width = max(end - seq.prefilled for seq, end in zip(seqs, ends, strict=True))
+        # Logits are needed of the last token, and of a scoring from the end of its prompt on.
+        keep = 1
+        if len(seqs) == 1:
+            keep = max(1, ends[0] - max(seqs[0].prompt - 1, seqs[0].prefilled))
         ids_NQ, positions_NQ, writes_NQ = self._pad_left(seqs, ends, width)
-        self.model.adapters.route = self.model.adapters.route_batch([j.adapter for j in seqs])
+        self.model.adapters.route = self.model.adapters.route_batch([seq.adapter for seq in seqs])
         logits_NQV = self.model.forward(
             ids_NQ,
             positions_NQ,
@@ -377,13 +397,13 @@ class EmbeddedEngine:
         self, seqs: Sequence[EngineSequence], ends: Sequence[int], width: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return ids, positions and cache slots [N, Q], padded on the left. Padding writes to the spare slot."""
-        made = np.zeros((3, len(seqs), width), dtype=np.int64)
-        made[2] = self._staging_cache.capacity - 1
+        padded = np.zeros((3, len(seqs), width), dtype=np.int64)
+        padded[2] = self._staging_cache.capacity - 1
         for row, (seq, end) in enumerate(zip(seqs, ends, strict=True)):
             at = width - (end - seq.prefilled)
-            made[0, row, at:] = seq.ids[seq.prefilled : end]
-            made[1, row, at:] = made[2, row, at:] = np.arange(seq.prefilled, end)
-        ids_NQ, positions_NQ, writes_NQ = torch.from_numpy(made).to(self.model.device)
+            padded[0, row, at:] = seq.ids[seq.prefilled : end]
+            padded[1, row, at:] = padded[2, row, at:] = np.arange(seq.prefilled, end)
+        ids_NQ, positions_NQ, writes_NQ = torch.from_numpy(padded).to(self.model.device)
         return ids_NQ, positions_NQ, writes_NQ
 
     def _score_chunk(self, seq: EngineSequence, end: int, logits_QV: Tensor) -> None:
@@ -393,7 +413,9 @@ class EmbeddedEngine:
             return
         assert seq.targets is not None
         temperature = seq.state.sampling.temperature
-        logprobs_QV = (logits_QV / (temperature if temperature > 0 else 1.0)).log_softmax(-1)
+        if temperature <= 0:
+            temperature = 1.0
+        logprobs_QV = (logits_QV / temperature).log_softmax(-1)
         targets = seq.targets[first - seq.prompt + 1 : end - seq.prompt + 1].astype(np.int64)
         chosen_Q1 = logprobs_QV.gather(1, torch.from_numpy(targets).to(self.model.device)[:, None])
         seq.scores += chosen_Q1[:, 0].tolist()
@@ -409,18 +431,19 @@ class EmbeddedEngine:
         there = not self._rows and len(seqs) == 1
         # Swap the caches: no copy.
         if there:
-            self._kv_cache, self._staging_cache = self._staging_cache, self._kv_cache
+            staged = self._staging_cache
+            self._staging_cache = self._kv_cache
+            self._kv_cache = staged
         # Reserve first: an out-of-memory error after the sampling could not be undone.
-        self._kv_cache.reserve(len(self._rows) + len(seqs), max(len(j.ids) for j in seqs) + 1)
-        self._sample_tokens(
-            seqs, Sampler([j.state for j in seqs], self.model.device), logits_NV, out
-        )
+        length = max(len(seq.ids) for seq in seqs) + 1
+        self._kv_cache.reserve(len(self._rows) + len(seqs), length)
+        sampler = Sampler([seq.state for seq in seqs], self.model.device)
+        self._sample_tokens(seqs, sampler, logits_NV, out)
         self._staged = []
+        cache = self._kv_cache if there else self._staging_cache
         for row, seq in enumerate(seqs):
             seq.oom_since = None
-            states = (self._kv_cache if there else self._staging_cache).row_states(
-                row, seq.num_cached
-            )
+            states = cache.row_states(row, seq.num_cached)
             if _finish_reason(seq) is not None:
                 self._store_prefix(seq, states)
                 self._release_version(seq)

@@ -209,8 +209,8 @@ class EmbeddedServer:
             peer, key = item.seq.owner
             if isinstance(item, SequenceFailed):
                 peer.seqs.pop(key, None)
-                error = GrammarError(item.reason) if item.grammar else EngineError(item.reason)
-                peer.send(protocol.RejectionReply.of(key, error))
+                kind = GrammarError if item.grammar else EngineError
+                peer.send(protocol.RejectionReply.of(key, kind(item.reason)))
                 continue
             if isinstance(item, SequenceScored):
                 peer.seqs.pop(key, None)

@@ -66,6 +66,10 @@ class ChatAgent:
         self._request = request or {}
         self._has_reply = False
 
+    def _has_filled_context(self, answer: Any) -> bool:
+        """Return whether a prompt after the first one does not fit into the context."""
+        return self._has_reply and _error_field(answer, "code") == "context_length_exceeded"
+
     async def ask_reply(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> ChatReply:
@@ -79,7 +83,7 @@ class ChatAgent:
             body["tools"] = list(tools)
         problem = ""
         for number in range(_TRIES):
-            if number:
+            if number > 0:
                 await asyncio.sleep(_PAUSE * 2 ** (number - 1))
             try:
                 status, answer, ignored = await self._post(body)
@@ -89,10 +93,9 @@ class ChatAgent:
             if status == 200:
                 self._has_reply = True
                 return _parse_reply(answer, ignored)
-            problem = f"{status}: {_error_field(answer, 'message')}"
-            if status == _GONE or (
-                _error_field(answer, "code") == "context_length_exceeded" and self._has_reply
-            ):
+            message = _error_field(answer, "message")
+            problem = f"{status}: {message}"
+            if status == _GONE or self._has_filled_context(answer):
                 raise EpisodeOver(problem)
             if status < 500 and status not in _REPEATED:
                 break

@@ -56,7 +56,8 @@ async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     importlib.import_module("browsergym.core")
     name = asked["name"]
     args = asked["args"]
-    if unknown := sorted(args.keys() - set(ARGUMENTS)):
+    unknown = sorted(args.keys() - set(ARGUMENTS))
+    if unknown:
         raise ForeignRefusal(f"unknown arguments {unknown}. Known are {', '.join(ARGUMENTS)}")
     if not isinstance(args.get("typed", False), bool):
         raise ForeignRefusal(f"typed: expected true or false, got {args['typed']}")
@@ -167,8 +168,9 @@ class BrowserEpisode:
 
     def take_reply(self, reply: str) -> None:
         """Do the first action in a reply."""
-        if (found := CALL.search(reply)) is not None:
-            self.act(found.group(0))
+        call = CALL.search(reply)
+        if call is not None:
+            self.act(call.group(0))
         else:
             self.problem = "your reply has no action"
 

@@ -86,7 +86,7 @@ class BoxEnvironment(BaseEnvironment):  # type: ignore[misc]
         user: str | int | None = None,
     ) -> ExecResult:
         """Run a command. Every `user` is the one of the box."""
-        found = await call_owner(
+        result = await call_owner(
             {
                 "box": "run",
                 "command": command,
@@ -96,10 +96,10 @@ class BoxEnvironment(BaseEnvironment):  # type: ignore[misc]
             }
         )
         # As Harbor's own environments.
-        if found["timed_out"]:
+        if result["timed_out"]:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
         return ExecResult(
-            stdout=found["stdout"], stderr=found["stderr"], return_code=found["exit_code"]
+            stdout=result["stdout"], stderr=result["stderr"], return_code=result["exit_code"]
         )
 
     async def _make_log_folders(self) -> None:
@@ -149,8 +149,8 @@ class GatewayTerminus(Terminus2):  # type: ignore[misc]
         return GatewayModel(**options, **llm_kwargs)
 
     async def setup(self, environment: BaseEnvironment) -> None:
-        found = await environment.exec("command -v tmux")
-        if found.return_code:
+        lookup = await environment.exec("command -v tmux")
+        if lookup.return_code:
             raise RuntimeError(
                 "Terminus-2 works in tmux, and a box has the programs of this machine: install tmux"
             )

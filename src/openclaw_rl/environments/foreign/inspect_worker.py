@@ -55,24 +55,24 @@ def load_named(name: str, args: dict[str, Any]) -> list[Any]:
 def load_task(asked: Mapping[str, Any]) -> Any:
     """Return the task `{"name", "args"}`. Raises `ForeignRefusal`."""
     try:
-        found = load_named(asked["name"], dict(asked["args"]))
+        tasks = load_named(asked["name"], dict(asked["args"]))
     except (LookupError, FileNotFoundError, ValueError) as error:
         raise ForeignRefusal(
             f"no task {asked['name']!r} ({error}). Expected FILE.py, FILE.py@task, or PACKAGE/task"
         ) from None
-    if len(found) != 1:
-        named = ", ".join(f"{asked['name']}@{task.name}" for task in found)
+    if len(tasks) != 1:
+        named = ", ".join(f"{asked['name']}@{task.name}" for task in tasks)
         raise ForeignRefusal(
-            f"{asked['name']} has {len(found)} tasks: name one of {named or 'those of a file'}"
+            f"{asked['name']} has {len(tasks)} tasks: name one of {named or 'those of a file'}"
         )
-    if found[0].sandbox is not None or any(
-        sample.sandbox is not None for sample in found[0].dataset
+    if tasks[0].sandbox is not None or any(
+        sample.sandbox is not None for sample in tasks[0].dataset
     ):
         raise ForeignRefusal(
             f"{asked['name']} runs the model's commands in a sandbox of its own. Expected a task without one; tasks in "
             "terminals are what the source harbor is for"
         )
-    return found[0]
+    return tasks[0]
 
 
 def code_digest(asked: Mapping[str, Any]) -> str:
@@ -92,15 +92,15 @@ async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the samples of a task as tasks."""
     key = json.dumps([asked["name"], asked["args"]], sort_keys=True)
     if key not in _tasks:
-        found: dict[str, dict[str, Any]] = {}
+        by_digest: dict[str, dict[str, Any]] = {}
         dataset = load_task(asked).dataset
         code = code_digest(asked)
         for number, sample in enumerate(dataset, 1):
             name = sample.id if sample.id is not None else number
             digest = str(content_digest([code, sample.model_dump(mode="json", exclude={"id"})]))
             data = {"name": asked["name"], "args": asked["args"], "sample": name, "digest": digest}
-            found.setdefault(digest, {"id": f"sample-{name}", "digest": digest, "data": data})
-        _tasks[key] = list(found.values())
+            by_digest.setdefault(digest, {"id": f"sample-{name}", "digest": digest, "data": data})
+        _tasks[key] = list(by_digest.values())
     return dict(page_of_tasks(_tasks[key], asked["start"]))
 
 
@@ -138,8 +138,8 @@ async def run_process(asked: Mapping[str, Any]) -> dict[str, Any]:
             "status": "void",
             "reason": f"the process of the sample ended ({process.returncode}): {last[0]}"[:1000],
         }
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix(RESULT))
-    return found
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix(RESULT))
+    return result
 
 
 def run_episode(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,13 +194,12 @@ def score_number(value: Any) -> float:
     """Return a score as a number: C is 1, P 0.5, I and N 0; the mean of several values."""
     from inspect_ai.scorer import value_to_float
 
-    several = (
-        list(value.values())
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, list)
-        else [value]
-    )
+    if isinstance(value, Mapping):
+        several = list(value.values())
+    elif isinstance(value, list):
+        several = value
+    else:
+        several = [value]
     numbers = [float(value_to_float()(one)) for one in several]
     return sum(numbers) / len(numbers) if numbers else 0.0
 
@@ -216,14 +215,14 @@ async def check_task(asked: dict[str, Any]) -> dict[str, Any]:
     for form in [
         form for target in filter(None, targets[:1]) for form in (target, f"ANSWER: {target}")
     ]:
-        found = await run_scripted(asked, form)
-        if found.get("status") == "void":
+        outcome = await run_scripted(asked, form)
+        if outcome.get("status") == "void":
             return {
                 "nop": nop["reward"],
-                "reason": f"the target: {found['reason']}",
+                "reason": f"the target: {outcome['reason']}",
                 "checkable": True,
             }
-        best = found["reward"] if best is None else max(best, found["reward"])
+        best = outcome["reward"] if best is None else max(best, outcome["reward"])
         if best >= 1 > nop["reward"]:
             return {"oracle": best, "nop": nop["reward"], "reason": "", "checkable": True}
     what = "it has no target to replay"

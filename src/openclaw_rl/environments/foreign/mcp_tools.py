@@ -26,8 +26,8 @@ MAX_IMAGE_CHARACTERS = 1 << 23
 class ServerConnection:
     """One connection to a server. All its work is in one task, as the package requires."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self._given = given
+    def __init__(self, server: dict[str, Any]) -> None:
+        self._server = server
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self.opened: asyncio.Future[list[dict[str, Any]]] = (
             asyncio.get_running_loop().create_future()
@@ -36,11 +36,11 @@ class ServerConnection:
         self._failure = "it was closed"
         self.task = asyncio.create_task(self._hold_open())
 
-    async def call_tool(self, given: dict[str, Any]) -> dict[str, Any]:
+    async def call_tool(self, call: dict[str, Any]) -> dict[str, Any]:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if self.task.done():
             raise RuntimeError(f"the connection to the server has ended ({self._failure})")
-        self._queue.put_nowait((given, answer))
+        self._queue.put_nowait((call, answer))
         await asyncio.wait((answer, self.task), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise RuntimeError(
@@ -57,9 +57,12 @@ class ServerConnection:
             async with contextlib.AsyncExitStack() as stack:
                 session = await self._connect(stack)
                 self.opened.set_result(await list_tools(session))
-                while (found := await self._queue.get()) is not None:
-                    given, answer = found
-                    await self._answer_call(session, given, answer)
+                while True:
+                    entry = await self._queue.get()
+                    if entry is None:
+                        break
+                    call, answer = entry
+                    await self._answer_call(session, call, answer)
         except BaseException as error:
             # A cancellation, too, ends the connection for those who wait.
             self._failure = describe_failure(error)
@@ -72,19 +75,19 @@ class ServerConnection:
         import mcp  # type: ignore[import-not-found, unused-ignore]
         from mcp.client import stdio, streamable_http  # type: ignore[import-not-found, unused-ignore]
 
-        if self._given.get("url"):
+        if self._server.get("url"):
             connect = (
                 getattr(streamable_http, "streamable_http_client", None)
                 or streamable_http.streamablehttp_client
             )
-            streams = await stack.enter_async_context(connect(self._given["url"]))
+            streams = await stack.enter_async_context(connect(self._server["url"]))
         else:
-            program, *arguments = self._given["command"]
+            program, *arguments = self._server["command"]
             parameters = mcp.StdioServerParameters(
                 command=program,
                 args=arguments,
-                env=self._given["environment"],
-                cwd=self._given["folder"],
+                env=self._server["environment"],
+                cwd=self._server["folder"],
             )
             streams = await stack.enter_async_context(stdio.stdio_client(parameters))
         session = await stack.enter_async_context(mcp.ClientSession(streams[0], streams[1]))
@@ -92,21 +95,21 @@ class ServerConnection:
         return session
 
     async def _answer_call(
-        self, session: Any, given: dict[str, Any], answer: asyncio.Future[dict[str, Any]]
+        self, session: Any, call: dict[str, Any], answer: asyncio.Future[dict[str, Any]]
     ) -> None:
         try:
-            async with asyncio.timeout(given["seconds"]):
-                result = await session.call_tool(given["tool"], given["arguments"])
-            found = result.model_dump(mode="json", by_alias=True)
+            async with asyncio.timeout(call["seconds"]):
+                result = await session.call_tool(call["tool"], call["arguments"])
+            content = result.model_dump(mode="json", by_alias=True)
             answer.set_result(
                 {
-                    "text": read_content(found),
-                    "images": read_images(found),
-                    "is_error": bool(found.get("isError")),
+                    "text": read_content(content),
+                    "images": read_images(content),
+                    "is_error": bool(content.get("isError")),
                 }
             )
         except TimeoutError:
-            answer.set_exception(RuntimeError(f"no result within {given['seconds']:g} s"))
+            answer.set_exception(RuntimeError(f"no result within {call['seconds']:g} s"))
         except Exception as error:  # noqa: BLE001 - every failure is an answer
             code = getattr(getattr(error, "error", None), "code", None)
             # Of the model's call.
@@ -124,17 +127,17 @@ def describe_failure(error: BaseException) -> str:
 
 async def list_tools(session: Any) -> list[dict[str, Any]]:
     """Return all tools of a server, also of further pages."""
-    found: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = []
     page = (await session.list_tools()).model_dump(mode="json", by_alias=True)
-    found += page["tools"]
-    while cursor := page.get("nextCursor"):
+    tools += page["tools"]
+    while page.get("nextCursor"):
         import mcp
 
-        options = {"params": mcp.types.PaginatedRequestParams(cursor=cursor)}
+        options = {"params": mcp.types.PaginatedRequestParams(cursor=page["nextCursor"])}
         page = (await session.list_tools(**options)).model_dump(mode="json", by_alias=True)
-        found += page["tools"]
+        tools += page["tools"]
     keys = ("name", "description", "inputSchema")
-    return [{key: tool.get(key) for key in keys} for tool in found]
+    return [{key: tool.get(key) for key in keys} for tool in tools]
 
 
 def read_content(result: dict[str, Any]) -> str:
@@ -151,7 +154,7 @@ def read_content(result: dict[str, Any]) -> str:
 
 def read_images(result: dict[str, Any]) -> list[str]:
     """Return the images of a result as data URLs. Those of other types, or too large, are only named in its text."""
-    found = []
+    images = []
     size = 0
     for block in result.get("content") or []:
         kind = block.get("mimeType")
@@ -162,8 +165,8 @@ def read_images(result: dict[str, Any]) -> list[str]:
             and size + len(data) <= MAX_IMAGE_CHARACTERS
         ):
             size += len(data)
-            found.append(f"data:{kind};base64,{data}")
-    return found
+            images.append(f"data:{kind};base64,{data}")
+    return images
 
 
 class RequestLoop:
@@ -189,17 +192,18 @@ class RequestLoop:
 
     async def _answer(self, request: dict[str, Any]) -> None:
         try:
-            found = await self._do_request(request)
+            reply = await self._do_request(request)
         except Exception as error:  # noqa: BLE001 - every failure is an answer
-            found = {"error": str(error) or type(error).__name__}
-        self._output.write(json.dumps({"id": request["id"], **found}) + "\n")
+            reply = {"error": str(error) or type(error).__name__}
+        self._output.write(json.dumps({"id": request["id"], **reply}) + "\n")
         self._output.flush()
 
     async def _do_request(self, request: dict[str, Any]) -> dict[str, Any]:
         if "open" in request:
-            given = request["open"]
-            connection = self._connections[given["session"]] = ServerConnection(given)
-            async with asyncio.timeout(given["seconds"]):
+            opening = request["open"]
+            connection = ServerConnection(opening)
+            self._connections[opening["session"]] = connection
+            async with asyncio.timeout(opening["seconds"]):
                 return {"tools": await asyncio.shield(connection.opened)}
         if "call" in request:
             return await self._connections[request["call"]["session"]].call_tool(request["call"])

@@ -37,7 +37,8 @@ async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
         raise ForeignRefusal(
             f"{url}: expected a server on this machine, e.g. http://127.0.0.1:8001"
         )
-    if unknown := sorted(args.keys() - {"seeds"}):
+    unknown = sorted(args.keys() - {"seeds"})
+    if unknown:
         raise ForeignRefusal(f"unknown arguments {unknown}. Known is seeds")
     schema = await asyncio.to_thread(read_schema, url)
     title = schema.get("title", "action")
@@ -81,25 +82,31 @@ def read_action(reply: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
     An object that is nested deeper than `MAX_DEPTH` counts as none: the client or the server could not take it.
     """
-    if (field := text_field(schema)) is not None:
+    field = text_field(schema)
+    if field is not None:
         return {field: reply}
     try:
-        found, _ = json.JSONDecoder().raw_decode(reply[reply.index("{") :])
+        action, _ = json.JSONDecoder().raw_decode(reply[reply.index("{") :])
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and nesting_depth(found) <= MAX_DEPTH else None
+    return action if isinstance(action, dict) and nesting_depth(action) <= MAX_DEPTH else None
 
 
 def nesting_depth(value: Any) -> int:
     """Return how deeply lists and objects are nested in a JSON value."""
     depth = 0
-    level = [value]
-    while level := [one for one in level if isinstance(one, dict | list)]:
+    level = _collections([value])
+    while level:
         depth += 1
-        level = [
-            inner for one in level for inner in (one.values() if isinstance(one, dict) else one)
-        ]
+        inner: list[Any] = []
+        for one in level:
+            inner += one.values() if isinstance(one, dict) else one
+        level = _collections(inner)
     return depth
+
+
+def _collections(values: list[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, dict | list)]
 
 
 def write_system(schema: Mapping[str, Any]) -> str:
@@ -119,13 +126,13 @@ def write_system(schema: Mapping[str, Any]) -> str:
 
 def write_observation(observation: Mapping[str, Any]) -> str:
     """Return an observation as text: its one text, else JSON."""
-    said = {
+    shown = {
         name: value
         for name, value in observation.items()
         if value not in (None, "", {}, []) and name != "metadata"
     }
-    values = list(said.values())
-    return (values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(said))[
+    values = list(shown.values())
+    return (values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(shown))[
         :MAX_OBSERVATION
     ]
 

@@ -54,12 +54,13 @@ class SeleniumCamera:
                 "screenshots=selenium: there is no module selenium. Expected it beside the library: "
                 f"{sys.executable} -m pip install {_REQUIREMENT}"
             )
-        if (found := shutil.which("chromedriver")) is None:
+        driver = shutil.which("chromedriver")
+        if driver is None:
             raise ForeignRefusal(
                 "screenshots=selenium: no chromedriver on PATH. Expected the one of the browser's version (on Debian: "
                 "apt install chromium-driver)"
             )
-        return found
+        return driver
 
     def take_picture(self, page: Any) -> Any:
         """Return an image of the page. Raises `ForeignRefusal`, `selenium.common.exceptions.WebDriverException`."""
@@ -127,9 +128,11 @@ def find_target(page: Any) -> str:
 def find_debugging_port(browser: Any) -> int:
     """Return the port on which a browser listens. It writes it into its profile. Raises `ForeignRefusal`."""
     session = browser.new_browser_cdp_session()
-    words = session.send("Browser.getBrowserCommandLine")["arguments"]
+    arguments = session.send("Browser.getBrowserCommandLine")["arguments"]
     session.detach()
-    (profile,) = (word.partition("=")[2] for word in words if word.startswith("--user-data-dir="))
+    (profile,) = (
+        word.partition("=")[2] for word in arguments if word.startswith("--user-data-dir=")
+    )
     file = Path(profile) / "DevToolsActivePort"
     deadline = time.monotonic() + _PORT_SECONDS
     while not file.exists():

@@ -54,12 +54,12 @@ async def call_owner(body: Mapping[str, Any]) -> dict[str, Any]:
     answer = _calls[call] = asyncio.get_running_loop().create_future()
     try:
         send({"id": number, "call": call, **body})
-        found = await answer
+        reply = await answer
     finally:
         del _calls[call]
-    if "error" in found:
-        raise OwnerRefusal(str(found["error"]))
-    return dict(found)
+    if "error" in reply:
+        raise OwnerRefusal(str(reply["error"]))
+    return dict(reply)
 
 
 def serve_requests(handlers: Mapping[str, Handler]) -> None:
@@ -91,7 +91,8 @@ async def _serve(
         request = json.loads(await lines.get())
         number = request.pop("id")
         if "call" in request:
-            if (answer := _calls.get(request["call"])) is not None and not answer.done():
+            answer = _calls.get(request["call"])
+            if answer is not None and not answer.done():
                 answer.set_result(request)
             continue
         if request.get("cancel"):
@@ -145,14 +146,14 @@ def content_digest(content: Any) -> str:
 
 def files_digest(path: Path) -> str:
     """Return the hexadecimal SHA-256 of a file, or of all files below a folder with their paths in it."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     inside = (
         file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts
     )
     for file in sorted(inside) if path.is_dir() else [path]:
         content = hashlib.sha256(file.read_bytes()).hexdigest()
-        found.update(f"{file.relative_to(path).as_posix()}\0{content}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{file.relative_to(path).as_posix()}\0{content}\n".encode())
+    return digest.hexdigest()
 
 
 def module_digest(name: str) -> str:

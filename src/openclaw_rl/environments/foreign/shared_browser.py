@@ -74,13 +74,17 @@ class ChatLog:
 
 def find_chromium(playwright: Any) -> str:
     """Return the path of playwright's own browser, else of the first on PATH. Raises `ForeignRefusal`."""
-    own = str(playwright.chromium.executable_path)
-    found = own if Path(own).exists() else next(filter(None, map(shutil.which, _PROGRAMS)), None)
-    if found is None:
+    bundled = str(playwright.chromium.executable_path)
+    chromium = (
+        bundled
+        if Path(bundled).exists()
+        else next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    )
+    if chromium is None:
         raise ForeignRefusal(
             f"no Chromium: expected {', '.join(_PROGRAMS)} on PATH (on Debian: apt install chromium)"
         )
-    return found
+    return chromium
 
 
 def install_shared_browser(arguments: Sequence[str]) -> None:
@@ -111,8 +115,8 @@ def remove_empty_files() -> None:
     """Remove the empty temporary files that Chromium leaves in the working folder, about one in half a minute."""
     for path in Path(_SHORT_FOLDER).glob(_LEFT_FILES):
         with contextlib.suppress(OSError):
-            found = path.stat()
-            if found.st_size == 0 and time.time() - found.st_mtime > _LEFT_SECONDS:
+            status = path.stat()
+            if status.st_size == 0 and time.time() - status.st_mtime > _LEFT_SECONDS:
                 path.unlink()
 
 

@@ -49,9 +49,9 @@ class BoundedText(io.TextIOBase):
 
 
 def shorten_text(text: str, characters: int) -> str:
-    kept = BoundedText(characters)
-    kept.write(text)
-    return kept.read_kept()
+    shortened = BoundedText(characters)
+    shortened.write(text)
+    return shortened.read_kept()
 
 
 def run_interpreter(code: str, variables: dict[str, Any], characters: int) -> dict[str, str]:
@@ -82,8 +82,8 @@ def run_function(function: Any, arguments: dict[str, Any], characters: int) -> d
     """Return the result of a tool as text: a text as it is, anything else as JSON."""
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            found = function(**arguments)
-            text = found if isinstance(found, str) else json.dumps(found, default=str)
+            result = function(**arguments)
+            text = result if isinstance(result, str) else json.dumps(result, default=str)
         except Exception as error:  # noqa: BLE001 - the model is shown it
             return {"error": shorten_text(f"{type(error).__name__}: {error}", characters)}
     return {"result": shorten_text(text, characters)}
@@ -145,9 +145,10 @@ def main() -> None:
         problem = f"the code of the tools failed: {type(error).__name__}: {error}"
     variables: dict[str, Any] | None = {"__name__": "__main__"} if setup["interpreter"] else None
     for line in requests:
+        request = json.loads(line)
         if problem is not None:
             answer: dict[str, Any] = {"broken": problem}
-        elif (request := json.loads(line))["tool"] is None:
+        elif request["tool"] is None:
             answer = {"result": ""}
         else:
             answer = answer_request(request, functions, variables)

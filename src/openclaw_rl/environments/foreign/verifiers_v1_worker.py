@@ -119,15 +119,15 @@ def make_environment(asked: Mapping[str, Any], seconds: float, replies: int | No
 def choose_harness(name: str) -> str:
     """Return the harness that the taskset brings, else the chat program. Raises `ForeignRefusal`."""
     loaders = importlib.import_module("verifiers.v1.utils.loaders")
-    found = str(loaders.default_harness_id(name))
-    if found == CODE_HARNESS:
+    harness = str(loaders.default_harness_id(name))
+    if harness == CODE_HARNESS:
         return CHAT_HARNESS
-    kind = loaders.harness_class(found)
+    kind = loaders.harness_class(harness)
     if kind.EXECUTES_CODE or kind.NEEDS_CONTAINER:
         raise ForeignRefusal(
             f"the harness of {name} runs code of the model on this machine, or in a container"
         )
-    return found
+    return harness
 
 
 def refuse_unsafe(environment: Any) -> None:
@@ -149,12 +149,12 @@ def refuse_unsafe(environment: Any) -> None:
 
 async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the tasks of a taskset. Those that are equal are one."""
-    found: dict[str, dict[str, Any]] = {}
+    by_digest: dict[str, dict[str, Any]] = {}
     for number, task in enumerate(await asyncio.to_thread(load_tasks, asked)):
         digest = task_digest(asked, task)
         data = {"name": asked["name"], "args": asked["args"], "number": number, "digest": digest}
-        found.setdefault(digest, {"id": f"task-{number}", "digest": digest, "data": data})
-    return dict(page_of_tasks(list(found.values()), asked["start"]))
+        by_digest.setdefault(digest, {"id": f"task-{number}", "digest": digest, "data": data})
+    return dict(page_of_tasks(list(by_digest.values()), asked["start"]))
 
 
 def task_digest(asked: Mapping[str, Any], task: Any) -> str:
@@ -264,14 +264,14 @@ async def check_task(asked: dict[str, Any]) -> dict[str, Any]:
         return {"reason": f"doing nothing: {nop['reason']}", "checkable": True}
     best = None
     for form in answer_forms(getattr(task.data, "answer", None)):
-        found = await _run_scripted(asked, task, form)
-        if found.get("status") == "void":
+        outcome = await _run_scripted(asked, task, form)
+        if outcome.get("status") == "void":
             return {
                 "nop": nop["reward"],
-                "reason": f"the known answer: {found['reason']}",
+                "reason": f"the known answer: {outcome['reason']}",
                 "checkable": True,
             }
-        best = found["reward"] if best is None else max(best, found["reward"])
+        best = outcome["reward"] if best is None else max(best, outcome["reward"])
         if best > nop["reward"] and best >= 1:
             return {"oracle": best, "nop": nop["reward"], "reason": "", "checkable": True}
     what = (

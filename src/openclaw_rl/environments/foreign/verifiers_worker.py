@@ -166,7 +166,7 @@ async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_tasks(environment: Any, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    by_digest: dict[str, dict[str, Any]] = {}
     # A row that both have is held out.
     for source in ("eval_dataset", "dataset"):
         rows = _rows_of(environment, source)
@@ -182,8 +182,8 @@ def _read_tasks(environment: Any, asked: Mapping[str, Any]) -> list[dict[str, An
             task = {"id": f"{SPLITS[source]}-{number}", "digest": digest, "data": data}
             if source == "eval_dataset":
                 task["split"] = SPLITS[source]
-            found.setdefault(digest, task)
-    return list(found.values())
+            by_digest.setdefault(digest, task)
+    return list(by_digest.values())
 
 
 def _rows_of(environment: Any, source: str) -> Any:
@@ -288,14 +288,14 @@ async def check_task(asked: dict[str, Any]) -> dict[str, Any]:
         return {"reason": f"doing nothing: {nop['reason']}", "checkable": True}
     best = None
     for form in answer_forms(environment, row):
-        found = await _run_scripted(environment, row, form, asked["seconds"])
-        if found.get("status") == "void":
+        outcome = await _run_scripted(environment, row, form, asked["seconds"])
+        if outcome.get("status") == "void":
             return {
                 "nop": nop["reward"],
-                "reason": f"the known answer: {found['reason']}",
+                "reason": f"the known answer: {outcome['reason']}",
                 "checkable": True,
             }
-        best = found["reward"] if best is None else max(best, found["reward"])
+        best = outcome["reward"] if best is None else max(best, outcome["reward"])
         if best > nop["reward"] and best >= environment.pass_threshold:
             return {"oracle": best, "nop": nop["reward"], "reason": "", "checkable": True}
     what = (

@@ -33,11 +33,11 @@ def find_web_tasks(folder: Path) -> dict[str, Path]:
 
 def read_web_task(folder: Path) -> dict[str, Any]:
     """Return the content of `task.json`. Raises `ForeignRefusal` if a field is missing."""
-    found: dict[str, Any] = json.loads((folder / TASK_FILE).read_text(encoding="utf-8"))
-    missing = sorted({"goal", "page", "done", "solved"} - found.keys())
+    task: dict[str, Any] = json.loads((folder / TASK_FILE).read_text(encoding="utf-8"))
+    missing = sorted({"goal", "page", "done", "solved"} - task.keys())
     if missing:
         raise ForeignRefusal(f"{folder / TASK_FILE}: no {', '.join(missing)}")
-    return found
+    return task
 
 
 class WebTask(AbstractBrowserTask):  # type: ignore[misc]

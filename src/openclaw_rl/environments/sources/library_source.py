@@ -95,11 +95,11 @@ def parse_library_argument(library: ForeignLibrary, argument: str) -> tuple[str,
             f"{library.name}: nothing is named. Expected {library.name}:{library.argument}"
         )
     file, at, task = name.partition("@")
-    if ("/" in file or file.endswith(".py")) and Path(file).exists():
+    may_be_path = "/" in file or file.endswith(".py")
+    if may_be_path and Path(file).exists():
         name = f"{Path(file).absolute()}{at}{task}"
-    return name, {
-        key: _parse_value(value) for key, value in parse_qsl(query, keep_blank_values=True)
-    }
+    pairs = parse_qsl(query, keep_blank_values=True)
+    return name, {key: _parse_value(value) for key, value in pairs}
 
 
 def _parse_value(text: str) -> Any:
@@ -179,7 +179,7 @@ class LibrarySource:
         }
         try:
             # Several plays.
-            found = await self._process.send_request("check", body, limits.seconds * 4)
+            reply = await self._process.send_request("check", body, limits.seconds * 4)
         except ForeignError as error:
             return TaskFitness(
                 task=task.id, digest=task.digest, fit=False, reason=f"the check failed: {error}"
@@ -187,11 +187,11 @@ class LibrarySource:
         return TaskFitness(
             task=task.id,
             digest=task.digest,
-            fit=not found["reason"],
-            reason=found["reason"],
-            oracle=found.get("oracle"),
-            nop=found.get("nop"),
-            checkable=found.get("checkable", True),
+            fit=not reply["reason"],
+            reason=reply["reason"],
+            oracle=reply.get("oracle"),
+            nop=reply.get("nop"),
+            checkable=reply.get("checkable", True),
         )
 
 

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -62,7 +62,12 @@ def make_task_folders(path: Path) -> Path:
     `ConfigError` for what cannot be read or written. An instance that no box can play becomes a task that is unfit,
     with the reason.
     """
-    beside, name = (path, FOLDER_TASKS) if path.is_dir() else (path.parent, f"{path.stem}-tasks")
+    if path.is_dir():
+        beside = path
+        name = FOLDER_TASKS
+    else:
+        beside = path.parent
+        name = f"{path.stem}-tasks"
     try:
         texts = {file: file.read_text(encoding="utf-8") for file in _list_files(path)}
         top = beside / name
@@ -71,23 +76,20 @@ def make_task_folders(path: Path) -> Path:
         raise ConfigError(
             f"{path}: {error}. Expected a file of SWE-bench, with a writable folder around it"
         ) from None
-    instances: dict[str, dict[str, Any]] = {}
-    for file, text in texts.items():
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                instance = _read_instance(line, f"{file}:{number}")
-                if instances.setdefault(instance["instance_id"], instance) != instance:
-                    raise ConfigError(
-                        f"{file}:{number}: {instance['instance_id']} occurs twice, with other content"
-                    )
+    instances = _read_instances(texts)
     if not instances:
         raise ConfigError(f"{path}: has no instances. Expected one of SWE-bench per line")
     for instance in instances.values():
         _make_folder(instance, top / instance["instance_id"], beside / CHECKOUTS)
-    for folder in top.iterdir():
-        if folder.name not in instances and (folder / _STAMP).exists():
-            shutil.rmtree(folder)
+    _remove_earlier(top, instances)
     return top
+
+
+def _remove_earlier(top: Path, names: Container[str]) -> None:
+    """Remove the task folders that were made here of other instances."""
+    for folder in top.iterdir():
+        if folder.name not in names and (folder / _STAMP).exists():
+            shutil.rmtree(folder)
 
 
 def _list_files(path: Path) -> list[Path]:
@@ -99,37 +101,36 @@ def _list_files(path: Path) -> list[Path]:
     return files
 
 
+def _read_instances(texts: Mapping[Path, str]) -> dict[str, dict[str, Any]]:
+    """Return the instances of files by their ids."""
+    instances: dict[str, dict[str, Any]] = {}
+    for file, text in texts.items():
+        for number, line in enumerate(text.split("\n"), 1):
+            if not line.strip():
+                continue
+            where = f"{file}:{number}"
+            instance = _read_instance(line, where)
+            id_ = instance["instance_id"]
+            if instances.setdefault(id_, instance) != instance:
+                raise ConfigError(f"{where}: {id_} occurs twice, with other content")
+    return instances
+
+
 def _read_instance(line: str, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{where}: is not valid JSON ({error}). Expected one instance per line"
-        ) from None
-    try:
-        json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{where}: has half of a surrogate pair, which is no text") from None
-    missing = [
-        name
-        for name in _FIELDS
-        if not isinstance(found, dict) or not isinstance(found.get(name), str)
-    ]
+    instance = _parse_line(line, where)
+    fields = instance if isinstance(instance, dict) else {}
+    missing = [name for name in _FIELDS if not isinstance(fields.get(name), str)]
     if missing:
         raise ConfigError(
             f"{where}: no text in {', '.join(missing)}. Expected an instance of SWE-bench"
         )
     for kind in ("FAIL_TO_PASS", "PASS_TO_PASS"):
-        names = found.get(kind, [])
-        # Else it is no list, either.
-        with contextlib.suppress(ValueError, RecursionError):
-            names = json.loads(names) if isinstance(names, str) else names
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"{where}: {kind}: expected a list of tests, got {str(names)[:100]}")
-        found[kind] = names
-    if not _NAME.fullmatch(found["instance_id"]) or not _COMMIT.fullmatch(found["base_commit"]):
+        instance[kind] = _read_tests(instance.get(kind, []), f"{where}: {kind}")
+    has_name = _NAME.fullmatch(instance["instance_id"])
+    has_commit = _COMMIT.fullmatch(instance["base_commit"])
+    if not has_name or not has_commit:
         raise ConfigError(f"{where}: expected a name in instance_id and a commit in base_commit")
-    return dict(found)
+    return dict(instance)
 
 
 def _make_folder(instance: Mapping[str, Any], folder: Path, checkouts: Path) -> None:
@@ -156,6 +157,32 @@ def _make_folder(instance: Mapping[str, Any], folder: Path, checkouts: Path) -> 
     _write_text(folder / _STAMP, stamp)
 
 
+def _parse_line(line: str, where: str) -> Any:
+    """Return the value of a line of JSON whose texts can be written as UTF-8."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{where}: is not valid JSON ({error}). Expected one instance per line"
+        ) from None
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where}: has half of a surrogate pair, which is no text") from None
+    return value
+
+
+def _read_tests(names: Any, where: str) -> list[str]:
+    """Return the names of tests, which may be JSON in a text."""
+    if isinstance(names, str):
+        # Else it is no list, either.
+        with contextlib.suppress(ValueError, RecursionError):
+            names = json.loads(names)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{where}: expected a list of tests, got {str(names)[:100]}")
+    return names
+
+
 def _fill_folder(instance: Mapping[str, Any], folder: Path, repository: Path) -> None:
     tests = {
         kind: [_test_name(name) for name in instance[kind]]
@@ -174,15 +201,10 @@ def _fill_folder(instance: Mapping[str, Any], folder: Path, repository: Path) ->
         _apply_patch(patched, instance[name], name)
     before = _list_texts(files)
     after = _list_texts(solved)
-    _copy_files(
-        solved,
-        folder / "solution" / "files",
-        [p for p, text in after.items() if before.get(p) != text],
-    )
-    _write_text(
-        folder / "solution" / "removed.txt",
-        "".join(f"{path}\n" for path in before.keys() - after.keys()),
-    )
+    changed = [path for path, text in after.items() if before.get(path) != text]
+    _copy_files(solved, folder / "solution" / "files", changed)
+    removed = "".join(f"{path}\n" for path in before.keys() - after.keys())
+    _write_text(folder / "solution" / "removed.txt", removed)
     named = {module for names in tests.values() for module in names}
     _copy_files(tested, folder / "tests" / "suite", _test_files(before, _list_texts(tested), named))
     for patched in (solved, tested):
@@ -204,9 +226,12 @@ def put_verifier(folder: Path) -> None:
 
 def _test_name(name: str) -> str:
     """Return the name of a test for unittest: of `a/test_b.py::C::test_d`, `test_d (a.test_b.C)` or its own form."""
-    if match := _METHOD.fullmatch(name):
+    match = _METHOD.fullmatch(name)
+    if match:
         module = match[2]
-        return module if module.endswith(f".{match[1]}") else f"{module}.{match[1]}"
+        if module.endswith(f".{match[1]}"):
+            return module
+        return f"{module}.{match[1]}"
     path, *rest = name.split("::")
     if rest:
         if len(rest) != 2 or "[" in name:
@@ -225,29 +250,29 @@ def _resolve_commit(repository: Path, commit: str) -> str | None:
     """Return the full id of a commit; None if there is no repository, or it does not have the commit."""
     if not repository.is_dir():
         return None
-    found = subprocess.run(
+    result = subprocess.run(
         ["git", "-C", str(repository), "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return None if found.returncode else found.stdout.strip()
+    return None if result.returncode else result.stdout.strip()
 
 
 def _unpack_commit(repository: Path, commit: str, to: Path) -> None:
-    found = subprocess.run(
+    result = subprocess.run(
         ["git", "-C", str(repository), "archive", "--format=tar", commit],
         capture_output=True,
         check=False,
     )
-    if found.returncode:
-        words = found.stderr.decode("utf-8", "replace").strip()
+    if result.returncode:
+        message = result.stderr.decode("utf-8", "replace").strip()
         raise InstanceUnfit(
-            f"{CHECKOUTS}/{repository.name} does not have the commit {commit}: {words}"
+            f"{CHECKOUTS}/{repository.name} does not have the commit {commit}: {message}"
         )
     to.mkdir(parents=True)
     try:
-        with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(result.stdout)) as archive:
             archive.extractall(to, filter="data")
     except tarfile.FilterError as error:
         raise InstanceUnfit(f"its repository has a link that leads out of it: {error}") from None
@@ -270,8 +295,8 @@ def _apply_patch(folder: Path, patch: str, name: str) -> None:
         check=False,
     )
     if done.returncode:
-        words = done.stderr.decode("utf-8", "replace").strip()
-        raise InstanceUnfit(f"its {name} does not fit to its commit: {words}")
+        message = done.stderr.decode("utf-8", "replace").strip()
+        raise InstanceUnfit(f"its {name} does not fit to its commit: {message}")
 
 
 def _list_texts(folder: Path) -> dict[str, bytes]:
@@ -284,16 +309,18 @@ def _test_files(
     before: Mapping[str, bytes], tested: Mapping[str, bytes], named: Iterable[str]
 ) -> list[str]:
     """Return the files that the verifier puts in their place: those of the test patch, and all that are tests."""
-    modules = {
-        module for name in named for module in (name.rsplit(".", 1)[0], name.rsplit(".", 2)[0])
-    }
-    return [
-        path
-        for path, text in tested.items()
-        if before.get(path) != text
-        or _TEST_FOLDERS & set(PurePosixPath(path).parts[:-1])
-        or path.removesuffix(".py").replace("/", ".") in modules
-    ]
+    modules = set[str]()
+    for name in named:
+        modules.add(name.rsplit(".", 1)[0])
+        modules.add(name.rsplit(".", 2)[0])
+    chosen = []
+    for path, text in tested.items():
+        is_of_patch = before.get(path) != text
+        is_in_test_folder = _TEST_FOLDERS & set(PurePosixPath(path).parts[:-1])
+        module = path.removesuffix(".py").replace("/", ".")
+        if is_of_patch or is_in_test_folder or module in modules:
+            chosen.append(path)
+    return chosen
 
 
 def _copy_files(source: Path, to: Path, paths: Iterable[str]) -> None:

@@ -112,7 +112,10 @@ class EverydayDemo:
         talk = EverydayTalk()
         while len(talk.versions) < replies and len(talk.failures) < 3:
             history: list[dict[str, str]] = []
-            while (text := self._person.next_message(history)) is not None:
+            while True:
+                text = self._person.next_message(history)
+                if text is None:
+                    break
                 self._show_reaction(talk)
                 if len(talk.versions) >= replies:
                     break

@@ -37,12 +37,12 @@ def reading_grade(text: str) -> float:
 
     Syllables are counted as groups of vowels. A text without words has an infinite grade.
     """
-    words = [word.lower() for word in _WORD.findall(text) if word[0].isalpha()]
-    if not words:
+    lowered = [word.lower() for word in _WORD.findall(text) if word[0].isalpha()]
+    if not lowered:
         return float("inf")
     sentences = max(1, len(_SENTENCE_END.findall(text)))
-    syllables = sum(_count_syllables(word) for word in words)
-    return 0.39 * len(words) / sentences + 11.8 * syllables / len(words) - 15.59
+    syllables = sum(_count_syllables(word) for word in lowered)
+    return 0.39 * len(lowered) / sentences + 11.8 * syllables / len(lowered) - 15.59
 
 
 def _count_syllables(word: str) -> int:

@@ -78,8 +78,8 @@ class RulePerson:
         liked = has_style(self.taste, reply)
         pool = phrases.PRAISE if liked else phrases.COMPLAINT
         chosen = pool[self.taste] if right else phrases.WRONG_ANSWER
-        said = self._rng.choice(chosen.subtle if self._rng.random() < self.subtle else chosen.plain)
-        return PersonReaction(text=said, satisfied=right and liked, correct=right)
+        text = self._rng.choice(chosen.subtle if self._rng.random() < self.subtle else chosen.plain)
+        return PersonReaction(text=text, satisfied=right and liked, correct=right)
 
 
 PERSON_ANSWER: AnswerSchema = {
@@ -146,9 +146,9 @@ def parse_reaction(answer: str) -> tuple[bool, str]:
     start = answer.find("{")
     end = answer.rfind("}")
     try:
-        found = json.loads(answer[start : end + 1])
-        satisfied = found["satisfied"]
-        message = found["message"]
+        reaction = json.loads(answer[start : end + 1])
+        satisfied = reaction["satisfied"]
+        message = reaction["message"]
     except (ValueError, LookupError, TypeError):
         satisfied = None
         message = ""

@@ -36,25 +36,28 @@ class SessionLog:
 
 
 async def run_session(
-    ask: AskReply,
+    send: AskReply,
     person: SimulatedPerson,
     question: Question,
     *,
     max_replies: int,
-    heard: Callable[[str], None] = lambda said: None,
+    heard: Callable[[str], None] = lambda text: None,
 ) -> SessionLog:
     """Run a session. `heard`: called with each reaction before the next reply is requested."""
     history: list[dict[str, str]] = [{"role": "user", "content": question.text}]
     reactions: list[PersonReaction] = []
     while True:
-        reply = await ask(history)
+        reply = await send(history)
         if len(reactions) == max_replies or (reactions and reactions[-1].satisfied):
             return SessionLog(question=question, reactions=tuple(reactions))
-        reactions.append(reaction := await person.react_to(question, reply))
+        reaction = await person.react_to(question, reply)
+        reactions.append(reaction)
         heard(reaction.text)
-        again = not reaction.satisfied and len(reactions) < max_replies
-        said = f"{reaction.text} {question.text}" if again else reaction.text
-        history += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
+        text = reaction.text
+        if not reaction.satisfied and len(reactions) < max_replies:
+            text = f"{reaction.text} {question.text}"
+        history.append({"role": "assistant", "content": reply})
+        history.append({"role": "user", "content": text})
 
 
 def problems_of(seed: int, name: str) -> Callable[[], Question]:

@@ -77,9 +77,11 @@ async def open_people(
 
     Raises `ConfigError` for rules with another model than the starter: their word lists fit its sentences alone.
     """
-    profiles = {
-        KIND_PREFIX + name: one for name, one in PEOPLE.items() if KIND_PREFIX + name in kinds
-    }
+    profiles = {}
+    for name, profile in PEOPLE.items():
+        kind = KIND_PREFIX + name
+        if kind in kinds:
+            profiles[kind] = profile
     if endpoint is None:
         if profiles and local_model_folder(config.model.path) != local_model_folder(STARTER):
             raise ConfigError(

@@ -47,8 +47,8 @@ def prepare_folder(folder: Path) -> None:
 
 
 def _differences(new: EvalResult, old: EvalResult) -> list[PairedDifference]:
-    found = (paired_difference(new, old, kind) for kind in new.kinds)
-    return [one for one in found if one is not None]
+    differences = (paired_difference(new, old, kind) for kind in new.kinds)
+    return [one for one in differences if one is not None]
 
 
 def comparison_text(new: EvalResult, old: EvalResult) -> str:
@@ -110,7 +110,7 @@ def _changed_first(
     new: EvalResult, old: EvalResult, kind: str
 ) -> Iterator[tuple[TaskScore, TaskScore]]:
     """Yield the pairs of scores; those that differ come first."""
-    pairs = [pair for found in paired_scores(new, old, kind).values() for pair in found]
+    pairs = [pair for group in paired_scores(new, old, kind).values() for pair in group]
     yield from sorted(pairs, key=lambda pair: pair[0].solved == pair[1].solved)
 
 

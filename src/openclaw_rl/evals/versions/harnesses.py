@@ -35,14 +35,15 @@ class EvaluationHarness:
     requirement: str
     arguments: Callable[[GatewayAccess, str, str, Path], list[str]]
 
-    def find_program(self, given: str | None) -> str:
+    def find_program(self, chosen: str | None) -> str:
         """Return the path of the program. Raises `ConfigError` if it is not installed."""
-        if (found := shutil.which(given or self.program)) is None:
+        program = shutil.which(chosen or self.program)
+        if program is None:
             raise ConfigError(
-                f"{given or self.program}: there is no such program. Install it, best in an environment of its own: "
+                f"{chosen or self.program}: there is no such program. Install it, best in an environment of its own: "
                 f"pip install {self.requirement}. Then name it with --program PATH, or put its folder on PATH."
             )
-        return found
+        return program
 
 
 def _lm_eval_arguments(access: GatewayAccess, model: str, task: str, folder: Path) -> list[str]:
@@ -110,14 +111,14 @@ def run_harness(
     `SubprocessSystem`. Raises `ConfigError` if the program is not installed or the version cannot be served, and
     `OpenClawError` if the gateway does not start.
     """
-    found = harness.find_program(program)
+    executable = harness.find_program(program)
     check_known(config, [version])
     with open_gateway(config, yes=yes) as access:
         number = access.resolve(version)
         model = access.pinned(number)
         asyncio.run(check_versions(access, [model]))
         folder = (out or config.home_dir / "evaluations" / f"{harness.program}-v{number}").resolve()
-        command = [found, *harness.arguments(access, model, task, folder), *more]
+        command = [executable, *harness.arguments(access, model, task, folder), *more]
         keys = dict.fromkeys(_KEY_VARIABLES, access.key)
         return subprocess.run(
             command, env=foreign_environment(keys), check=False

@@ -41,13 +41,13 @@ def paired_scores(
     new: EvalResult, old: EvalResult, kind: str
 ) -> dict[str, list[tuple[TaskScore, TaskScore]]]:
     """Return for each task of a kind the scores of both versions, a pair for each seed."""
-    found: defaultdict[str, list[tuple[TaskScore, TaskScore]]] = defaultdict(list)
+    pairs: defaultdict[str, list[tuple[TaskScore, TaskScore]]] = defaultdict(list)
     for first, second in zip(new.of_kind(kind), old.of_kind(kind), strict=True):
         assert (first.name, first.seed) == (second.name, second.seed), (
             "both versions have the same tasks"
         )
-        found[first.name].append((first, second))
-    return found
+        pairs[first.name].append((first, second))
+    return pairs
 
 
 def paired_difference(new: EvalResult, old: EvalResult, kind: str) -> PairedDifference | None:

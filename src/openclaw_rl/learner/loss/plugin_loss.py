@@ -119,7 +119,9 @@ class PluginLoss:
             return None
         arguments = self._call_arguments(reply) | instead
         shape = f"given tensors of shape {tuple(reply.sampled.shape)}: one number for each token of the reply"
-        with self._plugin.convert_errors(self.name, passing=(torch.OutOfMemoryError,), given=shape):
+        with self._plugin.convert_errors(
+            self.name, passing=(torch.OutOfMemoryError,), arguments=shape
+        ):
             result = self._function(**arguments)
         if self.name != "compute_hybrid_loss":
             return self._check_scalar(result), {}

@@ -100,8 +100,9 @@ class BatchFeed:
 
     def _claim_samples(self) -> list[Fields]:
         start = self._mailbox.get("start")
+        is_other_run = start is not None and start["run"] != self._run
         # Slime began again: the open batch was of its last run.
-        if start is not None and start["run"] != self._run:
+        if is_other_run:
             self._disconnect()
         if self._stream is None:
             self._stream = self._connect()
@@ -174,24 +175,25 @@ class BatchFeed:
     def _check_start(self, load: StartWeights) -> None:
         """Raise unless slime has the weights from which the next step starts."""
         wanted = None if load.folder is None else Path(load.folder).name
-        if wanted == self._weights:
-            if wanted is None:
-                weight_files.record_base(self._options.home, self._fingerprint)
-            return
-        raise FeedUnfit(
-            f"the next step starts from {load.folder or 'the base'}, and slime has {self._weights or 'other weights'}: "
-            "after a rollback or an undo, start slime again with a checkpoint of these weights (--load)"
-        )
+        if wanted != self._weights:
+            start = load.folder or "the base"
+            current = self._weights or "other weights"
+            raise FeedUnfit(
+                f"the next step starts from {start}, and slime has {current}: "
+                "after a rollback or an undo, start slime again with a checkpoint of these weights (--load)"
+            )
+        if wanted is None:
+            weight_files.record_base(self._options.home, self._fingerprint)
 
     def _prepare(self, rows: Sequence[Row]) -> PreparedBatch:
         options = self._options
         has_teacher = self._options.teacher_url is not None
-        kept, dropped = split_fit_rows(
+        fit, dropped = split_fit_rows(
             rows, temperature=options.temperature, has_teacher=has_teacher
         )
         with ThreadPoolExecutor(_CONCURRENT_SCORINGS) as pool:
-            scored = list(pool.map(self._score_teacher, kept))
-        pairs = enumerate(zip(kept, scored, strict=True))
+            scored = list(pool.map(self._score_teacher, fit))
+        pairs = enumerate(zip(fit, scored, strict=True))
         samples = [
             sample_fields(row, n, method=self._method, teacher=logprobs)
             for n, (row, logprobs) in pairs

@@ -39,12 +39,12 @@ COMPLETED = "completed"
 """Value of `Sample.Status.COMPLETED`."""
 
 
-def version_problem(found: str) -> str | None:
+def version_problem(version: str) -> str | None:
     """Return why this version of slime is not supported, or None."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:3])
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if MIN_VERSION <= numbers < VERSION_BELOW:
         return None
-    return f"slime {found or 'of unknown version'}; expected {RELEASE} up to 0.4. Install the tag v{RELEASE}"
+    return f"slime {version or 'of unknown version'}; expected {RELEASE} up to 0.4. Install the tag v{RELEASE}"
 
 
 def missing_fields(sample_class: Any) -> list[str]:

@@ -26,7 +26,9 @@ class SlimeOptions:
     @classmethod
     def from_args(cls, args: Any) -> SlimeOptions:
         """Read slime's arguments. Raises `ValueError` for those that do not fit."""
-        problems = [problem for check in _CHECKS for problem in check(args)]
+        problems = []
+        for check in _CHECKS:
+            problems += check(args)
         if problems:
             raise ValueError(
                 "OpenClaw-RL cannot feed slime with these arguments: " + "; ".join(problems)
@@ -50,66 +52,65 @@ def method_problem(method: str, finetune: str, *, has_teacher: bool) -> str | No
     if finetune != "full":
         return f"train.finetune is {finetune}, and slime trains full weights. Set train.finetune to full"
     if method not in _METHODS:
-        return f"train.method is {method}, for which slime has no loss. Set it to {', '.join(_METHODS)}"
-    if (method in _TEACHER_METHODS) != has_teacher:
-        advice = (
-            "Leave out --use-opd" if has_teacher else "Add --use-opd --opd-type sglang --rm-url URL"
-        )
-        return f"train.method is {method}. {advice}"
+        known = ", ".join(_METHODS)
+        return f"train.method is {method}, for which slime has no loss. Set it to {known}"
+    needs_teacher = method in _TEACHER_METHODS
+    if needs_teacher and not has_teacher:
+        return f"train.method is {method}. Add --use-opd --opd-type sglang --rm-url URL"
+    if has_teacher and not needs_teacher:
+        return f"train.method is {method}. Leave out --use-opd"
     return None
 
 
 def _check_weights(args: Any) -> list[str]:
-    found = []
-    if (args.update_weight_mode, args.update_weight_transport) != (
-        "full",
-        "disk",
-    ) or not args.update_weight_disk_dir:
-        found.append(
+    problems = []
+    transport = (args.update_weight_mode, args.update_weight_transport)
+    if transport != ("full", "disk") or not args.update_weight_disk_dir:
+        problems.append(
             "set --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir DIR"
         )
     if args.custom_update_weight_post_write_path != HOOK_PATH:
-        found.append(f"set --custom-update-weight-post-write-path {HOOK_PATH}")
+        problems.append(f"set --custom-update-weight-post-write-path {HOOK_PATH}")
     if args.rollout_top_p != 1:
-        found.append(
+        problems.append(
             f"--rollout-top-p is {args.rollout_top_p}; expected 1, because slime replays what it cut"
         )
     if args.update_weights_interval != 1:
-        found.append(f"--update-weights-interval is {args.update_weights_interval}; expected 1")
-    return found
+        problems.append(f"--update-weights-interval is {args.update_weights_interval}; expected 1")
+    return problems
 
 
 def _check_rewards(args: Any) -> list[str]:
-    found = []
+    problems = []
     if args.n_samples_per_prompt != 1:
-        found.append(
+        problems.append(
             f"--n-samples-per-prompt is {args.n_samples_per_prompt}; a turn of a conversation has one reply"
         )
     normalizes = args.advantage_estimator in _NORMALIZES and args.rewards_normalization
     if normalizes and args.custom_reward_post_process_path is None:
-        found.append(
+        problems.append(
             "set --disable-rewards-normalization, because with one reply to a prompt all rewards become 0"
         )
-    return found
+    return problems
 
 
 def _check_teacher(args: Any) -> list[str]:
     if not args.use_opd:
         return []
-    found = []
+    problems = []
     if args.opd_type != "sglang" or not args.rm_url:
-        found.append(
+        problems.append(
             "set --opd-type sglang and --rm-url to a server with the base: the teacher reads the hint"
         )
     if not args.use_rollout_logprobs:
-        found.append(
+        problems.append(
             "set --use-rollout-logprobs, so that samples without a hint have no distillation term"
         )
     if args.rollout_temperature != 1:
-        found.append(
+        problems.append(
             f"--rollout-temperature is {args.rollout_temperature}; the teacher is scored at 1"
         )
-    return found
+    return problems
 
 
 _CHECKS = (_check_weights, _check_rewards, _check_teacher)

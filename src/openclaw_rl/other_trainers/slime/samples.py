@@ -18,11 +18,16 @@ def split_fit_rows(
 
     A turn whose prompt had lessons has two rows, one of which has no importance ratio.
     """
-    reasons = [unfit_reason(row, temperature=temperature, has_teacher=has_teacher) for row in rows]
-    fit = [row for row, why in zip(rows, reasons, strict=True) if why is None]
+    fit = []
+    unfit: dict[str, str] = {}
+    for row in rows:
+        reason = unfit_reason(row, temperature=temperature, has_teacher=has_teacher)
+        if reason is None:
+            fit.append(row)
+        else:
+            unfit[row["turn"]] = reason
     turns = {row["turn"] for row in fit}
-    unfit = {row["turn"]: why for row, why in zip(rows, reasons, strict=True) if why is not None}
-    return fit, {turn: why for turn, why in unfit.items() if turn not in turns}
+    return fit, {turn: reason for turn, reason in unfit.items() if turn not in turns}
 
 
 def unfit_reason(row: Row, *, temperature: float, has_teacher: bool) -> str | None:
@@ -31,12 +36,12 @@ def unfit_reason(row: Row, *, temperature: float, has_teacher: bool) -> str | No
         return "sampled under a hint: slime has no loss without an importance ratio"
     if row["temperature"] != temperature:
         return f"sampled at temperature {row['temperature']:g}; slime's --rollout-temperature is {temperature:g}"
-    if row["reward"] is None and not (has_teacher and row["hinted_prompts"]):
-        return (
-            "no score, and slime trains without hints (--use-opd)"
-            if row["hinted_prompts"]
-            else "no score, no hint"
-        )
+    if row["reward"] is not None:
+        return None
+    if not row["hinted_prompts"]:
+        return "no score, no hint"
+    if not has_teacher:
+        return "no score, and slime trains without hints (--use-opd)"
     return None
 
 

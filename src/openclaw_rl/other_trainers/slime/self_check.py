@@ -57,17 +57,17 @@ def _run_check(check: Callable[[], Outcome]) -> Outcome:
 
 
 def _check_import() -> Outcome:
-    found = importlib.import_module("slime.utils.types")
-    return True, str(found.__file__)
+    module = importlib.import_module("slime.utils.types")
+    return True, str(module.__file__)
 
 
 def _check_version() -> Outcome:
     try:
-        found = importlib.metadata.version("slime")
+        version = importlib.metadata.version("slime")
     except importlib.metadata.PackageNotFoundError:
-        found = ""
-    problem = version_problem(found)
-    return problem is None, problem or found
+        version = ""
+    problem = version_problem(version)
+    return problem is None, problem or version
 
 
 def _check_fields() -> Outcome:
@@ -79,8 +79,8 @@ def _check_fields() -> Outcome:
 
 def _check_path(path: str, parameters: tuple[str, ...]) -> Outcome:
     function: Any = importlib.import_module("slime.utils.misc").load_function(path)
-    found = tuple(inspect.signature(function).parameters)
-    return found == parameters, f"{path}({', '.join(found)})"
+    names = tuple(inspect.signature(function).parameters)
+    return names == parameters, f"{path}({', '.join(names)})"
 
 
 def print_checks() -> None:

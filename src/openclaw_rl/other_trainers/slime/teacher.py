@@ -60,23 +60,29 @@ def _score_prompt(url: str, prompt: Sequence[int], reply: Sequence[int]) -> list
     }
     answer = post_json(url, body)
     try:
-        # SGLang names the last id of the vocabulary, its image mark, as 0.
         scored = answer["meta_info"]["input_token_logprobs"][-len(reply) :]
         logprobs = [entry[0] for entry in scored]
-        same = len(scored) == len(reply) and all(
-            e[1] in (i, 0) for e, i in zip(scored, reply, strict=True)
-        )
+        scored_ids = [entry[1] for entry in scored]
     except (KeyError, TypeError, IndexError) as error:
         raise TeacherUnfit(
             f"{url} is no /generate of SGLang: its answer has no input_token_logprobs"
         ) from error
-    if not same or not all(
-        isinstance(value, float | int) and math.isfinite(value) for value in logprobs
-    ):
+    if not _are_of_reply(scored_ids, reply) or not all(map(_is_finite, logprobs)):
         raise TeacherUnfit(
             f"{url} gave no log-probabilities of the {len(reply)} tokens that it was sent"
         )
     return logprobs
+
+
+def _are_of_reply(scored_ids: Sequence[Any], reply: Sequence[int]) -> bool:
+    """Return whether scores are of these tokens. SGLang names the last id of the vocabulary, its image mark, as 0."""
+    if len(scored_ids) != len(reply):
+        return False
+    return all(scored in (id_, 0) for scored, id_ in zip(scored_ids, reply, strict=True))
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float | int) and math.isfinite(value)
 
 
 def post_json(url: str, body: dict[str, Any]) -> Any:
@@ -95,7 +101,9 @@ def post_json(url: str, body: dict[str, Any]) -> Any:
             pause = _retry_delay(error, failures)
             seconds = time.monotonic() - began
             if not error.retryable or failures > RETRIES or seconds + pause > RETRY_WITHIN_SECONDS:
-                tried = f" ({failures} attempts in {seconds:.0f} s)" if failures > 1 else ""
+                tried = ""
+                if failures > 1:
+                    tried = f" ({failures} attempts in {seconds:.0f} s)"
                 raise TeacherUnfit(
                     f"{url}: {error}{tried}. Expected an SGLang server with the base. Start it, or correct --rm-url, "
                     "and start slime again: the turns stay in the queue"
@@ -105,8 +113,8 @@ def post_json(url: str, body: dict[str, Any]) -> Any:
 
 
 def _retry_delay(error: _AttemptFailed, failures: int) -> float:
-    own = backoff_delay(failures, first=FIRST_RETRY_SECONDS, longest=LONGEST_RETRY_SECONDS)
-    return own if error.wait is None else error.wait + own * 0.1
+    backoff = backoff_delay(failures, first=FIRST_RETRY_SECONDS, longest=LONGEST_RETRY_SECONDS)
+    return backoff if error.wait is None else error.wait + backoff * 0.1
 
 
 def _send_request(url: str, content: bytes) -> Any:

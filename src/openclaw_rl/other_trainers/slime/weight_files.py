@@ -21,9 +21,9 @@ def fingerprint_of(folder: Path) -> str:
 
     Two exports of the same weights by slime have the same one, however they are split into files.
     """
-    entries = [
-        entry for path in sorted(folder.glob("*.safetensors")) for entry in _read_tensors(path)
-    ]
+    entries = []
+    for path in sorted(folder.glob("*.safetensors")):
+        entries += _read_tensors(path)
     if not entries:
         raise ValueError(f"{folder}: no tensors in *.safetensors")
     whole = sha256()
@@ -39,14 +39,14 @@ def _read_tensors(path: Path) -> list[tuple[str, dict[str, Any], bytes]]:
         if size > path.stat().st_size:
             raise ValueError(f"{path}: no safetensors file, or not all of it")
         header = json.loads(file.read(size))
-        found = []
+        tensors = []
         for name, about in header.items():
             if name == "__metadata__":
                 continue
             begin, end = about["data_offsets"]
             file.seek(8 + size + begin)
-            found.append((name, about, file.read(min(end - begin, _BYTES_OF_TENSOR))))
-    return found
+            tensors.append((name, about, file.read(min(end - begin, _BYTES_OF_TENSOR))))
+    return tensors
 
 
 def find_version(home: Path, fingerprint: str) -> str | None:
@@ -69,12 +69,12 @@ def read_base(home: Path) -> str | None:
     """Return the fingerprint of the base; None before a step from it was begun. Raises `ValueError` if damaged."""
     path = home / BASE_FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise _base_file_error(path, str(error)) from error
-    fingerprint = found.get("fingerprint") if isinstance(found, dict) else None
+    fingerprint = content.get("fingerprint") if isinstance(content, dict) else None
     if not isinstance(fingerprint, str):
         raise _base_file_error(path, "it has no fingerprint")
     return fingerprint

@@ -35,12 +35,12 @@ def hand_over_weights(
     mailbox: Mailbox, written: Path, *, answer_seconds: float = _ANSWER_SECONDS
 ) -> None:
     """Wait until the version and its uses are in the store. The first weights of a run only say where it starts."""
-    found = _FOLDER_NAME.match(written.name)
-    if found is None:
+    match = _FOLDER_NAME.match(written.name)
+    if match is None:
         raise WeightsNotKept(
             f"{written.name}: expected a folder weight_vN, as slime 0.3.1 writes it"
         )
-    number = int(found[1])
+    number = int(match[1])
     if number == 1:
         mailbox.clear()
         mailbox.put(

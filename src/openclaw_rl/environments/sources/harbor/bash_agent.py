@@ -76,7 +76,9 @@ class ToolAgent:
             if not reply.calls:
                 return
             messages.append(reply.message)
-            messages += [tool_message(call, await _answer_call(call, box)) for call in reply.calls]
+            for call in reply.calls:
+                output = await _answer_call(call, box)
+                messages.append(tool_message(call, output))
 
     def box_access(self, ticket: EpisodeTicket) -> BoxAccess:
         """Return nothing: the agent works outside, and only commands run in the box."""
@@ -101,7 +103,8 @@ class TextAgent:
             command = find_command(reply.text)
             if command in ("", "exit"):
                 return
-            messages += [reply.message, {"role": "user", "content": await _run_shown(command, box)}]
+            output = await _run_shown(command, box)
+            messages += [reply.message, {"role": "user", "content": output}]
 
     def box_access(self, ticket: EpisodeTicket) -> BoxAccess:
         """Return nothing: the agent works outside, and only commands run in the box."""
@@ -149,9 +152,9 @@ def find_command(reply: str) -> str:
 
 def show_result(result: CommandResult) -> str:
     """Return what the model sees of a command's end."""
-    ending = f"exit status {result.exit_code}" + (
-        " (stopped: it took too long)" if result.timed_out else ""
-    )
+    ending = f"exit status {result.exit_code}"
+    if result.timed_out:
+        ending += " (stopped: it took too long)"
     output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
     if len(output) > _SHOWN:
         half = _SHOWN // 2

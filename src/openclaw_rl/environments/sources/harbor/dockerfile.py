@@ -77,21 +77,14 @@ def read_build_plan(context: Path) -> BuildPlan:
     plan = BuildPlan()
     arguments = dict[str, str]()
     stages = 0
-    file = context / "Dockerfile"
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    if "\0" in text:
-        raise DockerfileError("environment/Dockerfile has a NUL byte")
-    for line, name, rest in _split_instructions(text):
+    for line, name, rest in _split_instructions(_read_dockerfile(context)):
         where = f"environment/Dockerfile, line {line}"
         if name == "FROM":
             stages += 1
             if stages > 1:
                 raise DockerfileError(f"{where}: several stages, which need a container builder")
         elif name == "RUN":
-            if "<<" in rest.split("\n")[0] and re.search(r"<<-?\s*['\"]?\w+", rest):
-                raise DockerfileError(f"{where}: a here-document, which needs a container builder")
-            words = _read_words(rest)
-            command = re.sub(r"^(--\S+\s+)+", "", rest) if words is None else shlex.join(words)
+            command = _read_command(rest, where)
             plan.steps.append(RunStep(command=command, cwd=plan.cwd, line=line))
         elif name == "WORKDIR":
             plan.cwd = _join_path(plan.cwd, _expand_text(rest.strip(), plan.variables | arguments))
@@ -109,16 +102,40 @@ def read_build_plan(context: Path) -> BuildPlan:
     return plan
 
 
+def _read_dockerfile(context: Path) -> str:
+    """Return the text of `context`/Dockerfile, or ""."""
+    file = context / "Dockerfile"
+    if not file.is_file():
+        return ""
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if "\0" in text:
+        raise DockerfileError("environment/Dockerfile has a NUL byte")
+    return text
+
+
+def _read_command(rest: str, where: str) -> str:
+    """Return the command of RUN for a shell."""
+    if "<<" in rest.split("\n")[0] and re.search(r"<<-?\s*['\"]?\w+", rest):
+        raise DockerfileError(f"{where}: a here-document, which needs a container builder")
+    exec_form = _read_words(rest)
+    if exec_form is not None:
+        return shlex.join(exec_form)
+    return re.sub(r"^(--\S+\s+)+", "", rest)
+
+
 def writable_folder(path: str) -> str:
     """Return the folder of a box, empty at first, that `path` is in. Raises `DockerfileError` for a shared one."""
     parts = PurePosixPath(path).parts
-    if len(parts) < 2 or parts[0] != "/" or ".." in parts or parts[1] in _SHARED:
+    is_below_root = len(parts) >= 2 and parts[0] == "/" and ".." not in parts
+    if not is_below_root or parts[1] in _SHARED:
         raise DockerfileError(
             f"it writes to {path}, which is this machine's in a box: it needs an image"
         )
-    if parts[1] == "home":
-        return str(PurePosixPath(*parts[:3])) if len(parts) > 2 else HOME_FOLDER
-    return f"/{parts[1]}"
+    if parts[1] != "home":
+        return f"/{parts[1]}"
+    if len(parts) == 2:
+        return HOME_FOLDER
+    return str(PurePosixPath(*parts[:3]))
 
 
 def _split_instructions(text: str) -> Iterator[tuple[int, str, str]]:
@@ -127,7 +144,9 @@ def _split_instructions(text: str) -> Iterator[tuple[int, str, str]]:
     began = 0
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.rstrip()
-        if line.lstrip().startswith("#") or not (line.strip() or pending):
+        is_comment = line.lstrip().startswith("#")
+        is_blank = not line.strip()
+        if is_comment or (is_blank and not pending):
             continue
         began = began or number
         if line.endswith("\\"):
@@ -153,13 +172,14 @@ def _expand_text(text: str, variables: dict[str, str]) -> str:
 def _read_words(rest: str) -> list[str] | None:
     """Return the words of the form `["program", "word"]`; None for any other text, which is for a shell."""
     try:
-        found = json.loads(rest)
+        value = json.loads(rest)
     except (ValueError, RecursionError):
         return None
-    is_list = (
-        isinstance(found, list) and bool(found) and all(isinstance(word, str) for word in found)
-    )
-    return found if is_list else None
+    if not isinstance(value, list) or not value:
+        return None
+    if not all(isinstance(word, str) for word in value):
+        return None
+    return value
 
 
 def _split_words(rest: str, where: str) -> list[str]:
@@ -171,51 +191,68 @@ def _split_words(rest: str, where: str) -> list[str]:
 
 def _read_pairs(rest: str, variables: dict[str, str], where: str) -> dict[str, str]:
     """Return the variables of ENV or ARG: `A=1 B="x y"`, `A 1` in the old form, `A` for an argument without value."""
-    first = rest.split(None, 1)
-    if "=" not in first[0]:
-        found = {first[0]: _expand_text(first[1], variables)} if len(first) > 1 else {}
-    else:
-        pairs = (word.partition("=") for word in _split_words(rest, where))
-        found = {name: _expand_text(value, variables) for name, _, value in pairs}
-    if wrong := [name for name in found if VARIABLE_NAME.fullmatch(name) is None]:
-        raise DockerfileError(f"{where}: {wrong[0][:80]!r} cannot be the name of a variable")
-    return found
+    first, *more = rest.split(None, 1)
+    values = {}
+    if "=" in first:
+        for word in _split_words(rest, where):
+            name, _, value = word.partition("=")
+            values[name] = _expand_text(value, variables)
+    elif more:
+        values[first] = _expand_text(more[0], variables)
+    for name in values:
+        if VARIABLE_NAME.fullmatch(name) is None:
+            raise DockerfileError(f"{where}: {name[:80]!r} cannot be the name of a variable")
+    return values
 
 
 def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:
-    words = _read_words(rest)
-    words = _split_words(rest, where) if words is None else words
-    flags = [word for word in words if word.startswith("--")]
-    *sources, target = [word for word in words if not word.startswith("--")] or [""]
-    if not sources:
-        raise DockerfileError(f"{where}: expected what is copied, and where to")
-    mode = next(
-        (flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")), None
-    )
-    if any(flag.startswith("--from") for flag in flags) or any(
-        "://" in source for source in sources
-    ):
+    sources, target, flags = _read_copy(rest, where)
+    is_of_image = any(flag.startswith("--from") for flag in flags)
+    if is_of_image or any("://" in source for source in sources):
         raise DockerfileError(f"{where}: it copies from another image or from the network")
+    modes = [flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")]
+    mode = modes[0] if modes else None
     is_folder = target.endswith(("/", "/.")) or target == "." or len(sources) > 1
     path = _join_path(plan.cwd, target)
     plan.add_folder(path)
     for pattern in sources:
-        try:
-            found = (
-                sorted(context.glob(pattern.strip("/") or "."))
-                if pattern.strip("./")
-                else [context]
-            )
-        except ValueError as error:
-            raise DockerfileError(f"{where}: {pattern} is no pattern of files ({error})") from None
-        if not found:
-            raise DockerfileError(f"{where}: environment/{pattern} does not exist")
-        for source in found:
-            if context.resolve() not in (source.resolve(), *source.resolve().parents):
-                raise DockerfileError(f"{where}: {pattern} is outside of environment/")
-            into = is_folder or path in (plan.cwd, *plan.folders)
-            at = path if source.is_dir() or not into else f"{path}/{source.name}"
-            plan.steps.append(CopyStep(source=source, target=at, mode=mode))
+        for source in _find_sources(context, pattern, where):
+            into_folder = is_folder or path in (plan.cwd, *plan.folders)
+            if into_folder and not source.is_dir():
+                step = CopyStep(source=source, target=f"{path}/{source.name}", mode=mode)
+            else:
+                step = CopyStep(source=source, target=path, mode=mode)
+            plan.steps.append(step)
+
+
+def _read_copy(rest: str, where: str) -> tuple[list[str], str, list[str]]:
+    """Return the sources, the target and the flags of COPY or ADD."""
+    arguments = _read_words(rest)
+    if arguments is None:
+        arguments = _split_words(rest, where)
+    flags = [word for word in arguments if word.startswith("--")]
+    paths = [word for word in arguments if not word.startswith("--")]
+    if len(paths) < 2:
+        raise DockerfileError(f"{where}: expected what is copied, and where to")
+    *sources, target = paths
+    return sources, target, flags
+
+
+def _find_sources(context: Path, pattern: str, where: str) -> list[Path]:
+    """Return the files and folders of a source of COPY."""
+    if not pattern.strip("./"):
+        return [context]
+    try:
+        matches = sorted(context.glob(pattern.strip("/")))
+    except ValueError as error:
+        raise DockerfileError(f"{where}: {pattern} is no pattern of files ({error})") from None
+    if not matches:
+        raise DockerfileError(f"{where}: environment/{pattern} does not exist")
+    for source in matches:
+        path = source.resolve()
+        if context.resolve() not in (path, *path.parents):
+            raise DockerfileError(f"{where}: {pattern} is outside of environment/")
+    return matches
 
 
 def _join_path(cwd: str, path: str) -> str:

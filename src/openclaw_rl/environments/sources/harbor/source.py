@@ -62,7 +62,8 @@ class HarborSource:
         except BoxLost as error:
             raise UnfitTask(str(error)) from error
         except SandboxError as error:
-            if solve and (problem := await find_machine_problem(self.sandbox)) is not None:
+            problem = await find_machine_problem(self.sandbox) if solve else None
+            if problem is not None:
                 raise ConfigError(problem) from error
             raise UnfitTask(str(error)) from error
         finally:

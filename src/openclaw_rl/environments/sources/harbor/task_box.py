@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,8 +127,10 @@ class TaskBox:
 
         `seconds`: what is left of the episode's time. Raises `SandboxError` if nothing is known of the work.
         """
-        own = self.folder.settings.verifier.timeout_sec
-        limit = own if seconds is None else min(own, max(seconds, LEAST_VERIFIER_SECONDS))
+        task_limit = self.folder.settings.verifier.timeout_sec
+        limit = (
+            task_limit if seconds is None else min(task_limit, max(seconds, LEAST_VERIFIER_SECONDS))
+        )
         plan = Verification(
             command=f"mkdir -p {_RESULTS}; chmod +x {_TESTS}/test.sh; {_TESTS}/test.sh",
             cwd=self.plan.cwd,
@@ -140,7 +142,7 @@ class TaskBox:
             time_limit=limit,
         )
         result = await verify_in_fresh_box(self.box, self._new_box(), plan, results)
-        if result.timed_out and limit < own:
+        if result.timed_out and limit < task_limit:
             return void_outcome(
                 f"the time of the episode left {limit:g} s to the verifier: raise --limit-seconds"
             )
@@ -183,42 +185,48 @@ class TaskBox:
         disk = min(self.sandbox.disk, asked.storage_mebibytes or self.sandbox.disk)
         folders = [folder for folder in self.plan.folders if folder not in ("/tmp", HOME_FOLDER)]
         writable = tuple(dict.fromkeys((*folders, *_OWN_FOLDERS)))
-        given = access or BoxAccess()
-        root = BoxRoot(writable=writable, gateway=given.gateway, read_only=given.shown)
+        grants = access or BoxAccess()
+        root = BoxRoot(writable=writable, gateway=grants.gateway, read_only=grants.shown)
         return make_box(self.sandbox.model_copy(update={"memory": memory, "disk": disk}), root)
 
     async def _take_step(self, step: CopyStep | RunStep) -> None:
         if isinstance(step, RunStep):
-            words = f"environment/Dockerfile, line {step.line}"
-            await self._run_checked(f"mkdir -p {shlex.quote(step.cwd)}", "/", words)
-            await self._run_checked(step.command, step.cwd, words)
+            step_name = f"environment/Dockerfile, line {step.line}"
+            await self._run_checked(f"mkdir -p {shlex.quote(step.cwd)}", "/", step_name)
+            await self._run_checked(step.command, step.cwd, step_name)
             return
         await self.box.put(step.source, step.target)
         if step.mode is not None:
             change = f"chmod -R {shlex.quote(step.mode)} {shlex.quote(step.target)}"
             await self._run_checked(change, "/", "environment/Dockerfile")
 
-    async def _run_checked(self, command: str, cwd: str, words: str) -> None:
+    async def _run_checked(self, command: str, cwd: str, step_name: str) -> None:
         seconds = self.folder.settings.environment.build_timeout_sec
         result = await self.box.run(command, cwd=cwd, env=self.plan.variables, time_limit=seconds)
         if result.exit_code:
             raise UnfitTask(
-                f"{words} failed in a box, which has the programs of this machine, no network and no other root: "
+                f"{step_name} failed in a box, which has the programs of this machine, no network and no other root: "
                 f"{describe_failure(result)}"
             )
 
     def _planted_originals(self) -> dict[str, Path]:
         """Return the task's own files among the names that are not carried over: path in the box -> file."""
-        found: dict[str, Path] = {}
+        originals: dict[str, Path] = {}
         for step in self.plan.steps:
             if isinstance(step, CopyStep) and step.source.is_dir():
-                for pattern in PLANTED_NAMES:
-                    for path in step.source.rglob(pattern):
-                        if path.is_file() and not path.is_symlink():
-                            found[
-                                f"{step.target.rstrip('/')}/{path.relative_to(step.source).as_posix()}"
-                            ] = path
-        return found
+                target = step.target.rstrip("/")
+                for path in _planted_files(step.source):
+                    name = path.relative_to(step.source).as_posix()
+                    originals[f"{target}/{name}"] = path
+        return originals
+
+
+def _planted_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder whose names are not carried over to the verifier."""
+    for pattern in PLANTED_NAMES:
+        for path in folder.rglob(pattern):
+            if path.is_file() and not path.is_symlink():
+                yield path
 
 
 def read_rewards(results: Path, result: CommandResult) -> PlayOutcome:
@@ -227,10 +235,10 @@ def read_rewards(results: Path, result: CommandResult) -> PlayOutcome:
     Of several numbers in `reward.json`, `reward` counts, else their mean. No number is a failure of the environment. A
     verifier that a signal ended has decided nothing: what it ran did that, and may have written the reward, too.
     """
-    said = describe_failure(result)
+    failure = describe_failure(result)
     if result.exit_code in _SIGNALS:
         return PlayOutcome(
-            status="done", reward=0.0, reason=f"the verifier was ended by a signal: {said}"
+            status="done", reward=0.0, reason=f"the verifier was ended by a signal: {failure}"
         )
     for name in (_REWARD_TABLE, _REWARD_NUMBER):
         try:
@@ -240,19 +248,15 @@ def read_rewards(results: Path, result: CommandResult) -> PlayOutcome:
         except OSError as error:
             return void_outcome(f"the verifier's {name} cannot be read: {error}")
         try:
-            parts = _parse_parts(json.loads(raw) if name == _REWARD_TABLE else float(raw))
-            reward = (
-                parts["reward"] if "reward" in parts else math.fsum(parts.values()) / len(parts)
-            )
+            content = json.loads(raw) if name == _REWARD_TABLE else float(raw)
+            parts = _parse_parts(content)
+            reward = _total_reward(parts)
         except (ValueError, OverflowError, RecursionError) as error:
             return void_outcome(f"the verifier's {name} has no finite numbers: {error}")
-        return PlayOutcome(
-            status="done",
-            reward=reward,
-            parts={} if set(parts) == {"reward"} else parts,
-            reason=said,
-        )
-    return void_outcome(f"the verifier wrote no reward ({said})")
+        if set(parts) == {"reward"}:
+            parts = {}
+        return PlayOutcome(status="done", reward=reward, parts=parts, reason=failure)
+    return void_outcome(f"the verifier wrote no reward ({failure})")
 
 
 def describe_failure(result: CommandResult) -> str:
@@ -262,15 +266,19 @@ def describe_failure(result: CommandResult) -> str:
     return f"{ending}: {' | '.join(lines[-2:])[-_KEPT_WORDS:]}" if lines else ending
 
 
-def _parse_parts(found: Any) -> dict[str, float]:
-    table = found if isinstance(found, dict) else {"reward": found}
-    parts = {
-        str(name): float(value) for name, value in table.items() if isinstance(value, int | float)
-    }
-    if (
-        not parts
-        or len(parts) != len(table)
-        or not all(math.isfinite(value) for value in parts.values())
-    ):
-        raise ValueError(f"got {str(found)[:100]}")
+def _parse_parts(content: Any) -> dict[str, float]:
+    table = content if isinstance(content, dict) else {"reward": content}
+    parts: dict[str, float] = {}
+    for name, value in table.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"got {str(content)[:100]}")
+        parts[str(name)] = float(value)
+    if not parts:
+        raise ValueError(f"got {str(content)[:100]}")
     return parts
+
+
+def _total_reward(parts: Mapping[str, float]) -> float:
+    if "reward" in parts:
+        return parts["reward"]
+    return math.fsum(parts.values()) / len(parts)

@@ -37,16 +37,16 @@ class HarborFolder:
 def load_folder(path: Path) -> HarborFolder:
     """Return a task folder. Raises `ConfigError` if it cannot be read."""
     folder = HarborFolder(path=path, settings=read_settings(path / SETTINGS_FILE))
+    # Each step has an instruction of its own.
+    if folder.settings.steps:
+        return folder
+    file = path / "instruction.md"
     try:
-        empty = not folder.instruction and not folder.settings.steps
+        instruction = folder.instruction
     except (OSError, UnicodeDecodeError) as error:
-        if not folder.settings.steps:
-            raise ConfigError(f"{path / 'instruction.md'}: cannot be read ({error})") from None
-        empty = False
-    if empty:
-        raise ConfigError(
-            f"{path / 'instruction.md'}: is empty. Expected what the policy is asked to do"
-        )
+        raise ConfigError(f"{file}: cannot be read ({error})") from None
+    if not instruction:
+        raise ConfigError(f"{file}: is empty. Expected what the policy is asked to do")
     return folder
 
 
@@ -96,15 +96,9 @@ def digest_folder(folder: Path) -> str:
     """
     digest = hashlib.sha256()
     for path in sorted(_list_files(folder), key=lambda one: one.relative_to(folder).as_posix()):
-        mode = path.lstat().st_mode
-        is_link = stat.S_ISLNK(mode)
-        if not is_link and not stat.S_ISREG(mode):
-            raise ConfigError(
-                f"{path}: expected a file, a folder or a link in a task, got a pipe, socket or device"
-            )
-        kind = "link" if is_link else "program" if mode & stat.S_IXUSR else "file"
+        kind = _kind_of(path)
         try:
-            content = os.fsencode(path.readlink()) if is_link else path.read_bytes()
+            content = os.fsencode(path.readlink()) if kind == "link" else path.read_bytes()
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error})") from None
         name = path.relative_to(folder).as_posix()
@@ -114,6 +108,18 @@ def digest_folder(folder: Path) -> str:
             + content
         )
     return digest.hexdigest()
+
+
+def _kind_of(path: Path) -> str:
+    """Return `link`, `program` or `file`. Raises `ConfigError`."""
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        return "link"
+    if not stat.S_ISREG(mode):
+        raise ConfigError(
+            f"{path}: expected a file, a folder or a link in a task, got a pipe, socket or device"
+        )
+    return "program" if mode & stat.S_IXUSR else "file"
 
 
 def _find_folders(top: Path) -> Iterator[Path]:

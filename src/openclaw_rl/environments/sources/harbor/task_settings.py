@@ -104,13 +104,13 @@ class HarborSettings(_TaskSection):
 def read_settings(file: Path) -> HarborSettings:
     """Return the settings of a task. Raises `ConfigError`, with the file and the field."""
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{file}: cannot be read ({error}). Expected the settings of a task in TOML"
         ) from None
     try:
-        return HarborSettings.model_validate(found)
+        return HarborSettings.model_validate(table)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -122,7 +122,7 @@ def list_refusals(settings: HarborSettings, folder: Path) -> list[str]:
     box = settings.environment
     verifier = settings.verifier
     definitions = folder / "environment"
-    found = {
+    refusals = {
         "it has several steps ([[steps]])": settings.steps,
         f"it is for {box.os}": box.os.lower() != "linux",
         "it needs a GPU": box.gpus,
@@ -142,11 +142,11 @@ def list_refusals(settings: HarborSettings, folder: Path) -> list[str]:
             folder / "trajectory.json"
         ).exists(),
     }
-    own = [str(settings.metadata["unfit"])] if "unfit" in settings.metadata else []
-    return own or [reason for reason, is_found in found.items() if is_found]
+    stated = [str(settings.metadata["unfit"])] if "unfit" in settings.metadata else []
+    return stated or [reason for reason, is_found in refusals.items() if is_found]
 
 
-def fill_variables(given: Mapping[str, str], granted: Mapping[str, str]) -> dict[str, str]:
+def fill_variables(table: Mapping[str, str], granted: Mapping[str, str]) -> dict[str, str]:
     """Return variables with each `${NAME}` and `${NAME:-default}` replaced by what was granted.
 
     Raises `ConfigError` for a variable that was not granted and has no default, and for what no variable can be.
@@ -160,14 +160,17 @@ def fill_variables(given: Mapping[str, str], granted: Mapping[str, str]) -> dict
             )
         return granted.get(name, default or "")
 
-    filled = {name: _VARIABLE.sub(value_of, value) for name, value in given.items()}
-    if wrong := [
-        name for name, value in filled.items() if not VARIABLE_NAME.fullmatch(name) or "\0" in value
-    ]:
-        raise ConfigError(
-            f"the task has a variable {wrong[0][:80]!r}, whose name or value no variable can have"
-        )
+    filled = {name: _VARIABLE.sub(value_of, value) for name, value in table.items()}
+    _check_variables(filled)
     return filled
+
+
+def _check_variables(variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        if not VARIABLE_NAME.fullmatch(name) or "\0" in value:
+            raise ConfigError(
+                f"the task has a variable {name[:80]!r}, whose name or value no variable can have"
+            )
 
 
 def _size_of(value: str | int | None) -> int | None:

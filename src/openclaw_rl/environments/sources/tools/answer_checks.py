@@ -43,10 +43,10 @@ class ExactCheck(_CheckEntry):
     ignore_case: bool = False
 
     def score_answer(self, answer: str) -> float:
-        found = answer.strip()
+        text = answer.strip()
         expected = self.value.strip()
         return float(
-            found.casefold() == expected.casefold() if self.ignore_case else found == expected
+            text.casefold() == expected.casefold() if self.ignore_case else text == expected
         )
 
 
@@ -58,9 +58,10 @@ class NumberCheck(_CheckEntry):
     tolerance: float = Field(1e-9, ge=0)
 
     def score_answer(self, answer: str) -> float:
-        words = _NUMBER.findall(answer)
+        numbers = _NUMBER.findall(answer)
         return float(
-            bool(words) and abs(float(words[-1].replace(",", "")) - self.value) <= self.tolerance
+            bool(numbers)
+            and abs(float(numbers[-1].replace(",", "")) - self.value) <= self.tolerance
         )
 
 
@@ -86,9 +87,9 @@ class JsonCheck(_CheckEntry):
     value: Any
 
     def score_answer(self, answer: str) -> float:
-        found = _FENCE.search(answer)
+        fenced = _FENCE.search(answer)
         try:
-            return float(equal_json(json.loads(found.group(1) if found else answer), self.value))
+            return float(equal_json(json.loads(fenced.group(1) if fenced else answer), self.value))
         except (ValueError, RecursionError):
             return 0.0
 
@@ -190,12 +191,7 @@ def parse_checks(
         except ValidationError as error:
             raise ConfigError(f"{where}: check: {describe_error(error)}") from None
         if isinstance(check, PythonCheck) and check.file is not None:
-            try:
-                code = (folder / check.file).read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"{where}: check: {folder / check.file} cannot be read ({error})"
-                ) from None
+            code = _read_checker(folder / check.file, where)
             check = check.model_copy(update={"code": code, "file": None})
         checks.append(check)
     if not checks:
@@ -203,26 +199,37 @@ def parse_checks(
     return tuple(checks)
 
 
-def equal_json(found: Any, expected: Any) -> bool:
+def _read_checker(file: Path, where: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: check: {file} cannot be read ({error})") from None
+
+
+def equal_json(value: Any, expected: Any) -> bool:
     """Return whether two JSON values are equal. 1 equals 1.0, and true equals only true."""
-    if isinstance(found, bool) or isinstance(expected, bool):
-        return found is expected
-    if isinstance(found, int | float) and isinstance(expected, int | float):
-        return equal_numbers(found, expected)
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            equal_json(found[name], expected[name]) for name in found
-        )
-    if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
-        return len(found) == len(expected) and all(map(equal_json, found, expected))
-    return type(found) is type(expected) and bool(found == expected)
+    if isinstance(value, bool) or isinstance(expected, bool):
+        return value is expected
+    if isinstance(value, int | float) and isinstance(expected, int | float):
+        return equal_numbers(value, expected)
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return _equal_objects(value, expected)
+    if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
+        return len(value) == len(expected) and all(map(equal_json, value, expected))
+    return type(value) is type(expected) and bool(value == expected)
+
+
+def _equal_objects(value: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    if value.keys() != expected.keys():
+        return False
+    return all(equal_json(value[name], expected[name]) for name in value)
 
 
 def _read_items(answer: str) -> list[Any]:
     try:
-        found = json.loads(answer)
-        if isinstance(found, list):
-            return found
+        items = json.loads(answer)
+        if isinstance(items, list):
+            return items
     except (ValueError, RecursionError):
         pass
     lines = [_LIST_MARK.sub("", line) for line in answer.splitlines()]

@@ -54,19 +54,27 @@ def _is_match(call: CallMade, expected: BfclCall) -> bool:
         return False
     if not call.arguments.keys() >= set(expected.required):
         return False
-    for name, value in call.arguments.items():
-        if name not in expected.types or name not in expected.alternatives:
-            return False
-        if not _is_right(value, expected.alternatives[name], expected.types[name]):
-            return False
-    missing = expected.alternatives.keys() - call.arguments.keys()
-    return all(_LEFT_OUT in expected.alternatives[name] for name in missing)
+    are_right = all(
+        _is_right_argument(expected, name, value) for name, value in call.arguments.items()
+    )
+    return are_right and _may_leave_out(expected.alternatives, call.arguments)
+
+
+def _is_right_argument(expected: BfclCall, name: str, value: Any) -> bool:
+    if name not in expected.types or name not in expected.alternatives:
+        return False
+    return _is_right(value, expected.alternatives[name], expected.types[name])
+
+
+def _may_leave_out(alternatives: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Return whether all that has alternatives and no value may be left out."""
+    missing = alternatives.keys() - values.keys()
+    return all(_LEFT_OUT in alternatives[name] for name in missing)
 
 
 def _is_right(value: Any, alternatives: Sequence[Any], types: Sequence[str]) -> bool:
     """Return whether a value is right. `types`: the declared one, and that of the items of a list."""
     declared = PYTHON_TYPES[types[0]]
-    items = PYTHON_TYPES[types[1]] if len(types) > 1 else None
     if declared is float and type(value) is int:
         try:
             value = float(value)
@@ -75,8 +83,12 @@ def _is_right(value: Any, alternatives: Sequence[Any], types: Sequence[str]) -> 
     answered = _answered_type(alternatives)
     if type(value) is not declared:
         return type(value) is answered and value in alternatives
-    if items is not None and not any(_has_items(value, one, items) for one in alternatives):
-        return False
+    if len(types) == 1:
+        items = None
+    else:
+        items = PYTHON_TYPES[types[1]]
+        if not any(_has_items(value, one, items) for one in alternatives):
+            return False
     if answered not in (declared, None):
         return value in alternatives
     return _is_equal(value, alternatives, items)
@@ -97,15 +109,18 @@ def _is_equal(value: Any, alternatives: Sequence[Any], items: type | None) -> bo
     """Compare a value that has the declared type."""
     if isinstance(value, dict):
         return any(_is_equal_object(value, one) for one in alternatives)
-    if isinstance(value, list) and items is dict:
-        return any(_are_equal_objects(value, one) for one in alternatives)
     if isinstance(value, list):
-        return _plain_items(value) in [_plain_items(one) for one in alternatives]
+        return _is_equal_list(value, alternatives, items)
     if isinstance(value, str):
-        return plain_text(value) in [
-            plain_text(one) for one in alternatives if isinstance(one, str)
-        ]
+        texts = [plain_text(one) for one in alternatives if isinstance(one, str)]
+        return plain_text(value) in texts
     return value in alternatives
+
+
+def _is_equal_list(value: list[Any], alternatives: Sequence[Any], items: type | None) -> bool:
+    if items is dict:
+        return any(_are_equal_objects(value, one) for one in alternatives)
+    return _plain_items(value) in [_plain_items(one) for one in alternatives]
 
 
 def _are_equal_objects(value: list[Any], alternative: Any) -> bool:
@@ -116,10 +131,10 @@ def _is_equal_object(value: Any, alternative: Any) -> bool:
     """Compare an object with one whose fields are lists of alternatives."""
     if not isinstance(value, dict) or not isinstance(alternative, Mapping):
         return False
-    for name, found in value.items():
-        if name not in alternative or _plain_item(found) not in _plain_items(alternative[name]):
+    for name, item in value.items():
+        if name not in alternative or _plain_item(item) not in _plain_items(alternative[name]):
             return False
-    return all(_LEFT_OUT in alternative[name] for name in alternative.keys() - value.keys())
+    return _may_leave_out(alternative, value)
 
 
 def _plain_items(values: Sequence[Any]) -> list[Any]:

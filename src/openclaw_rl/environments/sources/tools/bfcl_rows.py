@@ -36,6 +36,10 @@ _WHY = {
     "relevance": "it has no calls to compare with",
     "format_sensitivity": "it names rows of other categories",
 }
+# Keywords of a schema whose values mean the same in both.
+_COPIED_KEYWORDS = frozenset(
+    {"description", "enum", "required", "default", "title", "format", "minimum", "maximum"}
+)
 _NO_CALL: Mapping[str, Any] = {
     "check": [
         {"kind": "calls", "value": []},
@@ -60,16 +64,16 @@ def convert_rows(questions: Path) -> ConvertedRows:
     Raises `ConfigError` for a file that cannot be read, and for a category whose calls cannot be compared.
     """
     category = _category_of(questions)
-    if why := _why_refused(category):
+    reason = _why_refused(category)
+    if reason:
         raise ConfigError(
-            f"{questions.name}: the category {category} is not supported: {why}. Supported are simple, multiple, "
+            f"{questions.name}: the category {category} is not supported: {reason}. Supported are simple, multiple, "
             "parallel and parallel_multiple, of Python, and irrelevance; also live"
         )
     reader = _RowReader(category=category)
     if not category.endswith("irrelevance"):
-        reader.answers = {
-            row["id"]: row for row in _read_rows(questions.parent / _ANSWERS / questions.name)
-        }
+        answers = questions.parent / _ANSWERS / questions.name
+        reader.answers = {row["id"]: row for row in _read_rows(answers)}
     tasks = []
     refused = {}
     for row in _read_rows(questions):
@@ -94,9 +98,7 @@ def read_bfcl_tasks(path: Path, held_out_share: float) -> list[EnvironmentTask]:
     """
     files = [path]
     if path.is_dir():
-        files = [file for file in _list_files(path) if not _why_refused(_category_of(file))]
-        if left := [_category_of(file) for file in _list_files(path) if file not in files]:
-            echo_error(f"note: categories that cannot be checked are left out: {', '.join(left)}")
+        files = _checkable_files(path)
     tasks: dict[str, EnvironmentTask] = {}
     for file in files:
         for data in _convert_with_note(file):
@@ -114,14 +116,29 @@ def read_bfcl_tasks(path: Path, held_out_share: float) -> list[EnvironmentTask]:
     return list(tasks.values())
 
 
+def _checkable_files(folder: Path) -> list[Path]:
+    """Return the files of the categories that can be checked. The others are named in a note."""
+    files = []
+    left_out = []
+    for file in _list_files(folder):
+        category = _category_of(file)
+        if _why_refused(category):
+            left_out.append(category)
+        else:
+            files.append(file)
+    if left_out:
+        echo_error(f"note: categories that cannot be checked are left out: {', '.join(left_out)}")
+    return files
+
+
 def _convert_with_note(file: Path) -> Sequence[Mapping[str, Any]]:
-    found = convert_rows(file)
-    if found.refused:
-        first, why = next(iter(found.refused.items()))
+    converted = convert_rows(file)
+    if converted.refused:
+        first, reason = next(iter(converted.refused.items()))
         echo_error(
-            f"note: {len(found.refused)} rows of {file.name} cannot be checked: {first} ({why})"
+            f"note: {len(converted.refused)} rows of {file.name} cannot be checked: {first} ({reason})"
         )
-    return found.tasks
+    return converted.tasks
 
 
 def _list_files(folder: Path) -> list[Path]:
@@ -169,18 +186,20 @@ class _RowReader:
         """Raises `ValueError` for a row that cannot be checked."""
         turns = row["question"]
         functions = {function["name"]: function for function in row["function"]}
+        plain_names = {_plain_name(name) for name in functions}
         if len(turns) != 1:
             raise ValueError(
                 f"it has {len(turns)} turns, and its calls can be compared in one only"
             )
         if not functions:
             raise ValueError("it has no functions")
-        if len({_plain_name(name) for name in functions}) < len(row["function"]):
+        if len(plain_names) < len(row["function"]):
             raise ValueError("two of its functions have the same name")
+        tools = [_convert_function(function) for function in row["function"]]
         return {
             "id": f"bfcl/{row['id']}",
             "messages": turns[0],
-            "tools": [_convert_function(function) for function in row["function"]],
+            "tools": tools,
             "only_calls": True,
             **self._read_answer(row["id"], functions),
             "category": self.category,
@@ -194,12 +213,12 @@ class _RowReader:
             return _NO_CALL
         if row_id not in self.answers:
             raise ValueError("it has no ground truth")
-        expected = [
-            _expected_call(call, functions) for call in self.answers[row_id]["ground_truth"]
-        ]
+        ground_truth = self.answers[row_id]["ground_truth"]
+        expected = [_expected_call(call, functions) for call in ground_truth]
+        solution = [_solve_call(call) for call in expected]
         return {
             "check": {"kind": "bfcl", "value": expected},
-            "calls": [_solve_call(call) for call in expected],
+            "calls": solution,
         }
 
 
@@ -221,31 +240,27 @@ def _convert_schema(schema: Any) -> Any:
     """Return a JSON schema. BFCL names types as Python does."""
     if isinstance(schema, list):
         return [_convert_schema(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made: dict[str, Any] = {}
+    if isinstance(schema, dict):
+        return _convert_object(schema)
+    return schema
+
+
+def _convert_object(schema: Mapping[str, Any]) -> dict[str, Any]:
+    converted: dict[str, Any] = {}
     for name, value in schema.items():
         if name == "type" and isinstance(value, str):
-            if value.lower() != "any":
-                made[name] = _TYPES.get(value.lower(), value.lower())
+            python_type = value.lower()
+            if python_type != "any":
+                converted[name] = _TYPES.get(python_type, python_type)
         elif name == "properties" and isinstance(value, dict):
-            made[name] = {key: _convert_schema(one) for key, one in value.items()}
+            converted[name] = {key: _convert_schema(one) for key, one in value.items()}
         elif name == "required" and not isinstance(value, list):
             continue
         elif name in ("items", "additionalProperties"):
-            made[name] = _convert_schema(value)
-        elif name in (
-            "description",
-            "enum",
-            "required",
-            "default",
-            "title",
-            "format",
-            "minimum",
-            "maximum",
-        ):
-            made[name] = value
-    return made
+            converted[name] = _convert_schema(value)
+        elif name in _COPIED_KEYWORDS:
+            converted[name] = value
+    return converted
 
 
 def _expected_call(
@@ -255,11 +270,14 @@ def _expected_call(
     if more or name not in functions:
         raise ValueError(f"its ground truth calls {name}, which is not among its functions")
     schema = functions[name]["parameters"]
+    properties = schema.get("properties", {})
+    types = {key: _type_names(key, one) for key, one in properties.items()}
+    alternatives = {key: _as_list(values) for key, values in parameters.items()}
     return {
         "tool": _plain_name(name),
-        "types": {key: _type_names(key, one) for key, one in schema.get("properties", {}).items()},
+        "types": types,
         "required": _required_names(schema),
-        "alternatives": {key: _as_list(values) for key, values in parameters.items()},
+        "alternatives": alternatives,
     }
 
 
@@ -268,7 +286,8 @@ def _type_names(name: str, schema: Mapping[str, Any]) -> list[str]:
     names = [schema.get("type")]
     if names[0] in ("array", "tuple"):
         names.append(schema.get("items", {}).get("type"))
-    if unknown := [one for one in names if one not in PYTHON_TYPES]:
+    unknown = [one for one in names if one not in PYTHON_TYPES]
+    if unknown:
         raise ValueError(
             f"its parameter {name} has the type {unknown[0]}, which BFCL does not compare"
         )
@@ -282,17 +301,17 @@ def _as_list(values: Any) -> list[Any]:
 
 
 def _required_names(schema: Mapping[str, Any]) -> Sequence[str]:
-    found = schema.get("required", [])
-    return found if isinstance(found, list) else []
+    names = schema.get("required", [])
+    return names if isinstance(names, list) else []
 
 
 def _solve_call(expected: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call that matches: the first value of each parameter that is required or may not be left out."""
     arguments = {}
     for name, values in expected["alternatives"].items():
-        given = [value for value in values if value != ""]
+        candidates = [value for value in values if value != ""]
         if "" not in values or name in expected["required"]:
-            arguments[name] = _solve_value(given[0] if given else "")
+            arguments[name] = _solve_value(candidates[0] if candidates else "")
     return {"tool": expected["tool"], "arguments": arguments}
 
 
@@ -301,8 +320,15 @@ def _solve_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_solve_value(one) for one in value]
     if isinstance(value, dict):
-        chosen = {
-            name: [one for one in _as_list(values) if one != ""] for name, values in value.items()
-        }
-        return {name: _solve_value(values[0]) for name, values in chosen.items() if values}
+        return _solve_object(value)
     return value
+
+
+def _solve_object(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with the first alternative of each field, without those that may be left out only."""
+    chosen = {}
+    for name, values in fields.items():
+        alternatives = [one for one in _as_list(values) if one != ""]
+        if alternatives:
+            chosen[name] = _solve_value(alternatives[0])
+    return chosen

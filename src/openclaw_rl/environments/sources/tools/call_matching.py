@@ -47,51 +47,77 @@ def match_calls(
     loose_text: bool,
 ) -> bool:
     """Return whether each expected call was made, by a call of its own. `extra`: further calls are allowed."""
-    if len(calls) < len(expected) or (len(calls) > len(expected) and not extra):
+    if len(calls) < len(expected):
+        return False
+    if len(calls) > len(expected) and not extra:
         return False
     fits = [[is_match(call, one, loose_text=loose_text) for call in calls] for one in expected]
-    return _match_in_order(fits, len(calls)) if ordered else assign_calls(fits, len(calls))
+    if ordered:
+        return _match_in_order(fits, len(calls))
+    return assign_calls(fits, len(calls))
 
 
 def is_match(call: CallMade, expected: ExpectedCall, *, loose_text: bool = False) -> bool:
     """Return whether a call is the expected one."""
     if call.tool != expected.tool or call.arguments is None:
         return False
-    right = {name: (value,) for name, value in expected.arguments.items()} | dict(
-        expected.alternatives
+    right = {name: (value,) for name, value in expected.arguments.items()}
+    right |= expected.alternatives
+    if not call.arguments.keys() <= right.keys():
+        return False
+    return all(
+        _is_right(call.arguments, name, values, loose_text) for name, values in right.items()
     )
-    for name, values in right.items():
-        if name not in call.arguments:
-            if not any(value == "" for value in values):
-                return False
-        elif not any(_is_equal(call.arguments[name], value, loose_text) for value in values):
-            return False
-    return call.arguments.keys() <= right.keys()
 
 
-def _is_equal(found: Any, value: Any, loose_text: bool) -> bool:
-    if isinstance(found, str) and isinstance(value, str):
-        return plain_text(found) == plain_text(value) if loose_text else found == value
-    if isinstance(found, bool) or isinstance(value, bool):
-        return found is value
-    if isinstance(found, int | float) and isinstance(value, int | float):
-        return equal_numbers(found, value)
-    if isinstance(found, dict) and isinstance(value, Mapping):
-        same = found.keys() == value.keys()
-        return same and all(_is_equal(found[name], value[name], loose_text) for name in found)
-    if isinstance(found, list) and isinstance(value, list | tuple):
-        return len(found) == len(value) and all(
-            _is_equal(a, b, loose_text) for a, b in zip(found, value, strict=True)
-        )
-    return type(found) is type(value) and bool(found == value)
+def _is_right(
+    arguments: Mapping[str, Any], name: str, values: Sequence[Any], loose_text: bool
+) -> bool:
+    """Return whether an argument has one of the values. "" among them: it may be left out."""
+    if name not in arguments:
+        return any(value == "" for value in values)
+    return any(_is_equal(arguments[name], value, loose_text) for value in values)
 
 
-def equal_numbers(found: float, expected: float) -> bool:
+def _is_equal(argument: Any, value: Any, loose_text: bool) -> bool:
+    if isinstance(argument, str) and isinstance(value, str):
+        return _equal_texts(argument, value, loose_text)
+    if isinstance(argument, bool) or isinstance(value, bool):
+        return argument is value
+    if isinstance(argument, int | float) and isinstance(value, int | float):
+        return equal_numbers(argument, value)
+    if isinstance(argument, dict) and isinstance(value, Mapping):
+        return _equal_objects(argument, value, loose_text)
+    if isinstance(argument, list) and isinstance(value, list | tuple):
+        return _equal_lists(argument, value, loose_text)
+    return type(argument) is type(value) and bool(argument == value)
+
+
+def _equal_texts(argument: str, value: str, loose_text: bool) -> bool:
+    if loose_text:
+        return plain_text(argument) == plain_text(value)
+    return argument == value
+
+
+def _equal_objects(argument: Mapping[str, Any], value: Mapping[str, Any], loose_text: bool) -> bool:
+    if argument.keys() != value.keys():
+        return False
+    return all(_is_equal(argument[name], value[name], loose_text) for name in argument)
+
+
+def _equal_lists(argument: Sequence[Any], value: Sequence[Any], loose_text: bool) -> bool:
+    if len(argument) != len(value):
+        return False
+    pairs = zip(argument, value, strict=True)
+    return all(_is_equal(item, expected, loose_text) for item, expected in pairs)
+
+
+def equal_numbers(value: float, expected: float) -> bool:
     """Return whether two numbers are equal up to rounding. An integer may be larger than any float."""
     try:
-        return math.isclose(found, expected, rel_tol=1e-9)
+        return math.isclose(value, expected, rel_tol=1e-9)
     except OverflowError:
-        return found == expected
+        return value == expected
 
 
 def plain_text(text: str) -> str:
@@ -119,12 +145,14 @@ def assign_calls(fits: Sequence[Sequence[bool]], count: int) -> bool:
 
     def find_column(row: int, seen: set[int]) -> bool:
         for column in range(count):
-            if fits[row][column] and column not in seen:
-                seen.add(column)
-                holder = owner[column]
-                if holder is None or find_column(holder, seen):
-                    owner[column] = row
-                    return True
+            if not fits[row][column] or column in seen:
+                continue
+            seen.add(column)
+            holder = owner[column]
+            if holder is None or find_column(holder, seen):
+                owner[column] = row
+                return True
         return False
 
-    return all(find_column(row, set()) for row in range(len(fits)))
+    rows = range(len(fits))
+    return all(find_column(row, set()) for row in rows)

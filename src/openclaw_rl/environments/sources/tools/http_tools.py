@@ -45,9 +45,10 @@ async def call_service(
             # Bytes of so many characters in UTF-8.
             limit = 4 * characters
             raw = await response.content.read(limit + 1) if limit else b""
-            while len(raw) <= limit and (
-                block := await response.content.read(limit + 1 - len(raw))
-            ):
+            while len(raw) <= limit:
+                block = await response.content.read(limit + 1 - len(raw))
+                if not block:
+                    break
                 raw += block
             text = cut_middle(raw[:limit].decode("utf-8", "replace"), characters)
             if response.status < 300:

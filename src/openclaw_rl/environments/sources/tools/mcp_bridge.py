@@ -56,7 +56,7 @@ class McpBridge:
         self, names: Sequence[str], episode: str, folder: str
     ) -> list[ServerTool]:
         """Connect to servers for an episode and return their tools. `folder`: of the programs. Raises `ToolBroken`."""
-        found = []
+        tools = []
         for name in names:
             server = self._servers[name]
             session = f"{episode}/{name}"
@@ -72,8 +72,8 @@ class McpBridge:
             answer = await self._send("open", asked, _OPEN_SECONDS, name)
             for tool in answer["tools"]:
                 if server.tools is None or tool["name"] in server.tools:
-                    found.append(ServerTool(spec=_as_spec(tool, name), session=session))
-        return found
+                    tools.append(ServerTool(spec=_as_spec(tool, name), session=session))
+        return tools
 
     async def call_tool(
         self, tool: ServerTool, arguments: Mapping[str, Any], seconds: float, characters: int

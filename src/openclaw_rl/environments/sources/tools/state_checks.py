@@ -86,10 +86,10 @@ async def _score_file(box: Box, check: FileCheck) -> float:
         time_limit=_QUERY_SECONDS,
     )
     try:
-        found = json.loads(result.stdout)
+        content = json.loads(result.stdout)
     except (ValueError, RecursionError):
         return 0.0
-    return float(equal_json(_without(found, check.ignore), _without(check.value, check.ignore)))
+    return float(equal_json(_without(content, check.ignore), _without(check.value, check.ignore)))
 
 
 def _without(value: Any, fields: Sequence[str]) -> Any:
@@ -103,15 +103,16 @@ def _without(value: Any, fields: Sequence[str]) -> Any:
 async def _score_query(box: Box, check: DatabaseCheck) -> float:
     result = await _run_python(box, _QUERY, [check.path, check.query], _QUERY_SECONDS)
     try:
-        found = [list(row) for row in json.loads(result.stdout)]
+        table = json.loads(result.stdout)
+        rows = [list(row) for row in table]
     except (ValueError, TypeError, RecursionError):
         # No such file, no database, no such table.
         return 0.0
     expected = [list(row) for row in check.rows]
     if not check.ordered:
-        found = sorted(found, key=json.dumps)
+        rows = sorted(rows, key=json.dumps)
         expected = sorted(expected, key=json.dumps)
-    return float(equal_json(found, expected))
+    return float(equal_json(rows, expected))
 
 
 async def _score_python(
@@ -123,19 +124,16 @@ async def _score_python(
         {"tool": c.tool, "arguments": c.arguments, "result": c.result, "error": c.is_error}
         for c in calls
     ]
-    given = {
+    arguments = {
         "code": check.code,
         "answer": answer,
         "calls": listed,
         "files": WORK_FOLDER,
         "mark": mark,
     }
-    result = await _run_python(box, _CHECKER, given, check.seconds)
-    lines = [
-        line
-        for line in result.stdout.decode("utf-8", "replace").splitlines()
-        if line.startswith(mark)
-    ]
+    result = await _run_python(box, _CHECKER, arguments, check.seconds)
+    output = result.stdout.decode("utf-8", "replace")
+    lines = [line for line in output.splitlines() if line.startswith(mark)]
     if result.exit_code or not lines:
         reason = f"not within {check.seconds:g} s" if result.timed_out else read_words(result)
         raise ToolBroken(f"the checker failed: {reason}")
@@ -145,7 +143,7 @@ async def _score_python(
     return score
 
 
-async def _run_python(box: Box, program: str, given: Any, seconds: float) -> CommandResult:
-    files = write_files({"program.py": program, "given.json": json.dumps(given)}, _FOLDER)
+async def _run_python(box: Box, program: str, arguments: Any, seconds: float) -> CommandResult:
+    files = write_files({"program.py": program, "given.json": json.dumps(arguments)}, _FOLDER)
     command = f"{files}\npython3 -I {_FOLDER}/program.py {_FOLDER}/given.json"
     return await box.run(command, time_limit=seconds)

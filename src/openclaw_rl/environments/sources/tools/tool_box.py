@@ -104,14 +104,15 @@ class ToolBox:
         }
         line = await self._process.ask(json.dumps(request).encode(), seconds + _HARD_SECONDS)
         answer = _parse_answer(line)
-        if "result" in answer or "error" in answer:
-            is_error = "error" in answer
-            return str(answer["error" if is_error else "result"])[: 2 * characters], is_error
-        reason = answer.get("broken") or (
-            "its process ended"
-            if line is not None or self._process.has_ended
-            else f"did not end within {seconds:g} s"
-        )
+        if "error" in answer:
+            return str(answer["error"])[: 2 * characters], True
+        if "result" in answer:
+            return str(answer["result"])[: 2 * characters], False
+        reason = f"did not end within {seconds:g} s"
+        if answer.get("broken"):
+            reason = answer["broken"]
+        elif line is not None or self._process.has_ended:
+            reason = "its process ended"
         if not self._tools.has_interpreter:
             raise ToolBroken(f"tool {name}: {reason}")
         await self.close()
@@ -127,11 +128,10 @@ class ToolBox:
         # As the first call has.
         seconds += _HARD_SECONDS
         line = await self._process.ask(json.dumps({"tool": None}).encode(), seconds)
-        if "result" not in (answer := _parse_answer(line)):
-            raise ToolBroken(
-                answer.get("broken")
-                or f"the code of the tools ended, or did not load in {seconds:g} s"
-            )
+        answer = _parse_answer(line)
+        if "result" not in answer:
+            default = f"the code of the tools ended, or did not load in {seconds:g} s"
+            raise ToolBroken(answer.get("broken") or default)
 
     async def close(self) -> None:
         """Close the box. The next call opens another."""
@@ -171,11 +171,11 @@ def write_files(files: Mapping[str, str], folder: str = WORK_FOLDER) -> str:
 
 def _start_script(tools: BoxTools, files: Mapping[str, str]) -> str:
     worker = Path(tool_worker.__file__).read_text(encoding="utf-8")
-    own = write_files({"worker.py": worker, "setup.json": tools.as_json()}, _FOLDER)
+    script = write_files({"worker.py": worker, "setup.json": tools.as_json()}, _FOLDER)
     return "\n".join(
         (
             f"command -v python3 >/dev/null || exit {_NO_PYTHON}",
-            own,
+            script,
             write_files(files),
             f"cd {WORK_FOLDER} || exit 1",
             f"echo {_READY.decode()}",
@@ -186,7 +186,7 @@ def _start_script(tools: BoxTools, files: Mapping[str, str]) -> str:
 
 def _parse_answer(line: bytes | None) -> dict[str, Any]:
     try:
-        found = json.loads(line or b"")
+        answer = json.loads(line or b"")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return answer if isinstance(answer, dict) else {}

@@ -6,7 +6,7 @@ import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from string import Formatter
@@ -60,14 +60,13 @@ class HttpTarget(_Entry):
 
 def _plain_tool(entry: Any) -> Any:
     """Return an entry without the `{"type": "function", "function": ...}` of OpenAI's format around it."""
-    if (
-        isinstance(entry, dict)
-        and entry.get("type") == "function"
-        and isinstance(entry.get("function"), dict)
-    ):
-        more = {name: value for name, value in entry.items() if name not in ("type", "function")}
-        return {**entry["function"], **more}
-    return entry
+    if not isinstance(entry, dict) or entry.get("type") != "function":
+        return entry
+    function = entry.get("function")
+    if not isinstance(function, dict):
+        return entry
+    more = {name: value for name, value in entry.items() if name not in ("type", "function")}
+    return {**function, **more}
 
 
 def _check_pattern(_: Validator, pattern: str, value: Any, __: Any) -> Iterator[JsonSchemaError]:
@@ -78,10 +77,10 @@ def _check_pattern(_: Validator, pattern: str, value: Any, __: Any) -> Iterator[
     if not isinstance(value, str):
         return
     try:
-        found = compile_pattern(pattern).search(value)
+        match = compile_pattern(pattern).search(value)
     except ValueError:
-        found = re.search(pattern, value)
-    if found is None:
+        match = re.search(pattern, value)
+    if match is None:
         yield JsonSchemaError(f"{value!r} does not match {pattern!r}")
 
 
@@ -93,9 +92,9 @@ def compile_pattern(pattern: str) -> Any:
     try:
         return re2.compile(pattern, options)
     except re2.error as error:
-        words = error.args[0]
+        message = error.args[0]
         raise ValueError(
-            f"pattern: {words.decode(errors='replace') if isinstance(words, bytes) else words}"
+            f"pattern: {message.decode(errors='replace') if isinstance(message, bytes) else message}"
         ) from None
 
 
@@ -127,14 +126,13 @@ class ToolSpec(_Entry):
 
     @model_validator(mode="after")
     def _check_kind(self) -> ToolSpec:
-        given = [
-            kind
-            for kind in _KINDS
-            if kind in self.model_fields_set and getattr(self, kind) is not False
-        ]
-        if len(given) != 1:
+        kinds = []
+        for kind in _KINDS:
+            if kind in self.model_fields_set and getattr(self, kind) is not False:
+                kinds.append(kind)
+        if len(kinds) != 1:
             raise ValueError(
-                f"tool {self.name}: expected exactly one of {', '.join(_KINDS)}, got {given or 'none'}"
+                f"tool {self.name}: expected exactly one of {', '.join(_KINDS)}, got {kinds or 'none'}"
             )
         try:
             validator_for(self.parameters, default=Draft202012Validator).check_schema(
@@ -151,15 +149,19 @@ class ToolSpec(_Entry):
         """One of `python` (also of a file), `http`, `interpreter`, `result`."""
         if self.python is not None or self.python_file is not None:
             return "python"
-        return "http" if self.http is not None else "interpreter" if self.interpreter else "result"
+        if self.http is not None:
+            return "http"
+        if self.interpreter:
+            return "interpreter"
+        return "result"
 
     @cached_property
     def validator(self) -> Validator:
         """Check of arguments. References to other documents are not fetched. Patterns: see `_check_pattern`."""
         plain = validator_for(self.parameters, default=Draft202012Validator)
         kind = extend(plain, {"pattern": _check_pattern})  # type: ignore[no-untyped-call]
-        made: Validator = kind(self.parameters, registry=Registry())
-        return made
+        validator: Validator = kind(self.parameters, registry=Registry())
+        return validator
 
     def as_definition(self) -> dict[str, Any]:
         """Return the tool as a chat request has it."""
@@ -234,13 +236,8 @@ class ToolConfig(_Entry):
 
     @model_validator(mode="after")
     def _check_names(self) -> ToolConfig:
-        for kind, names in (
-            ("tool", [t.name for t in self.tools]),
-            ("MCP server", [s.name for s in self.mcp]),
-        ):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ValueError(f"{kind} {twice[0]}: defined twice. Remove one")
+        _check_distinct("tool", [tool.name for tool in self.tools])
+        _check_distinct("MCP server", [server.name for server in self.mcp])
         for tool in self.tools:
             if tool.http is not None:
                 check_address(tool.http.url, self.hosts)
@@ -250,11 +247,19 @@ class ToolConfig(_Entry):
         return self
 
 
+def _check_distinct(kind: str, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{kind} {twice[0]}: defined twice. Remove one")
+
+
 def check_address(url: str, hosts: tuple[str, ...]) -> None:
     """Raise `ValueError` unless the address is on this machine, or its host is listed."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if parts.scheme not in ("http", "https") or not host or "{" in parts.netloc:
+    is_web_address = parts.scheme in ("http", "https") and bool(host)
+    # A parameter may not choose the host.
+    if not is_web_address or "{" in parts.netloc:
         raise ValueError(f"{url}: expected an address like http://127.0.0.1:9000/path")
     if not is_loopback(host) and host not in hosts:
         raise ValueError(
@@ -273,16 +278,16 @@ def is_loopback(host: str) -> bool:
 def load_tool_config(path: Path) -> ToolConfig:
     """Read a configuration. Raises `ConfigError` with the file and the entry."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the tools cannot be read ({error})") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid JSON ({error})") from None
     # A list of tools alone, as other programs have it.
-    if isinstance(found, list):
-        found = {"tools": found}
+    if isinstance(document, list):
+        document = {"tools": document}
     try:
-        config = ToolConfig.model_validate(found)
+        config = ToolConfig.model_validate(document)
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe_error(error)}") from None
     for tool in config.tools:
@@ -336,11 +341,15 @@ def config_digest(config: ToolConfig, folder: Path) -> str:
         config.model_dump_json(exclude={"tasks", "request", "images"}),
         *(read_code(tool, folder) for tool in config.tools),
     ]
-    programs = [
-        folder / word
-        for server in config.mcp
-        for word in server.command
-        if (folder / word).is_file()
-    ]
-    parts += [hashlib.sha256(program.read_bytes()).hexdigest() for program in programs]
+    for file in _server_files(config, folder):
+        parts.append(hashlib.sha256(file.read_bytes()).hexdigest())
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _server_files(config: ToolConfig, folder: Path) -> Iterator[Path]:
+    """Yield the files that the commands of MCP servers name."""
+    for server in config.mcp:
+        for word in server.command:
+            file = folder / word
+            if file.is_file():
+                yield file

@@ -59,17 +59,27 @@ def _make_setup(request: ToolRequest) -> Any:
     from openclaw_rl.environments.sources.tools.tool_config import ToolConfig, load_tool_config
     from openclaw_rl.environments.sources.tools.tool_source import ToolSetup
 
-    path = Path(request.argument) if request.argument else request.tools_config
-    config = load_tool_config(path) if path is not None else ToolConfig()
-    folder = path.resolve().parent if path is not None else Path.cwd()
-    if request.tasks is None and config.tasks is None:
+    path = request.tools_config
+    if request.argument:
+        path = Path(request.argument)
+    if path is None:
+        config = ToolConfig()
+        folder = Path.cwd()
+    else:
+        config = load_tool_config(path)
+        folder = path.resolve().parent
+    if request.tasks is not None:
+        tasks = request.tasks.absolute()
+    elif config.tasks is not None:
+        tasks = folder / config.tasks
+    else:
         raise ConfigError(
             "no tasks: set --tasks FILE, with one JSON object per line, or `tasks` in the configuration"
         )
     return ToolSetup(
         config=config,
         folder=folder,
-        tasks=request.tasks.absolute() if request.tasks is not None else folder / str(config.tasks),
+        tasks=tasks,
         python=request.python or sys.executable,
         search_path=request.search_path,
         held_out_share=request.held_out_share,

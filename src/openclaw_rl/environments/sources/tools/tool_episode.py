@@ -61,8 +61,8 @@ class ChatFormat:
         self, calls: Sequence[AgentCall], results: Sequence[CallMade]
     ) -> list[Mapping[str, Any]]:
         return [
-            tool_message(call, made.result, made.images)
-            for call, made in zip(calls, results, strict=True)
+            tool_message(call, answered.result, answered.images)
+            for call, answered in zip(calls, results, strict=True)
         ]
 
 
@@ -78,14 +78,14 @@ class TextFormat:
         """Return the messages of the task. Their system message explains the tools."""
         if not self._form.explain:
             return list(task.messages)
-        words = explain_tools(definitions)
+        explanation = explain_tools(definitions)
         messages = list(task.messages)
         if messages[0]["role"] == "system":
             return [
-                {**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{words}"},
+                {**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{explanation}"},
                 *messages[1:],
             ]
-        return [{"role": "system", "content": words}, *messages]
+        return [{"role": "system", "content": explanation}, *messages]
 
     def request_tools(self, definitions: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         return ()
@@ -97,13 +97,13 @@ class TextFormat:
         self, calls: Sequence[AgentCall], results: Sequence[CallMade]
     ) -> list[Mapping[str, Any]]:
         if self._form.explain:
-            words = [
-                f"Result of {call.name}: {made.result}"
-                for call, made in zip(calls, results, strict=True)
+            texts = [
+                f"Result of {call.name}: {answered.result}"
+                for call, answered in zip(calls, results, strict=True)
             ]
         else:
-            words = [made.result for made in results]
-        return [{"role": "user", "content": "\n".join(words)}]
+            texts = [answered.result for answered in results]
+        return [{"role": "user", "content": "\n".join(texts)}]
 
 
 class ToolEpisode:
@@ -164,7 +164,7 @@ class ToolEpisode:
                 if not calls or self._task.only_calls:
                     return reply.text, None
                 shown = self._images.choose(results, sent)
-                sent += sum(len(made.images) for made in shown)
+                sent += sum(len(answered.images) for answered in shown)
                 messages = [*messages, reply.message, *self._form.write_results(calls, shown)]
         except EpisodeOver as over:
             return "", f"no answer: {over}"
@@ -173,17 +173,20 @@ class ToolEpisode:
         """Give the step reward to a reply all of whose calls are expected. Each expected call counts once."""
         if self._task.step_reward is None:
             return
-        matched = 0
-        for made in results:
-            for one in self._left:
-                if is_match(made, one):
-                    self._left.remove(one)
-                    matched += 1
-                    break
-        is_right = bool(results) and matched == len(results)
-        self._steps.append(
-            {"turn": reply.turn, "reward": self._task.step_reward if is_right else 0.0}
-        )
+        # Each call takes its expected one, also after a wrong call.
+        matches = [self._take_expected(answered) for answered in results]
+        reward = 0.0
+        if results and all(matches):
+            reward = self._task.step_reward
+        self._steps.append({"turn": reply.turn, "reward": reward})
+
+    def _take_expected(self, call: CallMade) -> bool:
+        """Remove the first expected call that this one matches. Returns whether there is one."""
+        for expected in self._left:
+            if is_match(call, expected):
+                self._left.remove(expected)
+                return True
+        return False
 
 
 def score_outcome(

@@ -27,15 +27,17 @@ class ToolImages:
 
         The text of a result names each image, also one that is left out.
         """
-        if self._wanted and self._problem and any(made.images for made in results):
+        has_images = any(answered.images for answered in results)
+        if self._wanted and self._problem and has_images:
             self._report()
-        if not self._wanted or self._problem:
-            return [replace(made, images=()) for made in results]
+        left = 0
+        if self._wanted and not self._problem:
+            left = max(0, _MAX_IMAGES - sent)
         chosen = []
-        for made in results:
-            images = made.images[: max(0, _MAX_IMAGES - sent)]
-            sent += len(images)
-            chosen.append(replace(made, images=images))
+        for answered in results:
+            images = answered.images[:left]
+            left -= len(images)
+            chosen.append(replace(answered, images=images))
         return chosen
 
     def note_ignored(self, ignored: str) -> None:

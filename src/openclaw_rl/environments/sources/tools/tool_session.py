@@ -32,6 +32,7 @@ from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 # Characters.
 _MAX_PROBLEM = 500
+_StateCheck = FileCheck | DatabaseCheck | PythonCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,20 +66,22 @@ class ToolSession:
         self._owner_box = ToolBox(world.sandbox, code, task.files)
         self._model_box = ToolBox(world.sandbox, BoxTools(has_interpreter=True), task.files)
         self._has_owner_code = bool(code.functions)
+        self._has_interpreter = any(tool.kind == "interpreter" for tool in task.tools)
 
     async def open_tools(self) -> None:
         """Connect to the MCP servers of the task, and begin to open its boxes. Raises `ToolBroken`."""
         if self._has_owner_code:
             self._owner_box.open_early()
-        if any(tool.kind == "interpreter" for tool in self._task.tools):
+        if self._has_interpreter:
             self._model_box.open_early()
-        if not self._task.mcp:
-            return
+        if self._task.mcp:
+            await self._open_servers()
+
+    async def _open_servers(self) -> None:
         assert self._world.bridge is not None
-        for tool in await self._world.bridge.open_servers(
-            self._task.mcp, self._episode, self._folder
-        ):
-            if tool.spec.name in self._specs or tool.spec.name in self._server_tools:
+        tools = await self._world.bridge.open_servers(self._task.mcp, self._episode, self._folder)
+        for tool in tools:
+            if tool.spec.name in self._all_specs():
                 raise ToolBroken(
                     f"two tools have the name {tool.spec.name}: name the tools of the MCP server to use"
                 )
@@ -95,9 +98,9 @@ class ToolSession:
 
     async def answer_call(self, call: AgentCall) -> CallMade:
         """Return what became of a call. Bad arguments are an error that the model is shown. Raises `ToolBroken`."""
-        made = await self._answer(call)
-        self.calls.append(made)
-        return made
+        answered = await self._answer(call)
+        self.calls.append(answered)
+        return answered
 
     async def score_checks(self, answer: str) -> dict[str, float]:
         """Return the result of each check of the task. Raises `ToolBroken` and `SandboxError`."""
@@ -111,7 +114,7 @@ class ToolSession:
                     name += "+"
                 if isinstance(check, CallsCheck | BfclCheck):
                     scores[name] = check.score_calls(self.calls)
-                elif isinstance(check, FileCheck | DatabaseCheck | PythonCheck):
+                elif isinstance(check, _StateCheck):
                     scores[name] = await verifier.score_state(check, answer, self.calls)
                 else:
                     scores[name] = check.score_answer(answer)
@@ -132,15 +135,13 @@ class ToolSession:
 
     async def _box_with_state(self) -> Any:
         """Return the box whose work folder is checked, if any check needs one."""
-        if not any(
-            isinstance(check, FileCheck | DatabaseCheck | PythonCheck)
-            for check in self._task.checks
-        ):
+        if not any(isinstance(check, _StateCheck) for check in self._task.checks):
             return None
         if self._has_owner_code:
             return await self._owner_box.open_box()
-        has_interpreter = any(tool.kind == "interpreter" for tool in self._task.tools)
-        return await self._model_box.open_box() if has_interpreter or self._task.files else None
+        if self._has_interpreter or self._task.files:
+            return await self._model_box.open_box()
+        return None
 
     def _all_specs(self) -> dict[str, ToolSpec]:
         return self._specs | {name: tool.spec for name, tool in self._server_tools.items()}
@@ -155,7 +156,8 @@ class ToolSession:
             arguments = _parse_arguments(call.arguments)
         except ValueError as error:
             return CallMade(tool=call.name, arguments=None, result=f"error: {error}", is_error=True)
-        if problem := _schema_problem(spec, arguments):
+        problem = _schema_problem(spec, arguments)
+        if problem:
             return CallMade(
                 tool=call.name, arguments=arguments, result=f"error: {problem}", is_error=True
             )
@@ -195,32 +197,34 @@ def _collect_code(tools: Sequence[ToolSpec], folder: Path) -> BoxTools:
     modules: list[str] = []
     functions: dict[str, tuple[int, str]] = {}
     for tool in tools:
-        if tool.kind == "python":
-            code = read_code(tool, folder)
-            if code not in modules:
-                modules.append(code)
-            functions[tool.name] = (modules.index(code), tool.function or tool.name)
+        if tool.kind != "python":
+            continue
+        code = read_code(tool, folder)
+        if code not in modules:
+            modules.append(code)
+        function = tool.function or tool.name
+        functions[tool.name] = (modules.index(code), function)
     return BoxTools(modules=modules, functions=functions)
 
 
 def _parse_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a call. Raises `ValueError` with the words for the model."""
     try:
-        found = json.loads(text or "{}")
-        json.dumps(found, ensure_ascii=False).encode()
+        arguments = json.loads(text or "{}")
+        json.dumps(arguments, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("the arguments have half of a surrogate pair, which is no text") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the arguments are not valid JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(arguments, dict):
         raise ValueError("expected the arguments as a JSON object")
-    return found
+    return arguments
 
 
 def _schema_problem(spec: ToolSpec, arguments: dict[str, Any]) -> str | None:
     """Return why arguments are against the schema, or None. Raises `ToolBroken` if the schema cannot be used."""
     try:
-        found = best_match(spec.validator.iter_errors(arguments))
+        problem = best_match(spec.validator.iter_errors(arguments))
     except RecursionError:
         return "the arguments are nested too deeply"
     except (OverflowError, ValueError):
@@ -228,7 +232,7 @@ def _schema_problem(spec: ToolSpec, arguments: dict[str, Any]) -> str | None:
         return "the arguments have a number that is too large, or none"
     except Unresolvable as error:
         raise ToolBroken(f"tool {spec.name}: parameters: {error}") from None
-    if found is None:
+    if problem is None:
         return None
-    place = ".".join(str(part) for part in found.absolute_path)
-    return ": ".join(filter(None, ("arguments", place, found.message)))[:_MAX_PROBLEM]
+    place = ".".join(str(part) for part in problem.absolute_path)
+    return ": ".join(filter(None, ("arguments", place, problem.message)))[:_MAX_PROBLEM]

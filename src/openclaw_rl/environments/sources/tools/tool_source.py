@@ -86,16 +86,19 @@ class ToolSource:
 
     def load_tasks(self) -> list[EnvironmentTask]:
         """Return the tasks. Their digest covers the tools and the checkers. Raises `ConfigError`."""
-        read = read_bfcl_tasks if is_bfcl_path(self._setup.tasks) else read_task_file
-        tasks = read(self._setup.tasks, self._setup.held_out_share)
+        path = self._setup.tasks
+        if is_bfcl_path(path):
+            tasks = read_bfcl_tasks(path, self._setup.held_out_share)
+        else:
+            tasks = read_task_file(path, self._setup.held_out_share)
         tools = config_digest(self._setup.config, self._setup.folder)
-        found = []
+        digested = []
         for task in tasks:
             checks = self._setup.parse_task(task).checks
             code = [check.code for check in checks if isinstance(check, PythonCheck)]
             whole = json.dumps([task.digest, tools, code])
-            found.append(replace(task, digest=hashlib.sha256(whole.encode()).hexdigest()))
-        return found
+            digested.append(replace(task, digest=hashlib.sha256(whole.encode()).hexdigest()))
+        return digested
 
     async def check_task(
         self, task: EnvironmentTask, folder: str, limits: PlayLimits
@@ -114,7 +117,8 @@ class ToolSource:
                 world = self._setup.make_world(http, bridge)
                 for name in ("oracle", "nop"):
                     outcome, problem = await _replay_solution(world, parsed, folder, name)
-                    reason = reason or (f"{name}: {problem}" if problem else "")
+                    if problem and not reason:
+                        reason = f"{name}: {problem}"
                     assert outcome.reward is not None
                     rewards[name] = outcome.reward
         except TimeoutError:
@@ -153,19 +157,23 @@ async def _replay_solution(
 ) -> tuple[PlayOutcome, str]:
     """Return the outcome of the recorded calls and answer (`oracle`) or of nothing, and the first call that failed."""
     session = ToolSession(world, task, f"{name}-{Path(folder).name}", folder)
+    calls = task.calls
+    answer = task.answer
+    if name == "nop":
+        calls = ()
+        answer = ""
     problem = ""
     try:
         await session.open_tools()
         await session.check_code()
-        for number, call in enumerate(task.calls if name == "oracle" else ()):
-            made = await session.answer_call(
-                AgentCall(
-                    id=f"call_{number}", name=call.tool, arguments=json.dumps(dict(call.arguments))
-                )
+        for number, call in enumerate(calls):
+            arguments = json.dumps(dict(call.arguments))
+            answered = await session.answer_call(
+                AgentCall(id=f"call_{number}", name=call.tool, arguments=arguments)
             )
-            if made.arguments is None or made.result.startswith("error: arguments"):
-                problem = problem or f"call {number}, {call.tool}: {made.result}"
-        scores = await session.score_checks(task.answer if name == "oracle" else "")
+            if answered.arguments is None or answered.result.startswith("error: arguments"):
+                problem = problem or f"call {number}, {call.tool}: {answered.result}"
+        scores = await session.score_checks(answer)
     finally:
         await asyncio.shield(session.close())
     return score_outcome(scores), problem

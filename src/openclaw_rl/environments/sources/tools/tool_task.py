@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -77,6 +77,34 @@ def parse_task(task: EnvironmentTask, config: ToolConfig, folder: Path) -> ToolT
         entry = _TaskEntry.model_validate(dict(task.data))
     except ValidationError as error:
         raise ConfigError(f"{where}: {describe_error(error)}") from None
+    messages = _begin_messages(entry, config.system, where)
+    if entry.check is None:
+        raise ConfigError(f"{where}: no `check`: expected how the result is checked, e.g. "
+                          '{"kind": "exact", "value": "Paris"}')  # fmt: skip
+    checks = entry.check if isinstance(entry.check, list) else [entry.check]
+    tools, servers = _choose_tools(entry, config, where)
+    files = {_file_name(name, where): _file_text(value) for name, value in entry.files.items()}
+    calls = tuple(RecordedCall(tool=call.tool, arguments=call.arguments) for call in entry.calls)
+    parsed = ToolTask(
+        id=task.id,
+        messages=messages,
+        tools=tools,
+        mcp=servers,
+        files=files,
+        checks=parse_checks(checks, where, folder),
+        calls=calls,
+        answer="" if entry.answer is None else str(entry.answer),
+        only_calls=entry.only_calls,
+        step_reward=entry.step_reward,
+    )
+    _check_solution(parsed, where)
+    return parsed
+
+
+def _begin_messages(
+    entry: _TaskEntry, system: str | None, where: str
+) -> tuple[Mapping[str, Any], ...]:
+    """Return the messages that the episode begins with: those of the task, after the system message."""
     if (entry.prompt is None) == (not entry.messages):
         raise ConfigError(f"{where}: expected either `prompt`, a text, or `messages`")
     for number, message in enumerate(entry.messages):
@@ -84,26 +112,13 @@ def parse_task(task: EnvironmentTask, config: ToolConfig, folder: Path) -> ToolT
             raise ConfigError(
                 f"{where}: messages.{number}: expected a message with a role, such as user"
             )
-    if entry.check is None:
-        raise ConfigError(f"{where}: no `check`: expected how the result is checked, e.g. "
-                          '{"kind": "exact", "value": "Paris"}')  # fmt: skip
-    system = [{"role": "system", "content": config.system}] if config.system else []
-    checks = entry.check if isinstance(entry.check, list) else [entry.check]
-    tools, servers = _choose_tools(entry, config, where)
-    made = ToolTask(
-        id=task.id,
-        messages=(*system, *(entry.messages or [{"role": "user", "content": entry.prompt}])),
-        tools=tools,
-        mcp=servers,
-        files={_file_name(name, where): _file_text(value) for name, value in entry.files.items()},
-        checks=parse_checks(checks, where, folder),
-        calls=tuple(RecordedCall(tool=call.tool, arguments=call.arguments) for call in entry.calls),
-        answer="" if entry.answer is None else str(entry.answer),
-        only_calls=entry.only_calls,
-        step_reward=entry.step_reward,
-    )
-    _check_solution(made, where)
-    return made
+    messages: list[Mapping[str, Any]] = []
+    if system:
+        messages.append({"role": "system", "content": system})
+    if entry.prompt is not None:
+        messages.append({"role": "user", "content": entry.prompt})
+    messages += entry.messages
+    return tuple(messages)
 
 
 def _choose_tools(
@@ -112,43 +127,57 @@ def _choose_tools(
     """Return the tools and the names of the MCP servers of a task. Without a choice: all of the configuration."""
     known = {tool.name: tool for tool in config.tools}
     servers = tuple(server.name for server in config.mcp)
+    if entry.tools is None and entry.mcp is None:
+        return config.tools, servers
     if entry.tools is None:
-        return config.tools, servers if entry.mcp is None else _known_servers(
-            entry.mcp, servers, where
-        )
-    tools = []
-    for given in entry.tools:
-        if isinstance(given, str) and given not in known:
-            raise ConfigError(
-                f"{where}: unknown tool {given!r}. The configuration has {', '.join(known) or 'none'}"
-            )
-        tools.append(known[given] if isinstance(given, str) else parse_tool(given, where))
+        return config.tools, _known_servers(entry.mcp or [], servers, where)
+    tools = [_find_tool(listed, known, where) for listed in entry.tools]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise ConfigError(f"{where}: two tools have the same name. Remove one")
+    _check_code_files(tools, known, where)
+    return tuple(tools), _known_servers(entry.mcp or [], servers, where)
+
+
+def _check_code_files(tools: Sequence[ToolSpec], known: Container[str], where: str) -> None:
+    """Raise `ConfigError` for a tool of the task itself with code in a file: a task file names no others."""
     for tool in tools:
         if tool.python_file is not None and tool.name not in known:
             raise ConfigError(
                 f"{where}: tool {tool.name}: python_file belongs into the configuration"
             )
-    return tuple(tools), _known_servers(entry.mcp or [], servers, where)
+
+
+def _find_tool(listed: Any, known: Mapping[str, ToolSpec], where: str) -> ToolSpec:
+    """Return a tool that a task names, or defines itself."""
+    if not isinstance(listed, str):
+        return parse_tool(listed, where)
+    if listed not in known:
+        names = ", ".join(known) or "none"
+        raise ConfigError(f"{where}: unknown tool {listed!r}. The configuration has {names}")
+    return known[listed]
 
 
 def _known_servers(chosen: list[str], servers: tuple[str, ...], where: str) -> tuple[str, ...]:
-    if unknown := sorted(set(chosen) - set(servers)):
+    unknown = sorted(set(chosen) - set(servers))
+    if unknown:
         raise ConfigError(
             f"{where}: unknown MCP server {unknown[0]!r}. The configuration has {servers or 'none'}"
         )
     return tuple(chosen)
 
 
-def _check_solution(task: ToolTask, where: str) -> None:
+def _check_called_tools(task: ToolTask, where: str) -> None:
     names = {tool.name for tool in task.tools}
     for call in task.calls:
-        if call.tool not in names and not task.mcp:
-            raise ConfigError(
-                f"{where}: calls: unknown tool {call.tool!r}. The task has {', '.join(names) or 'none'}"
-            )
+        if call.tool not in names:
+            listed = ", ".join(names) or "none"
+            raise ConfigError(f"{where}: calls: unknown tool {call.tool!r}. The task has {listed}")
+
+
+def _check_solution(task: ToolTask, where: str) -> None:
+    if not task.mcp:
+        _check_called_tools(task, where)
     if task.step_reward is not None and not task.calls:
         raise ConfigError(f"{where}: step_reward needs `calls`, the calls to compare with")
     if not task.tools and not task.mcp:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import re2
@@ -38,24 +39,30 @@ def explain_tools(definitions: Sequence[dict[str, Any]]) -> str:
 
 def find_text_calls(reply: str, form: TextCalls) -> list[AgentCall]:
     """Return the calls that a reply contains, at most 32."""
-    found: list[AgentCall] = []
-    if form.pattern is None:
-        for value in _find_objects(reply):
-            if isinstance(value.get("tool"), str):
-                arguments = value.get("arguments", {})
-                found.append(
-                    AgentCall(
-                        id=f"call_{len(found)}", name=value["tool"], arguments=json.dumps(arguments)
-                    )
-                )
-    else:
-        assert form.tool is not None
-        for match in re2.finditer(form.pattern, reply):
-            named = {name: value for name, value in match.groupdict().items() if value is not None}
-            found.append(
-                AgentCall(id=f"call_{len(found)}", name=form.tool, arguments=json.dumps(named))
-            )
-    return found[:_MAX_CALLS]
+    matches = _calls_in_json(reply) if form.pattern is None else _calls_by_pattern(reply, form)
+    calls: list[AgentCall] = []
+    for name, arguments in islice(matches, _MAX_CALLS):
+        call_id = f"call_{len(calls)}"
+        calls.append(AgentCall(id=call_id, name=name, arguments=json.dumps(arguments)))
+    return calls
+
+
+def _calls_in_json(reply: str) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the arguments of each call that is a JSON object."""
+    for value in _find_objects(reply):
+        name = value.get("tool")
+        if isinstance(name, str):
+            yield name, value.get("arguments", {})
+
+
+def _calls_by_pattern(reply: str, form: TextCalls) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the arguments of each match: those of its named groups that have a text."""
+    assert form.pattern is not None
+    assert form.tool is not None
+    for match in re2.finditer(form.pattern, reply):
+        groups = match.groupdict()
+        arguments = {name: value for name, value in groups.items() if value is not None}
+        yield form.tool, arguments
 
 
 def _find_objects(text: str) -> Iterator[dict[str, Any]]:
@@ -63,7 +70,10 @@ def _find_objects(text: str) -> Iterator[dict[str, Any]]:
     decoder = json.JSONDecoder()
     at = 0
     tried = 0
-    while (start := text.find("{", at)) >= 0 and tried < 10 * _MAX_CALLS:
+    while tried < 10 * _MAX_CALLS:
+        start = text.find("{", at)
+        if start < 0:
+            return
         tried += 1
         try:
             value, at = decoder.raw_decode(text, start)
