@@ -22,6 +22,7 @@ from openclaw_rl.settings.load import STARTER, from_flat, train_settings
 from openclaw_rl.store import exchanges, reactions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
+from openclaw_rl.train.lease_keeper import LeaseKeeper
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import (
     Exchange,
@@ -195,3 +196,20 @@ def local() -> LocalTrainer:
     bounds = {"train.safety.max_turn_log_ratio": 100.0, "train.safety.max_batch_log_ratio": 100.0}
     config = from_flat(SETTINGS | bounds | {"train.trainer": "local"})
     return LocalTrainer(str(BASE), make_method(config.train), config.train, config.model)
+
+
+@pytest.fixture(autouse=True)
+def closed_leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End the threads that renew the leases of a test's training loops."""
+    keepers: list[LeaseKeeper] = []
+    start = LeaseKeeper.__init__
+
+    def start_and_remember(keeper: LeaseKeeper, *arguments: Any, **options: Any) -> None:
+        start(keeper, *arguments, **options)
+        keepers.append(keeper)
+
+    monkeypatch.setattr(LeaseKeeper, "__init__", start_and_remember)
+    yield
+    for keeper in keepers:
+        keeper._closed.set()
+        keeper._thread.join()
