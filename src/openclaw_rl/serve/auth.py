@@ -14,11 +14,11 @@ import os
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from aiohttp import web
 
@@ -26,6 +26,8 @@ from openclaw_rl.errors import ConfigError, RequestError
 from openclaw_rl.serve.episodes.ticket import TICKET_PREFIX, Ticket, read_ticket
 from openclaw_rl.serve.http_connection import GatewayConnection
 from openclaw_rl.settings.load import Config
+
+_Match = TypeVar("_Match")
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,12 @@ class Caller:
     scope: str
     owner: str  # scope of the API key, also for a ticket that was made with it
     episode: str | None = None  # of the ticket
+
+
+def first_match(match: Callable[[str], _Match | None], keys: Iterable[str]) -> _Match | None:
+    """Return the first result of `match` that is not None."""
+    results = map(match, keys)
+    return next((result for result in results if result is not None), None)
 
 
 class ApiKeys:
@@ -104,12 +112,10 @@ class ApiKeys:
 
     def _find_caller(self, headers: Mapping[str, str]) -> Caller:
         keys = _sent_keys(headers)
-        owner = next((scope for key in keys if (scope := self._match_key(key)) is not None), None)
+        owner = first_match(self._match_key, keys)
         if owner is not None:
             return Caller(scope=owner, owner=owner)
-        ticket = next(
-            (ticket for key in keys if (ticket := self._match_ticket(key)) is not None), None
-        )
+        ticket = first_match(self._match_ticket, keys)
         if ticket is None:
             what = "this API key is unknown" if keys else "no API key was sent"
             raise RequestError(

@@ -111,7 +111,9 @@ class ScriptedEngine:
         def id_and_logprob(i: int) -> tuple[int, float]:
             return i, self.token_logprob(i, generation.version, generation.sampling.temperature)
 
-        finish = "stop" if token in generation.stop_token_ids else "length" if last else None
+        finish: str | None = "length" if last else None
+        if token in generation.stop_token_ids:
+            finish = "stop"
         top = (
             (tuple(id_and_logprob(token + i) for i in range(generation.top_logprobs)),)
             if generation.top_logprobs

@@ -81,13 +81,11 @@ class Dialect(ABC):
         status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> bytes:
         """Return an error body, by default in OpenAI's format."""
-        kind = (
-            "authentication_error"
-            if status == 401
-            else "invalid_request_error"
-            if status < 500
-            else "server_error"
-        )
+        kind = "server_error"
+        if status == 401:
+            kind = "authentication_error"
+        elif status < 500:
+            kind = "invalid_request_error"
         return to_json(
             {
                 "error": {

@@ -208,9 +208,8 @@ def _check_depth(echo: Any) -> None:
 
 def _read_session(b: _ResponsesBody, headers: Mapping[str, str]) -> str | None:
     """Return the client's session id. (`prompt_cache_key` cannot serve as one: many conversations share a key.)"""
-    session = next(
-        (value for name in _SESSION_HEADERS if (value := headers.get(name))), b.session_id or ""
-    )
+    stated = [headers.get(name) for name in _SESSION_HEADERS]
+    session = next(filter(None, stated), b.session_id or "")
     session = session.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return check_id_length(session, "session_id") or None
 

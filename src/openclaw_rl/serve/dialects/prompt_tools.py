@@ -58,7 +58,9 @@ class PromptTools:
             if choice.only is None or name in choice.only
         ]
         try:
-            return shown, (self._raw if choice.only is None else to_json(shown)) if shown else b""
+            if not shown:
+                return shown, b""
+            return shown, self._raw if choice.only is None else to_json(shown)
         except RecursionError:
             raise field_error("tools", "nested too deeply.") from None
 
@@ -121,7 +123,9 @@ def read_schema(form: Any, place: str, nested: str = "") -> Mapping[str, Any] | 
         got = json_type_name(form) if kind is None else f"type {kind!r:.40}"
         raise field_error(place, f"expected type text, json_object or json_schema, got {got}.")
     holder, place = (form.get(nested), f"{place}.{nested}") if nested else (form, place)
-    schema = holder.get("schema", {} if nested else None) if isinstance(holder, dict) else None
+    schema = None
+    if isinstance(holder, dict):
+        schema = holder.get("schema", {} if nested else None)
     if not isinstance(schema, dict):
         raise field_error(f"{place}.schema", "expected a JSON schema that is an object.")
     return schema
