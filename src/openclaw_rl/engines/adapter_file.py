@@ -104,7 +104,8 @@ def check_fits_base(
     A module that is absent from the base's files is an error only if another layer has a module of that name: heads can
     be tied to embeddings, and some programs rename modules. Packed (quantized) weights and missing folders are skipped.
     """
-    if not base or not (shapes := matrix_shapes(Path(base))):
+    shapes = matrix_shapes(Path(base)) if base else {}
+    if not shapes:
         return
     kinds = {_LAYER_NUMBER.sub(".N.", name) for name in shapes}
     for module, (a, b) in file.pairs.items():
@@ -146,11 +147,11 @@ def write_identity_adapter(file: AdapterFile, folder: Path) -> PolicyRef:
     weights[start:] = bytes(len(weights) - start)
     parts = {ADAPTER_CONFIG: msgspec.json.encode(file.config), ADAPTER_WEIGHTS: bytes(weights)}
     digest = digest_of_parts(parts)
-    made = folder / f"identity-{digest[:16]}"
-    made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"identity-{digest[:16]}"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, raw in parts.items():
-        (made / name).write_bytes(raw)
-    return PolicyRef(version=0, path=str(made), digest=digest)
+        (path / name).write_bytes(raw)
+    return PolicyRef(version=0, path=str(path), digest=digest)
 
 
 def _check_digest(ref: PolicyRef, digest: str) -> None:
@@ -185,8 +186,11 @@ def _read_file(path: Path) -> bytearray:
         buffer = bytearray(path.stat().st_size)
         view = memoryview(buffer)
         at = 0
-        while at < len(buffer) and (n := file.readinto(view[at:])):
-            at += n
+        while at < len(buffer):
+            count = file.readinto(view[at:])
+            if not count:
+                break
+            at += count
         return buffer
 
 
@@ -199,10 +203,10 @@ def _parse_config(path: Path, raw: bytearray) -> dict[str, Any]:
         ) from None
     if config.get("peft_type") != "LORA":
         raise EngineError(f"{path}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
-    for key, words in _UNSUPPORTED_OPTIONS.items():
+    for key, feature in _UNSUPPORTED_OPTIONS.items():
         if config.get(key):
             raise EngineError(
-                f"{path}: {key} is set, but engines serve plain LoRA only, not {words}"
+                f"{path}: {key} is set, but engines serve plain LoRA only, not {feature}"
             )
     return config
 
@@ -210,12 +214,12 @@ def _parse_config(path: Path, raw: bytearray) -> dict[str, Any]:
 def _lora_pairs(path: Path, raw: bytearray) -> dict[str, tuple[RawTensor, RawTensor]]:
     sides: dict[str, dict[str, RawTensor]] = {}
     for name, tensor in parse_safetensors(path, raw).items():
-        found = _LORA_WEIGHT_NAME.match(name)
-        if found is None:
+        match = _LORA_WEIGHT_NAME.match(name)
+        if match is None:
             raise EngineError(
                 f"{path}: {name!r} is not a LoRA matrix of a linear layer (expected ...lora_A/lora_B.weight)"
             )
-        sides.setdefault(found["module"], {})[found["side"]] = tensor
+        sides.setdefault(match["module"], {})[match["side"]] = tensor
     pairs = {}
     for module, both in sides.items():
         if both.keys() != {"A", "B"}:
@@ -252,7 +256,8 @@ def parse_safetensors(path: Path, raw: bytearray | memoryview) -> dict[str, RawT
                     f"{path}: {name!r} extends beyond the file, which is truncated ({len(raw)} bytes)"
                 )
             size = _UNPACKED_DTYPES.get(entry["dtype"])
-            if size is not None and (expected := size * math.prod(entry["shape"])) != end - begin:
+            expected = None if size is None else size * math.prod(entry["shape"])
+            if expected not in (None, end - begin):
                 raise EngineError(
                     f"{path}: {name!r} has {end - begin} bytes, expected {expected} of its shape"
                 )
