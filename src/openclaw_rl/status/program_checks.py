@@ -82,7 +82,8 @@ def check_ray_head(config: Config) -> Diagnosis | None:
     if launch.launcher != "ray":
         return None
     address = ray_address.find_address(launch.ray)
-    if (problem := ray_address.connection_problem(address)) is not None:
+    problem = ray_address.connection_problem(address)
+    if problem is not None:
         return ray_diagnosis(config, f"train.launch.ray: {problem}")
     if importlib.util.find_spec("ray") is None:
         unknown = "; without it, a Ray head at its address cannot be verified" * (":" in address)
@@ -105,16 +106,17 @@ def _ray_refusal_reason(address: str) -> str:
             check=False,
         )
         failed = done.returncode != 0
-        said = done.stderr
+        output = done.stderr
     except subprocess.TimeoutExpired as error:
         # Ray itself retries for a quarter of an hour.
         failed = True
-        said = error.stderr or b""
+        output = error.stderr or b""
     if not failed:
         return ""
-    if b"InvalidAuthToken" in said:
+    if b"InvalidAuthToken" in output:
         return f"the head at {address} requires a token: set RAY_AUTH_MODE=token here too, with its token"
-    if mismatch := ray_errors.find_mismatch(said.decode(errors="replace")):
+    mismatch = ray_errors.find_mismatch(output.decode(errors="replace"))
+    if mismatch:
         return (
             f"the head at {address} has other versions: {mismatch}. Install those of the head here"
         )
