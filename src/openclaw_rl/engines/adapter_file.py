@@ -62,11 +62,12 @@ class AdapterFile:
         patterns = self.config.get("alpha_pattern") or {}
         default = self.config.get("lora_alpha", rank)
         # PEFT's rule: the first pattern that matches the end of the name, starting at a dot
-        alpha = next(
-            (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)),
-            default,
-        )
-        return float(alpha) / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+        matches = [
+            value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)
+        ]
+        alpha = matches[0] if matches else default
+        divisor = math.sqrt(rank) if self.config.get("use_rslora") else rank
+        return float(alpha) / divisor
 
 
 def read_adapter(ref: PolicyRef) -> AdapterFile:
@@ -108,17 +109,18 @@ def check_fits_base(
     if not shapes:
         return
     kinds = {_LAYER_NUMBER.sub(".N.", name) for name in shapes}
+    where = f"version {file.ref.version}: {file.ref.path} does not fit the base {base}"
     for module, (a, b) in file.pairs.items():
-        where = (
-            f"version {file.ref.version}: {file.ref.path} does not fit the base {base}: {module}"
-        )
-        expected = shapes.get(f"{module}.weight")
-        got = (b.shape[0], a.shape[1])
-        if expected is None and _LAYER_NUMBER.sub(".N.", f"{module}.weight") in kinds:
-            raise EngineError(f"{where} is adapted, but the base has no such layer. {advice}")
-        if expected is not None and got != expected:
+        name = f"{module}.weight"
+        shape = (b.shape[0], a.shape[1])
+        expected = shapes.get(name, shape)
+        if name not in shapes and _LAYER_NUMBER.sub(".N.", name) in kinds:
             raise EngineError(
-                f"{where} has [out, in] {list(got)}, expected {list(expected)}. {advice}"
+                f"{where}: {module} is adapted, but the base has no such layer. {advice}"
+            )
+        if shape != expected:
+            raise EngineError(
+                f"{where}: {module} has [out, in] {list(shape)}, expected {list(expected)}. {advice}"
             )
 
 
@@ -130,12 +132,10 @@ def matrix_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             header = msgspec.json.decode(
                 stream.read(int.from_bytes(stream.read(8), "little")), type=dict[str, Any]
             )
+        header.pop("__metadata__", None)
         for name, entry in header.items():
-            if (
-                name != "__metadata__"
-                and entry["dtype"] in _UNPACKED_DTYPES
-                and len(entry["shape"]) == 2
-            ):
+            is_matrix = len(entry["shape"]) == 2
+            if is_matrix and entry["dtype"] in _UNPACKED_DTYPES:
                 out[name] = tuple(entry["shape"])
     return out
 

@@ -131,11 +131,11 @@ def parse_ps(output: str, pid: int) -> ProcessUsage | None:
     if pid not in rows:
         return None
     parents = {process: int(row[1]) for process, row in rows.items()}
-    family = _with_descendants(pid, parents)
+    family = [rows[process] for process in _with_descendants(pid, parents)]
     # The first letter of a state says what the process does.
-    states = {rows[process][2][0] for process in family}
+    states = {state[0] for _, _, state, _ in family}
     return ProcessUsage(
-        processor=sum(_ps_seconds(rows[process][3]) for process in family),
+        processor=sum(_ps_seconds(seconds) for _, _, _, seconds in family),
         is_stopped=rows[pid][2][0] in _STOPPED,
         is_runnable=_RUNNABLE in states,
         waits_for_disk=not states.isdisjoint(_DISK),

@@ -142,8 +142,11 @@ class WorkerWatch:
         It reports that it cannot, or it crashed before and has been loading for so long that it probably hangs in the
         file from before the change.
         """
-        for child in self._workers:
-            if child.pid is None or child.is_replaced or not child.has_changed_files():
+        running = [
+            child for child in self._workers if child.pid is not None and not child.is_replaced
+        ]
+        for child in running:
+            if not child.has_changed_files():
                 continue
             state = _own_state(child, beats.get(child.name))
             if state == heartbeats.STARTING and _loads_too_long(child):
