@@ -363,7 +363,7 @@ def test_a_wrong_value_is_an_error_that_names_it(given: dict[str, Any], words: s
         ({"environ": {"OPENCLAW_RL_TRAIN_METHOD": "ppo"}}, "critic is not here", "Say binary"),
     ],
 )
-def test_values_of_elsewhere_are_refused_with_the_reason(
+def test_values_of_other_programs_are_refused_with_the_reason(
     given: dict[str, Any], why: str, instead: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"{why}.* {instead}.*got .*from ") as caught:
@@ -371,7 +371,7 @@ def test_values_of_elsewhere_are_refused_with_the_reason(
     assert "\n" not in str(caught.value)
 
 
-def test_every_value_of_elsewhere_is_one_of_a_setting_and_no_value_here() -> None:
+def test_every_refused_value_belongs_to_a_setting_that_does_not_accept_it() -> None:
     for key, reasons in alias_table("refused_values").items():
         assert key in settings.known_keys()
         for value, why in reasons.items():
@@ -408,7 +408,7 @@ def test_the_size_gives_way_to_a_model_of_any_source(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
+def test_shown_settings_can_be_read_again(tmp_path: Path) -> None:
     loaded = load(
         environ={"LORA_RANK": "64", "OPENCLAW_API_KEY": "sk-secret"}, arguments=["--lr", "1e-6"]
     )
@@ -452,9 +452,7 @@ ODD = (
 
 
 @pytest.mark.parametrize("key", [*settings.known_keys(), *FILE])
-def test_values_of_the_wrong_type_are_an_error_in_words_or_mean_something(
-    tmp_path: Path, key: str
-) -> None:
+def test_values_of_the_wrong_type_are_an_error_or_are_converted(tmp_path: Path, key: str) -> None:
     for value in ODD:
         file = tmp_path / "settings.yaml"
         file.write_text(yaml.safe_dump(nested(key, value)))
