@@ -176,7 +176,8 @@ def slow_collection(signs: HealthSnapshot) -> Diagnosis | None:
         return None
     if signs.heartbeat_waits.get("train") != frozenset({Wait.TURNS}):
         return None
-    busy = sum(s["seconds"] for s in steps[1:]) / max(steps[-1]["at"] - steps[0]["at"], 1e-9)
+    passed = max(steps[-1]["at"] - steps[0]["at"], 1e-9)
+    busy = sum(step["seconds"] for step in steps[1:]) / passed
     if busy >= MIN_BUSY_SHARE:
         return None
     return Diagnosis(

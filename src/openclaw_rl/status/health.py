@@ -241,15 +241,15 @@ def training_queue_length(config: Config, conn: Connection) -> int:
 
 
 def _recent_log_lines(logs: Path, now: float) -> list[LogLine]:
-    log_lines = [
-        LogLine(file=path.name, message=str(line["message"]), at=float(line["at"]))
-        for path in sorted(logs.glob("*.log"))
-        for line in _json_lines(path)
-        if "message" in line
-        and isinstance(line.get("at"), int | float)
-        and abs(now - line["at"]) <= LOG_WINDOW
-    ]
-    return sorted(log_lines, key=lambda line: line.at)
+    log_lines = []
+    for path in sorted(logs.glob("*.log")):
+        for row in _json_lines(path):
+            if "message" in row and isinstance(row.get("at"), int | float):
+                log_lines.append(
+                    LogLine(file=path.name, message=str(row["message"]), at=float(row["at"]))
+                )
+    recent = [line for line in log_lines if abs(now - line.at) <= LOG_WINDOW]
+    return sorted(recent, key=lambda line: line.at)
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:

@@ -287,13 +287,16 @@ def show_policy(config: Config, version: int, *, as_json: bool) -> None:
     table.add_row("digest", data["digest"][:16] or "of the base")
     for name, value in sorted(data["metrics"].items()):
         table.add_row(name, f"{value:.6g}")
-    panels = [_turn_panel(turn, whole=False) for turn in data["turns"]]
-    plural = "" if len(panels) == 1 else "s"
-    colon = ":" if panels else ""
-    count = f"trained on {len(panels)} turn{plural}{colon}"
-    TerminalConsole(highlight=True).print(
-        Group(Panel(table, title=f"version {version}", title_align="left"), count, *panels)
-    )
+    panel = Panel(table, title=f"version {version}", title_align="left")
+    turn_panels = [_turn_panel(turn, whole=False) for turn in data["turns"]]
+    TerminalConsole(highlight=True).print(Group(panel, _turn_count(turn_panels), *turn_panels))
+
+
+def _turn_count(panels: Sequence[Panel]) -> str:
+    """Return the line above the panels of the turns that a version was trained on."""
+    if not panels:
+        return "trained on 0 turns"
+    return f"trained on {len(panels)} turn{'' if len(panels) == 1 else 's'}:"
 
 
 def _lineage_text(lineage: Sequence[int]) -> str:
@@ -309,11 +312,12 @@ def _turn_panel(turn: TurnData, *, whole: bool) -> Panel:
     body.add_column(style="dim", no_wrap=True)
     body.add_column()
     rows = _turn_rows(turn, _WHOLE_WIDTH if whole else _SHORT_WIDTH)
-    for label, value in rows + (_detail_rows(turn) if whole and not turn["damaged"] else []):
+    if whole and not turn["damaged"]:
+        rows += _detail_rows(turn)
+    for label, value in rows:
         body.add_row(label, value if isinstance(value, Text) else Text(str(value)))
-    return Panel(
-        body, title=Text.assemble(turn["turn"], "  ", (turn["state"], "bold")), title_align="left"
-    )
+    title = Text.assemble(turn["turn"], "  ", (turn["state"], "bold"))
+    return Panel(body, title=title, title_align="left")
 
 
 def _turn_rows(turn: TurnData, width: int) -> list[tuple[str, str | Text]]:

@@ -31,9 +31,10 @@ def policy_rows(conn: Connection, limit: int, name: str | None = None) -> list[d
     """
     heads = read_heads(conn)
     pinned = policy_marks.pinned_versions(conn)
-    newest = [policy for policy in policies.list_all(conn) if name is None or policy.name == name][
-        -limit:
-    ]
+    listed = policies.list_all(conn)
+    if name is not None:
+        listed = [policy for policy in listed if policy.name == name]
+    newest = listed[-limit:]
     versions = [policy.version for policy in newest]
     counts = turns_by_version(conn, versions)
     satisfied = satisfaction_by_version(conn, versions)

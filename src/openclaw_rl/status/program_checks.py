@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
@@ -38,12 +39,13 @@ def engine_diagnosis(config: Config, evidence: str) -> Diagnosis:
     proposed = engine.alternatives if config.engine.url is None else ()
     other = next((name for name in proposed if _can_start(config, name)), None)
     repair = engine.repair or f"`openclaw-rl doctor --engine {backend}` the failing check"
-    return Diagnosis(
-        name=f"the {backend} engine does not start",
-        evidence=evidence,
-        settings={"engine.backend": other} if other else {},
-        advice=f"{'or ' if other else ''}repair it: logs/ has its last output, {repair}",
+    advice = f"repair it: logs/ has its last output, {repair}"
+    diagnosis = Diagnosis(
+        name=f"the {backend} engine does not start", evidence=evidence, advice=advice
     )
+    if other is None:
+        return diagnosis
+    return replace(diagnosis, settings={"engine.backend": other}, advice=f"or {advice}")
 
 
 def _can_start(config: Config, backend: str) -> bool:

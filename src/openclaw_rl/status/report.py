@@ -260,12 +260,11 @@ def _render_workers(status: Mapping[str, Any]) -> Table:
     for column in ("worker", "pid", "last heartbeat", "note"):
         table.add_column(column)
     for row in status["loops"]:
-        heard = f"{row['age']:.0f} s ago" + ("" if row["alive"] else ": not responding")
-        seen = Text(heard, "" if row["alive"] else "red")
-        note = describe_work(row)
-        table.add_row(
-            row["name"], str(row["pid"]), seen, Text(note, "red" if shows_problem(row) else "")
-        )
+        heard = Text(f"{row['age']:.0f} s ago")
+        if not row["alive"]:
+            heard = Text(f"{row['age']:.0f} s ago: not responding", "red")
+        note = Text(describe_work(row), "red" if shows_problem(row) else "")
+        table.add_row(row["name"], str(row["pid"]), heard, note)
     return table
 
 
@@ -439,20 +438,18 @@ def _render_newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
 
 def _render_gate(versions: Sequence[Mapping[str, Any]]) -> Text:
     """Return the gate's figures of the newest version that is live or a candidate: mean differences from its parent."""
-    for row in reversed(versions):
-        if row["state"] not in (PolicyState.LIVE, PolicyState.CANDIDATE):
-            continue
-        figures = {
-            name.removeprefix("gate/"): value
-            for name, value in row["metrics"].items()
-            if name in GATE_FIGURES
-        }
+    in_use = [row for row in versions if row["state"] in (PolicyState.LIVE, PolicyState.CANDIDATE)]
+    for row in reversed(in_use):
+        figures = _gate_figures(row["metrics"])
         if figures:
-            text = ", ".join(
-                f"{name.replace('_', ' ')} {value:+.2f}" for name, value in figures.items()
-            )
-            return Text(f"gate of v{row['version']}: {text}", style="dim")
+            return Text(f"gate of v{row['version']}: {figures}", style="dim")
     return Text()
+
+
+def _gate_figures(metrics: Mapping[str, float]) -> str:
+    figures = {name: value for name, value in metrics.items() if name in GATE_FIGURES}
+    labels = {name: name.removeprefix("gate/").replace("_", " ") for name in figures}
+    return ", ".join(f"{labels[name]} {value:+.2f}" for name, value in figures.items())
 
 
 def _format_number(value: Any) -> str:
