@@ -33,7 +33,7 @@ def started(environ: dict[str, str]) -> Config:
     """The settings with which the container's command starts."""
     command, *flags = [word.strip('"') for word in re.findall(r'"[^"]*"', instruction("CMD"))]
     assert command == "up"
-    return load_all(words=flags, environ=environ).config
+    return load_all(arguments=flags, environ=environ).config
 
 
 def test_the_documented_command_starts() -> None:

@@ -161,12 +161,12 @@ def test_an_unknown_flag_names_the_one_of_the_same_meaning(flag: str, meant: str
     assert f"unknown setting '{flag}'. Did you mean {meant}?" in str(error)
 
 
-def test_a_flag_that_means_nothing_known_names_none() -> None:
+def test_an_unknown_flag_without_a_near_name_gets_no_suggestion() -> None:
     error = CliRunner().invoke(cli, ["train", "--xyzzy", "1"]).exception
     assert "unknown setting '--xyzzy'. `--set KEY=VALUE` sets any setting." in str(error)
 
 
-def test_a_name_that_several_settings_share_names_them() -> None:
+def test_a_name_shared_by_several_settings_lists_them() -> None:
     assert suggest_flag("--timeout", settings.known_keys()) == (
         " Did you mean --set judge.timeout=VALUE or --set teacher.timeout=VALUE or --set train.launch.timeout=VALUE?"
     )
@@ -176,7 +176,7 @@ def test_a_name_that_several_settings_share_names_them() -> None:
     ("line", "meant"),
     [("training: {lr: 1}", "train.optimizer.learning_rate"), ("lora_r: 8", "train.lora.rank")],
 )
-def test_a_key_of_a_file_is_understood_by_its_meaning_too(
+def test_a_misspelled_key_of_a_file_gets_the_setting_of_its_meaning(
     line: str, meant: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "settings.yaml"

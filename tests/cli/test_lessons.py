@@ -156,7 +156,7 @@ def test_of_two_pinned_lessons_that_contradict_each_other_the_later_one_is_in_fo
     assert (second.state, second.is_pinned) == (LessonState.ACTIVE, True)
 
 
-def test_a_pinned_lesson_supersedes_the_last_of_those_that_superseded_one_another(
+def test_a_pinned_lesson_supersedes_the_last_of_a_chain_of_lessons(
     config: Config,
 ) -> None:
     with Store.open(config.store_path) as store, store.write() as conn:

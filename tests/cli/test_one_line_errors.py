@@ -121,7 +121,7 @@ def test_the_first_seconds_of_a_home(
 
 
 @pytest.mark.parametrize("kind", ["file", "below a file", "link loop", "long name"])
-def test_a_home_that_cannot_be_one(
+def test_an_unusable_home_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     (tmp_path / "file").touch()

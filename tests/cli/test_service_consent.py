@@ -49,7 +49,7 @@ def test_without_a_yes_nothing_starts(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("backend", "stays"), [("tinker", "The store stays here"), ("fireworks", "Scores, training")]
 )
-def test_what_is_said_hides_no_reaction_and_no_score(
+def test_the_consent_text_names_reactions_and_scores(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str, stays: str
 ) -> None:
     """The next message is the reaction, and it is sent; in training the score decides the numbers that are sent."""
@@ -98,7 +98,9 @@ def test_a_yes_is_recorded_and_holds_for_this_address(
         require_consent(settings(tmp_path, **{"tinker.url": "http://two:2"}), SERVE, yes=False)
 
 
-def test_in_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_terminal_the_command_asks_for_consent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = iter([click.Abort(), None])
 
     def confirm(text: str, **options: object) -> None:

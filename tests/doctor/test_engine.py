@@ -101,7 +101,7 @@ def test_log_probabilities_of_other_weights_are_noticed(
         (("--engine-url", "http://127.0.0.1:9", "--wait", "0.3"), "was not ready within 0.3 s"),
     ],
 )
-def test_an_engine_that_is_not_there_is_said(words: tuple[str, ...], message: str) -> None:
+def test_a_missing_engine_is_reported(words: tuple[str, ...], message: str) -> None:
     code, output = doctor("--engine", "sglang", *words)
     assert code == 1
     assert message in output

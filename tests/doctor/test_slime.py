@@ -96,7 +96,7 @@ def test_the_doctor_takes_the_place_of_no_trainer(
         assert not stream.has_message(), "slime is still connected"
 
 
-def test_what_is_missing_is_a_line_with_the_cure(
+def test_each_missing_part_of_slime_is_one_line_with_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
@@ -116,7 +116,7 @@ def test_what_is_missing_is_a_line_with_the_cure(
 
 
 @pytest.mark.parametrize("words", ["", "hello", "[]"])
-def test_a_program_that_is_no_python_is_named(tmp_path: Path, words: str) -> None:
+def test_a_program_other_than_python_is_named_in_the_error(tmp_path: Path, words: str) -> None:
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\necho '{words}'\n")
     program.chmod(0o755)
@@ -125,7 +125,7 @@ def test_a_program_that_is_no_python_is_named(tmp_path: Path, words: str) -> Non
     assert f"{program} is no Python. Give that of slime's environment" in output
 
 
-def test_what_modules_of_slime_print_hides_no_check(environment: Path, home: Path) -> None:
+def test_output_of_slimes_modules_hides_no_check(environment: Path, home: Path) -> None:
     module = environment / "slime/utils/types.py"
     module.write_text(f"import atexit\natexit.register(print, 'the end')\n{module.read_text()}")
     _, marks, output = examine("--home", str(home))
@@ -185,7 +185,7 @@ def test_a_slime_that_hangs_ends_with_the_doctor(
         os.kill(pids[1], signal.SIGKILL)
 
 
-def test_a_folder_slime_where_the_doctor_runs_hides_no_installed_one(
+def test_a_local_folder_named_slime_does_not_hide_the_installed_package(
     environment: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Modules that `pip install -e` installed are found last, after folders without `__init__.py`."""

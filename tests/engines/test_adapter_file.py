@@ -40,7 +40,7 @@ def test_an_adapter_of_the_double_is_a_real_one(tmp_path: Path) -> None:
     }
 
 
-def test_a_pipe_in_the_place_of_a_file_is_damage_and_is_not_read(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_a_file_is_damage_and_is_not_read(tmp_path: Path) -> None:
     write_adapter(tmp_path)
     digest, files = hash_folder(tmp_path)
     assert find_damage(tmp_path, digest, files) is None
@@ -101,7 +101,7 @@ def _no_json(folder: Path) -> None:
         (_renamed(b'"dtype": "F32"', b'"dtyqe": "F32"'), "expected a safetensors file"),
     ],
 )
-def test_what_cannot_be_served_is_explained(
+def test_invalid_adapters_are_explained(
     tmp_path: Path, harm: Callable[[Path], None], words: str
 ) -> None:
     write_adapter(tmp_path)

@@ -166,7 +166,7 @@ def test_closing_a_stream_frees_its_place(harness: EngineHarness) -> None:
     harness.run(body)
 
 
-def test_a_reply_ends_on_its_version_while_others_are_loaded_and_let_go(
+def test_a_reply_ends_on_its_version_while_others_are_loaded_and_unloaded(
     harness: EngineHarness,
 ) -> None:
     async def body(engine: Engine) -> None:

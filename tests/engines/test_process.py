@@ -107,7 +107,7 @@ def test_a_killed_engine_breaks_its_streams_and_the_client_finds_the_next_one(
     assert not config.engine_socket.exists()
 
 
-def test_what_is_not_our_language_is_hung_up_on_and_others_are_served(process: Any) -> None:
+def test_a_connection_with_another_protocol_is_closed_and_others_are_served(process: Any) -> None:
     path = process.socket
     for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\x05\x00\x00\x00hello"):
         with socket.socket(socket.AF_UNIX) as stranger:
@@ -125,7 +125,7 @@ def test_what_is_not_our_language_is_hung_up_on_and_others_are_served(process: A
     asyncio.run(ask())
 
 
-def test_a_client_that_leaves_takes_its_replies_with_it(process: Any) -> None:
+def test_replies_end_when_their_client_disconnects(process: Any) -> None:
     async def leave() -> None:
         async with (
             closing(EngineClient(process.socket)) as rude,
@@ -161,7 +161,9 @@ def test_a_stale_socket_is_replaced_and_a_long_path_is_explained(
         bind_socket(short_home() / ("x" * 120))
 
 
-def test_no_engine_within_the_time_is_gone(short_home: Callable[[], Path]) -> None:
+def test_an_engine_that_is_not_ready_in_time_raises_engine_gone(
+    short_home: Callable[[], Path],
+) -> None:
     async def ask() -> None:
         async with closing(EngineClient(short_home() / "engine.sock")) as client:
             with pytest.raises(EngineGone, match=r"not ready within 0\.1 s"):

@@ -139,7 +139,7 @@ def test_whole_weights_are_copied(tmp_path: Path) -> None:
     }
 
 
-def test_a_model_that_lacks_the_adapter_is_found(tmp_path: Path) -> None:
+def test_a_model_without_the_adapter_is_detected(tmp_path: Path) -> None:
     """In 16 bits the bound is wide: the share of the change tells."""
     write_adapter(STARTER_FOLDER, tmp_path / "version", lora_alpha=2)
     base = ModelFiles.from_path(str(STARTER_FOLDER))

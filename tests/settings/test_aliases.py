@@ -248,9 +248,9 @@ def test_flags_on_the_line_and_inside_a_variable(name: str) -> None:
     value, changes = FLAGS[name]
     words = [name] if value is None else [name, value]
     needed = NEEDED.get(name, {})
-    check(load(words=words, environ=needed), changes, name)
+    check(load(arguments=words, environ=needed), changes, name)
     joined = "=".join(words) if value is not None else f"{name}=true"
-    check(load(words=[joined], environ=needed), changes, name)
+    check(load(arguments=[joined], environ=needed), changes, name)
     inside = ARGUMENTS[list(FLAGS).index(name) % len(ARGUMENTS)]
     check(load(environ={inside: " ".join(words)} | needed), changes, f"{inside} {name}")
 
@@ -269,7 +269,7 @@ def test_file_keys(tmp_path: Path, name: str, kind: str) -> None:
 def load_name(folder: Path, name: str, value: Any) -> settings.LoadedSettings:
     """Load one name in its own form: a flag, a variable, or a key of a file."""
     if name.startswith("--"):
-        return load(words=[name] if value is True else [name, str(value)])
+        return load(arguments=[name] if value is True else [name, str(value)])
     if name.isupper():
         return load(environ={name: str(value)})
     file = folder / "settings.yaml"
@@ -305,35 +305,35 @@ def test_a_switch_that_is_off_is_the_default(tmp_path: Path) -> None:
     ("given", "words"),
     [
         (
-            {"words": ["--lora-rnak", "8"]},
+            {"arguments": ["--lora-rnak", "8"]},
             "unknown setting '--lora-rnak'. Did you mean --lora-rank",
         ),
-        ({"words": ["lr", "8"]}, "expected a flag such as --lr 1e-6, got 'lr'"),
-        ({"words": ["--lr"]}, "--lr needs a value"),
+        ({"arguments": ["lr", "8"]}, "expected a flag such as --lr 1e-6, got 'lr'"),
+        ({"arguments": ["--lr"]}, "--lr needs a value"),
         (
             {"environ": {"OPTIMIZER_ARGS": "--lrr 1e-6"}},
             "unknown setting 'OPTIMIZER_ARGS --lrr'. Did you mean --lr",
         ),
-        ({"words": ["--lora-target-modules", ""]}, "expected all-linear, or names such as"),
-        ({"words": ["--reward-aggregation", "mean"]}, "expected majority, got mean"),
-        ({"words": ["--session-aware", "false"]}, "expected true, got false"),
+        ({"arguments": ["--lora-target-modules", ""]}, "expected all-linear, or names such as"),
+        ({"arguments": ["--reward-aggregation", "mean"]}, "expected majority, got mean"),
+        ({"arguments": ["--session-aware", "false"]}, "expected true, got false"),
         (
-            {"words": ["--api-endpoint", "http://gpu:8000"]},
+            {"arguments": ["--api-endpoint", "http://gpu:8000"]},
             "expected an address of this machine, .* asks no API",
         ),
-        ({"words": ["--api-endpoint", "http://[::1"]}, "expected an address of this machine"),
-        ({"words": ["--gpus", "cuda"]}, "expected device ids"),
-        ({"words": ["--gpus", "1,1"]}, "expected each device once, got '1,1'"),
+        ({"arguments": ["--api-endpoint", "http://[::1"]}, "expected an address of this machine"),
+        ({"arguments": ["--gpus", "cuda"]}, "expected device ids"),
+        ({"arguments": ["--gpus", "1,1"]}, "expected each device once, got '1,1'"),
         (
-            {"words": ["--lora-target-modules", "q_proj k_proj"]},
+            {"arguments": ["--lora-target-modules", "q_proj k_proj"]},
             "expected all-linear, or names such as",
         ),
         (
             {"environ": {"LORA_TARGET_MODULES": '["q_proj","k_proj"]'}},
             "expected all-linear, or names such as",
         ),
-        ({"words": ["--ppo-clip-ratio", "2"]}, "between 0 and 1"),
-        ({"words": ["--lora-rank", "0"]}, r"train.lora.rank: .*from flags: --lora-rank"),
+        ({"arguments": ["--ppo-clip-ratio", "2"]}, "between 0 and 1"),
+        ({"arguments": ["--lora-rank", "0"]}, r"train.lora.rank: .*from flags: --lora-rank"),
         ({"environ": {"MODEL_SIZE": "3b"}}, "expected one of 0.6b"),
         ({"environ": {"USE_LORA": "maybe"}}, "USE_LORA: expected true or false"),
         ({"environ": {"LORA_ARGS": "--lora-rank '8"}}, "LORA_ARGS: .*quotation"),
@@ -357,13 +357,13 @@ def test_a_wrong_value_is_an_error_that_names_it(given: dict[str, Any], words: s
     ("given", "why", "instead"),
     [
         ({"sets": ["engine.backend=Slime"]}, "slime trains and does not serve", "sglang"),
-        ({"words": ["--backend", "slime"]}, "slime trains and does not serve", "vllm"),
+        ({"arguments": ["--backend", "slime"]}, "slime trains and does not serve", "vllm"),
         ({"flags": {"engine.backend": "slime"}}, "slime trains and does not serve", "embedded"),
         ({"flags": {"train.method": "grpo"}}, "several replies to one prompt", "Say binary"),
         ({"environ": {"OPENCLAW_RL_TRAIN_METHOD": "ppo"}}, "critic is not here", "Say binary"),
     ],
 )
-def test_values_of_elsewhere_are_refused_with_the_reason(
+def test_values_of_other_programs_are_refused_with_the_reason(
     given: dict[str, Any], why: str, instead: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"{why}.* {instead}.*got .*from ") as caught:
@@ -371,7 +371,7 @@ def test_values_of_elsewhere_are_refused_with_the_reason(
     assert "\n" not in str(caught.value)
 
 
-def test_every_value_of_elsewhere_is_one_of_a_setting_and_no_value_here() -> None:
+def test_every_refused_value_belongs_to_a_setting_that_does_not_accept_it() -> None:
     for key, reasons in alias_table("refused_values").items():
         assert key in settings.known_keys()
         for value, why in reasons.items():
@@ -403,13 +403,14 @@ def test_the_size_gives_way_to_a_model_of_any_source(tmp_path: Path) -> None:
     assert load(environ={"MODEL_SIZE": "7b"}, file=file).config.model.path == "mine"
     assert load(environ={"MODEL_SIZE": "7b", "MODEL_PATH": "/a"}).config.model.path == "/a"
     assert (
-        load(environ={"MODEL_SIZE": "7b"}, words=["--model-path", "/b"]).config.model.path == "/b"
+        load(environ={"MODEL_SIZE": "7b"}, arguments=["--model-path", "/b"]).config.model.path
+        == "/b"
     )
 
 
-def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
+def test_shown_settings_can_be_read_again(tmp_path: Path) -> None:
     loaded = load(
-        environ={"LORA_RANK": "64", "OPENCLAW_API_KEY": "sk-secret"}, words=["--lr", "1e-6"]
+        environ={"LORA_RANK": "64", "OPENCLAW_API_KEY": "sk-secret"}, arguments=["--lr", "1e-6"]
     )
     text = "\n".join(reference.setting_lines(loaded))
     assert "sk-secret" not in text
@@ -451,9 +452,7 @@ ODD = (
 
 
 @pytest.mark.parametrize("key", [*settings.known_keys(), *FILE])
-def test_values_of_the_wrong_type_are_an_error_in_words_or_mean_something(
-    tmp_path: Path, key: str
-) -> None:
+def test_values_of_the_wrong_type_are_an_error_or_are_converted(tmp_path: Path, key: str) -> None:
     for value in ODD:
         file = tmp_path / "settings.yaml"
         file.write_text(yaml.safe_dump(nested(key, value)))

@@ -94,7 +94,9 @@ def test_every_command_reads_its_options_alike(name: str, command: click.Command
         (("inspect", "policy", "--", "-1"), "'VERSION': -1 is not in the range"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments: tuple[str, ...], words: str) -> None:
+def test_arguments_without_a_possible_meaning_are_refused(
+    arguments: tuple[str, ...], words: str
+) -> None:
     done = invoke(*arguments)
     assert done.exit_code == 2
     assert words in done.output
@@ -149,7 +151,7 @@ def test_of_an_option_given_twice_the_last_counts() -> None:
     assert "  port: 8001  # flags: serve.port" in done.output
 
 
-def test_what_up_takes_is_shown() -> None:
+def test_help_shows_the_options_of_up() -> None:
     given = (
         "--backend",
         "vllm",

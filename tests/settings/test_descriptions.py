@@ -63,7 +63,7 @@ PROGRAMS = (
     "nvidia-smi",
 )
 SHARED_OPTIONS = {
-    "words",
+    "arguments",
     *(parameter.name for parameter in click.command(settings_options(lambda: None)).params),
 }
 SHELL_VARIABLES = ("PWD", "OLDPWD", "SHLVL", "_", "WALK", "WALK_LINE", "PATH")

@@ -60,7 +60,7 @@ def test_a_setting_has_an_effect_or_a_notice(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", [key for key, row in ROWS.items() if "with" in row])
-def test_without_what_it_needs_a_notice_or_an_error_says_so(key: str) -> None:
+def test_a_setting_without_what_it_needs_gets_a_notice_or_an_error(key: str) -> None:
     assert len(no_effect_notices({key: ROWS[key]["value"]}, key)) == 1
 
 

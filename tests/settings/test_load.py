@@ -32,7 +32,9 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     assert config.train.batch.max_turns == settings.Config().train.batch.max_turns
 
 
-def test_a_trainer_s_variables_are_its_owner_s_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_owner_override_those_of_the_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     assert settings.to_environment(settings.Config(), "train")["THP_MEM_ALLOC_ENABLE"] == "1"
     assert "THP_MEM_ALLOC_ENABLE" not in settings.to_environment(settings.Config(), "engine")
@@ -44,7 +46,7 @@ def test_a_trainer_s_variables_are_its_owner_s_first(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "worker", ["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]
 )
-def test_a_key_is_in_the_processes_that_use_it_alone(
+def test_a_key_is_passed_only_to_processes_that_use_it(
     worker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = {
@@ -215,7 +217,7 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("track: {to: wandb}", r"track.to: .*that is a list: \[a, b\]"),
     ],
 )
-def test_a_bad_file_says_what_and_what_to_do(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_file_gets_an_error_with_the_cure(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settings.load(file=write(tmp_path, text), environ={})
 
@@ -234,7 +236,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
         settings.load(file=tmp_path, environ={})
 
 
-def test_what_is_empty_is_not_given(tmp_path: Path) -> None:
+def test_empty_values_count_as_not_set(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         "train:\njudge: {}\nserve: {api_key: ''}\ndata: {path: ''}\nengine: {gpus: [0, 1]}\n",
@@ -272,7 +274,7 @@ def test_a_missing_file_and_an_unknown_variable() -> None:
         settings.load(environ={"OPENCLAW_RL_SERVE_PROT": "1"})
 
 
-def test_a_value_that_is_no_yaml_names_its_variable() -> None:
+def test_an_invalid_yaml_value_names_its_variable() -> None:
     with pytest.raises(ConfigError, match="OPENCLAW_PORT: expected a value"):
         settings.load(environ={"OPENCLAW_PORT": "{"})
 
@@ -318,7 +320,7 @@ def test_children_inherit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_what_changes_nothing_is_said(given: dict[str, str], name: str, why: str) -> None:
+def test_settings_without_effect_get_a_notice(given: dict[str, str], name: str, why: str) -> None:
     (notice,) = settings.load_all(environ=given).notices
     assert notice.startswith(f"{name} ha")
     assert why in notice
@@ -344,7 +346,7 @@ URL = "http://127.0.0.1:9/v1"
         ({"judge.model": ""}, "rules", None),
     ],
 )
-def test_what_a_judge_needs_chooses_it(
+def test_the_settings_of_a_judge_choose_its_kind(
     given: dict[str, str], kind: str, source: str | None
 ) -> None:
     loaded = settings.load_all(flags=given, environ={})
@@ -396,7 +398,7 @@ def test_distillation_alone_at_tinker_learns_nothing_from_prompts_with_lessons(
     assert any("Set serve.lessons to off" in notice for notice in loaded.notices) is is_said
 
 
-def test_nothing_is_said_of_what_holds() -> None:
+def test_settings_that_have_an_effect_get_no_notice() -> None:
     environ = {"MAJORITY_VOTE_N": "5", "JUDGE_MODEL_PATH": "/j", "LORA_RANK": "8"}
     assert (
         settings.load_all(environ=environ | {"CKPT_ARGS": "--save-interval 9 --save-dir x"}).notices
@@ -404,7 +406,7 @@ def test_nothing_is_said_of_what_holds() -> None:
     )
 
 
-def test_a_line_that_goes_on_is_one_line() -> None:
+def test_a_continued_line_is_read_as_one_line() -> None:
     config = settings.load(
         environ={
             "ROLLOUT_ARGS": " --num-rollout-workers 16\\\n --parallel-envs 32 \\\r\n --async-collection "

@@ -33,7 +33,9 @@ def test_flags_in_lora_args_mean_lora_unless_a_variable_says_otherwise(
     assert bool(loaded.notices) == (finetune == "full" and FLAGS in environ.get("LORA_ARGS", "")), (
         "has no effect"
     )
-    assert load(file=file, words=("--use-lora", "false"), environ=environ).train.finetune == "full"
+    assert (
+        load(file=file, arguments=("--use-lora", "false"), environ=environ).train.finetune == "full"
+    )
 
 
 @pytest.mark.parametrize(

@@ -88,5 +88,5 @@ def test_under_torchrun_the_command_is_named(tmp_path: Path) -> None:
     assert (first.returncode, second.returncode, second.stderr) == (1, 1, ""), "logged once"
 
 
-def test_what_scripts_import_is_there() -> None:
+def test_modules_that_scripts_import_exist() -> None:
     assert utils.inspect_sessions is openclaw_rl.inspect_sessions

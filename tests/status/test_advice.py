@@ -411,7 +411,7 @@ def test_a_trainer_that_pauses_on_purpose_does_not_fall_behind(wait: Wait) -> No
     assert diagnose.trainer_behind(snapshot(Config(), situation | waiting)) is None
 
 
-def test_ties_are_told_by_their_code() -> None:
+def test_ties_are_recognised_by_their_code() -> None:
     """The words of a verdict may be anything."""
     verdicts = [replace(verdict, reason="in other words") for verdict in voted(1, -1)]
     collapsed = diagnose.scores_collapsed(snapshot(Config(), {"verdicts": verdicts}))

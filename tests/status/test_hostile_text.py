@@ -148,7 +148,7 @@ def check_harmless(text: str) -> None:
 @pytest.mark.parametrize(
     "command", [*COMMANDS, *FAILING, ("doctor", "--troubles")], ids=lambda c: " ".join(c[:2])
 )
-def test_what_commands_print_is_harmless(
+def test_commands_print_no_control_sequences(
     home: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
     address = GatewayAddress(
@@ -184,7 +184,7 @@ def test_the_page_of_watch_is_harmless(home: Path) -> None:
     assert "[/x]" in out.getvalue()
 
 
-def test_a_reply_in_a_terminal_is_harmless_in_pieces() -> None:
+def test_a_streamed_reply_prints_no_control_sequences() -> None:
     out = io.StringIO()
     console = TerminalConsole(file=out, width=80, force_terminal=True)
     for piece in CONTROLS:  # as `chat` prints what arrives

@@ -39,7 +39,7 @@ from openclaw_rl.types import PolicyState, Sampling
         ("nowhere/to-be-found", "from nowhere/to-be-found"),
     ],
 )
-def test_what_the_template_does_is_said(kind: str, words: str, tmp_path: Path) -> None:
+def test_the_effect_of_the_chat_template_is_reported(kind: str, words: str, tmp_path: Path) -> None:
     path = kind if kind == "starter" or "/" in kind else str(make_kind(tmp_path / kind, kind))
     assert words in template_summary(from_flat({"home": str(tmp_path), "model.path": path})).plain
 
@@ -51,7 +51,7 @@ def test_a_broken_folder_does_not_hide_the_store(tmp_path: Path) -> None:
     )
 
 
-def test_the_newest_step_says_what_was_held_back() -> None:
+def test_the_newest_step_lists_what_was_masked_and_clipped() -> None:
     metrics = {
         "gap": 0.0123, "gap/max": 0.8, "staleness/versions": 1.25, "staleness/versions/max": 3.0, "masked/gap": 0.004,
         "masked/opsm": 0.0, "clipped/binary": 0.05, "capped/binary": 0.0, "dropped/stale": 2.0, "truncated": 0.0,

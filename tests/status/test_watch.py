@@ -69,7 +69,7 @@ def drawn_lines(width: int) -> list[str]:
     return file.getvalue().splitlines()
 
 
-def test_it_says_what_there_is() -> None:
+def test_the_watch_screen_shows_the_state_of_the_home() -> None:
     text = "\n".join(drawn_lines(100))
     for words in (
         *(
@@ -253,7 +253,7 @@ def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(
     assert b"Traceback" not in seen
 
 
-def test_where_nothing_could_be_seen_it_says_so(home: Path) -> None:
+def test_watch_without_a_terminal_is_refused(home: Path) -> None:
     done = CliRunner().invoke(cli, ["status", "--watch", "--home", str(home)])
     assert isinstance(done.exception, OpenClawError)
     assert "--watch needs a terminal" in str(done.exception)

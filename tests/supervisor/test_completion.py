@@ -64,7 +64,9 @@ def looks(made: CompletionChecker) -> list[bool]:
         ({"train": {"max_steps": 3}}, ("judge",), False),
     ],
 )
-def test_who_ends_by_itself(settings: dict[str, Any], workers: tuple[str, ...], ends: bool) -> None:
+def test_which_workers_end_by_themselves(
+    settings: dict[str, Any], workers: tuple[str, ...], ends: bool
+) -> None:
     assert ends_by_itself(Config(**settings), workers) is ends
 
 
@@ -155,7 +157,7 @@ def test_nothing_left_is_the_end(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_is_not_imported_yet_is_left(tmp_path: Path) -> None:
+def test_training_does_not_end_before_the_import(tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("{}\n")
     made, store = ending(tmp_path, data={"path": str(data)})

@@ -118,7 +118,7 @@ def test_a_process_that_hung_says_where_it_was_in_the_file_of_the_owner(tmp_path
         (-signal.SIGKILL, StuckWriter(1, 2.0, is_stopped=True), False, EndCause.STOPPED),
     ],
 )
-def test_what_the_machine_did_is_told_from_what_the_process_did(
+def test_the_cause_of_an_end_separates_the_machine_from_the_process(
     code: int, kill: KillReason | None, out_of_memory: bool, cause: EndCause
 ) -> None:
     assert find_cause(code, kill, out_of_memory=out_of_memory) is cause
@@ -166,7 +166,7 @@ def starts_within(seconds: float, *, lifetime: float) -> int:
     return starts
 
 
-def test_a_worker_that_always_dies_is_tried_less_and_less_often() -> None:
+def test_a_worker_that_always_dies_is_restarted_less_and_less_often() -> None:
     assert starts_within(157, lifetime=14) <= 7
     assert starts_within(3600, lifetime=14) <= 20
     assert starts_within(24 * 3600, lifetime=0) >= 290, "it is tried for as long as the system runs"

@@ -51,7 +51,7 @@ def test_an_id_beyond_the_devices_is_refused(
 ) -> None:
     words = f"{setting} is 0,1,9, and this machine has 2 GPUs, numbered from 0: there is no 9"
     with pytest.raises(ConfigError, match=re.escape(words)):
-        check_gpu_ids(load(words=flags, environ=environ), WORKERS)
+        check_gpu_ids(load(arguments=flags, environ=environ), WORKERS)
 
 
 @pytest.mark.usefixtures("two_gpus")

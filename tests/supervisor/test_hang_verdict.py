@@ -77,7 +77,7 @@ def test_a_deadlock_is_found_whatever_the_work_and_the_load_are(
 
 
 @given(load=st.floats(1.0, 20.0), expected=expectations, longest=st.floats(0.0, 100.0))
-def test_a_loop_without_an_end_is_found_after_a_bound_that_follows_the_work(
+def test_an_endless_loop_is_found_after_a_limit_that_depends_on_the_work(
     load: float, expected: float | None, longest: float
 ) -> None:
     share = 1.0 / load
@@ -101,7 +101,7 @@ def test_a_stopped_process_is_found(share: float, waiting: float) -> None:
 
 
 @given(computed=st.floats(0.0, 16.0), waited=st.floats(0.0, 100.0), passed=st.floats(0.0, 2.0))
-def test_what_counts_is_never_more_than_what_has_passed(
+def test_counted_time_is_at_most_the_time_that_has_passed(
     computed: float, waited: float, passed: float
 ) -> None:
     """Also with many threads, and with a gap between the checks in which it waited for longer."""
@@ -122,14 +122,14 @@ def test_time_without_a_processor_or_disk_does_not_count() -> None:
     )
 
 
-def test_a_process_that_goes_on_after_a_stop_is_no_longer_stopped() -> None:
+def test_a_continued_process_is_no_longer_stopped() -> None:
     quiet = add_interval(Quiet(), 100.0, reading(0.0), reading(0.0, is_stopped=True))
     quiet = add_interval(quiet, 10.0, reading(0.0), reading(10.0, is_runnable=True))
     assert not quiet.is_stopped
     assert find_hang(quiet, find_limits(LIMIT, None, 0.0), setting=SETTING) is None
 
 
-def test_a_library_that_reports_nothing_is_allowed_its_time() -> None:
+def test_a_library_that_reports_no_progress_gets_its_time() -> None:
     library = Activity(kind=WorkKind.LIBRARY, allowed=1800.0)
     for share in (0.0, 1.0):
         found = seconds_until_hang(share, 0.0, activity=library)

@@ -13,7 +13,7 @@ from openclaw_rl.supervisor.process_usage import ProcessUsage
 def seconds_without_advance(*looks: tuple[float | None, float], own: bool = True) -> float:
     monitor = HeartbeatMonitor(hang=120, start=1000)
     for beat, now in looks:
-        monitor.record_check(beat, now, own=own)
+        monitor.record_check(beat, now, is_own_beat=own)
     return monitor.quiet.counted
 
 
@@ -67,24 +67,27 @@ def test_a_suspended_machine_counts_little() -> None:
     assert seconds_without_advance((1.0, 10), (2.0, 11), (2.0, 5000), (2.0, 5001)) == 3
 
 
-def test_a_clock_that_was_set_back_is_no_seconds_without_advance() -> None:
+def test_a_clock_set_back_does_not_count_as_silence() -> None:
     assert seconds_without_advance((100.0, 10), (101.0, 11), (3.0, 12), (4.0, 13)) == 0
 
 
-def test_another_process_under_the_same_name_is_no_seconds_without_advance() -> None:
+def test_another_process_of_the_same_name_does_not_count_as_silence() -> None:
     """Two trainers on one home: each overwrites the other's heartbeat."""
     monitor = HeartbeatMonitor(hang=120, start=1000)
-    assert not any(monitor.record_check(beat, beat, own=False) for beat in map(float, range(2000)))
-    for own in (True, False):
-        assert not monitor.record_check(5000.0 + own, 2001.0, own=own)
     assert not any(
-        monitor.record_check(beat, beat, own=False) for beat in map(float, range(6000, 8000))
+        monitor.record_check(beat, beat, is_own_beat=False) for beat in map(float, range(2000))
+    )
+    for own in (True, False):
+        assert not monitor.record_check(5000.0 + own, 2001.0, is_own_beat=own)
+    assert not any(
+        monitor.record_check(beat, beat, is_own_beat=False)
+        for beat in map(float, range(6000, 8000))
     )
 
 
 def test_a_heartbeat_of_an_earlier_process_does_not_count() -> None:
     monitor = HeartbeatMonitor(hang=120, start=1000)
-    assert [n for n in range(1002) if monitor.record_check(7.0, float(n), own=False)] == [
+    assert [n for n in range(1002) if monitor.record_check(7.0, float(n), is_own_beat=False)] == [
         1000,
         1001,
     ]

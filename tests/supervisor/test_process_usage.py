@@ -53,7 +53,7 @@ def test_the_time_of_a_child_counts() -> None:
         assert usage_when(pid, lambda usage: usage.processor > 0.5).is_runnable
 
 
-def test_a_stopped_process_is_told_from_one_that_sleeps() -> None:
+def test_a_stopped_process_differs_from_a_sleeping_one() -> None:
     with process_of(SLEEPS) as pid:
         asleep = usage_when(pid, lambda usage: not usage.is_runnable)
         assert not asleep.is_stopped

@@ -128,7 +128,7 @@ def test_a_setting_changes_the_command_of_the_ranks(key: str) -> None:
 
 
 @pytest.mark.parametrize(("by", "processes"), [("local", 2), ("torchrun", 1)])
-def test_by_chooses_who_starts_the_ranks(
+def test_the_launcher_setting_chooses_who_starts_the_ranks(
     by: str, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process for each rank, or torchrun, which starts them."""
@@ -175,7 +175,7 @@ def test_crashes_stop_the_system(
 
 
 @pytest.mark.parametrize("limit", [4.0, 10.0])
-def test_the_pause_of_a_parked_worker_is_bounded(limit: float, tmp_path: Path) -> None:
+def test_the_pause_of_a_parked_worker_has_a_limit(limit: float, tmp_path: Path) -> None:
     config = from_flat({"home": str(tmp_path), "run.max_restart_delay": limit})
     prepare_home(config)
     supervisor = Supervisor(config, ["engine", "gateway", "judge"], echo=False)

@@ -37,6 +37,7 @@ from openclaw_rl.supervisor.subprocess_system import StartingNotes, SubprocessSy
 from openclaw_rl.supervisor.supervisor import read_key
 from openclaw_rl.types import Event
 
+_PROMPT = Text("you ", "bold green")
 _HELP_TEXT = """Your next message is the feedback. Commands:
   /good [comment]      thumbs up for the last reply
   /bad  [correction]   thumbs down; describe how the reply should have been
@@ -127,9 +128,10 @@ class _ChatSession:
         ) as self._http:
             watcher = asyncio.create_task(self._watch_events())
             try:
-                while (
-                    line := await asyncio.to_thread(self._console.input, Text("you ", "bold green"))
-                ) != "/quit":
+                while True:
+                    line = await asyncio.to_thread(self._console.input, _PROMPT)
+                    if line == "/quit":
+                        break
                     if line.strip():
                         await self._handle_line(line.strip())
             finally:
@@ -137,13 +139,13 @@ class _ChatSession:
                 self._store.close()
 
     async def _handle_line(self, line: str) -> None:
-        command, _, words = line.partition(" ")
+        command, _, argument = line.partition(" ")
         if command == "/help":
             self._console.print(_HELP_TEXT)
         elif command == "/new":
             self._conversation = ChatConversation(reply_ids=self._conversation.reply_ids)
         elif command in ("/good", "/bad"):
-            await self._send_feedback("up" if command == "/good" else "down", words)
+            await self._send_feedback("up" if command == "/good" else "down", argument)
         elif command.startswith("/"):
             self._console.print(f"  {command}: unknown command. {_HELP_TEXT}")
         else:
@@ -153,24 +155,24 @@ class _ChatSession:
     async def _send_message(self, text: str) -> None:
         messages = [*self._conversation.messages, {"role": "user", "content": text}]
         body = {"model": self._config.model.name, "messages": messages, "stream": True}
-        said = ""
+        content = ""
         version = "?"
         try:
             async for chunk in self._stream_chunks(body):
                 delta = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
-                if not said:
+                if not content:
                     version = chunk["system_fingerprint"]
                     self._console.print(Text(f"{version:>3} ", style="bold cyan"), end="")
                 if delta:
                     self._console.print(Text(delta), end="")
-                    said += delta
+                    content += delta
                 self._conversation.last_id = chunk["id"]
         except (aiohttp.ClientError, TimeoutError, OpenClawError) as error:
             self._console.print(Text.assemble(("\n  no reply:", "red"), f" {error}"))
             return
         self._console.print()
         self._conversation.reply_ids.add(str(self._conversation.last_id))
-        self._conversation.messages = [*messages, {"role": "assistant", "content": said}]
+        self._conversation.messages = [*messages, {"role": "assistant", "content": content}]
 
     async def _stream_chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         async with self._http.post(f"{self._url}/v1/chat/completions", json=body) as response:
@@ -185,13 +187,13 @@ class _ChatSession:
                     raise OpenClawError(str(chunk["error"]["message"]))
                 yield chunk
 
-    async def _send_feedback(self, thumbs: str, words: str) -> None:
+    async def _send_feedback(self, thumbs: str, text: str) -> None:
         if self._conversation.last_id is None:
             self._console.print("  there is no reply yet to give feedback on")
             return
         body: dict[str, Any] = {"id": self._conversation.last_id, "thumbs": thumbs}
-        if words:
-            body["comment" if thumbs == "up" else "correction"] = words
+        if text:
+            body["comment" if thumbs == "up" else "correction"] = text
         async with self._http.post(f"{self._url}/v1/feedback", json=body) as response:
             if response.status != 200:
                 refusal = f" {await response.text()}"
@@ -206,7 +208,8 @@ class _ChatSession:
             try:
                 for event in await asyncio.to_thread(self._new_events, seen):
                     seen = event.seq
-                    if line := await asyncio.to_thread(self._event_line, event):
+                    line = await asyncio.to_thread(self._event_line, event)
+                    if line is not None:
                         async with self._printing:
                             self._console.print(Text(f"      · {line}", style="dim italic"))
             except StoreError as error:
@@ -245,14 +248,14 @@ class _ChatSession:
         if policy is None or answered is None:
             return True
         asked = answered.request
-        own = policy_name(per, agent=asked.agent, user=asked.user, key=asked.scope)
-        return policy.name == own
+        own_policy = policy_name(per, agent=asked.agent, user=asked.user, key=asked.scope)
+        return policy.name == own_policy
 
     def _lesson_line(self, event: Event) -> str | None:
         """Return the line for a lesson from this conversation, or for one of its prompts that has another state now."""
-        own = self._conversation.reply_ids
+        reply_ids = self._conversation.reply_ids
         is_made = event.kind == "lesson.made"
-        if is_made and event.data["turn"] not in own:
+        if is_made and event.data["turn"] not in reply_ids:
             return None
         with self._store.read() as conn:
             lesson = lessons.get(conn, event.ref)
@@ -277,11 +280,11 @@ class _ChatSession:
 
         Before the first reply, nobody knows which those are.
         """
-        own = self._conversation.reply_ids
+        reply_ids = self._conversation.reply_ids
         last = self._conversation.last_id
         answered = None if last is None else exchanges.get(conn, last)
         if answered is None or any(
-            each.turn in own for each in lessons.turns_of_lesson(conn, lesson.id)
+            each.turn in reply_ids for each in lessons.turns_of_lesson(conn, lesson.id)
         ):
             return True
         asked = answered.request

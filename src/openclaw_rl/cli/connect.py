@@ -23,8 +23,9 @@ def connect_openclaw(config: Config, *, write: bool, into: Path | None) -> None:
     else:
         echo(snippet)
         echo(f"Add this to {openclaw.SETTINGS_FILE}, or run with --write.", err=True)
-    if trouble := openclaw.context_warning(config):
-        echo(f"Warning: {trouble}", err=True)
+    warning = openclaw.context_warning(config)
+    if warning:
+        echo(f"Warning: {warning}", err=True)
     echo(f"Next: openclaw models set {openclaw.PROVIDER_NAME}/{config.model.name}", err=True)
 
 

@@ -59,15 +59,15 @@ def train_on_tasks(
     from openclaw_rl.errors import ConfigError
     from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
-    given = take_task_options(options)
+    selected = take_task_options(options)
     config = load_group_config(**options)
     if running_address(config.home_dir) is not None:
         raise ConfigError(
             f"a system runs on {config.home_dir}: use `openclaw-rl env check` and `openclaw-rl env run` with it"
         )
-    request = make_request(source, given, config, agent=agent)
-    limits = PlayLimits(seconds=given["limit_seconds"], replies=config.rollout.episode_steps)
-    parallel = given["parallel"] or config.rollout.parallel_envs
+    request = make_request(source, selected, config, agent=agent)
+    limits = PlayLimits(seconds=selected["limit_seconds"], replies=config.rollout.episode_steps)
+    parallel = selected["parallel"] or config.rollout.parallel_envs
     chosen = RunOptions(
         name=new_run_name(),
         split="train",
@@ -82,12 +82,12 @@ def train_on_tasks(
     # Before the checks, which may take long.
     system.require_consent()
     try:
-        found = check_environment(
+        results = check_environment(
             config.home_dir, owner_key(config), request, limits, parallel, show_fitness
         )
-        if not any(fitness.fit for fitness in found):
+        if not any(fitness.fit for fitness in results):
             raise ConfigError(
-                f"none of the {len(found)} tasks of {source} is fit to train on; the lines above say why"
+                f"none of the {len(results)} tasks of {source} is fit to train on; the lines above say why"
             )
         with system:
             summary = run_environment(config.home_dir, system.api_key, request, chosen)

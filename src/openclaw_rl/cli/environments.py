@@ -102,22 +102,22 @@ def check_tasks(source: str, oracle: str | None, nop: str | None, **options: Any
     from openclaw_rl.supervisor.home_folder import prepare_home
 
     programs = {"oracle": _split_command("--oracle", oracle), "nop": _split_command("--nop", nop)}
-    given = take_task_options(options)
+    selected = take_task_options(options)
     config = load_running_config(**options)
-    request = make_request(source, given, config, **programs)
+    request = make_request(source, selected, config, **programs)
     prepare_home(config)
 
-    parallel = given["parallel"] or config.rollout.parallel_envs
-    limits = PlayLimits(seconds=given["limit_seconds"])
+    parallel = selected["parallel"] or config.rollout.parallel_envs
+    limits = PlayLimits(seconds=selected["limit_seconds"])
     try:
-        found = check_environment(
+        results = check_environment(
             config.home_dir, owner_key(config), request, limits, parallel, show_fitness
         )
     except KeyboardInterrupt:
         sys.exit(130)
-    unknown = sum(not fitness.checkable for fitness in found)
-    unfit = sum(not fitness.fit for fitness in found) - unknown
-    echo(f"{len(found)} tasks, {unfit} unfit" + (f", {unknown} not checked" if unknown else ""))
+    unknown = sum(not fitness.checkable for fitness in results)
+    unfit = sum(not fitness.fit for fitness in results) - unknown
+    echo(f"{len(results)} tasks, {unfit} unfit" + (f", {unknown} not checked" if unknown else ""))
     if unknown:
         echo("Tasks that were not checked are trained on only with `env run --unchecked`", err=True)
     sys.exit(1 if unfit or unknown else 0)
@@ -200,19 +200,19 @@ def run_tasks(
     from openclaw_rl.environments.run_report import print_summary
     from openclaw_rl.environments.types import PlayLimits
 
-    given = take_task_options(options)
+    selected = take_task_options(options)
     config = load_running_config(**options)
-    request = make_request(source, given, config, command=command, agent=agent)
+    request = make_request(source, selected, config, command=command, agent=agent)
     setup_logging("env", config.logs_dir if config.home_dir.exists() else None, "warning")
     chosen = RunOptions(
         name=check_run_name(name) if name else new_run_name(),
         split=split,
         group_size=group_size,
-        parallel=given["parallel"] or config.rollout.parallel_envs,
+        parallel=selected["parallel"] or config.rollout.parallel_envs,
         epochs=epochs,
         seed=seed,
         limits=PlayLimits(
-            seconds=given["limit_seconds"], replies=max_steps or config.rollout.episode_steps
+            seconds=selected["limit_seconds"], replies=max_steps or config.rollout.episode_steps
         ),
         unchecked=unchecked,
     )
@@ -261,8 +261,10 @@ def take_task_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options.pop(name) for name in names}
 
 
-def make_request(source: str, given: dict[str, Any], config: Config, **more: Any) -> SourceRequest:
-    """Return the request for SOURCE, which is a name or name:argument. `given`: of `take_task_options`."""
+def make_request(
+    source: str, selected: dict[str, Any], config: Config, **more: Any
+) -> SourceRequest:
+    """Return the request for SOURCE: a name or name:argument. `selected`: of `take_task_options`."""
     from pathlib import Path
 
     from openclaw_rl.environments.registry import SourceRequest
@@ -271,7 +273,7 @@ def make_request(source: str, given: dict[str, Any], config: Config, **more: Any
 
     ours = foreign_environment({})
     granted = {}
-    for word in given["granted"]:
+    for word in selected["granted"]:
         name, has_value, value = word.partition("=")
         if not has_value and name not in ours:
             raise ConfigError(
@@ -282,13 +284,13 @@ def make_request(source: str, given: dict[str, Any], config: Config, **more: Any
     return SourceRequest(
         source=kind,
         argument=argument,
-        python=given["python"],
+        python=selected["python"],
         sandbox=config.sandbox,
         tools_config=Path(config.rollout.tools_config) if config.rollout.tools_config else None,
-        tasks=Path(given["tasks"]) if given["tasks"] else None,
-        held_out_share=given["held_out"],
-        box=given["box"],
-        shown=given["shown"],
+        tasks=Path(selected["tasks"]) if selected["tasks"] else None,
+        held_out_share=selected["held_out"],
+        box=selected["box"],
+        shown=selected["shown"],
         granted=granted,
         search_path=ours.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
         **more,

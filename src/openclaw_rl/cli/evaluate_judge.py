@@ -130,10 +130,10 @@ def write_report(data: Mapping[str, Any], text: str | None, out: str | None) -> 
 
 def exit_with_errors(errors: Iterable[str]) -> NoReturn:
     """Print the errors, and exit with 1 if there are any, else with 0."""
-    found = list(errors)
-    for error in found:
+    listed = list(errors)
+    for error in listed:
         echo_error(f"openclaw-rl: {error}")
-    sys.exit(1 if found else 0)
+    sys.exit(1 if listed else 0)
 
 
 def prepare_file(file: Path) -> None:

@@ -92,13 +92,13 @@ def deploy_version(
         )
         return
     if gpus is not None:
-        made = service.create_deployment(base, deployment, gpus)
-        words = (
-            f"with {gpus} GPUs; it starts with the first request"
-            if made
-            else "before: --gpus has no effect"
-        )
-        echo(f"created the deployment {deployment} {words}")
+        is_created = service.create_deployment(base, deployment, gpus)
+        if is_created:
+            echo(
+                f"created the deployment {deployment} with {gpus} GPUs; it starts with the first request"
+            )
+        else:
+            echo(f"created the deployment {deployment} before: --gpus has no effect")
     service.load_on_deployment(name, deployment)
     echo(f"loaded on {deployment}; `openclaw-rl serve --backend fireworks` serves it")
 
@@ -122,7 +122,8 @@ def _check_deploy(config: Config, gpus: int | None, method: str | None) -> None:
     needed = {
         name: getattr(config.fireworks, name) for name in ("api_key", "account", "base_model")
     }
-    if missing := [f"fireworks.{name}" for name, value in needed.items() if not value]:
+    missing = [f"fireworks.{name}" for name, value in needed.items() if not value]
+    if missing:
         raise ConfigError(
             f"not set: {', '.join(missing)}. Give FIREWORKS_API_KEY, FIREWORKS_ACCOUNT_ID, and "
             "--set fireworks.base_model=accounts/fireworks/models/NAME"

@@ -59,28 +59,30 @@ def edit_lesson(lesson: str, text: str, **options: Any) -> None:
     from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS
     from openclaw_rl.store.lessons.scopes import LessonScope
 
-    if not (words := " ".join(text.split())):
+    new_text = " ".join(text.split())
+    if not new_text:
         raise OpenClawError("the text is empty. `openclaw-rl lessons forget` deletes a lesson")
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in words):
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in new_text):
         raise OpenClawError(
             "the text has control characters, or bytes that are no UTF-8: expected plain text"
         )
-    if len(words) > MAX_LESSON_CHARS:
+    if len(new_text) > MAX_LESSON_CHARS:
         raise OpenClawError(
-            f"the text has {len(words):,} characters, and a lesson at most {MAX_LESSON_CHARS:,}"
+            f"the text has {len(new_text):,} characters, and a lesson at most {MAX_LESSON_CHARS:,}"
         )
     config = load_config(**options)
-    wish = load_topics(config.judge.wishes_path).topic_of(words)
-    with _open_lesson(lesson, config) as (conn, found):
-        topic = wish if found.scope_kind is not LessonScope.QUESTION else ""
-        rivals = removal.replace_text(conn, found.id, words, topic=topic, at=time.time())
-        edited = lessons.get(conn, found.id)
-    echo(f"{lesson}: {words}")
+    wish = load_topics(config.judge.wishes_path).topic_of(new_text)
+    with _open_lesson(lesson, config) as (conn, stored):
+        topic = wish if stored.scope_kind is not LessonScope.QUESTION else ""
+        rivals = removal.replace_text(conn, stored.id, new_text, topic=topic, at=time.time())
+        edited = lessons.get(conn, stored.id)
+    echo(f"{lesson}: {new_text}")
     for rival in rivals:
         echo(f"{rival.id} is superseded: {rival.text}")
-    if edited is not None and (by := edited.superseded_by) is not None:
+    if edited is not None and edited.superseded_by is not None:
         echo(
-            f"it is in no prompt: {by} superseded it. To change that: openclaw-rl lessons pin {lesson}"
+            f"it is in no prompt: {edited.superseded_by} superseded it. To change that: "
+            f"openclaw-rl lessons pin {lesson}"
         )
 
 
@@ -91,9 +93,9 @@ def pin_lesson(lesson: str, **options: Any) -> None:
     """Keep LESSON in prompts, whatever is said later. The lesson that superseded it is superseded, and not pinned."""
     from openclaw_rl.store.lessons import lessons
 
-    with _open_lesson(lesson, load_config(**options)) as (conn, found):
-        rival = lessons.pin_in_force(conn, found.id)
-    echo(f"{lesson} is pinned: {found.text}")
+    with _open_lesson(lesson, load_config(**options)) as (conn, stored):
+        rival = lessons.pin_in_force(conn, stored.id)
+    echo(f"{lesson} is pinned: {stored.text}")
     if rival is not None:
         echo(
             f"{rival.id} is superseded{' and no longer pinned' if rival.is_pinned else ''}: {rival.text}"
@@ -107,9 +109,9 @@ def unpin_lesson(lesson: str, **options: Any) -> None:
     """Let LESSON leave prompts, and be superseded by later ones."""
     from openclaw_rl.store.lessons import lessons
 
-    with _open_lesson(lesson, load_config(**options)) as (conn, found):
-        lessons.set_pinned(conn, found.id, False)
-    echo(f"{lesson} is not pinned: {found.text}")
+    with _open_lesson(lesson, load_config(**options)) as (conn, stored):
+        lessons.set_pinned(conn, stored.id, False)
+    echo(f"{lesson} is not pinned: {stored.text}")
 
 
 @lesson_commands.command("forget")
@@ -125,13 +127,13 @@ def forget_lesson(lesson: str, yes: bool, **options: Any) -> None:
 
     config = load_config(**options)
     if not yes:
-        with _open_lesson(lesson, config) as (_, found):
-            text = found.text
+        with _open_lesson(lesson, config) as (_, stored):
+            text = stored.text
         # Outside of the transaction, which holds a lock.
         click.confirm(f"Forget {to_printable(text)!r}?", abort=True)
-    with _open_lesson(lesson, config) as (conn, found):
-        forgotten_wishes.forget_wish(conn, found, at=time.time())
-    echo(f"{lesson} is forgotten: {found.text}")
+    with _open_lesson(lesson, config) as (conn, stored):
+        forgotten_wishes.forget_wish(conn, stored, at=time.time())
+    echo(f"{lesson} is forgotten: {stored.text}")
 
 
 @contextmanager
@@ -141,9 +143,9 @@ def _open_lesson(lesson: str, config: Config) -> Iterator[tuple[Connection, Less
     from openclaw_rl.store.lessons import lessons
 
     with open_store(config) as store, store.write() as conn:
-        found = lessons.get(conn, lesson)
-        if found is None:
+        stored = lessons.get(conn, lesson)
+        if stored is None:
             raise OpenClawError(
                 f"no lesson {lesson!r}. `openclaw-rl lessons list --all` lists the ids"
             )
-        yield conn, found
+        yield conn, stored

@@ -18,7 +18,7 @@ def load_config(
     *,
     file: str | None,
     sets: tuple[str, ...],
-    words: tuple[str, ...] = (),
+    arguments: tuple[str, ...] = (),
     command: str = "",
     workers: Sequence[str] = (),
     strict: bool = False,
@@ -33,10 +33,10 @@ def load_config(
 
     inherited = settings.inherited_config()
     if inherited is not None and not (
-        file or sets or words or any(v is not None for v in flags.values())
+        file or sets or arguments or any(v is not None for v in flags.values())
     ):
         return inherited
-    loaded = load_settings(file=file, sets=sets, words=words, strict=strict, **flags)
+    loaded = load_settings(file=file, sets=sets, arguments=arguments, strict=strict, **flags)
     for notice in _command_notices(loaded, command, workers) if command else loaded.notices:
         echo_error(f"note: {notice}")
     return loaded.config
@@ -85,7 +85,7 @@ def load_settings(
     *,
     file: str | None,
     sets: tuple[str, ...],
-    words: tuple[str, ...] = (),
+    arguments: tuple[str, ...] = (),
     strict: bool = True,
     used_sections: tuple[str, ...] = (),
     **flags: Any,
@@ -100,7 +100,7 @@ def load_settings(
         file=file,
         flags=given_settings(flags),
         sets=sets,
-        words=words,
+        arguments=arguments,
         strict=strict,
         used_sections=used_sections,
     )

@@ -109,9 +109,9 @@ def promote_version(
         )
         if not yes:
             click.confirm("Continue?", abort=True)
-        why = reason or f"version {version} was promoted by hand"
+        full_reason = reason or f"version {version} was promoted by hand"
         with store.write() as conn:
-            out = apply_promotion(conn, agreed, learn_again=learn_again, reason=why)
+            out = apply_promotion(conn, agreed, learn_again=learn_again, reason=full_reason)
     of = "" if agreed.name == DEFAULT_NAME else f" of {agreed.name}"
     echo(f"done: {config.model.name}{of} is version {version}, {out} turns removed from training")
 

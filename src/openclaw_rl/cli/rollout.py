@@ -92,18 +92,18 @@ def run_self_test(
     from openclaw_rl.common.logging_metrics import setup_logging
     from openclaw_rl.doctor import rollouts
 
-    def print_progress(words: str) -> None:
-        echo(words, err=True)
+    def print_progress(text: str) -> None:
+        echo(text, err=True)
 
     config = load_config(**options)
     setup_logging("test-rollout", None, config.run.log_level)
     folder = Path(output_dir)
-    found = rollouts.run_selftest(
-        config, folder, num=num_samples, wait=wait, said=print_progress, yes=yes
+    sessions = rollouts.run_selftest(
+        config, folder, num=num_samples, wait=wait, print_progress=print_progress, yes=yes
     )
-    for session, turns in found.items():
+    for session, turns in sessions.items():
         main = sum(turn["type"] == "main" for turn in turns)
         echo(f"{session}: {main} main turns, {len(turns) - main} side turns")
     echo(
-        f"{len(found)} trajectories in {output_dir}, each with token ids, log-probabilities and a reaction"
+        f"{len(sessions)} trajectories in {output_dir}, each with token ids, log-probabilities and a reaction"
     )

@@ -93,7 +93,8 @@ def run_undo(
             safe = ", ".join(f"{_policy_label(plan)}version {plan.safe}" for plan in done)
             never = f"{_count(len(selected), 'turn')} never trained on again"
             echo(f"{config.model.name} is {safe} now; {never}")
-            if no_wait and (left := _count_left(store)):
+            left = _count_left(store) if no_wait else 0
+            if left:
                 rest = _count(left, "batch is", "batches are")
                 echo(f"{rest} left to train on again; `openclaw-rl undo` shows the bar")
         if not no_wait:
@@ -114,13 +115,14 @@ def describe_hints(hints: Sequence[MatchedHint]) -> list[str]:
 def describe_plan(plan: UndoPlan) -> str:
     """Return what the undo does and what it costs."""
     count = _count(len(plan.turns), "turn")
-    gone = plan.undone_versions[::-1]
+    undone = plan.undone_versions[::-1]
     of = _policy_label(plan)
     if not plan.used_by:
         return f"{of}{count} taken out of the training queue; no version was trained on them"
     lines = [
         f"{of}{count} taken out; versions trained on them: {_format_versions(plan.used_by)}",
-        f"{_count(len(gone), 'version')} rolled back: {_format_versions(gone)}; version {plan.safe} answers meanwhile",
+        f"{_count(len(undone), 'version')} rolled back: {_format_versions(undone)}; "
+        f"version {plan.safe} answers meanwhile",
     ]
     if not plan.is_exact:
         lines.append(
@@ -172,7 +174,8 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
     started = time.monotonic()
     with store.read() as conn:
         first = policies.next_version(conn)
-    if not (total := _count_left(store)):
+    total = _count_left(store)
+    if not total:
         return
     if _trainer_is_alive(store):
         _follow_batches(
@@ -180,7 +183,8 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
         )
     if now and _count_left(store):
         _train_here(config, store, yes=yes)
-    if left := _count_left(store):
+    left = _count_left(store)
+    if left:
         echo(
             f"no trainer runs, and {_count(left, 'batch is', 'batches are')} left to train on again: start the system"
         )

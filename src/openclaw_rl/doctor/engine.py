@@ -166,12 +166,12 @@ async def _measure_streaming(trial: EngineTrial) -> CheckResult:
     reply = await trial.collect_reply()
     first = reply.arrival_times[0] - began
     took = reply.arrival_times[-1] - began
-    words = (
+    observed = (
         f"{len(reply.ids)} tokens in {len(reply.arrival_times)} chunks, the first after {first * 1000:.0f} ms, "
         f"{len(reply.ids) / took:.0f} tokens/s, ended by {reply.finish}"
     )
     whole = (len(reply.ids), reply.finish) == (trial.reply_tokens, "length")
-    return CheckResult(words, whole and 8 * len(reply.arrival_times) > trial.reply_tokens)
+    return CheckResult(observed, whole and 8 * len(reply.arrival_times) > trial.reply_tokens)
 
 
 async def _check_token_ids(trial: EngineTrial) -> CheckResult:
@@ -192,8 +192,8 @@ async def _check_token_ids(trial: EngineTrial) -> CheckResult:
     if same is None:
         return CheckResult(f"the same {len(rest.ids)} tokens", True)
     apart = abs(whole.logprobs[half + same] - rest.logprobs[same])
-    words = f"differs after {same} of {len(rest.ids)} tokens, where log-probabilities differ by {apart:.2g}"
-    return CheckResult(words, apart <= trial.max_mean_difference)
+    observed = f"differs after {same} of {len(rest.ids)} tokens, where log-probabilities differ by {apart:.2g}"
+    return CheckResult(observed, apart <= trial.max_mean_difference)
 
 
 def _scoring_check(
@@ -218,9 +218,10 @@ async def _check_stop(trial: EngineTrial) -> CheckResult:
         return CheckResult("the model repeats one token: the stop cannot be checked", False)
     expected = whole.ids[: whole.ids.index(stop) + 1]
     reply = await trial.collect_reply(temperature=0.0, stop=(stop,))
-    words = f"{len(reply.ids)} of {len(whole.ids)} tokens, ended by {reply.finish}"
+    observed = f"{len(reply.ids)} of {len(whole.ids)} tokens, ended by {reply.finish}"
     return CheckResult(
-        words, (reply.finish, reply.ids[-1]) == ("stop", stop) and len(reply.ids) <= len(expected)
+        observed,
+        (reply.finish, reply.ids[-1]) == ("stop", stop) and len(reply.ids) <= len(expected),
     )
 
 
@@ -230,12 +231,14 @@ async def _check_cancellation(trial: EngineTrial) -> CheckResult:
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
     began = time.monotonic()
-    while (left := (await trial.engine.info()).running) and time.monotonic() - began < 5:  # noqa: ASYNC110 (its count)
+    left = (await trial.engine.info()).running
+    while left and time.monotonic() - began < 5:
         await asyncio.sleep(0.01)
+        left = (await trial.engine.info()).running
     took = time.monotonic() - began
     again = await trial.collect_reply(max_tokens=4)
-    words = f"{left} running {took * 1000:.0f} ms later; next reply: {len(again.ids)} tokens"
-    return CheckResult(words, not left and len(again.ids) == 4)
+    observed = f"{left} running {took * 1000:.0f} ms later; next reply: {len(again.ids)} tokens"
+    return CheckResult(observed, not left and len(again.ids) == 4)
 
 
 async def _check_unknown_version(trial: EngineTrial) -> CheckResult:
@@ -252,19 +255,19 @@ async def _check_side_by_side(trial: EngineTrial) -> CheckResult:
     took = await trial.load_adapters(1, 2)
     versions = (0, 1, 2)
     replies = await asyncio.gather(*(trial.collect_reply(v) for v in versions))
-    own = [
+    same_version = [
         (await trial.logprob_differences(r, v))[0] for v, r in zip(versions, replies, strict=True)
     ]
-    others = [
+    other_version = [
         (await trial.logprob_differences(r, (v + 1) % 3))[0]
         for v, r in zip(versions, replies, strict=True)
     ]
-    words = (
-        f"own at most {max(own):.2g}, others at least {min(others):.2g}; two adapters loaded in "
+    observed = (
+        f"own at most {max(same_version):.2g}, others at least {min(other_version):.2g}; two adapters loaded in "
         f"{took * 1000:.0f} ms"
     )
-    apart = min(others) > max(4 * max(own), _MIN_VERSION_DIFFERENCE)
-    return CheckResult(words, max(own) <= trial.max_mean_difference and apart)
+    apart = min(other_version) > max(4 * max(same_version), _MIN_VERSION_DIFFERENCE)
+    return CheckResult(observed, max(same_version) <= trial.max_mean_difference and apart)
 
 
 async def _check_swap(trial: EngineTrial) -> CheckResult:
@@ -289,13 +292,13 @@ async def _check_swap(trial: EngineTrial) -> CheckResult:
     await trial.load_adapters(1)
     mean = max([(await trial.logprob_differences(reply, 1))[0] for reply in replies])
     whole = sum(len(reply.ids) == trial.reply_tokens for reply in replies)
-    words = (
+    observed = (
         f"{whole} of {CONCURRENT_REPLIES} replies complete ({running} were running), "
         f"mean difference {mean:.2g}, longest gap {max(r.longest_gap for r in replies) * 1000:.0f} ms; "
         f"loaded in {took * 1000:.0f} ms"
     )
     return CheckResult(
-        words,
+        observed,
         whole == CONCURRENT_REPLIES and mean <= trial.max_mean_difference and len(fresh.ids) == 4,
     )
 
@@ -407,11 +410,11 @@ async def _check_engine(
         finally:
             await engine.close()
     if not trial.adapters:
-        words = (
+        observed = (
             f"the weights of {files.folder} have no "
             f"{' and '.join(random_adapter.TARGET_MODULES)} to adapt: not checked"
         )
-        rows.append(("versions", "two adapters side by side", CheckResult(words, False)))
+        rows.append(("versions", "two adapters side by side", CheckResult(observed, False)))
     return rows
 
 

@@ -62,12 +62,12 @@ class Examination:
         try:
             yield evidence
         except (OpenClawError, OSError, ValueError, KeyError) as error:
-            words = f"  {name}: {error}\n          what to do: {advice}"
-            self._console.print(Text.assemble(("  failed", "red"), words))
+            text = f"  {name}: {error}\n          what to do: {advice}"
+            self._console.print(Text.assemble(("  failed", "red"), text))
             raise CheckFailed(name) from error
         took = time.monotonic() - began
-        words = f"  {name}  {' '.join(evidence)}  ({took:.1f} s)"
-        self._console.print(Text.assemble(("  passed", "green"), words))
+        text = f"  {name}  {' '.join(evidence)}  ({took:.1f} s)"
+        self._console.print(Text.assemble(("  passed", "green"), text))
 
     def wait_for(self, what: str, probe: Callable[[], Any]) -> Any:
         """Poll until `probe` returns a true value.
@@ -78,9 +78,11 @@ class Examination:
         progress = self._read_progress()
         deadline = time.monotonic() + self._wait
         while time.monotonic() < deadline:
-            if found := probe():
-                return found
-            if (current := self._read_progress()) != progress:
+            result = probe()
+            if result:
+                return result
+            current = self._read_progress()
+            if current != progress:
                 progress = current
                 deadline = time.monotonic() + self._wait
             time.sleep(0.1)
@@ -189,9 +191,9 @@ def _scratch_config(config: Config, folder: Path) -> Config:
         "serve": {"host", "port", "api_key"},
         "train": train,
     }
-    kept = config.model_dump(mode="json", exclude=left_out, exclude_none=True)
+    settings = config.model_dump(mode="json", exclude=left_out, exclude_none=True)
     batch = {"train.batch.min_turns": 2, "train.batch.max_turns": 4, "train.batch.max_wait": 5.0}
-    return scratch_config(folder, kept | batch)
+    return scratch_config(folder, settings | batch)
 
 
 def _copy_digests(config: Config, scratch: Config) -> None:
@@ -208,9 +210,9 @@ def _copy_digests(config: Config, scratch: Config) -> None:
 def _check_pipeline(exam: Examination, config: Config) -> None:
     with exam.check(
         "model", "give a folder with config.json, tokenizer.json and *.safetensors to --model-path"
-    ) as said:
+    ) as evidence:
         renderer = Renderer(ModelFiles.from_config(config.model))
-        said.append(
+        evidence.append(
             f"{renderer.files.folder}; {renderer.family.name} format; its template {renderer.history_description}"
         )
     system = SubprocessSystem(config)
@@ -230,14 +232,14 @@ def _check_serving(exam: Examination, system: SubprocessSystem) -> list[str]:
     ids = []
     with exam.check(
         "replies are served", "see the gateway's and the engine's log in the home folder"
-    ) as said:
+    ) as evidence:
         for question in _QUESTIONS:
             history: list[dict[str, Any]] = [{"role": "user", "content": question}]
             reply = _send_chat(system, history)
             ids.append(str(reply["id"]))
             history += [reply["choices"][0]["message"], {"role": "user", "content": _REACTION}]
             _send_chat(system, history)
-        said.append(
+        evidence.append(
             f"{2 * len(_QUESTIONS)} replies, first: {reply['choices'][0]['message']['content']!r:.60}"
         )
     return ids
@@ -262,7 +264,7 @@ def _check_learning(
     policy = _check_step(exam, store)
     with exam.check(
         "the new version is served", "the gateway did not load it: see its log and the engine's"
-    ) as said:
+    ) as evidence:
 
         def newest_reply() -> Any:
             reply = _send_chat(system, [{"role": "user", "content": _QUESTIONS[0]}])
@@ -273,7 +275,7 @@ def _check_learning(
             )
 
         reply = exam.wait_for(f"a reply from version {policy.version}", newest_reply)
-        said.append(
+        evidence.append(
             f"{reply['system_fingerprint']}: {reply['choices'][0]['message']['content']!r:.60}"
         )
     _check_change(exam, policy)
@@ -282,16 +284,16 @@ def _check_learning(
 def _check_stored_tokens(exam: Examination, store: Store, ids: list[str]) -> None:
     with exam.check(
         "tokens are stored as sampled", "the store is not written: check the disk and the home"
-    ) as said:
+    ) as evidence:
         with store.read() as conn:
-            found = [exchanges.get(conn, i) for i in ids]
-        replies = [e.reply for e in found if e and e.reply]
+            records = [exchanges.get(conn, i) for i in ids]
+        replies = [e.reply for e in records if e and e.reply]
         sound = all(len(r.response_ids) and np.all(np.isfinite(r.logprobs)) for r in replies)
         if len(replies) < len(ids) or not sound:
             raise OpenClawError(
                 f"expected {len(ids)} replies with ids and log-probabilities, got {len(replies)}"
             )
-        said.append(
+        evidence.append(
             f"{sum(len(r.response_ids) for r in replies)} tokens with their log-probabilities"
         )
 
@@ -299,7 +301,8 @@ def _check_stored_tokens(exam: Examination, store: Store, ids: list[str]) -> Non
 def _check_judging(exam: Examination, store: Store, ids: list[str]) -> None:
     def turn_states() -> set[TurnState]:
         with store.read() as conn:
-            return {t.state for i in ids if (t := turns.get(conn, i))}
+            stored = [turns.get(conn, i) for i in ids]
+        return {turn.state for turn in stored if turn is not None}
 
     with exam.check(
         "reactions are linked to turns",
@@ -310,11 +313,12 @@ def _check_judging(exam: Examination, store: Store, ids: list[str]) -> None:
         )
     with exam.check(
         "the judge gives verdicts", "check its endpoint, model and key; its log has its answers"
-    ) as said:
+    ) as evidence:
         exam.wait_for("every turn to be judged", lambda: turn_states() == {TurnState.JUDGED})
         with store.read() as conn:
-            verdicts = [v for i in ids if (v := turns.current_verdict(conn, i))]
-        said.append(f"{verdicts[0].judge}: scores {[v.score for v in verdicts]}")
+            current = [turns.current_verdict(conn, i) for i in ids]
+        verdicts = [verdict for verdict in current if verdict is not None]
+        evidence.append(f"{verdicts[0].judge}: scores {[v.score for v in verdicts]}")
 
 
 def _check_feedback(
@@ -324,9 +328,8 @@ def _check_feedback(
 
     def all_explicit() -> bool:
         with store.read() as conn:
-            return all(
-                (v := turns.current_verdict(conn, i)) is not None and v.explicit for i in ids
-            )
+            verdicts = [turns.current_verdict(conn, i) for i in ids]
+        return all(verdict is not None and verdict.explicit for verdict in verdicts)
 
     with exam.check(
         "explicit feedback outranks", "POST /v1/feedback must answer 200; see the gateway's log"
@@ -348,12 +351,12 @@ def _check_step(exam: Examination, store: Store) -> Policy:
 
     with exam.check(
         "a step makes a new version", "see the trainer's log; `status` says what cannot be trained"
-    ) as said:
+    ) as evidence:
         head = int(exam.wait_for("a policy version", head_version))
         with store.read() as conn:
             policy = policies.get(conn, head)
         assert policy is not None
-        said.append(
+        evidence.append(
             f"version {head}, gradient norm {policy.metrics.get('gradient/norm', float('nan')):.3g}"
         )
     return policy
@@ -364,7 +367,7 @@ def _check_change(exam: Examination, policy: Policy) -> None:
     advice = (
         "" if low is None else f"set train.optimizer.learning_rate (--lr) to {low.better_rate:g}"
     )
-    with exam.check("the step changes the policy", advice) as said:
+    with exam.check("the step changes the policy", advice) as evidence:
         if low is not None:
             raise OpenClawError(low.evidence)
-        said.append(f"by {policy.metrics['kl/step']:.2g} nats per token")
+        evidence.append(f"by {policy.metrics['kl/step']:.2g} nats per token")

@@ -20,10 +20,11 @@ def write_random_adapter(model: Path, folder: Path, *, version: int, rank: int) 
 
     It changes each projection's output for a normalised input by about half, so that versions clearly differ.
     """
+    target_weights = tuple(f"{name}.weight" for name in TARGET_MODULES)
     shapes = {
-        module: shape
+        name.removesuffix(".weight"): shape
         for name, shape in matrix_shapes(model).items()
-        if (module := name.removesuffix(".weight")) != name and module.endswith(TARGET_MODULES)
+        if name.endswith(target_weights)
     }
     if not shapes:
         return None

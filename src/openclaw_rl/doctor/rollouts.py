@@ -35,33 +35,42 @@ def _kept_sections(config: Config) -> set[str]:
 
 
 def run_selftest(
-    config: Config, out: Path, *, num: int, wait: float, said: PrintLine, yes: bool = False
+    config: Config,
+    out: Path,
+    *,
+    num: int,
+    wait: float,
+    print_progress: PrintLine,
+    yes: bool = False,
 ) -> dict[str, list[dict[str, Any]]]:
     """Hold `num` conversations of two prompts, each written to `out`. Returns what `inspect_sessions` finds there.
 
     Model and engine are those of the settings; home, port and key are temporary; nothing is trained.
-    `yes`: as for `SubprocessSystem`; the yes is recorded in the home of `config`. At log level debug, `said` gets the
-    system's log. Raises `OpenClawError` if the system does not start, or a trajectory is missing, has no token ids or
-    no reaction.
+    `yes`: as for `SubprocessSystem`; the yes is recorded in the home of `config`. At log level debug, `print_progress`
+    gets the system's log.
+
+    Raises `OpenClawError` if the system does not start, or a trajectory is missing, has no token ids or no reaction.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OpenClawError(
             f"{out}: expected a new or an empty folder. Name another with --output-dir."
         )
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-selftest-") as folder:
-        kept = config.model_dump(mode="json", include=_kept_sections(config), exclude_none=True)
-        scratch = scratch_config(Path(folder), kept | {"data.export_dir": str(out.resolve())})
+        settings = config.model_dump(mode="json", include=_kept_sections(config), exclude_none=True)
+        scratch = scratch_config(Path(folder), settings | {"data.export_dir": str(out.resolve())})
         system = SubprocessSystem(scratch, command="serve", owner=config, yes=yes)
-        said(f"starting a temporary system ({config.model.path}, {config.engine.backend})")
+        print_progress(
+            f"starting a temporary system ({config.model.path}, {config.engine.backend})"
+        )
         with system:
             names = asyncio.run(_hold_conversations(system, num))
-            said(f"{num} conversations held, {2 * num} replies")
-            found = _wait_for_trajectories(out, names, wait)
+            print_progress(f"{num} conversations held, {2 * num} replies")
+            sessions = _wait_for_trajectories(out, names, wait)
         if config.run.log_level == "debug":
-            said(system.log_tail(_LOG_LINES))
+            print_progress(system.log_tail(_LOG_LINES))
     for name in names:
-        _check_trajectory(name, found[name])
-    return found
+        _check_trajectory(name, sessions[name])
+    return sessions
 
 
 async def _hold_conversations(system: SubprocessSystem, num: int) -> list[str]:
@@ -72,8 +81,8 @@ async def _hold_conversations(system: SubprocessSystem, num: int) -> list[str]:
             model = PolicyClient(
                 http, system.base_url, name=system.config.model.name, session=name, most=2
             )
-            for words in (_QUESTIONS[number % len(_QUESTIONS)], _REACTION):
-                await model.generate(words, max_tokens=_REPLY_TOKENS)
+            for message in (_QUESTIONS[number % len(_QUESTIONS)], _REACTION):
+                await model.generate(message, max_tokens=_REPLY_TOKENS)
     return names
 
 
@@ -83,12 +92,12 @@ def _wait_for_trajectories(
     """Wait until each conversation has a file in the folder; return the sessions."""
     end = time.monotonic() + wait
     while True:
-        found = (
+        sessions = (
             inspect_sessions(out, strict=False) if out.is_dir() and any(out.glob("*.json")) else {}
         )
-        missing = [name for name in names if name not in found]
+        missing = [name for name in names if name not in sessions]
         if not missing:
-            return found
+            return sessions
         if time.monotonic() > end:
             raise OpenClawError(
                 f"timed out after {wait:g} s waiting for {len(names)} trajectories in {out}; missing: "

@@ -86,19 +86,19 @@ def describe_sandbox(config: Config) -> str:
 def _describe_limits(kind: str, box: Box) -> str:
     if not isinstance(box, BubblewrapBox):
         return f"{kind} works; all limits are the container's"
-    held = ", ".join(sorted(box.held_limits))
+    limited = ", ".join(sorted(box.held_limits))
     missing = sorted({"memory", "processes"} - box.held_limits)
-    words = [f"{kind} works"]
-    if held:
-        words.append(f"limited for the box as a whole (control groups): {held}")
+    clauses = [f"{kind} works"]
+    if limited:
+        clauses.append(f"limited for the box as a whole (control groups): {limited}")
     if missing:
-        words.append(f"limited by rlimits, as no control group is writable: {', '.join(missing)}")
-    words.append(
+        clauses.append(f"limited by rlimits, as no control group is writable: {', '.join(missing)}")
+    clauses.append(
         "system calls are filtered"
         if build_filter()
         else "no filter of system calls on this architecture"
     )
-    return "; ".join(words)
+    return "; ".join(clauses)
 
 
 async def _run_checks(config: Config) -> list[tuple[str, str, CheckResult]]:
@@ -112,10 +112,10 @@ async def _run_checks(config: Config) -> list[tuple[str, str, CheckResult]]:
         opened = time.monotonic() - began
         began = time.monotonic()
         await box.run("true")
-        words = (
+        observed = (
             f"{1000 * opened:.0f} ms, a command in it {1000 * (time.monotonic() - began):.0f} ms"
         )
-        rows = [("start", "a box opens", CheckResult(words, True))]
+        rows = [("start", "a box opens", CheckResult(observed, True))]
         for name, expected, command, output in _CHECKS:
             rows.append((name, expected, await _check_output(box, command, output)))
         return rows

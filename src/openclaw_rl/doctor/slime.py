@@ -59,25 +59,22 @@ def _check_environment(python: str, wait: float) -> list[CheckRow]:
     try:
         ran = server_process.run_python(python, _SELF_CHECK, within=wait)
     except EngineError:
-        words = (
+        observed = (
             f"{python} cannot be run. Give the Python of slime's environment: --trainer-python PATH"
         )
-        return [("environment", "slime's Python runs", CheckResult(words, False))]
+        return [("environment", "slime's Python runs", CheckResult(observed, False))]
     except TimeoutError as error:
-        words = f"{error} (--wait) and was killed. Find where it hangs: {python} -v -c 'import slime.utils.types'"
-        return [("environment", "slime's Python answers", CheckResult(words, False))]
+        observed = f"{error} (--wait) and was killed. Find where it hangs: {python} -v -c 'import slime.utils.types'"
+        return [("environment", "slime's Python answers", CheckResult(observed, False))]
     if ran.returncode != 0:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
-        words = f"{python}: {last[0]}. Install it there: pip install --no-deps openclaw-rl"
-        return [("environment", "slime's Python has openclaw-rl", CheckResult(words, False))]
-    found = _read_checks(ran.stdout)
-    if found is None:
-        words = f"{python} is no Python. Give that of slime's environment: --trainer-python PATH"
-        return [("environment", "slime's Python runs", CheckResult(words, False))]
-    return [
-        (name, expected, CheckResult(observed, passed))
-        for name, expected, passed, observed in found
-    ]
+        observed = f"{python}: {last[0]}. Install it there: pip install --no-deps openclaw-rl"
+        return [("environment", "slime's Python has openclaw-rl", CheckResult(observed, False))]
+    checks = _read_checks(ran.stdout)
+    if checks is None:
+        observed = f"{python} is no Python. Give that of slime's environment: --trainer-python PATH"
+        return [("environment", "slime's Python runs", CheckResult(observed, False))]
+    return [(name, expected, CheckResult(text, passed)) for name, expected, passed, text in checks]
 
 
 def _read_checks(output: bytes) -> list[tuple[str, str, bool, str]] | None:
@@ -114,10 +111,10 @@ def _check_router(config: Config, wait: float) -> CheckRow:
     name = "router"
     expected = "answers with token ids, log-probabilities and its weight_version"
     if config.engine.url is None:
-        words = (
+        observed = (
             "no address. Add --engine-url http://ROUTER:PORT (slime's --sglang-router-ip and -port)"
         )
-        return name, expected, CheckResult(words, False)
+        return name, expected, CheckResult(observed, False)
     try:
         return (
             name,
@@ -125,9 +122,9 @@ def _check_router(config: Config, wait: float) -> CheckRow:
             asyncio.run(asyncio.wait_for(_ask_router(config, config.engine.url), wait)),
         )
     except (EngineError, TimeoutError) as error:
-        why = str(error) or f"no answer within {wait:g} s"
-        words = f"{why}. Start slime, and give the address that it prints as router"
-        return name, expected, CheckResult(words, False)
+        reason = str(error) or f"no answer within {wait:g} s"
+        observed = f"{reason}. Start slime, and give the address that it prints as router"
+        return name, expected, CheckResult(observed, False)
 
 
 async def _ask_router(config: Config, url: str) -> CheckResult:
@@ -139,7 +136,8 @@ async def _ask_router(config: Config, url: str) -> CheckResult:
     try:
         await http.call_json("GET", "/server_info")
         async for events in http.stream_events("/generate", _streaming_body()):
-            if (chunk := reply.read_events(events)) is not None:
+            chunk = reply.read_events(events)
+            if chunk is not None:
                 ids += chunk.token_ids
                 logprobs += chunk.logprobs
     finally:

@@ -62,11 +62,12 @@ class AdapterFile:
         patterns = self.config.get("alpha_pattern") or {}
         default = self.config.get("lora_alpha", rank)
         # PEFT's rule: the first pattern that matches the end of the name, starting at a dot
-        alpha = next(
-            (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)),
-            default,
-        )
-        return float(alpha) / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+        matches = [
+            value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)
+        ]
+        alpha = matches[0] if matches else default
+        divisor = math.sqrt(rank) if self.config.get("use_rslora") else rank
+        return float(alpha) / divisor
 
 
 def read_adapter(ref: PolicyRef) -> AdapterFile:
@@ -104,20 +105,22 @@ def check_fits_base(
     A module that is absent from the base's files is an error only if another layer has a module of that name: heads can
     be tied to embeddings, and some programs rename modules. Packed (quantized) weights and missing folders are skipped.
     """
-    if not base or not (shapes := matrix_shapes(Path(base))):
+    shapes = matrix_shapes(Path(base)) if base else {}
+    if not shapes:
         return
     kinds = {_LAYER_NUMBER.sub(".N.", name) for name in shapes}
+    where = f"version {file.ref.version}: {file.ref.path} does not fit the base {base}"
     for module, (a, b) in file.pairs.items():
-        where = (
-            f"version {file.ref.version}: {file.ref.path} does not fit the base {base}: {module}"
-        )
-        expected = shapes.get(f"{module}.weight")
-        got = (b.shape[0], a.shape[1])
-        if expected is None and _LAYER_NUMBER.sub(".N.", f"{module}.weight") in kinds:
-            raise EngineError(f"{where} is adapted, but the base has no such layer. {advice}")
-        if expected is not None and got != expected:
+        name = f"{module}.weight"
+        shape = (b.shape[0], a.shape[1])
+        expected = shapes.get(name, shape)
+        if name not in shapes and _LAYER_NUMBER.sub(".N.", name) in kinds:
             raise EngineError(
-                f"{where} has [out, in] {list(got)}, expected {list(expected)}. {advice}"
+                f"{where}: {module} is adapted, but the base has no such layer. {advice}"
+            )
+        if shape != expected:
+            raise EngineError(
+                f"{where}: {module} has [out, in] {list(shape)}, expected {list(expected)}. {advice}"
             )
 
 
@@ -129,12 +132,10 @@ def matrix_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             header = msgspec.json.decode(
                 stream.read(int.from_bytes(stream.read(8), "little")), type=dict[str, Any]
             )
+        header.pop("__metadata__", None)
         for name, entry in header.items():
-            if (
-                name != "__metadata__"
-                and entry["dtype"] in _UNPACKED_DTYPES
-                and len(entry["shape"]) == 2
-            ):
+            is_matrix = len(entry["shape"]) == 2
+            if is_matrix and entry["dtype"] in _UNPACKED_DTYPES:
                 out[name] = tuple(entry["shape"])
     return out
 
@@ -146,11 +147,11 @@ def write_identity_adapter(file: AdapterFile, folder: Path) -> PolicyRef:
     weights[start:] = bytes(len(weights) - start)
     parts = {ADAPTER_CONFIG: msgspec.json.encode(file.config), ADAPTER_WEIGHTS: bytes(weights)}
     digest = digest_of_parts(parts)
-    made = folder / f"identity-{digest[:16]}"
-    made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"identity-{digest[:16]}"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, raw in parts.items():
-        (made / name).write_bytes(raw)
-    return PolicyRef(version=0, path=str(made), digest=digest)
+        (path / name).write_bytes(raw)
+    return PolicyRef(version=0, path=str(path), digest=digest)
 
 
 def _check_digest(ref: PolicyRef, digest: str) -> None:
@@ -185,8 +186,11 @@ def _read_file(path: Path) -> bytearray:
         buffer = bytearray(path.stat().st_size)
         view = memoryview(buffer)
         at = 0
-        while at < len(buffer) and (n := file.readinto(view[at:])):
-            at += n
+        while at < len(buffer):
+            count = file.readinto(view[at:])
+            if not count:
+                break
+            at += count
         return buffer
 
 
@@ -199,10 +203,10 @@ def _parse_config(path: Path, raw: bytearray) -> dict[str, Any]:
         ) from None
     if config.get("peft_type") != "LORA":
         raise EngineError(f"{path}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
-    for key, words in _UNSUPPORTED_OPTIONS.items():
+    for key, feature in _UNSUPPORTED_OPTIONS.items():
         if config.get(key):
             raise EngineError(
-                f"{path}: {key} is set, but engines serve plain LoRA only, not {words}"
+                f"{path}: {key} is set, but engines serve plain LoRA only, not {feature}"
             )
     return config
 
@@ -210,12 +214,12 @@ def _parse_config(path: Path, raw: bytearray) -> dict[str, Any]:
 def _lora_pairs(path: Path, raw: bytearray) -> dict[str, tuple[RawTensor, RawTensor]]:
     sides: dict[str, dict[str, RawTensor]] = {}
     for name, tensor in parse_safetensors(path, raw).items():
-        found = _LORA_WEIGHT_NAME.match(name)
-        if found is None:
+        match = _LORA_WEIGHT_NAME.match(name)
+        if match is None:
             raise EngineError(
                 f"{path}: {name!r} is not a LoRA matrix of a linear layer (expected ...lora_A/lora_B.weight)"
             )
-        sides.setdefault(found["module"], {})[found["side"]] = tensor
+        sides.setdefault(match["module"], {})[match["side"]] = tensor
     pairs = {}
     for module, both in sides.items():
         if both.keys() != {"A", "B"}:
@@ -252,7 +256,8 @@ def parse_safetensors(path: Path, raw: bytearray | memoryview) -> dict[str, RawT
                     f"{path}: {name!r} extends beyond the file, which is truncated ({len(raw)} bytes)"
                 )
             size = _UNPACKED_DTYPES.get(entry["dtype"])
-            if size is not None and (expected := size * math.prod(entry["shape"])) != end - begin:
+            expected = None if size is None else size * math.prod(entry["shape"])
+            if expected not in (None, end - begin):
                 raise EngineError(
                     f"{path}: {name!r} has {end - begin} bytes, expected {expected} of its shape"
                 )

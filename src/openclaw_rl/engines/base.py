@@ -15,11 +15,14 @@ BASE_POLICY = PolicyRef(version=0, path=None, digest="")
 
 
 async def wait_until_ready(
-    ask: Callable[[], Awaitable[EngineInfo]],
+    fetch_info: Callable[[], Awaitable[EngineInfo]],
     timeout: float,  # noqa: ASYNC109 (a deadline over several attempts)
     back_off: tuple[float, float],
 ) -> EngineInfo:
-    """Call `ask` until it succeeds; raise `EngineGone` after `timeout`. `back_off`: first and longest pause in s."""
+    """Call `fetch_info` until it succeeds; raise `EngineGone` after `timeout`.
+
+    `timeout` in seconds; `back_off`: first and longest pause in seconds.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     pause, longest = back_off
@@ -27,27 +30,34 @@ async def wait_until_ready(
         left = deadline - loop.time()
         try:
             async with asyncio.timeout(max(left, 0.001)):
-                return await ask()
+                return await fetch_info()
         except (EngineGone, TimeoutError) as error:
             if left - pause <= 0:
-                why = str(error) or "no answer"
-                raise EngineGone(f"the engine was not ready within {timeout:g} s: {why}") from None
+                reason = str(error) or "no answer"
+                raise EngineGone(
+                    f"the engine was not ready within {timeout:g} s: {reason}"
+                ) from None
         await asyncio.sleep(pause)
         pause = min(2 * pause, longest)
 
 
 def check_capacity(policies: Sequence[PolicyRef], in_use: Iterable[VersionKey], limit: int) -> None:
     """Raise `EngineFull` if the policies and the versions that replies still use are more than `limit`."""
-    if len({p.version for p in policies}) != len(policies):
-        raise EngineError(f"load received a version twice: {[p.version for p in policies]}")
-    named = {(p.version, p.digest) for p in policies}
-    draining = set(in_use) - named
-    if len(named | draining) > limit:
-        still = f" and {sorted(v for v, _ in draining)} still answering" if draining else ""
+    versions = [policy.version for policy in policies]
+    if len(set(versions)) != len(versions):
+        raise EngineError(f"load received a version twice: {versions}")
+    requested = {(policy.version, policy.digest) for policy in policies}
+    draining = set(in_use) - requested
+    if len(requested | draining) > limit:
+        still = f" and {_version_numbers(draining)} still answering" if draining else ""
         raise EngineFull(
-            f"versions {sorted(p.version for p in policies)} requested{still}; engine.max_loaded_versions is {limit}. "
+            f"versions {_version_numbers(requested)} requested{still}; engine.max_loaded_versions is {limit}. "
             "Try again when a reply has ended, or raise engine.max_loaded_versions"
         )
+
+
+def _version_numbers(keys: Iterable[VersionKey]) -> list[int]:
+    return sorted(version for version, _ in keys)
 
 
 def max_reply_tokens(prompt: int, wanted: int, context: int) -> int:

@@ -76,14 +76,16 @@ class SettingAlias:
             return _READERS[self.reader](value)
         if self.cases is not None:
             return self.cases["true" if parse_bool(value) else "false"]
-        if (
-            self.only is not None
-            and (parse_bool(value) if isinstance(self.only, bool) else value) != self.only
-        ):
+        if self.only is not None:
+            self._check_only_value(value)
+        return {**self.also, **dict.fromkeys(self.sets, value)}
+
+    def _check_only_value(self, value: Any) -> None:
+        parsed = parse_bool(value) if isinstance(self.only, bool) else value
+        if parsed != self.only:
             raise ValueError(
                 f"expected {_format_value(self.only)}, got {_format_value(value)}: {self.why}"
             )
-        return {**self.also, **dict.fromkeys(self.sets, value)}
 
 
 @cache
@@ -146,21 +148,21 @@ _BOOLS = {
 
 def parse_bool(value: Any) -> bool:
     """Parse true, false, 1, 0, yes, no, on or off. Raises `ValueError` for anything else."""
-    found = _BOOLS.get(str(value).strip().lower())
-    if found is None:
+    parsed = _BOOLS.get(str(value).strip().lower())
+    if parsed is None:
         raise ValueError(f"expected true or false, got {value!r}")
-    return found
+    return parsed
 
 
 def parse_gpus(value: Any) -> tuple[str, ...]:
     """Parse device ids: `0,1` or [0, 1]. Raises `ValueError`."""
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
-    found = tuple(str(part).strip() for part in parts)
-    if not all(part.isdigit() for part in found):
+    ids = tuple(str(part).strip() for part in parts)
+    if not all(part.isdigit() for part in ids):
         raise ValueError(f"expected device ids such as 0,1,2,3, got {value!r}")
-    if len(set(found)) < len(found):
+    if len(set(ids)) < len(ids):
         raise ValueError(f"expected each device once, got {value!r}")
-    return found
+    return ids
 
 
 def _read_clip_ratio(value: Any) -> Mapping[str, Any]:
@@ -197,16 +199,16 @@ def _read_lora_targets(value: Any) -> Mapping[str, Any]:
     """Parse `all-linear` or module names: a list, or one string with commas."""
     if value == "all-linear":
         return {"train.lora.targets": value}
-    names = (
-        value
-        if isinstance(value, list | tuple)
-        else [part.strip() for part in str(value).split(",")]
-    )
-    if not names or not all(
-        isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) for name in names
-    ):
+    names = value
+    if not isinstance(value, list | tuple):
+        names = [part.strip() for part in str(value).split(",")]
+    if not names or not all(map(_is_module_name, names)):
         raise ValueError(f"expected all-linear, or names such as q_proj,v_proj, got {value!r}")
     return {"train.lora.targets": names}
+
+
+def _is_module_name(name: Any) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) is not None
 
 
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
@@ -230,12 +232,14 @@ def _check_roles(value: Any, *, needed: str, possible: tuple[str, ...]) -> Mappi
     roles = [value] if isinstance(value, str) else value
     if not isinstance(roles, list | tuple):
         raise ValueError(f"expected a list of roles such as {', '.join(possible)}, got {value!r}")
-    if any(role not in possible for role in roles) or (needed and needed not in roles):
-        raise ValueError(
-            f"expected roles of {', '.join(possible)}{f', {needed} among them' if needed else ''}, got {roles}: "
-            "only the assistant's own tokens ever train, and what answers them is the reaction"
-        )
-    return {}
+    is_complete = not needed or needed in roles
+    if is_complete and all(role in possible for role in roles):
+        return {}
+    condition = f", {needed} among them" if needed else ""
+    raise ValueError(
+        f"expected roles of {', '.join(possible)}{condition}, got {roles}: "
+        "only the assistant's own tokens ever train, and what answers them is the reaction"
+    )
 
 
 _READERS: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
@@ -256,24 +260,28 @@ _READERS: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
 }
 
 
-def split_flags(words: list[str]) -> list[tuple[str, str | bool]]:
+def split_flags(arguments: list[str]) -> list[tuple[str, str | bool]]:
     """Split `--a 1 --b --c=2` into (flag, value). A flag without a value is True. Raises `ValueError`."""
     out: list[tuple[str, str | bool]] = []
-    rest = list(words)
+    rest = list(arguments)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
             raise ValueError(f"expected a flag such as --lr 1e-6, got {word!r}")
         name, sign, value = word.partition("=")
-        known = all_aliases().get(name)
         if sign:
             out.append((name, value))
-        elif (
-            rest
-            and not rest[0].startswith("--")
-            and not (known and known.switch and rest[0].lower() not in _BOOLS)
-        ):
+        elif rest and _is_value_of(name, rest[0]):
             out.append((name, rest.pop(0)))
         else:
             out.append((name, True))
     return out
+
+
+def _is_value_of(flag: str, text: str) -> bool:
+    """Return whether the word after a flag is its value. A switch takes none but true or false."""
+    if text.startswith("--"):
+        return False
+    known = all_aliases().get(flag)
+    is_switch = known is not None and known.switch
+    return not is_switch or text.lower() in _BOOLS

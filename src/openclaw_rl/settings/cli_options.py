@@ -25,7 +25,8 @@ class Seconds(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        if math.isnan(number := super().convert(value, param, ctx)):
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
             self.fail("nan is no number of seconds.", param, ctx)
         return number
 
@@ -102,7 +103,10 @@ def _source_options(function: _F) -> _F:
 
 
 class FlagCommand(click.Command):
-    """Command that takes any flag of the settings (`--lr 1e-6 --use-lora`), as scripts forward them, in `words`."""
+    """Command that takes any flag of the settings (`--lr 1e-6 --use-lora`), as scripts forward them.
+
+    They are in the parameter `arguments`.
+    """
 
     ignore_unknown_options = True
 
@@ -110,10 +114,10 @@ class FlagCommand(click.Command):
         """`shown`: prefixes of the settings whose flags `--help` lists."""
         super().__init__(*args, **more)
         self._shown = tuple(shown)
-        words = click.Argument(
-            ["words"], nargs=-1, type=click.UNPROCESSED, metavar="[--FLAG VALUE]..."
+        arguments = click.Argument(
+            ["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[--FLAG VALUE]..."
         )
-        self.params.append(words)
+        self.params.append(arguments)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, then the flags."""
@@ -128,23 +132,33 @@ def _flag_rows(shown: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     from openclaw_rl.settings.load import Config
     from openclaw_rl.settings.registry import CHOICES, name_list
 
-    names: dict[tuple[str, ...], list[aliases.SettingAlias]] = {}
-    for alias in aliases.by_form("flag").values():
-        if alias.keys and alias.keys[0].startswith(shown) and alias.name not in _SETTINGS:
-            names.setdefault(alias.keys, []).append(alias)
-    for keys, same in names.items():
-        default = attrgetter(keys[0])(Config()) if len(keys) == 1 else None
-        more = (
-            ""
-            if default in (None, ())
-            else f" [{str(default).lower() if isinstance(default, bool) else default}]"
-        )
+    for keys, same in _flags_by_keys(shown).items():
+        meaning = ", ".join(keys)
+        if len(keys) == 1:
+            meaning += _default_text(attrgetter(keys[0])(Config()))
         if keys[0] in CHOICES:
-            more += f": {name_list(keys[0])}"
-        yield (
-            f"{', '.join(one.name for one in same)}{'' if same[0].switch else ' VALUE'}",
-            ", ".join(keys) + more,
-        )
+            meaning += f": {name_list(keys[0])}"
+        value = "" if same[0].switch else " VALUE"
+        yield f"{', '.join(one.name for one in same)}{value}", meaning
+
+
+def _flags_by_keys(shown: tuple[str, ...]) -> dict[tuple[str, ...], list[aliases.SettingAlias]]:
+    """Return the flags of settings with one of the prefixes `shown`, by the settings that they set."""
+    flags: dict[tuple[str, ...], list[aliases.SettingAlias]] = {}
+    for alias in aliases.by_form("flag").values():
+        is_shown = bool(alias.keys) and alias.keys[0].startswith(shown)
+        if is_shown and alias.name not in _SETTINGS:
+            flags.setdefault(alias.keys, []).append(alias)
+    return flags
+
+
+def _default_text(default: Any) -> str:
+    """Return a default in brackets; empty without a default."""
+    if default in (None, ()):
+        return ""
+    if isinstance(default, bool):
+        return f" [{str(default).lower()}]"
+    return f" [{default}]"
 
 
 def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -113,8 +113,8 @@ def _environment(
     )
 
 
-def _plain_values(found: Mapping[str, sources.GivenValue]) -> dict[str, Any]:
-    return {key: given.value for key, given in found.items()}
+def _plain_values(values: Mapping[str, sources.GivenValue]) -> dict[str, Any]:
+    return {key: setting.value for key, setting in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,18 +130,18 @@ def load(
     *,
     file: str | Path | None = None,
     flags: Mapping[str, Any] | None = None,
-    words: Sequence[str] = (),
+    arguments: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Config:
     """Return the effective settings. See `load_all`."""
-    return load_all(file=file, flags=flags, words=words, environ=environ).config
+    return load_all(file=file, flags=flags, arguments=arguments, environ=environ).config
 
 
 def load_all(
     *,
     file: str | Path | None = None,
     flags: Mapping[str, Any] | None = None,
-    words: Sequence[str] = (),
+    arguments: Sequence[str] = (),
     sets: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     strict: bool = True,
@@ -149,33 +149,23 @@ def load_all(
 ) -> LoadedSettings:
     """Merge flags over the environment over the file over the defaults. Raises `ConfigError`.
 
-    `flags`: dotted keys; None means not given. `sets`: items like `train.seed=8`. `words`: flags under alias names.
+    `flags`: dotted keys; None means not given. `sets`: items like `train.seed=8`. `arguments`: flags under
+    alias names.
     `strict`: refuse wrong variables that may be those of another program (`sources.from_environment`).
     `used_sections`: sections that the caller reads, whatever the engine and the trainer are.
     """
     layers = [sources.from_file(file, known_keys())] if file else []
     layers.append(_environment(environ, strict=strict))
-    command_line = sources.from_flags(words, known_keys(), text=_text_keys())
-    for key, value in (flags or {}).items():
-        if value is not None:
-            command_line.add_setting(key, value)
-    for item in sets:
-        key, sign, value = item.partition("=")
-        if not sign:
-            raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.seed=8")
-        command_line.add_setting(key, value)
-    layers.append(command_line)
-    found: dict[str, sources.GivenValue] = {}
-    for layer in layers:
-        given = layer.close()
-        found |= {key: one for key, one in given.items() if not one.weak or key not in found}
+    layers.append(_command_line(arguments, flags or {}, sets))
+    values = _merge_layers(layers)
     if not strict:
-        found = _without_foreign_faults(found)
-    if chosen := _chosen_judge(_plain_values(found)):
+        values = _without_foreign_faults(values)
+    chosen = _chosen_judge(_plain_values(values))
+    if chosen is not None:
         kind, key = chosen
-        found["judge.kind"] = sources.GivenValue(value=kind, source=found[key].source)
-    origins = {key: given.source for key, given in found.items()}
-    config = _build_config(_plain_values(found), origins)
+        values["judge.kind"] = sources.GivenValue(value=kind, source=values[key].source)
+    origins = {key: setting.source for key, setting in values.items()}
+    config = _build_config(_plain_values(values), origins)
     notices = [notice for layer in layers for notice in layer.notices]
     may_be_unused = {
         key: origin for key, origin in origins.items() if key.partition(".")[0] not in used_sections
@@ -185,20 +175,46 @@ def load_all(
     return LoadedSettings(config=config, sources=origins, notices=notices)
 
 
+def _command_line(
+    arguments: Sequence[str], flags: Mapping[str, Any], sets: Sequence[str]
+) -> sources.SettingsSource:
+    """Return the settings of a command line. The parameters are those of `load_all`."""
+    layer = sources.from_flags(arguments, known_keys(), text=_text_keys())
+    for key, value in flags.items():
+        if value is not None:
+            layer.add_setting(key, value)
+    for item in sets:
+        key, sign, value = item.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.seed=8")
+        layer.add_setting(key, value)
+    return layer
+
+
+def _merge_layers(layers: Sequence[sources.SettingsSource]) -> dict[str, sources.GivenValue]:
+    """Return the settings of all layers. A later layer wins, except with a weak value."""
+    values: dict[str, sources.GivenValue] = {}
+    for layer in layers:
+        for key, setting in layer.close().items():
+            if not setting.weak or key not in values:
+                values[key] = setting
+    return values
+
+
 def _without_foreign_faults(
-    found: Mapping[str, sources.GivenValue],
+    values: Mapping[str, sources.GivenValue],
 ) -> dict[str, sources.GivenValue]:
     """Return the settings without wrong values of variables that may be those of another program."""
     try:
-        Config.model_validate(_nested(_plain_values(found)))
+        Config.model_validate(_nested(_plain_values(values)))
     except ValidationError as error:
         wrong = {".".join(map(str, one["loc"])) for one in error.errors()}
         return {
-            key: given
-            for key, given in found.items()
-            if key not in wrong or not sources.is_foreign(given)
+            key: setting
+            for key, setting in values.items()
+            if key not in wrong or not sources.is_foreign(setting)
         }
-    return dict(found)
+    return dict(values)
 
 
 def from_flat(flat: Mapping[str, Any]) -> Config:
@@ -207,7 +223,8 @@ def from_flat(flat: Mapping[str, Any]) -> Config:
     Raises `ConfigError` with the key, the value and what was expected.
     """
     current = dict(current_key(key, value) for key, value in flat.items())
-    if chosen := _chosen_judge(current):
+    chosen = _chosen_judge(current)
+    if chosen is not None:
         current["judge.kind"] = chosen[0]
     return _build_config(current, {})
 
@@ -227,10 +244,12 @@ def _chosen_judge(flat: Mapping[str, Any]) -> tuple[str, str] | None:
 
     `judge.base_url` without `judge.model`, but with `teacher.model`, is the endpoint of the teacher alone.
     """
-    given = [key for key, kind in _JUDGE_KINDS.items() if flat.get(key)]
-    if flat.get("teacher.model") and given == ["judge.base_url"]:
+    chosen_keys = [key for key, kind in _JUDGE_KINDS.items() if flat.get(key)]
+    if flat.get("teacher.model") and chosen_keys == ["judge.base_url"]:
         return None
-    return (_JUDGE_KINDS[given[0]], given[0]) if given and not flat.get("judge.kind") else None
+    if not chosen_keys or flat.get("judge.kind"):
+        return None
+    return _JUDGE_KINDS[chosen_keys[0]], chosen_keys[0]
 
 
 def train_settings(flat: Mapping[str, Any]) -> TrainConfig:
@@ -289,12 +308,11 @@ _HINTS = {"string_type": ": put it in quotes", "tuple_type": ", that is a list: 
 def _format_error(error: Any, origins: Mapping[str, str]) -> str:
     key = ".".join(str(part) for part in error["loc"])
     hint = _HINTS.get(error["type"], "")
-    origin = next(
-        (said for known, said in origins.items() if key == known or key.startswith(known + ".")), ""
-    )
+    matches = [origin for known, origin in origins.items() if f"{key}.".startswith(f"{known}.")]
+    origin = f", from {matches[0]}" if matches and matches[0] else ""
     shown = "" if key in SECRETS else f" (got {error['input']!r})"
-    said = aliases.refusal_reason(key, error["input"]) or error["msg"].removeprefix("Value error, ")
-    return f"{key}: {said}{hint}{shown}" + (f", from {origin}" if origin else "")
+    text = aliases.refusal_reason(key, error["input"]) or error["msg"].removeprefix("Value error, ")
+    return f"{key}: {text}{hint}{shown}{origin}"
 
 
 # Waiting OpenMP threads sleep instead of spinning.
@@ -323,11 +341,11 @@ def to_environment(config: Config, worker: str = "") -> dict[str, str]:
     }.get(worker, ())
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
     ours = trainer_variables() if worker == "train" else _OPENMP_VARIABLES
-    given = dict(os.environ)
+    inherited = dict(os.environ)
     if worker:
-        given = foreign_environment({})
+        inherited = foreign_environment({})
         config = _without_other_secrets(config, worker)
-    return ours | given | {CONFIG_VARIABLE: config.model_dump_json()} | placed
+    return ours | inherited | {CONFIG_VARIABLE: config.model_dump_json()} | placed
 
 
 def _without_other_secrets(config: Config, worker: str) -> Config:
@@ -344,12 +362,12 @@ def _without_other_secrets(config: Config, worker: str) -> Config:
 def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a third-party program: without our settings and keys, plus `extra`."""
     ours = {CONFIG_VARIABLE, *SECRET_NAMES}
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if name not in ours and not name.startswith(ENV_PREFIX)
     }
-    return kept | dict(extra)
+    return inherited | dict(extra)
 
 
 def inherited_config() -> Config | None:

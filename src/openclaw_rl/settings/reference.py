@@ -6,13 +6,15 @@ python -m openclaw_rl.settings.reference docs/reference/settings.md
 from __future__ import annotations
 
 import sys
+import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from openclaw_rl.common.printable import echo
 from openclaw_rl.settings import aliases
@@ -102,19 +104,23 @@ def _value_at(config: Config, key: str) -> Any:
 
 def reference_page() -> str:
     """Return the text of docs/reference/settings.md: type, default, meaning and aliases of every setting."""
-    also: dict[str, list[str]] = {}
-    for earlier, key in aliases.alias_table("earlier_keys").items():
-        also.setdefault(key, []).append(f"`{earlier}`")
-    for row in aliases.all_aliases().values():
-        for key in row.keys:
-            also.setdefault(key, []).append(f"`{row.name}`")
-    parts = [_PREFACE, *_section_tables(Config, "", also), _OTHERS]
-    parts += [
-        f"| `{row.name}` | {row.means} |" for row in aliases.all_aliases().values() if not row.keys
-    ]
+    known = aliases.all_aliases().values()
+    parts = [_PREFACE, *_section_tables(Config, "", _other_names()), _OTHERS]
+    parts += [f"| `{alias.name}` | {alias.means} |" for alias in known if not alias.keys]
     for key, reasons in aliases.alias_table("refused_values").items():
-        parts += [f"| `{key} {value}` | refused: {why} |" for value, why in reasons.items()]
+        parts += [f"| `{key} {value}` | refused: {reason} |" for value, reason in reasons.items()]
     return "\n".join(parts) + "\n"
+
+
+def _other_names() -> dict[str, list[str]]:
+    """Return the earlier keys and the aliases of each setting that has some."""
+    names: dict[str, list[str]] = {}
+    for earlier, key in aliases.alias_table("earlier_keys").items():
+        names.setdefault(key, []).append(f"`{earlier}`")
+    for alias in aliases.all_aliases().values():
+        for key in alias.keys:
+            names.setdefault(key, []).append(f"`{alias.name}`")
+    return names
 
 
 def _section_tables(
@@ -128,22 +134,25 @@ def _section_tables(
             inner.append((name, kind))
             continue
         key = f"{prefix}{name}"
-        choices = CHOICES.get(key)
-        described = info.description or ""
-        if choices:
-            described += f". {describe_choices(key)}"
-        type_name = " or ".join(f"`{n}`" for n in choices.names()) if choices else _type_name(kind)
-        default = _format_default(info.get_default(call_default_factory=True))
-        rows.append(
-            f"| `{key}` | {type_name} | `{default}` | {described} | "
-            f"{', '.join(also.get(key, []))} |"
-        )
+        rows.append(_setting_row(key, info, also.get(key, ())))
     title = prefix.removesuffix(".") or "the whole"
     about = (model.__doc__ or "").split("\n", maxsplit=1)[0]
     yield f"\n## {title}\n\n{about}\n\n| setting | type | default | meaning | also |\n|---|---|---|---|---|"
     yield from (row.replace("\n", " ") for row in rows)
     for name, kind in inner:
         yield from _section_tables(kind, f"{prefix}{name}.", also)
+
+
+def _setting_row(key: str, info: FieldInfo, other_names: Sequence[str]) -> str:
+    """Return the row of a setting: name, type, default, meaning, other names."""
+    type_name = _type_name(info.annotation)
+    meaning = info.description or ""
+    choices = CHOICES.get(key)
+    if choices is not None:
+        type_name = " or ".join(f"`{name}`" for name in choices.names())
+        meaning += f". {describe_choices(key)}"
+    default = _format_default(info.get_default(call_default_factory=True))
+    return f"| `{key}` | {type_name} | `{default}` | {meaning} | {', '.join(other_names)} |"
 
 
 def _type_name(kind: Any) -> str:
@@ -156,15 +165,12 @@ def _type_name(kind: Any) -> str:
         return f"list of {_type_name(inside[0])}"
     if origin is dict:
         return f"{_type_name(inside[0])} to {_type_name(inside[1])}"
-    if (
-        (inside and type(None) in inside)
-        or origin is typing.Union
-        or str(origin) == "<class 'types.UnionType'>"
-    ):
+    if origin in (typing.Union, types.UnionType):
         return " or ".join(_type_name(one) for one in inside if one is not type(None))
-    return {"str": "text", "bool": "true or false", "float": "number", "int": "whole number"}.get(
-        getattr(kind, "__name__", ""), str(kind)
-    )
+    return _TYPE_NAMES.get(kind, str(kind))
+
+
+_TYPE_NAMES = {str: "text", bool: "true or false", float: "number", int: "whole number"}
 
 
 def _format_default(value: Any) -> str:

@@ -50,18 +50,20 @@ class SettingsSource:
             self._store_value(name, GivenValue(value=value, source=source))
             return
         known = aliases.all_aliases().get(name)
-        if known is None and (inner := self._key_below(name)):
-            self.faults.append(
+        if known is not None and known.refused:
+            self.faults.append(f"{source} is refused: {known.refused}.")
+            return
+        if known is not None:
+            self._apply_alias(known, value, source)
+            return
+        inner = self._key_below(name)
+        if inner:
+            fault = (
                 f"{source} is a section: expected keys below it, such as {inner}, got {value!r}."
             )
-        elif known is None:
-            self.faults.append(
-                f"{self.prefix}: unknown setting {shown or name!r}.{self._suggestion(name)}"
-            )
-        elif known.refused:
-            self.faults.append(f"{source} is refused: {known.refused}.")
         else:
-            self._apply_alias(known, value, source)
+            fault = f"{self.prefix}: unknown setting {shown or name!r}.{self._suggestion(name)}"
+        self.faults.append(fault)
 
     def close(self) -> dict[str, GivenValue]:
         """Return the settings found. Raises `ConfigError` with all errors, one per line."""
@@ -83,26 +85,26 @@ class SettingsSource:
                 key, GivenValue(value=one, source=source, weak=known.weak or key in known.yields)
             )
 
-    def _store_value(self, key: str, given: GivenValue) -> None:
-        if self.text is not None and isinstance(given.value, str):
+    def _store_value(self, key: str, new: GivenValue) -> None:
+        if self.text is not None and isinstance(new.value, str):
             try:
-                given = replace(given, value=self._parse_typed(key, given))
+                new = replace(new, value=self._parse_typed(key, new))
             except ConfigError as error:
                 self.faults.append(str(error))
                 return
-        there = self.found.get(key)
-        if there is None or there.weak:
-            self.found[key] = given
-        elif not given.weak and _normalize_value(there.value) != _normalize_value(given.value):
-            one = f"{there.source}{_format_given(key, there)}"
-            other = f"{_name_in_source(given.source)}{_format_given(key, given)}"
+        earlier = self.found.get(key)
+        if earlier is None or earlier.weak:
+            self.found[key] = new
+        elif not new.weak and _normalize_value(earlier.value) != _normalize_value(new.value):
+            one = f"{earlier.source}{_format_given(key, earlier)}"
+            other = f"{_name_in_source(new.source)}{_format_given(key, new)}"
             self.faults.append(f"{one} and {other} both set {key} and disagree. Unset one.")
 
-    def _parse_typed(self, key: str, given: GivenValue) -> Any:
+    def _parse_typed(self, key: str, setting: GivenValue) -> Any:
         assert self.text is not None, "only text sources are parsed"
         if key in self.text:
-            return None if given.value == "null" else given.value
-        return read_value(given.value, given.source)
+            return None if setting.value == "null" else setting.value
+        return read_value(setting.value, setting.source)
 
     def _key_below(self, name: str) -> str:
         """Return a key below the section `name`, or an empty string if it is not a section."""
@@ -117,29 +119,31 @@ class SettingsSource:
             self.add_setting(name, None)
 
     def _suggestion(self, name: str) -> str:
-        if self.prefix == "environment" and not name.startswith("--"):
-            near = difflib.get_close_matches(
-                name, [*aliases.by_form("environment"), *map(long_name, self.keys)], 1, 0.6
-            )
-            return f" Did you mean {near[0]}?" if near else ""
         if name.startswith("--"):
-            return (
-                suggestions.suggest_flag(name, self.keys) or " `--set KEY=VALUE` sets any setting."
-            )
+            flags = suggestions.suggest_flag(name, self.keys)
+            return flags or " `--set KEY=VALUE` sets any setting."
+        if self.prefix == "environment":
+            variables = [*aliases.by_form("environment"), *map(long_name, self.keys)]
+            near = difflib.get_close_matches(name, variables, 1, 0.6)
+            return f" Did you mean {near[0]}?" if near else ""
+        key = self._nearest_key(name)
+        if key is None:
+            return " `openclaw-rl config show` lists the settings."
+        return f" Did you mean {key!r}?"
+
+    def _nearest_key(self, name: str) -> str | None:
+        """Return the setting, or the alias in a file, whose name or last part is near; None if no name is near."""
         names = [*sorted(self.keys), *aliases.by_form("file")]
-        leaf = name.split(".")[-1]
+        leaf = _leaf(name)
         near = (
             difflib.get_close_matches(name, names, 1, 0.8)
             or suggestions.settings_meant(leaf, self.keys)
             or difflib.get_close_matches(name, names, 1, 0.5)
-            or difflib.get_close_matches(leaf, [n.split(".")[-1] for n in names], 1, 0.5)
+            or difflib.get_close_matches(leaf, list(map(_leaf, names)), 1, 0.5)
         )
-        full = next(
-            (n for n in names if near and (n == near[0] or n.split(".")[-1] == near[0])), None
-        )
-        return (
-            f" Did you mean {full!r}?" if full else " `openclaw-rl config show` lists the settings."
-        )
+        if not near:
+            return None
+        return next((key for key in names if near[0] in (key, _leaf(key))), None)
 
 
 ENV_PREFIX = "OPENCLAW_RL_"
@@ -152,13 +156,17 @@ def long_name(key: str) -> str:
     return ENV_PREFIX + key.replace(".", "_").upper()
 
 
+def _leaf(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
 def _name_in_source(source: str) -> str:
     return source.partition(": ")[2]
 
 
-def _format_given(key: str, given: GivenValue) -> str:
+def _format_given(key: str, setting: GivenValue) -> str:
     """Return the value in parentheses, or an empty string for secrets."""
-    value = given.value
+    value = setting.value
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return "" if key in SECRETS else f" ({_shorten(text)})"
 
@@ -268,16 +276,18 @@ def from_environment(
     return layer
 
 
-def is_foreign(given: GivenValue) -> bool:
+def is_foreign(setting: GivenValue) -> bool:
     """Return whether the value is of a variable that may be that of another program."""
-    origin, _, name = given.source.partition(": ")
+    origin, _, name = setting.source.partition(": ")
     return origin == _ENVIRONMENT and not name.startswith("OPENCLAW_")
 
 
-def from_flags(words: Sequence[str], keys: Iterable[str], *, text: Iterable[str]) -> SettingsSource:
+def from_flags(
+    arguments: Sequence[str], keys: Iterable[str], *, text: Iterable[str]
+) -> SettingsSource:
     """Read command line flags such as `--lr 1e-6 --use-lora`."""
     layer = SettingsSource(frozenset(keys), "flags", text=frozenset(text))
-    _add_flags(layer, words)
+    _add_flags(layer, arguments)
     return layer
 
 
@@ -286,12 +296,15 @@ def _split_shell(text: str) -> list[str]:
     return shlex.split(re.sub(r"\\\r?\n", " ", text))
 
 
-def _add_flags(layer: SettingsSource, words: Sequence[str] | str, *, shown: str = "") -> None:
+def _add_flags(layer: SettingsSource, arguments: Sequence[str] | str, *, shown: str = "") -> None:
     try:
-        pairs = aliases.split_flags(_split_shell(words) if isinstance(words, str) else list(words))
+        parts = _split_shell(arguments) if isinstance(arguments, str) else list(arguments)
+        pairs = aliases.split_flags(parts)
     except ValueError as error:
-        where = f"{layer.prefix}: {shown.strip()}: " if shown else ""
-        layer.faults.append(f"{where}{error}, in {words!r}." if shown else f"{error}.")
+        fault = f"{error}."
+        if shown:
+            fault = f"{layer.prefix}: {shown.strip()}: {error}, in {arguments!r}."
+        layer.faults.append(fault)
         return
     for name, value in pairs:
         known = aliases.all_aliases().get(name)

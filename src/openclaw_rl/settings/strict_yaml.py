@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import yaml
@@ -71,12 +71,12 @@ class DuplicateKey(ValueError):
 
 def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a dict for `json.loads` (`object_pairs_hook`). Raises `DuplicateKey`."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         names = [key for key, _ in pairs]
         twice = next(key for key in names if names.count(key) > 1)
         raise DuplicateKey(f"{twice[:60]!r} is given twice in one object. Keep one of them")
-    return found
+    return unique
 
 
 def _check_size(value: Any) -> Any:
@@ -130,23 +130,35 @@ def _strict_value(value: Any, kind: Any) -> Any:
     YAML reads `off` without quotes as False.
     """
     kinds = (kind, *typing.get_args(kind))
-    if value is False and "off" in kinds:
-        return "off"
-    if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
-        raise ValueError("expected a number")
-    if isinstance(value, str) and "\0" in value:
-        raise ValueError("expected text without a null character")
-    if value == "" and str in kinds and typing.get_origin(kind) is not tuple:
-        if type(None) not in kinds:
-            raise ValueError("expected text, got nothing")
-        return None
+    if isinstance(value, bool):
+        return _strict_bool(value, kinds)
+    if isinstance(value, str):
+        is_one_text = str in kinds and typing.get_origin(kind) is not tuple
+        return _strict_text(value, kinds, is_one_text=is_one_text)
     # Device ids may be written as numbers.
     if isinstance(value, list) and kind == tuple[str, ...]:
-        return [
-            str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in value
-        ]
+        return [str(one) if type(one) is int else one for one in value]
     return value
 
 
-def _one_line(said: object) -> str:
-    return " ".join(str(said).split())
+def _strict_bool(value: bool, kinds: Collection[Any]) -> Any:
+    if not value and "off" in kinds:
+        return "off"
+    if bool not in kinds and (int in kinds or float in kinds):
+        raise ValueError("expected a number")
+    return value
+
+
+def _strict_text(value: str, kinds: Collection[Any], *, is_one_text: bool) -> str | None:
+    """Return the text; None for an empty one. `is_one_text`: the setting is a text, and no list of texts."""
+    if "\0" in value:
+        raise ValueError("expected text without a null character")
+    if value or not is_one_text:
+        return value
+    if type(None) not in kinds:
+        raise ValueError("expected text, got nothing")
+    return None
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())

@@ -20,8 +20,8 @@ def settings_meant(name: str, keys: Iterable[str]) -> list[str]:
     meanings: dict[str, list[str]] = {}
     for alias in aliases.by_form("flag").values():
         meanings.setdefault(_word_of(alias.name), list(alias.keys[:1]))
-    for key, words in aliases.alias_table("other_names").items():
-        for word in words.split():
+    for key, other_names in aliases.alias_table("other_names").items():
+        for word in other_names.split():
             meanings.setdefault(word, [key])
     own_names: dict[str, list[str]] = {}
     for key in sorted(keys):

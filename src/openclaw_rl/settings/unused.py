@@ -357,7 +357,8 @@ def unused_by_command(
     unread: dict[Sequence[str], list[str]] = {}
     for key, source in sources.items():
         section = key.partition(".")[0]
-        if (known := _READ_BY.get(key) or _READ_BY.get(section)) is None:
+        known = _READ_BY.get(key) or _READ_BY.get(section)
+        if known is None:
             continue
         commands, readers = known
         is_named = section in ("data", "rollout") or source.startswith("flags: ")

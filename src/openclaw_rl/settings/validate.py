@@ -37,17 +37,19 @@ def _check_patterns(key: str, patterns: Iterable[str]) -> None:
 
 
 def _check_url(key: str, url: str | None) -> None:
-    if not url:
-        return
+    if url and not _is_http_address(url):
+        raise ConfigError(f"{key}: expected an address like http://127.0.0.1:8001, got {url!r}")
+
+
+def _is_http_address(url: str) -> bool:
+    has_spaces = url.split() != [url]
     try:
         parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        sound = sound and len(url.split()) == 1 and url == url.strip()
+        has_host = bool(parts.hostname) and parts.port != 0
     except ValueError:
         # Unbalanced brackets, or an invalid port.
-        sound = False
-    if not sound:
-        raise ConfigError(f"{key}: expected an address like http://127.0.0.1:8001, got {url!r}")
+        return False
+    return parts.scheme in ("http", "https") and has_host and not has_spaces
 
 
 def _check_sent_keys(config: Config) -> None:
@@ -128,17 +130,14 @@ def _check_server_weights(config: Config) -> None:
         return
     servers = [spec for spec in engine_specs() if spec.takes_trainer_weights]
     loaders = [spec for spec in trainer_specs() if spec.loads_server]
-    wrong = [
-        f"{key} to {value}"
-        for key, value, holds in (
-            ("engine.backend", _names(servers), engine_spec(config).takes_trainer_weights),
-            ("engine.url", "the address of the trainer's router", config.engine.url is not None),
-            ("train.trainer", _names(loaders), trainer_spec(config).loads_server),
-            ("train.finetune", "full", config.train.finetune == "full"),
-            ("policy.per", "all", config.policy.per == "all"),
-        )
-        if not holds
-    ]
+    required = {
+        f"engine.backend to {_names(servers)}": engine_spec(config).takes_trainer_weights,
+        "engine.url to the address of the trainer's router": config.engine.url is not None,
+        f"train.trainer to {_names(loaders)}": trainer_spec(config).loads_server,
+        "train.finetune to full": config.train.finetune == "full",
+        "policy.per to all": config.policy.per == "all",
+    }
+    wrong = [change for change, holds in required.items() if not holds]
     if wrong:
         raise ConfigError(
             f"engine.weights is trainer, for slime (docs/guides/slime.md). Set {', '.join(wrong)}"
@@ -187,19 +186,25 @@ def _check_judge(config: Config) -> None:
             f"judge.signals.abandoned_after ({judge.signals.abandoned_after:g}) is above collect.session_timeout "
             f"({config.collect.session_timeout:g}): turns are dropped before. Set a shorter time"
         )
-    if judge.kind == "llm" and not (judge.path or judge.model):
+    if judge.kind == "llm":
+        _check_llm_judge(config)
+    if teacher.base_url and teacher.when != "never" and not teacher.model:
+        raise ConfigError(
+            "teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off."
+        )
+
+
+def _check_llm_judge(config: Config) -> None:
+    judge = config.judge
+    if not (judge.path or judge.model):
         raise ConfigError(
             "judge.kind is llm: judge.model and judge.base_url are needed too (an OpenAI-compatible endpoint), or "
             "judge.path"
         )
-    if judge.kind == "llm" and judge.path and not engine_spec(config).loads_judge:
+    if judge.path and not engine_spec(config).loads_judge:
         raise ConfigError(
             "judge.path: a model of the judge's own needs an engine that is started here, and engine.backend is "
             f"{config.engine.backend}. Give judge.base_url and judge.model instead"
-        )
-    if teacher.base_url and teacher.when != "never" and not teacher.model:
-        raise ConfigError(
-            "teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off."
         )
 
 
@@ -241,9 +246,9 @@ def untrained_lessons(config: Config) -> list[str]:
 
 
 def _check_train(t: TrainConfig) -> None:
-    for wrong, words in _step_rules(t):
+    for wrong, message in _step_rules(t):
         if wrong:
-            raise ConfigError(words if words.endswith(")") else f"{words}.")
+            raise ConfigError(message if message.endswith(")") else f"{message}.")
     _check_method(t)
 
 
@@ -328,7 +333,8 @@ def _check_plugins(config: Config) -> None:
         "loss.sequence_mask": ("geometric", "none"),
     }
     for key, values in allowed.items():
-        if train.loss.path is not None and (value := attrgetter(key)(train)) not in values:
+        value = attrgetter(key)(train)
+        if train.loss.path is not None and value not in values:
             raise ConfigError(
                 f"train.loss.path: a loss of your own works on the sampled tokens, and train.{key} {value} would be "
                 f"without effect. Say train.{key} {values[-1]}, or unset train.loss.path."

@@ -71,8 +71,9 @@ def find_diagnoses(
 
 def diagnose_snapshot(signs: HealthSnapshot) -> list[Diagnosis]:
     """Return the diagnoses of a snapshot; their settings are those that are not set yet."""
-    found = [diagnosis for check in DIAGNOSIS_CHECKS if (diagnosis := check(signs)) is not None]
-    return [_new_settings_only(signs.config, diagnosis) for diagnosis in found]
+    results = [check(signs) for check in DIAGNOSIS_CHECKS]
+    diagnoses = [diagnosis for diagnosis in results if diagnosis is not None]
+    return [_new_settings_only(signs.config, diagnosis) for diagnosis in diagnoses]
 
 
 def _new_settings_only(config: Config, diagnosis: Diagnosis) -> Diagnosis:
@@ -169,11 +170,14 @@ def trainer_behind(signs: HealthSnapshot) -> Diagnosis | None:
 def slow_collection(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose a trainer that waits although rollouts run here. With users, waiting is expected."""
     rollout = signs.config.rollout
-    steps = [s for s in signs.steps if "seconds" in s]
-    ours = rollout.function_path or rollout.generate_path or signs.config.data.watch_dir
-    if not ours or len(steps) < 3 or signs.heartbeat_waits.get("train") != frozenset({Wait.TURNS}):
+    steps = [step for step in signs.steps if "seconds" in step]
+    collects_here = rollout.function_path or rollout.generate_path or signs.config.data.watch_dir
+    if not collects_here or len(steps) < 3:
         return None
-    busy = sum(s["seconds"] for s in steps[1:]) / max(steps[-1]["at"] - steps[0]["at"], 1e-9)
+    if signs.heartbeat_waits.get("train") != frozenset({Wait.TURNS}):
+        return None
+    passed = max(steps[-1]["at"] - steps[0]["at"], 1e-9)
+    busy = sum(step["seconds"] for step in steps[1:]) / passed
     if busy >= MIN_BUSY_SHARE:
         return None
     return Diagnosis(
@@ -225,7 +229,8 @@ def judges_disagree(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose votes on one turn that differ, or a judge that user feedback contradicts."""
     judge = signs.config.judge
     (same, both) = signs.agreement
-    shares = [share for v in signs.verdicts if (share := _majority_share(v)) is not None]
+    known_shares = [_majority_share(verdict) for verdict in signs.verdicts]
+    shares = [share for share in known_shares if share is not None]
     settings: dict[str, Any] = {}
     if len(shares) >= MIN_COUNT and statistics.fmean(shares) < MIN_MAJORITY_SHARE:
         seen = f"votes: the top score has {statistics.fmean(shares):.0%} of a turn's votes, over {len(shares)} turns"
@@ -302,9 +307,11 @@ def unstable_training(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose steps that the gate rejects, or a jump of the gradient norm."""
     steps = signs.steps[-MIN_COUNT:]
     train = signs.config.train
-    rejected = sum(s.get("state") == "rejected" for s in steps)
-    norms = [float(s["gradient/norm"]) for s in steps if "gradient/norm" in s]
-    jump = norms[-1] / (statistics.median(norms[:-1]) or 1.0) if len(norms) >= 4 else 0.0
+    rejected = sum(step.get("state") == "rejected" for step in steps)
+    norms = [float(step["gradient/norm"]) for step in steps if "gradient/norm" in step]
+    jump = 0.0
+    if len(norms) >= 4:
+        jump = norms[-1] / (statistics.median(norms[:-1]) or 1.0)
     if rejected < 2 and jump <= MAX_NORM_RATIO:
         return None
     seen = f"{rejected} of the newest {len(steps)} steps were rejected"
@@ -332,7 +339,8 @@ def unstable_training(signs: HealthSnapshot) -> Diagnosis | None:
 
 def low_learning_rate(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose steps that do not change the policy."""
-    if (low := find_low_rate(signs.steps)) is None:
+    low = find_low_rate(signs.steps)
+    if low is None:
         return None
     settings = {"train.optimizer.learning_rate": low.better_rate}
     advice = "or --lr; adapters need a higher rate than whole models, and train.safety.max_step_kl bounds each step"
@@ -471,5 +479,5 @@ def _last_matching_line(signs: HealthSnapshot, pattern: re.Pattern[str]) -> LogL
     return next((line for line in reversed(signs.log_lines) if pattern.search(line.message)), None)
 
 
-def _describe_line(line: LogLine, now: float) -> str:
-    return f"{line.file}, {(now - line.at) / 60:.0f} minutes ago: {' '.join(line.message.split())[:400]}"
+def _describe_line(log_line: LogLine, now: float) -> str:
+    return f"{log_line.file}, {(now - log_line.at) / 60:.0f} minutes ago: {' '.join(log_line.message.split())[:400]}"

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.diagnose import find_diagnoses
+from openclaw_rl.status.health import Diagnosis
 from openclaw_rl.status.program_checks import check_engine, check_ray_head, check_trainer
 
 
@@ -30,18 +31,23 @@ def print_diagnoses(config: Config, conn: Connection | None) -> bool:
         diagnoses += find_diagnoses(config, conn, time.time(), examine=True)
     for diagnosis in diagnoses:
         console.print(Text(diagnosis.name, "red"))
-        cure = [f"--set {key}={format_setting(value)}" for key, value in diagnosis.settings.items()]
-        table = Table.grid(padding=(0, 4, 0, 0))
-        table.add_row("seen", Text(diagnosis.evidence))
-        for number, text in enumerate([*cure, diagnosis.advice]):
-            table.add_row("" if number else "cure", Text(text))
-        console.print(Padding(table, (0, 0, 0, 2)))
+        console.print(Padding(_diagnosis_table(diagnosis), (0, 0, 0, 2)))
     if not diagnoses:
         where = "the settings; no store"
         if conn is not None:
             where = "the store, the metrics and the logs of the last hour"
         console.print(f"no problems found in {where}")
     return not diagnoses
+
+
+def _diagnosis_table(diagnosis: Diagnosis) -> Table:
+    """Return a table of the evidence and the cure: settings, and the advice."""
+    cure = [f"--set {key}={format_setting(value)}" for key, value in diagnosis.settings.items()]
+    table = Table.grid(padding=(0, 4, 0, 0))
+    table.add_row("seen", Text(diagnosis.evidence))
+    for number, text in enumerate([*cure, diagnosis.advice]):
+        table.add_row("" if number else "cure", Text(text))
+    return table
 
 
 def format_setting(value: Any) -> str:

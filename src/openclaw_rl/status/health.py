@@ -120,9 +120,7 @@ def take_snapshot(
         config=config,
         now=now,
         log_lines=log_lines,
-        steps=[line for line in _json_lines(config.logs_dir / METRICS_FILE) if "version" in line][
-            -MAX_ITEMS:
-        ],
+        steps=_newest_steps(config),
         heartbeat_notes={beat.name: beat.note for beat in beats},
         heartbeat_waits={beat.name: beat.waits for beat in beats},
         full_disks=find_full_disks(config),
@@ -145,6 +143,12 @@ def take_snapshot(
     )
 
 
+def _newest_steps(config: Config) -> Sequence[Mapping[str, Any]]:
+    """Return the newest metrics of steps, at most `MAX_ITEMS`."""
+    rows = list(_json_lines(config.logs_dir / METRICS_FILE))
+    return [row for row in rows if "version" in row][-MAX_ITEMS:]
+
+
 def _has_trainer(beats: Sequence[heartbeats.Heartbeat], now: float) -> bool:
     return any(beat.name == "train" and beat.is_alive(now) for beat in beats)
 
@@ -154,7 +158,7 @@ def _unrecorded_damage(conn: Connection) -> list[str]:
     if policies.get(conn, 0) is None:
         return []
     newest = policies.newest_of_each(conn, EXAMINED_VERSIONS)
-    found = []
+    reports = []
     for policy in policies.get_many(conn, newest):
         if policy.path is None or policy.damage is not None or policies.is_removed(policy):
             continue
@@ -163,10 +167,10 @@ def _unrecorded_damage(conn: Connection) -> list[str]:
         except OSError as error:
             damage = str(error)
         if damage is not None:
-            found.append(
+            reports.append(
                 f"version {policy.version} is damaged: {damage}. It is left out when the system starts"
             )
-    return found
+    return reports
 
 
 def find_full_disks(config: Config) -> list[str]:
@@ -192,19 +196,18 @@ def _find_worker_problems(
     """Return a line for each worker that is parked, or that crashed twice and may crash again."""
     crashes: dict[str, list[LogLine]] = {}
     for line in log_lines:
-        if found := _CRASH_LINE.match(line.message):
-            crashes.setdefault(found[1], []).append(line)
-    problems = {
-        worker: f"{len(lines)} crashes in the last hour: {lines[-1].message}"
-        for worker, lines in crashes.items()
-        if len(lines) > 1 and abs(now - lines[-1].at) < _CRASH_INTERVAL
-    }
-    parked = [
-        beat
-        for beat in beats
-        if beat.state == heartbeats.PARKED and abs(now - beat.at) <= LOG_WINDOW
-    ]
-    problems |= {beat.name: f"{beat.name} {beat.note}" for beat in parked}
+        crash = _CRASH_LINE.match(line.message)
+        if crash is not None:
+            crashes.setdefault(crash[1], []).append(line)
+    problems: dict[str, str] = {}
+    for worker, lines in crashes.items():
+        is_recent = abs(now - lines[-1].at) < _CRASH_INTERVAL
+        if len(lines) > 1 and is_recent:
+            problems[worker] = f"{len(lines)} crashes in the last hour: {lines[-1].message}"
+    for beat in beats:
+        is_recent = abs(now - beat.at) <= LOG_WINDOW
+        if beat.state == heartbeats.PARKED and is_recent:
+            problems[beat.name] = f"{beat.name} {beat.note}"
     # It has a diagnosis of its own.
     problems.pop("engine", None)
     return list(problems.values())
@@ -238,15 +241,15 @@ def training_queue_length(config: Config, conn: Connection) -> int:
 
 
 def _recent_log_lines(logs: Path, now: float) -> list[LogLine]:
-    found = [
-        LogLine(file=path.name, message=str(line["message"]), at=float(line["at"]))
-        for path in sorted(logs.glob("*.log"))
-        for line in _json_lines(path)
-        if "message" in line
-        and isinstance(line.get("at"), int | float)
-        and abs(now - line["at"]) <= LOG_WINDOW
-    ]
-    return sorted(found, key=lambda line: line.at)
+    log_lines = []
+    for path in sorted(logs.glob("*.log")):
+        for row in _json_lines(path):
+            if "message" in row and isinstance(row.get("at"), int | float):
+                log_lines.append(
+                    LogLine(file=path.name, message=str(row["message"]), at=float(row["at"]))
+                )
+    recent = [line for line in log_lines if abs(now - line.at) <= LOG_WINDOW]
+    return sorted(recent, key=lambda line: line.at)
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:

@@ -27,6 +27,8 @@ TurnData = Mapping[str, Any]
 # columns of a text, in a list of turns and for one turn
 _SHORT_WIDTH = 100
 _WHOLE_WIDTH = 2000
+_MAX_ANCESTORS = 12
+"""Versions of a lineage that are shown."""
 
 
 def template_summary(config: Config) -> Text:
@@ -68,10 +70,10 @@ def session_rows(conn: Connection, limit: int) -> list[dict[str, Any]]:
 
 def session_data(conn: Connection, session: str) -> dict[str, Any]:
     """Return one session with its turns as plain JSON. Raises `OpenClawError` if it does not exist."""
-    found = [turn_data(conn, turn) for turn in sessions.session_turns(conn, session)]
-    if not found:
+    session_turns = [turn_data(conn, turn) for turn in sessions.session_turns(conn, session)]
+    if not session_turns:
         raise OpenClawError(f"no session {session!r}. `openclaw-rl inspect sessions` lists them.")
-    return {"session": session, "turns": found}
+    return {"session": session, "turns": session_turns}
 
 
 def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
@@ -229,16 +231,16 @@ def show_sessions(config: Config, limit: int, *, as_json: bool) -> None:
     """Print the newest sessions: number of turns, their states, and the first message."""
     console = TerminalConsole()
     with read_store(config) as conn:
-        found = session_rows(conn, limit)
+        rows = session_rows(conn, limit)
     if as_json:
-        print_json({"sessions": found})
+        print_json({"sessions": rows})
         return
     console.print(template_summary(config))
-    for row in found:
+    for row in rows:
         states = ", ".join(f"{n} {state}" for state, n in row["states"].items())
         console.print(Text.assemble((row["session"], "bold"), f"  {states}"))
         console.print(Text("  " + shorten_line(row["first_message"], console.width - 2)))
-    if not found:
+    if not rows:
         console.print("no conversations yet")
 
 
@@ -275,22 +277,34 @@ def show_policy(config: Config, version: int, *, as_json: bool) -> None:
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    lineage = " <- ".join(f"v{v}" for v in data["lineage"][:12])
-    table.add_row("state", data["state"] + (f": {data['reason']}" if data["reason"] else ""))
-    table.add_row("lineage", lineage + (" <- ..." if len(data["lineage"]) > 12 else ""))
-    table.add_row("weights", data["path"] or ("not kept" if version else data["base"]))
+    reason = f": {data['reason']}" if data["reason"] else ""
+    table.add_row("state", data["state"] + reason)
+    table.add_row("lineage", _lineage_text(data["lineage"]))
+    no_weights = "not kept" if version else data["base"]
+    table.add_row("weights", data["path"] or no_weights)
     if data["damage"]:
         table.add_row("damage", Text(data["damage"], "red"))
     table.add_row("digest", data["digest"][:16] or "of the base")
     for name, value in sorted(data["metrics"].items()):
         table.add_row(name, f"{value:.6g}")
-    panels = [_turn_panel(turn, whole=False) for turn in data["turns"]]
-    count = f"trained on {len(panels)} turn{'' if len(panels) == 1 else 's'}" + (
-        ":" if panels else ""
-    )
-    TerminalConsole(highlight=True).print(
-        Group(Panel(table, title=f"version {version}", title_align="left"), count, *panels)
-    )
+    panel = Panel(table, title=f"version {version}", title_align="left")
+    turn_panels = [_turn_panel(turn, whole=False) for turn in data["turns"]]
+    TerminalConsole(highlight=True).print(Group(panel, _turn_count(turn_panels), *turn_panels))
+
+
+def _turn_count(panels: Sequence[Panel]) -> str:
+    """Return the line above the panels of the turns that a version was trained on."""
+    if not panels:
+        return "trained on 0 turns"
+    return f"trained on {len(panels)} turn{'' if len(panels) == 1 else 's'}:"
+
+
+def _lineage_text(lineage: Sequence[int]) -> str:
+    """Return the newest versions of a lineage, at most `_MAX_ANCESTORS`."""
+    versions = [f"v{version}" for version in lineage[:_MAX_ANCESTORS]]
+    if len(lineage) > _MAX_ANCESTORS:
+        versions.append("...")
+    return " <- ".join(versions)
 
 
 def _turn_panel(turn: TurnData, *, whole: bool) -> Panel:
@@ -298,11 +312,12 @@ def _turn_panel(turn: TurnData, *, whole: bool) -> Panel:
     body.add_column(style="dim", no_wrap=True)
     body.add_column()
     rows = _turn_rows(turn, _WHOLE_WIDTH if whole else _SHORT_WIDTH)
-    for label, value in rows + (_detail_rows(turn) if whole and not turn["damaged"] else []):
+    if whole and not turn["damaged"]:
+        rows += _detail_rows(turn)
+    for label, value in rows:
         body.add_row(label, value if isinstance(value, Text) else Text(str(value)))
-    return Panel(
-        body, title=Text.assemble(turn["turn"], "  ", (turn["state"], "bold")), title_align="left"
-    )
+    title = Text.assemble(turn["turn"], "  ", (turn["state"], "bold"))
+    return Panel(body, title=title, title_align="left")
 
 
 def _turn_rows(turn: TurnData, width: int) -> list[tuple[str, str | Text]]:
@@ -315,19 +330,27 @@ def _turn_rows(turn: TurnData, width: int) -> list[tuple[str, str | Text]]:
         lines.append(("drop reason", Text(turn["drop_reason"], style="red")))
     if turn["untrainable"]:
         lines.append(("untrainable", Text(turn["untrainable"], style="yellow")))
-    if reaction := turn["reaction"]:
-        words = " / ".join(shorten_line(message_text(m), width) for m in reaction["messages"])
-        given = [
-            f"score {f['score']}, {f['comment'] or f['correction'] or ''}".rstrip(", ")
-            for f in reaction["feedback"]
-        ]
-        said = " ".join([words, *given]) or "nothing was said"
-        lines.append(("reaction", f"{said}  ({reaction['link']} link)"))
-    if verdict := turn["verdict"]:
-        lines.append(("verdict", verdict_text(verdict)))
+    reaction = turn["reaction"]
+    if reaction:
+        text = _reaction_text(reaction, width) or "nothing was said"
+        lines.append(("reaction", f"{text}  ({reaction['link']} link)"))
+    if turn["verdict"]:
+        lines.append(("verdict", verdict_text(turn["verdict"])))
     if turn["trained_into"]:
         lines.append(("trained into", ", ".join(f"version {v}" for v in turn["trained_into"])))
     return lines
+
+
+def _reaction_text(reaction: Mapping[str, Any], width: int) -> str:
+    """Return the messages of a reaction and its feedback, in one line."""
+    messages = [shorten_line(message_text(message), width) for message in reaction["messages"]]
+    feedback = [_feedback_text(row) for row in reaction["feedback"]]
+    return " ".join([" / ".join(messages), *feedback])
+
+
+def _feedback_text(feedback: Mapping[str, Any]) -> str:
+    text = feedback["comment"] or feedback["correction"] or ""
+    return f"score {feedback['score']}, {text}".rstrip(", ")
 
 
 def reply_text(message: Message, width: int) -> str:
@@ -378,7 +401,8 @@ def _detail_rows(turn: TurnData) -> list[tuple[str, str | Text]]:
         lines.append(
             ("response", f"{reply['tokens']} tokens, mean logprob {mean:.3f}, finish {finish}")
         )
-        if (first := reply["seconds_to_first_token"]) is not None:
+        first = reply["seconds_to_first_token"]
+        if first is not None:
             whole = reply["seconds"]
             lines.append(
                 (

@@ -48,10 +48,10 @@ def group_data(conn: Connection, id: str, method: GroupRelativeMethod) -> dict[s
         raise OpenClawError(
             f"no group {id!r}. `openclaw-rl inspect episode ID` names the group of an episode"
         )
-    found = [
+    group_episodes = [
         _episode_data(conn, episode, method) for episode in episodes.episodes_of_group(conn, id)
     ]
-    known = [one["reward"] for one in found if one["reward"] is not None]
+    known = [one["reward"] for one in group_episodes if one["reward"] is not None]
     return {
         "group": id,
         "task": group.task,
@@ -61,7 +61,7 @@ def group_data(conn: Connection, id: str, method: GroupRelativeMethod) -> dict[s
         "completed_at": group.completed_at,
         "reason": group.reason,
         "mean_reward": sum(known) / len(known) if known else None,
-        "episodes": found,
+        "episodes": group_episodes,
     }
 
 
@@ -70,7 +70,7 @@ def _episode_data(
 ) -> dict[str, Any]:
     listed = {turn["id"]: turn for turn in turn_list.list_turns(conn, episode.id)}
     places = episode_steps(conn, list(listed), untrusted_judges(conn))
-    found = []
+    rows = []
     for id_, row in listed.items():
         place = places.get(id_)
         more = {
@@ -79,7 +79,7 @@ def _episode_data(
             "advantage": None if place is None else method.advantage(place),
             "kind": row["kind"],
         }
-        found.append(turn_data(conn, id_) | more)
+        rows.append(turn_data(conn, id_) | more)
     return {
         "episode": episode.id,
         "task": episode.task,
@@ -93,7 +93,7 @@ def _episode_data(
         "started_at": episode.started_at,
         "expires_at": episode.expires_at,
         "ended_at": episode.ended_at,
-        "turns": found,
+        "turns": rows,
     }
 
 
@@ -137,19 +137,25 @@ def _credit_method(config: Config) -> GroupRelativeMethod:
     return method if isinstance(method, GroupRelativeMethod) else GroupRelativeMethod()
 
 
+def _credit_text(turn: Mapping[str, Any]) -> str:
+    """Return the reward of the step and the advantage, as far as they are known."""
+    names = {"step reward": "step_reward", "advantage": "advantage"}
+    known = {name: turn[key] for name, key in names.items() if turn[key] is not None}
+    return ", ".join(f"{name} {value:+.4g}" for name, value in known.items())
+
+
 def _episode_panel(data: Mapping[str, Any]) -> Panel:
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     parts = ", ".join(f"{name} {value:.4g}" for name, value in data["parts"].items())
-    reward = (
-        ""
-        if data["reward"] is None
-        else f", reward {data['reward']:.4g}" + (f" ({parts})" if parts else "")
-    )
-    table.add_row(
-        "outcome", Text(data["status"] + reward + (f": {data['reason']}" if data["reason"] else ""))
-    )
+    outcome = str(data["status"])
+    if data["reward"] is not None:
+        outcome += f", reward {data['reward']:.4g}"
+        outcome += f" ({parts})" if parts else ""
+    if data["reason"]:
+        outcome += f": {data['reason']}"
+    table.add_row("outcome", Text(outcome))
     for turn in data["turns"]:
         step = "beside" if turn["step"] is None else f"step {turn['step']}"
         for label, value in [(step, Text(turn["turn"], "dim")), *_turn_rows(turn)]:
@@ -161,27 +167,24 @@ def _episode_panel(data: Mapping[str, Any]) -> Panel:
 
 
 def _turn_rows(turn: Mapping[str, Any]) -> list[tuple[str, Text]]:
-    rows = (
-        []
-        if turn["reply"] is None
-        else [("  reply", Text(reply_text(turn["reply"]["message"], _WIDTH), "cyan"))]
-    )
+    rows = []
+    if turn["reply"] is not None:
+        rows.append(("  reply", Text(reply_text(turn["reply"]["message"], _WIDTH), "cyan")))
     if turn["damaged"]:
         rows.append(("  damaged", Text(turn["damaged"], "red")))
-    observed = [message_text(message) for message in (turn["reaction"] or {}).get("messages", ())]
-    if observed:
-        rows.append(("  observation", Text(shorten_line(" / ".join(observed), _WIDTH))))
-    if turn["verdict"] and turn["verdict"]["score"] is not None:
-        rows.append(("  verdict", Text(verdict_text(turn["verdict"]))))
-    credit = [
-        f"{name} {turn[key]:+.4g}"
-        for name, key in (("step reward", "step_reward"), ("advantage", "advantage"))
-        if turn[key] is not None
-    ]
+    messages = turn["reaction"]["messages"] if turn["reaction"] else ()
+    if messages:
+        observation = " / ".join(map(message_text, messages))
+        rows.append(("  observation", Text(shorten_line(observation, _WIDTH))))
+    verdict = turn["verdict"]
+    if verdict and verdict["score"] is not None:
+        rows.append(("  verdict", Text(verdict_text(verdict))))
+    credit = _credit_text(turn)
     if credit:
-        rows.append(("  credit", Text(", ".join(credit))))
-    if why := turn["drop_reason"] or turn["untrainable"]:
-        rows.append(("  left out", Text(why, "yellow")))
+        rows.append(("  credit", Text(credit)))
+    reason = turn["drop_reason"] or turn["untrainable"]
+    if reason:
+        rows.append(("  left out", Text(reason, "yellow")))
     if turn["trained_into"]:
         rows.append(
             ("  trained into", Text(", ".join(f"version {v}" for v in turn["trained_into"])))

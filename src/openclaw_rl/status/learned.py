@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, KeysView, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
@@ -15,7 +15,11 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status.inspect import turn_data
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.lineage import policies, probe_answers, token_credit
-from openclaw_rl.store.lineage.trained_turns import turns_by_hint, turns_of_lineage
+from openclaw_rl.store.lineage.trained_turns import (
+    TrainedTurn,
+    turns_by_hint,
+    turns_of_lineage,
+)
 from openclaw_rl.train.retraining import RETRAINED_METRIC
 from openclaw_rl.train.undo import lesson_id
 from openclaw_rl.types import Exchange, Policy
@@ -39,44 +43,57 @@ def collect_learned(
     were trained on them; `limit`: versions at most, which the counts do not depend on. Raises `OpenClawError` for an
     unknown version or session.
     """
-    newest = (
-        policies.head(conn) if version is None else policies.require_version(conn, version)
-    ).version
-    made = {
-        policy.version: policy for policy in policies.get_many(conn, policies.lineage(conn, newest))
-    }
+    newest = policies.head(conn).version
+    if version is not None:
+        newest = policies.require_version(conn, version).version
+    lineage = policies.get_many(conn, policies.lineage(conn, newest))
+    versions = {policy.version: policy for policy in lineage}
     used = turns_of_lineage(conn, newest)
     first_uses = {row.turn: row.version for row in reversed(used)}
-    rows = [row for row in used if since is None or made[row.version].created_at >= since]
+    rows = used
+    if since is not None:
+        rows = [row for row in rows if versions[row.version].created_at >= since]
     if session is not None:
-        rows = [row for row in rows if row.session == session]
-        if not rows:
-            raise OpenClawError(
-                f"no turn of session {session!r} was trained on (`openclaw-rl inspect sessions`)"
-            )
-    by_version: dict[int, list[str]] = {}
+        rows = _rows_of_session(rows, session)
+    turn_ids: dict[int, list[str]] = {}
     for row in rows:
-        by_version.setdefault(row.version, []).append(row.turn)
+        turn_ids.setdefault(row.version, []).append(row.turn)
+    shown = list(reversed(turn_ids))[:limit]
     once = {row.turn: row for row in rows}
-    said = [row for row in once.values() if row.source is None]
+    client_rows = [row for row in once.values() if row.source is None]
     sources = {row.turn: row.source for row in once.values() if row.source is not None}
-    hints = {hint: len(once.keys() & turns) for hint, turns in turns_by_hint(conn).items()}
     return {
         "version": newest,
         "turns": len(once),
         "practice": len(sources),
         "versions": [
-            _version_data(conn, made[v], by_version[v], first_uses, sources, split_tokens)
-            for v in list(reversed(by_version))[:limit]
+            _version_data(conn, versions[v], turn_ids[v], first_uses, sources, split_tokens)
+            for v in shown
         ],
-        "agents": dict(Counter(row.agent for row in said).most_common()),
-        "sessions": dict(Counter(row.session for row in said).most_common()),
-        "lessons": [
-            {"id": lesson_id(hint), "hint": hint, "turns": n}
-            for hint, n in Counter(hints).most_common()
-            if n
-        ],
+        "agents": dict(Counter(row.agent for row in client_rows).most_common()),
+        "sessions": dict(Counter(row.session for row in client_rows).most_common()),
+        "lessons": _lesson_counts(conn, once.keys()),
     }
+
+
+def _rows_of_session(rows: Sequence[TrainedTurn], session: str) -> list[TrainedTurn]:
+    """Return the rows of a session. Raises `OpenClawError` if there are none."""
+    matches = [row for row in rows if row.session == session]
+    if not matches:
+        raise OpenClawError(
+            f"no turn of session {session!r} was trained on (`openclaw-rl inspect sessions`)"
+        )
+    return matches
+
+
+def _lesson_counts(conn: Connection, turns: KeysView[str]) -> list[dict[str, Any]]:
+    """Return the lessons of these turns with the number of turns, most frequent first."""
+    counts = Counter({hint: len(turns & of_hint) for hint, of_hint in turns_by_hint(conn).items()})
+    return [
+        {"id": lesson_id(hint), "hint": hint, "turns": count}
+        for hint, count in counts.most_common()
+        if count
+    ]
 
 
 def _version_data(
@@ -134,12 +151,21 @@ def _credit_data(
     """Return sum and values of the credit, and the tokens; None if none was recorded."""
     if credit is None:
         return None
-    tokens: list[str] | None = None
-    if split_tokens is not None and exchange is not None and exchange.reply is not None:
-        ids = exchange.reply.response_ids.tolist()
-        tokens = split_tokens(ids) if len(ids) == len(credit) else None
-    values = [round(float(value), 4) for value in credit]
-    return {"sum": float(credit.astype("f8").sum()), "values": values, "tokens": tokens}
+    return {
+        "sum": float(credit.astype("f8").sum()),
+        "values": [round(float(value), 4) for value in credit],
+        "tokens": None if split_tokens is None else _reply_tokens(exchange, credit, split_tokens),
+    }
+
+
+def _reply_tokens(
+    exchange: Exchange | None, credit: Credit, split_tokens: SplitTokens
+) -> list[str] | None:
+    """Return the texts of a reply's tokens; None if it is not stored, or has another length than its credit."""
+    if exchange is None or exchange.reply is None:
+        return None
+    ids = exchange.reply.response_ids.tolist()
+    return split_tokens(ids) if len(ids) == len(credit) else None
 
 
 def make_token_splitter(config: Config) -> SplitTokens | None:

@@ -37,32 +37,34 @@ def _summary_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     practised = f", of which {data['practice']} are replies of practice" if data["practice"] else ""
     rows = [("turns", f"{data['turns']}{practised}")]
     for title in ("agents", "sessions"):
-        counts = list(data[title].items())
-        more = max(len(data[title]) - MAX_ROWS, 0)
-        named = [f"{name or '(no name)'} {n}" for name, n in counts[:MAX_ROWS]]
-        if named:
-            rows.append((title, ", ".join([*named, *([f"and {more} more"] if more else [])])))
+        counts = [f"{name or '(no name)'} {n}" for name, n in data[title].items()]
+        shown = counts[:MAX_ROWS]
+        if len(counts) > MAX_ROWS:
+            shown.append(f"and {len(counts) - MAX_ROWS} more")
+        if shown:
+            rows.append((title, ", ".join(shown)))
     rows += [
         (f"hint {row['id']}", f"{_count_turns(row['turns'])}: {row['hint']}")
         for row in data["lessons"][:MAX_ROWS]
     ]
-    if (more := len(data["lessons"]) - MAX_ROWS) > 0:
+    more = len(data["lessons"]) - MAX_ROWS
+    if more > 0:
         rows.append(("hints", f"and {more} more"))
     return rows
 
 
 def _feedback_text(feedback: Mapping[str, Any]) -> str:
-    score = [] if feedback["score"] is None else [f"score {feedback['score']}"]
-    return " ".join(
-        [*score, *(text for text in (feedback["comment"], feedback["correction"]) if text)]
-    )
+    parts = [feedback["comment"], feedback["correction"]]
+    if feedback["score"] is not None:
+        parts.insert(0, f"score {feedback['score']}")
+    return " ".join(part for part in parts if part)
 
 
 def _version_title(version: Mapping[str, Any]) -> str:
-    made = datetime.fromtimestamp(version["at"]).strftime("%Y-%m-%d %H:%M")
+    created = datetime.fromtimestamp(version["at"]).strftime("%Y-%m-%d %H:%M")
     again = ", trained again by an undo" if version["retrained"] else ""
     return (
-        f"version {version['version']} (of {version['parent']}), {made}, "
+        f"version {version['version']} (of {version['parent']}), {created}, "
         f"{_count_turns(len(version['turns']))}{again}"
     )
 
@@ -74,15 +76,17 @@ def _count_turns(number: int) -> str:
 def _turn_rows(turn: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows below the reply."""
     rows = []
-    if reaction := turn["reaction"]:
-        given = [_feedback_text(f) for f in reaction["feedback"]]
-        said = [shorten_line(message_text(message), _WIDTH) for message in reaction["messages"]]
-        rows.append(("reaction", " / ".join([*said, *given])))
+    reaction = turn["reaction"]
+    if reaction:
+        messages = [shorten_line(message_text(message), _WIDTH) for message in reaction["messages"]]
+        feedback = [_feedback_text(row) for row in reaction["feedback"]]
+        rows.append(("reaction", " / ".join([*messages, *feedback])))
     if turn["verdict"]:
         rows.append(("verdict", verdict_text(turn["verdict"])))
     if turn["damaged"]:
         rows.append(("damaged", turn["damaged"]))
-    if (credit := turn["credit"]) is not None:
+    credit = turn["credit"]
+    if credit is not None:
         count = sum(value != 0 for value in credit["values"]) or 1
         rows.append(
             (
@@ -90,12 +94,17 @@ def _turn_rows(turn: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"{credit['sum']:+.3g} over {count} tokens, {credit['sum'] / count:+.3g} each",
             )
         )
-    name = f"{turn['turn']}, session {turn['session']}" + (
-        f", agent {turn['agent']}" if turn["agent"] else ""
-    )
+    rows.append(("turn", _turn_title(turn)))
+    return rows
+
+
+def _turn_title(turn: Mapping[str, Any]) -> str:
+    """Return the id of a turn, and where it comes from."""
+    replay = ", a replay" if turn["replay"] else ""
     if turn["practice_of"] is not None:
-        name = f"{turn['turn']}, practice: another reply to the prompt of {turn['practice_of']}"
-    return [*rows, ("turn", name + (", a replay" if turn["replay"] else ""))]
+        return f"{turn['turn']}, practice: another reply to the prompt of {turn['practice_of']}{replay}"
+    agent = f", agent {turn['agent']}" if turn["agent"] else ""
+    return f"{turn['turn']}, session {turn['session']}{agent}{replay}"
 
 
 def _tokens_with_credit(turn: Mapping[str, Any]) -> list[tuple[str, float]] | None:
@@ -151,7 +160,8 @@ def render_learned(data: Mapping[str, Any]) -> RenderableType:
             parts.append(
                 _render_rows([*rows, *((title, Text(text)) for title, text in _turn_rows(turn))])
             )
-        if answers := _answer_rows(version):
+        answers = _answer_rows(version)
+        if answers:
             parts.append(_render_rows((title, Text(text)) for title, text in answers))
     return Group(*parts)
 

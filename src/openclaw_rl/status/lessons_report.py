@@ -36,29 +36,24 @@ def lesson_rows(conn: Connection, *, with_superseded: bool, now: float) -> list[
 
 def _lesson_data(conn: Connection, lesson: Lesson, now: float) -> dict[str, Any]:
     evidence = [
-        {"turn": one.turn, "weight": one.weight, "at": one.at, **_said(conn, one.turn)}
+        {"turn": one.turn, "weight": one.weight, "at": one.at, **_turn_comments(conn, one.turn)}
         for one in lessons.turns_of_lesson(conn, lesson.id)
     ]
     return asdict(lesson) | {"weight": lesson.weight_at(now), "turns": evidence}
 
 
-def _said(conn: Connection, turn: str) -> dict[str, str | None]:
+def _turn_comments(conn: Connection, turn: str) -> dict[str, str | None]:
     """Return what was asked in a turn, and what was said about the reply; None if it is not stored."""
     try:
         data = turn_data(conn, turn)
     except DamagedRow:
         return {"asked": None, "said": None}
     reaction = data["reaction"] or {"messages": [], "feedback": []}
-    said = [
-        message_text(message) for message in reaction["messages"] if message.get("role") == "user"
-    ]
-    said += [
-        text
-        for given in reaction["feedback"]
-        for text in (given["comment"], given["correction"])
-        if text
-    ]
-    return {"asked": data["user"], "said": " / ".join(said) or None}
+    messages = [message for message in reaction["messages"] if message.get("role") == "user"]
+    comments = [message_text(message) for message in messages]
+    for feedback in reaction["feedback"]:
+        comments += filter(None, (feedback["comment"], feedback["correction"]))
+    return {"asked": data["user"], "said": " / ".join(comments) or None}
 
 
 def show_lessons(config: Config, *, with_superseded: bool, as_json: bool) -> None:
@@ -74,9 +69,10 @@ def show_lessons(config: Config, *, with_superseded: bool, as_json: bool) -> Non
         where = Text(f"{state_text(row, config.serve.lessons)}; {_scope_text(row)}", style="dim")
         console.print(Padding(where, (0, 0, 0, 2), expand=False))
         for one in reversed(row["turns"][-MAX_SHOWN_TURNS:]):
-            said = f"said: {one['said'] or 'nothing'} ({one['turn']})"
-            console.print(Text("    " + shorten_line(said, console.width - 4)))
-        if (more := len(row["turns"]) - MAX_SHOWN_TURNS) > 0:
+            comment = f"said: {one['said'] or 'nothing'} ({one['turn']})"
+            console.print(Text("    " + shorten_line(comment, console.width - 4)))
+        more = len(row["turns"]) - MAX_SHOWN_TURNS
+        if more > 0:
             console.print(f"    and {more} more")
     if not rows:
         console.print("no lessons yet: they are made from what you say about replies")
@@ -88,33 +84,41 @@ def state_text(row: Mapping[str, Any], mode: str) -> str:
     if row["state"] == LessonState.SUPERSEDED:
         return f"superseded by {row['superseded_by']}{pinned}"
     if row["state"] == LessonState.WITHDRAWN:
-        where = (
-            "in prompts, because it is pinned"
-            if row["is_pinned"] and mode != "off"
-            else "withdrawn from prompts"
-        )
+        where = "withdrawn from prompts"
+        if row["is_pinned"] and mode != "off":
+            where = "in prompts, because it is pinned"
         return f"{where}, not practised: {withdrawal_text(row['withdrawal'])}"
-    is_learned = row["state"] == LessonState.LEARNED
-    in_prompts = mode != "off" and (not is_learned or mode == "always" or row["is_pinned"])
-    learned = (
-        f"in the weights since version {row['learned_version']}"
-        if is_learned
-        else "not yet in the weights"
-    )
+    prompts = "in prompts" if _is_in_prompts(row, mode) else "not in prompts"
+    weights = "not yet in the weights"
+    if row["state"] == LessonState.LEARNED:
+        weights = f"in the weights since version {row['learned_version']}"
     divergence = "" if row["divergence"] is None else f" (divergence {row['divergence']:.3g})"
-    return f"{'in prompts' if in_prompts else 'not in prompts'}, {learned}{divergence}{pinned}"
+    return f"{prompts}, {weights}{divergence}{pinned}"
+
+
+def _is_in_prompts(row: Mapping[str, Any], mode: str) -> bool:
+    """Return whether an active or learned lesson is in prompts. `mode`: `serve.lessons`."""
+    if mode == "off":
+        return False
+    is_learned = row["state"] == LessonState.LEARNED
+    return mode == "always" or not is_learned or bool(row["is_pinned"])
 
 
 def _scope_text(row: Mapping[str, Any]) -> str:
     weight = f"weight {row['weight']:.2g}"
     if row["scope_kind"] == LessonScope.QUESTION:
-        asked = next((one["asked"] for one in reversed(row["turns"]) if one["asked"]), None)
-        return f"for one question: {shorten_line(asked, 60)}, {weight}"
+        questions = [one["asked"] for one in row["turns"] if one["asked"]]
+        question = questions[-1] if questions else None
+        return f"for one question: {shorten_line(question, 60)}, {weight}"
     if row["scope_kind"] == LessonScope.SESSION:
         return f"for one conversation ({row['scope_value']}), {weight}"
     subject = scope_subject(row["scope_kind"], row["scope_value"])
     about = f" about {subject}" if subject else ""
-    agent, user = scope_owner(row["scope_kind"], row["scope_value"])
-    if user:
-        return f"for user {user}{f' of agent {agent}' if agent else ''}{about}, {weight}"
-    return f"for agent {agent or '(without a name)'}{about}, {weight}"
+    owner = _owner_text(*scope_owner(row["scope_kind"], row["scope_value"]))
+    return f"for {owner}{about}, {weight}"
+
+
+def _owner_text(agent: str, user: str) -> str:
+    if not user:
+        return f"agent {agent or '(without a name)'}"
+    return f"user {user} of agent {agent}" if agent else f"user {user}"

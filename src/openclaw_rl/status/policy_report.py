@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Group
@@ -13,9 +13,10 @@ from sqlalchemy import Connection
 from openclaw_rl.common.statistics.rater_agreement import wilson_interval
 from openclaw_rl.common.terminal import TerminalConsole, print_json
 from openclaw_rl.settings.load import Config
-from openclaw_rl.status.report import format_time, read_store
+from openclaw_rl.status.report import format_time, read_store, version_label
 from openclaw_rl.store.lineage import policies, policy_marks, probe_answers
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, read_heads, require_name
+from openclaw_rl.store.lineage.policy_names import read_heads, require_name
+from openclaw_rl.store.lineage.probe_answers import ProbeAnswer
 from openclaw_rl.store.lineage.version_stats import satisfaction_by_version, turns_by_version
 from openclaw_rl.types import Policy
 
@@ -30,9 +31,10 @@ def policy_rows(conn: Connection, limit: int, name: str | None = None) -> list[d
     """
     heads = read_heads(conn)
     pinned = policy_marks.pinned_versions(conn)
-    newest = [policy for policy in policies.list_all(conn) if name is None or policy.name == name][
-        -limit:
-    ]
+    listed = policies.list_all(conn)
+    if name is not None:
+        listed = [policy for policy in listed if policy.name == name]
+    newest = listed[-limit:]
     versions = [policy.version for policy in newest]
     counts = turns_by_version(conn, versions)
     satisfied = satisfaction_by_version(conn, versions)
@@ -74,28 +76,25 @@ def version_answers(conn: Connection, policy: Policy) -> dict[str, tuple[str, st
 
     The head's answers are those of the comparison with the newest of its children.
     """
-    own = probe_answers.answers_of_version(conn, policy.version)
-    if own:
-        return {answer.probe: (answer.question, answer.candidate_answer) for answer in own}
-    for child in reversed(policies.list_all(conn)):
-        found = (
-            probe_answers.answers_of_version(conn, child.version)
-            if child.parent == policy.version
-            else []
-        )
-        if found:
-            return {answer.probe: (answer.question, answer.head_answer) for answer in found}
+    answers = probe_answers.answers_of_version(conn, policy.version)
+    if answers:
+        return {answer.probe: (answer.question, answer.candidate_answer) for answer in answers}
+    children = [child for child in policies.list_all(conn) if child.parent == policy.version]
+    for child in reversed(children):
+        answers = probe_answers.answers_of_version(conn, child.version)
+        if answers:
+            return _head_answers(answers)
     return {}
+
+
+def _head_answers(answers: Iterable[ProbeAnswer]) -> dict[str, tuple[str, str]]:
+    return {answer.probe: (answer.question, answer.head_answer) for answer in answers}
 
 
 def _answers_to(conn: Connection, head: int, candidate: int) -> dict[str, tuple[str, str]]:
     """Return (question, answer) of `head` in the comparison with `candidate`; empty if the gate made none."""
-    found = probe_answers.answers_of_version(conn, candidate)
-    return {
-        answer.probe: (answer.question, answer.head_answer)
-        for answer in found
-        if answer.head == head
-    }
+    answers = probe_answers.answers_of_version(conn, candidate)
+    return _head_answers(answer for answer in answers if answer.head == head)
 
 
 def difference_data(conn: Connection, version: int, other: int) -> dict[str, Any]:
@@ -139,17 +138,13 @@ def show_policies(config: Config, limit: int, *, name: str | None = None, as_jso
     for column in ("version", "state", "marks", "time", "turns", "served", "satisfaction"):
         table.add_column(column, justify="right" if column in ("turns", "served") else "left")
     for row in rows:
-        marks = " ".join(name for name in ("head", "pinned") if row[name]) + (
-            "" if row["files"] else " no files"
-        )
-        counts = str(row["turns"]), str(row["served"])
-        branch = "" if row["parent"] in (None, row["version"] - 1) else f" of v{row['parent']}"
-        label = f"v{row['version']}{branch}" + (
-            "" if row["policy"] == DEFAULT_NAME else f" {row['policy'][:32]}"
-        )
         table.add_row(
-            *(label, row["state"], marks.strip(), format_time(row["at"])),
-            *counts,
+            version_label(row),
+            row["state"],
+            _format_marks(row),
+            format_time(row["at"]),
+            str(row["turns"]),
+            str(row["served"]),
             _format_share(row["satisfaction"]),
         )
     reasons = [Text(f"v{row['version']}: {row['reason']}", "dim") for row in rows if row["reason"]]
@@ -159,6 +154,13 @@ def show_policies(config: Config, limit: int, *, name: str | None = None, as_jso
         else [Text(f"training is frozen since {format_time(frozen)}", "yellow")]
     )
     TerminalConsole(highlight=True).print(Group(table, *reasons, *note))
+
+
+def _format_marks(row: Mapping[str, Any]) -> str:
+    marks = [name for name in ("head", "pinned") if row[name]]
+    if not row["files"]:
+        marks.append("no files")
+    return " ".join(marks)
 
 
 def _format_share(share: Mapping[str, float] | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
@@ -38,12 +39,13 @@ def engine_diagnosis(config: Config, evidence: str) -> Diagnosis:
     proposed = engine.alternatives if config.engine.url is None else ()
     other = next((name for name in proposed if _can_start(config, name)), None)
     repair = engine.repair or f"`openclaw-rl doctor --engine {backend}` the failing check"
-    return Diagnosis(
-        name=f"the {backend} engine does not start",
-        evidence=evidence,
-        settings={"engine.backend": other} if other else {},
-        advice=f"{'or ' if other else ''}repair it: logs/ has its last output, {repair}",
+    advice = f"repair it: logs/ has its last output, {repair}"
+    diagnosis = Diagnosis(
+        name=f"the {backend} engine does not start", evidence=evidence, advice=advice
     )
+    if other is None:
+        return diagnosis
+    return replace(diagnosis, settings={"engine.backend": other}, advice=f"or {advice}")
 
 
 def _can_start(config: Config, backend: str) -> bool:
@@ -82,7 +84,8 @@ def check_ray_head(config: Config) -> Diagnosis | None:
     if launch.launcher != "ray":
         return None
     address = ray_address.find_address(launch.ray)
-    if (problem := ray_address.connection_problem(address)) is not None:
+    problem = ray_address.connection_problem(address)
+    if problem is not None:
         return ray_diagnosis(config, f"train.launch.ray: {problem}")
     if importlib.util.find_spec("ray") is None:
         unknown = "; without it, a Ray head at its address cannot be verified" * (":" in address)
@@ -105,16 +108,17 @@ def _ray_refusal_reason(address: str) -> str:
             check=False,
         )
         failed = done.returncode != 0
-        said = done.stderr
+        output = done.stderr
     except subprocess.TimeoutExpired as error:
         # Ray itself retries for a quarter of an hour.
         failed = True
-        said = error.stderr or b""
+        output = error.stderr or b""
     if not failed:
         return ""
-    if b"InvalidAuthToken" in said:
+    if b"InvalidAuthToken" in output:
         return f"the head at {address} requires a token: set RAY_AUTH_MODE=token here too, with its token"
-    if mismatch := ray_errors.find_mismatch(said.decode(errors="replace")):
+    mismatch = ray_errors.find_mismatch(output.decode(errors="replace"))
+    if mismatch:
         return (
             f"the head at {address} has other versions: {mismatch}. Install those of the head here"
         )

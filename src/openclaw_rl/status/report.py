@@ -260,12 +260,11 @@ def _render_workers(status: Mapping[str, Any]) -> Table:
     for column in ("worker", "pid", "last heartbeat", "note"):
         table.add_column(column)
     for row in status["loops"]:
-        heard = f"{row['age']:.0f} s ago" + ("" if row["alive"] else ": not responding")
-        seen = Text(heard, "" if row["alive"] else "red")
-        note = describe_work(row)
-        table.add_row(
-            row["name"], str(row["pid"]), seen, Text(note, "red" if shows_problem(row) else "")
-        )
+        heard = Text(f"{row['age']:.0f} s ago")
+        if not row["alive"]:
+            heard = Text(f"{row['age']:.0f} s ago: not responding", "red")
+        note = Text(describe_work(row), "red" if shows_problem(row) else "")
+        table.add_row(row["name"], str(row["pid"]), heard, note)
     return table
 
 
@@ -317,59 +316,68 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
             table.add_row(f"{row['count'] / total:.0%}", _labelled(title, row["reason"]))
     for row in status["untrainable_agents"]:
         table.add_row("", _render_untrainable_agent(row))
-    scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
-    words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in status["verdicts"].items())
-    table.add_row("", _labelled("verdicts", words or "none yet"))
-    if status["practice"]["lessons"]:
-        states = ", ".join(f"{n} {state}" for state, n in status["practice"]["lessons"].items())
-        table.add_row("", _labelled("lessons", states))
-        if (capacity := status["lesson_capacity"]) is not None:
-            table.add_row("", _labelled("lessons in a prompt", f"at most {capacity}, as measured"))
-        for row in status["withdrawn_lessons"]:
-            words = f"{row['text']} ({withdrawal_text(row['withdrawal'])})"
-            table.add_row("", Text(f"withdrawn lesson {row['id']}: {words}", "red"))
-        took = "{turns} replies; {seconds_of_last_hour:.0f} s in the last hour".format(
-            **status["practice"]
-        )
-        table.add_row("", _labelled("practice", took))
-    if status["agreement"]["of"]:
-        table.add_row(
-            "",
-            _labelled(
-                "judge agrees with feedback", "{agree} of {of}".format(**status["agreement"])
-            ),
-        )
-    for row in status["judges"]:
-        words = f"kappa {row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f}) over {row['pairs']} scored turns"
-        table.add_row("", _labelled(row["judge"], words))
-        if not row["trained_on"]:
-            table.add_row(
-                "", Text(f"verdicts of {row['judge']} are not trained on (judge.min_kappa)", "red")
-            )
+    for text in (*_verdict_lines(status), *_lesson_lines(status), *_judge_lines(status)):
+        table.add_row("", text)
     for engine, gap in status["engine_gap"].items():
-        words = f"mean |log-prob difference| {gap['mean']:.2g} nats per token, over {gap['tokens']:.0f} tokens"
-        table.add_row("", _labelled(f"{engine} engine vs trainer", words))
+        difference = f"mean |log-prob difference| {gap['mean']:.2g} nats per token, over {gap['tokens']:.0f} tokens"
+        table.add_row("", _labelled(f"{engine} engine vs trainer", difference))
     return table
+
+
+def _verdict_lines(status: Mapping[str, Any]) -> Iterator[Text]:
+    scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
+    counts = [f"{count} {scores.get(key, key)}" for key, count in status["verdicts"].items()]
+    yield _labelled("verdicts", ", ".join(counts) or "none yet")
+
+
+def _lesson_lines(status: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield the lines on lessons and practice; none before the first lesson."""
+    practice = status["practice"]
+    if not practice["lessons"]:
+        return
+    yield _labelled(
+        "lessons", ", ".join(f"{n} {state}" for state, n in practice["lessons"].items())
+    )
+    capacity = status["lesson_capacity"]
+    if capacity is not None:
+        yield _labelled("lessons in a prompt", f"at most {capacity}, as measured")
+    for row in status["withdrawn_lessons"]:
+        text = f"{row['text']} ({withdrawal_text(row['withdrawal'])})"
+        yield Text(f"withdrawn lesson {row['id']}: {text}", "red")
+    seconds = practice["seconds_of_last_hour"]
+    yield _labelled("practice", f"{practice['turns']} replies; {seconds:.0f} s in the last hour")
+
+
+def _judge_lines(status: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield the lines on how the judges agree with people."""
+    agreement = status["agreement"]
+    if agreement["of"]:
+        yield _labelled("judge agrees with feedback", f"{agreement['agree']} of {agreement['of']}")
+    for row in status["judges"]:
+        text = f"kappa {row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f}) over {row['pairs']} scored turns"
+        yield _labelled(row["judge"], text)
+        if not row["trained_on"]:
+            yield Text(f"verdicts of {row['judge']} are not trained on (judge.min_kappa)", "red")
 
 
 def _render_untrainable_agent(row: Mapping[str, Any]) -> Text:
     who = f"agent {row['agent']}" if row["agent"] else "clients without an agent name"
     lines = [f"{row['share']:.0%} of the turns of {who} cannot train:"]
-    for found in row["reasons"]:
-        cure = f"; {found['cure']}" if found["cure"] else ""
-        lines.append(f"{found['share']:.0%}: {found['reason']}{cure}")
+    for reason_row in row["reasons"]:
+        cure = f"; {reason_row['cure']}" if reason_row["cure"] else ""
+        lines.append(f"{reason_row['share']:.0%}: {reason_row['reason']}{cure}")
     return Text("\n".join(lines), "yellow")
 
 
-def _labelled(label: str, words: str) -> Text:
-    return Text.assemble((f"{label}:", "dim"), " ", words)
+def _labelled(label: str, text: str) -> Text:
+    return Text.assemble((f"{label}:", "dim"), " ", text)
 
 
 def _render_versions(status: Mapping[str, Any]) -> Group:
     states = ", ".join(f"{n} {state}" for state, n in status["states"].items())
     heads = status["heads"]
-    own = f"; {len(heads)} policies, see `policies list`" if len(heads) > 1 else ""
-    title = Text(f"\npolicy versions ({states}; head v{status['head']}{own})", "italic")
+    policy_count = f"; {len(heads)} policies, see `policies list`" if len(heads) > 1 else ""
+    title = Text(f"\npolicy versions ({states}; head v{status['head']}{policy_count})", "italic")
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for column in ("version", "state", "turns", "served", "reward", "loss", "kl", "grad", "time"):
         table.add_column(
@@ -378,63 +386,70 @@ def _render_versions(status: Mapping[str, Any]) -> Group:
     for row in status["versions"]:
         metrics = row["metrics"]
         numbers = [
-            _format_number(metrics.get(k))
-            for k in ("reward/mean", "loss/total", "kl", "gradient/norm")
+            _format_number(metrics.get(name))
+            for name in ("reward/mean", "loss/total", "kl", "gradient/norm")
         ]
         state = Text(row["state"], {"live": "green", "rejected": "red"}.get(row["state"], ""))
-        name = f"v{row['version']}"
-        if row["parent"] not in (None, row["version"] - 1):
-            name += f" of v{row['parent']}"
-        if row["policy"] != DEFAULT_NAME:
-            name += f" {row['policy'][:32]}"
         table.add_row(
-            name, state, str(row["turns"]), str(row["served"]), *numbers, format_time(row["at"])
+            version_label(row),
+            state,
+            str(row["turns"]),
+            str(row["served"]),
+            *numbers,
+            format_time(row["at"]),
         )
     reasons = [f"v{row['version']}: {row['reason']}" for row in status["versions"] if row["reason"]]
     disk = status["disk"]
     sizes = f"store {_format_size(disk['store'])}; weights of {status['kept_versions']} versions"
     space = Text(f"\non disk: {sizes} {_format_size(disk['policies'])}")
-    warnings = [Text(report, "yellow") for report in status["undo"]] + [
-        Text(r, "red") for r in status["damaged"]
-    ]
-    if move := status["automatic_rollback"]:
+    notes = [Text(reason, "dim") for reason in reasons]
+    return Group(title, table, *notes, *_version_warnings(status), space)
+
+
+def version_label(row: Mapping[str, Any]) -> str:
+    """Return a version with its parent, if that is not the version before, and with its policy."""
+    label = f"v{row['version']}"
+    if row["parent"] not in (None, row["version"] - 1):
+        label += f" of v{row['parent']}"
+    if row["policy"] != DEFAULT_NAME:
+        label += f" {row['policy'][:32]}"
+    return label
+
+
+def _version_warnings(status: Mapping[str, Any]) -> Iterator[Text]:
+    for report in status["undo"]:
+        yield Text(report, "yellow")
+    for report in status["damaged"]:
+        yield Text(report, "red")
+    move = status["automatic_rollback"]
+    if move:
         left = ", ".join(f"v{version}" for version in reversed(move["left"]))
-        when = format_time(move["at"])
-        warnings.append(
-            Text(
-                f"rolled back by itself from {left} to v{move['to']} at {when}: {move['reason']}",
-                "red",
-            )
-        )
+        text = f"from {left} to v{move['to']} at {format_time(move['at'])}: {move['reason']}"
+        yield Text(f"rolled back by itself {text}", "red")
     if status["frozen_since"] is not None:
-        warnings.append(
-            Text(f"training is frozen since {format_time(status['frozen_since'])}", "yellow")
-        )
-    return Group(title, table, *(Text(reason, "dim") for reason in reasons), *warnings, space)
+        yield Text(f"training is frozen since {format_time(status['frozen_since'])}", "yellow")
 
 
 def _render_newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
     row = versions[-1]
-    words = off_policy_summary(row["metrics"])
-    return Text(f"\nnewest step (v{row['version']}): {words}" if words else "", style="dim")
+    summary = off_policy_summary(row["metrics"])
+    return Text(f"\nnewest step (v{row['version']}): {summary}" if summary else "", style="dim")
 
 
 def _render_gate(versions: Sequence[Mapping[str, Any]]) -> Text:
     """Return the gate's figures of the newest version that is live or a candidate: mean differences from its parent."""
-    for row in reversed(versions):
-        if row["state"] not in (PolicyState.LIVE, PolicyState.CANDIDATE):
-            continue
-        found = {
-            name.removeprefix("gate/"): value
-            for name, value in row["metrics"].items()
-            if name in GATE_FIGURES
-        }
-        if found:
-            words = ", ".join(
-                f"{name.replace('_', ' ')} {value:+.2f}" for name, value in found.items()
-            )
-            return Text(f"gate of v{row['version']}: {words}", style="dim")
+    in_use = [row for row in versions if row["state"] in (PolicyState.LIVE, PolicyState.CANDIDATE)]
+    for row in reversed(in_use):
+        figures = _gate_figures(row["metrics"])
+        if figures:
+            return Text(f"gate of v{row['version']}: {figures}", style="dim")
     return Text()
+
+
+def _gate_figures(metrics: Mapping[str, float]) -> str:
+    figures = {name: value for name, value in metrics.items() if name in GATE_FIGURES}
+    labels = {name: name.removeprefix("gate/").replace("_", " ") for name in figures}
+    return ", ".join(f"{labels[name]} {value:+.2f}" for name, value in figures.items())
 
 
 def _format_number(value: Any) -> str:

@@ -196,10 +196,10 @@ def sparkline(shares: Sequence[float | None]) -> str:
 
 def _render_satisfaction(status: StatusData) -> Text:
     good, scored = status["liked_overall"]
-    words = f"{good / scored:.0%} of {scored} turns" if scored else "no scores yet"
+    share = f"{good / scored:.0%} of {scored} turns" if scored else "no scores yet"
     return Text.assemble(
         "satisfaction ",
-        (words, "bold"),
+        (share, "bold"),
         "  ",
         (sparkline(status["liked"]), "green"),
         ("  by version", "dim"),
@@ -212,12 +212,11 @@ def _render_workers(status: StatusData) -> Table:
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
     for row in status["loops"]:
         waiting, what = status["queues"].get(row["name"], (0, ""))
-        heard = Text(
-            "●" if row["alive"] else f"● silent for {row['age']:.0f} s",
-            "green" if row["alive"] else "red",
-        )
-        words = report.describe_work(row)
-        note = Text(words, style="red" if report.shows_problem(row) else "dim")
+        heard = Text("●", "green")
+        if not row["alive"]:
+            heard = Text(f"● silent for {row['age']:.0f} s", "red")
+        style = "red" if report.shows_problem(row) else "dim"
+        note = Text(report.describe_work(row), style=style)
         table.add_row(row["name"], heard, f"{waiting} {what}" if what else "", note)
     return table
 
@@ -231,9 +230,11 @@ def _render_newest_step(versions: Sequence[StatusData]) -> RenderableType:
     for _ in range(4):
         table.add_column(no_wrap=True, overflow="ellipsis")
     table.add_row(f"v{row['version']}", row["state"], f"{row['turns']} turns", "")
-    cells = [cell for name, value in known for cell in (Text(name, style="dim"), f"{value:.3g}")]
-    for at in range(0, len(cells), 4):
-        table.add_row(*cells[at : at + 4])
+    cells: list[RenderableType] = []
+    for name, value in known:
+        cells += [Text(name, style="dim"), f"{value:.3g}"]
+    for start in range(0, len(cells), 4):
+        table.add_row(*cells[start : start + 4])
     return table
 
 

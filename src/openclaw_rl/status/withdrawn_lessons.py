@@ -14,10 +14,11 @@ from openclaw_rl.store.lessons.lessons import LessonState
 
 def withdrawn_rows(conn: Connection) -> list[dict[str, Any]]:
     """Return the withdrawn lessons as plain JSON: id, text, policy, key and the figures of the examination."""
-    found = lessons.list_lessons(conn, states=[LessonState.WITHDRAWN])
+    withdrawn = lessons.list_lessons(conn, states=[LessonState.WITHDRAWN])
     names = ("id", "text", "policy", "key", "is_pinned", "withdrawal")
     return [
-        {name: value for name, value in asdict(lesson).items() if name in names} for lesson in found
+        {name: value for name, value in asdict(lesson).items() if name in names}
+        for lesson in withdrawn
     ]
 
 

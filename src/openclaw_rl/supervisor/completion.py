@@ -43,8 +43,9 @@ async def stop_when_finished(config: Config, stop: asyncio.Event) -> None:
     with await asyncio.to_thread(Store.open, config.store_path) as store:
         checker = CompletionChecker(config, store)
         while not stop.is_set():
-            if why := await asyncio.to_thread(checker.finished_reason):
-                log.info("training is finished: %s", why)
+            reason = await asyncio.to_thread(checker.finished_reason)
+            if reason is not None:
+                log.info("training is finished: %s", reason)
                 stop.set()
             await asyncio.sleep(CHECK_INTERVAL)
 
@@ -84,23 +85,36 @@ class CompletionChecker:
             if policies.get(conn, 0) is None:
                 return None
             head = policies.head(conn)
-            seen = events.last_seq(conn)
-            waiting = bool(turns.closed_turns(conn, 1))
-            owned = [name for name in read_heads(conn) if is_owned(self._config.policy.per, name)]
-            heads = [policies.head(conn, name) for name in owned]
+            last_event = events.last_seq(conn)
+            has_unjudged = bool(turns.closed_turns(conn, 1))
+            is_last = self._are_last_versions(conn)
             beat = _trainer_beat(conn)
-        if all(is_last_version(found, self._config.train) for found in heads):
+        if is_last:
             return f"train.max_steps {self._config.train.max_steps} is reached; version {head.version} is the last"
         if not self._ends_when_idle or beat is None:
             return None
-        has_looked = beat != self._earlier_beat
-        idle = not waiting and has_looked and bool(beat.waits) and beat.waits <= _IDLE_WAITS
-        idle = idle and seen == self._last_event and is_import_done(self._config, self._store)
-        self._idle_checks = self._idle_checks + 1 if idle else 0
-        self._last_event = seen
+        is_same_state = last_event == self._last_event
+        self._last_event = last_event
+        is_idle = not has_unjudged and self._trainer_is_idle(beat) and is_same_state
+        if is_idle and is_import_done(self._config, self._store):
+            self._idle_checks += 1
+        else:
+            self._idle_checks = 0
         if self._idle_checks < IDLE_CHECKS:
             return None
         return f"nothing is left to import, judge or train on ({beat.note}); version {head.version} is the last"
+
+    def _are_last_versions(self, conn: Connection) -> bool:
+        """Return whether all policies of this run have reached `train.max_steps`."""
+        per = self._config.policy.per
+        names = [name for name in read_heads(conn) if is_owned(per, name)]
+        return all(is_last_version(policies.head(conn, name), self._config.train) for name in names)
+
+    def _trainer_is_idle(self, beat: heartbeats.Heartbeat) -> bool:
+        """Return whether the trainer of this run has nothing to train on."""
+        if beat == self._earlier_beat:
+            return False
+        return bool(beat.waits) and beat.waits <= _IDLE_WAITS
 
 
 def _trainer_beat(conn: Connection) -> heartbeats.Heartbeat | None:

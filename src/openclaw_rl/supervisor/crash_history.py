@@ -55,8 +55,12 @@ class WorkerOutput:
             self._frames.append((frame[1], frame[2], frame[3]))
             return
         self._in_thread = False
+        self._read_error(line, frame)
+
+    def _read_error(self, line: str, frame: re.Match[str] | None) -> None:
+        """Set the error that a line prints, or complete it."""
         if line.startswith(OWN_ERROR):
-            self._set_error(line.removeprefix(OWN_ERROR), own=True)
+            self._set_error(line.removeprefix(OWN_ERROR), is_own=True)
         elif line.startswith(_FATAL_ERROR):
             self._set_error(line)
             self._needs_frame = True
@@ -77,9 +81,9 @@ class WorkerOutput:
                 return f"{path}:{line} ({function})"
         return ""
 
-    def _set_error(self, text: str, *, own: bool = False) -> None:
+    def _set_error(self, text: str, *, is_own: bool = False) -> None:
         self.error = text[:_MAX_REASON_CHARS]
-        self.is_own_error = own
+        self.is_own_error = is_own
         self._in_traceback = self._needs_frame = False
 
 
@@ -170,7 +174,7 @@ def _setting_value(config: Config, key: str | None) -> str | None:
 
 def _file_state(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

@@ -78,11 +78,9 @@ class EngineProbe:
 
     def answer_since(self, started_at: float) -> float | None:
         """Return the time of the last answer if the process that was started then gave it (monotonic seconds)."""
-        return (
-            self.answered_at
-            if self.answered_at is not None and self.answered_at > started_at
-            else None
-        )
+        if self.answered_at is None or self.answered_at <= started_at:
+            return None
+        return self.answered_at
 
     def worker_state(
         self, started_at: float, limit: float, quiet: Quiet | None = None
@@ -92,26 +90,36 @@ class EngineProbe:
         `started_at`: of the worker, in monotonic seconds; `limit`: seconds after which a silent worker is restarted;
         `quiet`: what it had of the machine since its last answer; on a busy machine that is little.
         """
-        engine = self._config.engine
-        where = f"the engine at {self._server.url}" if self._server else "the engine"
+        backend = self._config.engine.backend
         last = self.answer_since(started_at)
         silent = time.monotonic() - (started_at if last is None else last)
-        if silent < 2 * self._interval and last is not None:
-            return heartbeats.RUNNING, engine.backend
+        if last is not None and silent < 2 * self._interval:
+            return heartbeats.RUNNING, backend
         if last is None and self._server is None:
-            if engine_spec(self._config).is_service and self.error and silent >= REPORTED_SILENCE:
-                return heartbeats.PARKED, self.error
-            return heartbeats.STARTING, "loading the model"
+            return self._starting_state(silent)
         if silent < REPORTED_SILENCE:
             return None
         if self._server is None and quiet is not None and quiet.counted < REPORTED_SILENCE:
             return (
                 heartbeats.RUNNING,
-                f"{engine.backend}, busy: no answer for {silent:.0f} s, of which the engine had a processor, or needed "
+                f"{backend}, busy: no answer for {silent:.0f} s, of which the engine had a processor, or needed "
                 f"none, for {quiet.counted:.0f} s",
             )
-        cure = self._server.cure if self._server else f"It is restarted after {limit:g} s"
-        return (
-            heartbeats.PARKED,
-            f"{where} has not answered for {silent:.0f} s{self.error and f' ({self.error})'}. {cure}",
-        )
+        return heartbeats.PARKED, self._describe_silence(silent, limit)
+
+    def _starting_state(self, silent: float) -> tuple[str, str]:
+        """Return state and note of an engine process that has not answered yet."""
+        is_service = engine_spec(self._config).is_service
+        if is_service and self.error and silent >= REPORTED_SILENCE:
+            return heartbeats.PARKED, self.error
+        return heartbeats.STARTING, "loading the model"
+
+    def _describe_silence(self, silent: float, limit: float) -> str:
+        """Return since when the engine has not answered, and what follows. `silent`, `limit`: seconds."""
+        where = "the engine"
+        cure = f"It is restarted after {limit:g} s"
+        if self._server is not None:
+            where = f"the engine at {self._server.url}"
+            cure = self._server.cure
+        error = f" ({self.error})" if self.error else ""
+        return f"{where} has not answered for {silent:.0f} s{error}. {cure}"

@@ -19,20 +19,31 @@ _HIDING_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 def check_gpu_ids(config: Config, workers: Sequence[str]) -> None:
     """Raise `ConfigError` if a worker is given a GPU that this machine does not have."""
-    wanted = [(names, ids) for names, ids in _gpu_ids_of_workers(config, workers) if ids]
-    if not wanted or (count := count_gpus()) is None:
+    wanted = {names: ids for names, ids in _gpu_ids_of_workers(config, workers) if ids}
+    if not wanted:
         return
-    for names, ids in wanted:
-        missing = [one for one in ids if int(one) >= count]
-        if missing and not count:
-            raise ConfigError(
-                f"{names} is {','.join(ids)}, and this machine has no GPU. Leave it out: then the CPU is used"
-            )
-        if missing:
-            raise ConfigError(
-                f"{names} is {','.join(ids)}, and this machine has {count} GPUs, numbered from 0: there is no "
-                f"{', '.join(missing)}. Name others, or leave it out: then all are used"
-            )
+    count = count_gpus()
+    if count is None:
+        return
+    for names, ids in wanted.items():
+        _check_ids(names, ids, count)
+
+
+def _check_ids(names: str, ids: Sequence[str], count: int) -> None:
+    """Raise `ConfigError` for ids of a setting that a machine with `count` GPUs does not have."""
+    missing = [one for one in ids if int(one) >= count]
+    if missing:
+        raise ConfigError(f"{names} is {','.join(ids)}, {_describe_missing(missing, count)}")
+
+
+def _describe_missing(missing: Sequence[str], count: int) -> str:
+    """Return the rest of a message about GPU ids that a machine with `count` GPUs does not have."""
+    if count == 0:
+        return "and this machine has no GPU. Leave it out: then the CPU is used"
+    return (
+        f"and this machine has {count} GPUs, numbered from 0: there is no {', '.join(missing)}. "
+        "Name others, or leave it out: then all are used"
+    )
 
 
 def _gpu_ids_of_workers(

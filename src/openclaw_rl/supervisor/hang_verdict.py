@@ -109,14 +109,19 @@ def find_hang(
     quiet: Quiet, limits: HangLimits, *, setting: str, activity: Activity | None = None
 ) -> Hang | None:
     """Return how a process hangs; None if it does not. `setting`: that moves the limits."""
-    computes = not quiet.is_stopped and quiet.computed >= BUSY_SHARE * quiet.counted
-    limit = limits.computing if computes else limits.waiting
+    kind = _kind_of(quiet)
+    limit = limits.computing if kind is HangKind.COMPUTING else limits.waiting
     if quiet.counted < limit:
         return None
-    kind = HangKind.COMPUTING if computes else HangKind.WAITING
-    if quiet.is_stopped:
-        kind = HangKind.STOPPED
     return Hang(kind=kind, counted=quiet.counted, limit=limit, setting=setting, activity=activity)
+
+
+def _kind_of(quiet: Quiet) -> HangKind:
+    if quiet.is_stopped:
+        return HangKind.STOPPED
+    if quiet.computed >= BUSY_SHARE * quiet.counted:
+        return HangKind.COMPUTING
+    return HangKind.WAITING
 
 
 def describe_hang(hang: Hang) -> str:

@@ -50,15 +50,15 @@ class HeartbeatMonitor:
         advanced_at: float | None,
         now: float,
         *,
-        own: bool = True,
+        is_own_beat: bool = True,
         starting: bool = False,
         activity: Activity | None = None,
         usage: ProcessUsage | None = None,
     ) -> Hang | None:
         """Record a check. Return how the worker hangs, or None.
 
-        `advanced_at`: when the worker's work last advanced, by the sender's clock. `own`: this process sent it; a beat
-        of another process does not end the start. `starting`: the beat says that the worker still starts.
+        `advanced_at`: when the worker's work last advanced, by the sender's clock. `is_own_beat`: this process sent
+        it; a beat of another process does not end the start. `starting`: the beat says that the worker still starts.
         `now`: monotonic; `usage`: of its processes, None: not read.
         """
         passed = (
@@ -68,7 +68,7 @@ class HeartbeatMonitor:
         before = self._usage
         self._usage = usage
         if advanced_at is not None and advanced_at != self._last_advance:
-            self._record_advance(advanced_at, starts=own and not starting)
+            self._record_advance(advanced_at, starts=is_own_beat and not starting)
             return None
         self.quiet = add_interval(self.quiet, passed, before, usage)
         setting = "run.heartbeat_timeout" if self._has_started else "run.startup_timeout"

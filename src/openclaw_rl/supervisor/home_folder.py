@@ -19,10 +19,10 @@ def prepare_home(config: Config) -> None:
         # It may exist already, with access for others.
         config.home_dir.chmod(0o700)
     except OSError as error:
-        why = (
+        reason = (
             f"cannot be made private ({error.strerror}). Choose a folder that you own with --home."
         )
-        raise OpenClawError(f"home {config.home_dir}: {why}") from error
+        raise OpenClawError(f"home {config.home_dir}: {reason}") from error
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ def set_owner(config: Config) -> None:
         policy_names.record_owner(conn, per)
 
 
-def _refuse_while_others_run(conn: Connection, words: str) -> None:
+def _refuse_while_others_run(conn: Connection, conflict: str) -> None:
     for beat in heartbeats.read_heartbeats(conn):
         if (
             beat.name in ("judge", "train")
@@ -42,7 +42,7 @@ def _refuse_while_others_run(conn: Connection, words: str) -> None:
             and process_exists(beat.pid)
         ):
             raise ConfigError(
-                f"{words} in the {beat.name} worker that runs on this home. Stop `{beat.name}` first"
+                f"{conflict} in the {beat.name} worker that runs on this home. Stop `{beat.name}` first"
             )
 
 

@@ -55,10 +55,10 @@ def _check_models(config: Config, workers: Sequence[str]) -> None:
     if {"gateway", "train", "data"} & set(workers):
         check_model_text(files)
     is_trained_here = "train" in workers and trainer_spec(config).needs_weights
-    is_loaded_here = is_trained_here or ("engine" in workers and engine.in_process)
-    is_served_here = "engine" in workers and config.engine.url is None and engine.runs_here
-    if is_loaded_here or is_served_here:
-        check_model_weights(files, loaded_here=is_loaded_here)
+    is_engine_here = "engine" in workers and config.engine.url is None and engine.runs_here
+    loaded_here = is_trained_here or ("engine" in workers and engine.in_process)
+    if loaded_here or is_engine_here:
+        check_model_weights(files, loaded_here=loaded_here)
     if local_model.ENGINE_PROCESS in workers:
         judge = local_model.model_files(config)
         check_model_text(judge)

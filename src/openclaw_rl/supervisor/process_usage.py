@@ -126,19 +126,30 @@ def _run_ps(pid: int) -> ProcessUsage | None:
 
 def parse_ps(output: str, pid: int) -> ProcessUsage | None:
     """Return the usage of a process by the output of `ps -axo pid=,ppid=,state=,time=`; None if it is not in it."""
-    rows = {int(row[0]): row for row in map(str.split, output.splitlines()) if len(row) == 4}
+    fields = [line.split() for line in output.splitlines()]
+    rows = {int(row[0]): row for row in fields if len(row) == 4}
     if pid not in rows:
         return None
-    family = {pid}
-    while children := {process for process, row in rows.items() if int(row[1]) in family} - family:
-        family |= children
-    states = [rows[process][2] for process in family]
+    parents = {process: int(row[1]) for process, row in rows.items()}
+    family = [rows[process] for process in _with_descendants(pid, parents)]
+    # The first letter of a state says what the process does.
+    states = {state[0] for _, _, state, _ in family}
     return ProcessUsage(
-        processor=sum(_ps_seconds(rows[process][3]) for process in family),
+        processor=sum(_ps_seconds(seconds) for _, _, _, seconds in family),
         is_stopped=rows[pid][2][0] in _STOPPED,
-        is_runnable=any(state[0] == _RUNNABLE for state in states),
-        waits_for_disk=any(state[0] in _DISK for state in states),
+        is_runnable=_RUNNABLE in states,
+        waits_for_disk=not states.isdisjoint(_DISK),
     )
+
+
+def _with_descendants(pid: int, parents: Mapping[int, int]) -> set[int]:
+    """Return a process and all below it. `parents`: process id -> id of its parent."""
+    family = {pid}
+    while True:
+        children = {process for process, parent in parents.items() if parent in family}
+        if children <= family:
+            return family
+        family |= children
 
 
 def _ps_seconds(text: str) -> float:

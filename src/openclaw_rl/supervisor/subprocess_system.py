@@ -188,9 +188,8 @@ class SubprocessSystem:
                     return state.head
                 time.sleep(0.1)
             with store.read() as conn:
-                notes = "\n".join(
-                    f"{beat.name}: {beat.note}" for beat in heartbeats.read_heartbeats(conn)
-                )
+                beats = heartbeats.read_heartbeats(conn)
+        notes = "\n".join(f"{beat.name}: {beat.note}" for beat in beats)
         if self.practises and not known.unjudged and not known.untrained:
             return self._served_version()
         raise OpenClawError(
@@ -218,13 +217,12 @@ class SubprocessSystem:
         with Store.open(self.config.store_path, create=False) as store:
             while True:
                 with store.read() as conn:
-                    beats = heartbeats.read_heartbeats(conn)
-                    found = lessons.list_lessons(
-                        conn, states=[LessonState.ACTIVE, LessonState.LEARNED]
-                    )
-                if all(one.state is LessonState.LEARNED for one in found) or time.monotonic() > end:
-                    return [one.text for one in found if one.state is LessonState.LEARNED]
-                seen(next((beat.note for beat in beats if beat.name == "train"), ""))
+                    notes = {beat.name: beat.note for beat in heartbeats.read_heartbeats(conn)}
+                    active = lessons.list_lessons(conn, states=[LessonState.ACTIVE])
+                    learned = lessons.list_lessons(conn, states=[LessonState.LEARNED])
+                if not active or time.monotonic() > end:
+                    return [lesson.text for lesson in learned]
+                seen(notes.get("train", ""))
                 time.sleep(0.25)
 
     def _learning_state(self, store: Store) -> _LearningState:

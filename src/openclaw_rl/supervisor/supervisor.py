@@ -103,15 +103,18 @@ async def _run_async_worker(name: str, config: Config) -> None:
 def with_required_workers(config: Config, workers: Sequence[str]) -> tuple[str, ...]:
     """Return the named workers and those that the settings of `data` and the local judge model need."""
     data = config.data
-    more = set(workers)
-    if data.export_dir and more & {"gateway", "collect"}:
+    required = set(workers)
+    exports = bool(data.export_dir)
+    if exports and required & {"gateway", "collect"}:
         # A turn is exported once its reaction is known.
-        more |= {"collect", "data"}
-    if (data.path or data.watch_dir) and "train" in more:
-        more |= {"judge", "data"}
-    if "judge" in more and own.is_configured(config):
-        more.add(own.ENGINE_PROCESS)
-    return tuple(name for name in (own.ENGINE_PROCESS, *WORKERS, "data") if name in more)
+        required |= {"collect", "data"}
+    imports = bool(data.path or data.watch_dir)
+    if imports and "train" in required:
+        required |= {"judge", "data"}
+    if "judge" in required and own.is_configured(config):
+        required.add(own.ENGINE_PROCESS)
+    in_order = (own.ENGINE_PROCESS, *WORKERS, "data")
+    return tuple(name for name in in_order if name in required)
 
 
 # ---------------------------------------------------------------------------------- the supervisor
@@ -195,28 +198,28 @@ class Supervisor:
                 return
             if child.crashes.cause in MACHINE_CAUSES and last_pid is not None:
                 await asyncio.to_thread(self._excuse_rows, last_pid)
-            while not stop.is_set() and child.is_parked():
-                await wait_or_stop(stop, CHECK_INTERVAL / 10)
+            await self._wait_while_parked(child, stop)
+
+    async def _wait_while_parked(self, child: WorkerProcess, stop: asyncio.Event) -> None:
+        while not stop.is_set() and child.is_parked():
+            await wait_or_stop(stop, CHECK_INTERVAL / 10)
 
     def _record_crash(self, child: WorkerProcess, code: int) -> bool:
         """Record and log a crash. Return whether it is one too many of a required worker."""
         is_serving = child.name in SERVING_WORKERS
-        delay = child.record_crash(
-            code, _SERVING_DELAYS if is_serving else (1.0, self._config.run.max_restart_delay)
-        )
+        delays = _SERVING_DELAYS if is_serving else (1.0, self._config.run.max_restart_delay)
+        delay = child.record_crash(code, delays)
         crashes = child.crashes
         is_last = child.name in self._required and crashes.count >= self._config.run.max_crashes
         follows = "the system stops" if is_last else f"it starts again in {delay:.3g} s"
         log.warning(
             "%s ended (%s): crash %d, %s. Reason: %s. %s",
-            *(
-                child.name,
-                crashes.exit,
-                crashes.count,
-                follows,
-                crashes.reason.rstrip("."),
-                crashes.cure,
-            ),
+            child.name,
+            crashes.exit,
+            crashes.count,
+            follows,
+            crashes.reason.rstrip("."),
+            crashes.cure,
             extra={"output": list(child.output.lines)},
         )
         return is_last
@@ -235,23 +238,24 @@ class Supervisor:
 
     def health_note(self) -> str:
         """Return `ok`, or `degraded: ` with the workers that crashed and have not recovered since."""
-        bad = [
-            f"{c.name} crashed {c.crashes.count}x ({c.crashes.exit})"
-            for c in self._workers
-            if c.has_crashed()
+        crashed = [child for child in self._workers if child.has_crashed()]
+        if not crashed:
+            return "ok"
+        texts = [
+            f"{child.name} crashed {child.crashes.count}x ({child.crashes.exit})"
+            for child in crashed
         ]
-        return "degraded: " + ", ".join(bad) if bad else "ok"
+        return "degraded: " + ", ".join(texts)
 
     async def _stop_workers(self) -> None:
-        alive = [
-            c.process for c in reversed(self._workers) if c.process and c.process.returncode is None
-        ]
+        processes = [child.process for child in reversed(self._workers)]
+        alive = [process for process in processes if process and process.returncode is None]
         for process in alive:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-        if alive:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.gather(*(p.wait() for p in alive)), _STOP_TIMEOUT)
+        ends = asyncio.gather(*(process.wait() for process in alive))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ends, _STOP_TIMEOUT)
         for process in alive:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -260,14 +264,16 @@ class Supervisor:
     def _report_crashed(self, crashed: Sequence[WorkerProcess]) -> None:
         """Log the workers that crashed and did not recover until the system stopped, and record it in the store."""
         for child in crashed:
-            words = child.crashes.describe()
+            description = child.crashes.describe()
             if child.name not in self._required:
                 log.warning(
-                    "%s did not recover before the system was stopped. It %s", child.name, words
+                    "%s did not recover before the system was stopped. It %s",
+                    child.name,
+                    description,
                 )
             with contextlib.suppress(StoreError), Store.open(self._config.store_path) as store:
                 heartbeats.write_heartbeat(
-                    store, child.name, words, heartbeats.PARKED, child.last_pid
+                    store, child.name, description, heartbeats.PARKED, child.last_pid
                 )
 
 

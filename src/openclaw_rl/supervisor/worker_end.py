@@ -39,13 +39,19 @@ def find_cause(code: int, kill: KillReason | None, *, out_of_memory: bool) -> En
     `code`: exit status of `asyncio.subprocess`, negative for a signal; `kill`: why the supervisor killed it, if it did;
     `out_of_memory`: whether the system has ended a process because memory ran out since this one was started.
     """
-    if isinstance(kill, Hang):
-        return EndCause.STOPPED if kill.kind is HangKind.STOPPED else EndCause.HANG
+    if kill is not None:
+        return _cause_of_kill(kill)
+    if code >= 0:
+        return EndCause.EXIT
+    if code != -signal.SIGKILL:
+        return EndCause.CRASH
+    return EndCause.OUT_OF_MEMORY if out_of_memory else EndCause.KILLED
+
+
+def _cause_of_kill(kill: KillReason) -> EndCause:
     if isinstance(kill, StuckWriter):
         return EndCause.STOPPED if kill.is_stopped else EndCause.WRITE_LOCK
-    if code == -signal.SIGKILL:
-        return EndCause.OUT_OF_MEMORY if out_of_memory else EndCause.KILLED
-    return EndCause.CRASH if code < 0 else EndCause.EXIT
+    return EndCause.STOPPED if kill.kind is HangKind.STOPPED else EndCause.HANG
 
 
 def describe_kill(kill: KillReason) -> str:

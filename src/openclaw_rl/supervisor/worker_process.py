@@ -166,11 +166,11 @@ class WorkerProcess:
         """Record the end of the process, and return the seconds until the next start. `delays`: first and longest."""
         kill = self.kill_reason
         cause = find_cause(code, kill, out_of_memory=count_memory_kills() > self._memory_kills)
-        words = describe_exit(code) if kill is None else describe_kill(kill)
+        exit_text = describe_exit(code) if kill is None else describe_kill(kill)
         self.crashes.record_crash(
-            words,
+            exit_text,
             cause,
-            crash_reason(self._config, self.name, cause, words, self.output),
+            crash_reason(self._config, self.name, cause, exit_text, self.output),
             crash_cure(self._config, self.name, cause, self.output),
             recovered=kill is None and self._has_recovered,
         )

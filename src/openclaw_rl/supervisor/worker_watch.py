@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,6 +17,7 @@ from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.heartbeats import Heartbeat
 from openclaw_rl.supervisor.engine_probe import EngineProbe
+from openclaw_rl.supervisor.hang_verdict import Hang
 from openclaw_rl.supervisor.heartbeat_monitor import CHECK_INTERVAL
 from openclaw_rl.supervisor.process_usage import ProcessUsage, read_usage
 from openclaw_rl.supervisor.worker_process import WorkerProcess
@@ -89,9 +91,9 @@ class WorkerWatch:
         self, store: Store, child: WorkerProcess, probe: EngineProbe
     ) -> None:
         monitor = child.monitor
-        found = probe.worker_state(child.started_at, monitor.silence_limit, monitor.quiet)
-        if found is not None:
-            state, note = found
+        worker_state = probe.worker_state(child.started_at, monitor.silence_limit, monitor.quiet)
+        if worker_state is not None:
+            state, note = worker_state
             heartbeats.write_heartbeat(store, child.name, note, state, pid=child.pid)
 
     def _read_usages(self) -> dict[str, ProcessUsage | None]:
@@ -107,25 +109,18 @@ class WorkerWatch:
     ) -> None:
         """Kill hung workers; their restart tasks start them again. Called only if heartbeats can be written at all."""
         for child in self._workers:
-            pid = child.pid
-            probe = self._probes.get(child.name)
-            if pid is None or (probe is not None and probe.is_foreign):
+            if child.pid is None:
                 continue
-            beat = beats.get(child.name)
-            advanced_at = None if beat is None else beat.advanced_at
-            own = beat is not None and beat.pid == pid
-            # The supervisor writes the heartbeat of this worker.
-            if probe is not None:
-                advanced_at = probe.answer_since(child.started_at)
-                own = True
-            hang = child.monitor.record_check(
-                advanced_at,
-                time.monotonic(),
-                own=own,
-                starting=probe is None and beat is not None and beat.state == heartbeats.STARTING,
-                activity=beat.activity if beat is not None and own and probe is None else None,
-                usage=usages.get(child.name),
-            )
+            usage = usages.get(child.name)
+            probe = self._probes.get(child.name)
+            if probe is None:
+                hang = _check_beat(child, beats.get(child.name), usage)
+            elif probe.is_foreign:
+                continue
+            else:
+                # The supervisor writes the heartbeat of this worker.
+                answered_at = probe.answer_since(child.started_at)
+                hang = child.monitor.record_check(answered_at, time.monotonic(), usage=usage)
             if hang is not None:
                 child.kill(hang)
 
@@ -147,34 +142,58 @@ class WorkerWatch:
         It reports that it cannot, or it crashed before and has been loading for so long that it probably hangs in the
         file from before the change.
         """
-        for child in self._workers:
-            if (
-                child.process is None
-                or child.pid is None
-                or child.is_replaced
-                or not child.has_changed_files()
-            ):
+        running = [
+            child for child in self._workers if child.pid is not None and not child.is_replaced
+        ]
+        for child in running:
+            if not child.has_changed_files():
                 continue
-            beat = beats.get(child.name)
-            state = (
-                beat.state if beat is not None and beat.pid == child.pid else heartbeats.STARTING
-            )
-            has_loaded_for = time.monotonic() - child.started_at
-            is_loading = (
-                state == heartbeats.STARTING
-                and child.crashes.count > 0
-                and has_loaded_for > LOADING_SECONDS
-            )
-            if state != heartbeats.PARKED and not is_loading:
-                continue
-            log.info("%s is started again, because a file that it loads has changed", child.name)
-            child.is_replaced = True
-            with contextlib.suppress(ProcessLookupError):
+            state = _own_state(child, beats.get(child.name))
+            if state == heartbeats.STARTING and _loads_too_long(child):
                 # A signal that it handles would wait until it has loaded.
-                if is_loading:
-                    child.process.kill()
-                else:
-                    child.process.terminate()
+                _replace(child, signal.SIGKILL)
+            elif state == heartbeats.PARKED:
+                _replace(child, signal.SIGTERM)
+
+
+def _replace(child: WorkerProcess, number: signal.Signals) -> None:
+    """End the process of a worker by this signal, so that it is started again at once."""
+    assert child.process is not None
+    log.info("%s is started again, because a file that it loads has changed", child.name)
+    child.is_replaced = True
+    with contextlib.suppress(ProcessLookupError):
+        child.process.send_signal(number)
+
+
+def _own_state(child: WorkerProcess, beat: Heartbeat | None) -> str:
+    """Return the state by the heartbeat of a worker's current process, which starts if it has sent none."""
+    if beat is None or beat.pid != child.pid:
+        return heartbeats.STARTING
+    return beat.state
+
+
+def _loads_too_long(child: WorkerProcess) -> bool:
+    """Return whether a worker that crashed before has been loading for longer than it should."""
+    seconds = time.monotonic() - child.started_at
+    return child.crashes.count > 0 and seconds > LOADING_SECONDS
+
+
+def _check_beat(
+    child: WorkerProcess, beat: Heartbeat | None, usage: ProcessUsage | None
+) -> Hang | None:
+    """Record a worker's newest heartbeat, if it has one. Return how it hangs, or None."""
+    now = time.monotonic()
+    if beat is None:
+        return child.monitor.record_check(None, now, is_own_beat=False, usage=usage)
+    is_own_beat = beat.pid == child.pid
+    return child.monitor.record_check(
+        beat.advanced_at,
+        now,
+        is_own_beat=is_own_beat,
+        starting=beat.state == heartbeats.STARTING,
+        activity=beat.activity if is_own_beat else None,
+        usage=usage,
+    )
 
 
 def _read_heartbeats(store: Store) -> dict[str, Heartbeat]:

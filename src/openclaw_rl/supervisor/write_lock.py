@@ -77,17 +77,27 @@ class WriteLockMonitor:
             lines = _LOCKS_FILE.read_text().splitlines()
         except OSError:
             return None
-        holder = next((pid for line in lines if (pid := _holder(line, inode)) is not None), None)
-        return None if holder is None else (holder, changed_at)
+        for line in lines:
+            holder = _holder(line, inode)
+            if holder is not None:
+                return holder, changed_at
+        return None
 
 
 def _holder(line: str, inode: int) -> int | None:
     """Return who holds the write lock by a line such as `1: POSIX  ADVISORY  WRITE 14555 fe:00:2425766 120 120`."""
     fields = line.split()
     # A line of a waiting process has an arrow.
-    if len(fields) != 8 or fields[1] != "POSIX" or fields[3] != "WRITE":
+    if len(fields) != 8:
         return None
-    is_file = fields[5].rpartition(":")[2] == str(inode)
-    if not is_file or not fields[6].isdigit() or not fields[7].isdigit():
+    _, kind, _, access, pid, file, first_byte, last_byte = fields
+    if (kind, access) != ("POSIX", "WRITE"):
         return None
-    return int(fields[4]) if int(fields[6]) <= _WRITE_LOCK_BYTE <= int(fields[7]) else None
+    is_file = file.rpartition(":")[2] == str(inode)
+    # The last byte of a lock without an end is `EOF`.
+    has_range = first_byte.isdigit() and last_byte.isdigit()
+    if not is_file or not has_range:
+        return None
+    if int(first_byte) <= _WRITE_LOCK_BYTE <= int(last_byte):
+        return int(pid)
+    return None

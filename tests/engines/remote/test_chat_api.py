@@ -134,7 +134,7 @@ def test_events_are_those_of_a_text_reply() -> None:
         (b'{"error": {"message": "too long"}}', "too long"),
     ],
 )
-def test_a_prompt_that_was_read_otherwise_is_refused(raw: bytes, words: str) -> None:
+def test_a_prompt_that_the_server_tokenized_differently_is_refused(raw: bytes, words: str) -> None:
     with pytest.raises(EngineError, match=words):
         chat_api.ChatEventDecoder(np.array(PROMPT_IDS))(raw)
     with pytest.raises(EngineGone, match="EngineCore"):

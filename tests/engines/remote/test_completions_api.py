@@ -73,7 +73,7 @@ def chunk_of(events: list[bytes], top: int) -> Chunk | None:
     )
 
 
-def test_what_arrives_together_is_one_chunk() -> None:
+def test_events_of_one_read_are_one_chunk() -> None:
     events = [
         event(
             token_ids=[5, 6],
@@ -114,12 +114,12 @@ def test_ids_may_come_as_the_tokens_names() -> None:
         ({"token_ids": "?"}, "not a completion"),
     ],
 )
-def test_what_cannot_train_is_refused(choice: dict[str, Any], words: str) -> None:
+def test_completions_without_exact_tokens_are_refused(choice: dict[str, Any], words: str) -> None:
     with pytest.raises(EngineError, match=words):
         chunk_of([event(**choice)], 0)
 
 
-def test_a_reply_that_the_server_gave_up_is_gone() -> None:
+def test_a_reply_that_the_server_aborted_raises_engine_gone() -> None:
     with pytest.raises(EngineGone, match="abort"):
         chunk_of([event(token_ids=[], finish_reason="abort")], 0)
     with pytest.raises(EngineGone, match="is incomplete"):

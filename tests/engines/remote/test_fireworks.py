@@ -201,7 +201,7 @@ def test_an_endpoint_that_is_not_exact_is_refused(
         registry.check_engine(settings(service.url))
 
 
-def test_a_base_that_is_not_deployed_is_named(settings: Callable[..., Config]) -> None:
+def test_an_undeployed_base_is_named_in_the_error(settings: Callable[..., Config]) -> None:
     with (
         FireworksDouble() as service,
         pytest.raises(EngineError, match=r"models/other#.*not deployed"),
@@ -220,7 +220,7 @@ def test_a_base_that_is_not_deployed_is_named(settings: Callable[..., Config]) -
         ({}, 6, SamplingUnsupported, "at most 5"),
     ],
 )
-def test_what_the_service_lacks_is_refused(
+def test_sampling_that_the_service_does_not_support_is_refused(
     settings: Callable[..., Config],
     sampling: dict[str, Any],
     top: int,

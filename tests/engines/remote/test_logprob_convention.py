@@ -47,7 +47,7 @@ def test_alternatives_that_are_cut_off_may_be_missing() -> None:
     assert infer_convention({1: 0.0}, {1: 0.0}, {1: 0.0}) is None
 
 
-def test_a_difference_says_what_to_do() -> None:
+def test_a_difference_comes_with_advice() -> None:
     check_convention("processed", "processed", where="x", advice="")
     check_convention(None, "scaled", where="x", advice="")
     with pytest.raises(
@@ -57,7 +57,7 @@ def test_a_difference_says_what_to_do() -> None:
         check_convention("raw", "processed", where="x", advice="Start it so. ")
 
 
-def test_raw_ones_train_at_temperature_one_only() -> None:
+def test_raw_log_probabilities_train_at_temperature_one_only() -> None:
     assert Sampling(convention="raw").untrainable_reason() is None
     assert "raw log-probabilities at temperature 0.7" in (
         str(Sampling(convention="raw", temperature=0.7).untrainable_reason())

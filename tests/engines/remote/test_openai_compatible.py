@@ -201,7 +201,7 @@ def call(version: int = 0, **sampling: object) -> Generation:
 
 
 @pytest.mark.parametrize("echo", [True, False])
-def test_one_that_is_exact_is_the_engine(
+def test_an_exact_endpoint_is_the_engine(
     settings: Callable[..., Config], tmp_path: Path, echo: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     digest = write_adapter(tmp_path / "adapter")
@@ -265,7 +265,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("settings_of", "words"), REFUSED.values(), ids=REFUSED)
-def test_one_that_is_not_is_refused_at_the_start_with_the_reason(
+def test_an_inexact_endpoint_is_refused_at_the_start_with_the_reason(
     settings: Callable[..., Config], settings_of: dict[str, Any], words: str
 ) -> None:
     with Endpoint(**settings_of) as endpoint:
@@ -284,7 +284,7 @@ def test_one_that_is_not_is_refused_at_the_start_with_the_reason(
         asyncio.run(later())
 
 
-def test_ids_that_the_model_did_not_read_are_found_out_without_a_tokenizer(
+def test_ids_that_the_model_did_not_read_are_detected_without_a_tokenizer(
     settings: Callable[..., Config], tmp_path: Path
 ) -> None:
     (tmp_path / "letters" / "tokenizer.json").unlink()
@@ -296,7 +296,7 @@ def test_ids_that_the_model_did_not_read_are_found_out_without_a_tokenizer(
         registry.check_engine(settings(endpoint.url))
 
 
-def test_one_without_adapter_routes_serves_the_base_and_says_so(
+def test_an_endpoint_without_adapter_routes_serves_the_base_and_reports_it(
     settings: Callable[..., Config], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     digest = write_adapter(tmp_path / "adapter")
@@ -318,7 +318,7 @@ def test_one_without_adapter_routes_serves_the_base_and_says_so(
     assert "serves the base only" in caplog.text
 
 
-def test_which_model_and_how_long_its_context_is(settings: Callable[..., Config]) -> None:
+def test_the_model_and_its_context_length_are_reported(settings: Callable[..., Config]) -> None:
     with Endpoint(models=("other", "letters", "third")) as endpoint:
         registry.check_engine(settings(endpoint.url))
         assert {body["model"] for _, body in endpoint.requests} == {"letters"}
@@ -333,7 +333,7 @@ def test_which_model_and_how_long_its_context_is(settings: Callable[..., Config]
         registry.check_engine(settings(endpoint.url, max_context=32))
 
 
-def test_one_that_is_down_or_no_endpoint_or_not_named(
+def test_an_endpoint_that_is_down_wrong_or_without_the_model(
     settings: Callable[..., Config], caplog: pytest.LogCaptureFixture
 ) -> None:
     with Endpoint() as endpoint:
@@ -364,7 +364,7 @@ def test_two_greedy_replies(one: Any, two: Any, differ: bool) -> None:
     assert openai_compatible._replies_differ(one, two) is differ
 
 
-def test_one_that_accepts_and_never_answers_holds_nothing_up(
+def test_an_endpoint_that_never_answers_delays_nothing(
     settings: Callable[..., Config],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

@@ -148,7 +148,7 @@ def test_a_cancelled_reply_is_aborted_under_its_own_name(wire: SglangWire) -> No
     run(wire.url, body)
 
 
-def test_adapters_have_a_name_for_each_content_and_go_when_nobody_needs_them(
+def test_adapters_are_named_by_content_and_unloaded_when_unused(
     fresh: Callable[..., SglangWire], refs: dict[int, PolicyRef], model_folder: Path, tmp_path: Path
 ) -> None:
     wire = fresh()
@@ -180,7 +180,7 @@ def test_adapters_have_a_name_for_each_content_and_go_when_nobody_needs_them(
 @pytest.mark.parametrize(
     ("number", "words"), [(2, "rank_pattern"), (3, "use_rslora and alpha_pattern")]
 )
-def test_what_sglang_would_pass_over_is_refused(
+def test_adapter_settings_that_sglang_ignores_are_refused(
     wire: SglangWire, refs: dict[int, PolicyRef], number: int, words: str
 ) -> None:
     async def body(engine: SglangEngine) -> None:
@@ -191,7 +191,7 @@ def test_what_sglang_would_pass_over_is_refused(
     run(wire.url, body)
 
 
-def test_a_server_without_lora_says_what_to_do(
+def test_a_server_without_lora_gets_an_error_with_the_cure(
     fresh: Callable[..., SglangWire], refs: dict[int, PolicyRef]
 ) -> None:
     async def body(engine: SglangEngine) -> None:
@@ -252,7 +252,7 @@ def test_full_weights_change_only_when_nobody_answers_and_survive_a_new_client(
     assert wire.weight_version == "default"
 
 
-def test_what_it_can_do_is_asked_of_it(fresh: Callable[..., SglangWire]) -> None:
+def test_the_capabilities_of_the_server_are_queried(fresh: Callable[..., SglangWire]) -> None:
     wire = fresh(grammar="llguidance")
 
     async def body(engine: SglangEngine) -> None:
@@ -298,7 +298,7 @@ def test_a_server_that_cannot_serve_exactly_is_refused(
     run(wire.url, body)
 
 
-def test_a_key_that_is_wrong_is_said(fresh: Callable[..., SglangWire]) -> None:
+def test_a_wrong_key_is_reported(fresh: Callable[..., SglangWire]) -> None:
     async def body(engine: SglangEngine) -> None:
         with pytest.raises(EngineError, match=r"engine\.api_key"):
             await engine.info()
@@ -323,11 +323,11 @@ def test_a_server_that_is_not_sglang_is_recognised() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.5.9", "0.5.9.post1", "0.5.23+cu130", "0.6.0rc1", "1.0"])
-def test_versions_that_will_do(version: str) -> None:
+def test_supported_versions_are_accepted(version: str) -> None:
     check_version(version, "it")
 
 
 @pytest.mark.parametrize("version", ["0.5.8", "0.4.10.post2", "", "main"])
-def test_versions_that_will_not(version: str) -> None:
+def test_unsupported_versions_are_refused(version: str) -> None:
     with pytest.raises(EngineError, match="--backend vllm"):
         check_version(version, "it")

@@ -14,7 +14,7 @@ from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.types import Sampling
 
 
-def test_every_sampling_value_is_said_in_sglangs_words() -> None:
+def test_every_sampling_value_is_sent_under_sglangs_name() -> None:
     full = Sampling(
         temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, presence_penalty=0.5, frequency_penalty=-0.5,
         logit_bias={3: 1.5}, seed=7, grammar="start: /a/",
@@ -100,14 +100,14 @@ def test_any_split_in_any_mode_reads_the_same(
         ),
     ],
 )
-def test_what_is_no_exact_reply_is_refused(events: list[bytes], words: str) -> None:
+def test_inexact_replies_are_refused(events: list[bytes], words: str) -> None:
     with pytest.raises(EngineError, match=words) as caught:
         sglang_api.SglangReplyReader(0).read_events(events)
     assert not isinstance(caught.value, EngineGone)
 
 
 @pytest.mark.parametrize("status", [None, 500, 503])
-def test_an_abort_that_is_nobodys_fault_is_a_broken_stream(status: int | None) -> None:
+def test_an_abort_without_a_client_error_is_a_broken_stream(status: int | None) -> None:
     finish = {"type": "abort", "message": "Abort by user"} | (
         {"status_code": status} if status else {}
     )

@@ -113,7 +113,7 @@ def test_the_address_is_private_made_once_and_kept(settings: Callable[..., Confi
         ("0.5.8", r"the sglang of .* is 0\.5\.8; expected 0\.5\.9 or newer.*--backend vllm"),
     ],
 )
-def test_what_cannot_be_started_is_said_before_anything_is(
+def test_an_engine_that_cannot_start_is_reported_before_anything_starts(
     settings: Callable[..., Config], version: str | None, words: str
 ) -> None:
     with pytest.raises(EngineError, match=words):

@@ -157,7 +157,7 @@ def test_names_are_new_for_each_content_and_are_unloaded_when_drained(
     run(vllm_double, body)
 
 
-def test_an_adapter_that_somebody_else_let_go_is_loaded_again_and_the_request_goes_on(
+def test_an_adapter_that_another_client_unloaded_is_loaded_again_for_the_request(
     vllm_double: VllmDouble, run: Callable[..., None], adapters: dict[int, PolicyRef]
 ) -> None:
     async def body(engine: VllmEngine) -> None:
@@ -416,11 +416,11 @@ def test_other_servers_and_wrong_keys_are_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
-def test_an_address_may_end_as_clients_of_openai_have_it(end: str) -> None:
+def test_an_address_may_end_with_the_path_of_openai_clients(end: str) -> None:
     assert HttpClient(f"http://127.0.0.1:8001{end}").url == "http://127.0.0.1:8001"
 
 
-def test_a_server_that_never_answers_is_given_up_in_time_and_says_so() -> None:
+def test_a_server_that_never_answers_ends_with_a_timeout_error() -> None:
     async def main() -> None:
         with pytest.raises(EngineGone, match=r"not ready within 0\.05 s: no answer"):
             await wait_until_ready(lambda: asyncio.Event().wait(), 0.05, (0.01, 0.01))  # type: ignore[arg-type,return-value]
@@ -472,7 +472,7 @@ def test_the_program_is_started_as_the_settings_say(tmp_path: Path) -> None:
         vllm_launch.server_command(from_flat(flat | {"train.lora.rank": 600}))
 
 
-def test_what_cannot_be_started_is_said_before_anything_is(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_start_is_reported_before_anything_starts(tmp_path: Path) -> None:
     def check(**engine: object) -> None:
         flat = {f"engine.{key}": value for key, value in engine.items()}
         registry.check_engine(from_flat({"home": str(tmp_path), "engine.backend": "vllm"} | flat))

@@ -82,11 +82,11 @@ def streaming_fields(generation: ImageGeneration, *, model: str, limit: int) -> 
     """Return the request for one streamed reply."""
     sampling = generation.sampling
     top = generation.top_logprobs
-    made = completions_api.request_body(
+    fields = completions_api.request_body(
         model, (), sampling, limit=limit, stop=generation.stop_token_ids
     )
-    del made["prompt"]
-    made |= {
+    del fields["prompt"]
+    fields |= {
         "logprobs": True,
         "top_logprobs": top,
         "stream": True,
@@ -94,8 +94,8 @@ def streaming_fields(generation: ImageGeneration, *, model: str, limit: int) -> 
     }
     if generation.prompt.tools:
         # The model sees the tools, and vLLM parses no calls.
-        made["tool_choice"] = "none"
-    return made | _conversation_fields(generation.prompt)
+        fields["tool_choice"] = "none"
+    return fields | _conversation_fields(generation.prompt)
 
 
 def _conversation_fields(prompt: ImagePrompt) -> dict[str, Any]:
@@ -106,18 +106,21 @@ def _conversation_fields(prompt: ImagePrompt) -> dict[str, Any]:
 def _engine_message(message: Message, images: Mapping[str, str]) -> dict[str, Any]:
     """Return a client's message with the keys and roles that vLLM knows, and with the images themselves."""
     role = str(message["role"])
-    out: dict[str, Any] = {"role": _ROLE_ALIASES.get(role, role), "content": message.get("content")}
-    if isinstance(out["content"], list):
-        out["content"] = [_engine_part(part, images) for part in out["content"]]
-    out |= {key: message[key] for key in _KEPT_KEYS if message.get(key) is not None}
-    reasoning = next(
-        (message[key] for key in _REASONING_KEYS if message.get(key) is not None), None
-    )
-    return out if reasoning is None else out | {"reasoning": reasoning}
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [_engine_part(part, images) for part in content]
+    engine_message = {"role": _ROLE_ALIASES.get(role, role), "content": content}
+    present = {key: value for key, value in message.items() if value is not None}
+    engine_message |= {key: present[key] for key in _KEPT_KEYS if key in present}
+    reasoning_keys = [key for key in _REASONING_KEYS if key in present]
+    if reasoning_keys:
+        engine_message["reasoning"] = present[reasoning_keys[0]]
+    return engine_message
 
 
 def _engine_part(part: Any, images: Mapping[str, str]) -> dict[str, Any]:
-    if (digest := image_digest(part)) is not None:
+    digest = image_digest(part)
+    if digest is not None:
         return {"type": "image_url", "image_url": {"url": images[digest]}}
     text = part if isinstance(part, str) else part.get("text", part.get("refusal", ""))
     return {"type": "text", "text": text}
@@ -145,17 +148,17 @@ class ChatEventDecoder:
 
     def __call__(self, raw: bytes) -> CompletionResponse:
         try:
-            found = _response_decoder.decode(raw)
+            response = _response_decoder.decode(raw)
         except msgspec.DecodeError as error:
             raise EngineError(
                 f"the engine's answer is not a chat completion ({error}): {raw[:200]!r}"
             ) from None
-        if found.error is not None:
-            raise error_from_event(found.error)
-        if not self._is_confirmed and found.choices:
-            self._confirm_prompt(found.prompt_token_ids or [])
+        if response.error is not None:
+            raise error_from_event(response.error)
+        if not self._is_confirmed and response.choices:
+            self._confirm_prompt(response.prompt_token_ids or [])
         return CompletionResponse(
-            choices=[_to_completion(choice) for choice in found.choices], usage=found.usage
+            choices=[_to_completion(choice) for choice in response.choices], usage=response.usage
         )
 
     def _confirm_prompt(self, read: Sequence[int]) -> None:
@@ -168,16 +171,21 @@ class ChatEventDecoder:
 
 
 def _to_completion(choice: _ChatChoice) -> CompletionChoice:
-    entries = (choice.logprobs and choice.logprobs.content) or []
-    logprobs = CompletionLogprobs(
+    content = choice.logprobs.content if choice.logprobs is not None else None
+    return CompletionChoice(
+        token_ids=choice.token_ids,
+        logprobs=_completion_logprobs(content or ()),
+        finish_reason=choice.finish_reason,
+    )
+
+
+def _completion_logprobs(entries: Sequence[_TokenLogprob]) -> CompletionLogprobs:
+    return CompletionLogprobs(
         token_logprobs=[entry.logprob for entry in entries],
         tokens=[entry.token for entry in entries],
         top_logprobs=[
             {other.token: other.logprob for other in entry.top_logprobs} for entry in entries
         ],
-    )
-    return CompletionChoice(
-        token_ids=choice.token_ids, logprobs=logprobs, finish_reason=choice.finish_reason
     )
 
 

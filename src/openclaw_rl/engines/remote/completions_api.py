@@ -49,7 +49,7 @@ def request_body(
     top: int = 0,
 ) -> dict[str, Any]:
     """Return a request body. The gateway handles stop strings; eos stops a reply only if it is in `stop`."""
-    made: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": model,
         "prompt": [int(i) for i in prompt],
         "max_tokens": limit,
@@ -62,13 +62,13 @@ def request_body(
         "skip_special_tokens": False,
     }
     if sampling.min_tokens:
-        made["min_tokens"] = sampling.min_tokens
-    return made | sampling_fields(sampling)
+        body["min_tokens"] = sampling.min_tokens
+    return body | sampling_fields(sampling)
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
     """Return the sampling values that servers name alike. All are given, because a model may have its own defaults."""
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
@@ -77,44 +77,44 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
         "repetition_penalty": 1.0,
     }
     if sampling.seed is not None:
-        made["seed"] = sampling.seed
+        fields["seed"] = sampling.seed
     if sampling.logit_bias:
-        made["logit_bias"] = {str(i): b for i, b in sampling.logit_bias.items()}
-    return made
+        fields["logit_bias"] = {str(i): b for i, b in sampling.logit_bias.items()}
+    return fields
 
 
 def streaming_body(generation: Generation, *, model: str, limit: int) -> dict[str, Any]:
     """Return the request body for one streamed reply."""
     stop = generation.stop_token_ids
     top = generation.top_logprobs
-    made = request_body(
+    body = request_body(
         model, generation.prompt_ids, generation.sampling, limit=limit, stop=stop, top=top
     )
-    return made | {"stream": True, "stream_options": {"include_usage": True}}
+    return body | {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def decode_event(raw: bytes) -> CompletionResponse:
     """Decode one event or one whole answer. Raises `EngineError` for an error event."""
     try:
-        found = _response_decoder.decode(raw)
+        response = _response_decoder.decode(raw)
     except msgspec.DecodeError as error:
         raise EngineError(
             f"the engine's answer is not a completion ({error}): {raw[:200]!r}"
         ) from None
-    if found.error is not None:
-        raise error_from_event(found.error)
-    return found
+    if response.error is not None:
+        raise error_from_event(response.error)
+    return response
 
 
 def single_choice(answer: Any) -> CompletionChoice:
     """Return the only choice of a whole answer. Raises `EngineError` if the answer has another shape."""
     try:
-        found = msgspec.convert(answer, CompletionResponse)
+        response = msgspec.convert(answer, CompletionResponse)
     except msgspec.ValidationError as error:
         raise EngineError(f"the engine's answer is not a completion ({error})") from None
-    if len(found.choices) != 1:
-        raise EngineError(f"the engine's answer has {len(found.choices)} choices, expected 1")
-    return found.choices[0]
+    if len(response.choices) != 1:
+        raise EngineError(f"the engine's answer has {len(response.choices)} choices, expected 1")
+    return response.choices[0]
 
 
 def chunk_from_events(events: Sequence[CompletionResponse], top: int) -> Chunk | None:
@@ -126,18 +126,13 @@ def chunk_from_events(events: Sequence[CompletionResponse], top: int) -> Chunk |
     logprobs: list[float] = []
     tops: list[TopLogprobs] = []
     finish: str | None = None
-    for event in events:
-        for choice in event.choices:
-            finish = choice.finish_reason or finish
-            found = token_ids_of(choice)
-            if found:
-                ids += found
-                logprobs += _token_logprobs(choice, len(found))
-                # A server may add the sampled id to the likeliest `top`.
-                if top and choice.logprobs is not None:
-                    tops += [
-                        top_alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs
-                    ]
+    for choice in (choice for event in events for choice in event.choices):
+        finish = choice.finish_reason or finish
+        choice_ids = token_ids_of(choice)
+        if choice_ids:
+            ids += choice_ids
+            logprobs += _token_logprobs(choice, len(choice_ids))
+            tops += _alternatives_of(choice, top)
     if finish not in (None, "stop", "length"):
         raise EngineGone(f"the engine aborted the reply ({finish}). Repeat the request")
     if not ids and finish is None:
@@ -156,38 +151,46 @@ def token_ids_of(choice: CompletionChoice) -> list[int]:
     if choice.token_ids is not None:
         return choice.token_ids
     tokens = choice.logprobs.tokens if choice.logprobs is not None else []
-    if not all(t.startswith(_ID_PREFIX) for t in tokens) or (choice.text and not tokens):
+    has_other_tokens = any(not token.startswith(_ID_PREFIX) for token in tokens)
+    if has_other_tokens or (choice.text and not tokens):
         raise EngineError(
             "the engine returns no token ids, so it cannot serve the policy. Serve it with vLLM or SGLang, "
             "or use this endpoint as a judge (judge.base_url)"
         )
-    return [int(t.removeprefix(_ID_PREFIX)) for t in tokens]
+    return [int(token.removeprefix(_ID_PREFIX)) for token in tokens]
 
 
 def _token_logprobs(choice: CompletionChoice, expected: int) -> list[float]:
-    found = choice.logprobs.token_logprobs if choice.logprobs is not None else []
-    if len(found) != expected:
+    logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
+    if len(logprobs) != expected:
         raise EngineError(
-            f"the engine returned {len(found)} log-probabilities for {expected} tokens"
+            f"the engine returned {len(logprobs)} log-probabilities for {expected} tokens"
         )
-    return [math.nan if value is None else value for value in found]
+    return [math.nan if value is None else value for value in logprobs]
+
+
+def _alternatives_of(choice: CompletionChoice, top: int) -> list[TopLogprobs]:
+    """Return the `top` likeliest alternatives of each position, to which a server may add the sampled id."""
+    if top == 0 or choice.logprobs is None:
+        return []
+    return [top_alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs]
 
 
 def top_alternatives(entry: Mapping[str, float | None], top: int | None = None) -> TopLogprobs:
     """Return (token id, log-probability) pairs of one position, likeliest first."""
-    found = [
+    alternatives = [
         (int(name.removeprefix(_ID_PREFIX)), math.nan if lp is None else lp)
         for name, lp in entry.items()
     ]
-    return tuple(sorted(found, key=lambda pair: -pair[1])[:top])
+    return tuple(sorted(alternatives, key=lambda pair: -pair[1])[:top])
 
 
 def prompt_logprobs(choice: CompletionChoice, ids: Ids | Sequence[int], start: int) -> list[float]:
     """Return the log-probabilities of `ids[start:]` from a request with `prompt_logprobs`. Raises `EngineError`."""
-    found = choice.prompt_logprobs or []
-    if len(found) != len(ids):
-        raise EngineError(f"the engine scored {len(found)} prompt tokens, expected {len(ids)}")
+    entries = choice.prompt_logprobs or []
+    if len(entries) != len(ids):
+        raise EngineError(f"the engine scored {len(entries)} prompt tokens, expected {len(ids)}")
     return [
         float((entry or {})[str(int(i))]["logprob"])
-        for i, entry in zip(ids[start:], found[start:], strict=True)
+        for i, entry in zip(ids[start:], entries[start:], strict=True)
     ]

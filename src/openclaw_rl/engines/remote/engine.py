@@ -104,19 +104,19 @@ class RemoteEngine(abc.ABC):
 
     @abc.abstractmethod
     def _stream_chunks(
-        self, generation: Generation, held: LoadedVersion, limit: int
+        self, generation: Generation, loaded: LoadedVersion, limit: int
     ) -> AsyncGenerator[Chunk]:
         """Stream one reply of at most `limit` tokens. The caller has checked the request. Raises `EngineError`."""
 
     @abc.abstractmethod
     async def _score_prompt(
-        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids
+        self, loaded: LoadedVersion, prompt_ids: Ids, response_ids: Ids
     ) -> Logprobs:
         """Return [R] log softmax(logits) of the response ids by one request."""
 
     @abc.abstractmethod
     async def _score_next_token(
-        self, held: LoadedVersion, prompt: Ids, token: int, temperature: float
+        self, loaded: LoadedVersion, prompt: Ids, token: int, temperature: float
     ) -> float:
         """Return log softmax(logits / temperature) of `token` as the token after `prompt`."""
 
@@ -125,10 +125,10 @@ class RemoteEngine(abc.ABC):
         """Prepare to load an adapter. Raises `EngineError` if the server has no slot or would serve other weights."""
 
     async def _prepare_version(
-        self, held: LoadedVersion, beside: Sequence[LoadedVersion]
+        self, loaded: LoadedVersion, beside: Sequence[LoadedVersion]
     ) -> LoadedVersion:
-        """Return what is loaded to serve `held` beside `beside`: by default `held` itself."""
-        return held
+        """Return what is loaded to serve `loaded` beside `beside`: by default `loaded` itself."""
+        return loaded
 
     @abc.abstractmethod
     async def _load_full_weights(self, name: str, ref: PolicyRef | None) -> None:
@@ -160,10 +160,13 @@ class RemoteEngine(abc.ABC):
 
     async def _ensure_connected(self) -> EngineInfo:
         """Return what the server reported; connect first if necessary. Raises `EngineGone`, `EngineError`."""
-        if (known := self._info) is not None:
+        known = self._info
+        if known is not None:
             return known
         async with self._connect_lock:
-            if (known := self._info) is not None:
+            # Another caller may have connected meanwhile.
+            known = self._info
+            if known is not None:
                 return known
             if self._closed:
                 raise EngineGone("this engine client was closed")
@@ -217,7 +220,8 @@ class RemoteEngine(abc.ABC):
 
     def _check_not_hung(self) -> None:
         """Raise `EngineGone` if the server answers, but none of its replies gets a token."""
-        if (seconds := self._token_watch.silence()) > self.max_silence:
+        seconds = self._token_watch.silence()
+        if seconds > self.max_silence:
             raise EngineGone(
                 f"the engine at {self.http.address} hangs: no reply has got a token for {seconds:.0f} s "
                 "(run.heartbeat_timeout). Restart it"
@@ -273,15 +277,15 @@ class RemoteEngine(abc.ABC):
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """See `protocols.Engine.generate`."""
         info = await self._ensure_connected()
-        held = self._version_table.look_up(generation.version)
+        loaded = self._version_table.look_up(generation.version)
         limit = max_reply_tokens(
             len(generation.prompt_ids), generation.sampling.max_tokens, info.context_length
         )
-        chunks = self._stream_with_weights(generation, held, limit)
+        chunks = self._stream_with_weights(generation, loaded, limit)
         # A slow reader must not delay those who wait for other weights.
         if self._full_weights:
             chunks = read_ahead(chunks)
-        with self._in_use(held):
+        with self._in_use(loaded):
             try:
                 async with contextlib.aclosing(chunks):
                     async for chunk in chunks:
@@ -297,25 +301,25 @@ class RemoteEngine(abc.ABC):
                 raise
 
     @contextlib.contextmanager
-    def _in_use(self, held: LoadedVersion) -> Iterator[None]:
+    def _in_use(self, loaded: LoadedVersion) -> Iterator[None]:
         """Keep a version in the server for the block."""
         table = self._version_table
-        table.begin_use(held)
+        table.begin_use(loaded)
         try:
             yield
         finally:
-            table.end_use(held)
+            table.end_use(loaded)
             self._schedule_unload_unused()
 
     async def _stream_with_weights(
-        self, generation: Generation, held: LoadedVersion, limit: int
+        self, generation: Generation, loaded: LoadedVersion, limit: int
     ) -> AsyncGenerator[Chunk]:
         begun = False
-        async with self._weight_lock.hold_weights(held.weights or BASE_WEIGHTS):
+        async with self._weight_lock.hold_weights(loaded.weights or BASE_WEIGHTS):
             for is_retry in (False, True):
                 try:
                     watched = self._token_watch.watch_reply(
-                        self._stream_chunks(generation, held, limit)
+                        self._stream_chunks(generation, loaded, limit)
                     )
                     async with contextlib.aclosing(watched) as chunks:
                         async for chunk in chunks:
@@ -327,21 +331,21 @@ class RemoteEngine(abc.ABC):
                 except EngineError as error:
                     if generation.sampling.grammar is not None and "grammar" in str(error).lower():
                         raise GrammarError(str(error)) from None
-                    if is_retry or begun or not await self._reload_if_missing(held, error):
+                    if is_retry or begun or not await self._reload_if_missing(loaded, error):
                         raise
 
-    async def _reload_if_missing(self, held: LoadedVersion, error: EngineError) -> bool:
+    async def _reload_if_missing(self, loaded: LoadedVersion, error: EngineError) -> bool:
         """If the server refused because another client unloaded our adapter, load it again and return True."""
-        name = held.adapter
+        name = loaded.adapter
         if (
             name is None
             or name not in str(error)
-            or not any(words in str(error) for words in _NOT_LOADED_MESSAGES)
+            or not any(message in str(error) for message in _NOT_LOADED_MESSAGES)
         ):
             return False
         log.warning("%s: another client unloaded the adapter %s; loading it again", self.kind, name)
         async with self._load_lock:
-            await self._load_adapter(name, held.adapter_files)
+            await self._load_adapter(name, loaded.adapter_files)
             self._version_table.adapters.add(name)
         return True
 
@@ -350,24 +354,24 @@ class RemoteEngine(abc.ABC):
     ) -> Logprobs:
         """See `protocols.Engine.score`."""
         info = await self._ensure_connected()
-        held = self._version_table.look_up(version)
+        loaded = self._version_table.look_up(version)
         check_scored_lengths(len(prompt_ids), len(response_ids), info.context_length)
         wanted = temperature if temperature > 0 else 1.0
-        with self._in_use(held):
-            async with self._weight_lock.hold_weights(held.weights or BASE_WEIGHTS):
+        with self._in_use(loaded):
+            async with self._weight_lock.hold_weights(loaded.weights or BASE_WEIGHTS):
                 try:
-                    return await self._score_response(held, prompt_ids, response_ids, wanted)
+                    return await self._score_response(loaded, prompt_ids, response_ids, wanted)
                 except EngineError as error:
-                    if not await self._reload_if_missing(held, error):
+                    if not await self._reload_if_missing(loaded, error):
                         raise
-                return await self._score_response(held, prompt_ids, response_ids, wanted)
+                return await self._score_response(loaded, prompt_ids, response_ids, wanted)
 
     async def _score_response(
-        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids, temperature: float
+        self, loaded: LoadedVersion, prompt_ids: Ids, response_ids: Ids, temperature: float
     ) -> Logprobs:
         """Score with one request at temperature 1, else with one per position, which the prefix cache makes cheap."""
         if temperature == 1.0:
-            return await self._score_prompt(held, prompt_ids, response_ids)
+            return await self._score_prompt(loaded, prompt_ids, response_ids)
         if self.config.effective_convention == "raw":
             raise EngineError(
                 f"the engine returns raw log-probabilities, so it scores at temperature 1, not {temperature:g}. "
@@ -378,7 +382,7 @@ class RemoteEngine(abc.ABC):
 
         async def score_position(i: int) -> float:
             async with slots:
-                return await self._score_next_token(held, whole[:i], int(whole[i]), temperature)
+                return await self._score_next_token(loaded, whole[:i], int(whole[i]), temperature)
 
         # Alone, so that the others find the prompt in the prefix cache.
         first = await score_position(len(prompt_ids))
@@ -399,14 +403,14 @@ class RemoteEngine(abc.ABC):
             known = [
                 table.find_loaded(ref) or await verify_version(ref, self.owner) for ref in policies
             ]
-            made = [await self._prepare_version(held, known) for held in known]
+            prepared = [await self._prepare_version(version, known) for version in known]
             fresh: list[str] = []
             try:
-                for held in made:
-                    if held.adapter is not None and held.adapter not in table.adapters:
-                        await self._load_adapter(held.adapter, held.adapter_files)
-                        table.adapters.add(held.adapter)
-                        fresh.append(held.adapter)
+                for version in prepared:
+                    if version.adapter is not None and version.adapter not in table.adapters:
+                        await self._load_adapter(version.adapter, version.adapter_files)
+                        table.adapters.add(version.adapter)
+                        fresh.append(version.adapter)
                 # Again: replies may have begun during the loading.
                 table.check_capacity(policies)
             except EngineError:
@@ -416,8 +420,10 @@ class RemoteEngine(abc.ABC):
                 raise EngineGone(
                     f"the engine at {self.http.address} was restarted while versions were loaded"
                 )
-            self._full_weights |= {h.weights: h.ref for h in made if h.weights is not None}
-            table.loaded = {h.ref.version: h for h in made}
+            for version in prepared:
+                if version.weights is not None:
+                    self._full_weights[version.weights] = version.ref
+            table.loaded = {version.ref.version: version for version in prepared}
         self._schedule_unload_unused()
 
     async def _load_adapter(self, name: str, ref: PolicyRef) -> None:

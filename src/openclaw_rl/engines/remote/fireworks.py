@@ -87,7 +87,7 @@ class FireworksEngine(OpenAiEngine):
             raise self._unfit_error(
                 f"it refuses a prompt of token ids for {self._base_name} ({error})"
             ) from None
-        found = _plain_answer(answer)
+        plain_answer = _plain_answer(answer)
         try:
             grammar = fireworks_api.forced_grammar(answer)
         except msgspec.ValidationError as error:
@@ -98,19 +98,19 @@ class FireworksEngine(OpenAiEngine):
             raise self._unfit_error(
                 "it forces a grammar on replies, so that they are not sampled from the model"
             )
-        return found
+        return plain_answer
 
-    def _model_name(self, held: LoadedVersion) -> str:
-        if held.is_plain_base:
+    def _model_name(self, loaded: LoadedVersion) -> str:
+        if loaded.is_plain_base:
             return self._base_name
-        return served_name(self._fireworks, version_model(self._fireworks, held.ref))
+        return served_name(self._fireworks, version_model(self._fireworks, loaded.ref))
 
     async def _stream_chunks(
-        self, generation: Generation, held: LoadedVersion, limit: int
+        self, generation: Generation, loaded: LoadedVersion, limit: int
     ) -> AsyncGenerator[Chunk]:
         fireworks_api.check_sampling(generation.sampling, generation.top_logprobs)
         asked = fireworks_api.request_body(
-            self._model_name(held),
+            self._model_name(loaded),
             generation.prompt_ids,
             generation.sampling,
             limit=limit,
@@ -130,7 +130,7 @@ class FireworksEngine(OpenAiEngine):
                     return
 
     async def _score_prompt(
-        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids
+        self, loaded: LoadedVersion, prompt_ids: Ids, response_ids: Ids
     ) -> Logprobs:
         whole = np.concatenate([prompt_ids, response_ids])
         if len(whole) >= self._context_length:
@@ -138,7 +138,7 @@ class FireworksEngine(OpenAiEngine):
                 f"{len(whole)} tokens cannot be scored at Fireworks: the context is {self._context_length}, and a "
                 "request samples at least one"
             )
-        asked = fireworks_api.request_body(self._model_name(held), whole, Sampling(seed=0))
+        asked = fireworks_api.request_body(self._model_name(loaded), whole, Sampling(seed=0))
         answer = await self.http.call_json(
             "POST", "/v1/completions", asked | {"echo_last": len(response_ids)}
         )
@@ -147,7 +147,7 @@ class FireworksEngine(OpenAiEngine):
         )
 
     async def _score_next_token(
-        self, held: LoadedVersion, prompt: Ids, token: int, temperature: float
+        self, loaded: LoadedVersion, prompt: Ids, token: int, temperature: float
     ) -> float:
         raise EngineError(
             f"Fireworks returns raw log-probabilities, so it scores at temperature 1, not {temperature:g}"
@@ -156,9 +156,9 @@ class FireworksEngine(OpenAiEngine):
     # Versions
 
     async def _prepare_version(
-        self, held: LoadedVersion, beside: Sequence[LoadedVersion]
+        self, loaded: LoadedVersion, beside: Sequence[LoadedVersion]
     ) -> LoadedVersion:
-        return held
+        return loaded
 
     async def _load_adapter(self, name: str, ref: PolicyRef) -> None:
         """Check that the service serves the version. Raises `EngineError` if it was not uploaded and loaded there."""
@@ -191,7 +191,7 @@ class FireworksEngine(OpenAiEngine):
 def _plain_answer(answer: Any) -> Any:
     """Return a whole answer in the shape of vLLM, with the prompt ids that the service read."""
     decoded = msgspec.to_builtins(fireworks_api.decode_event(msgspec.json.encode(answer)))
-    for made, given in zip(decoded["choices"], answer.get("choices", ()), strict=True):
-        if given.get("prompt_token_ids") is not None:
-            made["prompt_token_ids"] = given["prompt_token_ids"]
+    for choice, raw_choice in zip(decoded["choices"], answer.get("choices", ()), strict=True):
+        if raw_choice.get("prompt_token_ids") is not None:
+            choice["prompt_token_ids"] = raw_choice["prompt_token_ids"]
     return decoded

@@ -101,45 +101,53 @@ def request_body(
 def decode_event(raw: bytes) -> CompletionResponse:
     """Decode one event or one whole answer. Raises `EngineError` for an error, and for ids that contradict."""
     try:
-        found = _response_decoder.decode(raw)
+        response = _response_decoder.decode(raw)
     except msgspec.DecodeError as error:
         raise EngineError(
             f"the engine's answer is not a completion of Fireworks ({error}): {raw[:200]!r}"
         ) from None
-    if found.error is not None:
-        raise error_from_event(found.error)
+    if response.error is not None:
+        raise error_from_event(response.error)
     return CompletionResponse(
-        choices=[_to_choice(choice) for choice in found.choices], usage=found.usage
+        choices=[_to_choice(choice) for choice in response.choices], usage=response.usage
     )
 
 
 def forced_grammar(answer: Any) -> str | None:
     """Return the grammar that the service forced on a reply, from an answer to a request with `raw_output`."""
-    found = msgspec.convert(answer, _Response)
+    response = msgspec.convert(answer, _Response)
     return next(
-        (c.raw_output.grammar for c in found.choices if c.raw_output and c.raw_output.grammar), None
+        (c.raw_output.grammar for c in response.choices if c.raw_output and c.raw_output.grammar),
+        None,
     )
 
 
 def _to_choice(choice: _Choice) -> CompletionChoice:
     """Return the choice as vLLM would send it: ids, log-probabilities, and alternatives by id."""
-    tokens = (choice.logprobs.content if choice.logprobs is not None else None) or []
+    tokens = _scored_tokens(choice)
     ids = [token.token_id for token in tokens]
     if choice.token_ids is not None and choice.token_ids != ids:
         raise EngineError(
             f"Fireworks returned the token ids {choice.token_ids[:8]} and log-probabilities of {ids[:8]}; expected the "
             "same ids"
         )
-    tops: list[dict[str, float | None] | None] = [
-        {f"token_id:{other.token_id}": other.logprob for other in token.top_logprobs or ()}
-        for token in tokens
-    ]
     logprobs = CompletionLogprobs(
-        token_logprobs=[token.logprob for token in tokens], top_logprobs=tops
+        token_logprobs=[token.logprob for token in tokens],
+        top_logprobs=[_alternatives_by_id(token) for token in tokens],
     )
     return CompletionChoice(
         text=choice.text, token_ids=ids, logprobs=logprobs, finish_reason=choice.finish_reason
     )
+
+
+def _scored_tokens(choice: _Choice) -> list[_Token]:
+    if choice.logprobs is None:
+        return []
+    return choice.logprobs.content or []
+
+
+def _alternatives_by_id(token: _Token) -> dict[str, float | None]:
+    return {f"token_id:{other.token_id}": other.logprob for other in token.top_logprobs or ()}
 
 
 def stop_at_token(chunk: Chunk, stop_token_ids: Sequence[int]) -> Chunk:
@@ -147,12 +155,12 @@ def stop_at_token(chunk: Chunk, stop_token_ids: Sequence[int]) -> Chunk:
     end = next((n for n, token in enumerate(chunk.token_ids) if token in stop_token_ids), None)
     if end is None:
         return chunk
-    kept = end + 1
+    length = end + 1
     return replace(
         chunk,
-        token_ids=chunk.token_ids[:kept],
-        logprobs=chunk.logprobs[:kept],
-        top=chunk.top[:kept],
+        token_ids=chunk.token_ids[:length],
+        logprobs=chunk.logprobs[:length],
+        top=chunk.top[:length],
         finish="stop",
     )
 
@@ -161,11 +169,15 @@ def echoed_logprobs(answer: Any, response_ids: Ids) -> list[float]:
     """Return [R] of the end of the prompt, from a request with `echo_last` R. Raises `EngineError`."""
     choice = completions_api.single_choice(answer)
     wanted = [int(i) for i in response_ids]
-    found = completions_api.token_ids_of(choice)[: len(response_ids)]
-    given = (choice.logprobs.token_logprobs if choice.logprobs is not None else [])[: len(wanted)]
-    logprobs = [float(value) for value in given if value is not None and math.isfinite(value)]
-    if found != wanted or len(logprobs) != len(wanted):
+    echoed_ids = completions_api.token_ids_of(choice)[: len(wanted)]
+    echoed = choice.logprobs.token_logprobs if choice.logprobs is not None else []
+    logprobs = [
+        float(value)
+        for value in echoed[: len(wanted)]
+        if value is not None and math.isfinite(value)
+    ]
+    if echoed_ids != wanted or len(logprobs) != len(wanted):
         raise EngineError(
-            f"Fireworks scored the tokens {found[:8]}, expected {wanted[:8]} with a log-probability each"
+            f"Fireworks scored the tokens {echoed_ids[:8]}, expected {wanted[:8]} with a log-probability each"
         )
     return logprobs

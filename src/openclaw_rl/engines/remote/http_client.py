@@ -105,9 +105,9 @@ class HttpClient:
 
     async def post_checked(self, path: str, body: Any) -> None:
         """POST a request. Raises `RequestRefused` also if `success` in the answer is false."""
-        found = await self.call_json("POST", path, body)
-        if isinstance(found, dict) and found.get("success") is False:
-            raise RequestRefused(str(found.get("error_message") or found.get("message")))
+        answer = await self.call_json("POST", path, body)
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise RequestRefused(str(answer.get("error_message") or answer.get("message")))
 
     async def check_alive(self) -> None:
         """Check the health of the server. Raises `EngineGone`."""
@@ -128,10 +128,12 @@ class HttpClient:
                 rest = b""
                 while data := await answer.content.readany():
                     *lines, rest = (rest + data).split(b"\n")
-                    found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-                    done = bool(found) and found[-1] == b"[DONE]"
-                    if found := found[:-1] if done else found:
-                        yield found
+                    payloads = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+                    done = bool(payloads) and payloads[-1] == b"[DONE]"
+                    if done:
+                        payloads.pop()
+                    if payloads:
+                        yield payloads
                     if done:
                         return
             finally:
@@ -192,7 +194,7 @@ class HttpClient:
         return self._session
 
     def _refusal_error(self, status: int, path: str, raw: bytes) -> EngineError:
-        words = error_message(raw)
+        message = error_message(raw)
         if status < 400:
             return RequestRefused(
                 f"{path} at {self.address} is redirected ({status}), and prompts go only to the address of the "
@@ -204,19 +206,20 @@ class HttpClient:
                 f"the engine at {self.address} refused the key ({status}). Set {self._key_setting}",
                 status,
             )
-        if status in _UNAVAILABLE_STATUSES or any(sign in words for sign in _ENGINE_DEAD_MESSAGES):
-            return EngineGone(f"the engine at {self.address} cannot answer ({status} {words})")
-        shown = words if status == 400 and words else f"{path} at {self.address}: {status} {words}"
-        return RequestRefused(shown, status)
+        if status in _UNAVAILABLE_STATUSES or _is_engine_dead(message):
+            return EngineGone(f"the engine at {self.address} cannot answer ({status} {message})")
+        if status == 400 and message:
+            return RequestRefused(message, status)
+        return RequestRefused(f"{path} at {self.address}: {status} {message}", status)
 
     def _connection_error(self, error: BaseException, then: str) -> EngineGone:
         if isinstance(error, aiohttp.ClientConnectorError):
             return EngineGone(
                 f"no engine answers at {self.address} ({error.os_error.strerror or error.os_error})"
             )
-        words = str(error) or type(error).__name__
+        message = str(error) or type(error).__name__
         return EngineGone(
-            f"the connection to the engine at {self.address} was lost ({words}); {then}"
+            f"the connection to the engine at {self.address} was lost ({message}); {then}"
         )
 
 
@@ -230,12 +233,16 @@ def _encode_body(body: Any) -> bytes | io.BytesIO | None:
 
 def error_from_event(error: object) -> EngineError:
     """Return the exception for an error event of a stream."""
-    words = error_message(_json_encoder.encode(error))
-    if any(sign in words for sign in _ENGINE_DEAD_MESSAGES):
+    message = error_message(_json_encoder.encode(error))
+    if _is_engine_dead(message):
         return EngineGone(
-            f"the engine died ({words}); the reply is incomplete. Repeat it once the engine is back"
+            f"the engine died ({message}); the reply is incomplete. Repeat it once the engine is back"
         )
-    return EngineError(words)
+    return EngineError(message)
+
+
+def _is_engine_dead(message: str) -> bool:
+    return any(sign in message for sign in _ENGINE_DEAD_MESSAGES)
 
 
 def error_message(raw: bytes) -> str:

@@ -91,7 +91,7 @@ class VersionTable:
     @property
     def plain_base_replies(self) -> int:
         """Number of replies that use the plain base."""
-        return sum(n for held, n in self._use_counts.items() if held.is_plain_base)
+        return sum(n for loaded, n in self._use_counts.items() if loaded.is_plain_base)
 
     def look_up(self, version: int) -> LoadedVersion:
         """Return the loaded version. Raises `EngineError` if it is not loaded."""
@@ -101,23 +101,25 @@ class VersionTable:
 
     def check_capacity(self, policies: Sequence[PolicyRef]) -> None:
         """Raise `EngineError` if these versions and those still in use are more than `engine.max_loaded_versions`."""
-        in_use = [(held.ref.version, held.ref.digest) for held in self._use_counts]
+        in_use = [(loaded.ref.version, loaded.ref.digest) for loaded in self._use_counts]
         check_capacity(policies, in_use, self._max_versions)
 
     def find_loaded(self, ref: PolicyRef) -> LoadedVersion | None:
         """Return the loaded version with this digest, or None."""
-        held = self.loaded.get(ref.version)
-        return held if held is not None and held.ref == ref else None
+        loaded = self.loaded.get(ref.version)
+        return loaded if loaded is not None and loaded.ref == ref else None
 
-    def begin_use(self, held: LoadedVersion) -> None:
-        self._use_counts[held] += 1
+    def begin_use(self, loaded: LoadedVersion) -> None:
+        self._use_counts[loaded] += 1
 
-    def end_use(self, held: LoadedVersion) -> None:
-        self._use_counts[held] -= 1
-        if self._use_counts[held] <= 0:
-            del self._use_counts[held]
+    def end_use(self, loaded: LoadedVersion) -> None:
+        self._use_counts[loaded] -= 1
+        if self._use_counts[loaded] <= 0:
+            del self._use_counts[loaded]
 
     @property
     def unused_adapters(self) -> set[str]:
         """Adapters that can be unloaded: of no loaded version, and used by no reply."""
-        return self.adapters - {held.adapter for held in (*self.loaded.values(), *self._use_counts)}
+        return self.adapters - {
+            loaded.adapter for loaded in (*self.loaded.values(), *self._use_counts)
+        }

@@ -60,8 +60,8 @@ def check_endpoint(
         try:
             await asyncio.wait_for(engine.info(), wait)
         except (EngineGone, TimeoutError) as error:
-            why = str(error) or f"{engine.http.address} did not answer within {wait:g} s"
-            log.warning("%s: whether it can serve the policy is checked once it answers", why)
+            reason = str(error) or f"{engine.http.address} did not answer within {wait:g} s"
+            log.warning("%s: whether it can serve the policy is checked once it answers", reason)
         finally:
             await engine.close()
 
@@ -118,14 +118,16 @@ class OpenAiEngine(VllmEngine):
     async def _probe_endpoint(self) -> None:
         """Raise `EngineError` with reason and advice if the endpoint's replies cannot be trained on exactly."""
         first = await self._probe_completion(PROBE_PROMPT, _PROBE_TOKENS)
-        if (why := unfit_reason(first, PROBE_PROMPT, self._decode_ids)) is not None:
-            raise self._unfit_error(why)
+        reason = unfit_reason(first, PROBE_PROMPT, self._decode_ids)
+        if reason is not None:
+            raise self._unfit_error(reason)
         ids, logprobs = sampled_tokens(first)
         half = len(ids) // 2
         if half == 0:
             return
-        again = await self._probe_completion((*PROBE_PROMPT, *ids[:half]), len(ids) - half)
-        if unfit_reason(again, (*PROBE_PROMPT, *ids[:half]), self._decode_ids) or _replies_differ(
+        longer_prompt = (*PROBE_PROMPT, *ids[:half])
+        again = await self._probe_completion(longer_prompt, len(ids) - half)
+        if unfit_reason(again, longer_prompt, self._decode_ids) or _replies_differ(
             (ids[half:], logprobs[half:]), sampled_tokens(again)
         ):
             raise self._unfit_error(
@@ -142,9 +144,9 @@ class OpenAiEngine(VllmEngine):
                 f"it refuses /v1/completions with a prompt of token ids ({error})"
             ) from None
 
-    def _unfit_error(self, why: str) -> EngineError:
+    def _unfit_error(self, reason: str) -> EngineError:
         return EngineError(
-            f"{self.http.address} cannot be the policy's engine: {why}. {_ALTERNATIVES_ADVICE}."
+            f"{self.http.address} cannot be the policy's engine: {reason}. {_ALTERNATIVES_ADVICE}."
         )
 
     async def _supports_adapters(self) -> bool:
@@ -165,15 +167,19 @@ def unfit_reason(answer: Any, prompt: Sequence[int], decode: DecodeFunction | No
     if not ids:
         return "it returns no token ids"
     logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
-    if len(logprobs) != len(ids) or any(
-        lp is None or not math.isfinite(lp) or lp > 1e-3 for lp in logprobs
-    ):
+    if len(logprobs) != len(ids) or not all(map(_is_logprob, logprobs)):
         return f"it returns {len(logprobs)} usable log-probabilities for {len(ids)} tokens"
-    if (why := _prompt_mismatch_reason(answer, prompt)) is not None:
-        return why
+    prompt_reason = _prompt_mismatch_reason(answer, prompt)
+    if prompt_reason is not None:
+        return prompt_reason
     if decode is not None and choice.text and not _matches_text(ids, choice.text, decode):
         return "its ids do not decode to its text with the tokenizer of model.path: another model, or it re-tokenises"
     return None
+
+
+def _is_logprob(value: float | None) -> bool:
+    """Return whether a value is finite and, but for rounding, at most 0."""
+    return value is not None and math.isfinite(value) and value <= 1e-3
 
 
 def sampled_tokens(answer: Any) -> tuple[list[int], list[float]]:
@@ -189,11 +195,9 @@ def _prompt_mismatch_reason(answer: Mapping[str, Any], prompt: Sequence[int]) ->
     choice = answer["choices"][0]
     read = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
     if read is not None:
-        return (
-            None
-            if list(read) == list(prompt)
-            else "it re-tokenises the prompt: it read other ids than were sent"
-        )
+        if list(read) == list(prompt):
+            return None
+        return "it re-tokenises the prompt: it read other ids than were sent"
     count = (answer.get("usage") or {}).get("prompt_tokens")
     if count != len(prompt):
         return f"it does not report which ids it read, and counts {count} prompt tokens where {len(prompt)} were sent"
@@ -226,12 +230,13 @@ def _replies_differ(
 def _find_model_card(listed: Any, model: str, where: str) -> dict[str, Any]:
     """Return the entry of the model named in the settings, or the only entry that is not an adapter."""
     cards = [card for card in model_cards(listed) if not card.get("parent")]
-    named = [c for c in cards if c["id"] in (model, Path(model).name)]
-    if len(chosen := named or cards) == 1:
-        return chosen[0]
-    there = ", ".join(sorted(c["id"] for c in cards)[:10]) or "none"
+    matches = [card for card in cards if card["id"] in (model, Path(model).name)]
+    candidates = matches or cards
+    if len(candidates) == 1:
+        return candidates[0]
+    served = ", ".join(sorted(card["id"] for card in cards)[:10]) or "none"
     raise EngineError(
-        f"{where} serves these models: {there}. Set model.path, or its last part, to one of them"
+        f"{where} serves these models: {served}. Set model.path, or its last part, to one of them"
     )
 
 

@@ -117,7 +117,7 @@ class ServerProcess:
 
     async def _relay_output(self, lines: asyncio.StreamReader) -> None:
         """Write every line to the program's own log, and errors also to ours."""
-        own = _program_logger(self.name, self.log_file)
+        program_log = _program_logger(self.name, self.log_file)
         try:
             while True:
                 try:
@@ -128,16 +128,17 @@ class ServerProcess:
                 if not raw:
                     return
                 line = raw.decode(errors="replace").rstrip()
-                if (found := _GUARD_PID_LINE.match(line)) is not None:
-                    self._process_group = int(found[1])
+                guard_pid = _GUARD_PID_LINE.match(line)
+                if guard_pid is not None:
+                    self._process_group = int(guard_pid[1])
                     continue
                 self._last_lines.append(line)
-                own.info("%s", line)
+                program_log.info("%s", line)
                 loud = self._log_errors and _ERROR_LINE.search(line) is not None
                 log.log(logging.WARNING if loud else logging.DEBUG, "%s: %s", self.name, line)
         finally:
-            for handler in list(own.handlers):
-                own.removeHandler(handler)
+            for handler in list(program_log.handlers):
+                program_log.removeHandler(handler)
                 handler.close()
 
     async def _log_until_ready(self) -> None:
@@ -179,12 +180,18 @@ class ServerProcess:
         await process.wait()
 
     def _exit_error(self, code: int | None) -> EngineError:
-        number = -code if code and code < 0 else code - 128 if code and code > 128 else None
-        how = f"signal {signal.Signals(number).name}" if number is not None else f"exit code {code}"
         tail = "\n".join(f"    {line}" for line in self._last_lines)
         return EngineError(
-            f"{self.name} ended ({how}). Its last output:\n{tail}\nIts log: {self.log_file}"
+            f"{self.name} ended ({_describe_exit(code)}). Its last output:\n{tail}\nIts log: {self.log_file}"
         )
+
+
+def _describe_exit(code: int | None) -> str:
+    """Return the signal that ended a program, or its exit code. A shell reports a signal as 128 and its number."""
+    if not code or 0 < code <= 128:
+        return f"exit code {code}"
+    number = -code if code < 0 else code - 128
+    return f"signal {signal.Signals(number).name}"
 
 
 async def _wait_for_exit(process: asyncio.subprocess.Process) -> None:
@@ -222,14 +229,14 @@ def watch_url(config: Config, health_path: str) -> None:
 def _program_logger(name: str, path: Path) -> logging.Logger:
     """Return a logger that writes lines without prefix to a rotating file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    own = logging.getLogger(f"{__name__}.{name}")
-    own.propagate = False
-    own.setLevel(logging.INFO)
+    logger = logging.getLogger(f"{__name__}.{name}")
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
     handler = LogFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(message)s"))
     path.chmod(0o600)
-    own.addHandler(handler)
-    return own
+    logger.addHandler(handler)
+    return logger
 
 
 def run_python(
@@ -281,12 +288,12 @@ def command_line(
     engine: EngineConfig, module: str, flags: Mapping[str, str], switches: Sequence[str]
 ) -> list[str]:
     """Return `python -m module` with its flags; `engine.args` are last, so that they override ours."""
-    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    options = [part for name, value in flags.items() for part in (f"--{name}", value)]
     return [
         engine.python or sys.executable,
         "-m",
         module,
-        *words,
+        *options,
         *(f"--{name}" for name in switches),
         *engine.args,
     ]

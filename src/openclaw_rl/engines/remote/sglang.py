@@ -89,23 +89,23 @@ class SglangEngine(RemoteEngine):
 
     async def _server_info(self) -> dict[str, Any]:
         try:
-            found = await self.http.call_json("GET", "/server_info", limit=HEALTH_TIMEOUT)
+            server_info = await self.http.call_json("GET", "/server_info", limit=HEALTH_TIMEOUT)
         except RequestRefused as error:
             raise EngineError(
                 f"{self.http.address} is not an SGLang server, or one that is too old ({error}); "
                 f"expected SGLang {_format_version(MIN_VERSION)} or newer. {FALLBACK_ADVICE}"
             ) from None
-        if not isinstance(found, dict):
+        if not isinstance(server_info, dict):
             raise EngineError(
                 f"{self.http.address} is not an SGLang server: its /server_info is not a JSON object"
             )
-        return found
+        return server_info
 
     async def _stream_chunks(
-        self, generation: Generation, held: LoadedVersion, limit: int
+        self, generation: Generation, loaded: LoadedVersion, limit: int
     ) -> AsyncGenerator[Chunk]:
         rid = f"openclaw-{uuid.uuid4().hex}"
-        body = sglang_api.streaming_body(generation, adapter=held.adapter, limit=limit, rid=rid)
+        body = sglang_api.streaming_body(generation, adapter=loaded.adapter, limit=limit, rid=rid)
         reply = sglang_api.SglangReplyReader(generation.top_logprobs)
         ended = False
         checked = 0
@@ -117,7 +117,7 @@ class SglangEngine(RemoteEngine):
                     ended = chunk.finish is not None
                 # Again at the end: a tag may then mean other weights.
                 if ended or len(reply.weight_tags) > checked:
-                    self._check_weights(held, reply.weight_tags)
+                    self._check_weights(loaded, reply.weight_tags)
                     checked = len(reply.weight_tags)
                 if chunk is not None:
                     yield chunk
@@ -126,8 +126,8 @@ class SglangEngine(RemoteEngine):
             if not ended and not self._closed:
                 self._spawn_task(self._abort_request(rid))
 
-    def _check_weights(self, held: LoadedVersion, tags: Collection[str | None]) -> None:
-        """Raise `EngineError` if the tokens of a reply on `held` were given by other weights, which have these tags."""
+    def _check_weights(self, loaded: LoadedVersion, tags: Collection[str | None]) -> None:
+        """Raise `EngineError` if other weights, which have these tags, gave the tokens of a reply on `loaded`."""
 
     async def _abort_request(self, rid: str) -> None:
         """Abort a request. SGLang notices a closed connection only at the next token, so a queued one would stay."""
@@ -138,22 +138,22 @@ class SglangEngine(RemoteEngine):
     # Scoring
 
     async def _score_prompt(
-        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids
+        self, loaded: LoadedVersion, prompt_ids: Ids, response_ids: Ids
     ) -> Logprobs:
         whole = np.concatenate([prompt_ids, response_ids])
         answer = await self._request_scores(
-            sglang_api.scoring_body(whole, len(prompt_ids), adapter=held.adapter)
+            sglang_api.scoring_body(whole, len(prompt_ids), adapter=loaded.adapter)
         )
-        self._check_weights(held, {answer.meta_info.weight_version})
-        found = sglang_api.prompt_logprobs(answer, response_ids.tolist(), self.http.address)
-        return np.array(found, dtype=np.float32)
+        self._check_weights(loaded, {answer.meta_info.weight_version})
+        logprobs = sglang_api.prompt_logprobs(answer, response_ids.tolist(), self.http.address)
+        return np.array(logprobs, dtype=np.float32)
 
     async def _score_next_token(
-        self, held: LoadedVersion, prompt: Ids, token: int, temperature: float
+        self, loaded: LoadedVersion, prompt: Ids, token: int, temperature: float
     ) -> float:
-        body = sglang_api.next_token_body(prompt, token, temperature, adapter=held.adapter)
+        body = sglang_api.next_token_body(prompt, token, temperature, adapter=loaded.adapter)
         answer = await self._request_scores(body)
-        self._check_weights(held, {answer.meta_info.weight_version})
+        self._check_weights(loaded, {answer.meta_info.weight_version})
         return sglang_api.given_token_logprob(answer, token, self.http.address)
 
     async def _request_scores(self, body: dict[str, Any]) -> sglang_api.SglangAnswer:
@@ -162,11 +162,11 @@ class SglangEngine(RemoteEngine):
     # Versions
 
     def _prepare_adapter(self, name: str, file: AdapterFile) -> None:
-        found = [key for key in _IGNORED_KEYS if file.config.get(key)]
-        if found:
+        ignored = [key for key in _IGNORED_KEYS if file.config.get(key)]
+        if ignored:
             raise EngineError(
-                f"version {file.ref.version}: SGLang ignores {' and '.join(found)} of {file.ref.path} and would serve "
-                "other weights than were trained. Train plain LoRA, or serve it with vLLM or the embedded engine"
+                f"version {file.ref.version}: SGLang ignores {' and '.join(ignored)} of {file.ref.path} and would "
+                "serve other weights than were trained. Train plain LoRA, or serve it with vLLM or the embedded engine"
             )
 
     async def _loaded_weights_name(self) -> str:
@@ -182,11 +182,11 @@ class SglangEngine(RemoteEngine):
             raise EngineError(f"SGLang cannot load the weights in {path}: {error}") from None
 
 
-def check_version(found: str, where: str) -> None:
+def check_version(version: str, where: str) -> None:
     """Raise `EngineError` if the version is too old."""
-    if version_numbers(found) < MIN_VERSION:
+    if version_numbers(version) < MIN_VERSION:
         raise EngineError(
-            f"{where} is {found or 'of unknown version'}; expected {_format_version(MIN_VERSION)} or newer. "
+            f"{where} is {version or 'of unknown version'}; expected {_format_version(MIN_VERSION)} or newer. "
             f"{FALLBACK_ADVICE}"
         )
 

@@ -106,26 +106,26 @@ def next_token_body(
 
 
 def _request_body(prompt: Ids, params: dict[str, Any], adapter: str | None) -> dict[str, Any]:
-    made = {
+    body = {
         "input_ids": [int(i) for i in prompt],
         "sampling_params": params,
         "return_logprob": True,
         "stream": False,
     }
-    return made if adapter is None else made | {"lora_path": adapter}
+    return body if adapter is None else body | {"lora_path": adapter}
 
 
 def decode_event(raw: bytes) -> SglangAnswer:
     """Decode one event. Raises `EngineError` for an error event."""
     try:
-        found = _answer_decoder.decode(raw)
+        answer = _answer_decoder.decode(raw)
     except msgspec.DecodeError as error:
         raise EngineError(
             f"the engine's answer is not in SGLang's format ({error}): {raw[:200]!r}"
         ) from None
-    if found.error is not None:
-        raise error_from_event(found.error)
-    return found
+    if answer.error is not None:
+        raise error_from_event(answer.error)
+    return answer
 
 
 def parse_answer(value: Any) -> SglangAnswer:
@@ -173,10 +173,10 @@ class SglangReplyReader:
                     "the engine's log-probabilities and token ids are of different tokens"
                 )
             if self._top_count:
-                found = self._new_tokens(meta.output_top_logprobs, total, "alternatives")
+                alternatives = self._new_tokens(meta.output_top_logprobs, total, "alternatives")
                 tops += [
                     tuple((i, _nan_if_none(lp)) for lp, i, _ in (entry or ())[: self._top_count])
-                    for entry in found
+                    for entry in alternatives
                 ]
             ids += fresh
             logprobs += [_nan_if_none(lp) for lp, _, _ in scored]
@@ -194,15 +194,15 @@ class SglangReplyReader:
             cached=cached if first else 0,
         )
 
-    def _new_tokens(self, found: list[Any], total: int, what: str) -> list[Any]:
+    def _new_tokens(self, entries: list[Any], total: int, what: str) -> list[Any]:
         """Return the entries of the tokens that were not seen yet."""
         fresh = total - self._tokens_seen
-        if fresh >= 0 and len(found) >= total:
-            return found[self._tokens_seen : total]
-        if len(found) == fresh:
-            return found
+        if fresh >= 0 and len(entries) >= total:
+            return entries[self._tokens_seen : total]
+        if len(entries) == fresh:
+            return entries
         raise EngineError(
-            f"the engine streamed {len(found)} {what} where {fresh} of {total} are new: tokens were lost. "
+            f"the engine streamed {len(entries)} {what} where {fresh} of {total} are new: tokens were lost. "
             "Start SGLang without --stream-output, or use 0.5.14 or newer"
         )
 
@@ -214,11 +214,11 @@ def _finish_reason(reason: dict[str, Any] | None) -> str | None:
     kind = reason.get("type")
     if kind in ("stop", "length"):
         return str(kind)
-    words = str(reason.get("message") or kind)
+    message = str(reason.get("message") or kind)
     status = reason.get("status_code")
     if isinstance(status, int) and 400 <= status < 500:
-        raise EngineError(words)
-    raise EngineGone(f"the engine aborted the reply ({words}). Repeat the request")
+        raise EngineError(message)
+    raise EngineGone(f"the engine aborted the reply ({message}). Repeat the request")
 
 
 def _nan_if_none(logprob: float | None) -> float:
@@ -230,22 +230,22 @@ def prompt_logprobs(answer: SglangAnswer, ids: Sequence[int], where: str) -> lis
 
     The entry before them has no log-probability. SGLang returns the last id of the vocabulary, its image mark, as 0.
     """
-    found = answer.meta_info.input_token_logprobs
-    same = len(found) == len(ids) + 1 and all(
+    entries = answer.meta_info.input_token_logprobs
+    same = len(entries) == len(ids) + 1 and all(
         lp is not None and i in (int(sent), 0)
-        for (lp, i, _), sent in zip(found[1:], ids, strict=True)
+        for (lp, i, _), sent in zip(entries[1:], ids, strict=True)
     )
     if not same:
         raise EngineError(
-            f"the engine at {where} scored {max(len(found) - 1, 0)} tokens, or others, of {len(ids)} sent"
+            f"the engine at {where} scored {max(len(entries) - 1, 0)} tokens, or others, of {len(ids)} sent"
         )
-    return [_nan_if_none(lp) for lp, _, _ in found[1:]]
+    return [_nan_if_none(lp) for lp, _, _ in entries[1:]]
 
 
 def given_token_logprob(answer: SglangAnswer, token: int, where: str) -> float:
     """Return the log-probability of `token` from an answer to `next_token_body`. Raises `EngineError`."""
     rows = answer.meta_info.output_token_ids_logprobs
-    found = {i: _nan_if_none(lp) for lp, i, _ in (rows[0] or ())} if rows else {}
-    if token not in found:
+    logprobs = {i: _nan_if_none(lp) for lp, i, _ in (rows[0] or ())} if rows else {}
+    if token not in logprobs:
         raise EngineError(f"the engine at {where} does not score given ids (token_ids_logprob)")
-    return found[token]
+    return logprobs[token]

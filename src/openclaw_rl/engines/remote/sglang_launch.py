@@ -53,14 +53,14 @@ def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> Sg
 def check_sglang(config: Config) -> str:
     """Return the installed version. Raises `EngineError` if it cannot be started with these settings."""
     python = config.engine.python or sys.executable
-    found = server_process.run_python(python, _FIND_VERSION)
-    if found.returncode != 0:
+    completed = server_process.run_python(python, _FIND_VERSION)
+    if completed.returncode != 0:
         raise EngineError(
             f"sglang is not installed for {python}. Install it there (`pip install sglang`; it needs a GPU), or give "
             "the interpreter of an environment that has it: --engine-python PATH. To use a running SGLang server: "
             "--engine-url URL. Or fall back to vLLM: --backend vllm"
         )
-    version = found.stdout.decode(errors="replace").strip()
+    version = completed.stdout.decode(errors="replace").strip()
     check_version(version, f"the sglang of {python}")
     if config.engine.effective_convention == "processed":
         raise EngineError(
@@ -103,8 +103,9 @@ def server_command(config: Config, version: str) -> list[str]:
     }
     if engine.max_context is not None:
         flags["context-length"] = str(engine.max_context)
-    if (found := re.fullmatch(r"cuda:(\d+)", config.model.device)) is not None:
-        flags["base-gpu-id"] = found[1]
+    gpu = re.fullmatch(r"cuda:(\d+)", config.model.device)
+    if gpu is not None:
+        flags["base-gpu-id"] = gpu[1]
     switches = ["enable-lora"]
     if server_process.version_numbers(version) >= _INCREMENTAL_MIN_VERSION:
         # Else every event repeats the whole reply.
@@ -127,38 +128,38 @@ def _address_file(config: Config) -> Path:
 def _read_address(config: Config) -> dict[str, Any]:
     """Return host, port and key of this home's server, in SGLang's `--config` format; create them if missing."""
     try:
-        found = yaml.safe_load(_address_file(config).read_text(encoding="utf-8"))
+        address = yaml.safe_load(_address_file(config).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return _write_address(config, secrets.token_urlsafe(32))
     except (OSError, yaml.YAMLError) as error:
         raise EngineError(
             f"{_address_file(config)} cannot be read ({error}). Remove it; it is then created again"
         ) from None
-    if not isinstance(found, dict) or {"host", "port", "api-key"} - set(found):
+    if not isinstance(address, dict) or {"host", "port", "api-key"} - set(address):
         raise EngineError(
             f"{_address_file(config)} does not have host, port and api-key. Remove it; it is then created again"
         )
-    return found
+    return address
 
 
 def _write_address(config: Config, key: str, *, again: bool = False) -> dict[str, Any]:
     file = _address_file(config)
     place = {"host": _HOST, "port": free_port(), "api-key": key}
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    own = file.with_name(f"{file.name}.{os.getpid()}")
-    own.touch(mode=0o600)
-    own.write_text(yaml.safe_dump(place), encoding="utf-8")
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    temporary.touch(mode=0o600)
+    temporary.write_text(yaml.safe_dump(place), encoding="utf-8")
     if again:
-        own.replace(file)
+        temporary.replace(file)
         return place
     try:
         # Unlike a rename, it fails if the file exists.
-        file.hardlink_to(own)
+        file.hardlink_to(temporary)
     except FileExistsError:
         # Another process was first.
         return _read_address(config)
     finally:
-        own.unlink()
+        temporary.unlink()
     return place
 
 

@@ -38,13 +38,17 @@ class SglangRouterEngine(SglangEngine):
         self._home = home
 
     async def _prepare_version(
-        self, held: LoadedVersion, beside: Sequence[LoadedVersion]
+        self, loaded: LoadedVersion, beside: Sequence[LoadedVersion]
     ) -> LoadedVersion:
-        if held.adapter is not None:
+        if loaded.adapter is not None:
             raise EngineError(
-                f"version {held.ref.version} is an adapter, and the trainer updates full weights (engine.weights)"
+                f"version {loaded.ref.version} is an adapter, and the trainer updates full weights (engine.weights)"
             )
-        return held if held.ref.path is None else replace(held, weights=Path(held.ref.path).name)
+        return (
+            loaded
+            if loaded.ref.path is None
+            else replace(loaded, weights=Path(loaded.ref.path).name)
+        )
 
     async def _loaded_weights_name(self) -> str:
         answer = await self.http.call_json("GET", "/model_info")
@@ -67,20 +71,20 @@ class SglangRouterEngine(SglangEngine):
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _check_weights(self, held: LoadedVersion, tags: Collection[str | None]) -> None:
+    def _check_weights(self, loaded: LoadedVersion, tags: Collection[str | None]) -> None:
         """Raise `EngineGone` if the trainer changed the weights under a reply. While it connects, any will do."""
-        others = {self._name_of(tag) for tag in tags} - {held.weights or BASE_WEIGHTS}
+        others = {self._name_of(tag) for tag in tags} - {loaded.weights or BASE_WEIGHTS}
         if not others or not self.connected:
             return
         # Its name is read again.
         self._weight_lock = WeightLock(None, self._swap_full_weights)
         raise EngineGone(
-            f"the trainer loaded {_in_words(others.pop())} during a reply on {_in_words(held.weights)}"
+            f"the trainer loaded {_in_words(others.pop())} during a reply on {_in_words(loaded.weights)}"
         )
 
     def _name_of(self, tag: str | None) -> str:
-        found = self._read_weights()
-        return (found[tag] or BASE_WEIGHTS) if tag is not None and tag in found else _UNKNOWN
+        names = self._read_weights()
+        return (names[tag] or BASE_WEIGHTS) if tag is not None and tag in names else _UNKNOWN
 
     def _read_weights(self) -> dict[str, str | None]:
         try:

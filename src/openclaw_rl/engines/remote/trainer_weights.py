@@ -45,24 +45,24 @@ def read_weights(home: Path) -> dict[str, str | None]:
 
 
 def _weights_of(path: Path, record: dict[str, Any]) -> dict[str, str | None]:
-    found = record.get("weights")
-    if not isinstance(found, dict) or not all(
-        folder is None or isinstance(folder, str) for folder in found.values()
+    weights = record.get("weights")
+    if not isinstance(weights, dict) or not all(
+        folder is None or isinstance(folder, str) for folder in weights.values()
     ):
         raise _damaged(path, "it has no weights")
-    return found
+    return weights
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise _damaged(path, "it is no object")
-    return found
+    return value
 
 
 def _damaged(path: Path, reason: str) -> ValueError:

@@ -111,8 +111,8 @@ class VllmEngine(RemoteEngine):
         self._context_length = context
         self._base_name = str(card["id"])
         self._base_path = str(card.get("root") or card["id"])
-        found = await self.http.call_json("GET", "/version")
-        version = str(found.get("version", "")) if isinstance(found, dict) else ""
+        answer = await self.http.call_json("GET", "/version")
+        version = str(answer.get("version", "")) if isinstance(answer, dict) else ""
         self._supports_patterns = version_numbers(version) >= _PATTERNS_MIN_VERSION
         self._device, dtype = await self._device_and_dtype()
         return EngineInfo(
@@ -127,10 +127,10 @@ class VllmEngine(RemoteEngine):
     async def _device_and_dtype(self) -> tuple[str, str]:
         """Return device and dtype; empty outside of the server's development mode, which reports them."""
         try:
-            found = await self.http.call_json(
+            answer = await self.http.call_json(
                 "GET", "/server_info", params={"config_format": "json"}
             )
-            config = found["vllm_config"]
+            config = answer["vllm_config"]
             device = config["device_config"]["device"]
             dtype = config["model_config"]["dtype"]
         except (RequestRefused, KeyError, TypeError):
@@ -170,7 +170,8 @@ class VllmEngine(RemoteEngine):
     async def _encode_chat(self, prompt: ImagePrompt, fields: dict[str, Any]) -> bytes:
         """Return a request with a conversation as JSON. Its messages are encoded once for all replies to it."""
         large = sum(map(len, prompt.images.values())) > _ENCODE_IN_THREAD_CHARS
-        if (messages := self._encoded_messages.get(prompt)) is None:
+        messages = self._encoded_messages.get(prompt)
+        if messages is None:
             messages = await call_in(chat_api.encode_messages, prompt, in_thread=large)
             self._encoded_messages[prompt] = messages
         return await call_in(chat_api.encode_body, fields, messages, in_thread=large)
@@ -181,13 +182,13 @@ class VllmEngine(RemoteEngine):
             await self.http.call_json("POST", "/v1/completions", asked)
         )
 
-    def _model_name(self, held: LoadedVersion) -> str:
-        return held.adapter or self._base_name
+    def _model_name(self, loaded: LoadedVersion) -> str:
+        return loaded.adapter or self._base_name
 
     async def _stream_chunks(
-        self, generation: Generation, held: LoadedVersion, limit: int
+        self, generation: Generation, loaded: LoadedVersion, limit: int
     ) -> AsyncGenerator[Chunk]:
-        path, asked, decode = _stream_request(generation, self._model_name(held), limit)
+        path, asked, decode = _stream_request(generation, self._model_name(loaded), limit)
         if generation.sampling.grammar is not None:
             asked |= _grammar_fields(generation.sampling.grammar)
         body: dict[str, Any] | bytes = asked
@@ -211,74 +212,74 @@ class VllmEngine(RemoteEngine):
     # Scoring
 
     async def _score_prompt(
-        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids
+        self, loaded: LoadedVersion, prompt_ids: Ids, response_ids: Ids
     ) -> Logprobs:
         whole = np.concatenate([prompt_ids, response_ids])
         # No space for the one token that a request must sample.
         if len(whole) == self._context_length:
             last = np.array(
-                [await self._score_next_token(held, whole[:-1], int(whole[-1]), 1.0)],
+                [await self._score_next_token(loaded, whole[:-1], int(whole[-1]), 1.0)],
                 dtype=np.float32,
             )
             if len(response_ids) == 1:
                 return last
             return np.concatenate(
-                [await self._score_prompt(held, prompt_ids, response_ids[:-1]), last]
+                [await self._score_prompt(loaded, prompt_ids, response_ids[:-1]), last]
             )
-        asked = completions_api.request_body(self._model_name(held), whole, Sampling(seed=0)) | {
+        asked = completions_api.request_body(self._model_name(loaded), whole, Sampling(seed=0)) | {
             "prompt_logprobs": 0
         }
-        found = completions_api.prompt_logprobs(
+        logprobs = completions_api.prompt_logprobs(
             await self._request_choice(asked), whole, len(prompt_ids)
         )
-        return np.array(found, dtype=np.float32)
+        return np.array(logprobs, dtype=np.float32)
 
     async def _score_next_token(
-        self, held: LoadedVersion, prompt: Ids, token: int, temperature: float
+        self, loaded: LoadedVersion, prompt: Ids, token: int, temperature: float
     ) -> float:
         sampling = Sampling(temperature=temperature, seed=0)
-        asked = completions_api.request_body(self._model_name(held), prompt, sampling)
+        asked = completions_api.request_body(self._model_name(loaded), prompt, sampling)
         choice = await self._request_choice(asked | {"logprob_token_ids": [token]})
         tops = choice.logprobs.top_logprobs if choice.logprobs is not None else []
-        found = dict(completions_api.top_alternatives(tops[0] or {})) if tops else {}
-        if token not in found:
+        logprobs = dict(completions_api.top_alternatives(tops[0] or {})) if tops else {}
+        if token not in logprobs:
             raise EngineError(
                 f"the vLLM server at {self.http.address} does not score given ids (logprob_token_ids); "
                 "it needs a newer version"
             )
-        return found[token]
+        return logprobs[token]
 
     # Versions
 
     async def _prepare_version(
-        self, held: LoadedVersion, beside: Sequence[LoadedVersion]
+        self, loaded: LoadedVersion, beside: Sequence[LoadedVersion]
     ) -> LoadedVersion:
         """Serve the base as an identity adapter if there are other adapters.
 
         Without a GPU, vLLM applies the adapter of its last slot to rows without one if other rows have an adapter.
         """
-        if not held.is_plain_base:
-            return held
+        if not loaded.is_plain_base:
+            return loaded
         if self._identity_adapter is None:
             first = next((h for h in beside if h.adapter is not None), None)
             if first is None:
-                return held
+                return loaded
             file = await asyncio.to_thread(adapter_file.read_adapter, first.adapter_files)
             self._identity_adapter = await asyncio.to_thread(
                 adapter_file.write_identity_adapter, file, self._identity_folder
             )
         return LoadedVersion(
-            ref=held.ref,
+            ref=loaded.ref,
             adapter=adapter_name(self._identity_adapter, self.owner),
             source=self._identity_adapter,
         )
 
     def _prepare_adapter(self, name: str, file: AdapterFile) -> None:
-        found = [key for key in ("rank_pattern", "alpha_pattern") if file.config.get(key)]
+        patterns = [key for key in ("rank_pattern", "alpha_pattern") if file.config.get(key)]
         ref = file.ref
-        if found and not self._supports_patterns:
+        if patterns and not self._supports_patterns:
             raise EngineError(
-                f"version {ref.version}: this version of vLLM ignores {' and '.join(found)} of {ref.path}; "
+                f"version {ref.version}: this version of vLLM ignores {' and '.join(patterns)} of {ref.path}; "
                 f"expected {'.'.join(map(str, _PATTERNS_MIN_VERSION))} or newer"
             )
         takes_last_slot = len(self._loaded_adapters) >= self.config.max_loaded_versions - 1
@@ -296,10 +297,10 @@ class VllmEngine(RemoteEngine):
     async def _loaded_weights_name(self) -> str:
         """Return the tag that `_load_full_weights` set. Without the route we cannot have loaded other weights."""
         try:
-            found = await self.http.call_json("GET", "/weight_info")
+            answer = await self.http.call_json("GET", "/weight_info")
         except RequestRefused:
             return BASE_WEIGHTS
-        return full_weights_name(found)
+        return full_weights_name(answer)
 
     async def _load_full_weights(self, name: str, ref: PolicyRef | None) -> None:
         path = adapter_file.absolute_path(ref) if ref is not None else self._base_path
@@ -368,5 +369,5 @@ def _grammar_fields(grammar: str) -> dict[str, Any]:
 
 def model_cards(listed: Any) -> list[dict[str, Any]]:
     """Return the models in an answer to `/v1/models`, adapters included; empty if it has another shape."""
-    found = listed.get("data") if isinstance(listed, dict) else None
-    return [c for c in found or () if isinstance(c, dict) and isinstance(c.get("id"), str)]
+    cards = listed.get("data") if isinstance(listed, dict) else None
+    return [c for c in cards or () if isinstance(c, dict) and isinstance(c.get("id"), str)]

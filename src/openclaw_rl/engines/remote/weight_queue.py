@@ -76,17 +76,19 @@ class WeightLock:
         # A failed change leaves the weights undefined.
         self._change_task = None
         self._current_weights = weights if failure is None else None
-        admitted = [
-            future for wanted, future in self._waiting if wanted == weights and not future.done()
-        ]
-        self._waiting = [entry for entry in self._waiting if entry[0] != weights]
-        for future in admitted:
+        for future in self._remove_waiting(weights):
             if failure is not None:
                 future.set_exception(failure)
                 continue
             self._running_count += 1
             future.set_result(None)
         self._start_change_if_due()
+
+    def _remove_waiting(self, weights: str) -> list[asyncio.Future[None]]:
+        """Take those that wait for these weights out of the line; return the futures that are not done."""
+        futures = [future for wanted, future in self._waiting if wanted == weights]
+        self._waiting = [entry for entry in self._waiting if entry[0] != weights]
+        return [future for future in futures if not future.done()]
 
     def close(self, error: Exception) -> None:
         """Raise `error` in all waiting coroutines and cancel a running change."""
