@@ -43,9 +43,13 @@ def test_a_commit_of_others_just_before_its_own_is_noticed(store: Store) -> None
 
 def test_an_error_rolls_back_and_the_writer_goes_on(store: Store) -> None:
     writer = store.open_writer()
-    with pytest.raises(RuntimeError), writer.write() as conn:
+
+    def half_way(conn: Connection) -> None:
         serve(conn, "lost")
         raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError), writer.write() as conn:
+        half_way(conn)
     with writer.write() as conn:
         serve(conn, "stored")
     with store.read() as conn:
