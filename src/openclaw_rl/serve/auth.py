@@ -104,9 +104,10 @@ class ApiKeys:
 
     def _find_caller(self, headers: Mapping[str, str]) -> Caller:
         keys = _sent_keys(headers)
-        owner = next((scope for key in keys if (scope := self._match_key(key)) is not None), None)
-        if owner is not None:
-            return Caller(scope=owner, owner=owner)
+        for key in keys:
+            owner = self._match_key(key)
+            if owner is not None:
+                return Caller(scope=owner, owner=owner)
         ticket = next(
             (ticket for key in keys if (ticket := self._match_ticket(key)) is not None), None
         )
