@@ -141,6 +141,23 @@ def test_what_is_queued_is_written_before_the_end(site: Site) -> None:
         assert conn.exec_driver_sql("SELECT id FROM feedback").scalar_one() == "late"
 
 
+def test_exchanges_are_no_changes_by_others(site: Site) -> None:
+    """Else the version manager reads the head after each of them."""
+    done = site.get(site.client().chat.completions.create(model="openclaw", messages=[USER]).id)
+    writer = GroupCommitWriter(site.store, GatewayMetrics())
+    assert writer.others_have_changed()
+
+    async def main() -> None:
+        await writer.put(replace(done.request, id="again"))
+
+    asyncio.run(main())
+    assert not writer.others_have_changed()
+    with site.store.write() as conn:
+        conn.exec_driver_sql("UPDATE exchanges SET agent = 'another' WHERE id = 'again'")
+    assert writer.others_have_changed()
+    writer.close()
+
+
 def test_replies_that_run_at_the_end_are_recorded(start: Start) -> None:
     site = start(delay=0.05)
     site.script.say("one two three " * 50)

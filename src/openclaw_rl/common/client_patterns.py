@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import yaml
 
@@ -16,6 +17,9 @@ EPHEMERAL_PATTERNS: tuple[str, ...] = tuple(_SHIPPED["ephemeral"].values())
 SIDE_PATTERNS: tuple[str, ...] = tuple(_SHIPPED["side"])
 CLIENT_PROMPT_PATTERNS: tuple[str, ...] = tuple(_SHIPPED["client_prompt"])
 _TYPED_DURING_RUN = LinearPattern(_SHIPPED["typed_during_run"])
+# Texts whose result is remembered, and their greatest length.
+_CACHED_TEXTS = 256
+_MAX_CACHED_CHARS = 4096
 
 
 class ClientContext:
@@ -29,8 +33,15 @@ class ClientContext:
         for pattern in patterns:
             self._patterns.add(f"(?s){pattern}")
         self._patterns.compile()
+        # The newest message of a request is read several times: for its mark, for lessons, for hints.
+        self._recognise_short = lru_cache(_CACHED_TEXTS)(self._recognise)
 
     def __call__(self, text: str) -> bool:
+        if len(text) <= _MAX_CACHED_CHARS:
+            return self._recognise_short(text)
+        return self._recognise(text)
+
+    def _recognise(self, text: str) -> bool:
         return bool(self._patterns.matching(text)) and not _TYPED_DURING_RUN.matches(text)
 
 

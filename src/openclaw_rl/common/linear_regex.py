@@ -61,7 +61,11 @@ class LinearPattern:
 
     def matches(self, text: str) -> bool:
         """Return whether the expression matches anywhere in the text."""
-        return self._compiled.search(_encode(text)) is not None
+        return self.matches_encoded(_encode(text))
+
+    def matches_encoded(self, text: bytes) -> bool:
+        """Return whether the expression matches anywhere in the text, which is in UTF-8."""
+        return self._compiled.search(text) is not None
 
     def fullmatch(self, text: str) -> bool:
         """Return whether the expression matches the whole text."""
@@ -111,8 +115,15 @@ class PatternSet:
 
     def matching(self, text: str) -> frozenset[LinearPattern]:
         """Return the patterns that match anywhere in the text."""
-        places = self._filter.Match(_encode(text)) if self._patterns else None
-        return frozenset(self._patterns[place] for place in places) if places else _NO_PATTERNS
+        if not self._patterns:
+            return _NO_PATTERNS
+        encoded = _encode(text)
+        # The filter can search for the expressions itself, but it takes up to ten times as long as their own search.
+        candidates = self._filter.Match(encoded, True)
+        if not candidates:
+            return _NO_PATTERNS
+        patterns = map(self._patterns.__getitem__, candidates)
+        return frozenset(pattern for pattern in patterns if pattern.matches_encoded(encoded))
 
 
 _NO_PATTERNS: frozenset[LinearPattern] = frozenset()

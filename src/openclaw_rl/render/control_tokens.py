@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, TypeVar
 
 LITERAL_MARK = f"~{secrets.randbelow(10**12):012}~"
@@ -94,12 +95,17 @@ class ControlTokenText:
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
+        return
+    items: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        items = chain.from_iterable(value.items())
     elif isinstance(value, list | tuple):
-        for item in value:
+        items = value
+    for item in items:
+        # Most are texts, for which a generator of their own would take most of the time.
+        if isinstance(item, str):
+            yield item
+        else:
             yield from _texts(item)
 
 

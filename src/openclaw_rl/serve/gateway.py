@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from dataclasses import replace
+from functools import partial
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.disk_space import DiskMonitor
@@ -28,7 +29,7 @@ from openclaw_rl.serve.chat_request import (
 from openclaw_rl.serve.episodes.open_episodes import OpenEpisodes, apply_episode
 from openclaw_rl.serve.gate.canary import conversation_of
 from openclaw_rl.serve.group_commit import GroupCommitWriter
-from openclaw_rl.serve.images.image_admission import admit_images, text_only_reason
+from openclaw_rl.serve.images.image_admission import admit_images, find_images, text_only_reason
 from openclaw_rl.serve.images.image_rendering import ImageRenderer
 from openclaw_rl.serve.inflight_reply import InflightReply
 from openclaw_rl.serve.lessons.lesson_examiner import LessonExaminer
@@ -86,7 +87,12 @@ class Gateway:
         self.metrics.running.set_function(lambda: self.load.running_replies)
         self.writer = GroupCommitWriter(store, self.metrics, DiskMonitor(store.path.parent))
         self.versions = VersionManager(
-            store, engine, cap=config.engine.max_loaded_versions, metrics=self.metrics
+            store,
+            engine,
+            cap=config.engine.max_loaded_versions,
+            metrics=self.metrics,
+            # The gateway's own exchanges move no head, and under load they are written all the time.
+            has_changed=self.writer.others_have_changed,
         )
         self.prompt_builder = PromptBuilder(
             renderer,
@@ -179,6 +185,7 @@ class Gateway:
         for number in range(request.n):
             if number:
                 self.versions.acquire_again(version)
+                header = replace(header, id=choice_id(record.id, number))
             choice = _copy_for_choice(record, number)
             replies.append(
                 InflightReply(
@@ -186,7 +193,7 @@ class Gateway:
                     request,
                     choice,
                     prompt,
-                    replace(header, id=choice.id),
+                    header,
                     is_pinned=model.is_pinned,
                 )
             )
@@ -203,7 +210,7 @@ class Gateway:
             owner = policy_name(
                 self.config.policy.per, agent=agent, user=request.user, key=caller.owner
             )
-            conversation = conversation_of(caller.scope, session, prompt.history)
+            conversation = partial(conversation_of, caller.scope, session, prompt.history)
             version = self.versions.acquire_current(owner, conversation)
         if caller.episode is not None:
             try:
@@ -231,12 +238,10 @@ class Gateway:
     async def _complete_request(self, request: ChatRequest, scope: str) -> ChatRequest:
         """Return the request with its whole conversation, and with its images read. Raises `RequestError`."""
         request = await resolve_previous_response(request, scope, self.store)
-        return await call_in(
-            admit_images,
-            request,
-            self.image_refusal,
-            in_thread=request.size > BUILD_IN_THREAD_BYTES,
-        )
+        is_large = request.size > BUILD_IN_THREAD_BYTES
+        if not is_large and not find_images(request.messages):
+            return request
+        return await call_in(admit_images, request, self.image_refusal, in_thread=is_large)
 
     @property
     def image_refusal(self) -> str | None:
@@ -376,7 +381,8 @@ class Gateway:
                 raise
         else:
             if not prompt.lessons or len(prompt.rendered.prompt_ids) < limit:
-                return replace(prompt, withdrawn=lookup.found.withdrawn)
+                withdrawn = lookup.found.withdrawn
+                return replace(prompt, withdrawn=withdrawn) if withdrawn else prompt
         return await self.prompt_builder.build_prompt(request, scope, limit)
 
     async def close(self) -> None:

@@ -44,7 +44,7 @@ class GroupCommitWriter:
         self, store: Store, metrics: GatewayMetrics, disk: DiskMonitor | None = None
     ) -> None:
         """`disk` learns of writes that failed because the disk is full."""
-        self._store = store
+        self._store_writer = store.open_writer()
         self._metrics = metrics
         self.disk = disk or DiskMonitor(store.path.parent)
         # Ends of replies; monotonic seconds until they fail.
@@ -91,6 +91,7 @@ class GroupCommitWriter:
             self._flush_pending()
         self._queue.put(None)
         self._thread.join()
+        self._store_writer.close()
 
     def _run_thread(self) -> None:
         while not self._closing:
@@ -109,6 +110,13 @@ class GroupCommitWriter:
         # The next start marks these exchanges as failed.
         for job, _ in self._held:
             _notify_waiters([job], DiskFull("the disk is full"))
+
+    def others_have_changed(self) -> bool:
+        """Return whether anyone but this writer has committed since the last call (True on the first).
+
+        May wait for a commit, so it is not for the event loop.
+        """
+        return self._store_writer.others_have_changed()
 
     def stop_waiting(self) -> None:
         """Let writes fail that wait for space on a full disk, because this process ends."""
@@ -146,7 +154,7 @@ class GroupCommitWriter:
 
         `again`: write `jobs` only. A new item may finish a request whose own admission is retried later.
         """
-        with self._store.write() as conn:
+        with self._store_writer.write() as conn:
             group = jobs
             while group:
                 _insert_items(conn, [item for item, _ in group])

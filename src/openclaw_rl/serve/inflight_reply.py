@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,8 +58,8 @@ MAX_COMMIT_DELAY = 0.002
 CLIENT_LEFT = "the client closed the connection"
 
 
-class ReplyStage(Enum):
-    """Where a reply is in its life."""
+class ReplyStage(StrEnum):
+    """Where a reply is in its life. A `StrEnum`, as Python computes the hash of other members in Python code."""
 
     ADMITTED = "admitted"
     """Its request is recorded or will be, and nobody has asked for a part of it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -40,17 +40,23 @@ _STORED_IMAGE = (
 )
 
 
+def find_images(messages: Sequence[Message]) -> list[int]:
+    """Return the indexes of the messages that have images."""
+    indexes = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list) and any(map(_is_image, content)):
+            indexes.append(index)
+    return indexes
+
+
 def admit_images(request: ChatRequest, refusal: str | None) -> ChatRequest:
     """Return the request with a digest in the place of each image, and the images beside its messages.
 
     `refusal`: why the model or its engine reads no images, or None. Raises `RequestError` for an image that cannot be
     read, is too large, or may not be sent to this model.
     """
-    with_images = [
-        n
-        for n, message in enumerate(request.messages)
-        if isinstance(message.get("content"), list) and _has_image_part(message)
-    ]
+    with_images = find_images(request.messages)
     if not with_images:
         return request
     reader = _ImageReader(request.prompt_field)
@@ -72,10 +78,6 @@ def admit_images(request: ChatRequest, refusal: str | None) -> ChatRequest:
 def _image_parts(message: Message) -> list[Any]:
     content = message.get("content")
     return content if isinstance(content, list) else []
-
-
-def _has_image_part(message: Message) -> bool:
-    return any(_is_image(part) for part in _image_parts(message))
 
 
 def _is_image(part: Any) -> bool:

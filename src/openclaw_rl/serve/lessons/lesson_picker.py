@@ -172,8 +172,10 @@ class LessonPicker:
         """Return whether a prompt certainly gets no lesson: none exists, and its newest message has no wish."""
         if has_lessons(self._store, context.policy, context.key):
             return False
-        newest, reply = self._newest_exchange(messages)
         # A wish is about the reply before it.
+        if all(message.get("role") != "assistant" for message in messages):
+            return True
+        newest, reply = self._newest_exchange(messages)
         if newest is None or reply is None:
             return True
         if len(message_text(newest)) > MAX_SHORT_CHARS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import ModelError
@@ -18,8 +18,12 @@ from openclaw_rl.types import Policy, PolicyState
 class StoredHeads:
     """Read again when the store has changed."""
 
-    def __init__(self, store: Store, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, store: Store, metrics: GatewayMetrics, has_changed: Callable[[], bool]
+    ) -> None:
+        """`has_changed` returns whether a head may have moved since its last call."""
         self._store = store
+        self._has_changed = has_changed
         self._metrics = metrics
         # By version; those that were needed so far.
         self._policies: dict[int, Policy] = {}
@@ -47,7 +51,7 @@ class StoredHeads:
 
         `in_use`: version -> number of its replies; the candidates among them are not forgotten yet.
         """
-        if self._policies and not self._store.has_changed():
+        if self._policies and not self._has_changed():
             return False
         with self._store.read() as conn:
             policy = policies.head(conn)

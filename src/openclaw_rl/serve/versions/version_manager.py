@@ -50,8 +50,20 @@ def unservable_reason(policy: Policy | None, *, for_gate: bool = False) -> str |
 class VersionManager:
     """Keeps the engine's versions up to date. A new request gets the newest loaded head; a reply keeps its version."""
 
-    def __init__(self, store: Store, engine: Engine, *, cap: int, metrics: GatewayMetrics) -> None:
-        self._stored = StoredHeads(store, metrics)
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        *,
+        cap: int,
+        metrics: GatewayMetrics,
+        has_changed: Callable[[], bool] | None = None,
+    ) -> None:
+        """`has_changed` returns whether the head may have moved since its last call; None: after any commit.
+
+        It is called in threads.
+        """
+        self._stored = StoredHeads(store, metrics, has_changed or store.has_changed)
         self._engine = engine
         self._max_loaded = cap
         self._metrics = metrics
@@ -90,18 +102,20 @@ class VersionManager:
 
     # Called by requests.
 
-    def acquire_current(self, policy: str = DEFAULT_NAME, conversation: bytes = b"") -> int:
+    def acquire_current(
+        self, policy: str = DEFAULT_NAME, conversation: Callable[[], bytes] = bytes
+    ) -> int:
         """Acquire the version for a new request to a policy. The caller releases it with `release`.
 
         If the engine has loaded no version of a policy of one's own, its head is loaded while the request waits.
-        `conversation`: decides whether a canary answers, so that it answers whole conversations.
+        `conversation` returns what decides whether a canary answers, so that it answers whole conversations.
         """
         version = self.serving if policy == DEFAULT_NAME else self._choose_version(policy)
         canary = self._stored.canaries.get(policy)
         if (
             canary is not None
             and canary.version in self._loaded
-            and is_chosen(canary, conversation)
+            and is_chosen(canary, conversation())
         ):
             version = canary.version
         self._in_use[version] += 1
