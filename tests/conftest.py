@@ -57,7 +57,7 @@ def restored_log() -> Iterator[None]:
             handler.close()
 
 
-THREAD_SECONDS = 4.0
+THREAD_SECONDS = 60.0
 POOL_PREFIXES = ("large-request_", "tqdm", "pymp")
 """Threads of pools that last as long as the process."""
 

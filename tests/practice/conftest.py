@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.train.conftest import builder, fill, head, judged, renderer, starter_identity, store
+from tests.train.conftest import (
+    builder,
+    closed_leases,
+    fill,
+    head,
+    judged,
+    renderer,
+    starter_identity,
+    store,
+)
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.rules.lesson_topics import load_topics
@@ -31,7 +40,16 @@ from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 
-__all__ = ["builder", "fill", "head", "judged", "renderer", "starter_identity", "store"]
+__all__ = [
+    "builder",
+    "closed_leases",
+    "fill",
+    "head",
+    "judged",
+    "renderer",
+    "starter_identity",
+    "store",
+]
 SHORT = Lesson(
     id="aa",
     key="key",

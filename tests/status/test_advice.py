@@ -42,7 +42,7 @@ COMMAND = re.compile(r"`openclaw-rl ([^`]+)`")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 FILE_NAMES = {"engine.sock", "engine.log", "data.file", "data.buffer", "train.log", "train.py"}
 FILE_NAMES |= {"model.safetensors.index.json", "fireworks.json"}
-EVENT = re.compile(r'events\.append\(\s*conn, "([a-z_.]+)"')  # their names look like settings
+EVENT = re.compile(r'events\.append\(\s*conn,\s*"([a-z_.]+)"')  # their names look like settings
 OTHER_PROGRAMS = {"--address", "--head", "--no-deps", "--sglang-router-ip"}  # ray, pip, slime
 
 

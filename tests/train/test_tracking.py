@@ -92,15 +92,27 @@ SURFACE = {  # what the descriptions promise, by these very names
 }  # fmt: skip
 
 
-def test_tensorboard_shows_the_metrics(tmp_path: Path) -> None:
+def test_tensorboard_shows_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", exc_type=ImportError
     )
+    from tensorboard import summary
+
+    writers: list[summary.Writer] = []
+
+    class RememberedWriter(summary.Writer):
+        def __init__(self, folder: str) -> None:
+            super().__init__(folder)
+            writers.append(self)
+
+    monkeypatch.setattr(summary, "Writer", RememberedWriter)
     made = tracker(tmp_path, "tensorboard")
     made.log_step(policy(4), SURFACE, [])
     made.log_step(policy(5), {"loss/total": 0.25}, [])
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
+    for writer in writers:
+        writer.close()
     written = {
         name: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(name)]
         for name in SURFACE
