@@ -96,16 +96,16 @@ def test_tensorboard_shows_the_metrics(tmp_path: Path, monkeypatch: pytest.Monke
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", exc_type=ImportError
     )
-    from tensorboard import summary
+    # `tensorboard.summary` itself is a stand-in for a module that is loaded later.
+    summary = importlib.import_module("tensorboard.summary")
+    writers = []
 
-    writers: list[summary.Writer] = []
+    def make_writer(folder: str) -> Any:
+        writers.append(open_writer(folder))
+        return writers[-1]
 
-    class RememberedWriter(summary.Writer):
-        def __init__(self, folder: str) -> None:
-            super().__init__(folder)
-            writers.append(self)
-
-    monkeypatch.setattr(summary, "Writer", RememberedWriter)
+    open_writer = summary.Writer
+    monkeypatch.setattr(summary, "Writer", make_writer)
     made = tracker(tmp_path, "tensorboard")
     made.log_step(policy(4), SURFACE, [])
     made.log_step(policy(5), {"loss/total": 0.25}, [])
