@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -100,7 +101,7 @@ def test_tensorboard_shows_the_metrics(tmp_path: Path, monkeypatch: pytest.Monke
     summary = importlib.import_module("tensorboard.summary")
     writers = []
 
-    def make_writer(folder: str) -> Any:
+    def make_writer(folder: str) -> object:
         writers.append(open_writer(folder))
         return writers[-1]
 
