@@ -293,7 +293,7 @@ bench: $(STAMP) .browsergym-venv/.installed  ## gateway and trainer against thei
 	$(BIN)/python -m benchmarks.tool_episodes
 	$(BIN)/python -m benchmarks.environments
 
-bench-quick: $(STAMP)  ## gateway, step, decoding, start: fails if one is a quarter slower than benchmarks/quick_base.json (three minutes)
+bench-quick: $(STAMP)  ## gateway, step, decoding, start: fails if one is a quarter slower than benchmarks/quick_base.json; not proven (eight minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.quick
 
 bench-quick-record: $(STAMP)  ## a new base for bench-quick, on a machine with little other work

@@ -33,7 +33,7 @@ STARTER = ASSETS / "starter"
 CONTEXT = 131_072
 # Name of the run in its home.
 RUN = "bench"
-# programs: boxes, and the program that drives a browser.
+# Programs: boxes, and the program that drives a browser.
 ROLES = ("runner", "programs", "browser", "gateway")
 # Seconds after SIGINT.
 _STOP_WITHIN = 60.0

@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "max_tokens": 1,
     "temperature": 0,
 }
-# small requests without a large one, and beside large ones
+# Small requests without a large one, and beside large ones.
 ALONE = 40
 BESIDE = 100
 

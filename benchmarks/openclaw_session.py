@@ -40,7 +40,7 @@ CONTEXT = 32_768
 # Tokens.
 REPLY = 64
 CACHE = 32_768  # tokens; the default
-# bytes: of OpenClaw's gateway with nothing switched off
+# Bytes: of OpenClaw's gateway with nothing switched off.
 SYSTEM = 30_000
 TOOLS = 9_800
 # The trainer never has a batch: what is measured is serving alone.

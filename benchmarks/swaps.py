@@ -34,7 +34,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 RESULTS = Path(__file__).parent / "results" / "swaps.md"
-# bounds of swaps against none; the last in seconds
+# Bounds of swaps against none; the last in seconds.
 P999_RATIO = 1.5
 MEDIAN_RATIO = 1.2
 MAX_MORE = 0.250

@@ -20,7 +20,7 @@ from openclaw_rl.train.satisfaction_watch import SETTLING_TURNS, SatisfactionFal
 # Scored turns between two versions.
 BATCH = 16
 DAY = 80  # scored turns of a day
-# shares of satisfied turns
+# Shares of satisfied turns.
 GOOD = 0.9
 POISONED = 0.05
 HONEST_VERSIONS = 100

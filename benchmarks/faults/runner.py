@@ -217,7 +217,7 @@ class FaultRunner:
             self._verdicts |= invariants.read_verdicts(conn)
 
     def _check_invariants(self, window: FaultWindow) -> list[str]:
-        # older than the snapshot of the store
+        # Older than the snapshot of the store.
         scene = self._scene
         log = self._scene.log.copy_entries()
         fresh = log.requests[self._checked :]

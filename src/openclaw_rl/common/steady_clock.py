@@ -78,7 +78,7 @@ class GuardedWallClock:
         self._wall = wall
         self._steady = steady
         self._offset = wall() - steady()
-        # seconds that are not believed, and until when
+        # Seconds that are not believed, and until when.
         self._jump = 0.0
         self._until = float("-inf")
 

@@ -24,7 +24,7 @@ from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 _TASK = f"{WORK_FOLDER}/task.json"
 _REWARD = f"{WORK_FOLDER}/reward.json"
-# what a shell adds to the number of a signal, and the largest such number
+# What a shell adds to the number of a signal, and the largest such number.
 _SIGNALS = 128
 _LAST_SIGNAL = 64
 _LOOK_SECONDS = 10.0

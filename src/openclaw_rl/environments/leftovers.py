@@ -16,7 +16,7 @@ from pathlib import Path
 FOLDER_VARIABLE = "EPISODE_FOLDER"
 _PROC = Path("/proc")
 _LEAST_PARTS = 3  # of the path of a folder: "/", a folder for such folders, its name
-# seconds; a process that forks while it is looked for is found in a later round
+# Seconds; a process that forks while it is looked for is found in a later round.
 _ROUNDS = 100
 _PAUSE = 0.02
 

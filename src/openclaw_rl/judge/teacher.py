@@ -25,7 +25,7 @@ from openclaw_rl.types import JudgeInput, Verdict
 log = logging.getLogger("openclaw_rl.judge")
 
 FAILURES_BEFORE_PAUSE = 3  # consecutive failures after which the teacher is skipped for a while
-# seconds
+# Seconds.
 FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 300.0
 

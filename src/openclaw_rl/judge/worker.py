@@ -49,7 +49,7 @@ log = logging.getLogger("openclaw_rl.judge")
 # Maximum number of turns per read.
 READ_AHEAD = 64
 READ_EVERY = 0.5  # seconds between two reads while turns of the last read are not started
-# seconds until a failed turn is judged again
+# Seconds until a failed turn is judged again.
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 300.0
 # Seconds between two attempts while the judge is down.

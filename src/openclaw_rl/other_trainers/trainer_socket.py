@@ -157,7 +157,7 @@ class TrainerSocket:
         self.path.chmod(0o600)
         self._listener.listen(4)
         self._link: TrainerLink | None = None
-        # of the link: one that comes while it closes ends, too
+        # Of the link: one that comes while it closes ends, too.
         self._lock = threading.Lock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._accept_all, name="trainer-socket", daemon=True)

@@ -56,7 +56,7 @@ class HarmonyParser(ReplyParser):
         if self._header is not None:
             self._end_message(self._buffer)
         elif (rest := self._buffer.strip()) and not rest.startswith(HARMONY_TOKENS):
-            # not an unfinished header.
+            # Not an unfinished header.
             self._open_message(CHANNEL + "final")
             self._emit_text(_TOKEN_PATTERN.sub("", self._buffer))
         self._buffer = ""

@@ -63,7 +63,7 @@ class IncrementalRenderer:
         # Text of the kept prefix, in parts.
         self._prefix_texts: list[str] = []
         self._prefix = _EMPTY_PREFIX
-        # turns rendered incrementally; count at which to verify next
+        # Turns rendered incrementally; count at which to verify next.
         self._turn_count = 0
         self._next_verification = 1
         # Last turn, to be verified.

@@ -19,7 +19,7 @@ _RETURN = 0x06
 _ALLOW = 0x7FFF0000
 _KILL_PROCESS = 0x80000000
 _ERROR = 0x00050000
-# offsets in struct seccomp_data, in bytes
+# Offsets in struct seccomp_data, in bytes.
 _NUMBER = 0
 _ARCHITECTURE = 4
 _ARGUMENTS = 16

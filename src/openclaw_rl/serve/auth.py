@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _KEY_PREFIX = "sk-openclaw-"
 _UNDELAYED_ATTEMPTS = 5  # wrong keys of an address that are answered at once
-# seconds; the delay doubles with each wrong key
+# Seconds; the delay doubles with each wrong key.
 _FIRST_DELAY = 0.25
 _LONGEST_DELAY = 2.0
 # Without a wrong key.

@@ -24,7 +24,7 @@ from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Exchange, Message, Origin, Reaction, Reply, Request, Verdict
 
 TurnData = Mapping[str, Any]
-# columns of a text, in a list of turns and for one turn
+# Columns of a text, in a list of turns and for one turn.
 _SHORT_WIDTH = 100
 _WHOLE_WIDTH = 2000
 _MAX_ANCESTORS = 12

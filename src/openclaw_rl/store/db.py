@@ -256,7 +256,7 @@ def fast_executemany(
         )
         return int(cursor.rowcount)
     except sqlite3.IntegrityError as error:
-        # as SQLAlchemy would raise it.
+        # As SQLAlchemy would raise it.
         raise IntegrityError(text, None, error) from error
     finally:
         cursor.close()

@@ -27,7 +27,7 @@ _CHECKPOINT = re.compile(
     re.IGNORECASE,
 )
 _PROJECT = re.compile(r"\bproject(_id)?\b", re.IGNORECASE)
-# not "Sampler not found", which names something.
+# Not "Sampler not found", which names something.
 _NO_PATH = re.compile(r"(^|['\">]|404 )not found", re.IGNORECASE)
 _SESSION = re.compile(r"\bsession\b", re.IGNORECASE)
 _REQUEST_FAULTS = frozenset({400, 413, 422})

@@ -271,7 +271,7 @@ def splice_hint(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
     """
     before = _common_prefix(plain, hinted)
     after = _common_prefix(plain[before:][::-1], hinted[before:][::-1])
-    # from the change to the end; what it replaces
+    # From the change to the end; what it replaces.
     changed = len(plain) - before
     replaced = len(plain) - before - after
     new = hinted[before : len(hinted) - after]

@@ -33,7 +33,7 @@ from openclaw_rl.store.lineage.trained_turns import TrainedTurn, turns_by_hint, 
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata
 from openclaw_rl.types import Policy, RepeatedBatch
 
-# hints that an error lists, and characters of a hint
+# Hints that an error lists, and characters of a hint.
 SHOWN_LESSONS = 20
 SHOWN_CHARS = 200
 # Letters or digits in words that select hints.

@@ -41,13 +41,13 @@ class EmbeddedModel:
         self.device = like.device
         self.dtype = like.dtype
         text: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
-        # eager adds the mask to the scores; sdpa takes a boolean mask
+        # Eager adds the mask to the scores; sdpa takes a boolean mask.
         self._has_additive_mask = text._attn_implementation == "eager"
         self.vocab_size = int(text.vocab_size)
         self.context_length = _context_length(text, max_context)
         _check_kind(text, self.context_length, name)
         parameters = inspect.signature(model.forward).parameters
-        # renamed in transformers 5.24
+        # Renamed in transformers 5.24.
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         if "logits_to_keep" not in parameters:
             raise ModelError(

@@ -42,7 +42,7 @@ class SamplingState:
         grammar_state: GrammarState | None = None,
         stop: Sequence[int] = (),
     ) -> SamplingState:
-        # seed None: system entropy.
+        # Seed None: system entropy.
         rng = random.Random(sampling.seed)
         return SamplingState(sampling, top, rng, grammar_state=grammar_state, stop=tuple(stop))
 

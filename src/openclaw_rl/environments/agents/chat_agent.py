@@ -12,7 +12,7 @@ import aiohttp
 from openclaw_rl.environments.types import EpisodeTicket
 from openclaw_rl.errors import OpenClawError
 
-# seconds, doubled after each try
+# Seconds, doubled after each try.
 _TRIES = 4
 _PAUSE = 0.5
 _GONE = 410

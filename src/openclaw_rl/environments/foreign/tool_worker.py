@@ -123,7 +123,7 @@ def answer_request(
 
 def take_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
     """Return the lines of requests and of answers. What the code itself reads and writes is /dev/null from now on."""
-    # which programs that the code starts do not inherit
+    # Which programs that the code starts do not inherit.
     requests = os.dup(0)
     answers = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -164,7 +164,7 @@ def _attend_root(
     out = []
     for at in range(0, tokens, tokens if window is None else MAX_QUERIES):
         end = tokens if window is None else min(at + MAX_QUERIES, tokens)
-        # first key that the first query of the piece sees.
+        # First key that the first query of the piece sees.
         first = 0 if window is None else max(0, at - window + 1)
         keys = key[:, :, first:end]
         values = value[:, :, first:end]

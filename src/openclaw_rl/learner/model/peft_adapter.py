@@ -76,7 +76,7 @@ def attach_lora(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # Peft uses the old name.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-        # keys that peft itself adds.
+        # Keys that peft itself adds.
         warnings.filterwarnings("ignore", "The following .*_pattern keys", RuntimeWarning)
         torch.manual_seed(seed)
         try:

@@ -20,7 +20,7 @@ from openclaw_rl.serve.chat_request import (
 from openclaw_rl.store.rows import to_json
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
-# bytes in the caches of one dialect
+# Bytes in the caches of one dialect.
 MESSAGE_CACHE_BYTES = 16 * 2**20
 TOOLS_CACHE_BYTES = 4 * 2**20
 _T = TypeVar("_T")
