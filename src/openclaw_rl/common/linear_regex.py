@@ -8,7 +8,7 @@ mean the same Unicode characters as in Python. `(?~TEXT)` matches any text that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import re2
@@ -113,20 +113,41 @@ class PatternSet:
         if self._patterns:
             self._filter.Compile()
 
-    def matching(self, text: str) -> frozenset[LinearPattern]:
-        """Return the patterns that match anywhere in the text."""
+    def matching(self, text: str) -> MatchingPatterns:
+        """Return which of the patterns match anywhere in the text."""
         if not self._patterns:
-            return _NO_PATTERNS
+            return MatchingPatterns(b"", ())
         encoded = _encode(text)
         # The filter can search for the expressions itself, but it takes up to ten times as long as their own search.
-        candidates = self._filter.Match(encoded, True)
-        if not candidates:
-            return _NO_PATTERNS
-        patterns = map(self._patterns.__getitem__, candidates)
-        return frozenset(pattern for pattern in patterns if pattern.matches_encoded(encoded))
+        # It returns None if there is no candidate.
+        candidates = self._filter.Match(encoded, True) or ()
+        return MatchingPatterns(encoded, map(self._patterns.__getitem__, candidates))
 
 
-_NO_PATTERNS: frozenset[LinearPattern] = frozenset()
+class MatchingPatterns:
+    """The patterns of a set that match a text. Each is searched for when it is asked for, once."""
+
+    def __init__(self, text: bytes, candidates: Iterable[LinearPattern]) -> None:
+        """`candidates`: all others do not match the text, which is in UTF-8."""
+        self._text = text
+        # None: not searched for yet.
+        self._results: dict[LinearPattern, bool | None] = dict.fromkeys(candidates)
+
+    def __contains__(self, pattern: LinearPattern) -> bool:
+        if pattern not in self._results:
+            return False
+        result = self._results[pattern]
+        if result is None:
+            result = pattern.matches_encoded(self._text)
+            self._results[pattern] = result
+        return result
+
+    def __bool__(self) -> bool:
+        return any(pattern in self for pattern in self._results)
+
+    def has_any(self, patterns: Iterable[LinearPattern]) -> bool:
+        """Return whether one of these patterns matches the text."""
+        return any(pattern in self for pattern in patterns)
 
 
 def _options(expression: str) -> Any:

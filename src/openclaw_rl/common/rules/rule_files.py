@@ -6,7 +6,6 @@ import hashlib
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -16,7 +15,12 @@ from typing import Any
 import yaml
 
 from openclaw_rl.common.assets import ASSETS
-from openclaw_rl.common.linear_regex import LinearPattern, PatternError, PatternSet
+from openclaw_rl.common.linear_regex import (
+    LinearPattern,
+    MatchingPatterns,
+    PatternError,
+    PatternSet,
+)
 from openclaw_rl.common.rules.stated_scope import MAX_STATED_SCOPES, ScopePatterns, StatedScope
 from openclaw_rl.errors import ConfigError
 
@@ -77,7 +81,7 @@ class _SearchedText:
 
     role: str
     text: str
-    matching: AbstractSet[LinearPattern]
+    matching: MatchingPatterns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +158,7 @@ class RuleFile:
 
     def _search(self, role: str, text: str) -> _SearchedText:
         matching = self.first_patterns.matching(text)
-        if role == "user" and not matching.isdisjoint(self.scopes.first_patterns):
+        if role == "user" and matching.has_any(self.scopes.first_patterns):
             text = self.scopes.without_scopes(text)
             matching = self.first_patterns.matching(text)
         return _SearchedText(role, text, matching)
@@ -164,7 +168,7 @@ class RuleFile:
         matching = self.first_patterns.matching(text)
         if not matching:
             return False
-        if not matching.isdisjoint(self.scopes.first_patterns):
+        if matching.has_any(self.scopes.first_patterns):
             return True
         return any(rule.hint for rule in self.matching_rules([("user", text)], reply))
 
