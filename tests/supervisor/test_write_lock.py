@@ -125,9 +125,10 @@ time.sleep(600)
         supervisor = Supervisor(config, ["collect"], echo=False)
         running = asyncio.create_task(supervisor.run(stop))
         end = time.monotonic() + WITHIN
-        while "held the write lock" not in supervisor.health_note():
+        while "while it held the write lock of the store" not in supervisor.health_note():
             assert time.monotonic() < end
             await asyncio.sleep(0.1)
+        assert "collect crashed 1x (stopped by a signal for " in supervisor.health_note()
         await asyncio.to_thread(heartbeats.write_heartbeat, store, "another")
         stop.set()
         await asyncio.wait_for(running, WITHIN)
