@@ -19,7 +19,7 @@ from openclaw_rl.errors import ConfigError, JudgeError
 from openclaw_rl.evals import judge_scores
 from openclaw_rl.evals.judge_report import report_json, report_text
 from openclaw_rl.evals.judge_scores import evaluate_judge, judge_reactions
-from openclaw_rl.evals.labelled_reactions import SHIPPED_SET, load_reactions
+from openclaw_rl.evals.labelled_reactions import SHIPPED_SET, Half, load_reactions
 from openclaw_rl.judge.prompts import JUDGE_PROMPT, build_messages
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.testing import ScriptedJudge
@@ -320,7 +320,10 @@ def test_the_rules_are_measured_by_default() -> None:
     assert content["judge"].startswith("rules@")
     assert set(content["languages"]) == {"ja", "de"}
     assert set(content["classes"]) == CLASSES
-    assert content["all"]["of"] == len(content["rows"]) == 128
+    held_out = load_reactions(half=Half.HELD_OUT).in_languages(["ja", "de"])
+    assert content["reactions"] == held_out.name
+    assert [row["id"] for row in content["rows"]] == [one.id for one in held_out.reactions]
+    assert content["all"]["of"] == len(content["rows"])
 
 
 def test_an_unknown_language_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
