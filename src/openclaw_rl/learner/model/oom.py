@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 import psutil
 import torch
 
-from openclaw_rl.errors import ModelError, TooLarge, is_out_of_memory
+from openclaw_rl.common.log_codes import LogCode
+from openclaw_rl.errors import OutOfMemory, TurnOutOfMemory, is_out_of_memory
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -49,9 +50,9 @@ def retry_on_oom(
 ) -> _T:
     """Return `attempt()`. When it runs out of memory, retry with ever smaller passes, down to one row a pass.
 
-    `begun` returns True once state has changed, so that a retry could not start from the same point. Raises `TooLarge`
-    when one row does not fit (the pass limits are then restored, since their size was not the cause), and `ModelError`
-    when a retry is impossible. Both messages name the settings to change.
+    `begun` returns True once state has changed, so that a retry could not start from the same point. Raises
+    `TurnOutOfMemory` when one row does not fit (the pass limits are then restored, since their size was not the cause),
+    and `OutOfMemory` when a retry is impossible. Both messages name the settings to change.
     """
     before = passes.memory_limits
     while True:
@@ -64,17 +65,21 @@ def retry_on_oom(
             alone = passes.world_size > 1 and not isinstance(error, RankOutOfMemory)
         # The other ranks have not seen this failure and would not retry.
         if alone or begun():
-            raise ModelError(f"the step does not fit into memory ({reason}). {OOM_HINT}")
+            raise OutOfMemory(f"the step does not fit into memory ({reason}). {OOM_HINT}")
         smaller = passes.reduce_memory()
         if smaller is None:
             passes.memory_limits = before
-            raise TooLarge(
+            raise TurnOutOfMemory(
                 f"a step with one row per pass does not fit into memory ({reason}). {OOM_HINT}"
             )
         # Only here: until now the exception kept the tensors of the attempt alive.
         _free_unused_memory()
         log.error(
-            "a step does not fit into memory (%s). Retrying with %s. %s", reason, smaller, OOM_HINT
+            "a step does not fit into memory (%s). Retrying with %s. %s",
+            reason,
+            smaller,
+            OOM_HINT,
+            extra={"code": LogCode.OUT_OF_MEMORY.value},
         )
 
 
