@@ -22,7 +22,7 @@ from openclaw_rl.common.log_codes import EndCause, LogCode
 from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.judge.voting import majority_score
-from openclaw_rl.reasons import ReasonCode
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.serve.sampling_limits import sampling_fields
 from openclaw_rl.settings.aliases import all_aliases
 from openclaw_rl.settings.cli_options import FlagCommand
@@ -210,7 +210,10 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
     "an undo without a trainer": {
         "waiting_undo": ["an undo is in progress: 3 batches left to train on again"]
     },
-    "changed histories": {"main_turns": 20, "unlinked_reasons": ["a reason"] * 10},
+    "changed histories": {
+        "main_turns": 20,
+        "unlinked_reasons": [Reason(ReasonCode.OTHER_TEXT, "a reason")] * 10,
+    },
     "no history": {"main_turns": 20, "isolated_turns": 20},
     "a lesson that costs correctness": {
         "withdrawn_lessons": [

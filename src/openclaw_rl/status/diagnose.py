@@ -24,6 +24,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.settings.schema_judge import JudgeConfig
 from openclaw_rl.status.health import Diagnosis, HealthSnapshot, LogLine, take_snapshot
 from openclaw_rl.status.program_checks import engine_diagnosis, ray_diagnosis
+from openclaw_rl.status.reasons import group_reasons
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.train.learning_rate import find_low_rate
@@ -348,7 +349,10 @@ def lost_history(signs: HealthSnapshot) -> Diagnosis | None:
     n = signs.main_turns
     lost = len(signs.unlinked_reasons)
     if n >= MIN_COUNT and lost >= MAX_UNLINKED_SHARE * n:
-        seen = f"{lost} of the newest {n} turns: {signs.unlinked_reasons[0]}"
+        most = group_reasons(Counter(signs.unlinked_reasons))[0]
+        seen = f"{lost} of the newest {n} turns: {most.label}"
+        if most.count < lost:
+            seen += f" ({most.count} of them)"
         advice = (
             "`openclaw-rl inspect turn ID` shows the reason as its parent. The client changes the history: let it send "
             "X-Session-Id, and add patterns for what it inserts to serve.ephemeral_patterns"

@@ -18,6 +18,7 @@ from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.errors import DiskFull
 from openclaw_rl.methods.registry import make_method
+from openclaw_rl.reasons import Reason
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState, list_lessons
@@ -82,7 +83,7 @@ class HealthSnapshot:
     empty_reactions: int  # number of these verdicts whose reaction has no text and no feedback
     main_turns: int  # number of the newest main turns
     unlinked_reasons: Sequence[
-        str
+        Reason
     ]  # of those main turns: why no earlier turn was found in a history that has replies
     isolated_turns: (
         int  # number of those main turns that have neither an earlier turn nor a reaction
@@ -135,7 +136,7 @@ def take_snapshot(
         verdicts=verdicts,
         empty_reactions=sum(_is_empty_reaction(conn, v.turn) for v in verdicts),
         main_turns=len(links),
-        unlinked_reasons=[reason for _, reason, _ in links if reason],
+        unlinked_reasons=[reason for _, reason, _ in links if reason is not None],
         isolated_turns=sum(parent is None and not revision for parent, _, revision in links),
         waiting_turns=unjudged,
         longest_wait=0.0 if since is None else now - since,

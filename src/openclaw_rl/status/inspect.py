@@ -98,6 +98,7 @@ def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
         "relation_of": turn.relation_of,
         "parent": turn.parent,
         "unlinked": turn.unlinked,
+        "unlinked_code": turn.unlinked_code,
         "trained_into": policies.versions_with_turn(conn, id_),
         "damaged": None,
     }

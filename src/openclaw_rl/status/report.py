@@ -124,7 +124,11 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "turns": turns.count_by_state(conn),
         "dropped": {reason.detail: count for reason, count in dropped.items()},
         "untrainable": {reason.detail: count for reason, count in untrainable.items()},
-        "reasons": {"dropped": _reason_rows(dropped), "untrainable": _reason_rows(untrainable)},
+        "reasons": {
+            "dropped": _reason_rows(dropped),
+            "untrainable": _reason_rows(untrainable),
+            "unlinked": _reason_rows(turns.count_unlinked(conn)),
+        },
         "practice": {
             "turns": practice_turns.count_all(conn),
             "seconds_of_last_hour": round(practice_turns.seconds_of_last_hour(conn, now), 1),
@@ -311,7 +315,7 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
     total = sum(status["turns"].values()) or 1
     for state, count in status["turns"].items():
         table.add_row(str(count), state)
-    for title in ("dropped", "untrainable"):
+    for title in ("dropped", "untrainable", "unlinked"):
         for row in status["reasons"][title][:5]:
             table.add_row(f"{row['count'] / total:.0%}", _labelled(title, row["reason"]))
     for row in status["untrainable_agents"]:

@@ -140,7 +140,16 @@ def _turn_type(pa: Any) -> Any:
         ("id", "parent", "agent", "user", "dialect", "relation", "relation_of"), text
     )
     ended = dict.fromkeys(
-        ("finish", "status", "error", "unlinked", "untrainable", "untrainable_code"), text
+        (
+            "finish",
+            "status",
+            "error",
+            "unlinked",
+            "unlinked_code",
+            "untrainable",
+            "untrainable_code",
+        ),
+        text,
     )
     times = dict.fromkeys(("at", "first_token_at", "finished_at"), moment)
     marks = {"trainable": flag, "redacted": flag, "removed": pa.list_(text)}
