@@ -40,11 +40,11 @@ BACKEND ?= embedded
 MODEL ?= starter
 ifeq ($(MODEL),starter)
 demo: $(STAMP) $(if $(filter vllm,$(BACKEND)),$(VLLM_VENV)/.installed)  ## talk to the starter policy as a simulated user and watch it learn (about a minute)
-	$(BIN)/python -m openclaw_rl.evals.demo --out demo-out --backend $(BACKEND) \
+	$(BIN)/python -m benchmarks.demo.starter --out demo-out --backend $(BACKEND) \
 	    $(if $(filter vllm,$(BACKEND)),--engine-python $(VLLM_VENV)/bin/python)
 else
 demo: $(STAMP)
-	$(BIN)/python -m openclaw_rl.evals.everyday.demo --out demo-out --model $(MODEL)
+	$(BIN)/python -m benchmarks.demo.everyday --out demo-out --model $(MODEL)
 endif
 
 learn-real: $(STAMP)  ## five everyday tastes on SmolLM2, two people each, measured; writes docs/results/real_model.md (a night of processor time)

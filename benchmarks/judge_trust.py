@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from openclaw_rl.evals.plots import markdown_table
+from openclaw_rl.evals.tables import markdown_table
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.lineage.version_stats import is_below_kappa
 
