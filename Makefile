@@ -249,7 +249,7 @@ endef
 ENV_LIBRARIES := verifiers verifiers-v1 browsergym inspect openenv bfcl harbor mini-swe
 $(eval $(call library_tests,verifiers,"verifiers[rg]>=0.3.1$(comma)<0.4"))
 $(eval $(call library_tests,verifiers-v1,"verifiers>=0.4$(comma)<0.5" "reasoning-gym>=0.1.25"))
-$(eval $(call library_tests,browsergym,"browsergym-miniwob>=0.14.3$(comma)<0.15" "miniwob>=1.1$(comma)<2" "selenium>=4.51$(comma)<5"))
+$(eval $(call library_tests,browsergym,"browsergym-miniwob>=0.14.3$(comma)<0.15" "miniwob>=1.1$(comma)<2"))
 $(eval $(call library_tests,inspect,"inspect_ai>=0.3.285$(comma)<0.4" "openai>=2"))
 $(eval $(call library_tests,openenv,"openenv>=0.10$(comma)<0.11"))
 $(eval $(call library_tests,bfcl,--no-deps "bfcl-eval>=2026.3.23$(comma)<2027"))

@@ -105,29 +105,21 @@ def is_alone_on_gpu(device: torch.device) -> bool:
 
 
 def _cgroup_free_bytes(groups: Path, membership: Path) -> Iterator[int]:
-    """Yield the free bytes under the limit of each control group of this process (Linux cgroups v1 and v2).
+    """Yield the free bytes under the limit of each control group of this process (cgroup v2).
 
     File cache that the kernel would drop on demand does not count as used.
     """
     lines = membership.read_text(encoding="utf-8").splitlines() if membership.exists() else []
-    paths = {line.split(":", 2)[1]: line.split(":", 2)[2] for line in lines if line.count(":") > 1}
-    for controller, root, limit, usage, cached in (
-        ("", groups, "memory.max", "memory.current", "inactive_file"),
-        (
-            "memory",
-            groups / "memory",
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-            "total_inactive_file",
-        ),
-    ):
-        leaf = root / paths.get(controller, "/").strip("/")
-        for folder in (leaf, *leaf.parents):
-            if folder.is_relative_to(root) and (most := _read_number(folder / limit)) is not None:
-                taken = (_read_number(folder / usage) or 0) - (
-                    _read_number(folder / "memory.stat", cached) or 0
-                )
-                yield max(0, most - taken)
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    leaf = groups / path.strip("/")
+    for folder in (leaf, *leaf.parents):
+        if not folder.is_relative_to(groups):
+            return
+        limit = _read_number(folder / "memory.max")
+        if limit is not None:
+            cached = _read_number(folder / "memory.stat", "inactive_file") or 0
+            used = (_read_number(folder / "memory.current") or 0) - cached
+            yield max(0, limit - used)
 
 
 def _read_number(file: Path, key: str = "") -> int | None:
@@ -136,12 +128,9 @@ def _read_number(file: Path, key: str = "") -> int | None:
         fields = file.read_text(encoding="utf-8").split()
     except OSError:
         return None
-    if not key:
-        number = fields[0]
-    elif key in fields:
-        number = fields[fields.index(key) + 1]
-    else:
+    if key and key not in fields:
         return None
+    number = fields[fields.index(key) + 1] if key else fields[0]
     return int(number) if number.isdigit() else None
 
 
