@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.progress import Activity, WorkKind, describe_activity
-from openclaw_rl.common.terminal import TerminalConsole, print_json
+from openclaw_rl.common.terminal import print_data
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
@@ -230,10 +230,7 @@ def show_status(config: Config, *, as_json: bool) -> None:
         "policies": folder_size(config.policies_dir),
         "store": store_size(config.store_path),
     }
-    if as_json:
-        print_json(status)
-    else:
-        TerminalConsole(highlight=True).print(_render_status(status))
+    print_data(status, _render_status, as_json=as_json)
 
 
 def _render_status(status: Mapping[str, Any]) -> Group:
