@@ -53,8 +53,13 @@ class _LearningState:
     untrained: int = 0
 
     @property
+    def waiting(self) -> tuple[str | None, int]:
+        """The turns that wait for a verdict, and those that wait to be trained on."""
+        return self.unjudged, self.untrained
+
+    @property
     def is_settled(self) -> bool:
-        return self.unjudged is None and not self.untrained and self.served == self.head
+        return self.waiting == (None, 0) and self.served == self.head
 
     def __str__(self) -> str:
         waiting = (
@@ -179,19 +184,19 @@ class SubprocessSystem:
         with Store.open(self.config.store_path, create=False) as store:
             while time.monotonic() < end:
                 state = self._learning_state(store)
+                if state.waiting != known.waiting:
+                    end = time.monotonic() + timeout
                 if state != known:
                     since = time.monotonic()
-                    if (state.unjudged, state.untrained) != (known.unjudged, known.untrained):
-                        end = since + timeout
                     known = state
                 elif state.is_settled and time.monotonic() - since >= quiet:
                     return state.head
                 time.sleep(0.1)
             with store.read() as conn:
                 beats = heartbeats.read_heartbeats(conn)
-        notes = "\n".join(f"{beat.name}: {beat.note}" for beat in beats)
-        if self.practises and not known.unjudged and not known.untrained:
+        if self.practises and known.waiting == (None, 0):
             return self._served_version()
+        notes = "\n".join(f"{beat.name}: {beat.note}" for beat in beats)
         raise OpenClawError(
             f"nothing was learned for {timeout:g} s: {known}\n{notes}\n{self.log_tail()}"
         )
@@ -294,7 +299,8 @@ class StartingNotes:
         if now - self._read_at >= 1.0:
             self._read_at = now
             self._note = self._read_beats()
-            if self._note and self._note != self._shown and now - self._shown_at >= _NOTE_SECONDS:
+            is_new = self._note not in ("", self._shown)
+            if is_new and now - self._shown_at >= _NOTE_SECONDS:
                 self._shown = self._note
                 self._shown_at = now
                 self._on_note(self._note)
@@ -307,11 +313,9 @@ class StartingNotes:
         except StoreError:
             # It does not exist yet, or the disk is busy.
             return ""
+        starting = [beat for beat in beats if beat.state == heartbeats.STARTING]
         now = time.time()
-        starting = (
-            beat for beat in beats if beat.state == heartbeats.STARTING and beat.is_alive(now)
-        )
-        return "; ".join(f"{beat.name}: {beat.note}" for beat in starting)
+        return "; ".join(f"{beat.name}: {beat.note}" for beat in starting if beat.is_alive(now))
 
 
 def stop_process(process: subprocess.Popen[bytes]) -> None:
