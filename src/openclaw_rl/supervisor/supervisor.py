@@ -253,16 +253,15 @@ class Supervisor:
         return "degraded: " + ", ".join(crashes) if crashes else "ok"
 
     async def _stop_workers(self) -> None:
-        processes = [child.process for child in reversed(self._workers)]
-        alive = [process for process in processes if process and process.returncode is None]
+        processes = [child.process for child in reversed(self._workers) if child.process]
+        alive = _alive(processes)
         for process in alive:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         ends = asyncio.gather(*(process.wait() for process in alive))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ends, _STOP_TIMEOUT)
-        remaining = [process for process in alive if process.returncode is None]
-        for process in remaining:
+        for process in _alive(alive):
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
 
@@ -283,6 +282,10 @@ class Supervisor:
 
 
 # ------------------------------------------------------------------------------------- preparation
+
+
+def _alive(processes: Sequence[asyncio.subprocess.Process]) -> list[asyncio.subprocess.Process]:
+    return [process for process in processes if process.returncode is None]
 
 
 def check_port_free(config: Config) -> None:

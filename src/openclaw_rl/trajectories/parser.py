@@ -222,6 +222,11 @@ def _text_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
         yield from _message_problems("next_state", message, ROLES)
     if turn.message is not None:
         yield from _message_problems("message", turn.message, ("assistant",))
+    yield from _summary_problems(turn)
+
+
+def _summary_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
+    """Yield where the texts of prompt and reply differ from the messages beside them."""
     if turn.messages is not None and turn.prompt not in (None, prompt_of(turn.messages)):
         yield (
             "contradiction",

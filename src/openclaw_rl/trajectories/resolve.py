@@ -148,9 +148,16 @@ def to_messages(next_state: str | Sequence[dict[str, Any]] | None) -> tuple[Mess
 def _with_reaction(planned: ResolvedTurn, later: Sequence[ResolvedTurn]) -> ResolvedTurn:
     if planned.reaction_messages or not _is_plain_text(planned.turn):
         return planned
-    following = next((one for one in later if one.turn.type is Kind.MAIN), None)
-    prompt = following.turn.prompt if following is not None else None
-    if following is None or not prompt or following.turn.messages is not None:
+    for following in later:
+        if following.turn.type is Kind.MAIN:
+            return _with_next_prompt(planned, following)
+    return planned
+
+
+def _with_next_prompt(planned: ResolvedTurn, following: ResolvedTurn) -> ResolvedTurn:
+    """Return the turn with the prompt of the next main turn as its reaction, if that is given as a text."""
+    prompt = following.turn.prompt
+    if not prompt or following.turn.messages is not None:
         return planned
     at = following.turn.at or planned.turn.finished_at or planned.turn.at or 0.0
     return replace(

@@ -191,7 +191,7 @@ class LessonPicker:
             if self._examine is not None:
                 return self._leave_out(conn, candidates)
         texts = {lesson.id: lesson.text for lesson in candidates.fitting}
-        return PromptLessons(texts=texts | candidates.wishes), []
+        return PromptLessons(texts={**texts, **candidates.wishes}), []
 
     def _read_candidates(
         self,

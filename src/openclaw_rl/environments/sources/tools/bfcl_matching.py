@@ -74,7 +74,8 @@ def _may_leave_out(alternatives: Mapping[str, Any], values: Mapping[str, Any]) -
 
 def _is_right(value: Any, alternatives: Sequence[Any], types: Sequence[str]) -> bool:
     """Return whether a value is right. `types`: the declared one, and that of the items of a list."""
-    declared, *declared_items = (PYTHON_TYPES[name] for name in types)
+    declared = PYTHON_TYPES[types[0]]
+    items = PYTHON_TYPES[types[1]] if len(types) > 1 else None
     if declared is float and type(value) is int:
         try:
             value = float(value)
@@ -83,12 +84,11 @@ def _is_right(value: Any, alternatives: Sequence[Any], types: Sequence[str]) -> 
     answered = _answered_type(alternatives)
     if type(value) is not declared:
         return type(value) is answered and value in alternatives
-    for items in declared_items:
-        if not any(_has_items(value, one, items) for one in alternatives):
-            return False
+    if items is not None and not any(_has_items(value, one, items) for one in alternatives):
+        return False
     if answered not in (declared, None):
         return value in alternatives
-    return _is_equal(value, alternatives, declared_items[0] if declared_items else None)
+    return _is_equal(value, alternatives, items)
 
 
 def _answered_type(alternatives: Sequence[Any]) -> type | None:
