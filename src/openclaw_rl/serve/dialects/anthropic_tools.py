@@ -51,13 +51,17 @@ def _add_tool(tools: PromptTools, tool: AnthropicTool, place: str) -> None:
         raise field_error(f"{place}.name", "expected a string that is not empty.")
     if not has_schema:
         raise field_error(f"{place}.input_schema", "expected a JSON schema.")
-    function: dict[str, Any] = {"name": tool.name, "description": "", "parameters": {}}
-    function |= client_tool or {}
+    tools.add({"type": "function", "function": _prompt_function(tool, client_tool or {})}, place)
+
+
+def _prompt_function(tool: AnthropicTool, client_tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the function that the prompt has for a tool: as it is sent, else as `client_tool` has it."""
+    function = {"name": tool.name, "description": "", "parameters": {}, **client_tool}
     if tool.description:
         function["description"] = tool.description
     if tool.input_schema:
         function["parameters"] = tool.input_schema
-    tools.add({"type": "function", "function": function}, place)
+    return function
 
 
 def _client_tool(kind: str) -> Mapping[str, Any] | None:

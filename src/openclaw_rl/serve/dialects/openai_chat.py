@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from openclaw_rl.errors import RequestError
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.serve.chat_request import (
@@ -249,14 +250,19 @@ def _read_constraint(
     """Return the constraint on the reply, or None. Adds to `ignored`."""
     schema = read_schema(b.response_format, "response_format", nested="json_schema")
     form = read_format(fields)
-    if form is None:
-        if choice.forced and schema is not None:
-            ignored.append("response_format (tool_choice requires a call)")
-        return reply_constraint(choice, schema, "response_format", tools)
-    if schema is not None or choice.forced:
-        other = "tool_choice, which requires a call" if choice.forced else "response_format"
-        raise field_error(form.param, f"conflicts with {other}. Send one of them.")
-    return replace(form, tool_names=tuple(tool["function"]["name"] for tool in tools))
+    if form is not None:
+        if choice.forced:
+            raise _format_conflict(form, "tool_choice, which requires a call")
+        if schema is not None:
+            raise _format_conflict(form, "response_format")
+        return replace(form, tool_names=tuple(tool["function"]["name"] for tool in tools))
+    if choice.forced and schema is not None:
+        ignored.append("response_format (tool_choice requires a call)")
+    return reply_constraint(choice, schema, "response_format", tools)
+
+
+def _format_conflict(form: ResponseConstraint, other: str) -> RequestError:
+    return field_error(form.param, f"conflicts with {other}. Send one of them.")
 
 
 def _read_message(raw: bytes, place: str) -> dict[str, Any]:
@@ -370,9 +376,8 @@ class _ChoiceState:
         if delta.content:
             fields.append(b'"content":' + to_json(delta.content))
         if delta.calls:
-            fields.append(
-                b'"tool_calls":' + to_json([self._tool_call_delta(c) for c in delta.calls])
-            )
+            calls = [self._tool_call_delta(call) for call in delta.calls]
+            fields.append(b'"tool_calls":' + to_json(calls))
         return b",".join(fields)
 
     def _tool_call_delta(self, call: ToolCall) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -49,6 +49,9 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 _FORMATS = ("json", "regex", "choice", "grammar")
 _raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any_decoder = msgspec.json.Decoder()
+_ChoiceStrings = Annotated[
+    list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)
+]
 _SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
@@ -149,9 +152,10 @@ def _json_schema(value: Any, place: str) -> Mapping[str, Any]:
 
 def _choice_rule(value: Any, place: str) -> str:
     """Return the body of a Lark rule for one of several strings."""
-    strings = value if isinstance(value, list) else []
-    if not strings or not all(isinstance(s, str) and s for s in strings):
-        raise field_error(place, "expected a list of strings that are not empty.")
+    try:
+        strings = msgspec.convert(value, _ChoiceStrings)
+    except msgspec.ValidationError:
+        raise field_error(place, "expected a list of strings that are not empty.") from None
     if len(strings) > MAX_CHOICE_STRINGS:
         raise field_error(
             place, f"expected at most {MAX_CHOICE_STRINGS} strings, got {len(strings)}."

@@ -64,22 +64,24 @@ class PromptTools:
 
         `nested`: key of the object that lists the allowed tools.
         """
-        if choice is None or choice == "auto":
-            return ToolChoice()
-        if choice == "none":
-            return ToolChoice(only=())
-        if choice == "required":
-            return ToolChoice(forced=_require_names(tuple(self.by_name)))
-        if not isinstance(choice, dict):
-            got = repr(choice[:40]) if isinstance(choice, str) else json_type_name(choice)
-            raise field_error(
-                "tool_choice", f"expected auto, none, required or an object, got {got}."
-            )
-        if choice.get("type") != "allowed_tools":
-            return ToolChoice(forced=(self._known_name(choice, "tool_choice", name_of),))
-        if nested:
-            return self._read_allowed(choice.get(nested), f"tool_choice.{nested}", name_of)
-        return self._read_allowed(choice, "tool_choice", name_of)
+        match choice:
+            case None | "auto":
+                return ToolChoice()
+            case "none":
+                return ToolChoice(only=())
+            case "required":
+                return ToolChoice(forced=_require_names(tuple(self.by_name)))
+            case {"type": "allowed_tools"} if nested:
+                return self._read_allowed(choice.get(nested), f"tool_choice.{nested}", name_of)
+            case {"type": "allowed_tools"}:
+                return self._read_allowed(choice, "tool_choice", name_of)
+            case dict():
+                return ToolChoice(forced=(self._known_name(choice, "tool_choice", name_of),))
+            case _:
+                got = repr(choice[:40]) if isinstance(choice, str) else json_type_name(choice)
+                raise field_error(
+                    "tool_choice", f"expected auto, none, required or an object, got {got}."
+                )
 
     def _read_allowed(self, allowed: Any, place: str, name_of: NameReader) -> ToolChoice:
         """Parse a list of allowed tools with its mode."""
@@ -122,18 +124,19 @@ def read_schema(form: Any, place: str, nested: str = "") -> Mapping[str, Any] | 
     if form is None:
         return None
     kind = form.get("type", "text") if isinstance(form, dict) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return {}
-    if kind != "json_schema":
-        got = json_type_name(form) if kind is None else f"type {kind!r:.40}"
-        raise field_error(place, f"expected type text, json_object or json_schema, got {got}.")
-    if nested:
-        holder = form.get(nested)
-        schema = holder.get("schema", {}) if isinstance(holder, dict) else None
-        return _require_schema(schema, f"{place}.{nested}.schema")
-    return _require_schema(form.get("schema"), f"{place}.schema")
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return {}
+        case "json_schema" if nested:
+            holder = form.get(nested)
+            schema = holder.get("schema", {}) if isinstance(holder, dict) else None
+            return _require_schema(schema, f"{place}.{nested}.schema")
+        case "json_schema":
+            return _require_schema(form.get("schema"), f"{place}.schema")
+    got = json_type_name(form) if kind is None else f"type {kind!r:.40}"
+    raise field_error(place, f"expected type text, json_object or json_schema, got {got}.")
 
 
 def _require_schema(schema: Any, place: str) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ MAX_TOP_LOGPROBS = 20
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _IMAGE_ROLES = frozenset({"user", "tool", "function"})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+_OPTIONAL_TEXTS = ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id")
 TOOL_ROLES = frozenset({"tool", "function"})
 NON_TEXT_PARTS = {
     "image": "an image",
@@ -184,11 +185,10 @@ def check_message(message: Mapping[str, Any], place: str) -> None:
     _check_content(message.get("content"), f"{place}.content", role)
     if message.get("tool_calls") is not None:
         _check_tool_calls(message["tool_calls"], f"{place}.tool_calls")
-    for key in ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id"):
-        if not isinstance(message.get(key), str | None):
-            raise field_error(
-                f"{place}.{key}", f"expected a string, got {json_type_name(message[key])}."
-            )
+    for key in _OPTIONAL_TEXTS:
+        value = message.get(key)
+        if not isinstance(value, str | None):
+            raise field_error(f"{place}.{key}", f"expected a string, got {json_type_name(value)}.")
 
 
 def unreadable_part(place: str, part: Any) -> RequestError:
@@ -205,9 +205,8 @@ def _check_content(content: Any, place: str, role: str) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise field_error(
-            place, f"expected a string or a list of parts, got {json_type_name(content)}."
-        )
+        got = json_type_name(content)
+        raise field_error(place, f"expected a string or a list of parts, got {got}.")
     for index, part in enumerate(content):
         if not isinstance(part, str):
             _check_part(part, f"{place}[{index}]", role)
@@ -261,10 +260,11 @@ def number_in_range(
     value: float | None = getattr(b, name)
     if value is None:
         return default
-    if not low <= value <= high or (above and value == low):
-        least = "more than" if above else "at least"
-        raise field_error(name, f"expected {least} {low:g} and at most {high:g}, got {value:g}.")
-    return value
+    is_above_low = value > low if above else value >= low
+    if is_above_low and value <= high:
+        return value
+    least = "more than" if above else "at least"
+    raise field_error(name, f"expected {least} {low:g} and at most {high:g}, got {value:g}.")
 
 
 def read_sampling(
