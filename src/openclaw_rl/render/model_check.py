@@ -181,17 +181,23 @@ def _text_config(files: ModelFiles) -> Mapping[str, Any]:
 
 
 def _embedding_problem(files: ModelFiles, tensors: Mapping[str, TensorInfo]) -> str | None:
-    config = _text_config(files)
-    expected = [config.get("vocab_size"), config.get("hidden_size")]
-    has_own_width = config.get("word_embed_proj_dim") or config.get("embedding_size")
-    if not all(expected) or has_own_width:
-        return None
-    names = [name for name in tensors if _EMBEDDING.search(name)]
-    shapes = [list(tensors[name]["shape"]) for name in names]
+    expected = _embedding_shape(files)
+    shapes = {}
+    for name in filter(_EMBEDDING.search, tensors):
+        shapes[name] = list(tensors[name]["shape"])
     # A model with several parts (speech, vision) may have further embeddings of other shapes.
-    if not shapes or expected in shapes:
+    if expected is None or not shapes or expected in shapes.values():
         return None
-    return f"the tensor {names[0]} has the shape {shapes[0]}, expected {expected}"
+    name, shape = next(iter(shapes.items()))
+    return f"the tensor {name} has the shape {shape}, expected {expected}"
+
+
+def _embedding_shape(files: ModelFiles) -> list[int] | None:
+    """Return the shape that the configuration gives the embeddings; None if it does not say."""
+    config = _text_config(files)
+    shape = [config.get("vocab_size"), config.get("hidden_size")]
+    has_own_width = config.get("word_embed_proj_dim") or config.get("embedding_size")
+    return None if has_own_width or not all(shape) else shape
 
 
 def _layer_problem(files: ModelFiles, tensors: Mapping[str, TensorInfo]) -> str | None:

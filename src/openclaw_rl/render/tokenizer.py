@@ -191,15 +191,21 @@ def _probe_text(token: str) -> str:
     return f"{_PROBE_TEXT}{token}{_PROBE_TEXT}{token}{token}\n{_PROBE_TEXT}"
 
 
+def _late_control_tokens(tokenizer: Tokenizer) -> set[str]:
+    """Return the control tokens that are sought in the normalised text."""
+    late: set[str] = set()
+    for token in tokenizer.get_added_tokens_decoder().values():
+        if token.normalized and is_control_token(token.content, special=token.special):
+            late.add(token.content)
+    return late
+
+
 def _split_raw_text(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer that seeks control tokens in the raw text, before it normalises it and removes marks.
 
     Returns `tokenizer` if that changes the ids of a probe: its normaliser then acts on the text around the tokens.
     """
-    late: set[str] = set()
-    for token in tokenizer.get_added_tokens_decoder().values():
-        if token.normalized and is_control_token(token.content, special=token.special):
-            late.add(token.content)
+    late = _late_control_tokens(tokenizer)
     if not late:
         return tokenizer
     raw = json.loads(tokenizer.to_str())

@@ -74,10 +74,13 @@ def _check_models(config: Config, workers: Sequence[str]) -> None:
     files = ModelFiles.from_config(config.model)
     if not {"gateway", "train", "data"}.isdisjoint(workers):
         check_model_text(files)
-    has_engine = "engine" in workers
-    is_trained_here = "train" in workers and trainer_spec(config).needs_weights
-    runs_here = has_engine and engine.runs_here and config.engine.url is None
-    loaded_here = is_trained_here or (has_engine and engine.in_process)
+    loaded_here = False
+    runs_here = False
+    if "engine" in workers:
+        loaded_here = engine.in_process
+        runs_here = engine.runs_here and config.engine.url is None
+    if "train" in workers:
+        loaded_here |= trainer_spec(config).needs_weights
     if loaded_here or runs_here:
         check_model_weights(files, loaded_here=loaded_here)
     if local_model.ENGINE_PROCESS in workers:

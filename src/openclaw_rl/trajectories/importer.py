@@ -205,11 +205,7 @@ class TrajectoryImporter:
         else:
             done = [_mark_unscored(turn) for turn in unscored]
         by_id = {turn.request.id: turn for turn in done}
-        entries = []
-        for entry in ready:
-            built = [by_id.get(turn.request.id, turn) for turn in entry.built]
-            entries.append(replace(entry, built=built))
-        return entries
+        return [_with_scored(entry, by_id) for entry in ready]
 
     def _score_turns(
         self, turns: Sequence[BuiltTurn], follow: Callable[[float], None]
@@ -336,6 +332,11 @@ def _report_scoring(ready: Sequence[_PendingEntry], follow: EntryProgress, share
     """Report the progress of scoring; `share` from 0 to 1."""
     for one in ready:
         follow(one.entry, BUILT_SHARE + (SCORED_SHARE - BUILT_SHARE) * share)
+
+
+def _with_scored(entry: _PendingEntry, scored: Mapping[str, BuiltTurn]) -> _PendingEntry:
+    built = [scored.get(turn.request.id, turn) for turn in entry.built]
+    return replace(entry, built=built)
 
 
 def _mark_unscored(built: BuiltTurn) -> BuiltTurn:

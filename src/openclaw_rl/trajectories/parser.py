@@ -216,13 +216,17 @@ def _text_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
         yield "missing key", "missing key `response` (or `message`)"
     if turn.messages == []:
         yield "out of range", "messages: expected one message or more, got none"
-    for message in turn.messages or ():
-        yield from _message_problems("messages", message, ROLES)
-    for message in turn.next_state if isinstance(turn.next_state, list) else ():
-        yield from _message_problems("next_state", message, ROLES)
+    yield from _list_problems("messages", turn.messages)
+    yield from _list_problems("next_state", turn.next_state)
     if turn.message is not None:
         yield from _message_problems("message", turn.message, ("assistant",))
     yield from _summary_problems(turn)
+
+
+def _list_problems(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    messages = value if isinstance(value, list) else []
+    for message in messages:
+        yield from _message_problems(name, message, ROLES)
 
 
 def _summary_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
@@ -316,12 +320,10 @@ def _array_problems(
 def _span_problems(turn: FileTurn, length: int) -> Iterator[tuple[str, str]]:
     spans = turn.spans or ()
     ranges = [(span.start, span.end) for span in spans]
+    versions = [turn.version, *(span.version for span in spans)]
     if ranges and not _is_partition(ranges, length):
-        yield (
-            "token arrays",
-            f"spans: expected consecutive ranges from 0 to {length}, got {ranges[:4]}",
-        )
-    versions = (turn.version, *(span.version for span in spans))
+        problem = f"expected consecutive ranges from 0 to {length}, got {ranges[:4]}"
+        yield "token arrays", f"spans: {problem}"
     if not 0 <= min(versions) <= max(versions) < 2**31:
         yield "out of range", "version: expected 0 or more"
 

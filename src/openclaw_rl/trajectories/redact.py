@@ -117,12 +117,11 @@ class TrajectoryRedactor:
 
     def _redact_other_fields(self, new: dict[str, Any]) -> None:
         """Redact all fields except prompt and reply, in place."""
-        for key in _NAME_KEYS:
-            if isinstance(new.get(key), str):
+        for key in new.keys() & _NAME_KEYS:
+            if isinstance(new[key], str):
                 new[key] = self.redact_name(new[key])
-        for key in _TEXT_KEYS:
-            if key in new:
-                new[key] = self._redact_value(new[key])
+        for key in new.keys() & _TEXT_KEYS:
+            new[key] = self._redact_value(new[key])
         if "next_state" in new:
             new["next_state"] = self._redact_messages(new["next_state"])
         reaction = new.get("reaction") or {}

@@ -107,11 +107,8 @@ class HintTopics:
             matching += file.matching_rules([("user", text)], reply or "")
             topics |= file.wished_topics(text)
         topics |= {rule.topic for rule in matching if rule.topic}
-        hints: dict[str, str] = {}
-        if reply is not None:
-            hints = {rule.topic or rule.name: rule.hint for rule in matching if rule.hint}
-        agreed = {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)}
-        return Wishes(frozenset(topics), agreed)
+        hints = {} if reply is None else _agreed_hints(matching, topics)
+        return Wishes(frozenset(topics), hints)
 
 
 def _wish_text(message: Message) -> str:
@@ -123,6 +120,12 @@ def _has_hint(file: RuleFile, text: str) -> bool:
     return any(
         rule.hint and normalise_lesson(rule.hint) == normalise_lesson(text) for rule in file.rules
     )
+
+
+def _agreed_hints(rules: Sequence[Rule], topics: AbstractSet[str]) -> dict[str, str]:
+    """Return the hints of the rules by their topics, without those that a topic opposes."""
+    hints = {rule.topic or rule.name: rule.hint for rule in rules if rule.hint}
+    return {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)}
 
 
 def _opposed_hint(file: RuleFile, topic: str) -> str | None:

@@ -213,9 +213,6 @@ def _read_pairs(rest: str, variables: dict[str, str], where: str) -> dict[str, s
 
 def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:
     sources, target, flags = _read_copy(rest, where)
-    is_of_image = any(flag.startswith("--from") for flag in flags)
-    if is_of_image or any("://" in source for source in sources):
-        raise DockerfileError(f"{where}: it copies from another image or from the network")
     mode = _mode_of(flags)
     path = _join_path(plan.cwd, target)
     plan.add_folder(path)
@@ -237,15 +234,16 @@ def _mode_of(flags: Sequence[str]) -> str | None:
 
 
 def _read_copy(rest: str, where: str) -> tuple[list[str], str, list[str]]:
-    """Return the sources, the target and the flags of COPY or ADD."""
-    arguments = _read_words(rest)
-    if arguments is None:
-        arguments = _split_words(rest, where)
+    """Return the sources, the target and the flags of COPY or ADD. Raises `DockerfileError` for sources elsewhere."""
+    arguments = _read_words(rest) or _split_words(rest, where)
     flags = [word for word in arguments if word.startswith("--")]
     paths = [word for word in arguments if not word.startswith("--")]
     if len(paths) < 2:
         raise DockerfileError(f"{where}: expected what is copied, and where to")
     *sources, target = paths
+    is_of_image = any(flag.startswith("--from") for flag in flags)
+    if is_of_image or any("://" in source for source in sources):
+        raise DockerfileError(f"{where}: it copies from another image or from the network")
     return sources, target, flags
 
 

@@ -251,10 +251,9 @@ def _check_distinct(kind: str, names: Sequence[str]) -> None:
 def check_address(url: str, hosts: tuple[str, ...]) -> None:
     """Raise `ValueError` unless the address is on this machine, or its host is listed."""
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    is_web_address = parts.scheme in ("http", "https") and bool(host)
+    host = parts.hostname
     # A parameter may not choose the host.
-    if not is_web_address or "{" in parts.netloc:
+    if not host or "{" in parts.netloc or parts.scheme not in ("http", "https"):
         raise ValueError(f"{url}: expected an address like http://127.0.0.1:9000/path")
     if not is_loopback(host) and host not in hosts:
         raise ValueError(
