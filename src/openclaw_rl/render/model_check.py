@@ -192,7 +192,7 @@ def _embedding_problem(files: ModelFiles, tensors: Mapping[str, TensorInfo]) -> 
     return f"the tensor {name} has the shape {shape}, expected {expected}"
 
 
-def _embedding_shape(files: ModelFiles) -> list[int] | None:
+def _embedding_shape(files: ModelFiles) -> list[Any] | None:
     """Return the shape that the configuration gives the embeddings; None if it does not say."""
     config = _text_config(files)
     shape = [config.get("vocab_size"), config.get("hidden_size")]

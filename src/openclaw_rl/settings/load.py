@@ -247,10 +247,9 @@ def _chosen_judge(flat: Mapping[str, Any]) -> tuple[str, str] | None:
 
     `judge.base_url` without `judge.model`, but with `teacher.model`, is the endpoint of the teacher alone.
     """
-    chosen_keys = [key for key, kind in _JUDGE_KINDS.items() if flat.get(key)]
-    if flat.get("teacher.model") and chosen_keys == ["judge.base_url"]:
-        return None
-    if not chosen_keys or flat.get("judge.kind"):
+    chosen_keys = [key for key in _JUDGE_KINDS if flat.get(key)]
+    is_of_teacher = flat.get("teacher.model") and chosen_keys == ["judge.base_url"]
+    if not chosen_keys or is_of_teacher or flat.get("judge.kind"):
         return None
     return _JUDGE_KINDS[chosen_keys[0]], chosen_keys[0]
 

@@ -160,8 +160,12 @@ def _strict_value(value: Any, kind: Any) -> Any:
         return _strict_text(value, kinds, is_one_text=is_one_text)
     # Device ids may be written as numbers.
     if isinstance(value, list) and kind == tuple[str, ...]:
-        return [str(one) if type(one) is int else one for one in value]
+        return list(map(_number_text, value))
     return value
+
+
+def _number_text(value: Any) -> Any:
+    return str(value) if type(value) is int else value
 
 
 def _strict_bool(value: bool, kinds: Collection[Any]) -> Any:

@@ -371,10 +371,12 @@ def unused_by_command(
         is_read = command in commands or not set(workers).isdisjoint(readers)
         if is_named and not is_read:
             unread.setdefault(commands, []).append(key)
-    return [
-        f"{_no_effect(_given_names(keys, sources))} on `openclaw-rl {command}`: only on {_format_commands(commands)}"
-        for commands, keys in unread.items()
-    ]
+    notices = []
+    for commands, keys in unread.items():
+        names = _no_effect(_given_names(keys, sources))
+        places = _format_commands(commands)
+        notices.append(f"{names} on `openclaw-rl {command}`: only on {places}")
+    return notices
 
 
 def _format_commands(names: Sequence[str]) -> str:

@@ -127,19 +127,19 @@ def _check_server_weights(config: Config) -> None:
     """Refuse a trainer that loads its weights into a server where it cannot."""
     if config.engine.weights != "trainer":
         return
-    servers = [spec for spec in engine_specs() if spec.takes_trainer_weights]
-    loaders = [spec for spec in trainer_specs() if spec.loads_server]
+    servers = _names(spec for spec in engine_specs() if spec.takes_trainer_weights)
+    loaders = _names(spec for spec in trainer_specs() if spec.loads_server)
     required = {
-        f"engine.backend to {_names(servers)}": engine_spec(config).takes_trainer_weights,
+        f"engine.backend to {servers}": engine_spec(config).takes_trainer_weights,
         "engine.url to the address of the trainer's router": config.engine.url is not None,
-        f"train.trainer to {_names(loaders)}": trainer_spec(config).loads_server,
+        f"train.trainer to {loaders}": trainer_spec(config).loads_server,
         "train.finetune to full": config.train.finetune == "full",
         "policy.per to all": config.policy.per == "all",
     }
-    wrong = [change for change, holds in required.items() if not holds]
-    if wrong:
+    changes = [change for change, holds in required.items() if not holds]
+    if changes:
         raise ConfigError(
-            f"engine.weights is trainer, for slime (docs/guides/slime.md). Set {', '.join(wrong)}"
+            f"engine.weights is trainer, for slime (docs/guides/slime.md). Set {', '.join(changes)}"
         )
 
 
