@@ -282,7 +282,7 @@ def _read_tools(raw: bytes, place: str) -> PromptTools:
 
 
 def _name_of(tool: Mapping[str, Any]) -> str | None:
-    """Return the name of the function of a tool or of a choice; None where there is none."""
+    """Return the name of the function of a tool or of a choice; None if it has no name."""
     function = tool.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None

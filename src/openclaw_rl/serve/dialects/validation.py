@@ -80,7 +80,7 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _validation_error(str(error), place) from None
+        raise _validation_error(error, place) from None
     except UnicodeDecodeError as error:
         raise RequestError(
             f"the body is not valid UTF-8: {error.reason} at byte {error.start}."
@@ -91,12 +91,12 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "")
         raise RequestError(f"the body is not valid JSON: {error}.") from None
 
 
-def _validation_error(message: str, place: str) -> RequestError:
-    """Return the error for a message of msgspec: `<problem> - at `$.<path>``, where the path may be absent."""
-    problem, _, path = message.partition(_PATH_MARK)
+def _validation_error(error: msgspec.ValidationError, place: str) -> RequestError:
+    """Return the error for one of msgspec: `<problem> - at `$.<path>``, where the path may be absent."""
+    problem, _, path = str(error).partition(_PATH_MARK)
     # A key that msgspec does not name is `[...]`.
     path = path.removesuffix("`").removeprefix(".").split("[...]", 1)[0].rstrip(".")
-    missing = _MISSING_FIELD.search(message)
+    missing = _MISSING_FIELD.search(str(error))
     names = (place, path, missing.group(1) if missing else "")
     param = ".".join(filter(None, names)).replace(".[", "[")
     problem = f"{problem[:1].lower()}{problem[1:]}"

@@ -237,13 +237,10 @@ def _overruled(conn: Connection, lessons: Sequence[Lesson]) -> set[str]:
     overruled = set()
     for lesson, other in permutations(wishes, 2):
         is_conflict = frozenset((lesson.id, other.id)) in conflicts
-        if (is_conflict or _has_same_subject(lesson, other)) and _yields(lesson, other):
+        is_conflict |= lesson.subject != "" and lesson.subject == other.subject
+        if is_conflict and _yields(lesson, other):
             overruled.add(lesson.id)
     return overruled
-
-
-def _has_same_subject(lesson: Lesson, other: Lesson) -> bool:
-    return bool(lesson.subject) and lesson.subject == other.subject
 
 
 def _yields(lesson: Lesson, other: Lesson) -> bool:

@@ -380,7 +380,7 @@ def _find_damage(
 
 
 def _store_damage(store: Store, policy: Policy, damage: str | None) -> str | None:
-    """Record the damage that was found, or that there is none. Return why the version cannot be used now, or None."""
+    """Record the damage that was found, or its absence. Return why the version cannot be used now, or None."""
     with store.write() as conn:
         current = get(conn, policy.version)
         assert current is not None, "versions are never deleted"
