@@ -21,6 +21,7 @@ from openclaw_rl.common.linear_regex import (
     PatternError,
     PatternSet,
 )
+from openclaw_rl.common.rules.own_words import without_quotations
 from openclaw_rl.common.rules.stated_scope import MAX_STATED_SCOPES, ScopePatterns, StatedScope
 from openclaw_rl.errors import ConfigError
 
@@ -29,8 +30,9 @@ _ROLES_OF_SPEAKER: Mapping[str, tuple[str, ...]] = {
     "tool": ("tool", "function"),
     "any": ("user", "tool", "function"),
 }
-_LANGUAGE_KEYS = ("when", "unless")
-_PATTERN_KEYS = (*_LANGUAGE_KEYS, "unless_reply")
+_LANGUAGE_KEYS = ("when", "unless", "others")
+_RULE_PATTERN_KEYS = ("when", "unless", "unless_reply")
+_PATTERN_KEYS = (*_RULE_PATTERN_KEYS, "others")
 _WISH_KEYS = frozenset({"asked", "unless", "topics"})
 _SCOPE_KEYS = ("session", "before", "after")
 # Neither the point of "node.js" nor that of "3.5".
@@ -131,7 +133,8 @@ class WishPatterns:
 class RuleFile:
     """The rules of one file, and the patterns that recognise the messages of its language.
 
-    `first_patterns`: those by which anything is found, `Rule.when` and those of the scopes.
+    `first_patterns`: those by which anything is found, `Rule.when` and those of the scopes. `others`: words after which
+    a message reports what somebody else said.
     """
 
     rules: tuple[Rule, ...]
@@ -140,11 +143,13 @@ class RuleFile:
     scopes: ScopePatterns = field(default_factory=ScopePatterns)
     when: LinearPattern | None = None
     unless: LinearPattern | None = None
+    others: LinearPattern | None = None
 
     def matching_rules(self, messages: Sequence[tuple[str, str]], reply: str) -> list[Rule]:
         """Return the rules that match any (role, text), in the order of the file.
 
-        Of what a user says, words that state a scope are left out: "shorter for now" is "shorter".
+        Of what a user says, words that state a scope are left out: "shorter for now" is "shorter". So are the words of
+        others: quotations, and what follows "my boss says".
         """
         searched = [self._search(role, text) for role, text in messages]
         searched = [
@@ -157,11 +162,18 @@ class RuleFile:
         return [rule for rule in self.rules if rule.matches_any(searched, reply)]
 
     def _search(self, role: str, text: str) -> _SearchedText:
+        if role == "user":
+            text = self._own_words(text)
         matching = self.first_patterns.matching(text)
         if role == "user" and matching.has_any(self.scopes.first_patterns):
             text = self.scopes.without_scopes(text)
             matching = self.first_patterns.matching(text)
         return _SearchedText(role, text, matching)
+
+    def _own_words(self, text: str) -> str:
+        text = without_quotations(text)
+        report = self.others.partition(text) if self.others is not None else None
+        return text if report is None else report[0]
 
     def may_match(self, text: str, reply: str) -> bool:
         """Return whether a user's text may state a scope, or match a rule with a hint. Takes some microseconds."""
@@ -387,7 +399,7 @@ def _parse_rule(entry: Any, number: int, source: str, when_patterns: PatternSet)
         key: _compile_pattern(
             values[key], f"{where}: `{key}`", when_patterns if key == "when" else None
         )
-        for key in _PATTERN_KEYS
+        for key in _RULE_PATTERN_KEYS
     }
     return Rule(
         **values | patterns | {key: values[key] and values[key].strip() for key in ("name", "hint")}
