@@ -29,7 +29,7 @@ OTHER_PROGRAMS = {
     "environments/sources/tools/mcp_bridge.py": 1,
     "fireworks/service.py": 1,
     "render/model_check.py": 1,
-    "serve/dialects/validation.py": 2,
+    "serve/dialects/validation.py": 1,
     "store/bootstrap.py": 1,
     "tinker/service_errors.py": 3,
     "train/ranks/ray_errors.py": 1,

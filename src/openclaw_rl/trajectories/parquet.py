@@ -58,9 +58,7 @@ def open_writer(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]
             nonlocal size
             rows = [from_json(raw) for raw in buffered]
             if form != "turns":
-                rows = [
-                    row | {"turns": [_turn_to_columns(t) for t in row["turns"]]} for row in rows
-                ]
+                rows = [_trajectory_to_columns(row) for row in rows]
             try:
                 file.write_table(pa.Table.from_pylist(rows, schema=schema))
             except UnicodeEncodeError as error:
@@ -82,19 +80,22 @@ def open_writer(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]
             write_group()
 
 
+def _trajectory_to_columns(trajectory: Mapping[str, Any]) -> dict[str, Any]:
+    return {**trajectory, "turns": [_turn_to_columns(turn) for turn in trajectory["turns"]]}
+
+
 def _turn_to_columns(turn: Mapping[str, Any]) -> dict[str, Any]:
     """Return a turn of the JSON format as columns."""
-    out = {
-        (key + _JSON_SUFFIX if key in _UNTYPED_KEYS else key): value for key, value in turn.items()
-    }
-    state = out.get("next_state")
-    if isinstance(state, list):
-        out["next_state"] = None
-        out["next_state" + _JSON_SUFFIX] = state
-    return {
-        key: to_json(value).decode() if key.endswith(_JSON_SUFFIX) else value
-        for key, value in out.items()
-    }
+    columns: dict[str, Any] = {}
+    for key, value in turn.items():
+        has_messages = key == "next_state" and isinstance(value, list)
+        if has_messages:
+            columns[key] = None
+        if has_messages or key in _UNTYPED_KEYS:
+            columns[key + _JSON_SUFFIX] = to_json(value).decode()
+        else:
+            columns[key] = value
+    return columns
 
 
 def _turn_type(pa: Any) -> Any:
@@ -235,12 +236,17 @@ def _columns_to_turn(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
             out[name] = _drop_nulls(value)
         else:
             out[name] = _decode_column(key, value, number)
-    verdict = out.get("verdict")
-    if isinstance(verdict, dict):
-        for scored in (verdict, *verdict.get("votes", ())):
-            if isinstance(scored, dict):
-                scored.setdefault("score", None)
+    _add_scores(out.get("verdict"))
     return out
+
+
+def _add_scores(verdict: Any) -> None:
+    """Add the scores that are null, which `_drop_nulls` has dropped from a verdict and its votes."""
+    if not isinstance(verdict, dict):
+        return
+    for scored in (verdict, *verdict.get("votes", ())):
+        if isinstance(scored, dict):
+            scored.setdefault("score", None)
 
 
 def _decode_column(key: str, value: Any, number: int) -> Any:

@@ -233,7 +233,8 @@ def load_rule_files(path: Path) -> tuple[tuple[RuleFile, ...], str]:
 
 
 @lru_cache(maxsize=32)
-def _parse_file(raw: str, source: str) -> RuleFile:
+def _read_tree(raw: str, source: str) -> dict[Any, Any]:
+    """Parse YAML, and check version and keys of the file. Raises `ConfigError`."""
     try:
         tree = yaml.safe_load(raw)
     except (yaml.YAMLError, ValueError) as error:
@@ -243,25 +244,38 @@ def _parse_file(raw: str, source: str) -> RuleFile:
         raise ConfigError(
             f"{source}: nested too deeply. Expected `version: 1` and a list `rules:`"
         ) from None
-    if not isinstance(tree, dict) or tree.get("version") != 1:
-        got = tree.get("version") if isinstance(tree, dict) else type(tree).__name__
-        raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {_short_repr(got)}")
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            f"{source}: expected a mapping with `version: 1`, got {type(tree).__name__!r}"
+        )
+    if tree.get("version") != 1:
+        raise ConfigError(
+            f"{source}: expected a mapping with `version: 1`, got {_short_repr(tree.get('version'))}"
+        )
     entries = tree.get("rules")
     required = set(tree) - {"parts", "wishes", "scopes", *_LANGUAGE_KEYS}
     if required != {"version", "rules"} or not isinstance(entries, list) or not entries:
         raise ConfigError(
             f"{source}: expected `version: 1` and a list `rules:`, got the keys {sorted(map(str, tree))}"
         )
-    parts = tree.get("parts", {})
-    parts = (
-        {name: _join_list(value) for name, value in parts.items()}
-        if isinstance(parts, dict)
-        else parts
-    )
-    if not isinstance(parts, dict) or not all(isinstance(value, str) for value in parts.values()):
+    return tree
+
+
+def _parse_parts(value: Any, source: str) -> dict[str, str]:
+    """Return the patterns that rules may use by name, in their order."""
+    parts = value
+    if isinstance(value, dict):
+        parts = {name: _join_list(part) for name, part in value.items()}
+    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
         raise ConfigError(
             f"{source}: `parts`: expected a mapping from names to patterns, got {_short_repr(parts)}"
         )
+    return parts
+
+
+def _parse_file(raw: str, source: str) -> RuleFile:
+    tree = _read_tree(raw, source)
+    parts = _parse_parts(tree.get("parts", {}), source)
     language = _fill_parts({key: tree.get(key) for key in _LANGUAGE_KEYS}, parts)
     for key, value in language.items():
         if not _is_text_or_none(value):
@@ -272,7 +286,7 @@ def _parse_file(raw: str, source: str) -> RuleFile:
     wishes = _parse_wishes(tree.get("wishes"), parts, f"{source}: `wishes`")
     patterns = PatternSet()
     scopes = _parse_scopes(tree.get("scopes"), parts, f"{source}: `scopes`", patterns)
-    rules = tuple(_parse_rules(entries, parts, source, patterns))
+    rules = tuple(_parse_rules(tree["rules"], parts, source, patterns))
     patterns.compile()
     return RuleFile(rules=rules, first_patterns=patterns, wishes=wishes, scopes=scopes, **language)
 
@@ -285,15 +299,16 @@ def _parse_wishes(tree: Any, parts: Mapping[str, str], where: str) -> WishPatter
         raise ConfigError(
             f"{where}: expected `asked`, `topics` (subject/value: pattern) and maybe `unless`; got {_short_repr(tree)}"
         )
-    shared = {
-        key: _compile_wish(tree.get(key), parts, f"{where}: `{key}`") for key in ("asked", "unless")
-    }
-    patterns = {
-        topic: _compile_wish(value, parts, f"{where}: {topic}") for topic, value in topics.items()
-    }
-    if shared["asked"] is None or None in patterns.values():
+    asked = _compile_wish(tree.get("asked"), parts, f"{where}: `asked`")
+    unless = _compile_wish(tree.get("unless"), parts, f"{where}: `unless`")
+    patterns: dict[str, LinearPattern] = {}
+    for topic, value in topics.items():
+        pattern = _compile_wish(value, parts, f"{where}: {topic}")
+        if pattern is not None:
+            patterns[topic] = pattern
+    if asked is None or len(patterns) < len(topics):
         raise ConfigError(f"{where}: `asked` and each topic: expected {_EXPECTED_PATTERN}")
-    return WishPatterns(asked=shared["asked"], unless=shared["unless"], topics=patterns)  # type: ignore[arg-type]
+    return WishPatterns(asked=asked, unless=unless, topics=patterns)
 
 
 def _parse_scopes(
@@ -301,24 +316,19 @@ def _parse_scopes(
 ) -> ScopePatterns:
     if tree is None:
         return ScopePatterns()
-    if (
-        not isinstance(tree, dict)
-        or not tree
-        or set(tree) - set(_SCOPE_KEYS)
-        or ("after" in tree and "before" not in tree)
-    ):
+    keys = set(tree) if isinstance(tree, dict) else set()
+    is_after_alone = "after" in keys and "before" not in keys
+    if not keys or keys - set(_SCOPE_KEYS) or is_after_alone:
         raise ConfigError(
             f"{where}: expected `session`, `before` (what stands before a subject) or both, and maybe `after`; "
             f"got {_short_repr(tree)}"
         )
-    return ScopePatterns(
-        **{
-            key: _compile_wish(
-                value, parts, f"{where}: `{key}`", None if key == "after" else patterns
-            )
-            for key, value in tree.items()
-        }
-    )
+    compiled: dict[str, LinearPattern | None] = {}
+    for key, value in tree.items():
+        # What stands after a subject states no scope by itself.
+        pattern_set = None if key == "after" else patterns
+        compiled[key] = _compile_wish(value, parts, f"{where}: `{key}`", pattern_set)
+    return ScopePatterns(**compiled)
 
 
 def _compile_wish(

@@ -171,12 +171,9 @@ def unfit_reason(answer: Any, prompt: Sequence[int], decode: DecodeFunction | No
     logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
     if len(logprobs) != len(ids) or not all(map(_is_logprob, logprobs)):
         return f"it returns {len(logprobs)} usable log-probabilities for {len(ids)} tokens"
-    prompt_reason = _prompt_mismatch_reason(answer, prompt)
-    if prompt_reason is not None:
-        return prompt_reason
-    if decode is not None and choice.text and not _matches_text(ids, choice.text, decode):
-        return "its ids do not decode to its text with the tokenizer of model.path: another model, or it re-tokenises"
-    return None
+    return _prompt_mismatch_reason(answer, prompt) or _text_mismatch_reason(
+        ids, choice.text, decode
+    )
 
 
 def _is_logprob(value: float | None) -> bool:
@@ -191,6 +188,14 @@ def sampled_tokens(answer: Any) -> tuple[list[int], list[float]]:
     return completions_api.token_ids_of(choice), [
         float(lp or 0.0) for lp in choice.logprobs.token_logprobs
     ]
+
+
+def _text_mismatch_reason(
+    ids: Sequence[int], text: str, decode: DecodeFunction | None
+) -> str | None:
+    if decode is None or not text or _matches_text(ids, text, decode):
+        return None
+    return "its ids do not decode to its text with the tokenizer of model.path: another model, or it re-tokenises"
 
 
 def _prompt_mismatch_reason(answer: Mapping[str, Any], prompt: Sequence[int]) -> str | None:
