@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from openclaw_rl.environments.sources.swe_bench import put_verifier
+from swe_bench_tasks import put_verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = ROOT / "examples" / "environments" / "quiz_tasks.jsonl"

@@ -12,6 +12,9 @@ if [[ "${TASK_TYPE:-bash_commands}" != bash_commands ]]; then
 fi
 here="$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)"
 source="harbor:${TASKS_PATH:-$here/../../tasks/swe}"
-if [[ -n "${SWE_BENCH_PATH:-}" ]]; then source="swe:$SWE_BENCH_PATH"; fi
+if [[ -n "${SWE_BENCH_PATH:-}" ]]; then
+    folder="$(python3 "$here/../../examples/environments/swe_bench_tasks.py" "$SWE_BENCH_PATH")"
+    source="harbor:$folder"
+fi
 unset ENV_TYPE TASK_TYPE SWE_BENCH_PATH TASKS_PATH
 exec openclaw-rl env train "$source" "$@"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples.tools.bfcl_tasks import convert_path, convert_rows
 
 from openclaw_rl.environments.registry import SourceRequest, find_source
 from openclaw_rl.environments.sources.tools.answer_checks import (
@@ -15,7 +16,6 @@ from openclaw_rl.environments.sources.tools.answer_checks import (
     PatternCheck,
     parse_checks,
 )
-from openclaw_rl.environments.sources.tools.bfcl_rows import convert_rows
 from openclaw_rl.environments.sources.tools.call_matching import CallMade
 from openclaw_rl.environments.sources.tools.tool_config import ToolConfig
 from openclaw_rl.environments.sources.tools.tool_task import parse_task
@@ -64,7 +64,9 @@ def write(folder: Path, *rows: tuple[dict[str, Any], Any], category: str = "simp
     return folder / name
 
 
-def load_folder(tasks: Path) -> list[EnvironmentTask]:
+def load_folder(path: Path) -> list[EnvironmentTask]:
+    tasks = (path if path.is_dir() else path.parent) / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps(task) + "\n" for task in convert_path(path)))
     request = SourceRequest(source="tools", tasks=tasks, search_path="/usr/bin")
     return list(find_source(request).make_source(request).load_tasks())
 

@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from examples.environments.swe_bench_tasks import InstancesRefused, make_task_folders
 from tests.sandbox.test_swe_bench import git, make_instance
-
-from openclaw_rl.environments.sources.swe_bench import make_task_folders
-from openclaw_rl.errors import ConfigError
 
 
 def write(file: Path, *instances: dict[str, object]) -> Path:
@@ -57,16 +55,16 @@ def test_a_folder_has_the_instances_of_its_files(tmp_path: Path) -> None:
     assert not any("unfit" in settings_of(top, one) for one in (first, second))
     write(tmp_path / "b.jsonl", first | {"problem_statement": "another"})
     with pytest.raises(
-        ConfigError, match=r"b\.jsonl:1: acme__lru-cache-1 occurs twice, with other content"
+        InstancesRefused, match=r"b\.jsonl:1: acme__lru-cache-1 occurs twice, with other content"
     ):
         make_task_folders(tmp_path)
 
 
 def test_a_folder_without_files_or_instances_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no \*\.jsonl in this folder"):
+    with pytest.raises(InstancesRefused, match=r"no \*\.jsonl in this folder"):
         make_task_folders(tmp_path)
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="has no instances"):
+    with pytest.raises(InstancesRefused, match="has no instances"):
         make_task_folders(tmp_path)
 
 
@@ -83,7 +81,8 @@ def test_a_line_ends_at_its_line_feed(tmp_path: Path) -> None:
 def test_tests_that_are_no_list_are_refused_with_their_line(tmp_path: Path) -> None:
     instance = make_instance("lru-cache", tmp_path, "pytest") | {"PASS_TO_PASS": "['a']"}
     with pytest.raises(
-        ConfigError, match=r"bench\.jsonl:1: PASS_TO_PASS: expected a list of tests, got \['a'\]"
+        InstancesRefused,
+        match=r"bench\.jsonl:1: PASS_TO_PASS: expected a list of tests, got \['a'\]",
     ):
         make_task_folders(write(tmp_path / "bench.jsonl", instance))
 
@@ -110,5 +109,5 @@ def test_an_instance_that_makes_no_folder_is_refused(
     tmp_path: Path, change: dict[str, object], words: str
 ) -> None:
     instance = make_instance("lru-cache", tmp_path, "pytest") | change
-    with pytest.raises(ConfigError, match=rf"bench\.jsonl:1: .*{words}"):
+    with pytest.raises(InstancesRefused, match=rf"bench\.jsonl:1: .*{words}"):
         make_task_folders(write(tmp_path / "bench.jsonl", instance))

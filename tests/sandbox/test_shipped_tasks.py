@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.environments.sources.harbor.source import HarborSource
 from openclaw_rl.environments.types import PlayLimits
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
-TOP = Path(__file__).parents[2] / "tasks"
+ROOT = Path(__file__).parents[2]
+TOP = ROOT / "tasks"
+VERIFIER = ROOT / "examples" / "environments" / "verifier"
 KINDS = {"terminal": 25, "swe": 8}
 TASKS = sorted(folder for kind in KINDS for folder in (TOP / kind).iterdir())
 
@@ -47,4 +48,4 @@ def test_there_are_as_many_tasks_as_the_documentation_says() -> None:
 @pytest.mark.parametrize(("name", "count"), [("run_tests.py", 8), ("write_result.py", 11)])
 def test_tasks_have_the_shipped_verifier(name: str, count: int) -> None:
     texts = [file.read_text() for file in TOP.glob(f"*/*/tests/{name}")]
-    assert texts == [(ASSETS / "environments" / name).read_text()] * count
+    assert texts == [(VERIFIER / name).read_text()] * count

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples.environments.swe_bench_tasks import InstancesRefused, make_task_folders
 from tests.sandbox.test_harbor_source import END, SANDBOX, bash, play
 from tests.sandbox.test_swe_tampering import REPAIR
 
 from openclaw_rl.environments.registry import SourceRequest, find_source
 from openclaw_rl.environments.types import PlayLimits, TaskFitness
-from openclaw_rl.errors import ConfigError
 
 TASKS = Path(__file__).parents[2] / "tasks" / "swe"
 
@@ -75,7 +75,10 @@ def spell_name(test: str, style: str) -> str:
 
 def check_all(file: Path) -> dict[str, TaskFitness]:
     request = SourceRequest(
-        source="swe", argument=str(file), sandbox=SANDBOX, search_path="/usr/bin"
+        source="harbor",
+        argument=str(make_task_folders(file)),
+        sandbox=SANDBOX,
+        search_path="/usr/bin",
     )
     source = find_source(request).make_source(request)
     limits = PlayLimits(seconds=60)
@@ -130,5 +133,5 @@ def test_a_file_that_has_no_instances_is_refused_with_its_line(
 ) -> None:
     file = public_folder / "bench.jsonl"
     file.write_text(text + "\n")
-    with pytest.raises(ConfigError, match=f"bench.jsonl:1: .*{words}"):
+    with pytest.raises(InstancesRefused, match=f"bench.jsonl:1: .*{words}"):
         check_all(file)

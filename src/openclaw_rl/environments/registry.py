@@ -32,7 +32,6 @@ from openclaw_rl.environments.sources.library_source import (
     LibrarySource,
     make_library_runner,
 )
-from openclaw_rl.environments.sources.swe_bench import make_task_folders
 from openclaw_rl.environments.sources.tools.tool_entry import make_tool_runner, make_tool_source
 from openclaw_rl.environments.types import EpisodeRunner, TaskSource
 from openclaw_rl.errors import ConfigError, PluginError
@@ -124,19 +123,8 @@ def _resolve_program(command: Sequence[str], request: SourceRequest) -> Sequence
 def _harbor_source(request: SourceRequest) -> TaskSource:
     if not request.argument:
         raise ConfigError("no tasks: name their folder, e.g. `harbor:tasks/terminal`")
-    return _folder_source(request, Path(request.argument))
-
-
-def _swe_source(request: SourceRequest) -> TaskSource:
-    if not request.argument:
-        raise ConfigError(
-            "no instances: name a file of SWE-bench or a folder of them, e.g. `swe:instances.jsonl`"
-        )
-    return _folder_source(request, make_task_folders(Path(request.argument)))
-
-
-def _folder_source(request: SourceRequest, top: Path) -> TaskSource:
-    """Return a source of task folders: checked by Harbor's own runner if its Python or one of its agents is named."""
+    top = Path(request.argument)
+    # By Harbor's own runner, if its Python or one of its agents is named.
     if request.python is not None or request.agent in TRIAL_AGENTS:
         return TrialSource(
             top=top,
@@ -252,12 +240,6 @@ SOURCES: Mapping[str, SourceKind] = {
         make_runner=_harbor_runner,
     ),
     **{library.name: _library_kind(library) for library in LIBRARIES},
-    "swe": SourceKind(
-        summary="instances of SWE-bench with local checkouts: `swe:FILE` or `swe:FOLDER`, agents as for `harbor`",
-        takes=_OF_FOLDERS,
-        make_source=_swe_source,
-        make_runner=_harbor_runner,
-    ),
 }
 
 

@@ -6,16 +6,17 @@ import json
 import logging
 import random
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from examples.tools.bfcl_tasks import convert_rows
 from tests.external.environments.conftest import LibraryCommand
 from tests.external.environments.recorded_system import RecordedSystem
 
 from openclaw_rl.environments.sources.tools.answer_checks import BfclCheck, parse_checks
-from openclaw_rl.environments.sources.tools.bfcl_rows import convert_rows
 from openclaw_rl.environments.sources.tools.call_matching import CallMade
 
 ROOT = Path(__file__).parents[4]
@@ -180,22 +181,33 @@ def take_rows(data: Path, folder: Path, rows: int, *categories: str) -> Path:
     return folder
 
 
+def write_tasks(folder: Path) -> tuple[Path, str]:
+    """Write the task file of a folder of BFCL. Returns it, and what the program says."""
+    out = folder / "tasks.jsonl"
+    program = ROOT / "examples" / "tools" / "bfcl_tasks.py"
+    command = [sys.executable, str(program), str(folder), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return out, done.stderr
+
+
 def test_a_folder_of_rows_is_checked_and_played(
     data: Path, system: RecordedSystem, tmp_path: Path
 ) -> None:
     command = LibraryCommand(system, tmp_path / "tmp", PYTHON)
-    process = command.start_words(
-        "check", "tools", "--tasks", str(take_rows(data, tmp_path / "data", 2))
-    )
+    tasks, notes = write_tasks(take_rows(data, tmp_path / "data", 2))
+    process = command.start_words("check", "tools", "--tasks", str(tasks))
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, out + err
     assert (
         out.splitlines()[-1]
         == f"{2 * len((*CATEGORIES, *LIVE, 'irrelevance', 'live_irrelevance'))} tasks, 0 unfit"
     )
-    assert "left out: format_sensitivity, live_relevance, memory, multi_turn_base" in err
+    assert "left out: format_sensitivity, live_relevance, memory, multi_turn_base" in notes
     few = take_rows(data, tmp_path / "few", 1, "irrelevance", "simple_python")
-    (few / "tools.json").write_text(json.dumps({"tasks": ".", "request": {"max_tokens": 24}}))
+    write_tasks(few)
+    (few / "tools.json").write_text(
+        json.dumps({"tasks": "tasks.jsonl", "request": {"max_tokens": 24}})
+    )
     words = (f"tools:{few / 'tools.json'}", "--run", "rows", "--group", "2", "--json")
     process = command.start_words("run", *words)
     out, err = process.communicate(timeout=600)

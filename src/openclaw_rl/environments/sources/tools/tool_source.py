@@ -13,7 +13,6 @@ import aiohttp
 
 from openclaw_rl.environments.agents.chat_agent import AgentCall, ChatAgent, open_agent_session
 from openclaw_rl.environments.sources.tools.answer_checks import PythonCheck
-from openclaw_rl.environments.sources.tools.bfcl_rows import is_bfcl_path, read_bfcl_tasks
 from openclaw_rl.environments.sources.tools.mcp_bridge import McpBridge
 from openclaw_rl.environments.sources.tools.tool_box import ToolBroken, ToolMissing
 from openclaw_rl.environments.sources.tools.tool_config import (
@@ -77,7 +76,7 @@ class ToolSetup:
 
 
 class ToolSource:
-    """Tasks from a file of JSON lines, or of BFCL. The oracle is the task's recorded calls and answer."""
+    """Tasks from a file of JSON lines. The oracle is the task's recorded calls and answer."""
 
     name = "tools"
 
@@ -86,11 +85,7 @@ class ToolSource:
 
     def load_tasks(self) -> list[EnvironmentTask]:
         """Return the tasks. Their digest covers the tools and the checkers. Raises `ConfigError`."""
-        path = self._setup.tasks
-        if is_bfcl_path(path):
-            tasks = read_bfcl_tasks(path, self._setup.held_out_share)
-        else:
-            tasks = read_task_file(path, self._setup.held_out_share)
+        tasks = read_task_file(self._setup.tasks, self._setup.held_out_share)
         tools = config_digest(self._setup.config, self._setup.folder)
         digested = []
         for task in tasks:

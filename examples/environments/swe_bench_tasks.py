@@ -1,7 +1,13 @@
-"""Makes task folders of SWE-bench instances: JSON lines, and checkouts of their repositories beside the files."""
+"""Makes task folders of SWE-bench instances: JSON lines, and checkouts of their repositories beside the files.
+
+    python examples/environments/swe_bench_tasks.py PATH
+
+PATH is a file, or a folder with `*.jsonl`. Prints the folder of the tasks, for `openclaw-rl env run harbor:FOLDER`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import io
@@ -9,14 +15,14 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from openclaw_rl.common.assets import ASSETS
-from openclaw_rl.errors import ConfigError
-
+VERIFIER = Path(__file__).with_name("verifier")
+"""Folder of the programs that run the tests of a task."""
 CHECKOUTS = "repos"
 FOLDER_TASKS = "swe-tasks"
 """Name of the task folders of a folder of files."""
@@ -50,6 +56,10 @@ cp -R /solution/files/. /app/
 """
 
 
+class InstancesRefused(Exception):
+    """Raised for files that cannot be read, or whose lines are no instances. The message names file and line."""
+
+
 class InstanceUnfit(Exception):
     """An instance that cannot be played in a box. The message says why, in words."""
 
@@ -59,8 +69,8 @@ def make_task_folders(path: Path) -> Path:
 
     It is beside the file, or in the folder, and so are the checkouts: `repos/OWNER__NAME` is a git repository with the
     commits of the instances of OWNER/NAME. A task folder stays if neither its instance nor the commit changed. Raises
-    `ConfigError` for what cannot be read or written. An instance that no box can play becomes a task that is unfit,
-    with the reason.
+    `InstancesRefused` for what cannot be read or written. An instance that no box can play becomes a task that is
+    unfit, with the reason.
     """
     if path.is_dir():
         beside = path
@@ -73,12 +83,12 @@ def make_task_folders(path: Path) -> Path:
         top = beside / name
         top.mkdir(exist_ok=True)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
+        raise InstancesRefused(
             f"{path}: {error}. Expected a file of SWE-bench, with a writable folder around it"
         ) from None
     instances = _read_instances(texts)
     if not instances:
-        raise ConfigError(f"{path}: has no instances. Expected one of SWE-bench per line")
+        raise InstancesRefused(f"{path}: has no instances. Expected one of SWE-bench per line")
     for instance in instances.values():
         _make_folder(instance, top / instance["instance_id"], beside / CHECKOUTS)
     _remove_earlier(top, instances)
@@ -95,7 +105,7 @@ def _remove_earlier(top: Path, names: Container[str]) -> None:
 def _list_files(path: Path) -> list[Path]:
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files:
-        raise ConfigError(
+        raise InstancesRefused(
             f"{path}: no *.jsonl in this folder. Expected files of SWE-bench, one instance per line"
         )
     return files
@@ -112,7 +122,7 @@ def _read_instances(texts: Mapping[Path, str]) -> dict[str, dict[str, Any]]:
             instance = _read_instance(line, where)
             id_ = instance["instance_id"]
             if instances.setdefault(id_, instance) != instance:
-                raise ConfigError(f"{where}: {id_} occurs twice, with other content")
+                raise InstancesRefused(f"{where}: {id_} occurs twice, with other content")
     return instances
 
 
@@ -121,7 +131,7 @@ def _read_instance(line: str, where: str) -> dict[str, Any]:
     fields = instance if isinstance(instance, dict) else {}
     missing = [name for name in _FIELDS if not isinstance(fields.get(name), str)]
     if missing:
-        raise ConfigError(
+        raise InstancesRefused(
             f"{where}: no text in {', '.join(missing)}. Expected an instance of SWE-bench"
         )
     for kind in ("FAIL_TO_PASS", "PASS_TO_PASS"):
@@ -129,14 +139,16 @@ def _read_instance(line: str, where: str) -> dict[str, Any]:
     has_name = _NAME.fullmatch(instance["instance_id"])
     has_commit = _COMMIT.fullmatch(instance["base_commit"])
     if not has_name or not has_commit:
-        raise ConfigError(f"{where}: expected a name in instance_id and a commit in base_commit")
+        raise InstancesRefused(
+            f"{where}: expected a name in instance_id and a commit in base_commit"
+        )
     return dict(instance)
 
 
 def _make_folder(instance: Mapping[str, Any], folder: Path, checkouts: Path) -> None:
     repository = checkouts / instance["repo"].replace("/", "__")
     commit = _resolve_commit(repository, instance["base_commit"])
-    verifier = b"".join((ASSETS / "environments" / name).read_bytes() for name in _VERIFIER)
+    verifier = b"".join((VERIFIER / name).read_bytes() for name in _VERIFIER)
     stamp = hashlib.sha256(
         json.dumps([instance, commit], sort_keys=True).encode() + verifier
     ).hexdigest()
@@ -162,13 +174,13 @@ def _parse_line(line: str, where: str) -> Any:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
+        raise InstancesRefused(
             f"{where}: is not valid JSON ({error}). Expected one instance per line"
         ) from None
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{where}: has half of a surrogate pair, which is no text") from None
+        raise InstancesRefused(f"{where}: has half of a surrogate pair, which is no text") from None
     return value
 
 
@@ -179,7 +191,7 @@ def _read_tests(names: Any, where: str) -> list[str]:
         with contextlib.suppress(ValueError, RecursionError):
             names = json.loads(names)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{where}: expected a list of tests, got {str(names)[:100]}")
+        raise InstancesRefused(f"{where}: expected a list of tests, got {str(names)[:100]}")
     return names
 
 
@@ -220,7 +232,7 @@ def _fill_folder(instance: Mapping[str, Any], folder: Path, repository: Path) ->
 def put_verifier(folder: Path) -> None:
     """Put the programs of the verifier into a folder `tests` that has `tests.json`, and maybe `suite`."""
     for name in _VERIFIER:
-        shutil.copyfile(ASSETS / "environments" / name, folder / name)
+        shutil.copyfile(VERIFIER / name, folder / name)
     _write_text(folder / "test.sh", _TEST, mode=0o755)
 
 
@@ -335,3 +347,16 @@ def _write_text(file: Path, text: str, mode: int = 0o644) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     file.chmod(mode)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("path", type=Path, help="a file of SWE-bench, or a folder of such files")
+    try:
+        sys.stdout.write(f"{make_task_folders(parser.parse_args().path)}\n")
+    except InstancesRefused as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,8 @@
 """Converts rows of the Berkeley Function-Calling Leaderboard (BFCL, versions 3 and 4) to tasks of `tools`.
 
+    python examples/tools/bfcl_tasks.py bfcl_eval/data tasks.jsonl
+    openclaw-rl env check tools --tasks tasks.jsonl
+
 A row of `BFCL_v4_CATEGORY.json` has `question` and `function`; the row of the same id in `possible_answer/` has
 `ground_truth`. The calls of the first reply are checked, and not executed. Rows of `irrelevance` have no ground truth:
 right is an answer without a call.
@@ -7,8 +10,10 @@ right is an answer without a call.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +21,6 @@ from typing import Any
 
 from openclaw_rl.common.printable import echo_error
 from openclaw_rl.environments.sources.tools.bfcl_matching import PYTHON_TYPES
-from openclaw_rl.environments.task_file import split_by_digest, task_digest
-from openclaw_rl.environments.types import EnvironmentTask
 from openclaw_rl.errors import ConfigError
 
 _ANSWERS = "possible_answer"
@@ -86,31 +89,21 @@ def convert_rows(questions: Path) -> ConvertedRows:
     return ConvertedRows(tasks=tasks, refused=refused)
 
 
-def is_bfcl_path(path: Path) -> bool:
-    """Return whether a file has the name of a category of BFCL, or a folder has such files."""
-    return bool(_list_files(path)) if path.is_dir() else _CATEGORY.fullmatch(path.name) is not None
-
-
-def read_bfcl_tasks(path: Path, held_out_share: float) -> list[EnvironmentTask]:
+def convert_path(path: Path) -> list[Mapping[str, Any]]:
     """Return the tasks of a file of BFCL, or of all files of a folder. What cannot be checked is left out, with a note.
 
     Raises `ConfigError`.
     """
-    files = [path]
-    if path.is_dir():
-        files = _checkable_files(path)
-    tasks: dict[str, EnvironmentTask] = {}
+    files = _checkable_files(path) if path.is_dir() else [path]
+    tasks: dict[str, Mapping[str, Any]] = {}
     for file in files:
-        for data in _convert_with_note(file):
-            digest = task_digest(data)
-            if data["id"] in tasks:
+        for task in _convert_with_note(file):
+            if task["id"] in tasks:
                 raise ConfigError(
-                    f"{file}: the id {data['id']} is also in another file. Name one version of BFCL"
+                    f"{file}: the id {task['id']} is also in another file. Name one version of BFCL"
                 )
-            split = split_by_digest(digest, held_out_share)
-            tasks[data["id"]] = EnvironmentTask(
-                id=data["id"], digest=digest, split=split, data=data
-            )
+            # Rows with the same content are tasks of their own.
+            tasks[task["id"]] = {**task, "row": task["id"]}
     if not tasks:
         raise ConfigError(f"{path}: no row can be checked")
     return list(tasks.values())
@@ -337,3 +330,20 @@ def _solve_object(fields: Mapping[str, Any]) -> dict[str, Any]:
         if alternatives:
             chosen[name] = _solve_value(alternatives[0])
     return chosen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("path", type=Path, help="a file of BFCL, or a folder of such files")
+    parser.add_argument("out", type=Path, help="the task file that is written")
+    given = parser.parse_args()
+    try:
+        tasks = convert_path(given.path)
+        lines = "".join(f"{json.dumps(task, ensure_ascii=False)}\n" for task in tasks)
+        given.out.write_text(lines, encoding="utf-8")
+    except (ConfigError, OSError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
