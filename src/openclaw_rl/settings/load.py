@@ -221,11 +221,11 @@ def _without_foreign_faults(
 
 
 def from_flat(flat: Mapping[str, Any]) -> Config:
-    """Build a `Config` from dotted keys, current or earlier ones.
+    """Build a `Config` from dotted keys.
 
     Raises `ConfigError` with the key, the value and what was expected.
     """
-    current = dict(current_key(key, value) for key, value in flat.items())
+    current = dict(flat)
     chosen = _chosen_judge(current)
     if chosen is not None:
         current["judge.kind"] = chosen[0]
@@ -256,10 +256,9 @@ def _chosen_judge(flat: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def train_settings(flat: Mapping[str, Any]) -> TrainConfig:
     """Build the train section from keys below `train.`, without the checks across sections."""
-    current = {}
-    for key, value in flat.items():
-        name, value = current_key(f"train.{key}", value)
-        current[name.removeprefix("train.")] = value
+    current = {
+        current_key(f"train.{key}").removeprefix("train."): value for key, value in flat.items()
+    }
     return TrainConfig.model_validate(_nested(current))
 
 

@@ -114,10 +114,8 @@ def reference_page() -> str:
 
 
 def _other_names() -> dict[str, list[str]]:
-    """Return the earlier keys and the aliases of each setting that has some."""
+    """Return the aliases of each setting that has some."""
     names: dict[str, list[str]] = {}
-    for earlier, key in aliases.alias_table("earlier_keys").items():
-        names.setdefault(key, []).append(f"`{earlier}`")
     for alias in aliases.all_aliases().values():
         for key in alias.keys:
             names.setdefault(key, []).append(f"`{alias.name}`")

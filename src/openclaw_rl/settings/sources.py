@@ -45,7 +45,10 @@ class SettingsSource:
     def add_setting(self, name: str, value: Any, *, shown: str | None = None) -> None:
         """Add a setting under any of its names. `shown`: the name as the user wrote it."""
         source = f"{self.prefix}: {shown or name}"
-        name, value = aliases.current_key(name, value)
+        renamed = aliases.current_key(name)
+        if renamed != name:
+            self.notices.append(f"{source} is called {renamed} now: rename it")
+            name = renamed
         if name in self.keys:
             self._store_value(name, GivenValue(value=value, source=source))
             return
@@ -267,7 +270,7 @@ def from_environment(
     be those of another program.
     """
     layer = SettingsSource(frozenset(keys), _ENVIRONMENT, text=frozenset(text))
-    long = {long_name(key): key for key in (*aliases.alias_table("earlier_keys"), *layer.keys)}
+    long = {long_name(key): key for key in layer.keys}
     short = aliases.by_form("environment")
     for name, value in environ.items():
         faults = len(layer.faults)

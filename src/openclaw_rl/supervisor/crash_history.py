@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
+from openclaw_rl.common.log_codes import EndCause
 from openclaw_rl.settings.load import Config
-from openclaw_rl.supervisor.worker_end import KILLED_BY_SUPERVISOR, EndCause
+from openclaw_rl.supervisor.worker_end import KILLED_BY_SUPERVISOR
 
 # A worker that runs for this long without a crash has recovered.
 RECOVERY_SECONDS = 600.0

@@ -186,10 +186,10 @@ class SubprocessSystem:
             while time.monotonic() < advanced_at + timeout:
                 state = self._learning_state(store)
                 now = time.monotonic()
-                if state.waiting != known.waiting:
-                    advanced_at = now
                 if state != known:
                     since = now
+                    if state.waiting != known.waiting:
+                        advanced_at = now
                     known = state
                 elif state.is_settled and now >= since + quiet:
                     return state.head
@@ -205,7 +205,7 @@ class SubprocessSystem:
 
     def _only_practises(self, state: _LearningState) -> bool:
         """Return whether practice is all that may still make versions."""
-        return self.practises and not state.unjudged and not state.untrained
+        return self.practises and state.waiting == (None, 0)
 
     @property
     def practises(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 
 from openclaw_rl.common.gateway_address import running_address
+from openclaw_rl.common.log_codes import EndCause, code_of_error, worker_end_fields
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.common.worker_loop import (
     lower_priority,
@@ -75,11 +76,17 @@ def run_worker(name: str, config: Config) -> None:
     faulthandler.register(TRACEBACK_SIGNAL, all_threads=True)
     loads_first = name == "train" and config.train.ranks * config.train.launch.nodes == 1
     lower_priority(LOADING_NICE if loads_first else _NICE_VALUES.get(name, 0))
-    if name in ENGINE_WORKERS:
-        registry.serve(ENGINE_WORKERS[name](config))
-        return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run_async_worker(name, config))
+    try:
+        if name in ENGINE_WORKERS:
+            registry.serve(ENGINE_WORKERS[name](config))
+            return
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run_async_worker(name, config))
+    except Exception as error:
+        # The command prints it. A diagnosis reads codes in the log.
+        if code_of_error(error) is not None:
+            log.error("%s ends: %s", name, error)
+        raise
 
 
 async def _run_async_worker(name: str, config: Config) -> None:
@@ -226,7 +233,10 @@ class Supervisor:
             follows,
             crashes.reason.rstrip("."),
             crashes.cure,
-            extra={"output": list(child.output.lines)},
+            extra={
+                "output": list(child.output.lines),
+                **worker_end_fields(child.name, crashes.cause or EndCause.EXIT),
+            },
         )
         return is_last
 

@@ -59,6 +59,7 @@ def turn_to_json(item: StoredTurn) -> dict[str, Any]:
         **_drop_empty(
             {
                 "unlinked": turn.unlinked,
+                "unlinked_code": turn.unlinked_code,
                 "verdict": item.verdict and _verdict_to_json(item.verdict),
                 "dropped": drop,
             }

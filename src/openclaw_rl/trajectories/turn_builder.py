@@ -296,6 +296,7 @@ class TurnBuilder:
             relation="continuation" if planned.parent and turn.id is None else turn.relation,
             relation_of=turn.relation_of,
             unlinked=turn.unlinked,
+            unlinked_code=_stated_code(turn.unlinked, turn.unlinked_code),
             untrainable=reason,
         )
         return place, needs_score
@@ -339,6 +340,11 @@ class TurnBuilder:
         if stated is None:
             return record
         return replace(record, source=stated.source, how=stated.how, at=stated.at or now)
+
+
+def _stated_code(detail: str | None, code: ReasonCode | None) -> ReasonCode | None:
+    """Return the code of a reason in a file; `STATED` if the file has the words alone."""
+    return None if detail is None else code or ReasonCode.STATED
 
 
 def _stated_reason(turn: FileTurn) -> Reason | None:

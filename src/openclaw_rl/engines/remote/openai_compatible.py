@@ -24,7 +24,7 @@ from openclaw_rl.engines.remote.http_client import (
 )
 from openclaw_rl.engines.remote.loaded_versions import owner_of
 from openclaw_rl.engines.remote.vllm import VllmEngine, model_cards
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineGone, NoTokenIds
 from openclaw_rl.protocols import EngineInfo, OnConnect
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Sampling
@@ -162,8 +162,10 @@ def unfit_reason(answer: Any, prompt: Sequence[int], decode: DecodeFunction | No
     try:
         choice = completions_api.single_choice(answer)
         ids = completions_api.token_ids_of(choice)
+    except NoTokenIds:
+        ids = []
     except EngineError as error:
-        return "it returns no token ids" if "token ids" in str(error) else str(error)
+        return str(error)
     if not ids:
         return "it returns no token ids"
     logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
