@@ -302,3 +302,10 @@ def test_a_message_that_cannot_be_continued_is_refused(fields: dict[str, Any], w
     with pytest.raises(RequestError, match=words) as refused:
         decode(continue_final_message=True, **fields)
     assert refused.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize("role", [{"type": "text"}, ["user"], None])
+def test_a_role_that_is_not_text_is_refused(role: Any) -> None:
+    with pytest.raises(RequestError, match="expected one of") as refused:
+        decode(messages=[{"role": role, "content": [{"type": "text", "text": "Hello."}]}])
+    assert refused.value.param == "messages[0].role"
