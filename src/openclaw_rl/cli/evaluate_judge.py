@@ -52,7 +52,7 @@ def run_judge_evaluation(
     """
     from openclaw_rl.evals import judge_report
     from openclaw_rl.evals.judge_scores import evaluate_judge
-    from openclaw_rl.evals.labelled_reactions import load_reactions
+    from openclaw_rl.judge.head.labelled_reactions import load_reactions
 
     config = load_config(**options, strict=True)
     if out:

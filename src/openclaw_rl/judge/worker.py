@@ -20,6 +20,7 @@ from openclaw_rl.judge import reward_model, user_feedback
 from openclaw_rl.judge.behaviour import verdicts as behaviour
 from openclaw_rl.judge.comparison import ComparisonQueue
 from openclaw_rl.judge.failure_log import FailureLog
+from openclaw_rl.judge.head.auto import AutoJudge
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.teacher import Teacher
@@ -70,6 +71,8 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
     store = await asyncio.to_thread(Store.open, config.store_path)
     if isinstance(judge, LlmJudge) and config.judge.cache:
         judge.use_cache(VoteCache(store, config.judge.cache))
+    if isinstance(judge, AutoJudge):
+        judge.open(store)
     queue = JudgeQueue(config, store, judge, teacher)
     try:
         await queue.run(stop)
@@ -77,7 +80,7 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
         await queue.cancel_tasks()
         await queue.lessons.close()
         for asked in (judge, teacher):
-            if isinstance(asked, LlmJudge | Teacher):
+            if isinstance(asked, LlmJudge | AutoJudge | Teacher):
                 await asked.close()
         store.close()
 
@@ -313,6 +316,8 @@ class JudgeQueue:
         waiting = self._turns.failed_count()
         if waiting:
             note += f", {waiting} waiting"
+        if isinstance(self._judge, AutoJudge):
+            note += f"; {self._judge.status_note}"
         if self._teacher is not None:
             note += f"; {self._teacher.status_note}"
         if self._verdicts.untrusted:

@@ -140,6 +140,8 @@ class EngineSpec:
     """Whether a second one can be started for the judge's own model."""
     takes_trainer_weights: bool = False
     """Whether a trainer can load its weights into the server by itself (`engine.weights: trainer`)."""
+    reads_states: bool = False
+    """Whether its client is a `StateEngine`, by which a judge reads the hidden states of the base."""
 
     @property
     def title(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,6 +20,13 @@ FORMAT_VERSION = 1
 _T = TypeVar("_T")
 
 
+class Half(StrEnum):
+    """Half of a set. Judges are fitted to the first one; no label of the other is used but to measure them."""
+
+    CALIBRATION = "calibration"
+    HELD_OUT = "held_out"
+
+
 class _HeaderLine(msgspec.Struct):
     version: int
 
@@ -31,6 +39,7 @@ class _ReactionLine(msgspec.Struct, forbid_unknown_fields=True):
     reply: str | dict[str, Any]
     reaction: dict[str, Any]
     kind: str = msgspec.field(name="class")
+    half: Half = Half.CALIBRATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +51,7 @@ class LabelledReaction:
     kind: str
     expected: int | None
     item: JudgeInput
+    half: Half = Half.CALIBRATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +60,11 @@ class LabelledSet:
 
     name: str
     reactions: Sequence[LabelledReaction]
+
+    def in_half(self, half: Half) -> LabelledSet:
+        """Return the reactions of one half; all if the set has no such half."""
+        chosen = [one for one in self.reactions if one.half is half]
+        return LabelledSet(name=self.name, reactions=chosen or self.reactions)
 
     def in_languages(self, languages: Sequence[str]) -> LabelledSet:
         """Return the reactions in some languages; all without any. Raises `ConfigError` for one that is not there."""
@@ -116,7 +131,12 @@ def _labelled_reaction(entry: _ReactionLine) -> LabelledReaction:
         ),
     )
     return LabelledReaction(
-        id=entry.id, language=entry.language, kind=entry.kind, expected=entry.expected, item=item
+        id=entry.id,
+        language=entry.language,
+        kind=entry.kind,
+        expected=entry.expected,
+        item=item,
+        half=entry.half,
     )
 
 

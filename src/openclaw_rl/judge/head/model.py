@@ -1,0 +1,209 @@
+"""The head: a linear classifier over the columns of a record, calibrated, with the labelled rows that are nearest.
+
+Shape legend: n labelled rows, D columns, C the classes in the order of `CLASSES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from openclaw_rl.judge.head.features import TEXT_COLUMNS, TEXT_SCALE
+from openclaw_rl.judge.head.regression import (
+    Floats,
+    Labels,
+    LinearHead,
+    fit_head,
+    fit_temperature,
+    make_folds,
+    out_of_fold_logits,
+    softmax,
+)
+
+CLASSES: Sequence[int | None] = (1, -1, None)
+"""The score of each class; None: no evidence."""
+L2 = 0.1
+FOLDS = 5
+PERSON_WEIGHT = 4.0
+"""Weight of a person's own row beside a labelled one."""
+MAX_PERSON_SHARE = 0.5
+"""Of the weight of the labelled rows: all rows of a person together weigh at most as much."""
+NEAREST = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledRows:
+    """Rows with known classes. `features` [n, D], `labels` [n]: places in `CLASSES`; `texts`: the reactions."""
+
+    features: Floats
+    labels: Labels
+    texts: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def plus(self, others: LabelledRows) -> LabelledRows:
+        return LabelledRows(
+            features=np.concatenate([self.features, others.features]),
+            labels=np.concatenate([self.labels, others.labels]),
+            texts=[*self.texts, *others.texts],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadReport:
+    """The head on rows that it was not fitted to (cross-validation over the labelled set), beside the rules.
+
+    `right`: share of rows whose most likely class is the expected one. `coverage`: share of the rows with a score that
+    are given one; `precision`: share of the given scores that are right. Of both judges.
+    """
+
+    rows: int
+    right: float
+    complaints: float
+    coverage: float
+    precision: float
+    threshold: float
+    rules_right: float
+    rules_coverage: float
+    rules_precision: float
+
+    @property
+    def beats_rules(self) -> bool:
+        """Whether the head is right more often, and scores at least as many."""
+        return self.right > self.rules_right and self.coverage >= self.rules_coverage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opinion:
+    """What the head makes of a record. `probabilities`: of `CLASSES`; `score` None: none is likely enough.
+
+    `nearest`: the reactions of the labelled rows of that class that are nearest.
+    """
+
+    score: int | None
+    probabilities: tuple[float, float, float]
+    nearest: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Return the opinion in words."""
+        good, bad, neither = self.probabilities
+        text = f"good {good:.2f}, bad {bad:.2f}, no evidence {neither:.2f}"
+        if not self.nearest:
+            return text
+        examples = " and ".join(f'"{_shorten(one)}"' for one in self.nearest)
+        return f"{text}; nearest examples: {examples}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A fitted head. `threshold`: probability from which a class counts; `rows`: what it was fitted to."""
+
+    linear: LinearHead
+    temperature: float
+    threshold: float
+    rows: LabelledRows
+
+    def classify(self, features: Floats) -> Opinion:
+        """Return the opinion on the columns [D] of one record."""
+        row = features[None]
+        probabilities = softmax(self.linear.logits(row) / self.temperature)[0]
+        likely = int(probabilities.argmax())
+        is_sure = float(probabilities[likely]) >= self.threshold
+        good, bad, neither = (float(one) for one in probabilities)
+        return Opinion(
+            score=CLASSES[likely] if is_sure else None,
+            probabilities=(good, bad, neither),
+            nearest=self._nearest_texts(row[0], likely),
+        )
+
+    def _nearest_texts(self, row: Floats, label: int) -> tuple[str, ...]:
+        """Return the reactions of the nearest rows of a class, by the cosine of their states."""
+        members = np.flatnonzero(self.rows.labels == label)
+        if not len(members):
+            return ()
+        mean = self.linear.mean
+        scale = self.linear.scale
+        others = (self.rows.features[members] - mean) / scale
+        own = (row - mean) / scale
+        lengths = np.linalg.norm(others, axis=1) * np.linalg.norm(own) + 1e-12
+        similarity = others @ own / lengths
+        order = np.argsort(-similarity)
+        texts = dict.fromkeys(self.rows.texts[members[place]] for place in order)
+        return tuple(texts)[:NEAREST]
+
+
+def column_factors(columns: int) -> Floats:
+    """Return the factors [D] of the columns: the counts are few, and weigh as much as many columns of states."""
+    factors = np.ones(columns)
+    factors[-TEXT_COLUMNS:] = TEXT_SCALE
+    return factors
+
+
+def fit_shared_head(
+    rows: LabelledRows, *, groups: Labels, min_precision: float
+) -> tuple[Head, Floats]:
+    """Fit the head of all people. Returns it with the out-of-fold probabilities [n, C].
+
+    `groups` [n]: rows of one group are in the same fold.
+    """
+    labels = rows.labels
+    group_labels = np.array([labels[groups == group][0] for group in np.unique(groups)])
+    fold_of_group = make_folds(group_labels, FOLDS)
+    folds = fold_of_group[np.searchsorted(np.unique(groups), groups)]
+    features = rows.features
+    factors = column_factors(features.shape[1])
+    logits = out_of_fold_logits(
+        features, labels, folds, classes=len(CLASSES), l2=L2, factors=factors
+    )
+    temperature = fit_temperature(logits, labels)
+    probabilities = softmax(logits / temperature)
+    head = Head(
+        linear=fit_head(features, labels, classes=len(CLASSES), l2=L2, factors=factors),
+        temperature=temperature,
+        threshold=choose_threshold(probabilities, labels, min_precision),
+        rows=rows,
+    )
+    return head, probabilities
+
+
+def fit_person_head(shared: Head, own: LabelledRows) -> Head:
+    """Fit a head to the shared rows and those of one person, whose weight is bounded."""
+    count = len(shared.rows)
+    weight = min(PERSON_WEIGHT, MAX_PERSON_SHARE * count / max(len(own), 1))
+    rows = shared.rows.plus(own)
+    row_weights = np.concatenate([np.ones(count), np.full(len(own), weight)])
+    linear = fit_head(
+        rows.features,
+        rows.labels,
+        classes=len(CLASSES),
+        l2=L2,
+        factors=column_factors(rows.features.shape[1]),
+        row_weights=row_weights,
+    )
+    return replace(shared, linear=linear, rows=rows)
+
+
+def choose_threshold(probabilities: Floats, labels: Labels, min_precision: float) -> float:
+    """Return the least probability from which on the scores of the head are right with `min_precision`.
+
+    Above 1 if there is none, so that nothing is scored.
+    """
+    likely = probabilities.argmax(axis=1)
+    confidence = probabilities.max(axis=1)
+    is_scored = np.array([CLASSES[one] is not None for one in likely])
+    order = np.argsort(-confidence[is_scored], kind="stable")
+    sure = confidence[is_scored][order]
+    if not len(sure):
+        return 1.1
+    is_right = (likely == labels)[is_scored][order]
+    precision = np.cumsum(is_right) / np.arange(1, len(order) + 1)
+    enough = np.flatnonzero(precision >= min_precision)
+    return float(sure[enough[-1]]) if len(enough) else 1.1
+
+
+def _shorten(text: str, most: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
