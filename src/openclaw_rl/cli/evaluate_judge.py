@@ -51,13 +51,12 @@ def run_judge_evaluation(
     judge.workers reactions at once. The exit code is 1 if a reaction has no verdict because of an error.
     """
     from openclaw_rl.evals import judge_report
-    from openclaw_rl.evals.judge_scores import evaluate_judge
-    from openclaw_rl.judge.head.labelled_reactions import load_reactions
+    from openclaw_rl.evals.judge_scores import evaluate_judge, open_reactions
 
     config = load_config(**options, strict=True)
     if out:
         prepare_file(Path(out))
-    labelled = load_reactions(Path(reactions) if reactions else None).in_languages(languages)
+    labelled = open_reactions(Path(reactions) if reactions else None, languages)
     with progress_bar() as show:
         result = evaluate_judge(config, labelled, show=show)
     write_report(

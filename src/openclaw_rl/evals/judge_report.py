@@ -43,7 +43,9 @@ def report_text(result: JudgeEvaluation) -> str:
 
 def _head_text(head: HeadEvaluation) -> str:
     """Return the table of the head alone, beside the rules."""
-    rows = [("cross-validated", head.fitted), ("measured", head.measured)]
+    rows = [("cross-validated", head.fitted)]
+    if head.measured is not None:
+        rows.append(("measured", head.measured))
     rows += [(f"measured, {language}", one) for language, one in head.by_language.items()]
     cells = [
         (

@@ -19,7 +19,12 @@ from openclaw_rl.evals.versions.gateway_access import on_free_port
 from openclaw_rl.judge import local_model
 from openclaw_rl.judge.head import auto
 from openclaw_rl.judge.head.auto import AutoJudge
-from openclaw_rl.judge.head.labelled_reactions import Half, LabelledReaction, LabelledSet
+from openclaw_rl.judge.head.labelled_reactions import (
+    Half,
+    LabelledReaction,
+    LabelledSet,
+    load_reactions,
+)
 from openclaw_rl.judge.head.model import HeadReport
 from openclaw_rl.judge.head.training import measure_head
 from openclaw_rl.judge.llm import LlmJudge
@@ -59,11 +64,14 @@ class JudgedReaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadEvaluation:
-    """The head alone. `fitted`: cross-validated on the rows that it is fitted to; `measured`: on the others."""
+    """The head alone. `fitted`: cross-validated on the reactions that it is fitted to.
+
+    `measured`: on the others; None: there are no others.
+    """
 
     name: str
     fitted: HeadReport
-    measured: HeadReport
+    measured: HeadReport | None
     by_language: Mapping[str, HeadReport]
 
 
@@ -83,6 +91,11 @@ class JudgeEvaluation:
     def errors(self) -> list[str]:
         """Return the distinct errors that left reactions without a verdict."""
         return list(dict.fromkeys(row.error for row in self.rows if row.error is not None))
+
+
+def open_reactions(path: Path | None, languages: Sequence[str]) -> LabelledSet:
+    """Return a set in some languages; without any, in all. Raises `ConfigError` as `load_reactions` does."""
+    return load_reactions(path).in_languages(languages)
 
 
 def evaluate_judge(
@@ -156,6 +169,11 @@ async def _judge_all(
 async def measure_opinions(judge: AutoJudge, rows: Sequence[JudgedReaction]) -> HeadEvaluation:
     """Return what the head alone makes of the reactions, and how it did on those that it was fitted to."""
     prepared = await judge.prepared_head()
+    fitted = {one.id for one in auto.calibration_set().reactions}
+    if any(row.labelled.id in fitted for row in rows):
+        return HeadEvaluation(
+            name=prepared.name, fitted=prepared.report, measured=None, by_language={}
+        )
     read = [(row.labelled, await judge.classify(row.labelled.item)) for row in rows]
     known = [(labelled, opinion) for labelled, opinion in read if opinion is not None]
     by_rules = [await judge.rules.judge(labelled.item) for labelled, _ in known]

@@ -1,4 +1,4 @@
-"""What people themselves said of replies: scores, corrections and undos, with the reactions to which they belong."""
+"""Labels that people gave themselves: scores, corrections and undos, with the reactions to which they belong."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class AutoJudge:
 
     @property
     def status_note(self) -> str:
-        """What the judge is, and what it understands, for people."""
+        """The judge and the share that it understands, for people."""
         done, total = self._count
         task = self._prepared
         if task is None or not task.done() or task.cancelled():

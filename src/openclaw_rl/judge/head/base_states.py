@@ -8,7 +8,7 @@ from openclaw_rl.engines import registry
 from openclaw_rl.engines.base import BASE_POLICY
 from openclaw_rl.errors import EngineError
 from openclaw_rl.judge import local_model
-from openclaw_rl.judge.head.records import ReactionRecord, RecordTokenizer
+from openclaw_rl.judge.head.records import HeadRecord, RecordTokenizer
 from openclaw_rl.protocols import EngineLink, StateEngine
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import Config
@@ -45,7 +45,7 @@ class BaseStates:
         if self._own_engine:
             await self._engine.load([BASE_POLICY])
 
-    async def read(self, record: ReactionRecord) -> States:
+    async def read(self, record: HeadRecord) -> States:
         """Return the states [K, S, D] of a record. Raises `EngineError` or `EngineGone`."""
         request = self._tokenizer.encode_record(record)
         async with self._slot:

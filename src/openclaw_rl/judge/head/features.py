@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from openclaw_rl.judge.head.records import ReactionRecord
+from openclaw_rl.judge.head.records import HeadRecord
 from openclaw_rl.judge.head.regression import Floats
 from openclaw_rl.types import States, Verdict
 
@@ -15,12 +15,12 @@ TEXT_SCALE = 2.0
 """Factor of the counts: one of them weighs as much as this squared number of columns of states."""
 
 
-def make_features(record: ReactionRecord, states: States, by_rules: Verdict) -> Floats:
+def make_features(record: HeadRecord, states: States, by_rules: Verdict) -> Floats:
     """Return the columns [D] of one record: its states [K, S, D'], flattened, then `TEXT_COLUMNS` counts."""
     return np.concatenate([states.ravel().astype(np.float64), text_columns(record, by_rules)])
 
 
-def text_columns(record: ReactionRecord, by_rules: Verdict) -> Floats:
+def text_columns(record: HeadRecord, by_rules: Verdict) -> Floats:
     """Return what is counted in the text, and what the rules say of it."""
     reaction = record.reaction.strip()
     words = _words(reaction)

@@ -78,7 +78,7 @@ class HeadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opinion:
-    """What the head makes of a record. `probabilities`: of `CLASSES`; `score` None: none is likely enough.
+    """Opinion of the head on a record. `probabilities`: of `CLASSES`; `score` None: no class is likely enough.
 
     `nearest`: the reactions of the labelled rows of that class that are nearest.
     """
@@ -189,7 +189,7 @@ def fit_person_head(shared: Head, own: LabelledRows) -> Head:
 def choose_threshold(probabilities: Floats, labels: Labels, min_precision: float) -> float:
     """Return the least probability from which on the scores of the head are right with `min_precision`.
 
-    Above 1 if there is none, so that nothing is scored.
+    Above 1 if no probability suffices, so that nothing is scored.
     """
     likely = probabilities.argmax(axis=1)
     confidence = probabilities.max(axis=1)

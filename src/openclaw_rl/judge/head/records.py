@@ -1,4 +1,4 @@
-"""What the head reads: request, reply and reaction of a turn as one text, and its token ids with the spans to pool.
+"""Input of the head: request, reply and reaction of a turn as one text, and its token ids with the spans to pool.
 
 The texts of people and tools are plain text: control tokens in them have no effect. Long texts keep head and tail.
 """
@@ -39,7 +39,7 @@ REACTION_CHARS = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReactionRecord:
+class HeadRecord:
     """The parts of a turn that the head reads. `author` of the reaction: user or tool, and whether a call failed."""
 
     request: str
@@ -50,7 +50,7 @@ class ReactionRecord:
     has_error_mark: bool
 
 
-def make_record(item: JudgeInput) -> ReactionRecord | None:
+def make_record(item: JudgeInput) -> HeadRecord | None:
     """Return what is read of a turn; None if the reaction has no text."""
     results = [message for message in item.reaction.messages if message.get("role") != "user"]
     said = [message for message in item.reaction.messages if message.get("role") == "user"]
@@ -65,7 +65,7 @@ def make_record(item: JudgeInput) -> ReactionRecord | None:
     if is_tool:
         author = "tool (the call failed)" if failed else "tool"
     asked = [message for message in item.messages if message.get("role") == "user"]
-    return ReactionRecord(
+    return HeadRecord(
         request=visible_text(asked[-1]) if asked else "",
         reply=_reply_text(item.reply),
         reaction=reaction,
@@ -75,7 +75,7 @@ def make_record(item: JudgeInput) -> ReactionRecord | None:
     )
 
 
-def with_addressed_text(record: ReactionRecord, text: str) -> ReactionRecord:
+def with_addressed_text(record: HeadRecord, text: str) -> HeadRecord:
     """Return the record with a text in the reaction that addresses the judge."""
     return replace(record, reaction=f"{record.reaction}\n{text}")
 
@@ -110,7 +110,7 @@ class RecordTokenizer:
     def _encode(self, text: str) -> Ids:
         return self._tokenizer.encode(text)
 
-    def encode_record(self, record: ReactionRecord) -> StateRequest:
+    def encode_record(self, record: HeadRecord) -> StateRequest:
         """Return the request for the states of a record. Spans: its last token, its reaction, the reaction's end."""
         before = self._encode(
             _FORM["record"].format(

@@ -27,7 +27,7 @@ from openclaw_rl.judge.head.model import (
 from openclaw_rl.judge.head.records import (
     ADDRESSED,
     FORM_DIGEST,
-    ReactionRecord,
+    HeadRecord,
     make_record,
     with_addressed_text,
 )
@@ -36,7 +36,7 @@ from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.types import States, Verdict
 
 HEAD_VERSION = "1"
-"""Of the columns and of the fit: another version fits anew."""
+"""Of the columns and of the fit: a head of another version is not used."""
 ADDRESSED_EVERY = 3
 """Of so many labelled reactions, one gets a copy with a text that addresses the judge; of tool results, each."""
 SAVE_EVERY = 32
@@ -50,7 +50,7 @@ class TrainingRow:
     """A labelled reaction as the head reads it. `group`: place of the reaction that it is, or is a copy of."""
 
     labelled: LabelledReaction
-    record: ReactionRecord
+    record: HeadRecord
     group: int
 
 
