@@ -31,6 +31,13 @@ from openclaw_rl.settings.cli_options import FlagCommand, settings_options
     help="Only this language (may be repeated).",
 )
 @click.option(
+    "--half",
+    type=click.Choice(["held_out", "calibration"]),
+    default="held_out",
+    show_default=True,
+    help="Half of the set. Judges may be tuned on the calibration half.",
+)
+@click.option(
     "--out",
     metavar="FILE",
     help="Write the counts and every verdict with its reason to this JSON file.",
@@ -40,13 +47,15 @@ from openclaw_rl.settings.cli_options import FlagCommand, settings_options
 def run_judge_evaluation(
     reactions: str | None,
     languages: tuple[str, ...],
+    half: str,
     out: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Measure the judge on labelled reactions. Prints right, abstained and wrong by class and by language.
 
-    The judge is the one of the settings: the rules by default, an endpoint with --set judge.base_url and --set
+    The judge is the one of the settings: by default the rules for the starter, and for another model the rules where
+    they are proven and else the states of that model; an endpoint with --set judge.base_url and --set
     judge.model, a classifier with --set judge.reward_path, a plug-in with --set judge.plugin_path. It judges
     judge.workers reactions at once. The exit code is 1 if a reaction has no verdict because of an error.
     """
@@ -56,7 +65,8 @@ def run_judge_evaluation(
     config = load_config(**options, strict=True)
     if out:
         prepare_file(Path(out))
-    labelled = open_reactions(Path(reactions) if reactions else None, languages)
+    file = Path(reactions) if reactions else None
+    labelled = open_reactions(file, half, languages)
     with progress_bar() as show:
         result = evaluate_judge(config, labelled, show=show)
     write_report(

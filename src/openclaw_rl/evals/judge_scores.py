@@ -93,9 +93,9 @@ class JudgeEvaluation:
         return list(dict.fromkeys(row.error for row in self.rows if row.error is not None))
 
 
-def open_reactions(path: Path | None, languages: Sequence[str]) -> LabelledSet:
-    """Return a set in some languages; without any, in all. Raises `ConfigError` as `load_reactions` does."""
-    return load_reactions(path).in_languages(languages)
+def open_reactions(path: Path | None, half: str, languages: Sequence[str]) -> LabelledSet:
+    """Return a half of a set in some languages; without any, in all. Raises `ConfigError` as `load_reactions` does."""
+    return load_reactions(path, half=Half(half)).in_languages(languages)
 
 
 def evaluate_judge(
@@ -103,17 +103,15 @@ def evaluate_judge(
 ) -> JudgeEvaluation:
     """Judge each reaction of the set with the configured judge, `judge.workers` at once.
 
-    If some reactions are held out, only these: a head is fitted to the others. Raise `ConfigError`, `ModelError` or
-    `PluginError` if the judge cannot be made, and what it raises if it fails on the first reaction or on `MAX_FAILURES`
-    in a row.
+    Raise `ConfigError`, `ModelError` or `PluginError` if the judge cannot be made, and what it raises if it fails on
+    the first reaction or on `MAX_FAILURES` in a row.
     """
     show("starting the judge", 0, None)
-    measured = labelled.in_half(Half.HELD_OUT).reactions
     with (
         tempfile.TemporaryDirectory(prefix="openclaw-eval-") as home,
         _judge_maker(config, home, show) as make,
     ):
-        rows, head = asyncio.run(_judge_all(make, measured, config.judge.workers, show))
+        rows, head = asyncio.run(_judge_all(make, labelled.reactions, config.judge.workers, show))
     names = dict.fromkeys(row.verdict.judge for row in rows if row.verdict is not None)
     named = " and ".join(sorted(names)) if head is not None else next(iter(names))
     return JudgeEvaluation(judge=named, reactions=labelled.name, rows=rows, head=head)

@@ -214,7 +214,7 @@ async def trust_rules(rules: RulesJudge) -> RuleTrust:
 
 def calibration_set() -> LabelledSet:
     """Return the labelled reactions that heads are fitted to."""
-    return load_reactions().in_half(Half.CALIBRATION)
+    return load_reactions(half=Half.CALIBRATION)
 
 
 def describe_head(prepared: PreparedHead) -> str:
