@@ -19,10 +19,10 @@ _NOTE = (
 
 
 _HEAD_NOTE = (
-    "right: the most likely of good, bad and no evidence is the expected one. complaints found: of the class negative.\n"
-    "scored: share of the reactions with a score that are given one, which needs the head's threshold; precision: share\n"
-    "of the given scores that are right. cross-validated: on the reactions that the head is fitted to, each by a head\n"
-    "that was not fitted to it."
+    "right: the most likely of good, bad and no evidence is the expected one. complaints found: of class negative.\n"
+    "scored: share of the reactions with a score that are given one, above the head's threshold; precision: share of\n"
+    "the given scores that are right. cross-validated: on the reactions that the head is fitted to, each by a head that\n"
+    "was not fitted to it."
 )
 
 

@@ -17,7 +17,7 @@ from openclaw_rl.errors import JudgeError, OpenClawError
 from openclaw_rl.evals.graders import served_judge
 from openclaw_rl.evals.versions.gateway_access import on_free_port
 from openclaw_rl.judge import local_model
-from openclaw_rl.judge.head import auto
+from openclaw_rl.judge.head import auto, choice
 from openclaw_rl.judge.head.auto import AutoJudge
 from openclaw_rl.judge.head.labelled_reactions import (
     Half,
@@ -124,7 +124,7 @@ def _judge_maker(config: Config, home: str, show: ShowProgress) -> Iterator[Call
         with served_judge(config, home) as make_client:
             yield lambda: LlmJudge(config, asked=make_client())
         return
-    if config.judge.kind != "auto" or auto.rules_reason(config) is not None:
+    if config.judge.kind != "auto" or choice.rules_reason(config) is not None:
         yield lambda: make_judge(config)
         return
     with served_head(config, home, show) as make_head:

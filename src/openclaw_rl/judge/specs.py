@@ -15,6 +15,12 @@ def _create_auto(config: Config) -> Judge:
     return auto.make_judge(config)
 
 
+def _describe_auto(config: Config) -> str:
+    from openclaw_rl.judge.head.choice import describe_choice
+
+    return describe_choice(config)
+
+
 def _create_rules(config: Config) -> Judge:
     from openclaw_rl.judge.rules import RulesJudge
 
@@ -53,6 +59,7 @@ AUTO = JudgeSpec(
     name="auto",
     summary="the rules where they are proven, else what the states of the frozen base show",
     create=_create_auto,
+    describe=_describe_auto,
 )
 RULES = JudgeSpec(
     name="rules", summary="patterns over the text of the reaction", create=_create_rules

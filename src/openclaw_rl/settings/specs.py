@@ -24,6 +24,11 @@ def check_nothing(config: Config) -> None:
     """Accept all settings."""
 
 
+def say_nothing(config: Config) -> str:
+    """Return no text."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredLibraries:
     """Libraries that must be installed. `purpose`: what needs them; `package`: requirement for pip."""
@@ -193,13 +198,15 @@ class TrainerSpec:
 class JudgeSpec:
     """A judge by its name, the value of `judge.kind`.
 
-    `create` returns the judge, in the judge's worker; it raises `OpenClawError` if it cannot. The other functions are
-    as for `TrainerSpec`.
+    `create` returns the judge, in the judge's worker; it raises `OpenClawError` if it cannot. `describe` returns what
+    judges with these settings, for the lines at the start; empty: the name says it. The other functions are as for
+    `TrainerSpec`.
     """
 
     name: str
     summary: str
     create: Callable[[Config], Judge]
+    describe: Callable[[Config], str] = say_nothing
     check_start: CheckSettings = check_nothing
     libraries: LibrariesFor = no_libraries
     consent: ServiceConsent | None = None

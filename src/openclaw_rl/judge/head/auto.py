@@ -6,10 +6,10 @@ import asyncio
 import logging
 from pathlib import Path
 
-from openclaw_rl.common.assets import STARTER, local_model_folder
 from openclaw_rl.common.progress import ShowProgress
 from openclaw_rl.engines import registry
 from openclaw_rl.judge.head.base_states import BaseStates, connect_states
+from openclaw_rl.judge.head.choice import rules_reason
 from openclaw_rl.judge.head.labelled_reactions import Half, LabelledSet, load_reactions
 from openclaw_rl.judge.head.model import Opinion
 from openclaw_rl.judge.head.people import FeatureReader, PeoplesHeads
@@ -20,7 +20,6 @@ from openclaw_rl.judge.voting import make_verdict
 from openclaw_rl.protocols import Judge
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.settings.load import Config
-from openclaw_rl.settings.registry import engine_spec
 from openclaw_rl.store import file_digests
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import JudgeInput, Verdict, Vote
@@ -28,18 +27,6 @@ from openclaw_rl.types import JudgeInput, Verdict, Vote
 log = logging.getLogger("openclaw_rl.judge")
 HEAD_FOLDER = "judge_head"
 """Folder in the home, in which heads are kept."""
-
-
-def rules_reason(config: Config) -> str | None:
-    """Return why `judge.kind auto` is the rules with these settings; None if a head reads."""
-    if config.judge.path is not None:
-        return None
-    if local_model_folder(config.model.path) == local_model_folder(STARTER):
-        return "the starter is too small to read reactions"
-    spec = engine_spec(config)
-    if not spec.reads_states:
-        return f"{spec.title} gives no hidden states; judge.path names a small model of this machine that reads instead"
-    return None
 
 
 def make_judge(config: Config) -> Judge:

@@ -30,7 +30,7 @@ _FORM = yaml.safe_load(_RAW_FORM)
 FORM_DIGEST = hashlib.sha256(_RAW_FORM.encode()).hexdigest()[:8]
 ADDRESSED: Sequence[str] = _FORM["addressed"]
 """Texts that address the judge, as a page or a tool result may."""
-DEPTHS = (0.6, 0.8)
+DEPTHS = (0.5, 0.7)
 """Of the layers that are read. The middle ones know more about a reaction than the last ones, which choose a word."""
 REQUEST_CHARS = 300
 REPLY_CHARS = 400
@@ -111,7 +111,7 @@ class RecordTokenizer:
         return self._tokenizer.encode(text)
 
     def encode_record(self, record: HeadRecord) -> StateRequest:
-        """Return the request for the states of a record. Spans: its last token, its reaction, the reaction's end."""
+        """Return the request for the states of a record. Spans: its last token, and its reaction."""
         before = self._encode(
             _FORM["record"].format(
                 request=self._plain(record.request, REQUEST_CHARS),
@@ -126,7 +126,7 @@ class RecordTokenizer:
         return StateRequest(
             ids=ids,
             depths=DEPTHS,
-            spans=((len(ids) - 1, len(ids)), (start, end), (end - 1, end)),
+            spans=((len(ids) - 1, len(ids)), (start, end)),
             shared=len(self._header),
         )
 

@@ -37,7 +37,7 @@ from openclaw_rl.types import States, Verdict
 
 HEAD_VERSION = "1"
 """Of the columns and of the fit: a head of another version is not used."""
-ADDRESSED_EVERY = 3
+ADDRESSED_EVERY = 6
 """Of so many labelled reactions, one gets a copy with a text that addresses the judge; of tool results, each."""
 SAVE_EVERY = 32
 """Rows after which the states that were read are saved, so that a stop loses few."""
