@@ -76,7 +76,7 @@ class LabelledSet:
         return LabelledSet(name=self.name, reactions=chosen)
 
     def in_half(self, half: Half) -> LabelledSet:
-        """Return the reactions of one half, and those without a half. Raises `ConfigError` if there are none."""
+        """Return the reactions of one half, and those without a half. Raises `ConfigError` for an empty half."""
         if all(one.half is None for one in self.reactions):
             return self
         chosen = [one for one in self.reactions if one.half in (half, None)]
