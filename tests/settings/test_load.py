@@ -342,8 +342,8 @@ URL = "http://127.0.0.1:9/v1"
         ),
         ({"judge.reward_path": "/models/p"}, "classifier", "judge.reward_path"),
         ({"judge.kind": "rules", "judge.model": "m"}, "rules", "judge.kind"),
-        ({"judge.base_url": URL, "teacher.model": "t"}, "rules", None),
-        ({"judge.model": ""}, "rules", None),
+        ({"judge.base_url": URL, "teacher.model": "t"}, "auto", None),
+        ({"judge.model": ""}, "auto", None),
     ],
 )
 def test_the_settings_of_a_judge_choose_its_kind(

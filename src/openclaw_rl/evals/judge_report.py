@@ -21,8 +21,8 @@ _NOTE = (
 _HEAD_NOTE = (
     "right: the most likely of good, bad and no evidence is the expected one. complaints found: of class negative.\n"
     "scored: share of the reactions with a score that are given one, above the head's threshold; precision: share of\n"
-    "the given scores that are right. cross-validated: on the reactions that the head is fitted to, each by a head that\n"
-    "was not fitted to it."
+    "the given scores that are right. cross-validated: on the reactions that the head is fitted to, each by a head\n"
+    "that was not fitted to it."
 )
 
 

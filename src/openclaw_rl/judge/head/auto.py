@@ -57,13 +57,20 @@ class AutoJudge:
     """`protocols.Judge` that asks the rules where they are proven, else the head. It needs `open` before."""
 
     def __init__(
-        self, config: Config, states: BaseStates, rules: RulesJudge, *, folder: Path
+        self,
+        config: Config,
+        states: BaseStates,
+        rules: RulesJudge,
+        *,
+        folder: Path,
+        labelled: LabelledSet | None = None,
     ) -> None:
-        """`folder`: where heads are kept."""
+        """`folder`: where heads are kept. `labelled`: reactions to fit to; default: those that ship."""
         self.rules = rules
         self._min_precision = config.judge.min_precision
         self._states = states
         self._folder = folder
+        self._labelled = labelled or calibration_set()
         self._trust: asyncio.Task[RuleTrust] | None = None
         self._prepared: asyncio.Task[PreparedHead] | None = None
         self._people: PeoplesHeads | None = None
@@ -89,7 +96,9 @@ class AutoJudge:
         self._closes_store = closes_store
         self._store_of_digests = store
         self._learns = learns
-        self._trust = asyncio.create_task(trust_rules(self.rules), name="trust in rules")
+        self._trust = asyncio.create_task(
+            trust_rules(self.rules, self._labelled), name="trust in rules"
+        )
         self._prepared = asyncio.create_task(self._prepare(store, show), name="judge's head")
 
     async def close(self) -> None:
@@ -181,7 +190,7 @@ class AutoJudge:
         prepared = await prepare_head(
             self._states,
             self.rules,
-            calibration_set(),
+            self._labelled,
             folder=self._folder,
             identity=compute_identity(files, digests),
             min_precision=self._min_precision,
@@ -193,9 +202,9 @@ class AutoJudge:
         return prepared
 
 
-async def trust_rules(rules: RulesJudge) -> RuleTrust:
-    """Return where the rules decide, measured on the calibration half."""
-    reactions = calibration_set().reactions
+async def trust_rules(rules: RulesJudge, labelled: LabelledSet) -> RuleTrust:
+    """Return where the rules decide, measured on labelled reactions."""
+    reactions = labelled.reactions
     return measure_rules(reactions, [await rules.judge(one.item) for one in reactions])
 
 

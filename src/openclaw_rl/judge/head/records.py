@@ -32,6 +32,8 @@ ADDRESSED: Sequence[str] = _FORM["addressed"]
 """Texts that address the judge, as a page or a tool result may."""
 DEPTHS = (0.5, 0.7)
 """Of the layers that are read. The middle ones know more about a reaction than the last ones, which choose a word."""
+NO_OUTPUT = "(no output)"
+"""Text of a tool result that has none: many calls that succeed print nothing."""
 REQUEST_CHARS = 300
 REPLY_CHARS = 400
 REACTION_CHARS = 600
@@ -83,7 +85,7 @@ def with_addressed_text(record: HeadRecord, text: str) -> HeadRecord:
 def _reaction_text(message: Message) -> str:
     if message.get("role") == "user":
         return strip_time_stamp(visible_text(message))
-    return normalise_text(message_text(message))
+    return normalise_text(message_text(message)).strip() or NO_OUTPUT
 
 
 def _reply_text(reply: Message) -> str:

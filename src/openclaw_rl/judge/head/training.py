@@ -225,7 +225,8 @@ def _save_arrays(file: Path, arrays: dict[str, Any]) -> None:
 def _load_arrays(file: Path) -> dict[str, Any] | None:
     """Return the arrays of a file; None if it is missing or damaged, and is to be written again."""
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        # Of a damaged file, numpy would leave the one that it opens itself open.
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (OSError, ValueError, KeyError, BadZipFile):
         return None
