@@ -125,7 +125,7 @@ class AutoJudge:
         return describe_head(task.result())
 
     async def judge(self, item: JudgeInput) -> Verdict:
-        """Return the verdict. Waits while the head is being fitted, but not where the rules decide.
+        """Return the verdict. While the head is being fitted, the rules decide where they can, and the rest waits.
 
         Raises what the engine raises.
         """
@@ -133,6 +133,8 @@ class AutoJudge:
         assert self._trust is not None, "the judge is not open"
         trust = await asyncio.shield(self._trust)
         if trust.covers(item, by_rules):
+            return by_rules
+        if not self._is_prepared() and (by_rules.score is not None or by_rules.hints):
             return by_rules
         prepared = await self.prepared_head()
         if not prepared.report.beats_rules:
@@ -166,6 +168,10 @@ class AutoJudge:
             return None
         head = await self._people.head_of(item.turn)
         return await asyncio.to_thread(head.classify, features)
+
+    def _is_prepared(self) -> bool:
+        task = self._prepared
+        return task is not None and task.done() and not task.cancelled() and not task.exception()
 
     async def prepared_head(self) -> PreparedHead:
         """Return the head, once it is fitted. After a failure, the next call tries again."""
