@@ -30,7 +30,8 @@ def test_the_text_has_request_reply_and_reaction_and_the_spans_name_the_reaction
     whole = text_of(request.ids)
     assert whole.endswith("Reaction of the user: far too long\nVerdict:")
     assert "Request: Tell me something.\nReply: Here you are.\n" in whole
-    last, reaction = request.spans
+    last, reaction, after = request.spans
+    assert after == (reaction[1], len(request.ids))
     assert last == (len(request.ids) - 1, len(request.ids))
     assert text_of(request.ids[slice(*reaction)]).strip() == "far too long"
 

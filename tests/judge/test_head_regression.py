@@ -108,7 +108,11 @@ def test_no_row_is_judged_by_a_head_that_saw_it() -> None:
     features = random.normal(0, 1, (90, 300))
     labels = random.integers(0, CLASSES, 90)
     folds = regression.make_folds(labels, 5)
-    logits = regression.out_of_fold_logits(features, labels, folds, classes=CLASSES, l2=1e-3)
+
+    def fit(some: np.ndarray, known: np.ndarray) -> regression.LinearHead:
+        return regression.fit_head(some, known, classes=CLASSES, l2=1e-3)
+
+    logits = regression.out_of_fold_logits(features, labels, folds, classes=CLASSES, fit=fit)
     assert (logits.argmax(axis=1) == labels).mean() < 0.6
 
 

@@ -297,7 +297,7 @@ def test_children_inherit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     ("given", "name", "why"),
     [
         ({"JUDGE_MODEL_PATH": "/j", "PRM_MODEL_PATH": "/p"}, "PRM_MODEL_PATH", "judge.kind is llm"),
-        ({"MAJORITY_VOTE_N": "5"}, "MAJORITY_VOTE_N", "judge.kind is rules"),
+        ({"MAJORITY_VOTE_N": "5"}, "MAJORITY_VOTE_N", "judge.kind is auto"),
         (
             {"REWARD_ARGS": "--custom-rm-path a.py", "MAJORITY_VOTE_THRESHOLD": "0.6"},
             "MAJORITY_VOTE_THRESHOLD",

@@ -23,6 +23,7 @@ from openclaw_rl.judge.failure_log import FailureLog
 from openclaw_rl.judge.head.auto import AutoJudge
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.llm import LlmJudge
+from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.judge.turn_queue import (
     JudgeTask,
@@ -103,6 +104,8 @@ class JudgeQueue:
         self._store = store
         self._judge = judge
         self._teacher = teacher
+        # Why it is the rules, if the settings leave the choice.
+        self._choice = judge_spec(config).describe(config) if isinstance(judge, RulesJudge) else ""
         self.lessons = LessonMaker(config, store, judge)
         self._turns = TurnQueue({})
         self._may_have_new = True
@@ -318,6 +321,8 @@ class JudgeQueue:
             note += f", {waiting} waiting"
         if isinstance(self._judge, AutoJudge):
             note += f"; {self._judge.status_note}"
+        elif self._choice:
+            note += f"; judge: {self._choice}"
         if self._teacher is not None:
             note += f"; {self._teacher.status_note}"
         if self._verdicts.untrusted:

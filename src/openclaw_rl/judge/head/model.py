@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from openclaw_rl.judge.head.features import TEXT_COLUMNS, TEXT_SCALE
+from openclaw_rl.judge.head.records import DEPTHS, POOLINGS
 from openclaw_rl.judge.head.regression import (
     Floats,
     Labels,
@@ -25,7 +26,7 @@ from openclaw_rl.judge.head.regression import (
 CLASSES: Sequence[int | None] = (1, -1, None)
 """The score of each class; None: no evidence."""
 L2 = 0.1
-FOLDS = 5
+FOLDS = 10
 PERSON_WEIGHT = 4.0
 """Weight of a person's own row beside a labelled one."""
 MAX_PERSON_SHARE = 0.5
@@ -135,11 +136,41 @@ class Head:
         return tuple(texts)[:NEAREST]
 
 
-def column_factors(columns: int) -> Floats:
-    """Return the factors [D] of the columns: the counts are few, and weigh as much as many columns of states."""
-    factors = np.ones(columns)
-    factors[-TEXT_COLUMNS:] = TEXT_SCALE
-    return factors
+def fit_linear(features: Floats, labels: Labels, row_weights: Floats | None = None) -> LinearHead:
+    """Fit a head to the columns [n, D] of records: one for each pooling, with the counts, whose logits are averaged.
+
+    Heads that see different parts err in different places. Their mean is one linear head over all columns.
+    """
+    columns = features.shape[1]
+    blocks = pooling_columns(columns)
+    mean = np.zeros(columns)
+    scale = np.ones(columns)
+    weights = np.zeros((columns, len(CLASSES)))
+    bias = np.zeros(len(CLASSES))
+    for block in blocks:
+        factors = np.ones(len(block))
+        factors[-TEXT_COLUMNS:] = TEXT_SCALE
+        part = fit_head(
+            features[:, block],
+            labels,
+            classes=len(CLASSES),
+            l2=L2,
+            factors=factors,
+            row_weights=row_weights,
+        )
+        mean[block] = part.mean
+        scale[block] = part.scale
+        weights[block] += part.weights / len(blocks)
+        bias += part.bias / len(blocks)
+    return LinearHead(mean=mean, scale=scale, weights=weights, bias=bias)
+
+
+def pooling_columns(columns: int) -> list[Labels]:
+    """Return the places of the columns of each pooling, in all layers, and of the counts behind them."""
+    states = columns - TEXT_COLUMNS
+    by_layer = np.arange(states).reshape(len(DEPTHS), POOLINGS, -1)
+    counts = np.arange(states, columns)
+    return [np.concatenate([by_layer[:, one].ravel(), counts]) for one in range(POOLINGS)]
 
 
 def fit_shared_head(
@@ -147,23 +178,20 @@ def fit_shared_head(
 ) -> tuple[Head, Floats]:
     """Fit the head of all people. Returns it with the out-of-fold probabilities [n, C].
 
-    `groups` [n]: rows of one group are in the same fold.
+    `groups` [n]: rows of one group are in the same fold, and its first row is the reaction itself. Temperature and
+    threshold follow from the reactions themselves.
     """
     labels = rows.labels
-    group_labels = np.array([labels[groups == group][0] for group in np.unique(groups)])
-    fold_of_group = make_folds(group_labels, FOLDS)
-    folds = fold_of_group[np.searchsorted(np.unique(groups), groups)]
-    features = rows.features
-    factors = column_factors(features.shape[1])
-    logits = out_of_fold_logits(
-        features, labels, folds, classes=len(CLASSES), l2=L2, factors=factors
-    )
-    temperature = fit_temperature(logits, labels)
+    names, plain = np.unique(groups, return_index=True)
+    fold_of_group = make_folds(labels[plain], FOLDS)
+    folds = fold_of_group[np.searchsorted(names, groups)]
+    logits = out_of_fold_logits(rows.features, labels, folds, classes=len(CLASSES), fit=fit_linear)
+    temperature = fit_temperature(logits[plain], labels[plain])
     probabilities = softmax(logits / temperature)
     head = Head(
-        linear=fit_head(features, labels, classes=len(CLASSES), l2=L2, factors=factors),
+        linear=fit_linear(rows.features, labels),
         temperature=temperature,
-        threshold=choose_threshold(probabilities, labels, min_precision),
+        threshold=choose_threshold(probabilities[plain], labels[plain], min_precision),
         rows=rows,
     )
     return head, probabilities
@@ -175,14 +203,7 @@ def fit_person_head(shared: Head, own: LabelledRows) -> Head:
     weight = min(PERSON_WEIGHT, MAX_PERSON_SHARE * count / max(len(own), 1))
     rows = shared.rows.plus(own)
     row_weights = np.concatenate([np.ones(count), np.full(len(own), weight)])
-    linear = fit_head(
-        rows.features,
-        rows.labels,
-        classes=len(CLASSES),
-        l2=L2,
-        factors=column_factors(rows.features.shape[1]),
-        row_weights=row_weights,
-    )
+    linear = fit_linear(rows.features, rows.labels, row_weights)
     return replace(shared, linear=linear, rows=rows)
 
 

@@ -30,8 +30,10 @@ _FORM = yaml.safe_load(_RAW_FORM)
 FORM_DIGEST = hashlib.sha256(_RAW_FORM.encode()).hexdigest()[:8]
 ADDRESSED: Sequence[str] = _FORM["addressed"]
 """Texts that address the judge, as a page or a tool result may."""
-DEPTHS = (0.5, 0.7)
+DEPTHS = (0.5, 0.6, 0.7)
 """Of the layers that are read. The middle ones know more about a reaction than the last ones, which choose a word."""
+POOLINGS = 3
+"""Spans of a record: see `RecordTokenizer.encode_record`."""
 NO_OUTPUT = "(no output)"
 """Text of a tool result that has none: many calls that succeed print nothing."""
 REQUEST_CHARS = 300
@@ -113,7 +115,7 @@ class RecordTokenizer:
         return self._tokenizer.encode(text)
 
     def encode_record(self, record: HeadRecord) -> StateRequest:
-        """Return the request for the states of a record. Spans: its last token, and its reaction."""
+        """Return the request for the states of a record. Spans: its last token, its reaction, and what follows it."""
         before = self._encode(
             _FORM["record"].format(
                 request=self._plain(record.request, REQUEST_CHARS),
@@ -128,7 +130,7 @@ class RecordTokenizer:
         return StateRequest(
             ids=ids,
             depths=DEPTHS,
-            spans=((len(ids) - 1, len(ids)), (start, end)),
+            spans=((len(ids) - 1, len(ids)), (start, end), (end, len(ids))),
             shared=len(self._header),
         )
 

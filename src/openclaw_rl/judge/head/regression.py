@@ -176,16 +176,13 @@ def out_of_fold_logits(
     folds: Labels,
     *,
     classes: int,
-    l2: float,
-    factors: Floats | None = None,
+    fit: Callable[[Floats, Labels], LinearHead],
 ) -> Floats:
-    """Return the logits [n, C] of each row, by the head that was fitted to the other folds."""
+    """Return the logits [n, C] of each row, by the head that `fit` made of the other folds."""
     out = np.zeros((len(labels), classes))
     for fold in np.unique(folds):
         held_out = folds == fold
-        head = fit_head(
-            features[~held_out], labels[~held_out], classes=classes, l2=l2, factors=factors
-        )
+        head = fit(features[~held_out], labels[~held_out])
         out[held_out] = head.logits(features[held_out])
     return out
 
