@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.progress import Activity, WorkKind, describe_activity
-from openclaw_rl.common.terminal import TerminalConsole, print_json
+from openclaw_rl.common.terminal import print_data
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
@@ -125,7 +125,11 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "turns": turns.count_by_state(conn),
         "dropped": {reason.detail: count for reason, count in dropped.items()},
         "untrainable": {reason.detail: count for reason, count in untrainable.items()},
-        "reasons": {"dropped": _reason_rows(dropped), "untrainable": _reason_rows(untrainable)},
+        "reasons": {
+            "dropped": _reason_rows(dropped),
+            "untrainable": _reason_rows(untrainable),
+            "unlinked": _reason_rows(turns.count_unlinked(conn)),
+        },
         "practice": {
             "turns": practice_turns.count_all(conn),
             "seconds_of_last_hour": round(practice_turns.seconds_of_last_hour(conn, now), 1),
@@ -228,10 +232,7 @@ def show_status(config: Config, *, as_json: bool) -> None:
         "policies": folder_size(config.policies_dir),
         "store": store_size(config.store_path),
     }
-    if as_json:
-        print_json(status)
-    else:
-        TerminalConsole(highlight=True).print(_render_status(status))
+    print_data(status, _render_status, as_json=as_json)
 
 
 def _render_status(status: Mapping[str, Any]) -> Group:
@@ -313,7 +314,7 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
     total = sum(status["turns"].values()) or 1
     for state, count in status["turns"].items():
         table.add_row(str(count), state)
-    for title in ("dropped", "untrainable"):
+    for title in ("dropped", "untrainable", "unlinked"):
         for row in status["reasons"][title][:5]:
             table.add_row(f"{row['count'] / total:.0%}", _labelled(title, row["reason"]))
     for row in status["untrainable_agents"]:

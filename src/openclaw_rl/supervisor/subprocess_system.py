@@ -53,8 +53,13 @@ class _LearningState:
     untrained: int = 0
 
     @property
+    def waiting(self) -> tuple[str | None, int]:
+        """The turns that wait for a verdict, and those that wait to be trained on."""
+        return self.unjudged, self.untrained
+
+    @property
     def is_settled(self) -> bool:
-        return self.unjudged is None and not self.untrained and self.served == self.head
+        return self.waiting == (None, 0) and self.served == self.head
 
     def __str__(self) -> str:
         waiting = (
@@ -183,7 +188,7 @@ class SubprocessSystem:
                 now = time.monotonic()
                 if state != known:
                     since = now
-                    if (state.unjudged, state.untrained) != (known.unjudged, known.untrained):
+                    if state.waiting != known.waiting:
                         advanced_at = now
                     known = state
                 elif state.is_settled and now >= since + quiet:
@@ -200,7 +205,7 @@ class SubprocessSystem:
 
     def _only_practises(self, state: _LearningState) -> bool:
         """Return whether practice is all that may still make versions."""
-        return self.practises and not state.unjudged and not state.untrained
+        return self.practises and state.waiting == (None, 0)
 
     @property
     def practises(self) -> bool:
@@ -300,7 +305,8 @@ class StartingNotes:
         if now - self._read_at >= 1.0:
             self._read_at = now
             self._note = self._read_beats()
-            if self._note and self._note != self._shown and now - self._shown_at >= _NOTE_SECONDS:
+            is_new = self._note not in ("", self._shown)
+            if is_new and now - self._shown_at >= _NOTE_SECONDS:
                 self._shown = self._note
                 self._shown_at = now
                 self._on_note(self._note)
@@ -313,11 +319,9 @@ class StartingNotes:
         except StoreError:
             # It does not exist yet, or the disk is busy.
             return ""
+        starting = [beat for beat in beats if beat.state == heartbeats.STARTING]
         now = time.time()
-        starting = (
-            beat for beat in beats if beat.state == heartbeats.STARTING and beat.is_alive(now)
-        )
-        return "; ".join(f"{beat.name}: {beat.note}" for beat in starting)
+        return "; ".join(f"{beat.name}: {beat.note}" for beat in starting if beat.is_alive(now))
 
 
 def stop_process(process: subprocess.Popen[bytes]) -> None:
