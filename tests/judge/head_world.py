@@ -60,7 +60,7 @@ def reacted(turn: str, text: str, *, role: str = "user", **message: Any) -> Judg
 
 
 def labelled_set() -> LabelledSet:
-    """Each phrase with each topic, in one order of labels."""
+    """Each phrase with each topic; a last phrase is praise as often as it is a complaint."""
     reactions = []
     for topic in TOPICS:
         for expected, phrases in ((1, GOOD), (-1, BAD), (None, NEITHER)):
@@ -75,6 +75,17 @@ def labelled_set() -> LabelledSet:
                         item=reacted(id_, f"{phrase}, {topic}"),
                     )
                 )
+    for number, topic in enumerate(TOPICS * 2):
+        id_ = f"doubtful-{number}"
+        reactions.append(
+            LabelledReaction(
+                id=id_,
+                language="en",
+                kind="other",
+                expected=1 if number % 2 else -1,
+                item=reacted(id_, f"so so, {topic}"),
+            )
+        )
     return LabelledSet(name="words@1", reactions=reactions)
 
 

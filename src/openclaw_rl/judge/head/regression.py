@@ -17,7 +17,7 @@ Labels = NDArray[np.int64]
 MAX_ITERATIONS = 500
 _HISTORY = 12
 # Of the gradient's largest component.
-_TOLERANCE = 1e-7
+_TOLERANCE = 1e-5
 _MIN_SCALE = 1e-6
 _SUFFICIENT_DECREASE = 1e-4
 _MAX_HALVINGS = 40
