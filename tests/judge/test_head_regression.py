@@ -131,7 +131,8 @@ def test_the_threshold_is_the_least_that_meets_the_precision() -> None:
     probabilities = np.stack([good, (1 - good) / 2, (1 - good) / 2], axis=1)
     labels = np.array([0, 0, 0, 1, 0], dtype=np.int64)
     assert choose_threshold(probabilities, labels, 1.0) == pytest.approx(0.8)
-    assert choose_threshold(probabilities, labels, 0.8) == pytest.approx(0.6)
+    assert choose_threshold(probabilities, labels, 0.6) == pytest.approx(0.6)
+    assert choose_threshold(probabilities, labels, 0.8) == pytest.approx(0.8), "less its error"
     assert choose_threshold(probabilities, 1 - labels.clip(0, 1), 0.9) > 1
 
 

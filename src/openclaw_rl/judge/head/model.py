@@ -210,7 +210,8 @@ def fit_person_head(shared: Head, own: LabelledRows) -> Head:
 def choose_threshold(probabilities: Floats, labels: Labels, min_precision: float) -> float:
     """Return the least probability from which on the scores of the head are right with `min_precision`.
 
-    Above 1 if no probability suffices, so that nothing is scored.
+    A share counts less its standard error, because the threshold is chosen on the rows that measure it. Above 1 if no
+    probability suffices, so that nothing is scored.
     """
     likely = probabilities.argmax(axis=1)
     confidence = probabilities.max(axis=1)
@@ -220,8 +221,10 @@ def choose_threshold(probabilities: Floats, labels: Labels, min_precision: float
     if not len(sure):
         return 1.1
     is_right = (likely == labels)[is_scored][order]
-    precision = np.cumsum(is_right) / np.arange(1, len(order) + 1)
-    enough = np.flatnonzero(precision >= min_precision)
+    count = np.arange(1, len(order) + 1)
+    precision = np.cumsum(is_right) / count
+    error = np.sqrt(precision * (1 - precision) / count)
+    enough = np.flatnonzero(precision - error >= min_precision)
     return float(sure[enough[-1]]) if len(enough) else 1.1
 
 
