@@ -29,9 +29,9 @@ BUSY_STEPS = 128
 """Steps of replies for each chunk, if they leave no pause."""
 CHUNK_SECONDS = 0.2
 """Seconds that a chunk may take: so long a reply waits that begins meanwhile."""
-MIN_CHUNK = 8
+MIN_CHUNK = 32
 MAX_CHUNK = 512
-"""Tokens."""
+"""Tokens. Smaller chunks would cost several times the processor time of a whole text."""
 SHARED_TOKENS = 2048
 """Tokens of shared beginnings that are kept."""
 
