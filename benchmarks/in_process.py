@@ -36,6 +36,7 @@ from openclaw_rl.evals.styles import Taste, has_style
 from openclaw_rl.evals.toy_world import Question, is_correct
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.judge import worker as judging
+from openclaw_rl.judge.head.auto import AutoJudge
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.user_feedback import explicit_verdict
 from openclaw_rl.render.hint import with_hint
@@ -214,7 +215,9 @@ class Rooms:
             config, store=serving, engine=self._engine, renderer=self.renderer, identity=identity
         )
         self._collector = Collector(self._store, config.collect)
-        self._judge = judging.make_judge(config)
+        judge = judging.make_judge(config)
+        # The engine has no socket here from which a head could read states.
+        self._judge = judge.rules if isinstance(judge, AutoJudge) else judge
         self._lessons = LessonMaker(config, self._store, self._judge)
 
     async def __aenter__(self) -> Self:

@@ -23,6 +23,8 @@ from openclaw_rl.types import (
     Policy,
     PolicyRef,
     RepeatedBatch,
+    StateRequest,
+    States,
     Verdict,
 )
 
@@ -107,6 +109,19 @@ class ImageEngine(Protocol):
         """Return the prompt ids [P] of a conversation with images, as the model reads them.
 
         Raises `EngineError` if the model does not take these messages or images, `EngineGone` without an answer.
+        """
+        ...
+
+
+@runtime_checkable
+class StateEngine(Protocol):
+    """An engine that reads hidden states of its base model (`EngineSpec.reads_states`)."""
+
+    async def read_states(self, request: StateRequest) -> States:
+        """Return the pooled states [K, S, D] in the base, version 0 without an adapter, whatever versions are loaded.
+
+        People's replies come first: it may take long while they run. Raises `EngineError` if the text does not fit,
+        `EngineGone` without an answer.
         """
         ...
 

@@ -17,6 +17,8 @@ from openclaw_rl.reasons import Reason, ReasonCode
 
 Ids = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
+States = NDArray[np.float32]
+"""Hidden states of a model, pooled over spans of tokens."""
 Mask = NDArray[np.bool_]
 Convention = Literal["scaled", "processed", "raw"]
 """Convention of an engine's log-probabilities, for logits at temperature T (natural logarithms, at every position).
@@ -441,6 +443,17 @@ class Generation:
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
     top_logprobs: int = 0  # K alternatives to report at each position
+    background: bool = False  # no person waits for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRequest:
+    """A text whose hidden states in the base model are read. No token is sampled."""
+
+    ids: Ids  # [P]
+    depths: tuple[float, ...]  # [K] share of the layers below the one that is read, in (0, 1]
+    spans: tuple[tuple[int, int], ...]  # [S] first token and end; the states of a span are averaged
+    shared: int = 0  # tokens at the beginning that later requests repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

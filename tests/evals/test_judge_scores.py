@@ -19,7 +19,7 @@ from openclaw_rl.errors import ConfigError, JudgeError
 from openclaw_rl.evals import judge_scores
 from openclaw_rl.evals.judge_report import report_json, report_text
 from openclaw_rl.evals.judge_scores import evaluate_judge, judge_reactions
-from openclaw_rl.evals.labelled_reactions import SHIPPED_SET, Half, load_reactions
+from openclaw_rl.judge.head.labelled_reactions import SHIPPED_SET, Half, load_reactions
 from openclaw_rl.judge.prompts import JUDGE_PROMPT, build_messages
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.testing import ScriptedJudge

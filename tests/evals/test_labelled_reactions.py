@@ -11,10 +11,15 @@ import pytest
 
 import openclaw_rl
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.evals.labelled_reactions import SHIPPED_SET, Half, LabelledReaction, load_reactions
+from openclaw_rl.judge.head.labelled_reactions import (
+    SHIPPED_SET,
+    Half,
+    LabelledReaction,
+    load_reactions,
+)
 
 PACKAGE = Path(openclaw_rl.__file__).parent
-MAY_READ_HELD_OUT = {"cli/evaluate_judge.py", "evals/judge_scores.py"}
+MAY_READ_HELD_OUT = {"evals/judge_scores.py"}
 LOADER = "labelled_reactions.py"
 
 
@@ -109,8 +114,7 @@ def test_only_the_evaluation_reads_the_held_out_half() -> None:
         for file in PACKAGE.rglob("*.py")
         if file.name != LOADER and _reads_held_out(ast.parse(file.read_text(encoding="utf-8")))
     }
-    assert "cli/evaluate_judge.py" in readers
-    assert readers <= MAY_READ_HELD_OUT
+    assert readers == MAY_READ_HELD_OUT
 
 
 def _reads_held_out(tree: ast.AST) -> bool:
@@ -156,11 +160,11 @@ def _loads_more_than_calibration(call: ast.Call) -> bool:
         ("load_reactions(**options)", True),
         ("half = Half.HELD_OUT", True),
         ("half = 'held_out'", True),
-        ("from openclaw_rl.evals.labelled_reactions import SHIPPED_SET", True),
+        ("from openclaw_rl.judge.head.labelled_reactions import SHIPPED_SET", True),
     ],
 )
 def test_each_way_to_the_held_out_half_is_found(code: str, reads: bool) -> None:
-    imports = "from openclaw_rl.evals.labelled_reactions import Half, load_reactions\n"
+    imports = "from openclaw_rl.judge.head.labelled_reactions import Half, load_reactions\n"
     assert _reads_held_out(ast.parse(imports + code)) is reads
 
 

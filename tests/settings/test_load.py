@@ -297,7 +297,7 @@ def test_children_inherit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     ("given", "name", "why"),
     [
         ({"JUDGE_MODEL_PATH": "/j", "PRM_MODEL_PATH": "/p"}, "PRM_MODEL_PATH", "judge.kind is llm"),
-        ({"MAJORITY_VOTE_N": "5"}, "MAJORITY_VOTE_N", "judge.kind is rules"),
+        ({"MAJORITY_VOTE_N": "5"}, "MAJORITY_VOTE_N", "judge.kind is auto"),
         (
             {"REWARD_ARGS": "--custom-rm-path a.py", "MAJORITY_VOTE_THRESHOLD": "0.6"},
             "MAJORITY_VOTE_THRESHOLD",
@@ -342,8 +342,8 @@ URL = "http://127.0.0.1:9/v1"
         ),
         ({"judge.reward_path": "/models/p"}, "classifier", "judge.reward_path"),
         ({"judge.kind": "rules", "judge.model": "m"}, "rules", "judge.kind"),
-        ({"judge.base_url": URL, "teacher.model": "t"}, "rules", None),
-        ({"judge.model": ""}, "rules", None),
+        ({"judge.base_url": URL, "teacher.model": "t"}, "auto", None),
+        ({"judge.model": ""}, "auto", None),
     ],
 )
 def test_the_settings_of_a_judge_choose_its_kind(

@@ -54,19 +54,19 @@ def run_judge_evaluation(
 ) -> None:
     """Measure the judge on labelled reactions. Prints right, abstained and wrong by class and by language.
 
-    The judge is the one of the settings: the rules by default, an endpoint with --set judge.base_url and --set
+    The judge is the one of the settings: by default the rules for the starter, and for another model the rules where
+    they are proven and else the states of that model; an endpoint with --set judge.base_url and --set
     judge.model, a classifier with --set judge.reward_path, a plug-in with --set judge.plugin_path. It judges
     judge.workers reactions at once. The exit code is 1 if a reaction has no verdict because of an error.
     """
     from openclaw_rl.evals import judge_report
-    from openclaw_rl.evals.judge_scores import evaluate_judge
-    from openclaw_rl.evals.labelled_reactions import Half, load_reactions
+    from openclaw_rl.evals.judge_scores import evaluate_judge, open_reactions
 
     config = load_config(**options, strict=True)
     if out:
         prepare_file(Path(out))
     file = Path(reactions) if reactions else None
-    labelled = load_reactions(file, half=Half(half)).in_languages(languages)
+    labelled = open_reactions(file, half, languages)
     with progress_bar() as show:
         result = evaluate_judge(config, labelled, show=show)
     write_report(

@@ -134,7 +134,7 @@ def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None
 
 def announce_start(config: Config, workers: Sequence[str]) -> None:
     """Print what starts, and which parts of it are experimental."""
-    from openclaw_rl.settings.registry import experimental_parts
+    from openclaw_rl.settings.registry import experimental_parts, judge_spec
 
     # The gateway's first line says where it listens, once it does.
     if "gateway" in workers:
@@ -142,6 +142,8 @@ def announce_start(config: Config, workers: Sequence[str]) -> None:
         echo(f"  home: {config.home_dir}", err=True)
         for command in ("key", "chat"):
             echo(f"  {command}: openclaw-rl {command}{home_flag(config)}", err=True)
+    if "judge" in workers and (judge := judge_spec(config).describe(config)):
+        echo(f"  judge: {judge}", err=True)
     for part in experimental_parts(config, workers):
         echo(f"  experimental: {part}, which never ran with its real counterpart", err=True)
 

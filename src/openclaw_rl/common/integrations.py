@@ -109,6 +109,7 @@ JUDGES = IntegrationGroup(
     "openclaw_rl.judges",
     "judge",
     {
+        "auto": "openclaw_rl.judge.specs:AUTO",
         "rules": "openclaw_rl.judge.specs:RULES",
         "llm": "openclaw_rl.judge.specs:LLM",
         "classifier": "openclaw_rl.judge.specs:CLASSIFIER",

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from openclaw_rl.common.statistics.rater_agreement import wilson_interval
-from openclaw_rl.evals.judge_scores import JudgedReaction, JudgeEvaluation
+from openclaw_rl.evals.judge_scores import HeadEvaluation, JudgedReaction, JudgeEvaluation
 from openclaw_rl.evals.tables import markdown_table
 
 _NOTE = (
     "right: the expected score, or none where none is expected. abstained: no score where one is expected. wrong:\n"
     "another score, or one where none is expected; such a verdict trains the wrong thing. In brackets: 95% intervals\n"
     "(Wilson)."
+)
+
+
+_HEAD_NOTE = (
+    "right: the most likely of good, bad and no evidence is the expected one. complaints found: of class negative.\n"
+    "scored: share of the reactions with a score that are given one, above the head's threshold; precision: share of\n"
+    "the given scores that are right. cross-validated: on the reactions that the head is fitted to, each by a head\n"
+    "that was not fitted to it."
 )
 
 
@@ -28,7 +37,30 @@ def report_text(result: JudgeEvaluation) -> str:
     precision = (
         f"Of {len(scored)} verdicts of +1 or -1, {_share_text(right, len(scored))} are right."
     )
-    return "\n\n".join([f"{result.judge} on {result.reactions}:", *tables, precision, _NOTE])
+    head = [] if result.head is None else [_head_text(result.head)]
+    return "\n\n".join([f"{result.judge} on {result.reactions}:", *tables, precision, _NOTE, *head])
+
+
+def _head_text(head: HeadEvaluation) -> str:
+    """Return the table of the head alone, beside the rules."""
+    rows = [("cross-validated", head.fitted)]
+    if head.measured is not None:
+        rows.append(("measured", head.measured))
+    rows += [(f"measured, {language}", one) for language, one in head.by_language.items()]
+    cells = [
+        (
+            name,
+            one.rows,
+            f"{one.right:.2f} ({one.rules_right:.2f})",
+            f"{one.complaints:.2f}",
+            f"{one.coverage:.2f} ({one.rules_coverage:.2f})",
+            f"{one.precision:.2f} ({one.rules_precision:.2f})",
+        )
+        for name, one in rows
+    ]
+    names = ("reactions", "number", "right", "complaints found", "scored", "precision")
+    table = markdown_table(names, cells)
+    return f"{head.name} alone (in brackets: the rules alone):\n\n{table}\n\n{_HEAD_NOTE}"
 
 
 def report_json(result: JudgeEvaluation) -> dict[str, Any]:
@@ -43,6 +75,7 @@ def report_json(result: JudgeEvaluation) -> dict[str, Any]:
             name: _counts(rows) for name, rows in _groups(result.rows, _language_of).items()
         },
         "scored": {"right": sum(row.outcome == "right" for row in scored), "of": len(scored)},
+        "head": None if result.head is None else asdict(result.head),
         "rows": [_row_json(row) for row in result.rows],
     }
 

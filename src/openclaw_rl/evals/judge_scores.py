@@ -5,18 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from openclaw_rl.common.progress import ShowProgress
 from openclaw_rl.errors import JudgeError, OpenClawError
 from openclaw_rl.evals.graders import served_judge
-from openclaw_rl.evals.labelled_reactions import LabelledReaction, LabelledSet
+from openclaw_rl.evals.versions.gateway_access import on_free_port
+from openclaw_rl.judge import local_model
+from openclaw_rl.judge.head import auto, choice
+from openclaw_rl.judge.head.auto import AutoJudge
+from openclaw_rl.judge.head.labelled_reactions import (
+    Half,
+    LabelledReaction,
+    LabelledSet,
+    load_reactions,
+)
+from openclaw_rl.judge.head.model import HeadReport
+from openclaw_rl.judge.head.training import measure_head
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.worker import make_judge
 from openclaw_rl.protocols import Judge
 from openclaw_rl.settings.load import Config
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 from openclaw_rl.types import Verdict
 
 MAX_FAILURES = 8
@@ -48,17 +63,39 @@ class JudgedReaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadEvaluation:
+    """The head alone. `fitted`: cross-validated on the reactions that it is fitted to.
+
+    `measured`: on the others; None: there are no others.
+    """
+
+    name: str
+    fitted: HeadReport
+    measured: HeadReport | None
+    by_language: Mapping[str, HeadReport]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeEvaluation:
-    """Verdicts of a judge on a set. `judge`: its name with its version; `reactions`: the name of the set."""
+    """Verdicts of a judge on a set. `judge`: its name with its version; `reactions`: the name of the set.
+
+    `head`: the head of the auto judge alone, if it has one.
+    """
 
     judge: str
     reactions: str
     rows: Sequence[JudgedReaction]
+    head: HeadEvaluation | None = None
 
     @property
     def errors(self) -> list[str]:
         """Return the distinct errors that left reactions without a verdict."""
         return list(dict.fromkeys(row.error for row in self.rows if row.error is not None))
+
+
+def open_reactions(path: Path | None, half: str, languages: Sequence[str]) -> LabelledSet:
+    """Return a half of a set in some languages; without any, in all. Raises `ConfigError` as `load_reactions` does."""
+    return load_reactions(path, half=Half(half)).in_languages(languages)
 
 
 def evaluate_judge(
@@ -72,21 +109,41 @@ def evaluate_judge(
     show("starting the judge", 0, None)
     with (
         tempfile.TemporaryDirectory(prefix="openclaw-eval-") as home,
-        _judge_maker(config, home) as make,
+        _judge_maker(config, home, show) as make,
     ):
-        rows = asyncio.run(_judge_all(make, labelled.reactions, config.judge.workers, show))
-    named = next(row.verdict.judge for row in rows if row.verdict is not None)
-    return JudgeEvaluation(judge=named, reactions=labelled.name, rows=rows)
+        rows, head = asyncio.run(_judge_all(make, labelled.reactions, config.judge.workers, show))
+    names = dict.fromkeys(row.verdict.judge for row in rows if row.verdict is not None)
+    named = " and ".join(sorted(names)) if head is not None else next(iter(names))
+    return JudgeEvaluation(judge=named, reactions=labelled.name, rows=rows, head=head)
 
 
 @contextlib.contextmanager
-def _judge_maker(config: Config, home: str) -> Iterator[Callable[[], Judge]]:
-    """Yield a function that makes the judge. A model at `judge.path` is served meanwhile."""
-    if config.judge.kind != "llm":
+def _judge_maker(config: Config, home: str, show: ShowProgress) -> Iterator[Callable[[], Judge]]:
+    """Yield a function that makes the judge. A model that it asks or reads is served meanwhile."""
+    if config.judge.kind == "llm":
+        with served_judge(config, home) as make_client:
+            yield lambda: LlmJudge(config, asked=make_client())
+        return
+    if config.judge.kind != "auto" or choice.rules_reason(config) is not None:
         yield lambda: make_judge(config)
         return
-    with served_judge(config, home) as make_client:
-        yield lambda: LlmJudge(config, asked=make_client())
+    with served_head(config, home, show) as make_head:
+        yield make_head
+
+
+@contextlib.contextmanager
+def served_head(config: Config, home: str, show: ShowProgress) -> Iterator[Callable[[], AutoJudge]]:
+    """Serve the base that the auto judge reads. Yields a function that returns the judge, open, in a running loop.
+
+    The head is kept in the home of the settings, if there is one, so that it is fitted once.
+    """
+    served = config.model_copy(update={"home": home})
+    is_own = config.judge.path is not None
+    if is_own:
+        served = local_model.engine_config(served)
+    with SubprocessSystem(on_free_port(served), command="serve") as system:
+        kept = config.home_dir if config.home_dir.is_dir() else Path(home)
+        yield lambda: auto.open_measured(config, system.config, kept / auto.HEAD_FOLDER, show)
 
 
 async def _judge_all(
@@ -94,13 +151,51 @@ async def _judge_all(
     reactions: Sequence[LabelledReaction],
     workers: int,
     show: ShowProgress,
-) -> list[JudgedReaction]:
+) -> tuple[list[JudgedReaction], HeadEvaluation | None]:
     judge = make()
     try:
-        return await judge_reactions(judge, reactions, workers=workers, show=show)
+        if isinstance(judge, AutoJudge):
+            await judge.prepared_head()
+        rows = await judge_reactions(judge, reactions, workers=workers, show=show)
+        head = await measure_opinions(judge, rows) if isinstance(judge, AutoJudge) else None
+        return rows, head
     finally:
-        if isinstance(judge, LlmJudge):
+        if isinstance(judge, LlmJudge | AutoJudge):
             await judge.close()
+
+
+async def measure_opinions(judge: AutoJudge, rows: Sequence[JudgedReaction]) -> HeadEvaluation:
+    """Return what the head alone makes of the reactions, and how it did on those that it was fitted to."""
+    prepared = await judge.prepared_head()
+    fitted = {one.id for one in auto.calibration_set().reactions}
+    if any(row.labelled.id in fitted for row in rows):
+        return HeadEvaluation(
+            name=prepared.name, fitted=prepared.report, measured=None, by_language={}
+        )
+    read = [(row.labelled, await judge.classify(row.labelled.item)) for row in rows]
+    known = [(labelled, opinion) for labelled, opinion in read if opinion is not None]
+    by_rules = [await judge.rules.judge(labelled.item) for labelled, _ in known]
+
+    def measure(language: str | None) -> HeadReport:
+        chosen = [
+            (labelled, opinion, verdict)
+            for (labelled, opinion), verdict in zip(known, by_rules, strict=True)
+            if language in (None, labelled.language)
+        ]
+        return measure_head(
+            np.array([opinion.probabilities for _, opinion, _ in chosen]),
+            [labelled for labelled, _, _ in chosen],
+            [verdict for _, _, verdict in chosen],
+            prepared.head.threshold,
+        )
+
+    languages = dict.fromkeys(labelled.language for labelled, _ in known)
+    return HeadEvaluation(
+        name=prepared.name,
+        fitted=prepared.report,
+        measured=measure(None),
+        by_language={language: measure(language) for language in languages},
+    )
 
 
 async def judge_reactions(

@@ -1,6 +1,7 @@
 """Local judge model: a second engine beside the policy's, with its own weights and a socket in the home.
 
-The engine is of the same kind as the policy's and loads only its base model. So it is never the policy that is being
+The engine is of the same kind as the policy's, unless its states are read and that kind cannot. It loads only its base
+model. So it is never the policy that is being
 trained, and no conversation leaves the machine.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 from openclaw_rl.engines import registry
 from openclaw_rl.errors import EngineError, JudgeError, RequestError
@@ -16,27 +18,32 @@ from openclaw_rl.protocols import EngineLink
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config, EndpointConfig
+from openclaw_rl.settings.registry import engine_spec
 from openclaw_rl.types import Generation, PolicyRef, Sampling
 
 ENGINE_PROCESS = "judge-engine"
+STATE_BACKEND = "embedded"
+"""Engine of a model whose states are read, where the policy's engine gives none."""
 _BASE_POLICY = PolicyRef(version=0, path=None, digest="")
 
 
 def is_configured(config: Config) -> bool:
-    """Whether the llm judge uses a local model."""
-    return config.judge.kind == "llm" and config.judge.path is not None
+    """Whether the judge uses a local model: the llm judge asks it, the auto judge reads its states."""
+    return config.judge.kind in ("llm", "auto") and config.judge.path is not None
 
 
 def engine_config(config: Config) -> Config:
     """Return the settings of the judge's engine: the policy's with another model, and a subfolder as home."""
     model = {"path": config.judge.path, "tokenizer": None, "name": "judge"}
-    engine = {
+    engine: dict[str, Any] = {
         "url": None,
         "api_key": None,
         "args": (),
         "max_loaded_versions": 2,
         "gpus": config.judge.gpus,
     }
+    if config.judge.kind == "auto" and not engine_spec(config).reads_states:
+        engine["backend"] = STATE_BACKEND
     return config.model_copy(
         update={
             "home": str(config.home_dir / "judge"),

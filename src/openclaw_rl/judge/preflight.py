@@ -27,8 +27,10 @@ def check_judge_settings(config: Config) -> None:
             check_endpoint("judge", judge, config)
         case "llm":
             local_model.model_files(config)
-        case "rules":
+        case "auto" | "rules":
             RulesJudge.load(judge.rules_path)
+            if local_model.is_configured(config):
+                local_model.model_files(config)
         case "classifier" if judge.reward_source is not None:
             model_folder.check_model_name(judge.reward_source, key="judge.reward_path")
         case "plugin" if judge.reward_source is not None:

@@ -9,6 +9,18 @@ from openclaw_rl.settings.schema import Config
 from openclaw_rl.settings.specs import JudgeSpec, RequiredLibraries
 
 
+def _create_auto(config: Config) -> Judge:
+    from openclaw_rl.judge.head import auto
+
+    return auto.make_judge(config)
+
+
+def _describe_auto(config: Config) -> str:
+    from openclaw_rl.judge.head.choice import describe_choice
+
+    return describe_choice(config)
+
+
 def _create_rules(config: Config) -> Judge:
     from openclaw_rl.judge.rules import RulesJudge
 
@@ -43,6 +55,12 @@ def _libraries_of_classifier(_config: Config) -> Iterable[RequiredLibraries]:
     )
 
 
+AUTO = JudgeSpec(
+    name="auto",
+    summary="the rules where they are proven, else what the states of the frozen base show",
+    create=_create_auto,
+    describe=_describe_auto,
+)
 RULES = JudgeSpec(
     name="rules", summary="patterns over the text of the reaction", create=_create_rules
 )

@@ -20,8 +20,10 @@ from openclaw_rl.judge import reward_model, user_feedback
 from openclaw_rl.judge.behaviour import verdicts as behaviour
 from openclaw_rl.judge.comparison import ComparisonQueue
 from openclaw_rl.judge.failure_log import FailureLog
+from openclaw_rl.judge.head.auto import AutoJudge
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.llm import LlmJudge
+from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.judge.turn_queue import (
     JudgeTask,
@@ -70,6 +72,8 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
     store = await asyncio.to_thread(Store.open, config.store_path)
     if isinstance(judge, LlmJudge) and config.judge.cache:
         judge.use_cache(VoteCache(store, config.judge.cache))
+    if isinstance(judge, AutoJudge):
+        judge.open(store)
     queue = JudgeQueue(config, store, judge, teacher)
     try:
         await queue.run(stop)
@@ -77,7 +81,7 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
         await queue.cancel_tasks()
         await queue.lessons.close()
         for asked in (judge, teacher):
-            if isinstance(asked, LlmJudge | Teacher):
+            if isinstance(asked, LlmJudge | AutoJudge | Teacher):
                 await asked.close()
         store.close()
 
@@ -100,6 +104,8 @@ class JudgeQueue:
         self._store = store
         self._judge = judge
         self._teacher = teacher
+        # Why it is the rules, if the settings leave the choice.
+        self._choice = judge_spec(config).describe(config) if isinstance(judge, RulesJudge) else ""
         self.lessons = LessonMaker(config, store, judge)
         self._turns = TurnQueue({})
         self._may_have_new = True
@@ -313,6 +319,10 @@ class JudgeQueue:
         waiting = self._turns.failed_count()
         if waiting:
             note += f", {waiting} waiting"
+        if isinstance(self._judge, AutoJudge):
+            note += f"; {self._judge.status_note}"
+        elif self._choice:
+            note += f"; judge: {self._choice}"
         if self._teacher is not None:
             note += f"; {self._teacher.status_note}"
         if self._verdicts.untrusted:

@@ -63,9 +63,16 @@ class JudgeConfig(EndpointConfig):
     """The judge. The endpoint settings are those of the llm judge."""
 
     kind: Annotated[str, AfterValidator(JUDGES.check_name)] = Field(
-        "rules",
+        "auto",
         description="without it, model, base_url or path choose llm, plugin_path chooses plugin, and reward_path "
         "chooses classifier",
+    )
+    min_precision: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="auto gives a score where at least this share of such scores is right, measured by "
+        "cross-validation on the labelled reactions; else it has no opinion",
     )
     rules_path: str | None = Field(
         None, description="YAML file, or a folder of them; default: the shipped rules"
@@ -73,7 +80,7 @@ class JudgeConfig(EndpointConfig):
     path: str | None = Field(
         None,
         description="folder or hub id of a model that serves as the llm judge, on a second engine of the same backend; "
-        "no endpoint is used",
+        "no endpoint is used. With judge.kind auto, its states are read instead of the served base's",
     )
     gpus: tuple[str, ...] = Field(
         (), description="device ids that the judge's engine sees; default: all"
@@ -132,7 +139,7 @@ class JudgeConfig(EndpointConfig):
     @property
     def wishes_path(self) -> str | None:
         """Rules by which wishes are read: those of the judge if it is one of rules; None: the shipped ones."""
-        return self.rules_path if self.kind == "rules" else None
+        return self.rules_path if self.kind in ("auto", "rules") else None
 
 
 class TeacherConfig(EndpointConfig):

@@ -24,6 +24,11 @@ def check_nothing(config: Config) -> None:
     """Accept all settings."""
 
 
+def say_nothing(config: Config) -> str:
+    """Return no text."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredLibraries:
     """Libraries that must be installed. `purpose`: what needs them; `package`: requirement for pip."""
@@ -140,6 +145,8 @@ class EngineSpec:
     """Whether a second one can be started for the judge's own model."""
     takes_trainer_weights: bool = False
     """Whether a trainer can load its weights into the server by itself (`engine.weights: trainer`)."""
+    reads_states: bool = False
+    """Whether its client is a `StateEngine`, by which a judge reads the hidden states of the base."""
 
     @property
     def title(self) -> str:
@@ -191,13 +198,15 @@ class TrainerSpec:
 class JudgeSpec:
     """A judge by its name, the value of `judge.kind`.
 
-    `create` returns the judge, in the judge's worker; it raises `OpenClawError` if it cannot. The other functions are
-    as for `TrainerSpec`.
+    `create` returns the judge, in the judge's worker; it raises `OpenClawError` if it cannot. `describe` returns what
+    judges with these settings, for the lines at the start; empty: the name says it. The other functions are as for
+    `TrainerSpec`.
     """
 
     name: str
     summary: str
     create: Callable[[Config], Judge]
+    describe: Callable[[Config], str] = say_nothing
     check_start: CheckSettings = check_nothing
     libraries: LibrariesFor = no_libraries
     consent: ServiceConsent | None = None

@@ -97,16 +97,17 @@ _DISTILL = tuple(
 _PRACTICE = tuple(f"practice.{key}" for key in PracticeConfig.model_fields if key != "enabled")
 _GATE_REPLIES = tuple(f"gate.{key}" for key in ("prompts", "probes", "seconds", "wait", "workers"))
 _RULES = (
+    _only_with("judge.kind", ("llm", "auto"), "judge.path"),
+    _only_with("judge.kind", ("auto",), "judge.min_precision"),
     _only_with(
         "judge.kind",
         ("llm",),
-        "judge.path",
         "judge.num_judges",
         "judge.consensus_threshold",
         "judge.cache",
     ),
     _only_with("judge.kind", ("llm",), *_endpoint_keys("judge")),
-    _only_with("judge.kind", ("rules",), "judge.rules_path"),
+    _only_with("judge.kind", ("auto", "rules"), "judge.rules_path"),
     _only_with("judge.kind", ("plugin",), "judge.plugin_path"),
     _only_with(
         "judge.kind",

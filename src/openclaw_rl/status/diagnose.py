@@ -203,7 +203,7 @@ def scores_collapsed(signs: HealthSnapshot) -> Diagnosis | None:
     elif len(split_codes) > middle / 2:
         settings = {"judge.consensus_threshold": 0.5}
         advice = "most votes agree, and fewer suffice then"
-    elif judge.kind == "rules":
+    elif judge.kind in ("auto", "rules"):
         settings = _llm_settings(judge)
         advice = "no rule matches these reactions: give the address and the name of an OpenAI-compatible model"
     elif judge.kind in ("plugin", "classifier"):
@@ -252,7 +252,7 @@ def judge_not_trusted(signs: HealthSnapshot) -> Diagnosis | None:
     if not untrusted:
         return None
     judge = signs.config.judge
-    settings: dict[str, Any] = _llm_settings(judge) if judge.kind == "rules" else {}
+    settings: dict[str, Any] = _llm_settings(judge) if judge.kind in ("auto", "rules") else {}
     return Diagnosis(
         name="the judge is not trusted",
         evidence=_kappa_evidence(untrusted),

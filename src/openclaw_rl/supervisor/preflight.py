@@ -86,7 +86,8 @@ def _check_models(config: Config, workers: Sequence[str]) -> None:
     if local_model.ENGINE_PROCESS in workers:
         judge = local_model.model_files(config)
         check_model_text(judge)
-        check_model_weights(judge, loaded_here=engine.in_process)
+        judge_engine = engine_spec(local_model.engine_config(config))
+        check_model_weights(judge, loaded_here=judge_engine.in_process)
 
 
 def check_installation(config: Config, workers: Sequence[str]) -> None:
@@ -106,8 +107,11 @@ def check_installation(config: Config, workers: Sequence[str]) -> None:
 
 
 def _needed_libraries(config: Config, workers: Sequence[str]) -> Iterator[RequiredLibraries]:
-    if {"engine", local_model.ENGINE_PROCESS} & set(workers):
+    if "engine" in workers:
         yield from engine_spec(config).libraries(config)
+    if local_model.ENGINE_PROCESS in workers:
+        theirs = local_model.engine_config(config)
+        yield from engine_spec(theirs).libraries(theirs)
     if "judge" in workers:
         yield from judge_spec(config).libraries(config)
     if "train" in workers:

@@ -7,6 +7,7 @@ from openclaw_rl.testing.engine import (
     ReplyScript,
     ScriptedEngine,
     ScriptedImageEngine,
+    ScriptedStateEngine,
     always_reply,
 )
 from openclaw_rl.testing.judge import ScriptedJudge
@@ -17,6 +18,7 @@ __all__ = [
     "ScriptedEngine",
     "ScriptedImageEngine",
     "ScriptedJudge",
+    "ScriptedStateEngine",
     "ScriptedTrainer",
     "always_reply",
     "write_adapter",

@@ -15,7 +15,7 @@ from openclaw_rl.common.policy_digest import (
     digest_of_folder,
 )
 from openclaw_rl.errors import EngineError, EngineFull, EngineGone, GrammarError
-from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
+from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, StateRequest, States
 
 ReplyScript = Callable[[Sequence[int], int], Sequence[int]]
 """Maps (prompt ids, version) to the token ids of the reply, including the stop token."""
@@ -146,6 +146,32 @@ class ScriptedEngine:
         await asyncio.sleep(self.load_delay)
         self.loads.append(tuple(policies))
         self.held = named
+
+
+class ScriptedStateEngine(ScriptedEngine):
+    """`protocols.StateEngine` without a model. `read` records the requests.
+
+    The state of a token is a fixed vector of its own in every layer, so the mean over a span says which tokens it has.
+    """
+
+    WIDTH: ClassVar = 32
+
+    def __init__(self, reply: ReplyScript, **options: Any) -> None:
+        super().__init__(reply, **options)
+        self.read: list[StateRequest] = []
+
+    async def read_states(self, request: StateRequest) -> States:
+        """See `protocols.StateEngine`."""
+        if self.gone_at is not None:
+            raise EngineGone("the scripted engine is gone")
+        if len(request.ids) > self.context_length:
+            raise EngineError(f"the text has {len(request.ids)} tokens")
+        self.read.append(request)
+        vectors = np.stack(
+            [np.random.default_rng(int(token)).normal(size=self.WIDTH) for token in request.ids]
+        )
+        pooled = np.stack([vectors[start:end].mean(axis=0) for start, end in request.spans])
+        return np.repeat(pooled[None], len(request.depths), axis=0).astype(np.float32)
 
 
 class ScriptedImageEngine(ScriptedEngine):

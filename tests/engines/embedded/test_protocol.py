@@ -25,6 +25,7 @@ CALLS = [
         3, (PolicyRef(version=1, path="/a", digest="d"), PolicyRef(version=0, path=None, digest=""))
     ),
     protocol.ScoreCall(4, 0, b"", protocol.pack_ids([7]), 0.5),
+    protocol.StatesCall(6, protocol.pack_ids([7, 8, 9]), (0.6, 0.8), ((2, 3), (1, 3)), 1),
     protocol.InfoCall(5),
 ]
 ANSWERS = [
@@ -33,6 +34,7 @@ ANSWERS = [
     ),
     protocol.LoadReply(3),
     protocol.ScoreReply(4, protocol.pack_logprobs([-1.0])),
+    protocol.StatesReply(6, (1, 1, 2), protocol.pack_states(np.array([0.5, -2.0]))),
     protocol.RejectionReply(5, "no"),
     protocol.RejectionReply.of(6, GrammarError("not this one")),
     protocol.InfoReply(

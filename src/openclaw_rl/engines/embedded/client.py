@@ -16,7 +16,15 @@ from openclaw_rl.engines.base import wait_until_ready
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.errors import EngineError, EngineGone, rebuild_error
 from openclaw_rl.protocols import EngineInfo, OnConnect
-from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
+from openclaw_rl.types import (
+    Chunk,
+    Generation,
+    Ids,
+    Logprobs,
+    PolicyRef,
+    StateRequest,
+    States,
+)
 
 # Seconds between attempts to connect: first, longest.
 _BACK_OFF = (0.02, 1.0)
@@ -245,6 +253,7 @@ class EngineClient:
                     generation.sampling,
                     tuple(generation.stop_token_ids),
                     generation.top_logprobs,
+                    generation.background,
                 )
             )
             while True:
@@ -270,14 +279,23 @@ class EngineClient:
             protocol.pack_ids(response_ids),
             temperature,
         )
-        try:
-            answer = await connection.request_reply(call)
-        except asyncio.CancelledError:
-            if connection.alive:
-                connection.send(protocol.CancelCall(key))
-            raise
+        answer = await _request_cancellable(connection, call)
         assert isinstance(answer, protocol.ScoreReply)
         return protocol.unpack_logprobs(answer.logprobs)
+
+    async def read_states(self, request: StateRequest) -> States:
+        """See `protocols.StateEngine.read_states`."""
+        connection = await self._open_connection()
+        call = protocol.StatesCall(
+            next(self._call_ids),
+            protocol.pack_ids(request.ids),
+            request.depths,
+            request.spans,
+            request.shared,
+        )
+        answer = await _request_cancellable(connection, call)
+        assert isinstance(answer, protocol.StatesReply)
+        return protocol.unpack_states(answer.states, answer.shape)
 
     async def load(self, policies: Sequence[PolicyRef]) -> None:
         """See `protocols.Engine.load`."""
@@ -291,6 +309,18 @@ class EngineClient:
             self._reconnect_task.cancel()
         if self._connection is not None:
             self._connection.close_with_error("the connection to the engine was closed")
+
+
+async def _request_cancellable(
+    connection: _EngineConnection, call: protocol.ScoreCall | protocol.StatesCall
+) -> protocol.EngineReply:
+    """Return the reply to a call that takes time; a cancelled caller cancels the call."""
+    try:
+        return await connection.request_reply(call)
+    except asyncio.CancelledError:
+        if connection.alive:
+            connection.send(protocol.CancelCall(call.id))
+        raise
 
 
 def _error_from_reply(answer: protocol.RejectionReply) -> EngineError:

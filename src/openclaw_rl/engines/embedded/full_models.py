@@ -53,6 +53,13 @@ class MultiModelEngine(EmbeddedEngine):
         return super().has_work or any(engine.has_work for engine in self._full_engines.values())
 
     @property
+    def serves_people(self) -> bool:
+        """Whether a person waits for a sequence of any of the engines."""
+        return super().serves_people or any(
+            engine.serves_people for engine in self._full_engines.values()
+        )
+
+    @property
     def _versions_in_use(self) -> frozenset[VersionKey]:
         return super()._versions_in_use | {
             k for k, engine in self._full_engines.items() if engine.has_work

@@ -94,11 +94,33 @@ class EmbeddedModel:
                 keep: int) -> Tensor:  # fmt: skip
         """Return float32 logits [N, keep, V] of the last `keep` tokens; write keys and values at `writes_NQ`."""
         cache = KVCacheView(kv_cache, positions_NQ if writes_NQ is None else writes_NQ, length)
-        return self._call_model(ids_NQ, positions_NQ, cache, length, keep)
+        out: Tensor = self._call_model(ids_NQ, positions_NQ, cache, length, keep).logits
+        return out.float()
+
+    def hidden_states(
+        self, ids_Q: Tensor, first: int, kv_cache: KVCache, layers: Sequence[int]
+    ) -> Tensor:
+        """Return float32 states [len(layers), Q, D] of tokens from position `first` on, in row 0 of the cache.
+
+        Layer l is the output of l layers.
+        """
+        length = first + len(ids_Q)
+        positions_1Q = torch.arange(first, length, device=self.device)[None]
+        cache = KVCacheView(kv_cache, positions_1Q, length)
+        states = self._call_model(
+            ids_Q[None], positions_1Q, cache, length, 1, output_hidden_states=True
+        ).hidden_states
+        return torch.stack([states[layer][0].float() for layer in layers])
 
     def _call_model(
-        self, ids_NQ: Tensor, positions_NQ: Tensor, cache: Any, length: int, keep: int
-    ) -> Tensor:
+        self,
+        ids_NQ: Tensor,
+        positions_NQ: Tensor,
+        cache: Any,
+        length: int,
+        keep: int,
+        **options: bool,
+    ) -> Any:
         seen_J = torch.arange(length, device=self.device)
         mask_N1QJ = (seen_J <= positions_NQ[:, :, None])[:, None]
         if self._has_additive_mask:
@@ -107,15 +129,15 @@ class EmbeddedModel:
                 torch.finfo(self.dtype).min,
             )
             mask_N1QJ = torch.where(mask_N1QJ, *hidden)
-        out: Tensor = self._model(
+        return self._model(
             input_ids=ids_NQ,
             attention_mask=mask_N1QJ,
             position_ids=positions_NQ,
             use_cache=True,
             logits_to_keep=keep,
             **{self._cache_argument: cache},
-        ).logits
-        return out.float()
+            **options,
+        )
 
     @torch.inference_mode()
     def _probe_layout(self) -> CacheLayout:

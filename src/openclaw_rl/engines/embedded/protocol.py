@@ -2,7 +2,7 @@
 
 The client chooses an `id` for every call, and the
 replies repeat it. The tokens of one decode step, for all streams of a connection, are sent in one frame.
-Arrays are little-endian bytes: ids int32, log-probabilities float32.
+Arrays are little-endian bytes: ids int32, log-probabilities and states float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from openclaw_rl.common import frames
 from openclaw_rl.errors import EngineError
 from openclaw_rl.protocols import EngineInfo
-from openclaw_rl.types import Ids, Logprobs, PolicyRef, Sampling
+from openclaw_rl.types import Ids, Logprobs, PolicyRef, Sampling, States
 
 
 class GenerateCall(msgspec.Struct, array_like=True, tag="generate", frozen=True):
@@ -25,6 +25,7 @@ class GenerateCall(msgspec.Struct, array_like=True, tag="generate", frozen=True)
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
     top_logprobs: int = 0
+    background: bool = False
 
 
 class CancelCall(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
@@ -42,6 +43,16 @@ class ScoreCall(msgspec.Struct, array_like=True, tag="score", frozen=True):
     prompt_ids: bytes
     response_ids: bytes
     temperature: float
+
+
+class StatesCall(msgspec.Struct, array_like=True, tag="read", frozen=True):
+    """See `types.StateRequest`. Answered behind all replies."""
+
+    id: int
+    ids: bytes
+    depths: tuple[float, ...]
+    spans: tuple[tuple[int, int], ...]
+    shared: int
 
 
 class InfoCall(msgspec.Struct, array_like=True, tag="ask", frozen=True):
@@ -69,6 +80,14 @@ class ScoreReply(msgspec.Struct, array_like=True, tag="scores", frozen=True):
     logprobs: bytes
 
 
+class StatesReply(msgspec.Struct, array_like=True, tag="states", frozen=True):
+    """States [K, S, D] of a `StatesCall`; `shape`: (K, S, D)."""
+
+    id: int
+    shape: tuple[int, int, int]
+    states: bytes
+
+
 class RejectionReply(msgspec.Struct, array_like=True, tag="failed", frozen=True):
     """The call was rejected; the engine continues to run."""
 
@@ -87,8 +106,8 @@ class InfoReply(msgspec.Struct, array_like=True, tag="info", frozen=True):
     info: EngineInfo
 
 
-EngineCall = GenerateCall | CancelCall | LoadCall | ScoreCall | InfoCall
-EngineReply = TokensReply | LoadReply | ScoreReply | RejectionReply | InfoReply
+EngineCall = GenerateCall | CancelCall | LoadCall | ScoreCall | StatesCall | InfoCall
+EngineReply = TokensReply | LoadReply | ScoreReply | StatesReply | RejectionReply | InfoReply
 
 _encoder = msgspec.msgpack.Encoder()
 call_decoder = msgspec.msgpack.Decoder(EngineCall)
@@ -110,6 +129,14 @@ def unpack_ids(raw: bytes) -> Ids:
 
 def pack_logprobs(logprobs: Logprobs | Sequence[float]) -> bytes:
     return np.asarray(logprobs, dtype="<f4").tobytes()
+
+
+def pack_states(states: States) -> bytes:
+    return np.asarray(states, dtype="<f4").tobytes()
+
+
+def unpack_states(raw: bytes, shape: tuple[int, int, int]) -> States:
+    return np.frombuffer(raw, dtype="<f4").reshape(shape)
 
 
 def unpack_logprobs(raw: bytes) -> Logprobs:

@@ -77,6 +77,15 @@ class EmbeddedEngine:
         return bool(self._rows or self._staged or self._waiting)
 
     @property
+    def serves_people(self) -> bool:
+        """Whether a person waits for one of the sequences."""
+        return any(
+            not seq.background
+            for group in (self._rows, self._staged, self._waiting)
+            for seq in group
+        )
+
+    @property
     def _versions_in_use(self) -> frozenset[VersionKey]:
         return frozenset(self._running_counts)
 

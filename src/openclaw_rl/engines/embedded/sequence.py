@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from openclaw_rl.engines.base import VersionKey
 from openclaw_rl.engines.embedded.sampler import SamplingState, TopTokens
-from openclaw_rl.types import Ids, Logprobs
+from openclaw_rl.types import Ids, Logprobs, StateRequest, States
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +34,7 @@ class EngineSequence:
     # Monotonic seconds since it does not fit even alone; None: it fits.
     oom_since: float | None = None
     cancelled: bool = False
+    background: bool = False  # no person waits for it
 
     @property
     def num_cached(self) -> int:
@@ -85,3 +87,34 @@ class SequenceScored:
 
 
 StepEvent = NewToken | SequenceFailed | SequenceScored
+
+
+@dataclass(slots=True, eq=False)
+class StateSequence:
+    """A text whose states are read. `layers` [K]: by `EmbeddedModel.hidden_states`."""
+
+    owner: Any  # opaque to the reader: identifies the caller
+    request: StateRequest
+    layers: tuple[int, ...]
+    read: int = 0  # number of tokens whose states are in the cache
+    sums: Tensor | None = None  # [K, S, D] sums over the tokens of each span that were read
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StatesRead:
+    """The states of a text. `states` [K, S, D]."""
+
+    seq: StateSequence
+    states: States
+
+
+@dataclass(frozen=True, slots=True)
+class StatesFailed:
+    """A text does not fit into memory."""
+
+    seq: StateSequence
+    reason: str
+
+
+StateEvent = StatesRead | StatesFailed

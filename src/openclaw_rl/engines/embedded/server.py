@@ -24,13 +24,17 @@ from openclaw_rl.engines.embedded.sequence import (
     EngineSequence,
     SequenceFailed,
     SequenceScored,
+    StateEvent,
+    StateSequence,
+    StatesFailed,
     StepEvent,
 )
+from openclaw_rl.engines.embedded.state_reader import StateReader
 from openclaw_rl.engines.socket_server import EngineConnection, bind_socket, serve_until_stopped
 from openclaw_rl.errors import EngineError, GrammarError
 from openclaw_rl.protocols import EngineInfo
 from openclaw_rl.settings.load import Config
-from openclaw_rl.types import PolicyRef
+from openclaw_rl.types import PolicyRef, StateRequest
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +49,17 @@ class _EmbeddedConnection(EngineConnection):
         super().__init__(lambda call: server.handle_call(self, call))
         self._server = server
         self.seqs: dict[int, EngineSequence] = {}
+        self.state_seqs: dict[int, StateSequence] = {}
         # Calls whose grammar is not ready yet.
         self.compiling: set[int] = set()
 
     def cancel_calls(self) -> None:
         for seq in self.seqs.values():
             self._server.engine.cancel(seq)
+        for state_seq in self.state_seqs.values():
+            self._server.states.cancel(state_seq)
         self.seqs.clear()
+        self.state_seqs.clear()
         self.compiling.clear()
 
 
@@ -60,6 +68,7 @@ class EmbeddedServer:
 
     def __init__(self, engine: MultiModelEngine, grammars: GrammarCompiler | None = None) -> None:
         self.engine = engine
+        self.states = StateReader(engine.model)
         self._grammars = grammars
         self._work_available = asyncio.Event()
         self._load_lock = asyncio.Lock()
@@ -73,8 +82,13 @@ class EmbeddedServer:
             seq = peer.seqs.pop(call.id, None)
             if seq is not None:
                 self.engine.cancel(seq)
+            state_seq = peer.state_seqs.pop(call.id, None)
+            if state_seq is not None:
+                self.states.cancel(state_seq)
         elif isinstance(call, protocol.InfoCall):
             peer.send(self._info_reply(call.id))
+        elif isinstance(call, protocol.StatesCall):
+            self._submit_text(peer, call)
         elif isinstance(call, protocol.LoadCall):
             self._start_task(self._handle_load(peer, call))
         elif isinstance(call, protocol.GenerateCall) and call.sampling.grammar is not None:
@@ -121,6 +135,7 @@ class EmbeddedServer:
                     call.top_logprobs,
                     grammar_state,
                 )
+                seq.background = call.background
             else:
                 response = protocol.unpack_ids(call.response_ids)
                 seq = self.engine.score(owner, call.version, ids, response, call.temperature)
@@ -128,6 +143,21 @@ class EmbeddedServer:
             peer.send(protocol.RejectionReply(call.id, str(error)))
             return
         peer.seqs[call.id] = seq
+        self._work_available.set()
+
+    def _submit_text(self, peer: _EmbeddedConnection, call: protocol.StatesCall) -> None:
+        request = StateRequest(
+            ids=protocol.unpack_ids(call.ids),
+            depths=call.depths,
+            spans=call.spans,
+            shared=call.shared,
+        )
+        try:
+            seq = self.states.read((peer, call.id), request)
+        except EngineError as error:
+            peer.send(protocol.RejectionReply.of(call.id, error))
+            return
+        peer.state_seqs[call.id] = seq
         self._work_available.set()
 
     def _info_reply(self, call: int) -> protocol.InfoReply:
@@ -194,13 +224,16 @@ class EmbeddedServer:
         while True:
             if self.engine.has_unused and not self._load_lock.locked():
                 self._start_task(self._unload_unused())
-            if not self.engine.has_work:
+            if not self.engine.has_work and not self.states.has_work:
                 self._work_available.clear()
                 await self._work_available.wait()
-            started = time.perf_counter()
-            out = self.engine.step()
-            self._step_seconds = time.perf_counter() - started
-            self._send_events(out)
+            is_busy = self.engine.serves_people
+            if self.engine.has_work:
+                started = time.perf_counter()
+                out = self.engine.step()
+                self._step_seconds = time.perf_counter() - started
+                self._send_events(out)
+            self._send_states(self.states.step(is_busy=is_busy))
             await asyncio.sleep(self.engine.retry_delay)
 
     def _send_events(self, out: list[StepEvent]) -> None:
@@ -230,6 +263,17 @@ class EmbeddedServer:
                 peer.seqs.pop(key, None)
         for peer, step in steps.items():
             peer.send(step)
+
+    def _send_states(self, out: list[StateEvent]) -> None:
+        for item in out:
+            peer, key = item.seq.owner
+            peer.state_seqs.pop(key, None)
+            if isinstance(item, StatesFailed):
+                peer.send(protocol.RejectionReply.of(key, EngineError(item.reason)))
+                continue
+            depth, spans, width = item.states.shape
+            packed = protocol.pack_states(item.states)
+            peer.send(protocol.StatesReply(key, (depth, spans, width), packed))
 
 
 async def _run_server(config: Config) -> None:

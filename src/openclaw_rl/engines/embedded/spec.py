@@ -65,4 +65,5 @@ SPEC = EngineSpec(
     runs_here=True,
     in_process=True,
     loads_judge=True,
+    reads_states=True,
 )

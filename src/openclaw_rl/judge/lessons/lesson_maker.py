@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.rules.lesson_topics import HintTopics, normalise_lesson
 from openclaw_rl.errors import DamagedRow
+from openclaw_rl.judge.head.auto import AutoJudge
 from openclaw_rl.judge.lessons.drafts import LessonDraft, facts_of
 from openclaw_rl.judge.lessons.lesson_book import known_lessons, update_lessons
 from openclaw_rl.judge.lessons.lesson_reader import LessonReader
@@ -31,7 +32,9 @@ class LessonMaker:
 
     def __init__(self, config: Config, store: Store, judge: Judge) -> None:
         """Raises as `LessonReader` does."""
-        rules = judge if isinstance(judge, RulesJudge) else RulesJudge.load()
+        rules = judge.rules if isinstance(judge, AutoJudge) else judge
+        if not isinstance(rules, RulesJudge):
+            rules = RulesJudge.load()
         self._topics = HintTopics(rules.files)
         self._store = store
         self._per = config.policy.per

@@ -141,6 +141,7 @@ class GateReplyHandler:
             prompt_ids=np.array(body.prompt_ids, np.int32),
             sampling=sampling,
             stop_token_ids=gateway.renderer.stop_token_ids,
+            background=True,
         )
         result = _ReplyResult([], [], "length")
         async with aclosing(gateway.engine.generate(generation)) as chunks:  # type: ignore[type-var]

@@ -81,6 +81,7 @@ class ProbeAsker:
                 temperature=0.0, max_tokens=ANSWER_TOKENS, seed=0, convention=self._convention
             ),
             stop_token_ids=self._renderer.stop_token_ids,
+            background=True,
         )
         ids: list[int] = []
         answer = ""
