@@ -29,6 +29,7 @@ from openclaw_rl.types import (
     Feedback,
     FinishReason,
     Kind,
+    Mark,
     Message,
     Reply,
     Request,
@@ -222,6 +223,19 @@ class Memory:
 
     def last_messages(self, pasts: Sequence[ExchangeSummary]) -> dict[str, bytes]:
         return {p.id: self.requests[p.id].marks[-1].own for p in pasts if self.requests[p.id].marks}
+
+    def by_parent(self, scope: str, session: str, parent: str | None) -> list[ExchangeSummary]:
+        return [
+            past
+            for past in self.pasts.values()
+            if (past.scope, past.session, past.parent) == (scope, session, parent)
+        ]
+
+    def marks(self, pasts: Sequence[ExchangeSummary]) -> dict[str, tuple[Mark, ...]]:
+        return {past.id: self.requests[past.id].marks for past in pasts}
+
+    def messages(self, past: ExchangeSummary) -> Sequence[Message]:
+        return self.requests[past.id].messages
 
     def message_hashes(self, past: ExchangeSummary) -> set[bytes]:
         return {mark.own for mark in self.requests[past.id].marks}

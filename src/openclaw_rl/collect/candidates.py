@@ -40,7 +40,7 @@ def find_candidates(request: Request, index: ExchangeIndex) -> list[ReplySlot]:
         by_chain |= {chain: [past] for chain, past in _named_replies(request, index)}
     callers = _find_callers(slots, request, index, differences)
 
-    unsure = [s for s in slots if s.at not in callers and s.mark.chain not in by_chain]
+    unsure = [s for s in slots if not callers.get(s.at) and s.mark.chain not in by_chain]
     same_history = index.by_context(scope, {slot.history for slot in unsure})
     by_history = _group_delivered(same_history, "context_chain", request, differences)
     # In an episode replies are few, and no others are searched.
@@ -56,7 +56,7 @@ def find_candidates(request: Request, index: ExchangeIndex) -> list[ReplySlot]:
         declared = {past.declared_kind for past in same_reply}
         with_candidates = replace(
             slot,
-            caller=callers.get(slot.at),
+            callers=tuple(callers.get(slot.at, ())),
             equal=tuple(same_reply or stopped),
             same_history=tuple(earlier),
             same_text=tuple(by_text.get(slot.mark.own, [])),
@@ -94,35 +94,41 @@ def _find_callers(
     request: Request,
     index: ExchangeIndex,
     differences: dict[bytes, str],
-) -> dict[int, ExchangeSummary]:
-    """Return the exchange that made the tool calls of an assistant message, by position: the only one that has these
-    ids. The agent may differ, as agents hand conversations over to each other."""
+) -> dict[int, list[ExchangeSummary]]:
+    """Return the exchanges that made the tool calls of an assistant message, by position: the only one that has these
+    ids, or one for each of the replies whose calls the client merged, in their order. The agent may differ, as agents
+    hand conversations over to each other."""
     if not request.messages:
         # The request is redacted.
         return {}
     calls = [tool_call_ids(request.messages[slot.mark.index]) for slot in slots]
     owners = index.by_tool_call(request.scope, {id_ for ids in calls for id_ in ids})
-    out: dict[int, ExchangeSummary] = {}
+    out: dict[int, list[ExchangeSummary]] = {}
     for slot, ids in zip(slots, calls, strict=True):
-        callers = {past.id: past for id_ in ids for past in owners.get(id_, ())}
-        if len(callers) != 1:
+        by_id = [owners.get(id_, []) for id_ in ids]
+        callers = {past.id: past for of_id in by_id for past in of_id}
+        # An id with two owners names neither.
+        if not callers or (len(callers) > 1 and max(map(len, by_id)) > 1):
             continue
-        (past,) = callers.values()
-        is_equal = past.reply_own == slot.mark.own
-        if not is_equal and not _made_calls(past, request.messages[slot.mark.index], index):
+        pasts = sorted(callers.values(), key=lambda past: past.seq)
+        is_equal = len(pasts) == 1 and pasts[0].reply_own == slot.mark.own
+        if not is_equal and not _made_calls(pasts, request.messages[slot.mark.index], index):
             continue
-        difference = mismatch(request, past, any_agent=True)
+        different = [mismatch(request, past, any_agent=True) for past in pasts]
+        difference = next(filter(None, different), None)
         if difference is not None:
             differences[slot.mark.own] = difference
-        elif past.ended_by(request.admitted_at):
-            out[slot.at] = past
+        elif all(past.ended_by(request.admitted_at) for past in pasts):
+            out[slot.at] = pasts
     return out
 
 
-def _made_calls(past: ExchangeSummary, message: Message, index: ExchangeIndex) -> bool:
-    """Return whether the exchange made all calls of the message, with the same names and arguments."""
-    calls = canonical_calls(index.reply_messages([past]).get(past.id, {}))
-    return canonical_calls(message).items() <= calls.items()
+def _made_calls(pasts: Sequence[ExchangeSummary], message: Message, index: ExchangeIndex) -> bool:
+    """Return whether the exchanges together made all calls of the message, with the same names and arguments."""
+    made: dict[str, tuple[str, str]] = {}
+    for reply in index.reply_messages(pasts).values():
+        made |= canonical_calls(reply)
+    return canonical_calls(message).items() <= made.items()
 
 
 def _without_stop_string(
