@@ -167,7 +167,8 @@ LOOPS: dict[str, Shape] = {
 
 RAG = (
     "### Task:\nRespond to the user query using the provided context, incorporating inline citations in the format "
-    '[id] **only when the <source> tag includes an explicit id attribute**.\n\n<context>\n<source id="1">{}</source>\n</context>'
+    "[id] **only when the <source> tag includes an explicit id attribute**.\n\n"
+    '<context>\n<source id="1">{}</source>\n</context>'
 )
 MENU = "Menu of the Italian place: pasta 18, fish 32. Open from six."
 HOURS = "The noodle bar is on Mill Street. Closed on Mondays."

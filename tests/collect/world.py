@@ -366,7 +366,12 @@ class Memory:
             decided.session,
             decided.kind,
             {
-                a.turn: (a.how, tuple(message_hash.message_text(messages[i]) for i in a.messages))
+                a.turn: (
+                    a.how,
+                    (a.words,)
+                    if a.words is not None
+                    else tuple(message_hash.message_text(messages[i]) for i in a.messages),
+                )
                 for a in decided.reaction_links
             },
         )

@@ -31,6 +31,7 @@ from openclaw_rl.collect.summary_match import (
     turn_before_summary,
 )
 from openclaw_rl.collect.traffic import TrafficClassifier
+from openclaw_rl.collect.transcript_match import find_transcript
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, Request, TurnState
@@ -48,6 +49,8 @@ class ReactionLink:
     superseded: tuple[str, ...] = ()
     # The text of turn or reaction was not stored, so it cannot be judged.
     redacted: bool = False
+    # What the person said, if it is only a part of the message.
+    words: str | None = None
     # It was taken for side traffic, but the conversation continued after it, so it is main.
     was_side: bool = False
 
@@ -78,14 +81,19 @@ def link_request(
     replaced = NOT_REPLACED
     if kind is not Kind.SIDE and all(slot.past is None for slot in slots):
         replaced = find_replaced_history(request, index, sides)
+        if replaced is NOT_REPLACED and not slots and request.episode is None:
+            replaced = find_transcript(request, seq, index)
     parent = _find_parent(slots, replaced, request, seq, index)
     links: Sequence[ReactionLink] = ()
     if kind is not Kind.SIDE:
         links = _decide_links(slots, replaced, request, seq, index)
     relation, relation_of = _relation_to_same_history(request, seq, index, parent)
     unlinked = replaced.unlinked
-    if parent is None and unlinked is None:
+    if unlinked is None and parent is None:
         unlinked = _unlinked_reason(slots, kind, request, seq, index)
+    if not links and slots and request.episode is None:
+        # A person reacts to the last reply: an earlier one that is known does not help.
+        unlinked = unlinked or slots[-1].unlinked
     return RequestLink(
         session=request.session or _infer_session(request, parent, index),
         kind=kind,
@@ -195,6 +203,7 @@ def _make_link(
         how=how,
         superseded=tuple(superseded),
         redacted=redacted,
+        words=reaction.words,
         was_side=past.cause is ReasonCode.SIDE,
     )
 

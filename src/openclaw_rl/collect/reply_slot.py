@@ -33,6 +33,8 @@ class ReactionMessages:
     # A user message stands behind tool results.
     is_behind_results: bool = False
     may_be_main: bool = False  # the prompt before the reply is no client prompt
+    # The part of the message that the person said now, if a client put the whole conversation into it.
+    words: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
