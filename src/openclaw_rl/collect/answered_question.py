@@ -56,9 +56,10 @@ def _last_question(marks: Sequence[Mark]) -> Sequence[Mark]:
 
 
 def _texts(marks: Iterable[Mark], messages: Sequence[Message]) -> Iterator[str]:
+    """Yield the texts with single spaces: clients that merge messages put their own white space between them."""
     for mark in marks:
         if mark.index < len(messages):
-            yield visible_text(messages[mark.index])
+            yield " ".join(visible_text(messages[mark.index]).split())
 
 
 def _is_contained(texts: Sequence[str], asked: Iterable[str]) -> bool:

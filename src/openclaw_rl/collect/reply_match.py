@@ -48,7 +48,8 @@ def match_replies(
             matched = _match_next(slot, out[-1], request, index)
         if matched.past is None and slot.same_history:
             matched = match_loop(slot, request, index)
-        if matched.past is not None and matched.reaction.is_behind_results:
+        has_called = bool(matched.callers) or matched.reaction.is_behind_results
+        if has_called and matched.reaction.from_person:
             matched = pass_words_on(matched, request, index)
         out.append(matched)
 

@@ -92,7 +92,7 @@ def continuations(
 
 
 def pass_words_on(slot: ReplySlot, request: Request, index: ExchangeIndex) -> ReplySlot:
-    """Return the slot with the turn that a person's words behind tool results are about.
+    """Return the slot with the turn that a person's words behind tool calls or their results are about.
 
     If the turn of the calls was continued with a reply to its results, the person has read that reply: a client that
     sends it elsewhere, or not at all, must not put the words on the call. If several replies continued it, none gets

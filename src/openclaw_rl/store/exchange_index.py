@@ -205,7 +205,10 @@ class ExchangeIndex:
 
     def messages(self, past: ExchangeSummary) -> Sequence[Message]:
         """Return a request's messages; none if it is redacted."""
-        return _decode_rows(messages_from_json, self._select_of(_messages, [past])).get(past.id, ())
+        messages: Sequence[Message] | None = _decode_rows(
+            messages_from_json, self._select_of(_messages, [past])
+        ).get(past.id)
+        return messages or ()
 
     def stop_strings(self, pasts: Sequence[ExchangeSummary]) -> dict[str, tuple[str, ...]]:
         """Return the stop strings of each request, by exchange id."""
