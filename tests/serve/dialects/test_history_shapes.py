@@ -91,7 +91,7 @@ BODIES: dict[str, tuple[str, Callable[[Sequence[Message]], dict[str, Any]]]] = {
     "messages": ("/v1/messages", anthropic_body),
 }
 OWN_LINE = "loop: the client writes a line of its own in place of call and result"
-"""In two of the APIs, messages of the assistant that follow one another are one: then the line is a part of the reply."""
+"""In two of the APIs, messages of the assistant that follow one another are one: the line is a part of the reply."""
 MISSED_IN = {"chat": MISSED, "responses": MISSED | {OWN_LINE}, "messages": MISSED | {OWN_LINE}}
 
 
