@@ -24,6 +24,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.reasons import group_reasons
+from openclaw_rl.status.understanding import COUNTED_VERDICTS, understanding_data
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text, withdrawn_rows
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
@@ -133,6 +134,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "lesson_capacity": examinations.measured_capacity(conn, head.identity),
         "withdrawn_lessons": withdrawn_rows(conn),
         "verdicts": {str(score): n for score, n in turns.count_by_score(conn).items()},
+        "understanding": understanding_data(conn),
         "agreement": {"agree": agree, "of": of},
         "judges": [
             {"judge": judge, "trained_on": judge not in untrusted, **asdict(kappa)}
@@ -328,6 +330,12 @@ def _verdict_lines(status: Mapping[str, Any]) -> Iterator[Text]:
     scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
     counts = [f"{count} {scores.get(key, key)}" for key, count in status["verdicts"].items()]
     yield _labelled("verdicts", ", ".join(counts) or "none yet")
+    senders = {"person": "messages of people", "tool": "results of tools"}
+    for kind, row in status["understanding"].items():
+        share = f"{row['understood']} of {row['judged']} {senders.get(kind, kind)}"
+        yield _labelled("understood", f"{share}, among the newest {COUNTED_VERDICTS} verdicts")
+        for quoted in row["not_understood"]:
+            yield Text(f'  not understood: "{quoted["text"]}"', "dim")
 
 
 def _lesson_lines(status: Mapping[str, Any]) -> Iterator[Text]:

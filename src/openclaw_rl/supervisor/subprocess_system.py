@@ -165,36 +165,42 @@ class SubprocessSystem:
             f"the system was not ready within {READY_TIMEOUT:g} s:\n{self.log_tail()}"
         )
 
-    def wait_until_settled(self, timeout: float = 60.0, quiet: float = 1.5) -> int:
+    def wait_until_settled(
+        self, timeout: float = 300.0, quiet: float = 1.5, practice_seconds: float = 60.0
+    ) -> int:
         """Wait until all turns so far are judged and trained on and the result is served; return the served version.
 
         That is: for `quiet` seconds no closed turn waits for a verdict, fewer turns wait than make a batch, and the
         newest version is served and does not change. While training is frozen, no batch is waited for. It raises
         `OpenClawError` once `timeout` seconds pass in which no turn is judged or trained on. While practice still
-        publishes versions, it returns `timeout` seconds after the last turn was trained on.
+        publishes versions, it returns `practice_seconds` after the last turn was trained on.
         """
-        end = time.monotonic() + timeout
-        since = time.monotonic()
+        since = advanced_at = time.monotonic()
         known = _LearningState()
         with Store.open(self.config.store_path, create=False) as store:
-            while time.monotonic() < end:
+            while time.monotonic() < advanced_at + timeout:
                 state = self._learning_state(store)
+                now = time.monotonic()
                 if state != known:
-                    since = time.monotonic()
+                    since = now
                     if (state.unjudged, state.untrained) != (known.unjudged, known.untrained):
-                        end = since + timeout
+                        advanced_at = now
                     known = state
-                elif state.is_settled and time.monotonic() - since >= quiet:
+                elif state.is_settled and now >= since + quiet:
                     return state.head
+                elif self._only_practises(state) and now >= advanced_at + practice_seconds:
+                    return self._served_version()
                 time.sleep(0.1)
             with store.read() as conn:
                 beats = heartbeats.read_heartbeats(conn)
         notes = "\n".join(f"{beat.name}: {beat.note}" for beat in beats)
-        if self.practises and not known.unjudged and not known.untrained:
-            return self._served_version()
         raise OpenClawError(
             f"nothing was learned for {timeout:g} s: {known}\n{notes}\n{self.log_tail()}"
         )
+
+    def _only_practises(self, state: _LearningState) -> bool:
+        """Return whether practice is all that may still make versions."""
+        return self.practises and not state.unjudged and not state.untrained
 
     @property
     def practises(self) -> bool:
