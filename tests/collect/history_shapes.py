@@ -160,6 +160,21 @@ LOOPS: dict[str, Shape] = {
         ],
         links={"3": {"2": AGAIN[2:]}, "4": {"3": NO[2:]}},
     ),
+    "loop: a short reply to another message stands right behind the last known reply": Shape(
+        steps=[
+            Ask(name="1", history=[S, EAT], reply=PLACE),
+            Ask(name="2", history=[S, EAT, f"a {PLACE}", THANKS], reply="OK."),
+            last(EAT, f"a {PLACE}", "a OK.", NO),
+        ],
+        links={"2": {"1": THANKS[2:]}},
+    ),
+    "loop: the client leaves out an empty answer of the loop": Shape(
+        steps=[
+            ASKED,
+            Ask(name="2", history=[S, Q, CALL, RESULT], reply={"role": "assistant", "content": ""}),
+            last(Q, "a ", NO),
+        ],
+    ),
     "loop: a few-shot example ends with the loop's answer": Shape(
         steps=[*LOOP, last("u Write a forecast, please.", f"a {FINAL}", "u Now one for Milan.")],
     ),

@@ -156,7 +156,7 @@ CLIENT_MESSAGES = {
     ),
     "Qwen Code, memory consolidation": (
         "user",
-        "Memory directory: `/home/ann/.qwen/memories`\nSession transcripts: `/home/ann/.qwen/tmp/1/chats` (large JSONL)",
+        "Memory directory: `/home/ann/.qwen/memories`\nSession transcripts: `/home/ann/.qwen/tmp/1/chats` (JSONL)",
     ),
     "gptme, title": (
         "user",

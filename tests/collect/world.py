@@ -368,8 +368,8 @@ class Memory:
             {
                 a.turn: (
                     a.how,
-                    (a.words,)
-                    if a.words is not None
+                    (a.spoken,)
+                    if a.spoken is not None
                     else tuple(message_hash.message_text(messages[i]) for i in a.messages),
                 )
                 for a in decided.reaction_links

@@ -7,7 +7,8 @@ question itself stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import product
 
 from openclaw_rl.collect.reply_slot import ReplySlot
 from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, visible_text
@@ -22,25 +23,24 @@ MAX_CANDIDATES = 8
 def find_askers(slot: ReplySlot, request: Request, index: ExchangeIndex) -> list[ExchangeSummary]:
     """Return the exchanges with this distinctive reply that answered the question in front of it.
 
-    Their question is one of its messages. If there are none: one of the two contains the other, with
+    Their question is one of its messages. If nobody asked these: one of the two contains the other, with
     `DISTINCTIVE_CHARS` or more.
     """
-    candidates = slot.same_text[-MAX_CANDIDATES:]
-    question = _last_question(request.marks[: slot.at])
-    if not candidates or not question:
+    candidates = slot.same_text
+    if len(candidates) > MAX_CANDIDATES:
+        # Of so many, several may fit.
         return []
-    hashes = {mark.own for mark in question}
-    asked = {id_: _last_question(marks) for id_, marks in index.marks(candidates).items()}
-    equal = [
-        past for past in candidates if any(mark.own in hashes for mark in asked.get(past.id, ()))
-    ]
-    if equal or not request.messages:
+    marks = index.marks(candidates)
+    asked = {past.id: _last_question(marks.get(past.id, ())) for past in candidates}
+    question = _last_question(request.marks[: slot.at])
+    equal = [past for past in candidates if _hashes(question) & _hashes(asked[past.id])]
+    if equal:
         return equal
-    texts = list(_texts(question, request.messages))
+    texts = _texts(question, request.messages)
     return [
         past
         for past in candidates
-        if _is_contained(texts, _texts(asked.get(past.id, ()), index.messages(past)))
+        if _is_contained(texts, _texts(asked[past.id], index.messages(past)))
     ]
 
 
@@ -55,18 +55,23 @@ def _last_question(marks: Sequence[Mark]) -> Sequence[Mark]:
     return marks[max(start, end - MAX_QUESTION_MESSAGES) : end]
 
 
-def _texts(marks: Iterable[Mark], messages: Sequence[Message]) -> Iterator[str]:
-    """Yield the texts with single spaces: clients that merge messages put their own white space between them."""
-    for mark in marks:
-        if mark.index < len(messages):
-            yield " ".join(visible_text(messages[mark.index]).split())
+def _hashes(marks: Iterable[Mark]) -> set[bytes]:
+    return {mark.own for mark in marks}
 
 
-def _is_contained(texts: Sequence[str], asked: Iterable[str]) -> bool:
-    """Return whether a text contains one of the others, or the other way round."""
-    for past_text in asked:
-        for text in texts:
-            shorter, longer = sorted((text, past_text), key=len)
-            if len(shorter) >= DISTINCTIVE_CHARS and shorter in longer:
-                return True
+def _texts(marks: Iterable[Mark], messages: Sequence[Message]) -> list[str]:
+    """Return the texts with single spaces: clients that merge messages put their own white space between them.
+
+    Without those that are not stored.
+    """
+    stored = [messages[mark.index] for mark in marks if mark.index < len(messages)]
+    return [" ".join(visible_text(message).split()) for message in stored]
+
+
+def _is_contained(texts: Sequence[str], others: Sequence[str]) -> bool:
+    """Return whether one of the texts contains one of the others, or the other way round."""
+    for pair in product(texts, others):
+        shorter, longer = sorted(pair, key=len)
+        if len(shorter) >= DISTINCTIVE_CHARS and shorter in longer:
+            return True
     return False

@@ -105,30 +105,53 @@ def _find_callers(
     owners = index.by_tool_call(request.scope, {id_ for ids in calls for id_ in ids})
     out: dict[int, list[ExchangeSummary]] = {}
     for slot, ids in zip(slots, calls, strict=True):
-        by_id = [owners.get(id_, []) for id_ in ids]
-        callers = {past.id: past for of_id in by_id for past in of_id}
-        # An id with two owners names neither.
-        if not callers or (len(callers) > 1 and max(map(len, by_id)) > 1):
+        message = request.messages[slot.mark.index]
+        callers = {past.id: past for id_ in ids for past in owners.get(id_, ())}
+        if len(callers) != 1:
+            pasts = [owners.get(id_, []) for id_ in ids]
+            out[slot.at] = _merged_callers(pasts, message, request, index) if callers else []
             continue
-        pasts = sorted(callers.values(), key=lambda past: past.seq)
-        is_equal = len(pasts) == 1 and pasts[0].reply_own == slot.mark.own
-        if not is_equal and not _made_calls(pasts, request.messages[slot.mark.index], index):
+        (past,) = callers.values()
+        is_equal = past.reply_own == slot.mark.own
+        if not is_equal and not _made_calls([past], message, index):
             continue
-        different = [mismatch(request, past, any_agent=True) for past in pasts]
-        difference = next(filter(None, different), None)
+        difference = mismatch(request, past, any_agent=True)
         if difference is not None:
             differences[slot.mark.own] = difference
-        elif all(past.ended_by(request.admitted_at) for past in pasts):
-            out[slot.at] = pasts
+        elif past.ended_by(request.admitted_at):
+            out[slot.at] = [past]
     return out
+
+
+def _merged_callers(
+    pasts_by_id: Sequence[Sequence[ExchangeSummary]],
+    message: Message,
+    request: Request,
+    index: ExchangeIndex,
+) -> list[ExchangeSummary]:
+    """Return the exchanges that made the calls of a message, in their order; none if a call may be of two of them.
+
+    `pasts_by_id`: those with the id of each call.
+    """
+    if any(len(pasts) != 1 for pasts in pasts_by_id):
+        return []
+    callers = {past.id: past for (past,) in pasts_by_id}
+    allowed = [
+        past
+        for past in callers.values()
+        if past.ended_by(request.admitted_at) and mismatch(request, past, any_agent=True) is None
+    ]
+    if len(allowed) != len(callers) or not _made_calls(allowed, message, index):
+        return []
+    return sorted(allowed, key=lambda past: past.seq)
 
 
 def _made_calls(pasts: Sequence[ExchangeSummary], message: Message, index: ExchangeIndex) -> bool:
     """Return whether the exchanges together made all calls of the message, with the same names and arguments."""
-    made: dict[str, tuple[str, str]] = {}
+    all_calls: dict[str, tuple[str, str]] = {}
     for reply in index.reply_messages(pasts).values():
-        made |= canonical_calls(reply)
-    return canonical_calls(message).items() <= made.items()
+        all_calls |= canonical_calls(reply)
+    return canonical_calls(message).items() <= all_calls.items()
 
 
 def _without_stop_string(

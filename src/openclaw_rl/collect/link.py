@@ -50,7 +50,7 @@ class ReactionLink:
     # The text of turn or reaction was not stored, so it cannot be judged.
     redacted: bool = False
     # What the person said, if it is only a part of the message.
-    words: str | None = None
+    spoken: str | None = None
     # It was taken for side traffic, but the conversation continued after it, so it is main.
     was_side: bool = False
 
@@ -81,21 +81,24 @@ def link_request(
     replaced = NOT_REPLACED
     if kind is not Kind.SIDE and all(slot.past is None for slot in slots):
         replaced = find_replaced_history(request, index, sides)
-        if replaced is NOT_REPLACED and not slots and request.episode is None:
+        if replaced is NOT_REPLACED:
             replaced = find_transcript(request, seq, index)
     parent = _find_parent(slots, replaced, request, seq, index)
     links: Sequence[ReactionLink] = ()
     if kind is not Kind.SIDE:
         links = _decide_links(slots, replaced, request, seq, index)
+    session = request.session
+    if session is None:
+        session = parent.session if parent is not None else _new_session(request, index)
     relation, relation_of = _relation_to_same_history(request, seq, index, parent)
     unlinked = replaced.unlinked
     if unlinked is None and parent is None:
         unlinked = _unlinked_reason(slots, kind, request, seq, index)
-    if not links and slots and request.episode is None:
+    elif slots and not links and request.episode is None:
         # A person reacts to the last reply: an earlier one that is known does not help.
-        unlinked = unlinked or slots[-1].unlinked
+        unlinked = slots[-1].unlinked
     return RequestLink(
-        session=request.session or _infer_session(request, parent, index),
+        session=session,
         kind=kind,
         why_side=why_side,
         parent=parent.id if parent is not None else None,
@@ -203,7 +206,7 @@ def _make_link(
         how=how,
         superseded=tuple(superseded),
         redacted=redacted,
-        words=reaction.words,
+        spoken=reaction.spoken,
         was_side=past.cause is ReasonCode.SIDE,
     )
 
@@ -226,10 +229,8 @@ def _relation_to_same_history(
     return "retry", newest.id
 
 
-def _infer_session(request: Request, parent: ExchangeSummary | None, index: ExchangeIndex) -> str:
-    """Return the parent's session, or a new one. The replies of one call (`n`) share it; their ids are ID, ID.1, ..."""
-    if parent is not None:
-        return parent.session
+def _new_session(request: Request, index: ExchangeIndex) -> str:
+    """Return a new session. The replies of one call (`n`) share it; their ids are ID, ID.1, ..."""
     stem, _, number = request.id.rpartition(".")
     first = index.by_id(request.scope, stem) if number.isdecimal() else None
     if first is not None and first.admitted_at == request.admitted_at:

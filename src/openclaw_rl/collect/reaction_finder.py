@@ -62,7 +62,7 @@ def find_reactions(
                 signature=signature,
                 is_last=slot.mark.index == last or written[-1].index > last,
                 from_person="user" in roles,
-                is_behind_results="user" in roles and "tool" in roles[: roles.index("user")],
+                is_behind_calls="user" in roles and (bool(slot.callers) or roles[0] == "tool"),
                 may_be_main=may_be_main,
             )
         out.append(replace(slot, reaction=reaction))

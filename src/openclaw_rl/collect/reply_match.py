@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from openclaw_rl.collect.answered_question import find_askers
 from openclaw_rl.collect.reply_slot import (
@@ -26,7 +27,7 @@ from openclaw_rl.collect.reply_slot import (
     mismatch,
     reaction_effect,
 )
-from openclaw_rl.collect.tool_loop import match_loop, pass_words_on
+from openclaw_rl.collect.tool_loop import answers_to_tools, match_loop, pass_words_on
 from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, message_text
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
@@ -48,36 +49,10 @@ def match_replies(
             matched = _match_next(slot, out[-1], request, index)
         if matched.past is None and slot.same_history:
             matched = match_loop(slot, request, index)
-        has_called = bool(matched.callers) or matched.reaction.is_behind_results
-        if has_called and matched.reaction.from_person:
+        if matched.reaction.is_behind_calls:
             matched = pass_words_on(matched, request, index)
         out.append(matched)
-
-    # By the position of a reply that is not matched yet: the candidates with a tie to this request.
-    tied: dict[int, list[ExchangeSummary]] = {}
-    # The sessions of matched replies and of these candidates.
-    sessions: set[str] = set()
-    unmatched = [slot for slot in out if slot.past is None]
-    last = index.last_messages([past for slot in unmatched for past in slot.same_text])
-    for slot in out:
-        if slot.past is None:
-            tied[slot.at] = _find_tied(slot, request, index, last)
-            sessions.update(past.session for past in tied[slot.at])
-        else:
-            sessions.add(slot.past.session)
-    counts = Counter(slot.mark.own for slot in slots)
-    for number, slot in enumerate(out):
-        if slot.past is None:
-            related = [
-                past
-                for past in slot.same_text
-                if past.kind is Kind.SIDE or past.session in sessions
-            ]
-            candidates = tied[slot.at] or related
-            if slot.same_text and not candidates:
-                candidates = find_askers(slot, request, index)
-            out[number] = _match_distinctive(slot, candidates, counts[slot.mark.own])
-    return out
+    return _match_by_text(out, request, index)
 
 
 def _match_certain(slot: ReplySlot, request: Request) -> ReplySlot:
@@ -149,12 +124,43 @@ def _match_next(
             difference = different
     last = index.last_messages(pasts)
     between = {mark.own for mark in request.marks[before.at + 1 : slot.at]}
-    pasts = [past for past in pasts if not between or last.get(past.id) in between]
+    answering = [past for past in pasts if last.get(past.id) in between]
+    pasts = answering if between else answers_to_tools(pasts, index)
     if len(pasts) != 1:
         return replace(slot, difference=difference)
     (past,) = pasts
     is_new = reaction_effect(past, slot.reaction) is not ReactionEffect.NONE
     return replace(slot, past=past, how=SEQUENCE, has_new_reaction=is_new)
+
+
+def _match_by_text(
+    slots: Sequence[ReplySlot], request: Request, index: ExchangeIndex
+) -> list[ReplySlot]:
+    """Match the distinctive replies that are not matched yet, by their ties to this request."""
+    unmatched = [slot for slot in slots if slot.past is None]
+    same_texts = chain.from_iterable(slot.same_text for slot in unmatched)
+    last = index.last_messages(list(same_texts))
+    # By the position of a reply: the candidates with a tie to this request.
+    tied = {slot.at: _find_tied(slot, request, index, last) for slot in unmatched}
+    # The sessions of matched replies and of these candidates.
+    pasts = [slot.past for slot in slots if slot.past is not None]
+    pasts.extend(chain.from_iterable(tied.values()))
+    sessions = {past.session for past in pasts}
+    counts = Counter(slot.mark.own for slot in slots)
+    out = {slot.at: slot for slot in slots}
+    for slot in unmatched:
+        candidates = tied[slot.at]
+        if not candidates:
+            candidates = [
+                past
+                for past in slot.same_text
+                if past.kind is Kind.SIDE or past.session in sessions
+            ]
+        if slot.same_text and not candidates:
+            candidates = find_askers(slot, request, index)
+        count = counts[slot.mark.own]
+        out[slot.at] = _match_distinctive(slot, candidates, count)
+    return list(out.values())
 
 
 def _find_tied(

@@ -30,11 +30,11 @@ class ReactionMessages:
     signature: bytes | None = None  # 16 bytes
     is_last: bool = False  # no assistant message follows it
     from_person: bool = False  # it includes a user message, not only tool results
-    # A user message stands behind tool results.
-    is_behind_results: bool = False
+    # A user message stands behind tool calls or their results.
+    is_behind_calls: bool = False
     may_be_main: bool = False  # the prompt before the reply is no client prompt
     # The part of the message that the person said now, if a client put the whole conversation into it.
-    words: str | None = None
+    spoken: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

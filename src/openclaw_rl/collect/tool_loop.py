@@ -25,7 +25,7 @@ from openclaw_rl.types import ExchangeStatus, Kind, Message, Request
 
 MAX_LOOPS = 8
 MAX_STEPS = 64
-"""Newest loops behind one history that are followed, and their steps. Each step is looked up."""
+"""Loops behind one history that are followed, and all their steps. Each step is looked up. With more, several may fit."""
 
 
 def match_loop(slot: ReplySlot, request: Request, index: ExchangeIndex) -> ReplySlot:
@@ -34,9 +34,9 @@ def match_loop(slot: ReplySlot, request: Request, index: ExchangeIndex) -> Reply
         # The request is redacted.
         return slot
     message = request.messages[slot.mark.index]
-    if tool_call_ids(message):
+    if tool_call_ids(message) or len(slot.same_history) > MAX_LOOPS:
         return slot
-    ends = _find_ends(message, slot.same_history[-MAX_LOOPS:], request, index)
+    ends = _find_ends(message, slot.same_history, request, index)
     if len(ends) > 1:
         detail = f"ambiguous: {len(ends)} tool loops behind the same history ended with this text"
         return replace(slot, unlinked=Reason(ReasonCode.AMBIGUOUS, detail))
@@ -55,20 +55,20 @@ def _find_ends(
     A client keeps the words beside a call, or leaves them out with it. White space is not compared: clients put their
     own between the texts.
     """
-    text = _letters(message)
     # Each step with the texts that may be left for it and the later ones.
-    steps = [(past, frozenset({text})) for past in first_steps]
+    steps = [(past, frozenset({_letters(message)})) for past in first_steps]
     ends = []
     # The list grows while it is read.
     for number, (past, lefts) in enumerate(steps):
-        reply = index.reply_messages([past]).get(past.id)
-        if reply is None or number >= MAX_STEPS or not past.ended_by(request.admitted_at):
-            continue
+        if number >= MAX_STEPS:
+            return []
+        reply = index.reply_messages([past]).get(past.id, {})
         part = _letters(reply)
         if reply.get("tool_calls"):
-            rest = frozenset(left.removeprefix(part) for left in lefts if left.startswith(part))
-            steps += [(later, lefts | rest) for later in continuations(past, request, index)]
-        elif number >= len(first_steps) and part in lefts:
+            lefts |= {left.removeprefix(part) for left in lefts if left.startswith(part)}
+            later = _continuations(past, request, index)
+            steps += [(next_step, lefts) for next_step in later]
+        elif part and part in lefts and past not in first_steps:
             ends.append(past)
     return ends
 
@@ -78,7 +78,7 @@ def _letters(message: Message) -> str:
     return "".join(visible_text(message).split())
 
 
-def continuations(
+def _continuations(
     past: ExchangeSummary, request: Request, index: ExchangeIndex
 ) -> list[ExchangeSummary]:
     """Return the delivered main turns that continued a turn, and name no other session, user or agent."""
@@ -91,6 +91,14 @@ def continuations(
     ]
 
 
+def answers_to_tools(
+    pasts: Sequence[ExchangeSummary], index: ExchangeIndex
+) -> list[ExchangeSummary]:
+    """Return the exchanges whose request ends with a tool result."""
+    marks = index.marks(pasts)
+    return [past for past in pasts if [mark.role for mark in marks[past.id][-1:]] == ["tool"]]
+
+
 def pass_words_on(slot: ReplySlot, request: Request, index: ExchangeIndex) -> ReplySlot:
     """Return the slot with the turn that a person's words behind tool calls or their results are about.
 
@@ -101,11 +109,7 @@ def pass_words_on(slot: ReplySlot, request: Request, index: ExchangeIndex) -> Re
     past = slot.past
     if past is None or not slot.reaction.is_last:
         return slot
-    later = continuations(past, request, index)
-    marks = index.marks(later)
-    answers = [
-        answer for answer in later if marks[answer.id] and marks[answer.id][-1].role == "tool"
-    ]
+    answers = answers_to_tools(_continuations(past, request, index), index)
     if not answers:
         return slot
     if len(answers) > 1:
@@ -114,9 +118,12 @@ def pass_words_on(slot: ReplySlot, request: Request, index: ExchangeIndex) -> Re
         return replace(slot, has_new_reaction=False, unlinked=reason)
     (answer,) = answers
     roles = [mark.role for mark in slot.reaction.marks]
-    words = slot.reaction.marks[roles.index("user") :]
+    spoken = slot.reaction.marks[roles.index("user") :]
     reaction = ReactionMessages(
-        marks=words, signature=reaction_signature(words), is_last=True, from_person=True
+        marks=spoken,
+        signature=reaction_signature(spoken),
+        is_last=True,
+        from_person=True,
     )
     is_new = reaction_effect(answer, reaction) is not ReactionEffect.NONE
     return replace(

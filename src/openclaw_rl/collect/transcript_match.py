@@ -13,67 +13,74 @@ from openclaw_rl.collect.summary_match import NOT_REPLACED, ReplacedHistory
 from openclaw_rl.common.message_hash import mark_message, reaction_signature, visible_text
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
-from openclaw_rl.types import Request
+from openclaw_rl.types import Mark, Request
 
 # The name of a speaker at the start of a line, as in "User: " or "**Human**: ".
 _SPEAKER = re.compile(r"\s*[*#<\[(|]{0,4}\w{1,20}[*>\])|]{0,4}:[*]{0,2}\s*")
 
 
 def find_transcript(request: Request, seq: int, index: ExchangeIndex) -> ReplacedHistory:
-    """Return the turn whose message and reply are the beginning of the only user message, and the words behind them."""
-    marks = [mark for mark in request.marks if mark.role != "system"]
-    if len(marks) != 1 or marks[0].role != "user" or not request.messages:
+    """Return the turn whose message and reply are the beginning of the only user message, and what is said behind."""
+    mark = _only_message(request)
+    if mark is None:
         return NOT_REPLACED
-    (mark,) = marks
     text = visible_text(request.messages[mark.index])
-    if "\n" not in text:
+    turns = {
+        past: _text_behind(text, past, reply, index)
+        for past, reply in index.main_replies_before(request.scope, seq)
+        if reply and reply in text
+    }
+    continued = [
+        past
+        for past, rest in turns.items()
+        if rest and past.ended_by(request.admitted_at) and mismatch(request, past) is None
+    ]
+    if not continued:
         return NOT_REPLACED
-    turns = []
-    words = ""
-    for past, reply in index.main_replies_before(request.scope, seq):
-        if reply and reply in text and past.ended_by(request.admitted_at):
-            behind = _words_behind(text, past, reply, index)
-            if behind and mismatch(request, past) is None:
-                turns.append(past)
-                words = behind
-    if not turns:
-        return NOT_REPLACED
-    if len(turns) > 1:
-        detail = f"ambiguous: its only message begins with {len(turns)} equal turns"
+    if len(continued) > 1:
+        detail = f"ambiguous: its only message begins with {len(continued)} equal turns"
         return ReplacedHistory(unlinked=Reason(ReasonCode.AMBIGUOUS, detail))
-    message = {"role": "user", "content": words}
-    said = mark_message(message, index=mark.index, chain=mark.chain, key=index.secret)
+    (turn,) = continued
+    message = {"role": "user", "content": turns[turn]}
+    spoken = mark_message(message, index=mark.index, chain=mark.chain, key=index.secret)
     reaction = ReactionMessages(
-        marks=(said,),
-        signature=reaction_signature([said]),
+        marks=(spoken,),
+        signature=reaction_signature([spoken]),
         is_last=True,
         from_person=True,
-        words=words,
+        spoken=turns[turn],
     )
-    return ReplacedHistory(turn=turns[0], reaction=reaction)
+    return ReplacedHistory(turn=turn, reaction=reaction)
 
 
-def _words_behind(text: str, past: ExchangeSummary, reply: str, index: ExchangeIndex) -> str:
+def _only_message(request: Request) -> Mark | None:
+    """Return the user message of a request that has no other message but instructions, if it has several lines."""
+    marks = [mark for mark in request.marks if mark.role != "system"]
+    is_only = [mark.role for mark in marks] == ["user"]
+    if not is_only or not request.messages or request.episode is not None:
+        return None
+    return marks[0] if "\n" in visible_text(request.messages[marks[0].index]) else None
+
+
+def _text_behind(text: str, past: ExchangeSummary, reply: str, index: ExchangeIndex) -> str:
     """Return what stands behind a reply, without the names of the speakers, if all before it is the past message.
 
-    Empty if the assistant has spoken again since: the words are about a later reply.
+    Empty if the assistant has spoken again since: then it is about a later reply.
     """
+    before, _, rest = text.rpartition(reply)
     messages = [m for m in index.messages(past) if m.get("role") not in ("system", "developer")]
-    if len(messages) != 1:
+    asked = "\n".join(map(visible_text, messages))
+    if len(messages) != 1 or before.split() != asked.split():
         return ""
-    asked = visible_text(messages[0])
-    begins_at = text.rindex(reply)
-    if "".join(text[:begins_at].split()) != "".join(asked.split()):
-        return ""
-    words = text[begins_at + len(reply) :].strip()
+    rest = rest.strip()
     # Where the assistant should speak, the message ends with its name.
     assistant = asked.rpartition("\n")[2].strip()
-    if assistant and _SPEAKER.fullmatch(assistant):
-        words = words.removesuffix(assistant).strip()
-        if assistant in words:
+    if _SPEAKER.fullmatch(assistant):
+        rest = rest.removesuffix(assistant).strip()
+        if assistant in rest:
             return ""
-    speaker = _SPEAKER.match(words)
+    speaker = _SPEAKER.match(rest)
     # Another word with a colon, such as "No: ...", is the person's.
     if speaker is not None and speaker[0].strip() in asked:
-        words = words[speaker.end() :]
-    return words
+        rest = rest[speaker.end() :]
+    return rest

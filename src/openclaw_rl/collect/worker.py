@@ -245,8 +245,8 @@ class Collector:
             turn_states.drop(conn, answer.turn, ReasonCode.REDACTED, reason, at=at)
         elif not (answer.was_side and _is_degenerate(conn, answer.turn)):
             messages = [request.messages[i] for i in answer.messages]
-            if answer.words is not None:
-                messages = [{"role": "user", "content": answer.words}]
+            if answer.spoken is not None:
+                messages = [{"role": "user", "content": answer.spoken}]
             self.reaction_count += reactions.record_reaction(
                 conn,
                 answer.turn,
