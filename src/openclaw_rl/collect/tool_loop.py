@@ -25,7 +25,7 @@ from openclaw_rl.types import ExchangeStatus, Kind, Message, Request
 
 MAX_LOOPS = 8
 MAX_STEPS = 64
-"""Loops behind one history that are followed, and all their steps. Each step is looked up. With more, several may fit."""
+"""Loops behind one history that are followed, and all their steps. Each is looked up; of more, several may fit."""
 
 
 def match_loop(slot: ReplySlot, request: Request, index: ExchangeIndex) -> ReplySlot:
