@@ -94,9 +94,8 @@ def link_request(
     unlinked = replaced.unlinked
     if unlinked is None and parent is None:
         unlinked = _unlinked_reason(slots, kind, request, seq, index)
-    elif slots and not links and request.episode is None:
-        # A person reacts to the last reply: an earlier one that is known does not help.
-        unlinked = slots[-1].unlinked
+    elif slots and slots[-1].unlinked is not None and replaced is NOT_REPLACED:
+        unlinked = _last_words_unlinked(slots)
     return RequestLink(
         session=session,
         kind=kind,
@@ -236,6 +235,14 @@ def _new_session(request: Request, index: ExchangeIndex) -> str:
     if first is not None and first.admitted_at == request.admitted_at:
         return first.session
     return request.id
+
+
+def _last_words_unlinked(slots: Sequence[ReplySlot]) -> Reason | None:
+    """Return why no turn is known for what stands at the end of a history, although an earlier turn is."""
+    reacting = [slot for slot in slots if slot.reaction.is_last and slot.past is not None]
+    if any(slot.unlinked is None for slot in reacting):
+        return None
+    return slots[-1].unlinked
 
 
 def _unlinked_reason(
