@@ -88,6 +88,7 @@ class ReasonCode(StrEnum):
     NO_TIE = "no tie"
     QUOTED = "quoted"
     UNKNOWN_TURN = "unknown turn"  # the one before a summary
+    MERGED_CALLS = "merged calls"  # of several replies, in one message
     # A judge has no opinion.
     TIE = "tie"
     NO_MAJORITY = "no majority"

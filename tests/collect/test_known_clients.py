@@ -48,6 +48,11 @@ PERSON = [
     "Your task is to summarize the attached report.",
     "The following messages are from my boss. What does she want?",
     "Got it. Thanks for the context!",
+    "Review the conversation above and tell me what I missed.",
+    "Summarize the following text: it is about Rome.",
+    "Summarize the following conversation: he said no.",
+    "Generate a descriptive name for this conversation between two kings.",
+    "No tool call detected in last message. Why?",
 ]
 
 
@@ -139,6 +144,49 @@ CLIENT_MESSAGES = {
     "Hermes agent, title": (
         "system",
         "You name chat sessions. Given the user's opening message, write a title that lets them find it again.",
+    ),
+    "Hermes agent, memory": (
+        "user",
+        "Review the conversation above and consider saving to memory if appropriate.\n\nFocus on:\n1. Has the user",
+    ),
+    "Qwen Code, memory": (
+        "user",
+        "Managed memory has TWO directories. Choose which one to write each memory into using the per-type `<scope>` "
+        "guidance in your system instructions:",
+    ),
+    "Qwen Code, memory consolidation": (
+        "user",
+        "Memory directory: `/home/ann/.qwen/memories`\nSession transcripts: `/home/ann/.qwen/tmp/1/chats` (JSONL)",
+    ),
+    "gptme, title": (
+        "user",
+        "Your task: Create a 2-4 word title for this conversation.\n\nRules:\n- Respond with ONLY the title",
+    ),
+    "gptme, name": (
+        "user",
+        "Generate a descriptive name for this conversation.\n\nThe name should be 3-6 words, separated by dashes.",
+    ),
+    "gptme, system message of the title": ("system", "Generate concise conversation titles."),
+    "Griptape, summary": (
+        "user",
+        "\nSummarize the following conversation:\n\n\n\nHuman: Hello\nAssistant: Hi there.\n",
+    ),
+    "Griptape, next summary": (
+        "user",
+        'Conversation summary:\n"""\nThey met.\n"""\n\nUpdate the summary with this:\n\n\nHuman: Bye\nAssistant: Bye.',
+    ),
+    "Griptape, summary of a text": (
+        "user",
+        'Summarize the following text: """\nRome is old.\n"""\n\nSummary:\n',
+    ),
+    "NeMo Guardrails, intent": (
+        "user",
+        '"""\nBe kind.\n"""\n\n# This is how a conversation between a user and the bot can go:\nuser "Hi"\n\n'
+        '# This is how the user talks:\nuser "Hi"\n  express greeting\n\nuser action: user said "Hello"',
+    ),
+    "NeMo Guardrails, facts": (
+        "user",
+        "You are given a task to identify if the hypothesis is grounded and entailed to the evidence.\nAnswer.",
     ),
     "Semantic Kernel, topics": (
         "user",

@@ -29,6 +29,7 @@ from openclaw_rl.types import (
     Feedback,
     FinishReason,
     Kind,
+    Mark,
     Message,
     Reply,
     Request,
@@ -223,6 +224,19 @@ class Memory:
     def last_messages(self, pasts: Sequence[ExchangeSummary]) -> dict[str, bytes]:
         return {p.id: self.requests[p.id].marks[-1].own for p in pasts if self.requests[p.id].marks}
 
+    def by_parent(self, scope: str, session: str, parent: str | None) -> list[ExchangeSummary]:
+        return [
+            past
+            for past in self.pasts.values()
+            if (past.scope, past.session, past.parent) == (scope, session, parent)
+        ]
+
+    def marks(self, pasts: Sequence[ExchangeSummary]) -> dict[str, tuple[Mark, ...]]:
+        return {past.id: self.requests[past.id].marks for past in pasts}
+
+    def messages(self, past: ExchangeSummary) -> Sequence[Message]:
+        return self.requests[past.id].messages
+
     def message_hashes(self, past: ExchangeSummary) -> set[bytes]:
         return {mark.own for mark in self.requests[past.id].marks}
 
@@ -352,7 +366,12 @@ class Memory:
             decided.session,
             decided.kind,
             {
-                a.turn: (a.how, tuple(message_hash.message_text(messages[i]) for i in a.messages))
+                a.turn: (
+                    a.how,
+                    (a.spoken,)
+                    if a.spoken is not None
+                    else tuple(message_hash.message_text(messages[i]) for i in a.messages),
+                )
                 for a in decided.reaction_links
             },
         )

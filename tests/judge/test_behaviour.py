@@ -20,6 +20,7 @@ from tests.judge.world import IDENTITY, World
 from openclaw_rl.cli.main import cli
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.judge import worker
+from openclaw_rl.judge.behaviour.signals import repeated
 from openclaw_rl.protocols import Judge
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.status import diagnose
@@ -27,7 +28,7 @@ from openclaw_rl.status.report import collect_status
 from openclaw_rl.store import reactions, turns
 from openclaw_rl.store.lineage import policies, version_stats
 from openclaw_rl.testing import ScriptedJudge
-from openclaw_rl.types import TurnState, Verdict
+from openclaw_rl.types import JudgeInput, Reaction, TurnState, Verdict
 
 WITHIN = 240.0  # seconds
 ALL = ("regenerated", "edited", "repeated", "abandoned", "copied", "tool_error", "exit_code")
@@ -177,6 +178,37 @@ def test_a_signal_that_is_switched_off_changes_nothing(scene: str, tmp_path: Pat
     assert score_of(home) in (None, ("scripted", None, 1.0))
     with home.world.store.read() as conn:
         assert conn.exec_driver_sql("SELECT count(*) FROM observations").scalar_one() == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "again", "counts"),
+    [
+        ([TRIP], TRIP, True),
+        (["Good morning!", TRIP], TRIP.upper(), True),
+        (["Fix the bug.", "Continue with the next step."], "Continue with the next step.", False),
+        (["Fix the bug.", TRIP, TRIP], TRIP.upper(), False),
+    ],
+)
+def test_a_fixed_nudge_of_a_loop_is_no_repetition(
+    asked: list[str], again: str, counts: bool
+) -> None:
+    """A loop's message returns letter by letter, and never begins the conversation."""
+    messages = [{"role": "user", "content": text} for text in asked]
+    reaction = Reaction(
+        turn="1",
+        revision=1,
+        messages=({"role": "user", "content": again},),
+        source="2",
+        how="exact",
+        at=0.0,
+    )
+    item = JudgeInput(
+        turn="1",
+        messages=messages,
+        reply={"role": "assistant", "content": "Hm."},
+        reaction=reaction,
+    )
+    assert (repeated(item) is not None) == counts
 
 
 def test_conversations_count_as_abandoned_after_the_set_time(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def find_candidates(request: Request, index: ExchangeIndex) -> list[ReplySlot]:
         by_chain |= {chain: [past] for chain, past in _named_replies(request, index)}
     callers = _find_callers(slots, request, index, differences)
 
-    unsure = [s for s in slots if s.at not in callers and s.mark.chain not in by_chain]
+    unsure = [s for s in slots if not callers.get(s.at) and s.mark.chain not in by_chain]
     same_history = index.by_context(scope, {slot.history for slot in unsure})
     by_history = _group_delivered(same_history, "context_chain", request, differences)
     # In an episode replies are few, and no others are searched.
@@ -56,7 +56,7 @@ def find_candidates(request: Request, index: ExchangeIndex) -> list[ReplySlot]:
         declared = {past.declared_kind for past in same_reply}
         with_candidates = replace(
             slot,
-            caller=callers.get(slot.at),
+            callers=tuple(callers.get(slot.at, ())),
             equal=tuple(same_reply or stopped),
             same_history=tuple(earlier),
             same_text=tuple(by_text.get(slot.mark.own, [])),
@@ -94,35 +94,64 @@ def _find_callers(
     request: Request,
     index: ExchangeIndex,
     differences: dict[bytes, str],
-) -> dict[int, ExchangeSummary]:
-    """Return the exchange that made the tool calls of an assistant message, by position: the only one that has these
-    ids. The agent may differ, as agents hand conversations over to each other."""
+) -> dict[int, list[ExchangeSummary]]:
+    """Return the exchanges that made the tool calls of an assistant message, by position: the only one that has these
+    ids, or one for each of the replies whose calls the client merged, in their order. The agent may differ, as agents
+    hand conversations over to each other."""
     if not request.messages:
         # The request is redacted.
         return {}
     calls = [tool_call_ids(request.messages[slot.mark.index]) for slot in slots]
     owners = index.by_tool_call(request.scope, {id_ for ids in calls for id_ in ids})
-    out: dict[int, ExchangeSummary] = {}
+    out: dict[int, list[ExchangeSummary]] = {}
     for slot, ids in zip(slots, calls, strict=True):
+        message = request.messages[slot.mark.index]
         callers = {past.id: past for id_ in ids for past in owners.get(id_, ())}
         if len(callers) != 1:
+            pasts = [owners.get(id_, []) for id_ in ids]
+            out[slot.at] = _merged_callers(pasts, message, request, index) if callers else []
             continue
         (past,) = callers.values()
         is_equal = past.reply_own == slot.mark.own
-        if not is_equal and not _made_calls(past, request.messages[slot.mark.index], index):
+        if not is_equal and not _made_calls([past], message, index):
             continue
         difference = mismatch(request, past, any_agent=True)
         if difference is not None:
             differences[slot.mark.own] = difference
         elif past.ended_by(request.admitted_at):
-            out[slot.at] = past
+            out[slot.at] = [past]
     return out
 
 
-def _made_calls(past: ExchangeSummary, message: Message, index: ExchangeIndex) -> bool:
-    """Return whether the exchange made all calls of the message, with the same names and arguments."""
-    calls = canonical_calls(index.reply_messages([past]).get(past.id, {}))
-    return canonical_calls(message).items() <= calls.items()
+def _merged_callers(
+    pasts_by_id: Sequence[Sequence[ExchangeSummary]],
+    message: Message,
+    request: Request,
+    index: ExchangeIndex,
+) -> list[ExchangeSummary]:
+    """Return the exchanges that made the calls of a message, in their order; none if a call may be of two of them.
+
+    `pasts_by_id`: those with the id of each call.
+    """
+    if any(len(pasts) != 1 for pasts in pasts_by_id):
+        return []
+    callers = {past.id: past for (past,) in pasts_by_id}
+    allowed = [
+        past
+        for past in callers.values()
+        if past.ended_by(request.admitted_at) and mismatch(request, past, any_agent=True) is None
+    ]
+    if len(allowed) != len(callers) or not _made_calls(allowed, message, index):
+        return []
+    return sorted(allowed, key=lambda past: past.seq)
+
+
+def _made_calls(pasts: Sequence[ExchangeSummary], message: Message, index: ExchangeIndex) -> bool:
+    """Return whether the exchanges together made all calls of the message, with the same names and arguments."""
+    all_calls: dict[str, tuple[str, str]] = {}
+    for reply in index.reply_messages(pasts).values():
+        all_calls |= canonical_calls(reply)
+    return canonical_calls(message).items() <= all_calls.items()
 
 
 def _without_stop_string(

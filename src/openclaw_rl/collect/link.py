@@ -31,6 +31,7 @@ from openclaw_rl.collect.summary_match import (
     turn_before_summary,
 )
 from openclaw_rl.collect.traffic import TrafficClassifier
+from openclaw_rl.collect.transcript_match import find_transcript
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, Request, TurnState
@@ -48,6 +49,8 @@ class ReactionLink:
     superseded: tuple[str, ...] = ()
     # The text of turn or reaction was not stored, so it cannot be judged.
     redacted: bool = False
+    # What the person said, if it is only a part of the message.
+    spoken: str | None = None
     # It was taken for side traffic, but the conversation continued after it, so it is main.
     was_side: bool = False
 
@@ -78,16 +81,23 @@ def link_request(
     replaced = NOT_REPLACED
     if kind is not Kind.SIDE and all(slot.past is None for slot in slots):
         replaced = find_replaced_history(request, index, sides)
+        if replaced is NOT_REPLACED:
+            replaced = find_transcript(request, seq, index)
     parent = _find_parent(slots, replaced, request, seq, index)
     links: Sequence[ReactionLink] = ()
     if kind is not Kind.SIDE:
         links = _decide_links(slots, replaced, request, seq, index)
+    session = request.session
+    if session is None:
+        session = parent.session if parent is not None else _new_session(request, index)
     relation, relation_of = _relation_to_same_history(request, seq, index, parent)
     unlinked = replaced.unlinked
-    if parent is None and unlinked is None:
+    if unlinked is None and parent is None:
         unlinked = _unlinked_reason(slots, kind, request, seq, index)
+    elif slots and slots[-1].unlinked is not None and replaced is NOT_REPLACED:
+        unlinked = _last_words_unlinked(slots)
     return RequestLink(
-        session=request.session or _infer_session(request, parent, index),
+        session=session,
         kind=kind,
         why_side=why_side,
         parent=parent.id if parent is not None else None,
@@ -195,6 +205,7 @@ def _make_link(
         how=how,
         superseded=tuple(superseded),
         redacted=redacted,
+        spoken=reaction.spoken,
         was_side=past.cause is ReasonCode.SIDE,
     )
 
@@ -217,15 +228,21 @@ def _relation_to_same_history(
     return "retry", newest.id
 
 
-def _infer_session(request: Request, parent: ExchangeSummary | None, index: ExchangeIndex) -> str:
-    """Return the parent's session, or a new one. The replies of one call (`n`) share it; their ids are ID, ID.1, ..."""
-    if parent is not None:
-        return parent.session
+def _new_session(request: Request, index: ExchangeIndex) -> str:
+    """Return a new session. The replies of one call (`n`) share it; their ids are ID, ID.1, ..."""
     stem, _, number = request.id.rpartition(".")
     first = index.by_id(request.scope, stem) if number.isdecimal() else None
     if first is not None and first.admitted_at == request.admitted_at:
         return first.session
     return request.id
+
+
+def _last_words_unlinked(slots: Sequence[ReplySlot]) -> Reason | None:
+    """Return why no turn is known for what stands at the end of a history, although an earlier turn is."""
+    reacting = [slot for slot in slots if slot.reaction.is_last and slot.past is not None]
+    if any(slot.unlinked is None for slot in reacting):
+        return None
+    return slots[-1].unlinked
 
 
 def _unlinked_reason(

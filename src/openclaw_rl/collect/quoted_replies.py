@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from itertools import chain
 
 from openclaw_rl.collect.reply_slot import mismatch
-from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, message_text
+from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, message_text, visible_text
 from openclaw_rl.reasons import Reason, ReasonCode
-from openclaw_rl.store.exchange_index import ExchangeIndex
+from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
 from openclaw_rl.types import Request
 
 # As `render/tool_calls.py` makes them.
@@ -24,7 +24,8 @@ _MAX_CALL_IDS = 100
 def quotation_reason(request: Request, seq: int, index: ExchangeIndex) -> Reason | None:
     """Return why exchange number `seq` has no link although it has tool calls or texts of earlier replies, or None.
 
-    The text of a reply does not count in a conversation's first message, because people quote replies there.
+    In a conversation's first message the text of a reply counts only beside its question, because people quote replies
+    there.
     """
     owners = index.by_tool_call(request.scope, _named_call_ids(request))
     for past in chain.from_iterable(owners.values()):
@@ -34,14 +35,23 @@ def quotation_reason(request: Request, seq: int, index: ExchangeIndex) -> Reason
     if not request.messages:
         # The request is redacted.
         return None
-    if sum(mark.role != "system" for mark in request.marks) < 2:
-        return None
     texts = [message_text(request.messages[mark.index]).strip() for mark in request.marks]
+    is_first = sum(mark.role != "system" for mark in request.marks) < 2
     for past, reply in index.main_replies_before(request.scope, seq):
-        if mismatch(request, past, any_agent=True) is None and _is_quoted(reply, texts):
+        if mismatch(request, past, any_agent=True) is not None or not _is_quoted(reply, texts):
+            continue
+        if not is_first or _is_question_quoted(past, texts, index):
             detail = "its history has a reply of this gateway only inside another message"
             return Reason(ReasonCode.QUOTED, detail)
     return None
+
+
+def _is_question_quoted(past: ExchangeSummary, texts: Sequence[str], index: ExchangeIndex) -> bool:
+    """Return whether the question of a turn stands in one of these texts, too: then it is the conversation."""
+    asked = [visible_text(m) for m in index.messages(past) if m.get("role") == "user"]
+    return (
+        bool(asked) and len(asked[-1]) >= DISTINCTIVE_CHARS and any(asked[-1] in t for t in texts)
+    )
 
 
 def _is_quoted(reply: str, texts: Sequence[str]) -> bool:

@@ -55,13 +55,14 @@ def find_reactions(
         # A client prompt may be transient, e.g. the rest of a heartbeat. False if the text was not stored.
         may_be_main = bool(messages) and prompts.last_user[slot.mark.index] not in prompts.indices
         reaction = ReactionMessages(may_be_main=may_be_main)
-        roles = {mark.role for mark in written}
-        if not roles.isdisjoint(("user", "tool")):
+        roles = [mark.role for mark in written]
+        if "user" in roles or "tool" in roles:
             reaction = ReactionMessages(
                 marks=written,
                 signature=signature,
                 is_last=slot.mark.index == last or written[-1].index > last,
                 from_person="user" in roles,
+                is_behind_calls="user" in roles and (bool(slot.callers) or roles[0] == "tool"),
                 may_be_main=may_be_main,
             )
         out.append(replace(slot, reaction=reaction))

@@ -3,9 +3,10 @@
 The ways, from the most certain: the reply that the client named (`previous_response_id`), a tool call id of this
 gateway, an equal hash chain (the same history up to and including the reply), the same history and a reply to which
 the client added a stop string that it had requested, the only short reply with this text that continued the linked
-reply before it, and a distinctive reply that only one exchange gave. The last one also needs a tie: the same message
-before the reply, a session, user or agent that both name, another reply of the same session in the request, or a
-summary by this gateway in front of it.
+reply before it, the last step of a tool loop that began behind the same history (`tool_loop.py`), and a distinctive
+reply that only one exchange gave. The last one also needs a tie: the same message before the reply, a session, user or
+agent that both name, a summary by this gateway in front of it, another reply of the same session in the request, or
+the question that the reply answered (`answered_question.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
+from openclaw_rl.collect.answered_question import find_askers
 from openclaw_rl.collect.reply_slot import (
     DISTINCTIVE,
     EXACT,
@@ -24,6 +27,7 @@ from openclaw_rl.collect.reply_slot import (
     mismatch,
     reaction_effect,
 )
+from openclaw_rl.collect.tool_loop import answers_to_tools, match_loop, pass_words_on
 from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, message_text
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
@@ -43,31 +47,12 @@ def match_replies(
         matched = _match_certain(slot, request)
         if matched.past is None and out:
             matched = _match_next(slot, out[-1], request, index)
+        if matched.past is None and slot.same_history:
+            matched = match_loop(slot, request, index)
+        if matched.reaction.is_behind_calls:
+            matched = pass_words_on(matched, request, index)
         out.append(matched)
-
-    # By the position of a reply that is not matched yet: the candidates with a tie to this request.
-    tied: dict[int, list[ExchangeSummary]] = {}
-    # The sessions of matched replies and of these candidates.
-    sessions: set[str] = set()
-    unmatched = [slot for slot in out if slot.past is None]
-    last = index.last_messages([past for slot in unmatched for past in slot.same_text])
-    for slot in out:
-        if slot.past is None:
-            tied[slot.at] = _find_tied(slot, request, index, last)
-            sessions.update(past.session for past in tied[slot.at])
-        else:
-            sessions.add(slot.past.session)
-    counts = Counter(slot.mark.own for slot in slots)
-    for number, slot in enumerate(out):
-        if slot.past is None:
-            related = [
-                past
-                for past in slot.same_text
-                if past.kind is Kind.SIDE or past.session in sessions
-            ]
-            candidates = tied[slot.at] or related
-            out[number] = _match_distinctive(slot, candidates, counts[slot.mark.own])
-    return out
+    return _match_by_text(out, request, index)
 
 
 def _match_certain(slot: ReplySlot, request: Request) -> ReplySlot:
@@ -78,10 +63,16 @@ def _match_certain(slot: ReplySlot, request: Request) -> ReplySlot:
     one exclude the others: those may be another person's, who asked and said the same.
     """
     reaction = slot.reaction
-    if slot.caller is not None:
-        is_new = reaction_effect(slot.caller, reaction) is not ReactionEffect.NONE
-        how = EXACT if slot.caller.reply_chain == slot.mark.chain else TOOL_CALL
-        return replace(slot, past=slot.caller, how=how, has_new_reaction=is_new)
+    if len(slot.callers) > 1:
+        # Whose results are whose is not looked at: the mixed results are no reaction.
+        detail = f"the client merged the tool calls of {len(slot.callers)} replies into one message"
+        reason = Reason(ReasonCode.MERGED_CALLS, detail)
+        return replace(slot, past=slot.callers[-1], how=TOOL_CALL, unlinked=reason)
+    if slot.callers:
+        (caller,) = slot.callers
+        is_new = reaction_effect(caller, reaction) is not ReactionEffect.NONE
+        how = EXACT if caller.reply_chain == slot.mark.chain else TOOL_CALL
+        return replace(slot, past=caller, how=how, has_new_reaction=is_new)
     if not slot.equal:
         return slot
     names = (request.session, request.user, request.agent)
@@ -114,7 +105,8 @@ def _match_next(
 ) -> ReplySlot:
     """Match a short reply that continued the linked reply before it, if only one such reply has this text.
 
-    The message that it answered must stand between the two. Earlier parts of the history may have changed.
+    The message that it answered must stand between the two; only tool results may be left out. Earlier parts of the
+    history may have changed.
     """
     earlier = before.past
     if slot.mark.distinctive or earlier is None:
@@ -132,12 +124,43 @@ def _match_next(
             difference = different
     last = index.last_messages(pasts)
     between = {mark.own for mark in request.marks[before.at + 1 : slot.at]}
-    pasts = [past for past in pasts if last.get(past.id) in between]
+    answering = [past for past in pasts if last.get(past.id) in between]
+    pasts = answering if between else answers_to_tools(pasts, index)
     if len(pasts) != 1:
         return replace(slot, difference=difference)
     (past,) = pasts
     is_new = reaction_effect(past, slot.reaction) is not ReactionEffect.NONE
     return replace(slot, past=past, how=SEQUENCE, has_new_reaction=is_new)
+
+
+def _match_by_text(
+    slots: Sequence[ReplySlot], request: Request, index: ExchangeIndex
+) -> list[ReplySlot]:
+    """Match the distinctive replies that are not matched yet, by their ties to this request."""
+    unmatched = [slot for slot in slots if slot.past is None]
+    same_texts = chain.from_iterable(slot.same_text for slot in unmatched)
+    last = index.last_messages(list(same_texts))
+    # By the position of a reply: the candidates with a tie to this request.
+    tied = {slot.at: _find_tied(slot, request, index, last) for slot in unmatched}
+    # The sessions of matched replies and of these candidates.
+    pasts = [slot.past for slot in slots if slot.past is not None]
+    pasts.extend(chain.from_iterable(tied.values()))
+    sessions = {past.session for past in pasts}
+    counts = Counter(slot.mark.own for slot in slots)
+    out = {slot.at: slot for slot in slots}
+    for slot in unmatched:
+        candidates = tied[slot.at]
+        if not candidates:
+            candidates = [
+                past
+                for past in slot.same_text
+                if past.kind is Kind.SIDE or past.session in sessions
+            ]
+        if slot.same_text and not candidates:
+            candidates = find_askers(slot, request, index)
+        count = counts[slot.mark.own]
+        out[slot.at] = _match_distinctive(slot, candidates, count)
+    return list(out.values())
 
 
 def _find_tied(
@@ -191,6 +214,8 @@ def _match_distinctive(
 
 def _unlinked_reason(slot: ReplySlot, count: int) -> Reason:
     """Return why no exchange is known to have given a reply. `count`: replies with this text in the request."""
+    if slot.unlinked is not None:
+        return slot.unlinked
     same_text = max(len(slot.same_text), count)
     if slot.same_text and slot.mark.distinctive:
         if same_text > 1:

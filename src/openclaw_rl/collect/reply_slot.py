@@ -30,7 +30,11 @@ class ReactionMessages:
     signature: bytes | None = None  # 16 bytes
     is_last: bool = False  # no assistant message follows it
     from_person: bool = False  # it includes a user message, not only tool results
+    # A user message stands behind tool calls or their results.
+    is_behind_calls: bool = False
     may_be_main: bool = False  # the prompt before the reply is no client prompt
+    # The part of the message that the person said now, if a client put the whole conversation into it.
+    spoken: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,8 @@ class ReplySlot:
     history: bytes  # 16 bytes: chain of the messages before it
 
     # Pass 1, candidates: earlier exchanges whose reply it may be.
-    caller: ExchangeSummary | None = None  # the only one that made its tool calls
+    # Those that made its tool calls, in their order: several if the client merged the calls of some replies.
+    callers: tuple[ExchangeSummary, ...] = ()
     # The same history and the same reply, or named by the client. Certain, if there are any.
     equal: tuple[ExchangeSummary, ...] = ()
     same_history: tuple[ExchangeSummary, ...] = ()  # whatever they replied

@@ -145,10 +145,12 @@ def turn_before_summary(side: ExchangeSummary, index: ExchangeIndex) -> Exchange
     past = index.by_id(side.scope, side.parent) if side.parent else _quoted_turn(side, index)
     if past is None or past.kind is not Kind.SIDE:
         return past
-    if not past.parent or not _is_draft(past, side, index):
+    turn = None
+    if past.parent and _is_draft(past, side, index):
+        turn = index.by_id(side.scope, past.parent)
+    if turn is None or turn.kind is Kind.SIDE:
         return None
-    turn = index.by_id(side.scope, past.parent)
-    return turn if turn is not None and turn.kind is not Kind.SIDE else None
+    return turn
 
 
 def _is_draft(earlier: ExchangeSummary, side: ExchangeSummary, index: ExchangeIndex) -> bool:

@@ -244,10 +244,13 @@ class Collector:
             reason = "turn or reaction was stored without its text (redacted): it cannot be judged"
             turn_states.drop(conn, answer.turn, ReasonCode.REDACTED, reason, at=at)
         elif not (answer.was_side and _is_degenerate(conn, answer.turn)):
+            messages = [request.messages[i] for i in answer.messages]
+            if answer.spoken is not None:
+                messages = [{"role": "user", "content": answer.spoken}]
             self.reaction_count += reactions.record_reaction(
                 conn,
                 answer.turn,
-                messages=[request.messages[i] for i in answer.messages],
+                messages=messages,
                 signature=answer.signature,
                 source=request.id,
                 how=answer.how,

@@ -42,7 +42,12 @@ class ClientContext:
         return self._recognise(text)
 
     def _recognise(self, text: str) -> bool:
-        return bool(self._patterns.matching(text)) and not _TYPED_DURING_RUN.matches(text)
+        return bool(self._patterns.matching(text)) and not is_typed_during_run(text)
+
+
+def is_typed_during_run(text: str) -> bool:
+    """Return whether a text that a client sent has words that a person typed while the agent worked."""
+    return _TYPED_DURING_RUN.matches(text)
 
 
 def head_and_tail(text: str, limit: int) -> str:

@@ -16,6 +16,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any
 
+from openclaw_rl.common.client_context import strip_added_text
 from openclaw_rl.common.client_patterns import ClientContext
 from openclaw_rl.common.images.image_prompt import image_digest
 from openclaw_rl.types import Mark, Message
@@ -164,7 +165,7 @@ def _mark_characters() -> frozenset[str]:
 
 
 def visible_text(message: Message) -> str:
-    """Return the normalised text of a message without reasoning and without text that OpenClaw added."""
+    """Return the normalised text of a message without reasoning and without text that its client added."""
     text = message_text(message)
     role = message.get("role")
     if role == "assistant" and "</think>" in text:
@@ -175,7 +176,9 @@ def visible_text(message: Message) -> str:
 
 
 def strip_client_text(text: str) -> str:
-    """Return the text of a user message without the parts that OpenClaw added."""
+    """Return the text of a user message without the parts that its client added."""
+    if "<" in text:
+        text = strip_added_text(text)
     if "[OpenClaw " in text:
         text = _WAKE.sub("", text)
     if "[Queued user message" in text:
@@ -184,7 +187,8 @@ def strip_client_text(text: str) -> str:
 
 
 def hashed_text(message: Message) -> str:
-    """Return the text that the message's hash covers: `visible_text` without OpenClaw's time stamp; JSON canonical."""
+    """Return the text that the message's hash covers: `visible_text` without OpenClaw's time stamp; JSON canonical;
+    of a reply no blank lines."""
     return _hashed_text(message, visible_text(message))
 
 
@@ -194,6 +198,9 @@ def _hashed_text(message: Message, visible: str) -> str:
     if message.get("role") == "assistant" and visible[:1] + visible[-1:] in ("{}", "[]"):
         # Some clients parse a reply and indent it in another way.
         return _canonical_arguments(visible)
+    if message.get("role") == "assistant" and "\n" in visible:
+        # Clients that show a reply as Markdown add and remove blank lines, and white space at the ends of lines.
+        return "\n".join(line.rstrip() for line in visible.split("\n") if line.strip())
     return visible
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import (
-    message_text,
     normalise_text,
     strip_time_stamp,
     visible_text,
@@ -69,7 +68,7 @@ def _reaction_texts(reaction: Reaction) -> Iterator[tuple[str, str]]:
     for message in reaction.messages:
         role = str(message.get("role", ""))
         # Rules may match the start of the text.
-        text = strip_time_stamp(normalise_text(message_text(message)))
+        text = strip_time_stamp(visible_text(message))
         yield role, head_and_tail(text, MAX_USER_CHARS if role == "user" else MAX_SEARCHED_CHARS)
     for feedback in reaction.feedback:
         if feedback.comment:

@@ -52,6 +52,8 @@ class ChatRequest:
     user: str = ""
     agent: str = ""
     session: str | None = None
+    # The body's field, in which some clients name session and user.
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     kind: Kind | None = None
     session_done: bool = False
     with_lessons: bool = False  # also where a request for one version and a side call get none

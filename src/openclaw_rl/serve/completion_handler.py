@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from openclaw_rl.common.client_ids import read_session, read_user
 from openclaw_rl.errors import DiskFull, RequestError, StoreError
 from openclaw_rl.serve.auth import ApiKeys, Caller
 from openclaw_rl.serve.chat_request import (
@@ -213,9 +214,18 @@ def _reply_headers(header: ReplyHeader) -> dict[str, str]:
 
 
 def _apply_headers(request: ChatRequest, http_request: web.Request) -> ChatRequest:
-    """Return `request` with the values of the request's headers, which override the body's."""
+    """Return `request` with the values of the request's headers, which override the body's.
+
+    The ids of front ends (`assets/client_ids.yaml`) count where neither body nor headers of the gateway name one.
+    """
     headers = http_request.headers
     changes: dict[str, Any] = {}
+    session = read_session(headers, request.metadata)
+    if session.value and not request.session:
+        changes["session"] = check_id_length(_decode_header(session.value), session.name)
+    user = read_user(headers, request.metadata)
+    if user.value and not request.user:
+        changes["user"] = check_id_length(_decode_header(user.value), user.name)
     for field, name in (("session", "X-Session-Id"), ("agent", "X-Agent-Id")):
         if value := headers.get(name):
             changes[field] = check_id_length(_decode_header(value), name)

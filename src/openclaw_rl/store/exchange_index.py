@@ -20,7 +20,7 @@ from openclaw_rl.store.rows import (
     naming_damage,
     sampling_from_json,
 )
-from openclaw_rl.types import Capture, ExchangeStatus, Kind, Message, TurnState
+from openclaw_rl.types import Capture, ExchangeStatus, Kind, Mark, Message, TurnState
 
 MAX_SAME_HASH = 64
 """Newest exchanges with one hash that are compared: many conversations may begin with the same words."""
@@ -198,6 +198,18 @@ class ExchangeIndex:
         marks = self._select_of(_marks, [past]).get(past.id, b"")
         return {own_hash for own_hash, _, _ in message_hash.MARK.iter_unpack(marks)}
 
+    def marks(self, pasts: Sequence[ExchangeSummary]) -> dict[str, tuple[Mark, ...]]:
+        """Return the marks of each request's messages, by exchange id."""
+        rows = self._select_of(_marks, pasts)
+        return {id_: message_hash.unpack_marks(packed) for id_, packed in rows.items()}
+
+    def messages(self, past: ExchangeSummary) -> Sequence[Message]:
+        """Return a request's messages; none if it is redacted."""
+        messages: Sequence[Message] | None = _decode_rows(
+            messages_from_json, self._select_of(_messages, [past])
+        ).get(past.id)
+        return messages or ()
+
     def stop_strings(self, pasts: Sequence[ExchangeSummary]) -> dict[str, tuple[str, ...]]:
         """Return the stop strings of each request, by exchange id."""
         return {
@@ -229,10 +241,7 @@ class ExchangeIndex:
 
     def prompt_text(self, past: ExchangeSummary) -> str:
         """Return the texts of a request's messages, one after the other; empty if it is redacted."""
-        messages_by_id = _decode_rows(messages_from_json, self._select_of(_messages, [past]))
-        return "\n".join(
-            message_hash.visible_text(m) for messages in messages_by_id.values() for m in messages
-        )
+        return "\n".join(map(message_hash.visible_text, self.messages(past)))
 
     def _select_of(self, query: Select[Any], pasts: Sequence[ExchangeSummary]) -> dict[str, Any]:
         return (

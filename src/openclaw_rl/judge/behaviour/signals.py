@@ -49,13 +49,19 @@ def copied(item: JudgeInput) -> str | None:
 
 
 def repeated(item: JudgeInput) -> str | None:
-    """The next message of the person asks the same again. A message that returns often is a program's."""
+    """The next message of the person asks the same again.
+
+    A message that returns often is a program's. So may be one that returns letter by letter, unless it is the question
+    with which the conversation began: loops send a fixed nudge ("Continue with the next step.").
+    """
     asked = _person_texts(item.messages)
     asked_next = _person_texts(item.reaction.messages)
     if not asked or asked_next[-1:] != asked[-1:]:
         return None
     question = asked[-1]
     if len(question) < DISTINCTIVE_CHARS or asked.count(question) > 1:
+        return None
+    if len(asked) > 1 and _last_text(item.messages) == _last_text(item.reaction.messages):
         return None
     return "the person's next message asks the same again"
 
@@ -100,6 +106,12 @@ def may_occur(name: str, item: JudgeInput) -> bool:
 
 def _tool_results(item: JudgeInput) -> list[Message]:
     return [message for message in item.reaction.messages if message.get("role") == "tool"]
+
+
+def _last_text(messages: Sequence[Message]) -> str:
+    """Return the text of the last user message as it was sent."""
+    texts = [hashed_text(message) for message in messages if message.get("role") == "user"]
+    return texts[-1] if texts else ""
 
 
 def _person_texts(messages: Sequence[Message]) -> list[str]:

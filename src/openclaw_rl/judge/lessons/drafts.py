@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import islice
 
 from openclaw_rl.common.client_patterns import head_and_tail
-from openclaw_rl.common.message_hash import message_text, normalise_text
+from openclaw_rl.common.message_hash import normalise_text, visible_text
 from openclaw_rl.common.rules.lesson_topics import MAX_WISH_CHARS, HintTopics, normalise_lesson
 from openclaw_rl.common.rules.rule_files import Rule
 from openclaw_rl.common.rules.stated_scope import StatedScope
@@ -82,7 +82,7 @@ def draft_lessons(
 def _texts_of_person(reaction: Reaction) -> Iterator[str]:
     for message in reaction.messages:
         if message.get("role") == "user":
-            yield head_and_tail(normalise_text(message_text(message)), MAX_WISH_CHARS)
+            yield head_and_tail(visible_text(message), MAX_WISH_CHARS)
     for one in sorted(reaction.feedback, key=lambda f: f.given_at)[-MAX_READ_HINTS:]:
         for text in filter(None, (one.comment, one.correction)):
             yield head_and_tail(normalise_text(text), MAX_WISH_CHARS)

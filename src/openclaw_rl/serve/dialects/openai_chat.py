@@ -72,6 +72,7 @@ class _ChatBody(OpenAIBody, kw_only=True):
     logprobs: bool | None = None
     response_format: Any = None
     store: bool | None = None
+    metadata: Any = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
@@ -148,6 +149,7 @@ class ChatDialect(Dialect):
             top_logprobs=_read_top_logprobs(b),
             user=b.read_user(),
             session=check_id_length(b.session_id or "", "session_id") or None,
+            metadata=b.metadata if isinstance(b.metadata, dict) else {},
             kind=read_kind(b.turn_type, "turn_type"),
             session_done=bool(b.session_done),
             size=len(body),

@@ -144,6 +144,7 @@ class ResponsesDialect(Dialect):
             top_logprobs=read_top_logprobs(b.top_logprobs) if has_logprobs else 0,
             user=b.read_user(),
             session=_read_session(b, headers),
+            metadata=b.metadata or {},
             kind=_request_kind(b, headers),
             session_done=bool(b.session_done),
             size=size,
