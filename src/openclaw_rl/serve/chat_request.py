@@ -52,6 +52,9 @@ class ChatRequest:
     user: str = ""
     agent: str = ""
     session: str | None = None
+    client_message_id: str | None = (
+        None  # the client's own id of the message that the reply becomes
+    )
     kind: Kind | None = None
     session_done: bool = False
     with_lessons: bool = False  # also where a request for one version and a side call get none

@@ -63,5 +63,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "22_lesson_examinations"),
     partial(_run_file, "23_waits"),
     _add_reason_codes,
+    partial(_run_file, "28_feedback"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

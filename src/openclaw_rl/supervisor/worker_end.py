@@ -59,9 +59,7 @@ def describe_kill(kill: KillReason) -> str:
     if isinstance(kill, Hang):
         return describe_hang(kill)
     if kill.is_stopped:
-        return (
-            f"stopped by a signal for {kill.seconds:.0f} s while it held the write lock of the store"
-        )
+        return f"stopped by a signal for {kill.seconds:.0f} s while it held the write lock of the store"
     return f"it held the write lock of the store for {kill.seconds:.0f} s without a commit"
 
 
