@@ -37,8 +37,8 @@ _POST_PATHS = ", ".join(
 )
 _ROUTE_LIST = (
     f"POST {_POST_PATHS} and /v1/feedback; GET /v1/feedback, GET and DELETE /v1/feedback/{{id}}; "
-    "PUT and GET /v1/episodes/{id}, POST /v1/episodes/{id}/outcome; GET /v1/episodes, /v1/models, /v1/models/{name}, /v1/responses/{id}, "
-    "/v1/responses/{id}/input_items, /health, /healthz, /readyz and /metrics"
+    "PUT and GET /v1/episodes/{id}, POST /v1/episodes/{id}/outcome; GET /v1/episodes, /v1/models, "
+    "/v1/models/{name}, /v1/responses/{id}, /v1/responses/{id}/input_items, /health, /healthz, /readyz and /metrics"
 )
 _UNSUPPORTED_ROUTES = {
     "/v1/embeddings": "this gateway serves a model that generates text, and it gives no embeddings.",

@@ -37,7 +37,7 @@ def candidates(answer: Answer) -> tuple[list[str], list[str]]:
     assert error["code"] == "ambiguous_reply"
     for reply in error["candidates"]:
         assert reply["id"] in error["message"]
-    return [reply["id"] for reply in error["candidates"]], error["tell_apart"]
+    return [reply["id"] for reply in error["candidates"]], error["distinguished_by"]
 
 
 def test_the_text_that_was_shown(site: Site) -> None:
@@ -63,16 +63,16 @@ def test_the_text_beside_other_text_and_the_start_of_it(site: Site) -> None:
     assert thumb(site, text="The first step").status_code == 404, "too short to be sure of"
 
 
-def test_equal_texts_are_ambiguous_until_something_tells_them_apart(site: Site) -> None:
+def test_equal_texts_are_ambiguous_until_something_distinguishes_them(site: Site) -> None:
     first = ask(site, "Done.", **{"X-Session-Id": "a", "user": "ann"})
     second = ask(site, "Done.", **{"X-Session-Id": "b", "user": "ann"})
-    found, apart = candidates(thumb(site, text="Done."))
-    assert (found, apart) == ([second, first], ["session"])
+    found, fields = candidates(thumb(site, text="Done."))
+    assert (found, fields) == ([second, first], ["session"])
     assert target(thumb(site, text="Done.", session="a")) == first
     assert target(thumb(site, text="Done.", session="b", user="ann")) == second
     third = ask(site, "Done.", **{"X-Session-Id": "b", "user": "ann"})
-    found, apart = candidates(thumb(site, text="Done.", session="b"))
-    assert (found, apart) == ([third, second], ["target"])
+    found, fields = candidates(thumb(site, text="Done.", session="b"))
+    assert (found, fields) == ([third, second], ["target"])
     with site.store.read() as conn:
         assert conn.exec_driver_sql("SELECT count(*) FROM feedback").scalar_one() == 2
 
@@ -102,8 +102,8 @@ def test_the_message_id_of_the_client(site: Site) -> None:
     assert target(thumb(site, client_message_id="m1")) == step, "the last step of a message"
     assert target(thumb(site, client_message_id="m1", text="One moment.")) == first
     assert target(thumb(site, client_message_id="m2")) == second
-    found, apart = candidates(thumb(site, text="It rains."))
-    assert (found, apart) == ([second, step], ["client_message_id"])
+    found, fields = candidates(thumb(site, text="It rains."))
+    assert (found, fields) == ([second, step], ["client_message_id"])
     ask(site, "Elsewhere.", **{"X-Client-Message-Id": "m2", "X-Session-Id": "b"})
     assert candidates(thumb(site, client_message_id="m2"))[1] == ["session"]
     assert target(thumb(site, client_message_id="m2", session="a")) == second

@@ -1,4 +1,4 @@
-"""What people send as a score, read by the table."""
+"""Values of scores, read by the table."""
 
 from __future__ import annotations
 

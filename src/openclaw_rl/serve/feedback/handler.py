@@ -224,22 +224,22 @@ class FeedbackHandler:
         others = f" and {more} more" if more else ""
         message = (
             f"match: {len(result.candidates)} replies fit, newest first: {listed}{others}. "
-            f"{_apart_text(result.apart)}"
+            f"{_distinction_text(result.distinguished_by)}"
         )
         raw = error_body("/v1/feedback", 409, message, param="match", code="ambiguous_reply")
         body = msgspec.json.decode(raw)
         body["error"]["candidates"] = [_candidate_entry(reply) for reply in candidates]
-        body["error"]["tell_apart"] = [field.value for field in result.apart]
+        body["error"]["distinguished_by"] = [field.value for field in result.distinguished_by]
         self._reply_counter(route="error", outcome="409").inc()
         return json_response(to_json(body), status=409, headers={"X-Should-Retry": "false"})
 
 
-def _apart_text(apart: Sequence[MatchField]) -> str:
-    names = [f"match.{field.value}" for field in apart if field is not MatchField.TARGET]
-    ways = [*names, "the id as target"] if MatchField.TARGET in apart else names
-    if MatchField.TARGET in apart and names:
-        return f"{' and '.join(names)} would leave fewer of them; target, with one of the ids, tells them apart."
-    return f"Send {' or '.join(ways)} to tell them apart."
+def _distinction_text(fields: Sequence[MatchField]) -> str:
+    names = [f"match.{field.value}" for field in fields if field is not MatchField.TARGET]
+    ways = [*names, "the id as target"] if MatchField.TARGET in fields else names
+    if MatchField.TARGET in fields and names:
+        return f"{' and '.join(names)} would leave fewer of them; target, with one of the ids, is exact."
+    return f"Send {' or '.join(ways)} to choose one."
 
 
 def _no_match(wanted: ReplyMatch, result: MatchResult) -> RequestError:

@@ -1,4 +1,4 @@
-"""What people send as a score, as +1, 0, -1 or no opinion. Pure functions over `assets/feedback/values.yaml`."""
+"""Reads the values that people send as a score: +1, 0, -1 or no opinion. Pure functions over `assets/feedback/values.yaml`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class UnknownValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What a value says of a reply. `score`: +1, 0 or -1; None: nothing of its quality."""
+    """The opinion of a value on a reply. `score`: +1, 0 or -1; None: nothing of its quality."""
 
     score: int | None
 

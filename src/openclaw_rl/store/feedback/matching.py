@@ -35,7 +35,7 @@ _MARKDOWN_LINK = re.compile(r"\[([^\[\]\n]*)\]\([^()\s]*\)")
 
 
 class MatchField(StrEnum):
-    """What tells replies apart."""
+    """A field that distinguishes replies."""
 
     CLIENT_MESSAGE_ID = "client_message_id"
     SESSION = "session"
@@ -46,7 +46,7 @@ class MatchField(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyMatch:
-    """What a client knows of a reply; None: not that."""
+    """The properties of a reply that a client knows; None: unknown."""
 
     text: str | None = None
     session: str | None = None
@@ -67,14 +67,14 @@ class FoundReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchResult:
-    """Result of a search: `reply`, or several `candidates` (newest first) and what would tell them apart, or nothing.
+    """Result of a search: `reply`, or several `candidates` (newest first) and what would distinguish them, or nothing.
 
     `without_text`: number of replies that fit everything but the text, if there was one.
     """
 
     reply: FoundReply | None = None
     candidates: tuple[FoundReply, ...] = ()
-    apart: tuple[MatchField, ...] = ()
+    distinguished_by: tuple[MatchField, ...] = ()
     without_text: int = 0
 
 
@@ -178,7 +178,7 @@ def _choose_newest(found: Sequence[FoundReply], wanted: ReplyMatch) -> MatchResu
         return MatchResult()
     of_message = wanted.client_message_id is not None
     if of_message and len({reply.session for reply in found}) > 1:
-        return MatchResult(candidates=tuple(found), apart=_told_apart(found))
+        return MatchResult(candidates=tuple(found), distinguished_by=_distinguishing_fields(found))
     return MatchResult(reply=found[0])
 
 
@@ -186,10 +186,10 @@ def _choose_only(found: Sequence[FoundReply]) -> MatchResult:
     messages = {reply.client_message_id for reply in found}
     if len(found) == 1 or (len(messages) == 1 and None not in messages):
         return MatchResult(reply=found[0])
-    return MatchResult(candidates=tuple(found), apart=_told_apart(found))
+    return MatchResult(candidates=tuple(found), distinguished_by=_distinguishing_fields(found))
 
 
-def _told_apart(found: Sequence[FoundReply]) -> tuple[MatchField, ...]:
+def _distinguishing_fields(found: Sequence[FoundReply]) -> tuple[MatchField, ...]:
     """Return the fields in which all replies differ; else those in which some do, and `target`."""
     fields: dict[MatchField, list[str | None]] = {
         MatchField.CLIENT_MESSAGE_ID: [reply.client_message_id for reply in found],

@@ -24,7 +24,7 @@ _target = select(t.exchanges.c.id, t.exchanges.c.scope, t.exchanges.c.capture).w
 _by_key = select(t.feedback).where(
     t.feedback.c.scope == bindparam("of_scope"), t.feedback.c.idempotency_key == bindparam("key")
 )
-# The key is free again: whoever takes a reaction back and gives it again has given it anew.
+# The key is free again, because a person may take a reaction back and then give it a second time.
 _retract = (
     update(t.feedback)
     .where(
