@@ -1,4 +1,4 @@
-"""Reads the values that people send as a score: +1, 0, -1 or no opinion. Pure functions over `assets/feedback/values.yaml`."""
+"""Reads the values that people send as a score: +1, 0, -1 or no opinion, by the table `assets/feedback/values.yaml`."""
 
 from __future__ import annotations
 
