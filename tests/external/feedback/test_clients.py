@@ -137,7 +137,7 @@ def test_feedback_of_langsmith(
     site.script.say("Paris is the capital of France.")
     wrapped = wrap_openai(site.client(), tracing_extra={"client": client})
     answer: Any = wrapped.chat.completions.create(model="openclaw", messages=[USER], stream=stream)
-    target = list(answer)[0].id if stream else answer.id
+    target = list(answer)[-1].id if stream else answer.id
     # An equal text, which the run's output tells apart if it has the reply's id.
     run = wait_for(
         lambda: list(api.runs.values()), lambda runs: bool(runs and runs[0].get("outputs"))
