@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from openclaw_rl.cli.load_config import load_running_config
 from openclaw_rl.common.printable import echo
-from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import settings_options
 
 if TYPE_CHECKING:
@@ -26,6 +24,11 @@ def add_feedback_commands(group: click.Group) -> None:
     """Add the commands to `openclaw-rl connect`."""
     for command in (connect_open_webui, connect_slack, connect_langfuse, connect_langsmith):
         group.add_command(command)
+
+
+def _environment_option(flag: str, *variables: str, help: str) -> Callable[..., Any]:
+    """Return a required option that the environment variables of a service's own clients set, too."""
+    return click.option(flag, envvar=variables, required=True, show_envvar=True, help=help)
 
 
 def _relay_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,25 +97,40 @@ def connect_slack(**options: Any) -> None:
 
 
 @click.command("langfuse")
+@click.option(
+    "--url",
+    envvar=("LANGFUSE_BASE_URL", "LANGFUSE_HOST"),
+    show_envvar=True,
+    default="https://cloud.langfuse.com",
+    show_default=True,
+    help="Address of Langfuse.",
+)
+@_environment_option("--public-key", "LANGFUSE_PUBLIC_KEY", help="Public key of the project.")
+@_environment_option("--secret-key", "LANGFUSE_SECRET_KEY", help="Secret key of the project.")
 @_relay_options
 @settings_options
 def connect_langfuse(
-    names: tuple[str, ...], scale: str, days: float, every: float, once: bool, **options: Any
+    url: str,
+    public_key: str,
+    secret_key: str,
+    names: tuple[str, ...],
+    scale: str,
+    days: float,
+    every: float,
+    once: bool,
+    **options: Any,
 ) -> None:
     """Bring in the scores that people give in Langfuse, until interrupted.
 
-    New, changed and deleted scores are compared with those of the round before. Address and keys come from
-    LANGFUSE_BASE_URL, LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY, as for Langfuse's own clients.
+    New, changed and deleted scores are compared with those of the round before. Keys belong in the environment, where
+    Langfuse's own clients read them, too: other users see a command line.
     """
     from openclaw_rl.connect.feedback import langfuse
-
-    url = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST")
-    public_key, secret_key = _read_environment("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 
     def make_source(http: aiohttp.ClientSession) -> ScoreSource:
         return langfuse.LangfuseSource(
             http,
-            url=url or langfuse.DEFAULT_URL,
+            url=url,
             public_key=public_key,
             secret_key=secret_key,
             names=names,
@@ -123,34 +141,38 @@ def connect_langfuse(
 
 
 @click.command("langsmith")
+@click.option(
+    "--url",
+    envvar="LANGSMITH_ENDPOINT",
+    show_envvar=True,
+    default="https://api.smith.langchain.com",
+    show_default=True,
+    help="Address of LangSmith's API.",
+)
+@_environment_option("--api-key", "LANGSMITH_API_KEY", help="API key of the workspace.")
 @_relay_options
 @settings_options
 def connect_langsmith(
-    names: tuple[str, ...], scale: str, days: float, every: float, once: bool, **options: Any
+    url: str,
+    api_key: str,
+    names: tuple[str, ...],
+    scale: str,
+    days: float,
+    every: float,
+    once: bool,
+    **options: Any,
 ) -> None:
     """Bring in the feedback that people give in LangSmith, until interrupted.
 
-    New, changed and deleted feedback is compared with that of the round before; --name is its key. Address and key
-    come from LANGSMITH_ENDPOINT and LANGSMITH_API_KEY, as for LangSmith's own clients.
+    New, changed and deleted feedback is compared with that of the round before; --name is its key. The API key belongs
+    in the environment, where LangSmith's own clients read it, too: other users see a command line.
     """
     from openclaw_rl.connect.feedback import langsmith
 
-    url = os.environ.get("LANGSMITH_ENDPOINT")
-    (key,) = _read_environment("LANGSMITH_API_KEY")
-
     def make_source(http: aiohttp.ClientSession) -> ScoreSource:
-        return langsmith.LangSmithSource(
-            http, url=url or langsmith.DEFAULT_URL, key=key, names=names, scale=scale
-        )
+        return langsmith.LangSmithSource(http, url=url, key=api_key, names=names, scale=scale)
 
     _run(load_running_config(**options), make_source, days=days, every=every, once=once)
-
-
-def _read_environment(*names: str) -> Sequence[str]:
-    missing = [name for name in names if not os.environ.get(name)]
-    if missing:
-        raise OpenClawError(f"set {' and '.join(missing)} in the environment")
-    return [os.environ[name] for name in names]
 
 
 def _run(

@@ -107,7 +107,8 @@ def webui(site: Site, tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[O
         )
     server = OpenWebui(port)
     try:
-        wait_for(server.answers, bool)
+        # It loads several libraries of models.
+        wait_for(server.answers, bool, seconds=900)
         server.token = server.call("POST", "/api/v1/auths/signup", ACCOUNT)["token"]
         yield server
     finally:

@@ -25,7 +25,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=60)
 _SHOWN_BESIDE = re.compile(r"<details\b.*?</details>", re.DOTALL)
 
 
-class Event:
+class ThumbEvents:
     """Follows the events of thumbs."""
 
     class Valves(BaseModel):
@@ -75,6 +75,10 @@ class Event:
             http.post(url, json=body, headers=headers) as response,
         ):
             return response.status, await response.json()
+
+
+# The name by which Open WebUI finds the class.
+Event = ThumbEvents
 
 
 def feedback_body(stored: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What Open WebUI and Slack need to send thumbs and reactions to the gateway."""
+"""A function for Open WebUI and an app for Slack, which send thumbs and reactions to the gateway."""
 
 from __future__ import annotations
 

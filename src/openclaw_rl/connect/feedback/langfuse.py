@@ -13,7 +13,6 @@ from openclaw_rl.connect.feedback.reply_texts import find_ids, find_text
 from openclaw_rl.connect.feedback.score_relay import RemoteScore, ScoredReply, request_json
 from openclaw_rl.errors import OpenClawError
 
-DEFAULT_URL = "https://cloud.langfuse.com"
 PAGE_ITEMS = 100
 # Observations of one trace that are read: the answer is among the last.
 MAX_OBSERVATIONS = 200

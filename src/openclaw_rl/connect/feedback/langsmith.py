@@ -12,7 +12,6 @@ from openclaw_rl.connect.feedback.reply_texts import find_ids, find_text
 from openclaw_rl.connect.feedback.score_relay import RemoteScore, ScoredReply, request_json
 from openclaw_rl.errors import OpenClawError
 
-DEFAULT_URL = "https://api.smith.langchain.com"
 PAGE_ITEMS = 100
 _BY_JUDGES = frozenset({"model", "auto_eval"})
 _SESSION_KEYS = ("session_id", "thread_id", "conversation_id")

@@ -77,7 +77,7 @@ class KnownScore:
 
 @dataclass(slots=True, kw_only=True)
 class RoundReport:
-    """What one round changed."""
+    """Numbers of changes of one round, and its problems."""
 
     given: int = 0
     retracted: int = 0
@@ -141,7 +141,7 @@ class ScoreRelay:
             report.problems.append(f"{score.id}: {known.problem}")
 
     async def _give(self, score: RemoteScore) -> tuple[str | None, str | None]:
-        """Return the id of the feedback, or why there is none."""
+        """Return the id of the feedback, or the problem."""
         values = {
             "score": score.value,
             "scale": score.scale,
@@ -209,7 +209,7 @@ async def request_json(
     params: Any = None,
     json_body: Any = None,
 ) -> tuple[int, Any]:
-    """Send a request and return status and JSON answer. Raises `OpenClawError` if there is none."""
+    """Send a request and return status and JSON answer. Raises `OpenClawError` without an answer."""
     try:
         async with http.request(
             method,
