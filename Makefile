@@ -40,11 +40,11 @@ BACKEND ?= embedded
 MODEL ?= starter
 ifeq ($(MODEL),starter)
 demo: $(STAMP) $(if $(filter vllm,$(BACKEND)),$(VLLM_VENV)/.installed)  ## talk to the starter policy as a simulated user and watch it learn (about a minute)
-	$(BIN)/python -m openclaw_rl.evals.demo --out demo-out --backend $(BACKEND) \
+	$(BIN)/python -m benchmarks.demo.starter --out demo-out --backend $(BACKEND) \
 	    $(if $(filter vllm,$(BACKEND)),--engine-python $(VLLM_VENV)/bin/python)
 else
 demo: $(STAMP)
-	$(BIN)/python -m openclaw_rl.evals.everyday.demo --out demo-out --model $(MODEL)
+	$(BIN)/python -m benchmarks.demo.everyday --out demo-out --model $(MODEL)
 endif
 
 learn-real: $(STAMP)  ## five everyday tastes on SmolLM2, two people each, measured; writes docs/results/real_model.md (a night of processor time)
@@ -272,7 +272,7 @@ endef
 ENV_LIBRARIES := verifiers verifiers-v1 browsergym inspect openenv bfcl harbor mini-swe
 $(eval $(call library_tests,verifiers,"verifiers[rg]>=0.3.1$(comma)<0.4"))
 $(eval $(call library_tests,verifiers-v1,"verifiers>=0.4$(comma)<0.5" "reasoning-gym>=0.1.25"))
-$(eval $(call library_tests,browsergym,"browsergym-miniwob>=0.14.3$(comma)<0.15" "miniwob>=1.1$(comma)<2" "selenium>=4.51$(comma)<5"))
+$(eval $(call library_tests,browsergym,"browsergym-miniwob>=0.14.3$(comma)<0.15" "miniwob>=1.1$(comma)<2"))
 $(eval $(call library_tests,inspect,"inspect_ai>=0.3.285$(comma)<0.4" "openai>=2"))
 $(eval $(call library_tests,openenv,"openenv>=0.10$(comma)<0.11"))
 $(eval $(call library_tests,bfcl,--no-deps "bfcl-eval>=2026.3.23$(comma)<2027"))

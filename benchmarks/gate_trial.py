@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gate_trial_report
+from benchmarks.demo.cli_args import LARGEST_SEED, bounded_int, exit_on_error
+from benchmarks.demo.personas import DECK_SIZE, Persona, _ReactionCard
 from benchmarks.gate_trial_report import POISONS, Phase, PoisonOutcome, Unit
 from benchmarks.in_process import Rooms
 from benchmarks.setting_args import parse_settings, setting_argument
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.evals import phrases
-from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
-from openclaw_rl.evals.personas import DECK_SIZE, Persona, _ReactionCard
 from openclaw_rl.evals.styles import TASTES
 from openclaw_rl.evals.toy_world import Question, facts_of, questions_about
 from openclaw_rl.settings.load import Config, from_flat

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from benchmarks.faults.report import replace_tables
 
-from openclaw_rl.evals.plots import markdown_table
+from openclaw_rl.evals.tables import markdown_table
 from openclaw_rl.types import PolicyState
 
 SECTION = "gate-trial"

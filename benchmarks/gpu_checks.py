@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import random
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -477,8 +478,11 @@ def _all_memory(device: torch.device) -> Iterator[torch.Tensor]:
 
 def system(place: Place) -> list[Found]:
     """`openclaw-rl up`, engine and trainer on the device: a simulated user talks, policies are trained and swapped."""
-    from openclaw_rl.evals import user_driver
-    from openclaw_rl.evals.personas import Persona
+    # The checks run as a script, whose folder is the only one of the checkout that Python looks into.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from benchmarks.demo import user_driver
+    from benchmarks.demo.personas import Persona
+
     from openclaw_rl.evals.styles import TASTES
     from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 

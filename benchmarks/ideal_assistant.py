@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from openclaw_rl.evals.personas import DECK_SIZE, WRONG_CARDS, Persona, UserReaction
+from benchmarks.demo.personas import DECK_SIZE, WRONG_CARDS, Persona, UserReaction
+
 from openclaw_rl.evals.styles import OPPOSITE, Taste
 from openclaw_rl.evals.toy_world import Fact, Question
 

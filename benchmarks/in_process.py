@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from benchmarks.demo.user_driver import MAX_TOKENS, StreamedReply, TasteEvaluation
 from sqlalchemy import Connection
 
 from openclaw_rl.collect.worker import Collector
@@ -33,7 +34,6 @@ from openclaw_rl.engines.embedded.sequence import (
 from openclaw_rl.errors import EngineError
 from openclaw_rl.evals.styles import Taste, has_style
 from openclaw_rl.evals.toy_world import Question, is_correct
-from openclaw_rl.evals.user_driver import MAX_TOKENS, StreamedReply, TasteEvaluation
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.judge import worker as judging
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker

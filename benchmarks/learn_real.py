@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import learn_real_report
-from benchmarks.in_process import Rooms
-from benchmarks.learn_real_report import SHOWN_SAMPLES, RealPoint, RealRun
-from benchmarks.setting_args import parse_settings, setting_argument
-from rich.console import Console
-
-from openclaw_rl.common.packaged_models import SMOLLM2
-from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
-from openclaw_rl.evals.everyday.person import (
+from benchmarks.demo.cli_args import LARGEST_SEED, bounded_int, exit_on_error
+from benchmarks.demo.everyday_person import (
     MAX_TOKENS,
     TEMPERATURE,
     EverydayPerson,
     closed_questions,
     held_out_prompts,
 )
-from openclaw_rl.evals.everyday.tastes import EVERYDAY_TASTES, count_words
+from benchmarks.demo.everyday_tastes import EVERYDAY_TASTES, count_words
+from benchmarks.in_process import Rooms
+from benchmarks.learn_real_report import SHOWN_SAMPLES, RealPoint, RealRun
+from benchmarks.setting_args import parse_settings, setting_argument
+from rich.console import Console
+
+from openclaw_rl.common.packaged_models import SMOLLM2
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policies

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.demo.everyday_person import MAX_TOKENS, TEMPERATURE
+from benchmarks.demo.everyday_tastes import EVERYDAY_TASTES
+
 from openclaw_rl.common.statistics.rater_agreement import wilson_interval
-from openclaw_rl.evals.everyday.person import MAX_TOKENS, TEMPERATURE
-from openclaw_rl.evals.everyday.tastes import EVERYDAY_TASTES
-from openclaw_rl.evals.plots import markdown_table
+from openclaw_rl.evals.tables import markdown_table
 
 SHOWN_SAMPLES = 3
 _COLOURS = ("#d1495b", "#2e4057", "#66a182", "#edae49", "#00798c")

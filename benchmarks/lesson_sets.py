@@ -20,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.demo.cli_args import bounded_int, exit_on_error
 from benchmarks.in_process import InProcess
 
 from openclaw_rl.common.rules.rule_files import load_rule_files, rules_path
 from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
-from openclaw_rl.evals.cli_args import bounded_int, exit_on_error
 from openclaw_rl.examination.probe_set import Probe, load_probes
 from openclaw_rl.gates.reply_source import ReplyOrder
 from openclaw_rl.render.hint import lessons_hint, with_hint

@@ -26,11 +26,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.demo.personas import Persona
 from benchmarks.in_process import Rooms
 from benchmarks.provenance import write_result
 
 from openclaw_rl.common.progress import record_progress
-from openclaw_rl.evals.personas import Persona
 from openclaw_rl.evals.styles import Taste
 from openclaw_rl.evals.toy_world import held_out_questions
 from openclaw_rl.settings.load import from_flat

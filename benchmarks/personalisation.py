@@ -22,13 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import personalisation_report
+from benchmarks.demo.cli_args import LARGEST_SEED, bounded_int, exit_on_error
+from benchmarks.demo.protocol import (
+    MAX_SESSIONS,
+    SessionLog,
+    problems_of,
+    run_session,
+    sessions_until_satisfied,
+)
 from benchmarks.in_process import Rooms
 from benchmarks.personalisation_report import FirstReplies, ProtocolRun
 from benchmarks.setting_args import parse_settings, setting_argument
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
 from openclaw_rl.evals.personalisation.people import (
     PEOPLE,
     ModelPerson,
@@ -36,13 +43,6 @@ from openclaw_rl.evals.personalisation.people import (
     RulePerson,
     SimulatedPerson,
     preference_notes,
-)
-from openclaw_rl.evals.personalisation.protocol import (
-    MAX_SESSIONS,
-    SessionLog,
-    problems_of,
-    run_session,
-    sessions_until_satisfied,
 )
 from openclaw_rl.evals.toy_world import Question, held_out_questions
 from openclaw_rl.judge.chat_client import ChatClient

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.report import replace_tables
-
-from openclaw_rl.common.statistics.mean_intervals import bootstrap_interval
-from openclaw_rl.evals.personalisation.protocol import (
+from benchmarks.demo.protocol import (
     IN_A_ROW,
     MAX_SESSIONS,
     sessions_until_satisfied,
 )
-from openclaw_rl.evals.plots import markdown_table
+from benchmarks.faults.report import replace_tables
+
+from openclaw_rl.common.statistics.mean_intervals import bootstrap_interval
+from openclaw_rl.evals.tables import markdown_table
 
 SECTION = "personalisation"
 

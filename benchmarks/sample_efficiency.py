@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import sample_efficiency_report
+from benchmarks.demo.cli_args import LARGEST_SEED, bounded_int, exit_on_error
+from benchmarks.demo.personas import Persona
+from benchmarks.demo.user_driver import ConversationLog
 from benchmarks.in_process import Rooms
 from benchmarks.sample_efficiency_report import Point, Run
 from benchmarks.setting_args import on_off, parse_settings, setting_argument, share_argument
@@ -31,12 +34,9 @@ from benchmarks.taste_benchmark import accuracy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
-from openclaw_rl.evals.personas import Persona
 from openclaw_rl.evals.phrases import INSTRUCTIONS
 from openclaw_rl.evals.styles import OPPOSITE, TASTES, Taste, has_style
 from openclaw_rl.evals.toy_world import Question, held_out_questions
-from openclaw_rl.evals.user_driver import ConversationLog
 from openclaw_rl.settings.load import Config, from_flat
 
 BATCHES = (4,)

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.faults.report import replace_tables
 
-from openclaw_rl.evals.plots import markdown_table
+from openclaw_rl.evals.tables import markdown_table
 
 AIM = 0.9
 COLOURS = ("#d1495b", "#2e4057", "#66a182", "#edae49")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from openclaw_rl.evals.personas import Persona
+from benchmarks.demo.personas import Persona
 
 TASTES = ("short", "casual", "bulleted", "formal")
 # Seconds.

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.demo import user_driver
+from benchmarks.demo.cli_args import LARGEST_SEED, bounded_int, exit_on_error
+from benchmarks.demo.personas import Persona
+from benchmarks.demo.user_driver import ConversationLog
 from benchmarks.setting_args import parse_settings, setting_argument
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from openclaw_rl.evals import user_driver
-from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
-from openclaw_rl.evals.personas import Persona
-from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.evals.styles import TASTES, Taste
+from openclaw_rl.evals.tables import markdown_table
 from openclaw_rl.evals.toy_world import held_out_questions
-from openclaw_rl.evals.user_driver import ConversationLog
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config

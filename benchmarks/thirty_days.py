@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import thirty_days_report
+from benchmarks.demo.cli_args import LARGEST_SEED, bounded_int, exit_on_error
+from benchmarks.demo.personas import Persona, UserReaction
 from benchmarks.ideal_assistant import IdealMonth, simulate_month
 from benchmarks.in_process import Rooms
 from benchmarks.setting_args import parse_settings, setting_argument
@@ -32,8 +34,6 @@ from benchmarks.thirty_days_report import LAST_DAYS, Day, Month
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
-from openclaw_rl.evals.personas import Persona, UserReaction
 from openclaw_rl.evals.styles import TASTES, Taste, has_style
 from openclaw_rl.evals.toy_world import FAMILIES, Question, facts_of, is_correct, questions_about
 from openclaw_rl.settings.load import from_flat

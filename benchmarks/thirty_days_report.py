@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.faults.report import replace_tables
 from benchmarks.ideal_assistant import IdealMonth
 
-from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.evals.styles import Taste
+from openclaw_rl.evals.tables import markdown_table
 
 SECTION = "thirty-days"
 LAST_DAYS = 5

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from benchmarks.demo.personas import Persona
+from benchmarks.demo.user_driver import MAX_TOKENS, SIDE_TRAFFIC
 from benchmarks.faults.client_log import AcknowledgedFeedback, ClientLog, ClientRequest
 
-from openclaw_rl.evals.personas import Persona
 from openclaw_rl.evals.styles import Taste
-from openclaw_rl.evals.user_driver import MAX_TOKENS, SIDE_TRAFFIC
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
 # Seconds after which a client gives up, as many do.

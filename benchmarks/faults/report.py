@@ -14,7 +14,7 @@ from benchmarks.faults.runner import FaultResult, PlanResult
 from benchmarks.faults.soak import SoakSample
 from benchmarks.wire_attacks import AttackResult
 
-from openclaw_rl.evals.plots import markdown_table
+from openclaw_rl.evals.tables import markdown_table
 
 # Of absolute paths: those of this machine are not for the page.
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)+")

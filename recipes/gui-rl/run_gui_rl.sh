@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks and plays tasks in a browser, and trains on them: docs/guides/environment_libraries.md. GUI_TASK is another
 # source of tasks, such as miniwob.click-test-2, and GUI_PYTHON the Python that has browsergym-miniwob.
-# SCREENSHOT_BACKEND is what takes the screenshots, from which each episode leaves a filmstrip in GUI_FILM.
+# With SCREENSHOT_BACKEND, each episode leaves a filmstrip of screenshots in GUI_FILM; playwright takes them.
 set -euo pipefail
 if [[ "${ENV_TYPE:-gui}" != gui ]]; then
     echo "ENV_TYPE is $ENV_TYPE, and this recipe is for gui. Unset it, or use recipes/$ENV_TYPE-rl" >&2
@@ -16,6 +16,9 @@ if [[ -n "$backend" && "$backend" != playwright && "$backend" != selenium ]]; th
     echo "SCREENSHOT_BACKEND is $backend. Expected playwright or selenium, or unset it" >&2
     exit 2
 fi
+if [[ "$backend" == selenium ]]; then
+    echo "SCREENSHOT_BACKEND is selenium: playwright takes the same screenshots" >&2
+fi
 here="$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)"
 source="browsergym:${GUI_TASK:-$here/../../tasks/web}"
 film="${GUI_FILM:-}"
@@ -24,7 +27,7 @@ if [[ -n "$film" ]]; then
     [[ "$film" == /* ]] || film="$PWD/$film"
     for char in % '&' +; do film="${film//"$char"/$(printf %%%02X "'$char")}"; done  # what has a meaning in a query
     [[ "$source" == *\?* ]] && source+="&" || source+="?"
-    source+="film=$film&screenshots=${backend:-playwright}"
+    source+="film=$film"
 fi
 python="$here/../../.browsergym-venv/bin/python"
 if [[ -n "${GUI_PYTHON:-}" ]]; then

@@ -27,7 +27,15 @@ class ModelError(OpenClawError):
     """Raised if a model folder is missing or incomplete, or if the engine does not support the model."""
 
 
+class OutOfMemory(ModelError):
+    """Raised if a step or a server does not fit into the memory of its device."""
+
+
 class TooLarge(ModelError):
+    """Raised if the longest turn of a step exceeds what the trainer takes; the step is possible without it."""
+
+
+class TurnOutOfMemory(TooLarge, OutOfMemory):
     """Raised if a step does not fit into memory even with one row per pass: the longest turn exceeds this device."""
 
 
@@ -37,6 +45,10 @@ class BrokenPolicy(OpenClawError):
 
 class RanksGone(OpenClawError):
     """Raised if a rank died or hangs: the step of all ranks is lost and was not published."""
+
+
+class RayUnusable(ConfigError):
+    """Raised if Ray cannot run the ranks: it is not installed, no head answers, or the cluster has no place."""
 
 
 class StoreError(OpenClawError):
@@ -78,6 +90,14 @@ class EngineError(OpenClawError):
     """
 
     blames_request = True
+
+
+class EngineOutOfMemory(EngineError, OutOfMemory):
+    """Raised if a server ended because the memory of its device ran out."""
+
+
+class NoTokenIds(EngineError):
+    """Raised if an engine returns text instead of the sampled token ids, so that it cannot serve the policy."""
 
 
 class EngineFull(EngineError):
@@ -163,9 +183,19 @@ def json_type_name(value: Any) -> str:
     return names.get(type(value), "null")
 
 
-_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY_TEXTS = (
+    "out of memory",
+    "OutOfMemoryError",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return whether torch ran out of memory: on a GPU, on a CPU (plain `RuntimeError`), or in a GPU library."""
-    return any(words in str(error) for words in _OUT_OF_MEMORY_TEXTS)
+    return has_out_of_memory_text(str(error))
+
+
+def has_out_of_memory_text(output: str) -> bool:
+    """Return whether the output of a program that uses torch says that memory ran out."""
+    return any(text in output for text in _OUT_OF_MEMORY_TEXTS)

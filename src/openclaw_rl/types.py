@@ -323,6 +323,7 @@ class Turn:
     relation: str = "fresh"  # fresh | continuation | regeneration | retry | sibling
     relation_of: str | None = None
     unlinked: str | None = None  # why no earlier turn was found for its history
+    unlinked_code: ReasonCode | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

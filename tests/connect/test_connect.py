@@ -215,7 +215,7 @@ def test_the_app_of_slack_asks_for_reactions(config: Config) -> None:
 @pytest.mark.parametrize(
     ("service", "missing"),
     [
-        ("langfuse", "LANGFUSE_SECRET_KEY"),
+        ("langfuse", "LANGFUSE_PUBLIC_KEY"),
         ("langsmith", "LANGSMITH_API_KEY"),
     ],
 )

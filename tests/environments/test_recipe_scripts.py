@@ -65,28 +65,24 @@ def test_a_backend_of_screenshots_makes_films(programs: Path, backend: str) -> N
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()[2]
 
-    taken = f"screenshots={backend}"
     assert source_of() == "browsergym:miniwob.click-test"
     assert (
         source_of(SCREENSHOT_BACKEND=backend)
-        == f"browsergym:miniwob.click-test?film=/h/.openclaw-rl/film&{taken}"
+        == "browsergym:miniwob.click-test?film=/h/.openclaw-rl/film"
     )
     set_home = source_of(SCREENSHOT_BACKEND=backend, OPENCLAW_HOME="home")
-    assert set_home == f"browsergym:miniwob.click-test?film={programs.resolve()}/home/film&{taken}"
+    assert set_home == f"browsergym:miniwob.click-test?film={programs.resolve()}/home/film"
     _, arguments = parse_library_argument(
         LIBRARIES[0], source_of(SCREENSHOT_BACKEND=backend, GUI_FILM="/a +&%41/ b")
     )
-    assert arguments == {"film": "/a +&%41/ b", "screenshots": backend}
+    assert arguments == {"film": "/a +&%41/ b"}
 
 
 def test_a_film_may_follow_other_arguments(programs: Path) -> None:
     done = run_script(
         "gui-rl/run_gui_rl.sh", programs, GUI_TASK="miniwob.click-test?seeds=5", GUI_FILM="/films"
     )
-    assert (
-        done.stdout.splitlines()[2]
-        == "browsergym:miniwob.click-test?seeds=5&film=/films&screenshots=playwright"
-    )
+    assert done.stdout.splitlines()[2] == "browsergym:miniwob.click-test?seeds=5&film=/films"
 
 
 def test_another_backend_of_screenshots_is_refused(programs: Path) -> None:

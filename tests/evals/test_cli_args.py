@@ -18,21 +18,21 @@ TASTE, RATE = "benchmarks.taste_benchmark", "benchmarks.sample_efficiency"
     ("program", "arguments", "words"),
     [
         (
-            "openclaw_rl.evals.demo",
+            "benchmarks.demo.starter",
             ("--replies", "0"),
             "--replies: expected a whole number, 1 or more, got '0'",
         ),
         (
-            "openclaw_rl.evals.demo",
+            "benchmarks.demo.starter",
             ("--seed", "-1"),
             "--seed: expected a whole number, 0 to 2147483647, got '-1'",
         ),
         (
-            "openclaw_rl.evals.demo",
+            "benchmarks.demo.starter",
             ("--engine-url", "nowhere", "--out", "OUT"),
             "engine.url: expected an address like",
         ),
-        ("openclaw_rl.evals.demo", ("--out", "FILE"), "FILE"),
+        ("benchmarks.demo.starter", ("--out", "FILE"), "FILE"),
         (TASTE, ("--only", "loud"), "--only: expected one of short, "),
         (
             "benchmarks.taste_benchmark",

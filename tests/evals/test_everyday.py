@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from openclaw_rl.common.rules.rule_files import Rule
-from openclaw_rl.evals.everyday.person import (
+from benchmarks.demo.everyday_person import (
     EverydayPerson,
     asked_prompts,
     closed_questions,
@@ -13,7 +11,9 @@ from openclaw_rl.evals.everyday.person import (
     held_out_prompts,
     praises,
 )
-from openclaw_rl.evals.everyday.tastes import EVERYDAY_TASTES, TasteName, count_words, reading_grade
+from benchmarks.demo.everyday_tastes import EVERYDAY_TASTES, TasteName, count_words, reading_grade
+
+from openclaw_rl.common.rules.rule_files import Rule
 from openclaw_rl.judge.rules import RulesJudge
 
 RULE_FILES = RulesJudge.load().files

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.demo.personas import UserReaction
 from benchmarks.ideal_assistant import IdealAssistant, simulate_month
 from benchmarks.thirty_days import draw_about
 
-from openclaw_rl.evals.personas import UserReaction
 from openclaw_rl.evals.styles import OPPOSITE, TASTES, Taste, has_style
 from openclaw_rl.evals.toy_world import all_facts, is_correct, questions_about
 

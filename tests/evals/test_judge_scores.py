@@ -19,7 +19,7 @@ from openclaw_rl.errors import ConfigError, JudgeError
 from openclaw_rl.evals import judge_scores
 from openclaw_rl.evals.judge_report import report_json, report_text
 from openclaw_rl.evals.judge_scores import evaluate_judge, judge_reactions
-from openclaw_rl.evals.labelled_reactions import SHIPPED_SET, load_reactions
+from openclaw_rl.evals.labelled_reactions import SHIPPED_SET, Half, load_reactions
 from openclaw_rl.judge.prompts import JUDGE_PROMPT, build_messages
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.testing import ScriptedJudge
@@ -78,8 +78,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def test_the_shipped_set_has_every_class_in_every_language() -> None:
-    reactions = load_reactions().reactions
-    assert len(reactions) >= 420
+    reactions = load_reactions(half=None).reactions
     counts = Counter(one.language for one in reactions)
     assert set(counts) == set(LANGUAGES)
     assert min(counts.values()) >= 50
@@ -93,7 +92,7 @@ def test_the_shipped_set_has_every_class_in_every_language() -> None:
 
 def test_the_labels_of_the_shipped_set_follow_its_rule() -> None:
     labels: dict[str, set[int | None]] = {}
-    for one in load_reactions().reactions:
+    for one in load_reactions(half=None).reactions:
         labels.setdefault(one.kind, set()).add(one.expected)
         role = one.item.reaction.messages[0]["role"]
         assert (role == "tool") is one.kind.startswith("tool-")
@@ -116,7 +115,7 @@ def test_the_labels_of_the_shipped_set_follow_its_rule() -> None:
 
 
 def test_a_language_model_gets_request_reply_and_reaction_of_each_row() -> None:
-    for one in load_reactions().reactions:
+    for one in load_reactions(half=None).reactions:
         record = build_messages(JUDGE_PROMPT, one.item, lambda message: False)[1]["content"]
         assert str(one.item.messages[0]["content"]) in record
         assert str(one.item.reaction.messages[0]["content"]).strip() in record
@@ -124,7 +123,7 @@ def test_a_language_model_gets_request_reply_and_reaction_of_each_row() -> None:
 
 def test_the_header_states_rule_licence_and_origin() -> None:
     assert HEADER["license"] == "Apache-2.0"
-    assert {"labelling", "made", "about", "classes"} < set(HEADER)
+    assert {"labelling", "made", "about", "half", "classes"} < set(HEADER)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +320,10 @@ def test_the_rules_are_measured_by_default() -> None:
     assert content["judge"].startswith("rules@")
     assert set(content["languages"]) == {"ja", "de"}
     assert set(content["classes"]) == CLASSES
-    assert content["all"]["of"] == len(content["rows"]) == 128
+    held_out = load_reactions(half=Half.HELD_OUT).in_languages(["ja", "de"])
+    assert content["reactions"] == held_out.name
+    assert [row["id"] for row in content["rows"]] == [one.id for one in held_out.reactions]
+    assert content["all"]["of"] == len(content["rows"])
 
 
 def test_an_unknown_language_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from benchmarks.demo.protocol import (
+    SessionLog,
+    problems_of,
+    run_session,
+    sessions_until_satisfied,
+)
 from tests.judge.endpoint import always, serving
 
 from openclaw_rl.errors import JudgeError
@@ -18,12 +24,6 @@ from openclaw_rl.evals.personalisation.people import (
     RulePerson,
     parse_reaction,
     preference_notes,
-)
-from openclaw_rl.evals.personalisation.protocol import (
-    SessionLog,
-    problems_of,
-    run_session,
-    sessions_until_satisfied,
 )
 from openclaw_rl.evals.toy_world import Question, facts_of, questions_about
 from openclaw_rl.judge.rules import RulesJudge

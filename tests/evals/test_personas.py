@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from benchmarks.demo import personas
+from benchmarks.demo.personas import DECK_SIZE, SUBTLE_CARDS, WRONG_CARDS, Persona
 from benchmarks.starter_corpus import draw_style, write_answer
 
 from openclaw_rl.common.rules.rule_files import Rule
-from openclaw_rl.evals import personas, phrases
-from openclaw_rl.evals.personas import DECK_SIZE, SUBTLE_CARDS, WRONG_CARDS, Persona
+from openclaw_rl.evals import phrases
 from openclaw_rl.evals.phrases import INSTRUCTIONS, PhrasePool
 from openclaw_rl.evals.styles import TASTES, VALUES, Taste
 from openclaw_rl.evals.toy_world import Question, all_facts, questions_about, split_of

@@ -330,6 +330,24 @@ def test_a_file_may_be_for_the_messages_of_one_language(tmp_path: Path) -> None:
     ] == [1, None, None]
 
 
+def test_what_follows_the_words_of_others_is_not_searched(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "version: 1\nothers: 'he says'\nrules: [{name: a, when: wrong, who: any, score: -1}]"
+    )
+    judge = RulesJudge.load(tmp_path / "r.yaml")
+    texts = ("wrong", "he says it is wrong", "wrong, and he says so", 'is "this is wrong" wrong?')
+    assert [ask(judge, item(("user", text))).score for text in texts] == [-1, None, -1, -1]
+    assert ask(judge, item(("tool", "he says it is wrong"))).score == -1
+
+
+def test_a_rule_cannot_have_words_of_others(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "version: 1\nrules: [{name: a, when: wrong, others: b, score: -1}]"
+    )
+    with pytest.raises(ConfigError, match="unknown key 'others'"):
+        RulesJudge.load(tmp_path / "r.yaml")
+
+
 def test_a_no_to_a_question_of_the_reply_is_no_complaint(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
         "version: 1\nrules: [{name: a, when: ^no, unless_reply: '[?]$', score: -1}]"

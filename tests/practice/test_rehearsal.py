@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from openclaw_rl.evals.everyday.person import asked_prompts, closed_questions, held_out_prompts
+from benchmarks.demo.everyday_person import asked_prompts, closed_questions, held_out_prompts
+
 from openclaw_rl.evals.toy_world import all_facts, questions_about
 from openclaw_rl.examination.probe_set import load_lesson_probes, load_probes
 from openclaw_rl.practice.rehearsal import rehearsal_questions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -458,3 +459,16 @@ def test_values_of_the_wrong_type_are_an_error_or_are_converted(tmp_path: Path, 
         file.write_text(yaml.safe_dump(nested(key, value)))
         with contextlib.suppress(ConfigError):  # anything else is a traceback
             load(file=file)
+
+
+@pytest.mark.parametrize(("earlier", "current"), sorted(alias_table("earlier_keys").items()))
+def test_an_earlier_key_in_a_file_gets_a_line_that_names_the_current_one(
+    tmp_path: Path, earlier: str, current: str
+) -> None:
+    file = tmp_path / "settings.yaml"
+    default = attrgetter(current)(settings.Config())
+    value = list(default) if isinstance(default, tuple) else default
+    file.write_text(yaml.safe_dump({earlier: value}), encoding="utf-8")
+    loaded = settings.load_all(file=file, environ={})
+    line = f"{file}: {earlier} is called {current} now: rename it"
+    assert loaded.notices.count(line) == 1

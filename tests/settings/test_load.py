@@ -109,7 +109,7 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
             "train.distill.hint_choice mixture: ",
         ),
         ("train: {method: combine, w_binary: 0, w_opd: 0}", "nothing could be learned"),
-        ("train: {method: binary, reference: average}", "binary has none"),
+        ("train: {method: binary, reference: ema}", "binary has none"),
         ("train: {method: binary, teacher_temperature: 0.5}", "binary has none"),
         ("train: {method: sdpo, distill: token, loss: gspo}", "work on advantages"),
         ("train: {method: sdft, sequence_mask: opsm}", "work on advantages"),

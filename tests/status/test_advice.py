@@ -18,10 +18,11 @@ from tests.engines.remote.fireworks_server import FireworksDouble
 from tests.settings.test_cli_options import EVERY
 from tests.store import world
 
+from openclaw_rl.common.log_codes import EndCause, LogCode
 from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.judge.voting import majority_score
-from openclaw_rl.reasons import ReasonCode
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.serve.sampling_limits import sampling_fields
 from openclaw_rl.settings.aliases import all_aliases
 from openclaw_rl.settings.cli_options import FlagCommand
@@ -148,25 +149,32 @@ def voted(*scores: int, threshold: float = 0.5) -> list[Verdict]:
     return [replace(verdict, turn=f"t{n}") for n in range(10)]
 
 
+def ended(worker: str, cause: EndCause) -> LogLine:
+    return LogLine(
+        file="supervisor.log",
+        message=f"{worker} ended",
+        at=NOW,
+        code=LogCode.WORKER_ENDED,
+        worker=worker,
+        cause=cause,
+    )
+
+
 ROLLBACK = HeadMove(
     old=3, to=1, left=[3, 2], reason="satisfaction fell", automatic=True, after=9, at=NOW
 )
 SITUATIONS: Mapping[str, dict[str, Any]] = {
     "a step that did not fit": {
-        "log_lines": [LogLine(file="train.log", message="does not fit into memory", at=NOW)]
+        "log_lines": [
+            LogLine(file="train.log", message="too large", at=NOW, code=LogCode.OUT_OF_MEMORY)
+        ]
     },
-    "a killed trainer": {
-        "log_lines": [LogLine(file="s.log", message="train ended (signal SIGKILL)", at=NOW)]
-    },
-    "a killed engine": {
-        "log_lines": [LogLine(file="s.log", message="engine ended (signal SIGKILL)", at=NOW)]
-    },
-    "a restarted engine": {
-        "log_lines": [LogLine(file="s.log", message="engine ended (exit code 1)", at=NOW)] * 2
-    },
+    "a killed trainer": {"log_lines": [ended("train", EndCause.KILLED)]},
+    "a killed engine": {"log_lines": [ended("engine", EndCause.KILLED)]},
+    "a restarted engine": {"log_lines": [ended("engine", EndCause.EXIT)] * 2},
     "ray": {
         "log_lines": [
-            LogLine(file="train.log", message="the Ray cluster has no place for 2 times {}", at=NOW)
+            LogLine(file="train.log", message="no place", at=NOW, code=LogCode.RAY_UNUSABLE)
         ]
     },
     "an automatic rollback": {"automatic_rollback": ROLLBACK},
@@ -202,7 +210,10 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
     "an undo without a trainer": {
         "waiting_undo": ["an undo is in progress: 3 batches left to train on again"]
     },
-    "changed histories": {"main_turns": 20, "unlinked_reasons": ["a reason"] * 10},
+    "changed histories": {
+        "main_turns": 20,
+        "unlinked_reasons": [Reason(ReasonCode.OTHER_TEXT, "a reason")] * 10,
+    },
     "no history": {"main_turns": 20, "isolated_turns": 20},
     "a lesson that costs correctness": {
         "withdrawn_lessons": [

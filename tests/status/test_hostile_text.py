@@ -119,6 +119,9 @@ def home(tmp_path: Path) -> Path:
         "level": "error",
         "logger": "x",
         "message": f"engine ended: {HOSTILE}",
+        "code": "worker_ended",
+        "worker": "engine",
+        "cause": HOSTILE,
     }
     (home / "logs" / "supervisor.log").write_text(f"{json.dumps(line)}\n" * 3)
     return home

@@ -150,11 +150,43 @@ def test_reasons_of_earlier_versions_get_their_codes(tmp_path: Path) -> None:
         assert codes == [ReasonCode.TIE, ReasonCode.NO_MAJORITY]
 
 
+def test_unlinked_turns_of_earlier_versions_get_their_codes(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    bootstrap.prepare_store(path, create=True, migrations=MIGRATIONS[:24])
+    opening = "no reply in its history (2) could be linked: "
+    other = "the client sends another text in place of the reply to the same history"
+    short = "a reply under 24 characters is only matched in an unchanged history"
+    codes = {
+        f"{opening}{other}; {short}": ReasonCode.SHORT_TEXT,
+        f"{opening}{other}": ReasonCode.OTHER_TEXT,
+        "the turn before the summary in place of its history is not known": ReasonCode.UNKNOWN_TURN,
+        "words of its own": ReasonCode.STATED,
+        None: None,
+    }
+    with sqlite3.connect(path) as conn:
+        for seq, detail in enumerate(codes, start=1):
+            conn.execute(
+                "INSERT INTO exchanges (seq, id, scope, agent, user, session_done, dialect, capture, status, version, "
+                "identity, admitted_at) VALUES (?, ?, 'key', '', '', 0, 'chat', 'full', 'done', 0, 'i', 1.0)",
+                (seq, str(seq)),
+            )
+            conn.execute(
+                "INSERT INTO turns (seq, id, scope, session, kind, state, relation, revision, signal, uses, unlinked) "
+                "VALUES (?, ?, 'key', 's', 'main', 'served', 'fresh', 0, 0, 0, ?)",
+                (seq, str(seq), detail),
+            )
+    conn.close()
+    with Store.open(path) as store, store.read() as reading:
+        rows = [turns.get(reading, str(seq)) for seq in range(1, len(codes) + 1)]
+        assert [row and row.unlinked_code for row in rows] == list(codes.values())
+
+
 def test_each_code_of_the_migration_is_one_of_the_enum() -> None:
     tables = (
         migrated_reasons.UNTRAINABLE,
         migrated_reasons.POLICY,
         migrated_reasons.VERDICT,
         migrated_reasons.DROPPED,
+        migrated_reasons.UNLINKED,
     )
     assert {code for table in tables for _, code in table} <= {code.value for code in ReasonCode}

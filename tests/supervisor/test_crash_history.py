@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.common.log_codes import EndCause
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.supervisor.crash_history import (
     CrashHistory,
@@ -19,7 +20,7 @@ from openclaw_rl.supervisor.crash_history import (
     loaded_files_state,
 )
 from openclaw_rl.supervisor.hang_verdict import Hang, HangKind
-from openclaw_rl.supervisor.worker_end import MACHINE_CAUSES, EndCause, KillReason, find_cause
+from openclaw_rl.supervisor.worker_end import MACHINE_CAUSES, KillReason, find_cause
 from openclaw_rl.supervisor.write_lock import StuckWriter
 
 

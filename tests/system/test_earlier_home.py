@@ -11,7 +11,7 @@ import yaml
 from tests.system.test_words import run
 
 from openclaw_rl.common.sockets import free_port
-from openclaw_rl.settings.load import load
+from openclaw_rl.settings.load import load, load_all
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json
@@ -39,7 +39,13 @@ def earlier_home(tmp_path: Path) -> Path:
 
 
 def test_the_settings_of_today_follow_from_the_earlier_keys(earlier_home: Path) -> None:
-    config = load(file=earlier_home / "settings.yaml", environ={})
+    loaded = load_all(file=earlier_home / "settings.yaml", environ={})
+    config = loaded.config
+    renamed = [line for line in loaded.notices if " now: rename it" in line]
+    assert any(
+        line.endswith("gap_low is called train.loss.token_ratio_min now: rename it")
+        for line in renamed
+    )
     train, run_ = config.train, config.run
     assert (config.engine.max_loaded_versions, config.serve.ephemeral_patterns) == (
         3,

@@ -448,7 +448,7 @@ def test_status_and_doctor_show_an_undo(home: Home) -> None:
 
 
 def test_the_estimated_time_is_that_of_the_recorded_batches(home: Home) -> None:
-    """The recorded times are those of whole batches; `benchmarks.undo_time` measures an undo with the real trainer."""
+    """The recorded times are those of whole batches."""
     home.trainer.seconds = 0.05
     home.learn(1)
     home.learned += [home.add_turns(number) for number in range(2, 13)]

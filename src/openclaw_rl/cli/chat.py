@@ -24,6 +24,7 @@ from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.report import open_store
+from openclaw_rl.status.understanding import is_understood
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.lessons import lessons
@@ -39,10 +40,12 @@ from openclaw_rl.types import Event
 
 _PROMPT = Text("you ", "bold green")
 _HELP_TEXT = """Your next message is the feedback. Commands:
-  /good [comment]      thumbs up for the last reply
-  /bad  [correction]   thumbs down; describe how the reply should have been
+  /good [comment]      or +: thumbs up for the last reply
+  /bad  [correction]   or -: thumbs down; describe how the reply should have been
   /new                 start a new conversation
   /help, /quit         show this help; quit"""
+_THUMBS = {"/good": "up", "+": "up", "/bad": "down", "-": "down"}
+_QUESTION = "the judge made nothing of that; + or - says whether the reply before it was good"
 # Seconds; long, for slow models.
 _HTTP_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
 _SHOWN_KINDS = (
@@ -59,11 +62,15 @@ _SHOWN_KINDS = (
 
 @dataclass(slots=True)
 class ChatConversation:
-    """Messages so far, the id of the last reply, and the ids of all replies."""
+    """Messages so far, the id of the last reply, and the ids of all replies.
+
+    `unclear_id`: of the reply that the person is asked about, because the judge did not understand what came next.
+    """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     last_id: str | None = None
     reply_ids: set[str] = field(default_factory=set)
+    unclear_id: str | None = None
 
 
 def run_chat(config: Config, *, before_start: Callable[[], object], yes: bool) -> None:
@@ -144,8 +151,8 @@ class _ChatSession:
             self._console.print(_HELP_TEXT)
         elif command == "/new":
             self._conversation = ChatConversation(reply_ids=self._conversation.reply_ids)
-        elif command in ("/good", "/bad"):
-            await self._send_feedback("up" if command == "/good" else "down", argument)
+        elif command in _THUMBS:
+            await self._send_feedback(_THUMBS[command], argument)
         elif command.startswith("/"):
             self._console.print(f"  {command}: unknown command. {_HELP_TEXT}")
         else:
@@ -188,10 +195,12 @@ class _ChatSession:
                 yield chunk
 
     async def _send_feedback(self, thumbs: str, text: str) -> None:
-        if self._conversation.last_id is None:
+        target = self._conversation.unclear_id or self._conversation.last_id
+        if target is None:
             self._console.print("  there is no reply yet to give feedback on")
             return
-        body: dict[str, Any] = {"id": self._conversation.last_id, "thumbs": thumbs}
+        self._conversation.unclear_id = None
+        body: dict[str, Any] = {"id": target, "thumbs": thumbs}
         if text:
             body["comment" if thumbs == "up" else "correction"] = text
         async with self._http.post(f"{self._url}/v1/feedback", json=body) as response:
@@ -226,9 +235,7 @@ class _ChatSession:
         if event.kind == "turn.judged":
             if event.ref not in self._conversation.reply_ids:
                 return None
-            with self._store.read() as conn:
-                verdict = turns.current_verdict(conn, event.ref)
-            return None if verdict is None else _verdict_text(verdict.score, verdict.hints)
+            return self._verdict_line(event.ref)
         if event.kind.startswith("lesson."):
             return self._lesson_line(event)
         if not self._is_own_version(int(event.ref)):
@@ -236,6 +243,17 @@ class _ChatSession:
         if event.kind == "policy.live":
             return f"version {event.ref} is live: it learned from you"
         return f"version {event.ref} {event.kind.removeprefix('policy.').replace('_', ' ')}: {event.data.get('reason')}"
+
+    def _verdict_line(self, turn: str) -> str | None:
+        """Return the line for the verdict on a reply; a question to the person if the judge understood nothing."""
+        with self._store.read() as conn:
+            verdict = turns.current_verdict(conn, turn)
+        if verdict is None:
+            return None
+        if is_understood(verdict):
+            return _verdict_text(verdict.score, verdict.hints)
+        self._conversation.unclear_id = turn
+        return _QUESTION
 
     def _is_own_version(self, version: int) -> bool:
         """Return whether a version is of the policy that answers here. Before the first reply, nobody knows which."""
@@ -298,9 +316,5 @@ class _ChatSession:
 
 def _verdict_text(score: int | None, hints: tuple[str, ...]) -> str:
     mood = {1: "good", -1: "not good", 0: "neither good nor bad"}.get(score or 0, "")
-    opinion = (
-        "the judge has no opinion on that turn"
-        if score is None
-        else f"verdict on that turn: {mood}"
-    )
+    opinion = "understood as a wish" if score is None else f"verdict on that turn: {mood}"
     return opinion + (f" (hint: {hints[0]})" if hints else "")

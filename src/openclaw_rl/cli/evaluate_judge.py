@@ -31,6 +31,13 @@ from openclaw_rl.settings.cli_options import FlagCommand, settings_options
     help="Only this language (may be repeated).",
 )
 @click.option(
+    "--half",
+    type=click.Choice(["held_out", "calibration"]),
+    default="held_out",
+    show_default=True,
+    help="Half of the set. Judges may be tuned on the calibration half.",
+)
+@click.option(
     "--out",
     metavar="FILE",
     help="Write the counts and every verdict with its reason to this JSON file.",
@@ -40,6 +47,7 @@ from openclaw_rl.settings.cli_options import FlagCommand, settings_options
 def run_judge_evaluation(
     reactions: str | None,
     languages: tuple[str, ...],
+    half: str,
     out: str | None,
     as_json: bool,
     **options: Any,
@@ -52,12 +60,13 @@ def run_judge_evaluation(
     """
     from openclaw_rl.evals import judge_report
     from openclaw_rl.evals.judge_scores import evaluate_judge
-    from openclaw_rl.evals.labelled_reactions import load_reactions
+    from openclaw_rl.evals.labelled_reactions import Half, load_reactions
 
     config = load_config(**options, strict=True)
     if out:
         prepare_file(Path(out))
-    labelled = load_reactions(Path(reactions) if reactions else None).in_languages(languages)
+    file = Path(reactions) if reactions else None
+    labelled = load_reactions(file, half=Half(half)).in_languages(languages)
     with progress_bar() as show:
         result = evaluate_judge(config, labelled, show=show)
     write_report(

@@ -52,7 +52,7 @@ def show_learned(
     The default VERSION is the head. Prints the turns behind each version, newest first: the reply with the credit of
     each token, what the person said, the verdict and its hints; and the probe answers that changed.
     """
-    from openclaw_rl.common.terminal import TerminalConsole, print_json
+    from openclaw_rl.common.terminal import print_data
     from openclaw_rl.status.learned import collect_learned, make_token_splitter
     from openclaw_rl.status.learned_page import learned_html, render_learned
     from openclaw_rl.status.report import read_store
@@ -81,7 +81,5 @@ def show_learned(
                 f"--html {page} cannot be written: {error.strerror or error}"
             ) from error
         echo(f"{page}: {len(data['versions'])} versions")
-    elif as_json:
-        print_json(data)
     else:
-        TerminalConsole().print(render_learned(data))
+        print_data(data, render_learned, as_json=as_json, highlight=False)

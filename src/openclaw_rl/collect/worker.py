@@ -228,7 +228,7 @@ class Collector:
             kind=decided.kind,
             relation=decided.relation,
             relation_of=decided.relation_of,
-            unlinked=decided.unlinked.detail if decided.unlinked is not None else None,
+            unlinked=decided.unlinked,
         )
         for answer in decided.reaction_links:
             self._record_reaction(conn, exchange, answer)

@@ -24,6 +24,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import GaugeMetricFamily
 
+from openclaw_rl.common.log_codes import first_code
 from openclaw_rl.common.printable import to_printable, to_printable_json
 from openclaw_rl.errors import ConfigError
 
@@ -51,7 +52,10 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({})))
 
 
 class JsonLinesFormatter(logging.Formatter):
-    """Formats a record as one JSON object per line; entries of `extra` become fields of the object."""
+    """Formats a record as one JSON object per line; entries of `extra` become fields of the object.
+
+    An error among the arguments, or the one that is being handled, gives the line its `code` (`log_codes`).
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -60,6 +64,11 @@ class JsonLinesFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        handled = record.exc_info[1:2] if record.exc_info else ()
+        code = first_code((*arguments, *handled))
+        if code is not None:
+            line["code"] = code.value
         for name, value in vars(record).items():
             if name not in _STANDARD_FIELDS and name not in ("message", "asctime"):
                 line[name] = value

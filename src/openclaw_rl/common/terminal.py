@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -52,3 +52,13 @@ def print_json(data: Any) -> None:
     """Print data as indented JSON."""
     text = JSONHighlighter()(Text(to_printable_json(data, indent=2)))
     TerminalConsole().print(text, soft_wrap=True)
+
+
+def print_data(
+    data: Any, render: Callable[[Any], RenderableType], *, as_json: bool, highlight: bool = True
+) -> None:
+    """Print data for people, as `render` returns it, or as indented JSON."""
+    if as_json:
+        print_json(data)
+    else:
+        TerminalConsole(highlight=highlight).print(render(data))

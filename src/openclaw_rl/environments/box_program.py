@@ -75,17 +75,12 @@ def read_box_program(arguments: Sequence[str], shown: Iterable[str]) -> BoxProgr
     if not arguments:
         raise ConfigError("no program: give it after `--`, e.g. `-- python3 my_agent.py`")
     paths = [_existing_path(name) for name in shown]
-    program, *more = arguments
+    program, *words = arguments
+    files = {word: _absolute_path(word) for word in words if _is_file(word)}
+    paths += files.values()
     command = [str(_absolute_path(program)) if "/" in program else program]
-    for word in more:
-        if _is_file(word):
-            path = _absolute_path(word)
-            paths.append(path)
-            command.append(str(path))
-        else:
-            command.append(word)
-    bases = [_python_below(path) for path in paths]
-    paths += [base for base in bases if base is not None]
+    command += [str(files.get(word, word)) for word in words]
+    paths += filter(None, map(_python_below, list(paths)))
     visible = {str(path): path for path in paths if not _is_of_system(path)}
     for path in visible.values():
         _refuse_broad_folder(path)

@@ -23,7 +23,7 @@ from openclaw_rl.environments.run_plan import RunPlan, new_run_name, record_run
 from openclaw_rl.environments.run_report import RunProgress, RunSummary
 from openclaw_rl.environments.runner_lease import EpisodeLease, LeaseFolder, hold_leases
 from openclaw_rl.environments.scratch_folder import new_scratch_folder
-from openclaw_rl.environments.task_checks import CheckFile, sort_by_check
+from openclaw_rl.environments.task_checks import CheckedTasks, CheckFile, sort_by_check
 from openclaw_rl.environments.types import (
     EnvironmentTask,
     PlayLimits,
@@ -148,6 +148,19 @@ def _absolute_path(word: str) -> str:
     return f"{Path(file).absolute()}{at}{task}" if file and Path(file).exists() else word
 
 
+def _print_check_notes(checked: CheckedTasks, source: str) -> None:
+    if checked.unchecked:
+        echo_error(
+            f"note: {len(checked.unchecked)} tasks were not checked: a verifier that is broken is not noticed"
+        )
+    if checked.unfit:
+        listed = _name_some([f"{one.task} ({one.reason})" for one in checked.unfit])
+        echo_error(
+            f"note: {len(checked.unfit)} tasks are left out, because their check failed: {listed}. "
+            f"Once that is mended, check them again with `openclaw-rl env check {source} ...`"
+        )
+
+
 def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[EnvironmentTask]:
     """Return the tasks of the split. Those of the train split must have been found fit, unless `unchecked`."""
     tasks = [task for task in source.load_tasks() if options.split in ("all", task.split)]
@@ -159,16 +172,7 @@ def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[E
             f"{_name_some([task.id for task in checked.unchecked])}. Check them with `openclaw-rl env check "
             f"{source.name} ...`, or train on them nevertheless with --unchecked"
         )
-    if checked.unchecked:
-        echo_error(
-            f"note: {len(checked.unchecked)} tasks were not checked: a verifier that is broken is not noticed"
-        )
-    if checked.unfit:
-        listed = _name_some([f"{one.task} ({one.reason})" for one in checked.unfit])
-        echo_error(
-            f"note: {len(checked.unfit)} tasks are left out, because their check failed: {listed}. "
-            f"Once that is mended, check them again with `openclaw-rl env check {source.name} ...`"
-        )
+    _print_check_notes(checked, source.name)
     unfit = {one.digest for one in checked.unfit}
     chosen = [task for task in tasks if task.split == "held_out" or task.digest not in unfit]
     if not chosen:

@@ -48,7 +48,14 @@ CallAnswerer = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
 class ForeignError(OpenClawError):
-    """Raised if the process refused a request, ended, or did not answer in time. Nothing is known of the policy."""
+    """Raised if the process refused a request, ended, or did not answer in time. Nothing is known of the policy.
+
+    `missing_module`: name of the library that its Python does not have, if that is why.
+    """
+
+    def __init__(self, message: str, missing_module: str | None = None) -> None:
+        super().__init__(message)
+        self.missing_module = missing_module
 
 
 class ForeignProcess:
@@ -109,7 +116,7 @@ class ForeignProcess:
             self._waiting.pop(number, None)
             await self._end_calls(number)
         if "error" in reply:
-            raise ForeignError(str(reply["error"]))
+            raise ForeignError(str(reply["error"]), reply.get("missing_module"))
         return reply
 
     async def close(self) -> None:

@@ -54,12 +54,17 @@ def find_processes(folder: str) -> list[int]:
     if not path.is_absolute() or len(path.parts) < _LEAST_PARTS:
         raise ValueError(f"expected the absolute path of an episode's folder, got {folder!r}")
     marker = os.fsencode(f"{FOLDER_VARIABLE}={folder}")
+    return [pid for pid in _other_processes() if _belongs(pid, marker, folder)]
+
+
+def _other_processes() -> list[int]:
+    """Return the ids of all processes but this one; none without /proc."""
     try:
         names = [entry.name for entry in os.scandir(_PROC)]
     except OSError:
         return []
-    pids = {int(name) for name in names if name.isdigit()} - {os.getpid()}
-    return [pid for pid in sorted(pids) if _belongs(pid, marker, folder)]
+    pids = {int(name) for name in names if name.isdigit()}
+    return sorted(pids - {os.getpid()})
 
 
 def _belongs(pid: int, marker: bytes, folder: str) -> bool:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,16 @@ def parse_reward(raw: bytes, reason: str | None = None) -> PlayOutcome:
     body = _parse_body(raw)
     if body.get("reason") is not None:
         reason = str(body["reason"])
-    status = body.get("status", "done")
-    if status not in ("done", "void"):
-        raise ValueError(f"status: expected done or void, got {str(status)[:80]!r}")
-    if status == "void":
-        return void_outcome(reason or "the program said so")
+    match body.get("status", "done"):
+        case "done":
+            return _done_outcome(body, reason)
+        case "void":
+            return void_outcome(reason or "the program said so")
+        case status:
+            raise ValueError(f"status: expected done or void, got {str(status)[:80]!r}")
+
+
+def _done_outcome(body: Mapping[str, Any], reason: str | None) -> PlayOutcome:
     parts = body.get("parts") or {}
     steps = body.get("steps") or []
     if not isinstance(parts, dict) or not isinstance(steps, list):
@@ -61,18 +67,20 @@ def _parse_body(raw: bytes) -> dict[str, Any]:
 
 def _parse_step(name: str, step: Any) -> dict[str, Any]:
     """Return the reward of a step, with its turn or its index."""
-    known = step if isinstance(step, dict) else {}
-    reward = _finite_number(f"{name}.reward", known.get("reward"))
-    turn = known.get("turn")
-    index = known.get("index")
-    if len(known) == 2 and isinstance(turn, str):
-        return {"turn": turn, "reward": reward}
-    is_bool = isinstance(index, bool)
-    if len(known) == 2 and isinstance(index, int) and not is_bool and index >= 0:
-        return {"index": index, "reward": reward}
+    fields = step if isinstance(step, dict) else {}
+    reward = _finite_number(f"{name}.reward", fields.get("reward"))
+    match fields:
+        case {"turn": str(turn), "reward": _} if len(fields) == 2:
+            return {"turn": turn, "reward": reward}
+        case {"index": int(index), "reward": _} if len(fields) == 2 and _is_index(index):
+            return {"index": index, "reward": reward}
     raise ValueError(
         f'{name}: expected {{"turn" or "index" (from 0), "reward"}}, got {str(step)[:80]}'
     )
+
+
+def _is_index(value: int) -> bool:
+    return not isinstance(value, bool) and value >= 0
 
 
 def _finite_number(name: str, value: Any) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from openclaw_rl.common.statistics.rater_agreement import wilson_interval
 from openclaw_rl.evals.judge_scores import JudgedReaction, JudgeEvaluation
-from openclaw_rl.evals.plots import markdown_table
+from openclaw_rl.evals.tables import markdown_table
 
 _NOTE = (
     "right: the expected score, or none where none is expected. abstained: no score where one is expected. wrong:\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,6 +20,13 @@ FORMAT_VERSION = 1
 _T = TypeVar("_T")
 
 
+class Half(StrEnum):
+    """Half of a set. Judges are fitted to the first one; the labels of the other only measure them."""
+
+    CALIBRATION = "calibration"
+    HELD_OUT = "held_out"
+
+
 class _HeaderLine(msgspec.Struct):
     version: int
 
@@ -31,17 +39,22 @@ class _ReactionLine(msgspec.Struct, forbid_unknown_fields=True):
     reply: str | dict[str, Any]
     reaction: dict[str, Any]
     kind: str = msgspec.field(name="class")
+    half: Half | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledReaction:
-    """One reaction with the verdict that it should get. `expected`: +1, -1, or None for no evidence."""
+    """One reaction with the verdict that it should get.
+
+    `expected`: +1, -1, or None for no evidence. `half`: None for a reaction of a set that is not divided.
+    """
 
     id: str
     language: str
     kind: str
     expected: int | None
     item: JudgeInput
+    half: Half | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +75,22 @@ class LabelledSet:
         chosen = [one for one in self.reactions if not languages or one.language in languages]
         return LabelledSet(name=self.name, reactions=chosen)
 
+    def in_half(self, half: Half) -> LabelledSet:
+        """Return the reactions of one half, and those without a half. Raises `ConfigError` for an empty half."""
+        if all(one.half is None for one in self.reactions):
+            return self
+        chosen = [one for one in self.reactions if one.half in (half, None)]
+        if not chosen:
+            raise ConfigError(
+                f"{self.name} has no reactions in its half {half}. Choose the other one."
+            )
+        return replace(self, name=f"{self.name} ({half})", reactions=chosen)
 
-def load_reactions(path: Path | None = None) -> LabelledSet:
-    """Load a set; None: the shipped one. Raises `ConfigError` with the file, the line and what was expected.
+
+def load_reactions(path: Path | None = None, half: Half | None = Half.CALIBRATION) -> LabelledSet:
+    """Load a half of a set, or with `half=None` all of it. `path` None: the shipped set.
+
+    Raises `ConfigError` with the file, the line and what was expected.
 
     A file has one JSON object a line: first a header with `version: 1`, then the reactions. The header of the shipped
     set explains the fields, the classes and the rule of labelling.
@@ -86,9 +112,10 @@ def load_reactions(path: Path | None = None) -> LabelledSet:
         raise ConfigError(f"{file}: expected at least one reaction after the header, got none")
     if len({one.id for one in reactions}) < len(reactions):
         raise ConfigError(f"{file}: expected distinct ids, got one of them twice")
-    return LabelledSet(
+    loaded = LabelledSet(
         name=f"{file.name}@{hashlib.sha256(raw).hexdigest()[:8]}", reactions=reactions
     )
+    return loaded if half is None else loaded.in_half(half)
 
 
 def _decode_line(file: Path, number: int, line: bytes, kind: type[_T]) -> _T:
@@ -116,7 +143,12 @@ def _labelled_reaction(entry: _ReactionLine) -> LabelledReaction:
         ),
     )
     return LabelledReaction(
-        id=entry.id, language=entry.language, kind=entry.kind, expected=entry.expected, item=item
+        id=entry.id,
+        language=entry.language,
+        kind=entry.kind,
+        expected=entry.expected,
+        item=item,
+        half=entry.half,
     )
 
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from openclaw_rl.evals.personalisation.tasks import KIND_PREFIX
-from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.evals.reply_properties import PROPERTIES
+from openclaw_rl.evals.tables import markdown_table
 from openclaw_rl.evals.task_scores import PROPERTIES_SCORER, EvalResult, TaskScore
 
 # Columns.

@@ -87,21 +87,28 @@ class GroupRelativeMethod(CreditMethod):
         self, evidence: BatchLogprobs, method_state: Mapping[str, Any]
     ) -> tuple[PolicyGradientTerm, ...]:
         """Return one term."""
-        values = [
-            None if s.episode is None else self.advantage(s.episode) for s in evidence.samples
-        ]
-        pairs = list(zip(evidence.samples, values, strict=True))
-        everyone = {s.episode.episode for s in evidence.samples if s.episode is not None}
-        spoke = {s.episode.episode for s, v in pairs if s.episode is not None and v is not None}
+        advantages = []
+        masks = []
+        rollouts = set()
+        heard = set()
+        for sample in evidence.samples:
+            value = None
+            if sample.episode is not None:
+                value = self.advantage(sample.episode)
+                rollouts.add(sample.episode.episode)
+                if value is not None:
+                    heard.add(sample.episode.episode)
+            advantages.append(np.full(len(sample.mask), value or 0.0))
+            masks.append(sample.mask & (value is not None))
         return (
             PolicyGradientTerm(
                 name="groups",
                 weight=1.0,
-                advantages=tuple(np.full(len(s.mask), v or 0.0) for s, v in pairs),
-                masks=tuple(s.mask & (v is not None) for s, v in pairs),
+                advantages=tuple(advantages),
+                masks=tuple(masks),
                 metrics={
-                    "groups/rollouts": float(len(everyone)),
-                    "groups/silent": float(len(everyone - spoke)),
+                    "groups/rollouts": float(len(rollouts)),
+                    "groups/silent": float(len(rollouts - heard)),
                 },
             ),
         )

@@ -44,22 +44,24 @@ class Shard:
     tensors: tuple[StoredTensor, ...]
 
 
+def _refuse_quantized(files: ModelFiles) -> None:
+    quantization = files.config.get("quantization_config")
+    if not quantization:
+        return
+    fields = quantization if isinstance(quantization, dict) else {}
+    method = fields.get("quant_method", "unknown")
+    raise ModelError(
+        f"{files.folder}: the base is quantized ({method}), and an adapter cannot be folded into packed weights. "
+        "Give the base in 16 or 32 bits"
+    )
+
+
 def read_shards(files: ModelFiles) -> list[Shard]:
     """Return the weight files that transformers loads. Only their headers are read.
 
     Raises `ModelError` for a folder without safetensors files, a damaged file, and a quantized model.
     """
-    quantization = files.config.get("quantization_config")
-    if quantization:
-        method = (
-            quantization.get("quant_method", "unknown")
-            if isinstance(quantization, dict)
-            else "unknown"
-        )
-        raise ModelError(
-            f"{files.folder}: the base is quantized ({method}), and an adapter cannot be folded into packed weights. "
-            "Give the base in 16 or 32 bits"
-        )
+    _refuse_quantized(files)
     index = read_json_object(files.folder / INDEX_FILE).get("weight_map")
     if isinstance(index, dict) and index:
         names = sorted({str(name) for name in index.values()})

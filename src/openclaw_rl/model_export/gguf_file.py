@@ -16,21 +16,24 @@ CONVERTER_NAMES = ("convert_hf_to_gguf.py", "convert-hf-to-gguf.py", "llama-conv
 _SHOWN_CHARS = 300
 
 
+def _installed_converter() -> Path:
+    for name in CONVERTER_NAMES:
+        program = shutil.which(name)
+        if program is not None:
+            return Path(program)
+    raise OpenClawError(
+        f"--gguf needs {CONVERTER_NAMES[0]} of llama.cpp, which is not in PATH. Name the file, or a checkout "
+        "of llama.cpp, with --converter"
+    )
+
+
 def find_converter(path: Path | None) -> list[str]:
     """Return the command of the converter: at `path`, a file or a checkout of llama.cpp, else the one in PATH.
 
     A `.py` file runs under this Python. Raises `OpenClawError` if it is not there.
     """
     if path is None:
-        installed = [
-            program for program in map(shutil.which, CONVERTER_NAMES) if program is not None
-        ]
-        if not installed:
-            raise OpenClawError(
-                f"--gguf needs {CONVERTER_NAMES[0]} of llama.cpp, which is not in PATH. Name the file, or a checkout "
-                "of llama.cpp, with --converter"
-            )
-        return _command_of(Path(installed[0]))
+        return _command_of(_installed_converter())
     path = path.expanduser()
     candidates = [path / name for name in CONVERTER_NAMES] if path.is_dir() else [path]
     file = next((candidate for candidate in candidates if candidate.is_file()), None)

@@ -32,14 +32,18 @@ _EXPONENT_BITS = {
 _BLOCK_BYTES = 1 << 24
 
 
+def _check_plain(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_symlink() or not path.is_file():
+            raise ModelError(f"{path.name}: expected plain files in the folder of the batch")
+
+
 def check_weight_files(folder: Path, max_rank: int | None) -> None:
     """Raise `ModelError` unless the folder has weights of the kind that `train.finetune` says, in plain files.
 
     `max_rank`: of an adapter, for which the engine has space; None: full weights.
     """
-    for path in visible_files(folder):
-        if path.is_symlink() or not path.is_file():
-            raise ModelError(f"{path.name}: expected plain files in the folder of the batch")
+    _check_plain(visible_files(folder))
     names = {path.name for path in visible_files(folder)}
     missing = [name for name in weight_files(folder) if name not in names]
     if missing:

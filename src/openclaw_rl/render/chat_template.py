@@ -87,12 +87,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """The template filter `tojson`; unlike jinja2's own, it does not escape HTML."""
-    if (
-        type(value) is SerializedTool
-        and indent is None
-        and separators is None
-        and not (ensure_ascii or sort_keys)
-    ):
+    is_default_form = (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False)
+    if type(value) is SerializedTool and is_default_form:
         return value.json
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
@@ -136,19 +132,23 @@ class ChatTemplate:
 
     def __init__(self, templates: Mapping[str, str], specials: Mapping[str, str]) -> None:
         environment = _make_environment()
+        self._templates: dict[str, jinja2.Template] = {}
+        self._specials = dict(specials)
+        texts: set[str] = set()
+        names: set[str] = set()
         try:
-            self._templates = {
-                name: environment.from_string(text) for name, text in templates.items()
-            }
-            parsed = [environment.parse(text) for text in templates.values()]
+            for name, text in templates.items():
+                self._templates[name] = environment.from_string(text)
+                tree = environment.parse(text)
+                texts.update(_literal_texts(tree))
+                names.update(node.name for node in tree.find_all(nodes.Name))
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(
                 f"the model's chat template has a syntax error in line {error.lineno}: {error}"
             ) from error
-        self._specials = dict(specials)
-        self.texts = frozenset(text for tree in parsed for text in _literal_texts(tree))
-        # Variables it reads.
-        self.names = frozenset(node.name for tree in parsed for node in tree.find_all(nodes.Name))
+        self.texts = frozenset(texts)
+        # Variables that a template reads.
+        self.names = frozenset(names)
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         """Raise `RequestError` if a client's variable would override a reserved name or a special token."""
@@ -218,17 +218,18 @@ def _literal_texts(tree: nodes.Template) -> Iterator[str]:
 
 def to_template_message(message: Message) -> dict[str, Any]:
     """Return a client's message as templates expect it: four roles, text content, arguments as objects, no nulls."""
-    out = {k: v for k, v in message.items() if v is not None}
-    role = str(out.get("role", ""))
-    out["role"] = _ROLE_ALIASES.get(role, role)
-    out["content"] = content_text(out.get("content"))
-    calls = out.pop("tool_calls", None)
+    prepared = {key: value for key, value in message.items() if value is not None}
+    role = str(prepared.get("role", ""))
+    prepared["role"] = _ROLE_ALIASES.get(role, role)
+    prepared["content"] = content_text(prepared.get("content"))
+    calls = prepared.pop("tool_calls", None)
     if calls:
-        out["tool_calls"] = [_parse_call_arguments(c) for c in calls]
-    reasoning = next((out[k] for k in _REASONING_KEYS if k in out), None)
-    if reasoning is not None:
-        out = {"thinking": reasoning, **out, "reasoning_content": reasoning}
-    return out
+        prepared["tool_calls"] = [_parse_call_arguments(call) for call in calls]
+    for key in _REASONING_KEYS:
+        if key in prepared:
+            reasoning = prepared[key]
+            return {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
+    return prepared
 
 
 def move_reasoning(message: dict[str, Any], tags: tuple[str, str]) -> dict[str, Any]:
@@ -265,10 +266,15 @@ def _parse_call_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function") or {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            parsed = msgspec.json.decode(arguments)
-        except ValueError:
-            # Also half a surrogate pair and NaN, which no prompt may contain.
-            parsed = None
-        arguments = parsed if isinstance(parsed, dict) else arguments
+        arguments = _parse_object(arguments)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _parse_object(text: str) -> dict[str, Any] | str:
+    """Return the JSON object of a text, or the text if it is not one."""
+    try:
+        value = msgspec.json.decode(text)
+    except ValueError:
+        # Also half a surrogate pair and NaN, which no prompt may contain.
+        return text
+    return value if isinstance(value, dict) else text

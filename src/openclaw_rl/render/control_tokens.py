@@ -140,11 +140,19 @@ def _without_closing(remainder: str) -> Iterator[str]:
 
 def _find_remainders(tokens: Collection[str], template_texts: Iterable[str]) -> set[str]:
     """Return what completes a control token of which a text of the template ends with the beginning."""
-    starts = {token[:n] for token in tokens for n in range(1, len(token))}
-    ends = {text[-n:] for text in template_texts for n in range(1, min(len(text), _MAX_CHARS) + 1)}
-    return {
-        token[len(start) :]
-        for start in starts & ends
-        for token in tokens
-        if token.startswith(start)
-    }
+    ends: set[str] = set()
+    for text in template_texts:
+        ends |= _ends_of(text)
+    remainders: set[str] = set()
+    for start in ends & _starts_of(tokens):
+        completed = [token for token in tokens if token.startswith(start)]
+        remainders.update(token.removeprefix(start) for token in completed)
+    return remainders
+
+
+def _ends_of(text: str) -> set[str]:
+    return {text[-length:] for length in range(1, min(len(text), _MAX_CHARS) + 1)}
+
+
+def _starts_of(tokens: Iterable[str]) -> set[str]:
+    return {token[:length] for token in tokens for length in range(1, len(token))}

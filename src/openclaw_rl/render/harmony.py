@@ -21,6 +21,8 @@ CONSTRAIN = "<|constrain|>"
 HARMONY_TOKENS = (START, END, MESSAGE, CHANNEL, CALL, RETURN, CONSTRAIN)
 # Longer text is not a header.
 MAX_HEADER_CHARS = 256
+# Namespace of the recipients that are functions.
+_FUNCTIONS = "functions."
 _MESSAGE_ENDS = (END, CALL, RETURN, START)
 _HEADER_STARTS = (CHANNEL, START, MESSAGE, CONSTRAIN, "to=")
 _RECIPIENT_PATTERN = re.compile(r"\bto=([^\s<]+)")
@@ -53,10 +55,11 @@ class HarmonyParser(ReplyParser):
         return self._take_delta()
 
     def finish(self) -> Delta:
+        rest = self._buffer.strip()
+        is_unfinished_header = not rest or rest.startswith(HARMONY_TOKENS)
         if self._header is not None:
             self._end_message(self._buffer)
-        elif (rest := self._buffer.strip()) and not rest.startswith(HARMONY_TOKENS):
-            # Not an unfinished header.
+        elif not is_unfinished_header:
             self._open_message(CHANNEL + "final")
             self._emit_text(_TOKEN_PATTERN.sub("", self._buffer))
         self._buffer = ""
@@ -66,13 +69,16 @@ class HarmonyParser(ReplyParser):
     def _read_header(self) -> bool:
         """Read the header up to <|message|>; other text starts a message in `final`. False: more text is needed."""
         start = self._buffer.lstrip()
-        if not start or any(o.startswith(start) for o in _HEADER_STARTS):
+        may_become_header = any(opening.startswith(start) for opening in _HEADER_STARTS)
+        if not start or may_become_header:
             return False
+        if not start.startswith(_HEADER_STARTS):
+            self._open_message(CHANNEL + "final")
+            return True
         at = start.find(MESSAGE)
-        is_header = start.startswith(_HEADER_STARTS)
-        if is_header and at < 0 and len(start) < MAX_HEADER_CHARS + len(MESSAGE):
+        if at < 0 and len(start) < MAX_HEADER_CHARS + len(MESSAGE):
             return False
-        if is_header and 0 <= at <= MAX_HEADER_CHARS:
+        if 0 <= at <= MAX_HEADER_CHARS:
             self._open_message(start[:at])
             self._buffer = start[at + len(MESSAGE) :]
         else:
@@ -83,16 +89,20 @@ class HarmonyParser(ReplyParser):
         channel = _CHANNEL_PATTERN.search(header)
         self._header = header
         self._channel = channel[1] if channel else "final"
-        self._function = ""
-        recipient = _RECIPIENT_PATTERN.search(header)
-        if self._tools and recipient is not None and recipient[1].startswith("functions."):
-            self._function = recipient[1].removeprefix("functions.")
+        self._function = self._called_function(header)
         if self._function:
             self._channel = "commentary"
-        reasoning = self.in_reasoning
-        text = self._reasoning if reasoning else self._content
-        new = self._pending.reasoning if reasoning else self._pending.content
-        self._newline_pending[reasoning] = bool(text or new)
+        if self.in_reasoning:
+            self._newline_pending[True] = bool(self._reasoning or self._pending.reasoning)
+        else:
+            self._newline_pending[False] = bool(self._content or self._pending.content)
+
+    def _called_function(self, header: str) -> str:
+        """Return the name of the function that a message calls; empty if it calls none."""
+        recipient = _RECIPIENT_PATTERN.search(header)
+        if not self._tools or recipient is None or not recipient[1].startswith(_FUNCTIONS):
+            return ""
+        return recipient[1].removeprefix(_FUNCTIONS)
 
     def _read_body(self) -> bool:
         """Emit text at once; hold a call's arguments until the message ends. False: more text is needed."""

@@ -63,12 +63,20 @@ def append_hint(content: Any, hint: str, hint_format: HintFormat) -> Any:
     if hint_format is HintFormat.BRACKETED:
         hint = f"[Hint: {hint}]"
     addition = f"\n\n{hint}"
-    if not isinstance(content, list):
-        return (content or "") + addition
-    parts = list(content)
-    for index in range(len(parts) - 1, -1, -1):
-        part = parts[index]
-        if isinstance(part, dict) and isinstance(part.get("text"), str):
-            parts[index] = {**part, "text": part["text"] + addition}
-            return parts
-    return [*parts, {"type": "text", "text": addition}]
+    if isinstance(content, list):
+        return _append_to_parts(content, addition)
+    return (content or "") + addition
+
+
+def _append_to_parts(parts: list[Any], addition: str) -> list[Any]:
+    """Append to the last part that is text, or as a part of its own."""
+    texts = [n for n, part in enumerate(parts) if _is_text_part(part)]
+    if not texts:
+        return [*parts, {"type": "text", "text": addition}]
+    last = texts[-1]
+    extended = {**parts[last], "text": parts[last]["text"] + addition}
+    return [*parts[:last], extended, *parts[last + 1 :]]
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)

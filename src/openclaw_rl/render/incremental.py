@@ -187,17 +187,14 @@ class IncrementalRenderer:
 
     def _find_stable_end(self, messages: Sequence[Message], after: int) -> int:
         """Return the index after the newest reply that later turns cannot change; 0 if none is after `after`."""
-        final = (
-            {"user"} if self._renderer.bridge_unsupported_reason else {"user", "tool", "function"}
-        )
-        return next(
-            (
-                at
-                for at in range(len(messages) - 1, after, -1)
-                if messages[at].get("role") in final and messages[at - 1].get("role") == "assistant"
-            ),
-            0,
-        )
+        final_roles = {"user"}
+        if not self._renderer.bridge_unsupported_reason:
+            final_roles |= {"tool", "function"}
+        for at in range(len(messages) - 1, after, -1):
+            is_final = messages[at].get("role") in final_roles
+            if is_final and messages[at - 1].get("role") == "assistant":
+                return at
+        return 0
 
     def _verify_turn(self, turn: _TurnInput, prefix: _KeptPrefix, written: RenderedTurn) -> None:
         # An empty prefix marks it as verified.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,41 +66,45 @@ def check_model_weights(files: ModelFiles, *, loaded_here: bool) -> None:
     index = read_json_object(files.folder / _INDEX_FILE)
     if not files.weights and not index:
         raise ModelError(f"{files.folder}: no weights there. Expected *.safetensors. {_COMPLETE}")
-    paths = {path.name: path for path in files.weights if path.suffix == ".safetensors"}
     weight_map = index.get("weight_map", {})
     if not isinstance(weight_map, dict):
         raise ModelError(
             f"{files.folder / _INDEX_FILE}: expected an object `weight_map`. {_COMPLETE}"
         )
-    named = set(map(str, weight_map.values())) if index else set(paths)
-    absent = sorted(named - set(paths))
-    if absent:
-        raise ModelError(
-            f"{files.folder}: {_INDEX_FILE} names {absent[0]}, which is not there. {_COMPLETE}"
-        )
+    paths = _weight_paths(files, weight_map if index else None)
     tensors: dict[str, TensorInfo] = {}
-    for name in sorted(named):
-        tensors |= read_header(paths[name])
-    if index and (missing := sorted(set(weight_map) - set(tensors))):
+    for path in paths:
+        tensors |= read_header(path)
+    missing = sorted(weight_map.keys() - tensors.keys())
+    if missing:
         raise ModelError(
             f"{files.folder}: {_INDEX_FILE} names the tensor {missing[0]}, which no file has. {_COMPLETE}"
         )
-    problem = next(_shape_problems(files, tensors), None)
+    problem = _embedding_problem(files, tensors) or _layer_problem(files, tensors)
     if problem:
         raise ModelError(
             f"{files.folder}: {problem}. config.json and the weights are not of the same model"
         )
 
 
+def _weight_paths(files: ModelFiles, weight_map: Mapping[str, Any] | None) -> list[Path]:
+    """Return the files that the index names, or all without an index. Raises `ModelError` if one is absent."""
+    paths = {path.name: path for path in files.weights if path.suffix == ".safetensors"}
+    names = set(paths) if weight_map is None else set(map(str, weight_map.values()))
+    absent = sorted(names - set(paths))
+    if absent:
+        raise ModelError(
+            f"{files.folder}: {_INDEX_FILE} names {absent[0]}, which is not there. {_COMPLETE}"
+        )
+    return [paths[name] for name in sorted(names)]
+
+
 def _check_config(files: ModelFiles, *, loaded_here: bool) -> None:
     config = files.config
     where = files.folder / "config.json"
     if not config:
-        other = (
-            "an adapter: give the folder of its base"
-            if (files.folder / _ADAPTER_CONFIG).exists()
-            else "incomplete"
-        )
+        is_adapter = (files.folder / _ADAPTER_CONFIG).exists()
+        other = "an adapter: give the folder of its base" if is_adapter else "incomplete"
         raise ModelError(
             f"{files.folder}: no config.json there. Expected a model folder; this one is {other}"
         )
@@ -170,25 +174,37 @@ def _end_of_tensor(path: Path, name: str, tensor: TensorInfo) -> int:
     return end
 
 
-def _shape_problems(files: ModelFiles, tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
+def _text_config(files: ModelFiles) -> Mapping[str, Any]:
+    """Return the part of `config.json` that is about the text model."""
     inner = files.config.get("text_config")
-    config = inner if isinstance(inner, dict) else files.config
-    vocabulary, width, layers = (
-        config.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers")
-    )
-    embeddings = {
-        name: list(tensor["shape"]) for name, tensor in tensors.items() if _EMBEDDING.search(name)
-    }
-    has_own_width = any(config.get(key) for key in ("word_embed_proj_dim", "embedding_size"))
-    is_known = bool(vocabulary and width) and not has_own_width
+    return inner if isinstance(inner, dict) else files.config
+
+
+def _embedding_problem(files: ModelFiles, tensors: Mapping[str, TensorInfo]) -> str | None:
+    expected = _embedding_shape(files)
+    shapes = {}
+    for name in filter(_EMBEDDING.search, tensors):
+        shapes[name] = list(tensors[name]["shape"])
     # A model with several parts (speech, vision) may have further embeddings of other shapes.
-    if is_known and embeddings and [vocabulary, width] not in embeddings.values():
-        name, shape = next(iter(embeddings.items()))
-        yield f"the tensor {name} has the shape {shape}, expected [{vocabulary}, {width}]"
+    if expected is None or not shapes or expected in shapes.values():
+        return None
+    name, shape = next(iter(shapes.items()))
+    return f"the tensor {name} has the shape {shape}, expected {expected}"
+
+
+def _embedding_shape(files: ModelFiles) -> list[Any] | None:
+    """Return the shape that the configuration gives the embeddings; None if it does not say."""
+    config = _text_config(files)
+    shape = [config.get("vocab_size"), config.get("hidden_size")]
+    has_own_width = config.get("word_embed_proj_dim") or config.get("embedding_size")
+    return None if has_own_width or not all(shape) else shape
+
+
+def _layer_problem(files: ModelFiles, tensors: Mapping[str, TensorInfo]) -> str | None:
+    layers = _text_config(files).get("num_hidden_layers")
     matches = [_LAYER.search(name) for name in tensors]
     present = {int(match[1]) for match in matches if match is not None}
     if not isinstance(layers, int) or not present:
-        return
+        return None
     absent = set(range(layers)) - present
-    if absent:
-        yield f"the weights of layer {min(absent)} of {layers} are missing"
+    return f"the weights of layer {min(absent)} of {layers} are missing" if absent else None

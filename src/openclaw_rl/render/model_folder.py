@@ -209,6 +209,15 @@ def _eos_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
     return ()
 
 
+def _configured_templates(value: Any) -> dict[str, str]:
+    """Return the templates of `chat_template` in tokenizer_config.json: one text, or a list with names."""
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        return {str(entry["name"]): str(entry["template"]) for entry in value}
+    return {}
+
+
 def _read_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates by name; template files take precedence over tokenizer_config.json (transformers)."""
     templates: dict[str, str] = {}
@@ -216,11 +225,7 @@ def _read_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[s
         templates["default"] = _read_template(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = _read_template(path)
-    configured = tokenizer_config.get("chat_template")
-    if not templates and isinstance(configured, str):
-        templates["default"] = configured
-    elif not templates and isinstance(configured, list):
-        templates = {str(t["name"]): str(t["template"]) for t in configured}
+    templates = templates or _configured_templates(tokenizer_config.get("chat_template"))
     if "default" not in templates:
         raise ModelError(
             f"{folder}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json). "

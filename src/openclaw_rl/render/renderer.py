@@ -90,18 +90,17 @@ class Renderer:
         )
 
     def _find_stop_ids(self) -> tuple[int, ...]:
-        eos = self.files.specials.get("eos_token")
-        token_id = self.tokenizer.backend.token_to_id
-        names = list(self.family.stop_tokens)
-        if eos:
-            names.insert(0, eos)
-        ids = [token_id(name) for name in names]
-        stops = dict.fromkeys([*self.files.eos_ids, *(id_ for id_ in ids if id_ is not None)])
+        names = [self.files.specials.get("eos_token"), *self.family.stop_tokens]
+        stops = list(self.files.eos_ids)
+        for name in filter(None, names):
+            token_id = self.tokenizer.backend.token_to_id(name)
+            if token_id is not None:
+                stops.append(token_id)
         if not stops:
             raise ModelError(
                 f"{self.files.folder}: no end-of-turn token (eos_token_id in generation_config.json)"
             )
-        return tuple(stops)
+        return tuple(dict.fromkeys(stops))
 
     def _make_detokenizer(self, *, tools: bool) -> Detokenizer:
         return Detokenizer(
@@ -217,13 +216,12 @@ class Renderer:
         """
         if self.bridge_unsupported_reason or self.end_of_turn is None:
             return None
-        likeness = placeholder_reply(reply)
-        if self.end_of_turn in str(likeness.get("tool_calls")):
+        placeholder = placeholder_reply(reply)
+        if self.end_of_turn in str(placeholder.get("tool_calls")):
             return None
+        conversation = [{"role": "user", "content": "x"}, placeholder, *new]
         try:
-            text = self.text(
-                [{"role": "user", "content": "x"}, likeness, *new], [_PROBE_TOOL] if tools else ()
-            )
+            text = self.text(conversation, [_PROBE_TOOL] if tools else ())
         except RequestError:
             # The caller renders the whole conversation, which reports the error.
             return None
@@ -276,18 +274,24 @@ class Renderer:
             return "its template does not end a reply with one of the stop tokens"
         if past.reasoning:
             return f"its template {past.reasoning}"
-        tried = 0
-        for messages, tools in template_probe.sample_conversations():
-            whole = self._try_render(messages, tools, True)
-            if whole is None:
-                # This template supports no tools or no system message.
-                continue
-            for at, message in enumerate(messages):
-                if message["role"] == "assistant":
-                    tried += 1
-                    if not self._is_composable(messages, tools, at, whole):
-                        return "its template depends on what came before a reply"
-        return None if tried else "its template refuses every sample conversation"
+        tests = [
+            self._can_compose(messages, tools)
+            for messages, tools in template_probe.sample_conversations()
+        ]
+        if False in tests:
+            return "its template depends on what came before a reply"
+        return None if True in tests else "its template refuses every sample conversation"
+
+    def _can_compose(self, messages: list[Message], tools: ToolList) -> bool | None:
+        """Return whether each reply of a conversation can be bridged; None if the template refuses the conversation.
+
+        A template may support no tools or no system message.
+        """
+        whole = self._try_render(messages, tools, True)
+        if whole is None:
+            return None
+        replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        return all(self._is_composable(messages, tools, at, whole) for at in replies)
 
     def _find_end_of_turn(self) -> str | None:
         text = self._try_render(
@@ -357,11 +361,10 @@ def placeholder_reply(reply: Message) -> dict[str, Any]:
     out: dict[str, Any] = {"role": "assistant", "content": CUT_MARKER}
     calls = reply.get("tool_calls")
     if calls:
-        out["tool_calls"] = [
-            {
-                **{k: c[k] for k in ("id", "type") if k in c},
-                "function": {"name": c["function"]["name"], "arguments": {"x": CUT_MARKER}},
-            }
-            for c in calls
-        ]
+        out["tool_calls"] = [_placeholder_call(call) for call in calls]
     return out
+
+
+def _placeholder_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": call["function"]["name"], "arguments": {"x": CUT_MARKER}}
+    return {key: call[key] for key in ("id", "type") if key in call} | {"function": function}

@@ -82,7 +82,7 @@ class StopStringFilter:
     def push(self, text: str) -> tuple[str, bool]:
         """Return (text that is certain, whether a stop string was found)."""
         text = self._buffer + text
-        places = [at for at in (text.find(s) for s in self._stops) if at >= 0]
+        places = [at for at in map(text.find, self._stops) if at >= 0]
         if places:
             self._buffer = ""
             return text[: min(places)], True
@@ -129,16 +129,13 @@ class ReplyParser(ABC):
 
     def to_message(self) -> dict[str, Any]:
         """Return the assistant message delivered so far."""
-        content = self.content
-        out: dict[str, Any] = {
-            "role": "assistant",
-            "content": content if content or not self.calls else None,
-        }
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self._reasoning:
-            out["reasoning_content"] = self.reasoning
+            message["reasoning_content"] = self.reasoning
         if self.calls:
-            out["tool_calls"] = [c.to_openai() for c in self.calls]
-        return out
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [call.to_openai() for call in self.calls]
+        return message
 
     def _append_text(self, text: str, *, reasoning: bool) -> None:
         self._pending = self._pending.merge_with(Delta("", text) if reasoning else Delta(text))

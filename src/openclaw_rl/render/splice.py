@@ -64,13 +64,11 @@ class ReplySplicer:
     ) -> SampledReply | None:
         if not self._anchors:
             return None
-        ended = len(response_ids) > 0 and int(response_ids[-1]) in stops
-        ids = response_ids[:-1] if ended else response_ids
-        return (
-            SampledReply(np.array(ids, dtype=np.int32), reasoning, self._detokenizer)
-            if len(ids)
-            else None
-        )
+        has_ended = len(response_ids) > 0 and int(response_ids[-1]) in stops
+        ids = response_ids[:-1] if has_ended else response_ids
+        if not len(ids):
+            return None
+        return SampledReply(np.array(ids, dtype=np.int32), reasoning, self._detokenizer)
 
     def splice(self, text: str, replies: Sequence[SampledReply]) -> list[PromptPiece]:
         if not replies:

@@ -78,10 +78,12 @@ class TagParser(ReplyParser):
             self._reject_call(1)
             while self._step():
                 pass
-        after_call = self._state is _ParserState.CONTENT and (self._pending.calls or self.calls)
+        if self._state is _ParserState.BEGIN:
+            self._state = self._initial_state
+        has_calls = bool(self._pending.calls or self.calls)
+        is_after_call = has_calls and self._state is _ParserState.CONTENT
         # Drop white space after the last call.
-        if not after_call or self._strip_separators(self._buffer):
-            self._state = self._initial_state if self._state is _ParserState.BEGIN else self._state
+        if not is_after_call or self._strip_separators(self._buffer):
             self._emit_text(self._buffer)
         self._buffer = ""
         return self._take_delta()
@@ -163,12 +165,12 @@ class TagParser(ReplyParser):
         start = self._strip_separators(self._buffer)
         if not start:
             return False
-        if start.startswith(self._reader.at_start):
-            self._state = _ParserState.CALL
-            self._space_before_call = self._buffer[: -len(start)]
-            self._buffer = start
-            return True
-        return self._read_content()
+        if not start.startswith(self._reader.at_start):
+            return self._read_content()
+        self._state = _ParserState.CALL
+        self._space_before_call = self._buffer[: -len(start)]
+        self._buffer = start
+        return True
 
     def _read_content(self) -> bool:
         """Emit the text before the next tag; hold white space before the tag, which may belong to a call."""
@@ -212,12 +214,14 @@ class TagParser(ReplyParser):
     def _reject_call(self, end: int) -> None:
         """Treat the first `end` characters, at least an opener, as content up to the next tag."""
         opener = next((m for m in self._openers if self._buffer.startswith(m)), "")
-        marks = (self._buffer.find(m, len(opener), end) for m in self._tags)
-        end = max(min([end, *(at for at in marks if at >= 0)]), len(opener))
-        text = self._buffer[len(opener) : end] if opener in self._hidden else self._buffer[:end]
-        gap = self._space_before_call
+        next_tag, _ = find_first(self._buffer[len(opener) : end], self._tags)
+        if next_tag >= 0:
+            end = len(opener) + next_tag
+        end = max(end, len(opener))
+        start = len(opener) if opener in self._hidden else 0
+        text = self._space_before_call + self._buffer[start:end]
         self._space_before_call = ""
         self._state = _ParserState.CONTENT
         self._buffer = self._buffer[end:]
         self._no_content_yet = False
-        self._emit_text(gap + text)
+        self._emit_text(text)

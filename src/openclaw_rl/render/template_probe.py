@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -93,16 +93,19 @@ def probe_behaviour(text: RenderFunction, family: ModelFamily) -> TemplateBehavi
 
 
 def _probe_reasoning(text: RenderFunction, family: ModelFamily) -> str:
-    thinking_call: Message = {**REPLY_WITH_ONE_CALL, "reasoning_content": _THOUGHT_MARKER}
-    last = text([FIRST_REQUEST, REPLY_WITH_REASONING], (), False) or ""
-    loop = text([FIRST_REQUEST, thinking_call, FIRST_RESULT], PROBE_TOOLS, True) or ""
-    earlier = text([FIRST_REQUEST, REPLY_WITH_REASONING, SECOND_REQUEST], (), True) or ""
-    opens = family.opens_thinking(text([FIRST_REQUEST], (), True) or "")
+    def render(messages: list[Message], tools: ToolList, generation: bool) -> str:
+        return text(messages, tools, generation) or ""
+
+    earlier = render([FIRST_REQUEST, REPLY_WITH_REASONING, SECOND_REQUEST], (), True)
     if _THOUGHT_MARKER in earlier:
         return ""
+    thinking_call: Message = {**REPLY_WITH_ONE_CALL, "reasoning_content": _THOUGHT_MARKER}
+    loop = render([FIRST_REQUEST, thinking_call, FIRST_RESULT], PROBE_TOOLS, True)
     if _THOUGHT_MARKER in loop:
         return "drops the reasoning of earlier turns (keeps it inside a tool loop)"
-    if opens or _THOUGHT_MARKER in last:
+    last = render([FIRST_REQUEST, REPLY_WITH_REASONING], (), False)
+    opens_thinking = family.opens_thinking(render([FIRST_REQUEST], (), True))
+    if opens_thinking or _THOUGHT_MARKER in last:
         return "drops the reasoning of earlier turns"
     return ""
 
@@ -117,9 +120,8 @@ def _probe_calls(text: RenderFunction, family: ModelFamily) -> str:
         return ""
     read = _count_calls_read(text, family, REPLY_WITH_ONE_CALL, [FIRST_RESULT])
     if read < 1:
-        if _TOOL_NAMES[0] in _after_common_prefix(whole, before):
-            return "rewrites tool calls"
-        return "drops tool calls"
+        has_name = _TOOL_NAMES[0] in _after_common_prefix(whole, before)
+        return "rewrites tool calls" if has_name else "drops tool calls"
     both = _count_calls_read(text, family, REPLY_WITH_TWO_CALLS, [FIRST_RESULT, SECOND_RESULT])
     return "keeps only one of several tool calls" if both == 1 else ""
 
@@ -146,8 +148,8 @@ def _count_calls_read(
     parser = family.new_parser(thinking=False, tools=PROBE_TOOLS)
     parser.push(sample)
     parser.finish()
-    wanted = [c["function"]["name"] for c in reply["tool_calls"]]
-    return len([c for c in parser.calls if c.name in wanted])
+    sent_names = {call["function"]["name"] for call in reply["tool_calls"]}
+    return sum(call.name in sent_names for call in parser.calls)
 
 
 def reply_anchors(text: RenderFunction, split: Callable[[str], list[str]]) -> tuple[str, ...]:
@@ -158,20 +160,28 @@ def reply_anchors(text: RenderFunction, split: Callable[[str], list[str]]) -> tu
         ([FIRST_REQUEST, REPLY_WITH_ONE_CALL, FIRST_RESULT], PROBE_TOOLS),
     ]
     for before, tools in shapes:
-        closed = text(before, tools, False)
-        opened = text(before, tools, True)
-        whole = text(
-            [*before, {"role": "assistant", "content": CUT_MARKER}, SECOND_REQUEST], tools, True
-        )
-        ends = [opened] if opened else []
-        if whole and CUT_MARKER in whole:
-            ends.append(whole[: whole.index(CUT_MARKER)])
-        for end in ends:
-            same = len(closed) if closed and end.startswith(closed) else 0
-            anchor = (end[same:] if same else "") or _last_special(end, split)
-            if anchor.strip():
-                anchors[anchor] = None
+        closed = text(before, tools, False) or ""
+        for opened in _texts_before_reply(text, before, tools):
+            generation_prompt = opened.removeprefix(closed) if opened.startswith(closed) else ""
+            if not closed or not generation_prompt:
+                generation_prompt = _last_special(opened, split)
+            if generation_prompt.strip():
+                anchors[generation_prompt] = None
     return tuple(anchors)
+
+
+def _texts_before_reply(
+    text: RenderFunction, before: list[Message], tools: ToolList
+) -> Iterator[str]:
+    """Yield the text before a reply: that of a generation prompt, and that before a reply in a history."""
+    opened = text(before, tools, True)
+    if opened:
+        yield opened
+    reply = {"role": "assistant", "content": CUT_MARKER}
+    whole = text([*before, reply, SECOND_REQUEST], tools, True) or ""
+    start, marker, _ = whole.partition(CUT_MARKER)
+    if marker:
+        yield start
 
 
 def _last_special(end: str, split: Callable[[str], list[str]]) -> str:

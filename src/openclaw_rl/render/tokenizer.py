@@ -65,9 +65,8 @@ class CachedTokenizer:
             )
 
     def _check_segmented(self) -> bool:
-        if '"prepend_scheme": "first"' in json.dumps(
-            json.loads(self.backend.to_str()).get("pre_tokenizer")
-        ):
+        pre_tokenizer = json.loads(self.backend.to_str()).get("pre_tokenizer")
+        if '"prepend_scheme": "first"' in json.dumps(pre_tokenizer):
             return False
         for token in self.special_ids:
             text = _probe_text(token)
@@ -192,14 +191,21 @@ def _probe_text(token: str) -> str:
     return f"{_PROBE_TEXT}{token}{_PROBE_TEXT}{token}{token}\n{_PROBE_TEXT}"
 
 
+def _late_control_tokens(tokenizer: Tokenizer) -> set[str]:
+    """Return the control tokens that are sought in the normalised text."""
+    late: set[str] = set()
+    for token in tokenizer.get_added_tokens_decoder().values():
+        if token.normalized and is_control_token(token.content, special=token.special):
+            late.add(token.content)
+    return late
+
+
 def _split_raw_text(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer that seeks control tokens in the raw text, before it normalises it and removes marks.
 
     Returns `tokenizer` if that changes the ids of a probe: its normaliser then acts on the text around the tokens.
     """
-    added = tokenizer.get_added_tokens_decoder()
-    normalised = [token for token in added.values() if token.normalized]
-    late = {t.content for t in normalised if is_control_token(t.content, special=t.special)}
+    late = _late_control_tokens(tokenizer)
     if not late:
         return tokenizer
     raw = json.loads(tokenizer.to_str())
@@ -208,10 +214,12 @@ def _split_raw_text(tokenizer: Tokenizer) -> Tokenizer:
             entry["normalized"] = False
     changed = Tokenizer.from_str(json.dumps(raw))
     probes = [_probe_text(token) for token in late]
-    before = tokenizer.encode_batch(probes, add_special_tokens=False)
-    after = changed.encode_batch(probes, add_special_tokens=False)
-    is_equal = [one.ids for one in before] == [one.ids for one in after]
-    return changed if is_equal else tokenizer
+    return changed if _encode_all(tokenizer, probes) == _encode_all(changed, probes) else tokenizer
+
+
+def _encode_all(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [list(encoding.ids) for encoding in encodings]
 
 
 def _find_splitting_tokens(tokenizer: Tokenizer) -> dict[str, int]:

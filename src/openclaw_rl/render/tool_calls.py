@@ -78,6 +78,14 @@ def _call_from_body(body: _CallBody) -> ToolCall | None:
     return make_call(body.name, bytes(body.arguments) or bytes(body.parameters))
 
 
+def _calls_of_array(body: str) -> list[ToolCall | None]:
+    """Return the calls of a JSON array; empty if it cannot be read."""
+    try:
+        return [_call_from_body(call) for call in _bodies_decoder.decode(_to_bytes(body))]
+    except _DECODE_ERRORS:
+        return []
+
+
 def parse_call(body: str) -> ToolCall | None:
     """Parse a call from `{"name": ..., "arguments": {...}}` (or `parameters`); None if it is anything else."""
     try:
@@ -144,13 +152,15 @@ class _JsonCallReader(CallReader):
         self._offset = self._depth = 0
         self._in_string = False
 
+    def _next_mark(self, text: str) -> re.Match[str] | None:
+        pattern = self._INSIDE if self._in_string else self._OUTSIDE
+        return pattern.search(text, self._offset)
+
     def _find_json_end(self, text: str, start: int) -> int | None:
         """Return the end of the JSON object or array at `start` of a growing text, which is read only once."""
         if not self._depth:
             self._offset = start
-        while match := (self._INSIDE if self._in_string else self._OUTSIDE).search(
-            text, self._offset
-        ):
+        while match := self._next_mark(text):
             mark = match[0]
             if mark == "\\":
                 if match.end() == len(text):
@@ -218,18 +228,16 @@ class MistralCallReader(_JsonCallReader):
         return CallMatch(end, calls) if calls else CallMatch(len(TOOL_CALLS))
 
     def _parse_calls(self, head: str, body: str) -> tuple[ToolCall, ...]:
-        calls: list[ToolCall | None] = []
-        if body.startswith("{"):
-            if len(head) <= MAX_NAME_CHARS:
-                named = self._HEAD_PATTERN.fullmatch(head)
-                calls = [make_call(named[1], body)] if named else []
-        else:
-            try:
-                calls = list(map(_call_from_body, _bodies_decoder.decode(_to_bytes(body))))
-            except _DECODE_ERRORS:
-                return ()
+        calls = self._named_call(head, body) if body.startswith("{") else _calls_of_array(body)
         valid = [call._replace(id=call.id[-9:]) for call in calls if call]
         return tuple(valid) if len(valid) == len(calls) else ()
+
+    def _named_call(self, head: str, body: str) -> list[ToolCall | None]:
+        """Return the call whose name is in the head and whose arguments are the body."""
+        if len(head) > MAX_NAME_CHARS:
+            return []
+        named = self._HEAD_PATTERN.fullmatch(head)
+        return [make_call(named[1], body)] if named else []
 
 
 class DeepSeekCallReader(CallReader):
@@ -255,6 +263,7 @@ class DeepSeekCallReader(CallReader):
             fenced = self._FENCED_PATTERN.fullmatch(body)
             calls.append(make_call(fenced[1], fenced[2]) if fenced else make_call(kind, body))
             rest = after.lstrip()
-        if rest or not calls or not all(calls):
+        valid = tuple(call for call in calls if call)
+        if rest or not valid or len(valid) < len(calls):
             return CallMatch(len(DS_CALLS))
-        return CallMatch(at + len(DS_END_CALLS), tuple(c for c in calls if c))
+        return CallMatch(at + len(DS_END_CALLS), valid)

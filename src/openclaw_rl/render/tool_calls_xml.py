@@ -95,13 +95,12 @@ def _is_inside_parameter(body: str, end: str) -> bool:
 
 def convert_value(text: str, schema: Any) -> Any:
     """Convert `text` to the type that a JSON schema allows; return it unchanged if it is a string or unknown."""
-    allowed = _allowed_types(schema)
     try:
         value = _PYTHON_LITERALS[text] if text in _PYTHON_LITERALS else msgspec.json.decode(text)
     except (ValueError, RecursionError):
         return text
-    kinds = allowed or frozenset({"object", "array"})
-    fits = any(type(value) in _PYTHON_TYPES[k] for k in kinds if k in _PYTHON_TYPES)
+    names = _allowed_types(schema) or frozenset({"object", "array"})
+    fits = any(type(value) in _PYTHON_TYPES.get(name, ()) for name in names)
     return value if fits else text
 
 
@@ -113,15 +112,16 @@ def _allowed_types(schema: Any, depth: int = 0) -> frozenset[str]:
     names = stated if isinstance(stated, list) else [stated]
     types = {name for name in names if isinstance(name, str)}
     for key in ("anyOf", "oneOf", "allOf"):
-        parts = schema.get(key)
-        if isinstance(parts, list):
-            for part in parts:
-                types |= _allowed_types(part, depth + 1)
-    values = schema.get("enum")
-    if not types and isinstance(values, list):
-        for value in values:
-            types |= _names_of_type(value)
+        for part in _list_of(schema, key):
+            types |= _allowed_types(part, depth + 1)
+    if not types:
+        types.update(*map(_names_of_type, _list_of(schema, "enum")))
     return frozenset(types)
+
+
+def _list_of(schema: Mapping[str, Any], key: str) -> list[Any]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
 
 
 def _names_of_type(value: Any) -> set[str]:

@@ -72,9 +72,8 @@ def unpack_untrusted(file: BinaryIO, to: Path, limit: int) -> list[str]:
                         f"more than {MAX_MEMBERS} files are to be taken out of the box"
                     )
                 # A file alone is written as `to`.
-                target = to
-                if number or member.isdir():
-                    target = to / _safe_name(member.name)
+                is_alone = number == 0 and not member.isdir()
+                target = to if is_alone else to / _safe_name(member.name)
                 if member.isdir():
                     target.mkdir(parents=True, exist_ok=True)
                 elif member.isfile() or member.islnk():

@@ -182,15 +182,16 @@ def read_key_file(path: Path) -> list[str]:
         if not path.exists():
             _make_key_file(path)
         mode = path.stat().st_mode & 0o777
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path}: the API key file cannot be used ({error}). Make it readable, or set serve.api_key."
         ) from error
     if mode & 0o077:
         log.warning("%s can be read by other users (mode %o); run `chmod 600` on it", path, mode)
-    keys = [line.split(":", 1)[-1].strip() for line in lines if line and not line.startswith("#")]
-    if not all(keys) or not keys:
+    lines = list(filter(None, map(str.strip, text.splitlines())))
+    keys = [line.split(":", 1)[-1].strip() for line in lines if not line.startswith("#")]
+    if not keys or "" in keys:
         raise ConfigError(
             f"{path}: expected one key per line, found none. Delete the file to create a new key."
         )

@@ -157,19 +157,21 @@ def close_objects(schema: Any) -> Any:
     """
     if isinstance(schema, list):
         return [close_objects(item) for item in schema]
-    if not isinstance(schema, Mapping) or (
-        "properties" in schema and _COMPOSING_KEYWORDS & schema.keys()
-    ):
+    if not isinstance(schema, Mapping):
         return schema
-    out: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
-            out[key] = {name: close_objects(item) for name, item in value.items()}
-        else:
-            out[key] = value if key in _LITERAL_KEYWORDS else close_objects(value)
+    is_composed = "properties" in schema and not _COMPOSING_KEYWORDS.isdisjoint(schema)
+    if is_composed:
+        return schema
+    closed = {key: _close_keyword(key, value) for key, value in schema.items()}
     if isinstance(schema.get("properties"), Mapping):
-        out.setdefault("additionalProperties", False)
-    return out
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _close_keyword(key: str, value: Any) -> Any:
+    if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+        return {name: close_objects(item) for name, item in value.items()}
+    return value if key in _LITERAL_KEYWORDS else close_objects(value)
 
 
 def _thinking_rule(tag: str, known: Mapping[str, int]) -> str:

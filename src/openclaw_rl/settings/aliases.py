@@ -90,7 +90,7 @@ class SettingAlias:
 
 @cache
 def alias_table(name: str) -> Any:
-    """Return a table of `assets/aliases.json`: aliases, refused_values, earlier_values or earlier_keys."""
+    """Return a table of `assets/aliases.json`: aliases, refused_values or earlier_keys."""
     return json.loads((ASSETS / "aliases.json").read_text(encoding="utf-8"))[name]
 
 
@@ -123,11 +123,10 @@ def refusal_reason(key: str, value: Any) -> str | None:
     return reason
 
 
-def current_key(key: str, value: Any) -> tuple[str, Any]:
-    """Translate a key of version 0.1, and its value where that changed too; other keys are returned as they are."""
-    if isinstance(value, str):
-        value = alias_table("earlier_values").get(key, {}).get(value, value)
-    return alias_table("earlier_keys").get(key, key), value
+def current_key(key: str) -> str:
+    """Return the name of today of a key of version 0.1; other keys are returned as they are."""
+    name: str = alias_table("earlier_keys").get(key, key)
+    return name
 
 
 def _format_value(value: Any) -> str:

@@ -166,13 +166,19 @@ def load_all(
         values["judge.kind"] = sources.GivenValue(value=kind, source=values[key].source)
     origins = {key: setting.source for key, setting in values.items()}
     config = _build_config(_plain_values(values), origins)
-    notices = [notice for layer in layers for notice in layer.notices]
-    may_be_unused = {
-        key: origin for key, origin in origins.items() if key.partition(".")[0] not in used_sections
-    }
+    notices: list[str] = []
+    for layer in layers:
+        notices += layer.notices
+    may_be_unused = dict(origins)
+    for section in used_sections:
+        may_be_unused = _without_section(may_be_unused, section)
     notices += unused.unused_settings(config, may_be_unused)
     notices += validate.missing_endpoints(config) + validate.untrained_lessons(config)
     return LoadedSettings(config=config, sources=origins, notices=notices)
+
+
+def _without_section(origins: Mapping[str, str], section: str) -> dict[str, str]:
+    return {key: origin for key, origin in origins.items() if key.partition(".")[0] != section}
 
 
 def _command_line(
@@ -209,20 +215,17 @@ def _without_foreign_faults(
         Config.model_validate(_nested(_plain_values(values)))
     except ValidationError as error:
         wrong = {".".join(map(str, one["loc"])) for one in error.errors()}
-        return {
-            key: setting
-            for key, setting in values.items()
-            if key not in wrong or not sources.is_foreign(setting)
-        }
+        foreign = {key for key, setting in values.items() if sources.is_foreign(setting)}
+        return {key: setting for key, setting in values.items() if key not in wrong & foreign}
     return dict(values)
 
 
 def from_flat(flat: Mapping[str, Any]) -> Config:
-    """Build a `Config` from dotted keys, current or earlier ones.
+    """Build a `Config` from dotted keys.
 
     Raises `ConfigError` with the key, the value and what was expected.
     """
-    current = dict(current_key(key, value) for key, value in flat.items())
+    current = dict(flat)
     chosen = _chosen_judge(current)
     if chosen is not None:
         current["judge.kind"] = chosen[0]
@@ -244,20 +247,18 @@ def _chosen_judge(flat: Mapping[str, Any]) -> tuple[str, str] | None:
 
     `judge.base_url` without `judge.model`, but with `teacher.model`, is the endpoint of the teacher alone.
     """
-    chosen_keys = [key for key, kind in _JUDGE_KINDS.items() if flat.get(key)]
-    if flat.get("teacher.model") and chosen_keys == ["judge.base_url"]:
-        return None
-    if not chosen_keys or flat.get("judge.kind"):
+    chosen_keys = [key for key in _JUDGE_KINDS if flat.get(key)]
+    is_of_teacher = flat.get("teacher.model") and chosen_keys == ["judge.base_url"]
+    if not chosen_keys or is_of_teacher or flat.get("judge.kind"):
         return None
     return _JUDGE_KINDS[chosen_keys[0]], chosen_keys[0]
 
 
 def train_settings(flat: Mapping[str, Any]) -> TrainConfig:
     """Build the train section from keys below `train.`, without the checks across sections."""
-    current = {}
-    for key, value in flat.items():
-        name, value = current_key(f"train.{key}", value)
-        current[name.removeprefix("train.")] = value
+    current = {
+        current_key(f"train.{key}").removeprefix("train."): value for key, value in flat.items()
+    }
     return TrainConfig.model_validate(_nested(current))
 
 

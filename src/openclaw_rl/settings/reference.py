@@ -49,16 +49,16 @@ def _section_lines(tree: dict[str, Any], prefix: str, loaded: LoadedSettings) ->
             yield from _section_lines(value, f"{key}.", loaded)
         elif key in settings.SECRETS and value:
             yield f"{indent}# {name}: (set){_source_comment(key, loaded)}"
+        elif isinstance(value, list) and len(_one_line(value)) > _LIST_COLUMNS:
+            yield from _long_list_lines(name, value, indent, key, loaded)
         else:
-            text = (
-                yaml.safe_dump(value, default_flow_style=True, width=10**6)
-                .removesuffix("...\n")
-                .strip()
-            )
-            if isinstance(value, list) and len(text) > _LIST_COLUMNS:
-                yield from _long_list_lines(name, value, indent, key, loaded)
-            else:
-                yield f"{indent}{name}: {text}{_source_comment(key, loaded)}"
+            yield f"{indent}{name}: {_one_line(value)}{_source_comment(key, loaded)}"
+
+
+def _one_line(value: Any) -> str:
+    """Return a value as YAML in one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+    return text.removesuffix("...\n").strip()
 
 
 def _long_list_lines(
@@ -86,13 +86,14 @@ def check_file(file: str) -> None:
     default = Config()
     echo(f"{file}: {len(loaded.sources)} settings")
     for key, source in sorted(loaded.sources.items()):
+        value = _value_at(loaded.config, key)
+        line = f"  {key}: {'(set)' if key in settings.SECRETS else _format_default(value)}"
         spelled = source.rpartition(": ")[2]
-        other = "" if spelled == key else f"  (as {spelled})"
-        same = "  (the default)" if _value_at(default, key) == _value_at(loaded.config, key) else ""
-        shown = (
-            "(set)" if key in settings.SECRETS else _format_default(_value_at(loaded.config, key))
-        )
-        echo(f"  {key}: {shown}{other}{same}")
+        if spelled != key:
+            line += f"  (as {spelled})"
+        if value == _value_at(default, key):
+            line += "  (the default)"
+        echo(line)
 
 
 def _value_at(config: Config, key: str) -> Any:
@@ -113,10 +114,8 @@ def reference_page() -> str:
 
 
 def _other_names() -> dict[str, list[str]]:
-    """Return the earlier keys and the aliases of each setting that has some."""
+    """Return the aliases of each setting that has some."""
     names: dict[str, list[str]] = {}
-    for earlier, key in aliases.alias_table("earlier_keys").items():
-        names.setdefault(key, []).append(f"`{earlier}`")
     for alias in aliases.all_aliases().values():
         for key in alias.keys:
             names.setdefault(key, []).append(f"`{alias.name}`")
@@ -126,21 +125,19 @@ def _other_names() -> dict[str, list[str]]:
 def _section_tables(
     model: type[BaseModel], prefix: str, also: dict[str, list[str]]
 ) -> Iterator[str]:
-    rows = []
-    inner = []
-    for name, info in model.model_fields.items():
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            inner.append((name, kind))
-            continue
-        key = f"{prefix}{name}"
-        rows.append(_setting_row(key, info, also.get(key, ())))
     title = prefix.removesuffix(".") or "the whole"
     about = (model.__doc__ or "").split("\n", maxsplit=1)[0]
     yield f"\n## {title}\n\n{about}\n\n| setting | type | default | meaning | also |\n|---|---|---|---|---|"
-    yield from (row.replace("\n", " ") for row in rows)
-    for name, kind in inner:
-        yield from _section_tables(kind, f"{prefix}{name}.", also)
+    sections: dict[str, type[BaseModel]] = {}
+    for name, info in model.model_fields.items():
+        key = f"{prefix}{name}"
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            sections[key] = kind
+        else:
+            yield _setting_row(key, info, also.get(key, ())).replace("\n", " ")
+    for key, section in sections.items():
+        yield from _section_tables(section, f"{key}.", also)
 
 
 def _setting_row(key: str, info: FieldInfo, other_names: Sequence[str]) -> str:
@@ -158,15 +155,16 @@ def _setting_row(key: str, info: FieldInfo, other_names: Sequence[str]) -> str:
 def _type_name(kind: Any) -> str:
     """Return a readable type name, e.g. `number` or `a or b`."""
     origin = typing.get_origin(kind)
-    inside = typing.get_args(kind)
+    arguments = [one for one in typing.get_args(kind) if one is not type(None)]
     if origin is typing.Literal:
-        return " or ".join(f"`{one}`" for one in inside)
+        return " or ".join(f"`{one}`" for one in arguments)
+    names = list(map(_type_name, arguments))
     if origin is tuple:
-        return f"list of {_type_name(inside[0])}"
+        return f"list of {names[0]}"
     if origin is dict:
-        return f"{_type_name(inside[0])} to {_type_name(inside[1])}"
+        return " to ".join(names)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type_name(one) for one in inside if one is not type(None))
+        return " or ".join(names)
     return _TYPE_NAMES.get(kind, str(kind))
 
 

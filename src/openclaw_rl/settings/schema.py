@@ -387,11 +387,8 @@ def _installed_sections() -> dict[str, type[Section]]:
             model = SECTIONS.load(name)
         except PluginError:
             continue
-        if (
-            name not in Config.model_fields
-            and isinstance(model, type)
-            and issubclass(model, Section)
-        ):
+        is_section = isinstance(model, type) and issubclass(model, Section)
+        if is_section and name not in Config.model_fields:
             sections[name] = model
     return sections
 

@@ -45,16 +45,16 @@ class SettingsSource:
     def add_setting(self, name: str, value: Any, *, shown: str | None = None) -> None:
         """Add a setting under any of its names. `shown`: the name as the user wrote it."""
         source = f"{self.prefix}: {shown or name}"
-        name, value = aliases.current_key(name, value)
+        renamed = aliases.current_key(name)
+        if renamed != name:
+            self.notices.append(f"{source} is called {renamed} now: rename it")
+            name = renamed
         if name in self.keys:
             self._store_value(name, GivenValue(value=value, source=source))
             return
-        known = aliases.all_aliases().get(name)
-        if known is not None and known.refused:
-            self.faults.append(f"{source} is refused: {known.refused}.")
-            return
-        if known is not None:
-            self._apply_alias(known, value, source)
+        alias = aliases.all_aliases().get(name)
+        if alias is not None:
+            self._apply_alias(alias, value, source)
             return
         inner = self._key_below(name)
         if inner:
@@ -71,21 +71,25 @@ class SettingsSource:
             raise ConfigError("\n".join(self.faults))
         return self.found
 
-    def _apply_alias(self, known: aliases.SettingAlias, value: Any, source: str) -> None:
+    def _apply_alias(self, alias: aliases.SettingAlias, value: Any, source: str) -> None:
+        """Add the settings that an alias means, or a fault."""
+        if alias.refused:
+            self.faults.append(f"{source} is refused: {alias.refused}.")
+            return
         try:
-            meant = known.read(value)
+            value_by_key = alias.read(value)
         except ValueError as error:
             self.faults.append(f"{source}: {error}.")
             return
-        self.notices += known.notices(value)
-        for key, one in meant.items():
+        self.notices += alias.notices(value)
+        for key, one in value_by_key.items():
             if key not in self.keys:
-                raise AssertionError(f"{known.name} means {key}, which is no setting")
-            self._store_value(
-                key, GivenValue(value=one, source=source, weak=known.weak or key in known.yields)
-            )
+                raise AssertionError(f"{alias.name} means {key}, which is no setting")
+            is_weak = alias.weak or key in alias.yields
+            self._store_value(key, GivenValue(value=one, source=source, weak=is_weak))
 
     def _store_value(self, key: str, new: GivenValue) -> None:
+        """Add a setting, or a fault if its value is wrong or contradicts an earlier one."""
         if self.text is not None and isinstance(new.value, str):
             try:
                 new = replace(new, value=self._parse_typed(key, new))
@@ -95,7 +99,11 @@ class SettingsSource:
         earlier = self.found.get(key)
         if earlier is None or earlier.weak:
             self.found[key] = new
-        elif not new.weak and _normalize_value(earlier.value) != _normalize_value(new.value):
+        elif not new.weak:
+            self._check_agreement(key, earlier, new)
+
+    def _check_agreement(self, key: str, earlier: GivenValue, new: GivenValue) -> None:
+        if _normalize_value(earlier.value) != _normalize_value(new.value):
             one = f"{earlier.source}{_format_given(key, earlier)}"
             other = f"{_name_in_source(new.source)}{_format_given(key, new)}"
             self.faults.append(f"{one} and {other} both set {key} and disagree. Unset one.")
@@ -141,9 +149,10 @@ class SettingsSource:
             or difflib.get_close_matches(name, names, 1, 0.5)
             or difflib.get_close_matches(leaf, list(map(_leaf, names)), 1, 0.5)
         )
-        if not near:
-            return None
-        return next((key for key in names if near[0] in (key, _leaf(key))), None)
+        for key in names:
+            if near and near[0] in (key, _leaf(key)):
+                return key
+        return None
 
 
 ENV_PREFIX = "OPENCLAW_RL_"
@@ -178,11 +187,9 @@ def _shorten(text: str) -> str:
 def _normalize_value(value: Any) -> Any:
     """Normalize a value for comparison: 1e-6 equals "1e-6", and (0, 1) equals [0, 1]."""
     if isinstance(value, list | tuple):
-        return tuple(_normalize_value(v) for v in value)
-    if isinstance(value, bool):
-        return value
+        return tuple(map(_normalize_value, value))
     try:
-        return float(value)
+        return value if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         return value
 
@@ -201,13 +208,25 @@ def read_value(text: str, source: str) -> Any:
 def from_file(path: str | Path, keys: Iterable[str]) -> SettingsSource:
     """Read a YAML or JSON file. Raises `ConfigError` that names the file if it cannot be read."""
     file = Path(path)
+    text = _read_text(file)
+    is_json = file.suffix.lower() == ".json"
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        tree = (
-            strict_yaml.read_json(text)
-            if file.suffix.lower() == ".json"
-            else strict_yaml.read_yaml(text)
+        tree = strict_yaml.read_json(text) if is_json else strict_yaml.read_yaml(text)
+    except ValueError as error:
+        kind = "JSON" if is_json else "YAML"
+        raise ConfigError(f"{file}: cannot be read as {kind}: {error}") from None
+    if tree is not None and not isinstance(tree, dict):
+        raise ConfigError(
+            f"{file}: expected a mapping of sections (model, serve, train, ...), got {type(tree).__name__}"
         )
+    layer = SettingsSource(frozenset(keys), str(file))
+    _add_tree(tree or {}, "", layer)
+    return layer
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(
             f"{file}: no such settings file. Give an existing one with --config, or none."
@@ -220,26 +239,18 @@ def from_file(path: str | Path, keys: Iterable[str]) -> SettingsSource:
         raise ConfigError(
             f"{file}: expected UTF-8, got other bytes at byte {error.start}. Save it as UTF-8."
         ) from None
-    except ValueError as error:
-        kind = "JSON" if file.suffix.lower() == ".json" else "YAML"
-        raise ConfigError(f"{file}: cannot be read as {kind}: {error}") from None
-    if tree is not None and not isinstance(tree, dict):
-        raise ConfigError(
-            f"{file}: expected a mapping of sections (model, serve, train, ...), got {type(tree).__name__}"
-        )
-    layer = SettingsSource(frozenset(keys), str(file))
-    _add_tree(tree or {}, "", layer)
-    return layer
 
 
 def _add_tree(tree: Mapping[Any, Any], prefix: str, layer: SettingsSource) -> None:
     """Add every leaf of `tree`. Known settings are leaves even if their value is a mapping."""
     for key, value in tree.items():
         dotted = f"{prefix}{key}"
-        if value in ({}, None) and dotted not in layer.keys and dotted not in aliases.all_aliases():
+        is_setting = dotted in layer.keys
+        is_empty = value is None or value == {}
+        if is_empty and not is_setting and dotted not in aliases.all_aliases():
             layer.add_empty_section(dotted)
-        elif isinstance(value, Mapping) and dotted not in layer.keys:
-            _add_tree(value, dotted + ".", layer)
+        elif isinstance(value, Mapping) and not is_setting:
+            _add_tree(value, f"{dotted}.", layer)
         else:
             layer.add_setting(dotted, value)
 
@@ -259,7 +270,7 @@ def from_environment(
     be those of another program.
     """
     layer = SettingsSource(frozenset(keys), _ENVIRONMENT, text=frozenset(text))
-    long = {long_name(key): key for key in (*aliases.alias_table("earlier_keys"), *layer.keys)}
+    long = {long_name(key): key for key in layer.keys}
     short = aliases.by_form("environment")
     for name, value in environ.items():
         faults = len(layer.faults)
@@ -307,8 +318,9 @@ def _add_flags(layer: SettingsSource, arguments: Sequence[str] | str, *, shown: 
         layer.faults.append(fault)
         return
     for name, value in pairs:
-        known = aliases.all_aliases().get(name)
-        if value is True and known and not known.switch:
+        alias = aliases.all_aliases().get(name)
+        is_switch = alias is None or alias.switch
+        if value is True and not is_switch:
             layer.faults.append(f"{layer.prefix}: {shown}{name} needs a value: {name} VALUE.")
         else:
             layer.add_setting(name, value, shown=f"{shown}{name}")

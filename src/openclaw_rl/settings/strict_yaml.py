@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import yaml
@@ -23,16 +23,22 @@ class _Loader(yaml.SafeLoader):
     """Loader that rejects duplicate keys and names their line. Keys from a merge (`<<`) may be overridden."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                continue
-            if key.value in seen:
-                raise ValueError(
-                    f"line {key.start_mark.line + 1}: {key.value!r} is given twice. Keep one of them"
-                )
-            seen.add(key.value)
+        if isinstance(node, yaml.MappingNode):
+            _check_keys([key for key, _ in node.value])
         return super().construct_mapping(node, deep)
+
+
+def _check_keys(keys: Sequence[yaml.Node]) -> None:
+    """Raise `ValueError` for a key that a mapping has twice."""
+    seen: set[str] = set()
+    for key in keys:
+        if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+            continue
+        if key.value in seen:
+            raise ValueError(
+                f"line {key.start_mark.line + 1}: {key.value!r} is given twice. Keep one of them"
+            )
+        seen.add(key.value)
 
 
 def read_yaml(text: str) -> Any:
@@ -41,16 +47,21 @@ def read_yaml(text: str) -> Any:
         # A SafeLoader.
         return _check_size(yaml.load(text, _Loader))
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ValueError(where + _one_line(error.problem or error.context or error)) from None
-    except yaml.YAMLError as error:
-        raise ValueError(_one_line(error)) from None
+        raise ValueError(_marked_message(error)) from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    except ValueError as error:
-        # An invalid date, or a number that is too long.
+    except (yaml.YAMLError, ValueError) as error:
+        # `ValueError`: an invalid date, or a number that is too long.
         raise ValueError(_one_line(error)) from None
+
+
+def _marked_message(error: yaml.MarkedYAMLError) -> str:
+    """Return the problem in one line, with its position if YAML names one."""
+    mark = error.problem_mark or error.context_mark
+    problem = _one_line(error.problem or error.context or error)
+    if mark is None:
+        return problem
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def read_json(text: str) -> Any:
@@ -99,16 +110,28 @@ def _measure(
         raise ValueError("an alias (*) contains itself. Write the value out")
     if not isinstance(value, dict | list):
         return 1, 0
-    if id(value) not in known and len(above) <= _MAX_DEPTH:
-        parts = value.values() if isinstance(value, dict) else value
-        inner = [_measure(part, (*above, id(value)), known) for part in parts]
-        known[id(value)] = (
-            1 + sum(count for count, _ in inner),
-            1 + max((depth for _, depth in inner), default=0),
-        )
-    if len(above) + known.get(id(value), (0, 1))[1] > _MAX_DEPTH + 1:
+    if id(value) not in known:
+        if len(above) > _MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
+        known[id(value)] = _measure_parts(value, (*above, id(value)), known)
+    count, depth = known[id(value)]
+    if len(above) + depth > _MAX_DEPTH + 1:
         raise ValueError(_TOO_DEEP)
-    return known[id(value)]
+    return count, depth
+
+
+def _measure_parts(
+    value: dict[Any, Any] | list[Any],
+    above: tuple[int, ...],
+    known: dict[int, tuple[int, int]],
+) -> tuple[int, int]:
+    count = 1
+    depth = 0
+    for part in value.values() if isinstance(value, dict) else value:
+        part_count, part_depth = _measure(part, above, known)
+        count += part_count
+        depth = max(depth, part_depth)
+    return count, depth + 1
 
 
 class Section(BaseModel):
@@ -137,8 +160,12 @@ def _strict_value(value: Any, kind: Any) -> Any:
         return _strict_text(value, kinds, is_one_text=is_one_text)
     # Device ids may be written as numbers.
     if isinstance(value, list) and kind == tuple[str, ...]:
-        return [str(one) if type(one) is int else one for one in value]
+        return list(map(_number_text, value))
     return value
+
+
+def _number_text(value: Any) -> Any:
+    return str(value) if type(value) is int else value
 
 
 def _strict_bool(value: bool, kinds: Collection[Any]) -> Any:

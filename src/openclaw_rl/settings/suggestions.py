@@ -18,17 +18,22 @@ def settings_meant(name: str, keys: Iterable[str]) -> list[str]:
     `keys`: all settings. The name may be misspelled a little. Empty if no name is near.
     """
     meanings: dict[str, list[str]] = {}
+    for key in sorted(keys):
+        meanings.setdefault(key.rpartition(".")[2], []).append(key)
+    meanings |= _alias_meanings()
+    near = difflib.get_close_matches(_word_of(name), meanings, 1, _MIN_SIMILARITY)
+    return meanings[near[0]] if near else []
+
+
+def _alias_meanings() -> dict[str, list[str]]:
+    """Return the setting of each word by which other programs name one."""
+    meanings: dict[str, list[str]] = {}
     for alias in aliases.by_form("flag").values():
         meanings.setdefault(_word_of(alias.name), list(alias.keys[:1]))
     for key, other_names in aliases.alias_table("other_names").items():
         for word in other_names.split():
             meanings.setdefault(word, [key])
-    own_names: dict[str, list[str]] = {}
-    for key in sorted(keys):
-        own_names.setdefault(key.rpartition(".")[2], []).append(key)
-    meanings = own_names | meanings
-    near = difflib.get_close_matches(_word_of(name), meanings, 1, _MIN_SIMILARITY)
-    return meanings[near[0]] if near else []
+    return meanings
 
 
 def suggest_flag(name: str, keys: Iterable[str]) -> str:

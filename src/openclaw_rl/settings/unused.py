@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
@@ -18,6 +18,7 @@ from openclaw_rl.settings.registry import (
 )
 from openclaw_rl.settings.schema import Config
 from openclaw_rl.settings.schema_practice import PracticeConfig
+from openclaw_rl.settings.specs import EngineSpec, TrainerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,18 +258,14 @@ _OF_STARTED_ENGINES = ("engine.gpus", "engine.max_batch")
 @cache
 def _integration_rules() -> tuple[UnusedRule, ...]:
     """Return the rules for settings that only some engines or trainers read."""
-    readers: dict[str, tuple[list[str], list[str]]] = {}
-    for engine in engine_specs():
-        for key in setting_keys(engine):
-            readers.setdefault(key, ([], []))[0].append(engine.name)
-    for trainer in trainer_specs():
-        for key in setting_keys(trainer):
-            readers.setdefault(key, ([], []))[1].append(trainer.name)
-    servers, _ = readers[_OF_STARTED_SERVERS[0]]
+    engines_of = _names_by_key(engine_specs())
+    trainers_of = _names_by_key(trainer_specs())
+    servers = engines_of[_OF_STARTED_SERVERS[0]]
     keys_of: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for key, (engines, trainers) in readers.items():
+    for key in dict.fromkeys([*engines_of, *trainers_of]):
         if key not in (*_OF_STARTED_SERVERS, *_OF_STARTED_ENGINES):
-            keys_of.setdefault((tuple(engines), tuple(trainers)), []).append(key)
+            readers = (tuple(engines_of.get(key, ())), tuple(trainers_of.get(key, ())))
+            keys_of.setdefault(readers, []).append(key)
     return (
         UnusedRule(
             keys=_OF_STARTED_SERVERS,
@@ -288,6 +285,15 @@ def _integration_rules() -> tuple[UnusedRule, ...]:
         ),
         *(_read_by(engines, trainers, keys) for (engines, trainers), keys in keys_of.items()),
     )
+
+
+def _names_by_key(specs: Iterable[EngineSpec | TrainerSpec]) -> dict[str, list[str]]:
+    """Return the names of the engines, or of the trainers, that read each setting."""
+    names: dict[str, list[str]] = {}
+    for spec in specs:
+        for key in setting_keys(spec):
+            names.setdefault(key, []).append(spec.name)
+    return names
 
 
 def _read_by(engines: Sequence[str], trainers: Sequence[str], keys: Sequence[str]) -> UnusedRule:
@@ -362,12 +368,15 @@ def unused_by_command(
             continue
         commands, readers = known
         is_named = section in ("data", "rollout") or source.startswith("flags: ")
-        if is_named and command not in commands and not set(workers) & set(readers):
+        is_read = command in commands or not set(workers).isdisjoint(readers)
+        if is_named and not is_read:
             unread.setdefault(commands, []).append(key)
-    return [
-        f"{_no_effect(_given_names(keys, sources))} on `openclaw-rl {command}`: only on {_format_commands(commands)}"
-        for commands, keys in unread.items()
-    ]
+    notices = []
+    for commands, keys in unread.items():
+        names = _no_effect(_given_names(keys, sources))
+        places = _format_commands(commands)
+        notices.append(f"{names} on `openclaw-rl {command}`: only on {places}")
+    return notices
 
 
 def _format_commands(names: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from urllib.parse import urlsplit
 
@@ -18,10 +18,11 @@ from openclaw_rl.settings.registry import (
     trainer_specs,
 )
 from openclaw_rl.settings.schema import SECRETS, Config, ServeConfig
-from openclaw_rl.settings.schema_judge import EndpointConfig
+from openclaw_rl.settings.schema_judge import EndpointConfig, JudgeConfig
 from openclaw_rl.settings.schema_train import TrainConfig
 from openclaw_rl.settings.specs import EngineSpec, TrainerSpec
 
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+")
 # Characters of the API key where other machines reach the gateway.
 MIN_KEY_CHARS = 16
 
@@ -75,9 +76,7 @@ def _check_fireworks_ids(config: Config) -> None:
 def _check_origins(origins: Iterable[str]) -> None:
     """Browsers send an origin as SCHEME://HOST[:PORT] in lower case, without a path; no other text ever matches."""
     for origin in origins:
-        if origin not in ("*", "null") and not re.fullmatch(
-            r"[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+", origin
-        ):
+        if not _ORIGIN.fullmatch(origin):
             raise ConfigError(
                 f"serve.cors_origins: expected origins like https://chat.example or http://localhost:3000 (lower case, "
                 f"no path, no slash at the end), or *, got {origin!r}"
@@ -128,19 +127,19 @@ def _check_server_weights(config: Config) -> None:
     """Refuse a trainer that loads its weights into a server where it cannot."""
     if config.engine.weights != "trainer":
         return
-    servers = [spec for spec in engine_specs() if spec.takes_trainer_weights]
-    loaders = [spec for spec in trainer_specs() if spec.loads_server]
+    servers = _names(spec for spec in engine_specs() if spec.takes_trainer_weights)
+    loaders = _names(spec for spec in trainer_specs() if spec.loads_server)
     required = {
-        f"engine.backend to {_names(servers)}": engine_spec(config).takes_trainer_weights,
+        f"engine.backend to {servers}": engine_spec(config).takes_trainer_weights,
         "engine.url to the address of the trainer's router": config.engine.url is not None,
-        f"train.trainer to {_names(loaders)}": trainer_spec(config).loads_server,
+        f"train.trainer to {loaders}": trainer_spec(config).loads_server,
         "train.finetune to full": config.train.finetune == "full",
         "policy.per to all": config.policy.per == "all",
     }
-    wrong = [change for change, holds in required.items() if not holds]
-    if wrong:
+    changes = [change for change, holds in required.items() if not holds]
+    if changes:
         raise ConfigError(
-            f"engine.weights is trainer, for slime (docs/guides/slime.md). Set {', '.join(wrong)}"
+            f"engine.weights is trainer, for slime (docs/guides/slime.md). Set {', '.join(changes)}"
         )
 
 
@@ -149,12 +148,14 @@ def _names(specs: Iterable[EngineSpec | TrainerSpec]) -> str:
 
 
 def _check_policies(config: Config) -> None:
-    if config.policy.per != "all" and config.train.checkpoint.save_dir is not None:
+    if config.policy.per == "all":
+        return
+    if config.train.checkpoint.save_dir is not None:
         raise ConfigError(
             f"policy.per is {config.policy.per}, but a checkpoint holds one policy. Leave out "
             "train.checkpoint.save_dir; the newest versions of each policy are in the home"
         )
-    if config.policy.per != "all" and not engine_spec(config).loads_versions:
+    if not engine_spec(config).loads_versions:
         raise ConfigError(
             f"policy.per is {config.policy.per}, but an endpoint of engine.backend "
             f"{config.engine.backend} need not load versions, and without them it answers everybody alike. Set "
@@ -179,16 +180,17 @@ def _check_key(serve: ServeConfig) -> None:
 
 def _check_judge(config: Config) -> None:
     """Check judge and teacher. A model without an endpoint is no error yet: see `missing_endpoints`."""
-    judge = config.judge
+    signals = config.judge.signals
     teacher = config.teacher
-    if judge.signals.abandoned and judge.signals.abandoned_after > config.collect.session_timeout:
+    if signals.abandoned and signals.abandoned_after > config.collect.session_timeout:
         raise ConfigError(
-            f"judge.signals.abandoned_after ({judge.signals.abandoned_after:g}) is above collect.session_timeout "
+            f"judge.signals.abandoned_after ({signals.abandoned_after:g}) is above collect.session_timeout "
             f"({config.collect.session_timeout:g}): turns are dropped before. Set a shorter time"
         )
-    if judge.kind == "llm":
+    if config.judge.kind == "llm":
         _check_llm_judge(config)
-    if teacher.base_url and teacher.when != "never" and not teacher.model:
+    has_teacher = teacher.base_url and teacher.when != "never"
+    if has_teacher and not teacher.model:
         raise ConfigError(
             "teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off."
         )
@@ -214,11 +216,11 @@ def missing_endpoints(config: Config) -> list[str]:
     Such settings load, because commands without a judge can use them. The judge refuses to start with them.
     """
     judge = config.judge
-    teacher = config.teacher
-    sections: dict[str, EndpointConfig] = (
-        {"judge": judge} if judge.kind == "llm" and judge.path is None else {}
-    )
-    sections |= {"teacher": teacher} if teacher.wanted else {}
+    sections: dict[str, EndpointConfig] = {}
+    if judge.kind == "llm" and judge.path is None:
+        sections["judge"] = judge
+    if config.teacher.wanted:
+        sections["teacher"] = config.teacher
     return [
         f"{name}.model is {section.model}, and no endpoint serves it: the judge cannot start. Set {name}.base_url to "
         "an OpenAI-compatible endpoint, e.g. https://api.openai.com/v1 with the key in "
@@ -231,12 +233,9 @@ def missing_endpoints(config: Config) -> list[str]:
 def untrained_lessons(config: Config) -> list[str]:
     """Return a notice if the trainer learns from no turn whose prompt had lessons."""
     method = make_method(config.train)
-    if (
-        trainer_spec(config).trains_under_lessons
-        or not method.uses_hints
-        or method.uses_reward
-        or config.serve.lessons == "off"
-    ):
+    needs_hints = method.uses_hints and not method.uses_reward
+    has_lessons = config.serve.lessons != "off"
+    if trainer_spec(config).trains_under_lessons or not (needs_hints and has_lessons):
         return []
     return [
         f"train.method {config.train.method} with train.trainer {config.train.trainer} learns nothing from turns "
@@ -324,26 +323,36 @@ def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
 
 
 def _check_plugins(config: Config) -> None:
-    train = config.train
-    judge = config.judge
-    allowed: dict[str, tuple[str | None, ...]] = {
-        "distill.target": ("token",),
-        "distill.hint_choice": (None, "mixture"),
-        "loss.surrogate": ("clip",),
-        "loss.sequence_mask": ("geometric", "none"),
-    }
-    for key, values in allowed.items():
-        value = attrgetter(key)(train)
-        if train.loss.path is not None and value not in values:
-            raise ConfigError(
-                f"train.loss.path: a loss of your own works on the sampled tokens, and train.{key} {value} would be "
-                f"without effect. Say train.{key} {values[-1]}, or unset train.loss.path."
-            )
     rollout = config.rollout
+    if config.train.loss.path is not None:
+        _check_own_loss(config.train)
     if rollout.function_path is not None and rollout.generate_path is not None:
         raise ConfigError(
             "rollout.function_path and rollout.generate_path: which of the two? Unset one"
         )
+    _check_judge_plugins(config.judge)
+
+
+_OF_OWN_LOSS: Mapping[str, tuple[str | None, ...]] = {
+    "distill.target": ("token",),
+    "distill.hint_choice": (None, "mixture"),
+    "loss.surrogate": ("clip",),
+    "loss.sequence_mask": ("geometric", "none"),
+}
+"""Setting of `train` -> its values beside `train.loss.path`; others would be without effect."""
+
+
+def _check_own_loss(train: TrainConfig) -> None:
+    for key, values in _OF_OWN_LOSS.items():
+        value = attrgetter(key)(train)
+        if value not in values:
+            raise ConfigError(
+                f"train.loss.path: a loss of your own works on the sampled tokens, and train.{key} {value} would be "
+                f"without effect. Say train.{key} {values[-1]}, or unset train.loss.path."
+            )
+
+
+def _check_judge_plugins(judge: JudgeConfig) -> None:
     if judge.kind == "plugin" and judge.plugin_path is None:
         raise ConfigError(
             "judge.kind is plugin: judge.plugin_path (--custom-rm-path FILE) is needed too"

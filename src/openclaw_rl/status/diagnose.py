@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from openclaw_rl.common.log_codes import ENGINE_WORKERS, MEMORY_CAUSES, LogCode
 from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.methods.registry import make_method
@@ -24,6 +24,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.settings.schema_judge import JudgeConfig
 from openclaw_rl.status.health import Diagnosis, HealthSnapshot, LogLine, take_snapshot
 from openclaw_rl.status.program_checks import engine_diagnosis, ray_diagnosis
+from openclaw_rl.status.reasons import group_reasons
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.train.learning_rate import find_low_rate
@@ -51,12 +52,6 @@ _PAUSES = frozenset({Wait.MAX_STEPS, Wait.FROZEN, Wait.SETTLING})
 # Seconds that an automatic rollback is reported.
 MAX_ROLLBACK_AGE = 86400.0
 _SPLIT_VOTES = frozenset({ReasonCode.TIE, ReasonCode.NO_MAJORITY})
-_OUT_OF_MEMORY = re.compile(
-    r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)",
-    re.IGNORECASE,
-)
-_RAY_FAILURE = re.compile(r"train\.launch\.(ray \S+: |by is ray, )|Ray cluster has no place for")
-_ENGINE_ENDED = re.compile(r"^(judge-)?engine ended")
 
 
 DiagnosisCheck = Callable[[HealthSnapshot], Diagnosis | None]
@@ -95,17 +90,17 @@ def diagnosis_names(config: Config, conn: Connection) -> dict[str, Any]:
 
 def out_of_memory(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose a step or an engine that ran out of memory."""
-    line = _last_matching_line(signs, _OUT_OF_MEMORY)
+    line = next(filter(_is_out_of_memory, reversed(signs.log_lines)), None)
     if line is None:
         return None
     train = signs.config.train
     engine = signs.config.engine
-    if _ENGINE_ENDED.match(line.message) or line.file == "engine.log":
+    if line.subject in ENGINE_WORKERS:
         settings: dict[str, Any] = {"engine.max_batch": max(1, engine.max_batch // 2)}
         advice = "also a shorter engine.max_context, and fewer rollout.parallel_envs"
     else:
         lora = train.finetune == "lora"
-        killed = "SIGKILL" in line.message
+        killed = line.code is LogCode.WORKER_ENDED
         steps = {
             # By default the trainer does this itself after an out-of-memory error, but it cannot react to a kill.
             "train.gradient_checkpointing": (
@@ -354,7 +349,10 @@ def lost_history(signs: HealthSnapshot) -> Diagnosis | None:
     n = signs.main_turns
     lost = len(signs.unlinked_reasons)
     if n >= MIN_COUNT and lost >= MAX_UNLINKED_SHARE * n:
-        seen = f"{lost} of the newest {n} turns: {signs.unlinked_reasons[0]}"
+        most = group_reasons(Counter(signs.unlinked_reasons))[0]
+        seen = f"{lost} of the newest {n} turns: {most.label}"
+        if most.count < lost:
+            seen += f" ({most.count} of them)"
         advice = (
             "`openclaw-rl inspect turn ID` shows the reason as its parent. The client changes the history: let it send "
             "X-Session-Id, and add patterns for what it inserts to serve.ephemeral_patterns"
@@ -371,8 +369,9 @@ def lost_history(signs: HealthSnapshot) -> Diagnosis | None:
 
 def engine_restarts(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose an engine that ended at least twice within the last hour."""
-    ends = [line for line in signs.log_lines if _ENGINE_ENDED.match(line.message)]
-    if len(ends) < 2 or _OUT_OF_MEMORY.search(ends[-1].message):
+    lines = [line for line in signs.log_lines if line.subject in ENGINE_WORKERS]
+    ends = [line for line in lines if line.code is LogCode.WORKER_ENDED]
+    if len(ends) < 2 or any(_is_out_of_memory(line) for line in _lines_of_last_end(lines)):
         return None
     return engine_diagnosis(
         signs.config, f"{len(ends)} times in the last hour; {_describe_line(ends[-1], signs.now)}"
@@ -449,7 +448,8 @@ def withdrawn_lessons(signs: HealthSnapshot) -> Diagnosis | None:
 
 def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose ranks that Ray did not place."""
-    line = _last_matching_line(signs, _RAY_FAILURE)
+    failures = [line for line in signs.log_lines if line.code is LogCode.RAY_UNUSABLE]
+    line = failures[-1] if failures else None
     return None if line is None else ray_diagnosis(signs.config, _describe_line(line, signs.now))
 
 
@@ -475,8 +475,14 @@ DIAGNOSIS_CHECKS: Sequence[DiagnosisCheck] = (
 )
 
 
-def _last_matching_line(signs: HealthSnapshot, pattern: re.Pattern[str]) -> LogLine | None:
-    return next((line for line in reversed(signs.log_lines) if pattern.search(line.message)), None)
+def _is_out_of_memory(line: LogLine) -> bool:
+    return line.code is LogCode.OUT_OF_MEMORY or line.cause in MEMORY_CAUSES
+
+
+def _lines_of_last_end(lines: Sequence[LogLine]) -> Sequence[LogLine]:
+    """Return the last line about an end, and those since the end before it."""
+    ends = [n for n, line in enumerate(lines) if line.code is LogCode.WORKER_ENDED]
+    return lines[ends[-2] + 1 : ends[-1] + 1]
 
 
 def _describe_line(log_line: LogLine, now: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +11,14 @@ from typing import Any
 from sqlalchemy import Connection
 
 from openclaw_rl.common import disk_space
+from openclaw_rl.common.log_codes import EndCause, LogCode
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.policy_digest import find_damage
 from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
 from openclaw_rl.errors import DiskFull
 from openclaw_rl.methods.registry import make_method
+from openclaw_rl.reasons import Reason
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState, list_lessons
@@ -40,19 +41,26 @@ MAX_ITEMS = 50
 LOG_WINDOW = 3600.0
 # Seconds: a worker that crashed longer ago has recovered.
 _CRASH_INTERVAL = 900.0
-# Of the supervisor.
-_CRASH_LINE = re.compile(r"(\S+) ended \(")
+_LOG_SUFFIX = ".log"
 # Bytes that are read at the end of a file.
 _TAIL_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line of a worker's log."""
+    """One line of a worker's log. Lines of earlier versions have no codes."""
 
     file: str
     message: str
     at: float  # seconds since the epoch
+    code: LogCode | None = None
+    worker: str = ""  # the one that the line is about; empty: the one that wrote it
+    cause: EndCause | None = None  # of the end of a worker
+
+    @property
+    def subject(self) -> str:
+        """The worker that the line is about."""
+        return self.worker or self.file.removesuffix(_LOG_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +83,7 @@ class HealthSnapshot:
     empty_reactions: int  # number of these verdicts whose reaction has no text and no feedback
     main_turns: int  # number of the newest main turns
     unlinked_reasons: Sequence[
-        str
+        Reason
     ]  # of those main turns: why no earlier turn was found in a history that has replies
     isolated_turns: (
         int  # number of those main turns that have neither an earlier turn nor a reaction
@@ -128,7 +136,7 @@ def take_snapshot(
         verdicts=verdicts,
         empty_reactions=sum(_is_empty_reaction(conn, v.turn) for v in verdicts),
         main_turns=len(links),
-        unlinked_reasons=[reason for _, reason, _ in links if reason],
+        unlinked_reasons=[reason for _, reason, _ in links if reason is not None],
         isolated_turns=sum(parent is None and not revision for parent, _, revision in links),
         waiting_turns=unjudged,
         longest_wait=0.0 if since is None else now - since,
@@ -196,9 +204,8 @@ def _find_worker_problems(
     """Return a line for each worker that is parked, or that crashed twice and may crash again."""
     crashes: dict[str, list[LogLine]] = {}
     for line in log_lines:
-        crash = _CRASH_LINE.match(line.message)
-        if crash is not None:
-            crashes.setdefault(crash[1], []).append(line)
+        if line.code is LogCode.WORKER_ENDED:
+            crashes.setdefault(line.subject, []).append(line)
     problems: dict[str, str] = {}
     for worker, lines in crashes.items():
         is_recent = abs(now - lines[-1].at) < _CRASH_INTERVAL
@@ -242,14 +249,25 @@ def training_queue_length(config: Config, conn: Connection) -> int:
 
 def _recent_log_lines(logs: Path, now: float) -> list[LogLine]:
     log_lines = []
-    for path in sorted(logs.glob("*.log")):
+    for path in sorted(logs.glob(f"*{_LOG_SUFFIX}")):
         for row in _json_lines(path):
             if "message" in row and isinstance(row.get("at"), int | float):
-                log_lines.append(
-                    LogLine(file=path.name, message=str(row["message"]), at=float(row["at"]))
-                )
+                log_lines.append(_to_log_line(path.name, row))
     recent = [line for line in log_lines if abs(now - line.at) <= LOG_WINDOW]
     return sorted(recent, key=lambda line: line.at)
+
+
+def _to_log_line(file: str, row: Mapping[str, Any]) -> LogLine:
+    code = row.get("code")
+    cause = row.get("cause")
+    return LogLine(
+        file=file,
+        message=str(row["message"]),
+        at=float(row["at"]),
+        code=LogCode(code) if code in set(LogCode) else None,
+        worker=str(row.get("worker", "")),
+        cause=EndCause(cause) if cause in set(EndCause) else None,
+    )
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:

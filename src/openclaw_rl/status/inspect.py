@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.cells import cell_len, chop_cells
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.assets import local_model_folder
 from openclaw_rl.common.message_hash import message_text, strip_client_text
-from openclaw_rl.common.terminal import TerminalConsole, print_json
+from openclaw_rl.common.terminal import TerminalConsole, print_data
 from openclaw_rl.errors import DamagedRow, ModelError, OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.report import read_store
@@ -98,6 +98,7 @@ def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
         "relation_of": turn.relation_of,
         "parent": turn.parent,
         "unlinked": turn.unlinked,
+        "unlinked_code": turn.unlinked_code,
         "trained_into": policies.versions_with_turn(conn, id_),
         "damaged": None,
     }
@@ -229,54 +230,58 @@ def _last_user_text(messages: Sequence[Message]) -> str:
 
 def show_sessions(config: Config, limit: int, *, as_json: bool) -> None:
     """Print the newest sessions: number of turns, their states, and the first message."""
-    console = TerminalConsole()
     with read_store(config) as conn:
         rows = session_rows(conn, limit)
-    if as_json:
-        print_json({"sessions": rows})
-        return
-    console.print(template_summary(config))
-    for row in rows:
-        states = ", ".join(f"{n} {state}" for state, n in row["states"].items())
-        console.print(Text.assemble((row["session"], "bold"), f"  {states}"))
-        console.print(Text("  " + shorten_line(row["first_message"], console.width - 2)))
-    if not rows:
-        console.print("no conversations yet")
+
+    def render(data: Mapping[str, Any]) -> Group:
+        width = TerminalConsole().width
+        lines = [line for row in data["sessions"] for line in _session_lines(row, width)]
+        return Group(template_summary(config), *(lines or ["no conversations yet"]))
+
+    print_data({"sessions": rows}, render, as_json=as_json, highlight=False)
+
+
+def _session_lines(row: Mapping[str, Any], width: int) -> list[RenderableType]:
+    states = ", ".join(f"{n} {state}" for state, n in row["states"].items())
+    first = Text("  " + shorten_line(row["first_message"], width - 2))
+    return [Text.assemble((row["session"], "bold"), f"  {states}"), first]
 
 
 def show_session(config: Config, session: str, *, as_json: bool) -> None:
     """Print every turn of one session. Raises `OpenClawError` if the session does not exist."""
     with read_store(config) as conn:
         data = session_data(conn, session)
-    if as_json:
-        print_json(data)
-    else:
+
+    def render(data: Mapping[str, Any]) -> Group:
         panels = [_turn_panel(turn, whole=False) for turn in data["turns"]]
-        TerminalConsole(highlight=True).print(Group(template_summary(config), *panels))
+        return Group(template_summary(config), *panels)
+
+    print_data(data, render, as_json=as_json)
 
 
 def show_turn(config: Config, turn: str, *, as_json: bool) -> None:
     """Print one turn in full. Raises `OpenClawError` if the turn does not exist."""
     with read_store(config) as conn:
         data = turn_data(conn, turn)
-    if as_json:
-        print_json(data)
-    else:
-        TerminalConsole(highlight=True).print(
-            Group(template_summary(config), _turn_panel(data, whole=True))
-        )
+
+    def render(data: Mapping[str, Any]) -> Group:
+        return Group(template_summary(config), _turn_panel(data, whole=True))
+
+    print_data(data, render, as_json=as_json)
 
 
 def show_policy(config: Config, version: int, *, as_json: bool) -> None:
     """Print one version: lineage, metrics, the turns it was trained on. Raises `OpenClawError` if it does not exist."""
     with read_store(config) as conn:
         data = policy_data(conn, version)
-    if as_json:
-        print_json(data)
-        return
+    print_data(data, _render_policy, as_json=as_json)
+
+
+def _render_policy(data: Mapping[str, Any]) -> Group:
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
+    version = data["version"]
     reason = f": {data['reason']}" if data["reason"] else ""
     table.add_row("state", data["state"] + reason)
     table.add_row("lineage", _lineage_text(data["lineage"]))
@@ -289,7 +294,7 @@ def show_policy(config: Config, version: int, *, as_json: bool) -> None:
         table.add_row(name, f"{value:.6g}")
     panel = Panel(table, title=f"version {version}", title_align="left")
     turn_panels = [_turn_panel(turn, whole=False) for turn in data["turns"]]
-    TerminalConsole(highlight=True).print(Group(panel, _turn_count(turn_panels), *turn_panels))
+    return Group(panel, _turn_count(turn_panels), *turn_panels)
 
 
 def _turn_count(panels: Sequence[Panel]) -> str:

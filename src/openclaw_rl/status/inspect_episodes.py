@@ -12,7 +12,7 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import message_text
-from openclaw_rl.common.terminal import TerminalConsole, print_json
+from openclaw_rl.common.terminal import print_data
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.methods.group_relative import GroupRelativeMethod
 from openclaw_rl.methods.registry import make_method
@@ -101,19 +101,17 @@ def show_episode(config: Config, id: str, *, as_json: bool) -> None:
     """Print one episode turn by turn. Raises `OpenClawError` if it does not exist."""
     with read_store(config) as conn:
         data = episode_data(conn, id, _credit_method(config))
-    if as_json:
-        print_json(data)
-    else:
-        TerminalConsole(highlight=True).print(_episode_panel(data))
+    print_data(data, _episode_panel, as_json=as_json)
 
 
 def show_group(config: Config, id: str, *, as_json: bool) -> None:
     """Print one group, episode by episode. Raises `OpenClawError` if it does not exist."""
     with read_store(config) as conn:
         data = group_data(conn, id, _credit_method(config))
-    if as_json:
-        print_json(data)
-        return
+    print_data(data, _render_group, as_json=as_json)
+
+
+def _render_group(data: Mapping[str, Any]) -> Group:
     state = (
         "complete"
         if data["completed_at"] is not None
@@ -126,9 +124,7 @@ def show_group(config: Config, id: str, *, as_json: bool) -> None:
         f"  task {data['task']}, {data['split']}: {state}{mean}",
     )
     reason = [Text(data["reason"], "yellow")] if data["reason"] else []
-    TerminalConsole(highlight=True).print(
-        Group(title, *reason, *map(_episode_panel, data["episodes"]))
-    )
+    return Group(title, *reason, *map(_episode_panel, data["episodes"]))
 
 
 def _credit_method(config: Config) -> GroupRelativeMethod:

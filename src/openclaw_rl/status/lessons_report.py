@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import message_text
-from openclaw_rl.common.terminal import TerminalConsole, print_json
+from openclaw_rl.common.terminal import TerminalConsole, print_data
 from openclaw_rl.errors import DamagedRow
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.inspect import shorten_line, turn_data
@@ -58,24 +59,31 @@ def _turn_comments(conn: Connection, turn: str) -> dict[str, str | None]:
 
 def show_lessons(config: Config, *, with_superseded: bool, as_json: bool) -> None:
     """Print the lessons of the home."""
-    console = TerminalConsole()
     with read_store(config) as conn:
         rows = lesson_rows(conn, with_superseded=with_superseded, now=time.time())
-    if as_json:
-        print_json({"lessons": rows})
-        return
-    for row in rows:
-        console.print(Text.assemble((row["id"], "bold"), f"  {row['text']}"))
-        where = Text(f"{state_text(row, config.serve.lessons)}; {_scope_text(row)}", style="dim")
-        console.print(Padding(where, (0, 0, 0, 2), expand=False))
-        for one in reversed(row["turns"][-MAX_SHOWN_TURNS:]):
-            comment = f"said: {one['said'] or 'nothing'} ({one['turn']})"
-            console.print(Text("    " + shorten_line(comment, console.width - 4)))
-        more = len(row["turns"]) - MAX_SHOWN_TURNS
-        if more > 0:
-            console.print(f"    and {more} more")
-    if not rows:
-        console.print("no lessons yet: they are made from what you say about replies")
+
+    def render(data: Mapping[str, Any]) -> Group:
+        lines = [
+            line for row in data["lessons"] for line in _lesson_lines(row, config.serve.lessons)
+        ]
+        return Group(*(lines or ["no lessons yet: they are made from what you say about replies"]))
+
+    print_data({"lessons": rows}, render, as_json=as_json, highlight=False)
+
+
+def _lesson_lines(row: Mapping[str, Any], mode: str) -> list[RenderableType]:
+    """Return a lesson, where it is, and what was said. `mode`: `serve.lessons`."""
+    width = TerminalConsole().width
+    where = Text(f"{state_text(row, mode)}; {_scope_text(row)}", style="dim")
+    lines: list[RenderableType] = [
+        Text.assemble((row["id"], "bold"), f"  {row['text']}"),
+        Padding(where, (0, 0, 0, 2), expand=False),
+    ]
+    for one in reversed(row["turns"][-MAX_SHOWN_TURNS:]):
+        comment = f"said: {one['said'] or 'nothing'} ({one['turn']})"
+        lines.append(Text("    " + shorten_line(comment, width - 4)))
+    more = len(row["turns"]) - MAX_SHOWN_TURNS
+    return [*lines, f"    and {more} more"] if more > 0 else lines
 
 
 def state_text(row: Mapping[str, Any], mode: str) -> str:

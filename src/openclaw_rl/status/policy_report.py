@@ -11,7 +11,7 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from openclaw_rl.common.statistics.rater_agreement import wilson_interval
-from openclaw_rl.common.terminal import TerminalConsole, print_json
+from openclaw_rl.common.terminal import print_data
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.report import format_time, read_store, version_label
 from openclaw_rl.store.lineage import policies, policy_marks, probe_answers
@@ -131,9 +131,12 @@ def show_policies(config: Config, limit: int, *, name: str | None = None, as_jso
             require_name(conn, name)
         rows = policy_rows(conn, limit, name)
         frozen = policy_marks.frozen_since(conn)
-    if as_json:
-        print_json({"frozen_since": frozen, "versions": rows})
-        return
+    print_data({"frozen_since": frozen, "versions": rows}, _render_policies, as_json=as_json)
+
+
+def _render_policies(data: Mapping[str, Any]) -> Group:
+    rows = data["versions"]
+    frozen = data["frozen_since"]
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for column in ("version", "state", "marks", "time", "turns", "served", "satisfaction"):
         table.add_column(column, justify="right" if column in ("turns", "served") else "left")
@@ -153,7 +156,7 @@ def show_policies(config: Config, limit: int, *, name: str | None = None, as_jso
         if frozen is None
         else [Text(f"training is frozen since {format_time(frozen)}", "yellow")]
     )
-    TerminalConsole(highlight=True).print(Group(table, *reasons, *note))
+    return Group(table, *reasons, *note)
 
 
 def _format_marks(row: Mapping[str, Any]) -> str:
@@ -177,18 +180,18 @@ def show_difference(config: Config, version: int, other: int, *, as_json: bool) 
     """Print the metrics and the changed probe answers of two versions. Raises `OpenClawError` for an unknown one."""
     with read_store(config) as conn:
         data = difference_data(conn, version, other)
-    if as_json:
-        print_json(data)
-        return
-    metrics = Table("metric", f"v{version}", f"v{other}", box=None, pad_edge=False, padding=(0, 1))
+    print_data(data, _render_difference, as_json=as_json)
+
+
+def _render_difference(data: Mapping[str, Any]) -> Group:
+    columns = [f"v{version}" for version in data["versions"]]
+    metrics = Table("metric", *columns, box=None, pad_edge=False, padding=(0, 1))
     for name, values in data["metrics"].items():
         metrics.add_row(name, *("" if value is None else f"{value:.6g}" for value in values))
-    answers = Table("probe", f"v{version}", f"v{other}", box=None, pad_edge=False, padding=(0, 1))
+    answers = Table("probe", *columns, box=None, pad_edge=False, padding=(0, 1))
     for row in data["changed"]:
         answers.add_row(
             Text(f"{row['probe']}: {row['question']}"), *(Text(answer) for answer in row["answers"])
         )
     count = f"\nprobes that both have answered: {data['probes']}; answers that differ: {len(data['changed'])}"
-    TerminalConsole(highlight=True).print(
-        Group(metrics, Text(count), *([answers] if data["changed"] else []))
-    )
+    return Group(metrics, Text(count), *([answers] if data["changed"] else []))

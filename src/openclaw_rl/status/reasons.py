@@ -1,4 +1,4 @@
-"""Group the reasons for which turns are dropped or untrainable by their codes."""
+"""Group reasons by their codes."""
 
 from __future__ import annotations
 

@@ -19,11 +19,12 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.progress import Activity, WorkKind, describe_activity
-from openclaw_rl.common.terminal import TerminalConsole, print_json
+from openclaw_rl.common.terminal import print_data
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.reasons import group_reasons
+from openclaw_rl.status.understanding import COUNTED_VERDICTS, understanding_data
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text, withdrawn_rows
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
@@ -124,7 +125,11 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "turns": turns.count_by_state(conn),
         "dropped": {reason.detail: count for reason, count in dropped.items()},
         "untrainable": {reason.detail: count for reason, count in untrainable.items()},
-        "reasons": {"dropped": _reason_rows(dropped), "untrainable": _reason_rows(untrainable)},
+        "reasons": {
+            "dropped": _reason_rows(dropped),
+            "untrainable": _reason_rows(untrainable),
+            "unlinked": _reason_rows(turns.count_unlinked(conn)),
+        },
         "practice": {
             "turns": practice_turns.count_all(conn),
             "seconds_of_last_hour": round(practice_turns.seconds_of_last_hour(conn, now), 1),
@@ -133,6 +138,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "lesson_capacity": examinations.measured_capacity(conn, head.identity),
         "withdrawn_lessons": withdrawn_rows(conn),
         "verdicts": {str(score): n for score, n in turns.count_by_score(conn).items()},
+        "understanding": understanding_data(conn),
         "agreement": {"agree": agree, "of": of},
         "judges": [
             {"judge": judge, "trained_on": judge not in untrusted, **asdict(kappa)}
@@ -226,10 +232,7 @@ def show_status(config: Config, *, as_json: bool) -> None:
         "policies": folder_size(config.policies_dir),
         "store": store_size(config.store_path),
     }
-    if as_json:
-        print_json(status)
-    else:
-        TerminalConsole(highlight=True).print(_render_status(status))
+    print_data(status, _render_status, as_json=as_json)
 
 
 def _render_status(status: Mapping[str, Any]) -> Group:
@@ -311,7 +314,7 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
     total = sum(status["turns"].values()) or 1
     for state, count in status["turns"].items():
         table.add_row(str(count), state)
-    for title in ("dropped", "untrainable"):
+    for title in ("dropped", "untrainable", "unlinked"):
         for row in status["reasons"][title][:5]:
             table.add_row(f"{row['count'] / total:.0%}", _labelled(title, row["reason"]))
     for row in status["untrainable_agents"]:
@@ -328,6 +331,12 @@ def _verdict_lines(status: Mapping[str, Any]) -> Iterator[Text]:
     scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
     counts = [f"{count} {scores.get(key, key)}" for key, count in status["verdicts"].items()]
     yield _labelled("verdicts", ", ".join(counts) or "none yet")
+    senders = {"person": "messages of people", "tool": "results of tools"}
+    for kind, row in status["understanding"].items():
+        share = f"{row['understood']} of {row['judged']} {senders.get(kind, kind)}"
+        yield _labelled("understood", f"{share}, among the newest {COUNTED_VERDICTS} verdicts")
+        for quoted in row["not_understood"]:
+            yield Text(f'  not understood: "{quoted["text"]}"', "dim")
 
 
 def _lesson_lines(status: Mapping[str, Any]) -> Iterator[Text]:

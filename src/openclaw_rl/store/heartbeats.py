@@ -218,15 +218,18 @@ class AttemptLog:
         """Note that the work on these rows begins. Return how often a worker died on each of them, if it did."""
         fresh = [ref for ref in refs if ref not in self._begun]
         if fresh:
-            with self._store.write(durable=False) as conn:
-                before = self._counts(conn)
-                pid = os.getpid()
-                rows = [{"stage": self._stage, "ref": ref, "count": 1, "pid": pid} for ref in fresh]
-                conn.execute(_begin_attempt, rows)
-            for ref in fresh:
-                self._begun[ref] = before.get(ref, 0)
+            self._note_begin(fresh)
         deaths = {ref: self._begun[ref] for ref in refs}
         return {ref: count for ref, count in deaths.items() if count}
+
+    def _note_begin(self, refs: Collection[str]) -> None:
+        pid = os.getpid()
+        rows = [{"stage": self._stage, "ref": ref, "count": 1, "pid": pid} for ref in refs]
+        with self._store.write(durable=False) as conn:
+            before = self._counts(conn)
+            conn.execute(_begin_attempt, rows)
+        for ref in refs:
+            self._begun[ref] = before.get(ref, 0)
 
     def end(
         self, conn: Connection, refs: Collection[str] | None = None, *, success: bool = True

@@ -68,6 +68,7 @@ class TurnPosition:
     relation: str = "fresh"
     relation_of: str | None = None
     unlinked: str | None = None
+    unlinked_code: ReasonCode | None = None
     untrainable: Reason | None = None
 
 
@@ -81,7 +82,7 @@ class KnownTurn:
     imported: bool
 
 
-_POSITION = ("session", "kind", "parent", "relation", "relation_of", "unlinked")
+_POSITION = ("session", "kind", "parent", "relation", "relation_of", "unlinked", "unlinked_code")
 _update_position = (
     update(t.turns)
     .where(t.turns.c.id == bindparam("turn"))

@@ -1,4 +1,4 @@
-"""Codes of the reasons that earlier versions of the program stored as words. For migration 24 alone.
+"""Codes of the reasons that earlier versions of the program stored as words. For migrations 24 and 25 alone.
 
 No other code reads words: what is written since has its code beside it.
 """
@@ -88,6 +88,21 @@ DROPPED: Prefixes = (
     ("a version that was not trained on it was promoted", "promoted"),
     ("damaged: ", "damaged"),
 )
+UNLINKED: Prefixes = (
+    ("ambiguous: ", "ambiguous"),
+    ("the message before the reply is another one", "no tie"),
+    ("its reply was given under another ", "other name"),
+    ("the summary in place of its history was given under another ", "other name"),
+    ("the client sends another text in place of the reply", "other text"),
+    ("a reply under 24 characters", "short text"),
+    ("the summary in place of its history has under ", "short text"),
+    ("its replies are not from this gateway", "not ours"),
+    ("the summary in place of its history is no reply", "not ours"),
+    ("its history names tool calls of this gateway", "quoted"),
+    ("its history has a reply of this gateway only inside", "quoted"),
+    ("the turn before the summary", "unknown turn"),
+)
+_UNLINKED_OPENING = "no reply in its history ("
 _NOT_FINITE = ", expected a finite number"
 
 
@@ -111,6 +126,21 @@ def fill_codes(conn: sqlite3.Connection) -> None:
     conn.execute(
         "UPDATE verdicts SET reason_code = verdict_code_of(reason) WHERE score IS NULL AND reason LIKE 'abstained: %'"
     )
+
+
+def fill_unlinked_codes(conn: sqlite3.Connection) -> None:
+    """Write the code of why a turn is not linked."""
+    conn.create_function("unlinked_code_of", 1, code_of_unlinked)
+    conn.execute(
+        "UPDATE turns SET unlinked_code = unlinked_code_of(unlinked) WHERE unlinked IS NOT NULL"
+    )
+
+
+def code_of_unlinked(text: str) -> str:
+    """Return the code of the last reason: that of the reply to which the request reacts."""
+    if text.startswith(_UNLINKED_OPENING):
+        text = text.partition(": ")[2].split("; ")[-1]
+    return find_code(text, UNLINKED, None) or "stated"
 
 
 def find_code(text: str | None, prefixes: Prefixes, default: str | None) -> str | None:

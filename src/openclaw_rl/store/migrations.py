@@ -38,6 +38,11 @@ def _add_reason_codes(conn: sqlite3.Connection) -> None:
     migrated_reasons.fill_codes(conn)
 
 
+def _add_unlinked_codes(conn: sqlite3.Connection) -> None:
+    _run_file("25_unlinked_codes", conn)
+    migrated_reasons.fill_unlinked_codes(conn)
+
+
 MIGRATIONS: Sequence[Migration] = (
     _initial_schema,
     partial(_run_file, "2_template_variables"),
@@ -63,6 +68,7 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "22_lesson_examinations"),
     partial(_run_file, "23_waits"),
     _add_reason_codes,
+    _add_unlinked_codes,
     partial(_run_file, "28_feedback"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

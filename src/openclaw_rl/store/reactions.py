@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, case, delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
-from openclaw_rl.reasons import ReasonCode
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.rows import to_json
@@ -25,7 +25,7 @@ _update_position = (
         }
     )
     .values(kind=case((t.turns.c.revision > 0, t.turns.c.kind), else_=bindparam("new_kind")))
-    .values(unlinked=bindparam("new_unlinked"))
+    .values(unlinked=bindparam("new_unlinked"), unlinked_code=bindparam("new_unlinked_code"))
     .returning(t.turns.c.kind)
 )
 _to_main = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(kind=Kind.MAIN.value)
@@ -101,7 +101,7 @@ def set_position(
     kind: Kind,
     relation: str,
     relation_of: str | None,
-    unlinked: str | None,
+    unlinked: Reason | None,
 ) -> Kind:
     """Set the turn's session, its parent, and the relation of its request to an earlier one.
 
@@ -113,7 +113,8 @@ def set_position(
         "kind": kind.value,
         "relation": relation,
         "relation_of": relation_of,
-        "unlinked": unlinked,
+        "unlinked": None if unlinked is None else unlinked.detail,
+        "unlinked_code": None if unlinked is None else unlinked.code.value,
     }
     row = conn.execute(
         _update_position, {"turn": turn} | {f"new_{name}": value for name, value in values.items()}

@@ -188,6 +188,7 @@ def turn_from_row(row: Row[Any]) -> Turn:
         state=TurnState(row.state),
         cause=_read_code(row.cause),
         untrainable_code=_read_code(row.untrainable_code),
+        unlinked_code=_read_code(row.unlinked_code),
     )
 
 

@@ -184,8 +184,8 @@ turns = Table(
     *_optional(Text, "parent reason untrainable relation_of unlinked"),
     # `ReasonCode` of `reason`.
     Column("cause", Text),
-    # `ReasonCode` of `untrainable`.
-    Column("untrainable_code", Text),
+    # `ReasonCode` of `untrainable` and of `unlinked`.
+    *_optional(Text, "untrainable_code unlinked_code"),
     # Of the current reaction; 0: none.
     Column("revision", Integer, nullable=False),
     # Bits of the current verdict: 1 a score, 2 a hint.

@@ -109,16 +109,12 @@ def taken_back(
 
 def degenerate_reason(reply: Reply) -> str | None:
     """Return why a finished reply is degenerate, or None. The stop token does not count as content."""
-    truncated = reply.finish_reason is FinishReason.LENGTH
-    content = reply.response_ids
-    if not truncated:
-        content = content[:-1]
+    is_truncated = reply.finish_reason is FinishReason.LENGTH
+    content = reply.response_ids if is_truncated else reply.response_ids[:-1]
     has_output = bool(visible_text(reply.message) or reply.message.get("tool_calls"))
-    if len(content) == 0 or not (has_output or truncated):
+    if len(content) == 0 or not (has_output or is_truncated):
         return "degenerate reply: it is empty"
-    if len(content) < MIN_LOOP_TOKENS:
-        return None
-    period = loop_period(content)
+    period = loop_period(content) if len(content) >= MIN_LOOP_TOKENS else None
     if period is None:
         return None
     what = "the same token" if period == 1 else f"the same {period} tokens"

@@ -310,6 +310,12 @@ def _to_reason(code: str | None, detail: str | None) -> Reason:
     return Reason(ReasonCode.STATED if code is None else ReasonCode(code), detail or "")
 
 
+def count_unlinked(conn: Connection) -> dict[Reason, int]:
+    """Return for each reason the number of turns whose history has replies of which no turn is known."""
+    detail = t.turns.c.unlinked
+    return _count_reasons(conn, t.turns.c.unlinked_code, detail, detail.is_not(None))
+
+
 def trainable_by_agent(conn: Connection) -> dict[str, dict[Reason | None, int]]:
     """Return agent -> reason -> number of its main turns that were served here; reason None: they can train."""
     columns = t.exchanges.c.agent, t.turns.c.untrainable_code, t.turns.c.untrainable
@@ -360,10 +366,15 @@ def newest_judge_verdicts(conn: Connection, limit: int) -> list[Verdict]:
     return out
 
 
-def newest_main_links(conn: Connection, limit: int) -> list[tuple[str | None, str | None, int]]:
+def newest_main_links(conn: Connection, limit: int) -> list[tuple[str | None, Reason | None, int]]:
     """Return (parent, why none was found, revision of the reaction) of the newest main turns that were served here."""
-    query = select(t.turns.c.parent, t.turns.c.unlinked, t.turns.c.revision)
+    columns = (t.turns.c.unlinked_code, t.turns.c.unlinked)
+    query = select(t.turns.c.parent, *columns, t.turns.c.revision)
     query = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
     main = t.equals_literal(t.turns.c.kind, Kind.MAIN), t.exchanges.c.origin.is_(None)
     rows = conn.execute(query.where(*main).order_by(t.turns.c.seq.desc()).limit(limit))
-    return [(row.parent, row.unlinked, row.revision) for row in rows]
+    links = []
+    for row in rows:
+        reason = None if row.unlinked is None else _to_reason(row.unlinked_code, row.unlinked)
+        links.append((row.parent, reason, row.revision))
+    return links

@@ -95,11 +95,9 @@ class CompletionChecker:
             return None
         is_same_state = last_event == self._last_event
         self._last_event = last_event
-        is_idle = not has_unjudged and self._trainer_is_idle(beat) and is_same_state
-        if is_idle and is_import_done(self._config, self._store):
-            self._idle_checks += 1
-        else:
-            self._idle_checks = 0
+        is_idle = is_same_state and not has_unjudged and self._trainer_is_idle(beat)
+        is_done = is_idle and is_import_done(self._config, self._store)
+        self._idle_checks = self._idle_checks + 1 if is_done else 0
         if self._idle_checks < IDLE_CHECKS:
             return None
         return f"nothing is left to import, judge or train on ({beat.note}); version {head.version} is the last"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
+from openclaw_rl.common.log_codes import EndCause
 from openclaw_rl.settings.load import Config
-from openclaw_rl.supervisor.worker_end import KILLED_BY_SUPERVISOR, EndCause
+from openclaw_rl.supervisor.worker_end import KILLED_BY_SUPERVISOR
 
 # A worker that runs for this long without a crash has recovered.
 RECOVERY_SECONDS = 600.0
@@ -139,20 +140,29 @@ def crash_reason(
     return f"{exit_words}, without an error message"
 
 
+_MEMORY_CURES = {
+    EndCause.OUT_OF_MEMORY: (
+        "The system ended it because memory ran out: `openclaw-rl doctor --troubles` lists the cures"
+    ),
+    EndCause.KILLED: (
+        "The system may have ended it because memory ran out: `openclaw-rl doctor --troubles` lists the cures"
+    ),
+}
+
+
 def crash_cure(config: Config, worker: str, cause: EndCause, output: WorkerOutput) -> str:
     """Return what to do about a crash; empty if the error message says it."""
     if cause is EndCause.STOPPED:
         return "Something sent it SIGSTOP, for example a debugger: let it run, and it is not killed"
     key = _PLUGIN_SETTINGS.get(worker)
     path = _setting_value(config, key)
-    if path is not None and (not output.is_own_error or f"{key}:" in output.error):
+    is_of_plugin = not output.is_own_error or f"{key}:" in output.error
+    if path is not None and is_of_plugin:
         return f"{path} ({key}) runs in this process. Correct it, and it is loaded again at once; or unset {key}"
     if output.is_own_error:
         return ""
-    if cause is EndCause.OUT_OF_MEMORY:
-        return "The system ended it because memory ran out: `openclaw-rl doctor --troubles` lists the cures"
-    if cause is EndCause.KILLED:
-        return "The system may have ended it because memory ran out: `openclaw-rl doctor --troubles` lists the cures"
+    if cause in _MEMORY_CURES:
+        return _MEMORY_CURES[cause]
     return f"Its last output is in {config.logs_dir / 'supervisor.log'}; `openclaw-rl doctor` checks each stage"
 
 

@@ -99,11 +99,12 @@ class EngineProbe:
             return self._starting_state(silent)
         if silent < REPORTED_SILENCE:
             return None
-        if self._server is None and quiet is not None and quiet.counted < REPORTED_SILENCE:
+        counted = silent if quiet is None else quiet.counted
+        if self._server is None and counted < REPORTED_SILENCE:
             return (
                 heartbeats.RUNNING,
                 f"{backend}, busy: no answer for {silent:.0f} s, of which the engine had a processor, or needed "
-                f"none, for {quiet.counted:.0f} s",
+                f"none, for {counted:.0f} s",
             )
         return heartbeats.PARKED, self._describe_silence(silent, limit)
 

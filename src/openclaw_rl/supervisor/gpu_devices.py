@@ -19,13 +19,12 @@ _HIDING_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 def check_gpu_ids(config: Config, workers: Sequence[str]) -> None:
     """Raise `ConfigError` if a worker is given a GPU that this machine does not have."""
-    wanted = {names: ids for names, ids in _gpu_ids_of_workers(config, workers) if ids}
-    if not wanted:
-        return
-    count = count_gpus()
+    # The GPUs are counted only if ids are given.
+    given_ids = {names: ids for names, ids in _gpu_ids_of_workers(config, workers) if ids}
+    count = count_gpus() if given_ids else None
     if count is None:
         return
-    for names, ids in wanted.items():
+    for names, ids in given_ids.items():
         _check_ids(names, ids, count)
 
 
@@ -65,9 +64,8 @@ def count_gpus() -> int | None:
     nvidia-smi comes first, because the trainer's torch may be a CPU build while the engine has one of its own.
     """
     if shutil.which("nvidia-smi"):
-        return sum(
-            line.startswith("GPU ") for line in _run_program("nvidia-smi", "-L").splitlines()
-        )
+        lines = _run_program("nvidia-smi", "-L").splitlines()
+        return sum(line.startswith("GPU ") for line in lines)
     counted = _run_program(sys.executable, "-c", _COUNT_WITH_TORCH)
     return int(counted) if counted else None
 

@@ -97,11 +97,14 @@ def find_limits(limit: float, activity: Activity | None, longest: float) -> Hang
 
     `limit`: `run.heartbeat_timeout`; `longest`: counted seconds of the longest piece of work of the process so far.
     """
-    if activity is not None and activity.allowed is not None:
+    computing = max(limit, LONGEST_FACTOR * longest)
+    if activity is None:
+        return HangLimits(waiting=limit, computing=computing)
+    if activity.allowed is not None:
         allowed = max(limit, activity.allowed)
         return HangLimits(waiting=allowed, computing=allowed)
-    expected = 0.0 if activity is None or activity.expected is None else activity.expected
-    computing = max(limit, WORK_FACTOR * expected, LONGEST_FACTOR * longest)
+    if activity.expected is not None:
+        computing = max(computing, WORK_FACTOR * activity.expected)
     return HangLimits(waiting=limit, computing=computing)
 
 

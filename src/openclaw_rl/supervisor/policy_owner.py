@@ -36,11 +36,8 @@ def set_owner(config: Config) -> None:
 
 def _refuse_while_others_run(conn: Connection, conflict: str) -> None:
     for beat in heartbeats.read_heartbeats(conn):
-        if (
-            beat.name in ("judge", "train")
-            and beat.is_alive(time.time())
-            and process_exists(beat.pid)
-        ):
+        is_running = beat.is_alive(time.time()) and process_exists(beat.pid)
+        if beat.name in ("judge", "train") and is_running:
             raise ConfigError(
                 f"{conflict} in the {beat.name} worker that runs on this home. Stop `{beat.name}` first"
             )

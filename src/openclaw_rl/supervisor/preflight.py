@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from openclaw_rl.engines import registry
 from openclaw_rl.errors import ConfigError
@@ -25,21 +25,41 @@ def check_before_start(config: Config, workers: Sequence[str]) -> None:
     check_installation(config, workers)
     check_gpu_ids(config, workers)
     _check_models(config, workers)
+    for worker, check in _WORKER_CHECKS.items():
+        if worker in workers:
+            check(config)
+
+
+def _check_engine(config: Config) -> None:
     # See `check_service`.
-    if "engine" in workers and engine_spec(config).starts_before_consent:
+    if engine_spec(config).starts_before_consent:
         registry.check_engine(config)
-    if "judge" in workers:
-        judge_preflight.check_judge_settings(config)
-        judge_spec(config).check_start(config)
-    if local_model.ENGINE_PROCESS in workers:
-        registry.check_engine(local_model.engine_config(config))
-    if "data" in workers:
-        sync_worker.check_folders(config)
-    if "train" in workers:
-        trainer_spec(config).check_start(config)
-        engine_spec(config).check_beside_trainer(config)
-    if "train" in workers and config.train.launch.node_rank == 0:
+
+
+def _check_judge(config: Config) -> None:
+    judge_preflight.check_judge_settings(config)
+    judge_spec(config).check_start(config)
+
+
+def _check_judge_engine(config: Config) -> None:
+    registry.check_engine(local_model.engine_config(config))
+
+
+def _check_trainer(config: Config) -> None:
+    trainer_spec(config).check_start(config)
+    engine_spec(config).check_beside_trainer(config)
+    if config.train.launch.node_rank == 0:
         checkpoints.check_save_dir(config.train)
+
+
+_WORKER_CHECKS: Mapping[str, Callable[[Config], None]] = {
+    "engine": _check_engine,
+    "judge": _check_judge,
+    local_model.ENGINE_PROCESS: _check_judge_engine,
+    "data": sync_worker.check_folders,
+    "train": _check_trainer,
+}
+"""Worker -> check of what it needs beside libraries, GPUs and models, in the order of the checks."""
 
 
 def check_service(config: Config, workers: Sequence[str]) -> None:
@@ -52,12 +72,16 @@ def _check_models(config: Config, workers: Sequence[str]) -> None:
     """Raise `ModelError` for a model folder that a worker could not use."""
     engine = engine_spec(config)
     files = ModelFiles.from_config(config.model)
-    if {"gateway", "train", "data"} & set(workers):
+    if not {"gateway", "train", "data"}.isdisjoint(workers):
         check_model_text(files)
-    is_trained_here = "train" in workers and trainer_spec(config).needs_weights
-    is_engine_here = "engine" in workers and config.engine.url is None and engine.runs_here
-    loaded_here = is_trained_here or ("engine" in workers and engine.in_process)
-    if loaded_here or is_engine_here:
+    loaded_here = False
+    runs_here = False
+    if "engine" in workers:
+        loaded_here = engine.in_process
+        runs_here = engine.runs_here and config.engine.url is None
+    if "train" in workers:
+        loaded_here |= trainer_spec(config).needs_weights
+    if loaded_here or runs_here:
         check_model_weights(files, loaded_here=loaded_here)
     if local_model.ENGINE_PROCESS in workers:
         judge = local_model.model_files(config)
@@ -70,9 +94,10 @@ def check_installation(config: Config, workers: Sequence[str]) -> None:
     for needed in _needed_libraries(config, workers):
         missing = missing_modules(needed)
         if missing:
+            verb = "is" if len(missing) == 1 else "are"
             raise ConfigError(
-                f"{needed.purpose} needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
-                f"installed here. Install it with: pip install '{needed.package}'"
+                f"{needed.purpose} needs {', '.join(missing)}, which {verb} not installed here. "
+                f"Install it with: pip install '{needed.package}'"
             )
     if "train" in workers and config.train.launch.node_rank == 0:
         tracking.check_installed(config.track)

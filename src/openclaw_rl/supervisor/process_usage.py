@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 _PROCESSES = Path("/proc")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -124,19 +125,30 @@ def _run_ps(pid: int) -> ProcessUsage | None:
     return parse_ps(ended.stdout, pid)
 
 
+class _PsRow(NamedTuple):
+    parent: int
+    # The first letter, which says what the process does.
+    state: str
+    # Of the processor.
+    seconds: float
+
+
 def parse_ps(output: str, pid: int) -> ProcessUsage | None:
     """Return the usage of a process by the output of `ps -axo pid=,ppid=,state=,time=`; None if it is not in it."""
-    fields = [line.split() for line in output.splitlines()]
-    rows = {int(row[0]): row for row in fields if len(row) == 4}
+    rows: dict[int, _PsRow] = {}
+    for line in output.splitlines():
+        fields = line.split()
+        if len(fields) == 4:
+            process, parent, state, seconds = fields
+            rows[int(process)] = _PsRow(int(parent), state[0], _ps_seconds(seconds))
     if pid not in rows:
         return None
-    parents = {process: int(row[1]) for process, row in rows.items()}
+    parents = {process: row.parent for process, row in rows.items()}
     family = [rows[process] for process in _with_descendants(pid, parents)]
-    # The first letter of a state says what the process does.
-    states = {state[0] for _, _, state, _ in family}
+    states = {row.state for row in family}
     return ProcessUsage(
-        processor=sum(_ps_seconds(seconds) for _, _, _, seconds in family),
-        is_stopped=rows[pid][2][0] in _STOPPED,
+        processor=sum(row.seconds for row in family),
+        is_stopped=rows[pid].state in _STOPPED,
         is_runnable=_RUNNABLE in states,
         waits_for_disk=not states.isdisjoint(_DISK),
     )

@@ -53,8 +53,13 @@ class _LearningState:
     untrained: int = 0
 
     @property
+    def waiting(self) -> tuple[str | None, int]:
+        """The turns that wait for a verdict, and those that wait to be trained on."""
+        return self.unjudged, self.untrained
+
+    @property
     def is_settled(self) -> bool:
-        return self.unjudged is None and not self.untrained and self.served == self.head
+        return self.waiting == (None, 0) and self.served == self.head
 
     def __str__(self) -> str:
         waiting = (
@@ -165,36 +170,42 @@ class SubprocessSystem:
             f"the system was not ready within {READY_TIMEOUT:g} s:\n{self.log_tail()}"
         )
 
-    def wait_until_settled(self, timeout: float = 60.0, quiet: float = 1.5) -> int:
+    def wait_until_settled(
+        self, timeout: float = 300.0, quiet: float = 1.5, practice_seconds: float = 60.0
+    ) -> int:
         """Wait until all turns so far are judged and trained on and the result is served; return the served version.
 
         That is: for `quiet` seconds no closed turn waits for a verdict, fewer turns wait than make a batch, and the
         newest version is served and does not change. While training is frozen, no batch is waited for. It raises
         `OpenClawError` once `timeout` seconds pass in which no turn is judged or trained on. While practice still
-        publishes versions, it returns `timeout` seconds after the last turn was trained on.
+        publishes versions, it returns `practice_seconds` after the last turn was trained on.
         """
-        end = time.monotonic() + timeout
-        since = time.monotonic()
+        since = advanced_at = time.monotonic()
         known = _LearningState()
         with Store.open(self.config.store_path, create=False) as store:
-            while time.monotonic() < end:
+            while time.monotonic() < advanced_at + timeout:
                 state = self._learning_state(store)
+                now = time.monotonic()
                 if state != known:
-                    since = time.monotonic()
-                    if (state.unjudged, state.untrained) != (known.unjudged, known.untrained):
-                        end = since + timeout
+                    since = now
+                    if state.waiting != known.waiting:
+                        advanced_at = now
                     known = state
-                elif state.is_settled and time.monotonic() - since >= quiet:
+                elif state.is_settled and now >= since + quiet:
                     return state.head
+                elif self._only_practises(state) and now >= advanced_at + practice_seconds:
+                    return self._served_version()
                 time.sleep(0.1)
             with store.read() as conn:
                 beats = heartbeats.read_heartbeats(conn)
         notes = "\n".join(f"{beat.name}: {beat.note}" for beat in beats)
-        if self.practises and not known.unjudged and not known.untrained:
-            return self._served_version()
         raise OpenClawError(
             f"nothing was learned for {timeout:g} s: {known}\n{notes}\n{self.log_tail()}"
         )
+
+    def _only_practises(self, state: _LearningState) -> bool:
+        """Return whether practice is all that may still make versions."""
+        return self.practises and state.waiting == (None, 0)
 
     @property
     def practises(self) -> bool:
@@ -294,7 +305,8 @@ class StartingNotes:
         if now - self._read_at >= 1.0:
             self._read_at = now
             self._note = self._read_beats()
-            if self._note and self._note != self._shown and now - self._shown_at >= _NOTE_SECONDS:
+            is_new = self._note not in ("", self._shown)
+            if is_new and now - self._shown_at >= _NOTE_SECONDS:
                 self._shown = self._note
                 self._shown_at = now
                 self._on_note(self._note)
@@ -307,11 +319,9 @@ class StartingNotes:
         except StoreError:
             # It does not exist yet, or the disk is busy.
             return ""
+        starting = [beat for beat in beats if beat.state == heartbeats.STARTING]
         now = time.time()
-        starting = (
-            beat for beat in beats if beat.state == heartbeats.STARTING and beat.is_alive(now)
-        )
-        return "; ".join(f"{beat.name}: {beat.note}" for beat in starting)
+        return "; ".join(f"{beat.name}: {beat.note}" for beat in starting if beat.is_alive(now))
 
 
 def stop_process(process: subprocess.Popen[bytes]) -> None:

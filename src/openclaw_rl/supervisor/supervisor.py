@@ -14,12 +14,14 @@ import contextlib
 import faulthandler
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from typing import Any
 
 import uvloop
 
 from openclaw_rl.common.gateway_address import running_address
+from openclaw_rl.common.log_codes import EndCause, code_of_error, worker_end_fields
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.common.worker_loop import (
     lower_priority,
@@ -74,11 +76,17 @@ def run_worker(name: str, config: Config) -> None:
     faulthandler.register(TRACEBACK_SIGNAL, all_threads=True)
     loads_first = name == "train" and config.train.ranks * config.train.launch.nodes == 1
     lower_priority(LOADING_NICE if loads_first else _NICE_VALUES.get(name, 0))
-    if name in ENGINE_WORKERS:
-        registry.serve(ENGINE_WORKERS[name](config))
-        return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run_async_worker(name, config))
+    try:
+        if name in ENGINE_WORKERS:
+            registry.serve(ENGINE_WORKERS[name](config))
+            return
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run_async_worker(name, config))
+    except Exception as error:
+        # The command prints it. A diagnosis reads codes in the log.
+        if code_of_error(error) is not None:
+            log.error("%s ends: %s", name, error)
+        raise
 
 
 async def _run_async_worker(name: str, config: Config) -> None:
@@ -104,17 +112,16 @@ def with_required_workers(config: Config, workers: Sequence[str]) -> tuple[str, 
     """Return the named workers and those that the settings of `data` and the local judge model need."""
     data = config.data
     required = set(workers)
-    exports = bool(data.export_dir)
-    if exports and required & {"gateway", "collect"}:
+    if data.export_dir and not required.isdisjoint({"gateway", "collect"}):
         # A turn is exported once its reaction is known.
         required |= {"collect", "data"}
-    imports = bool(data.path or data.watch_dir)
+    imports = data.path or data.watch_dir
     if imports and "train" in required:
         required |= {"judge", "data"}
     if "judge" in required and own.is_configured(config):
         required.add(own.ENGINE_PROCESS)
     in_order = (own.ENGINE_PROCESS, *WORKERS, "data")
-    return tuple(name for name in in_order if name in required)
+    return tuple(filter(required.__contains__, in_order))
 
 
 # ---------------------------------------------------------------------------------- the supervisor
@@ -134,9 +141,10 @@ class Supervisor:
         self._config = config
         self._worker_names = tuple(workers)
         self._workers = [WorkerProcess(name, config) for name in workers]
-        self._probes = {
-            n: EngineProbe(make(config)) for n, make in ENGINE_WORKERS.items() if n in workers
-        }
+        self._probes: dict[str, EngineProbe] = {}
+        for name, engine_config in ENGINE_WORKERS.items():
+            if name in workers:
+                self._probes[name] = EngineProbe(engine_config(config))
         # Serving outlives the other stages. Without a gateway, the caller waits for the result of these workers.
         is_serving = "gateway" in workers or config.train.launch.node_rank > 0
         self._required = SERVING_WORKERS if is_serving else self._worker_names
@@ -150,32 +158,15 @@ class Supervisor:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep all workers running until `stop`. Raises `OpenClawError` if a required one crashes too often."""
-        keepers = [
-            asyncio.create_task(self._keep_running(c, stop), name=f"keep-{c.name}")
-            for c in self._workers
-        ]
-        beat = asyncio.create_task(self._watch.run(stop), name="supervisor-beat")
-        stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
-        probes = [
-            asyncio.create_task(p.run(stop), name=f"probe-{name}")
-            for name, p in self._probes.items()
-        ]
-        lock_watch = asyncio.create_task(self._watch.watch_write_lock(stop), name="supervisor-lock")
-        tasks = [*keepers, beat, stopped, *probes, lock_watch]
-        if completion.ends_by_itself(self._config, self._worker_names):
-            tasks.append(asyncio.create_task(completion.stop_when_finished(self._config, stop)))
+        tasks = self._start_tasks(stop)
         try:
             # A restart task that ends before the stop has failed, and then nothing restarts its worker.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {stopped}:
+            for task in done:
                 task.result()
         finally:
             stop.set()
-            crashed = [
-                c
-                for c in self._workers
-                if c.has_crashed() and (c.pid is None or c.crashes.count > 1)
-            ]
+            crashed = self._crashed_for_good()
             await self._stop_workers()
             for task in tasks:
                 task.cancel()
@@ -184,21 +175,43 @@ class Supervisor:
         if self._failure:
             raise self._failure
 
+    def _start_tasks(self, stop: asyncio.Event) -> list[asyncio.Task[Any]]:
+        """Start a task for each worker and each probe, and those that watch all of them, until `stop`."""
+        coroutines: dict[str, Coroutine[Any, Any, Any]] = {}
+        for child in self._workers:
+            coroutines[f"keep-{child.name}"] = self._keep_running(child, stop)
+        coroutines["supervisor-beat"] = self._watch.run(stop)
+        coroutines["supervisor-stop"] = stop.wait()
+        for name, probe in self._probes.items():
+            coroutines[f"probe-{name}"] = probe.run(stop)
+        coroutines["supervisor-lock"] = self._watch.watch_write_lock(stop)
+        if completion.ends_by_itself(self._config, self._worker_names):
+            coroutines["supervisor-end"] = completion.stop_when_finished(self._config, stop)
+        return [asyncio.create_task(work, name=name) for name, work in coroutines.items()]
+
+    def _crashed_for_good(self) -> list[WorkerProcess]:
+        """Return the workers that crashed and do not run, or run after more than one crash."""
+        crashed = [child for child in self._workers if child.has_crashed()]
+        return [child for child in crashed if child.pid is None or child.crashes.count > 1]
+
     async def _keep_running(self, child: WorkerProcess, stop: asyncio.Event) -> None:
         while not stop.is_set():
             code = await child.run_once(echo=self._echo)
             if stop.is_set():
                 return
-            if child.is_replaced:
-                continue
-            last_pid = child.last_pid
-            if self._record_crash(child, code):
-                self._failure = self._give_up(child)
-                stop.set()
-                return
-            if child.crashes.cause in MACHINE_CAUSES and last_pid is not None:
-                await asyncio.to_thread(self._excuse_rows, last_pid)
-            await self._wait_while_parked(child, stop)
+            if not child.is_replaced:
+                await self._handle_crash(child, code, stop)
+
+    async def _handle_crash(self, child: WorkerProcess, code: int, stop: asyncio.Event) -> None:
+        """Record a crash. Wait until the worker may be started again, or set `stop` if it has crashed too often."""
+        last_pid = child.last_pid
+        if self._record_crash(child, code):
+            self._failure = self._give_up(child)
+            stop.set()
+            return
+        if child.crashes.cause in MACHINE_CAUSES and last_pid is not None:
+            await asyncio.to_thread(self._excuse_rows, last_pid)
+        await self._wait_while_parked(child, stop)
 
     async def _wait_while_parked(self, child: WorkerProcess, stop: asyncio.Event) -> None:
         while not stop.is_set() and child.is_parked():
@@ -220,7 +233,10 @@ class Supervisor:
             follows,
             crashes.reason.rstrip("."),
             crashes.cure,
-            extra={"output": list(child.output.lines)},
+            extra={
+                "output": list(child.output.lines),
+                **worker_end_fields(child.name, crashes.cause or EndCause.EXIT),
+            },
         )
         return is_last
 
@@ -238,28 +254,26 @@ class Supervisor:
 
     def health_note(self) -> str:
         """Return `ok`, or `degraded: ` with the workers that crashed and have not recovered since."""
-        crashed = [child for child in self._workers if child.has_crashed()]
-        if not crashed:
-            return "ok"
-        texts = [
-            f"{child.name} crashed {child.crashes.count}x ({child.crashes.exit})"
-            for child in crashed
-        ]
-        return "degraded: " + ", ".join(texts)
+        crashes = []
+        for child in self._workers:
+            if child.has_crashed():
+                crashes.append(
+                    f"{child.name} crashed {child.crashes.count}x ({child.crashes.exit})"
+                )
+        return "degraded: " + ", ".join(crashes) if crashes else "ok"
 
     async def _stop_workers(self) -> None:
-        processes = [child.process for child in reversed(self._workers)]
-        alive = [process for process in processes if process and process.returncode is None]
+        processes = [child.process for child in reversed(self._workers) if child.process]
+        alive = _alive(processes)
         for process in alive:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         ends = asyncio.gather(*(process.wait() for process in alive))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ends, _STOP_TIMEOUT)
-        for process in alive:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+        for process in _alive(alive):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
 
     def _report_crashed(self, crashed: Sequence[WorkerProcess]) -> None:
         """Log the workers that crashed and did not recover until the system stopped, and record it in the store."""
@@ -278,6 +292,10 @@ class Supervisor:
 
 
 # ------------------------------------------------------------------------------------- preparation
+
+
+def _alive(processes: Sequence[asyncio.subprocess.Process]) -> list[asyncio.subprocess.Process]:
+    return [process for process in processes if process.returncode is None]
 
 
 def check_port_free(config: Config) -> None:

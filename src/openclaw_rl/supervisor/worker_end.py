@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import signal
-from enum import StrEnum
 from pathlib import Path
 
+from openclaw_rl.common.log_codes import MEMORY_CAUSES, EndCause
 from openclaw_rl.supervisor.hang_verdict import Hang, HangKind, describe_hang
 from openclaw_rl.supervisor.write_lock import StuckWriter
 
 _VMSTAT = Path("/proc/vmstat")
 _OUT_OF_MEMORY_COUNTER = "oom_kill"
 
-
-class EndCause(StrEnum):
-    """Why a process ended."""
-
-    EXIT = "exit"  # by itself, with an exit code
-    CRASH = "crash"  # by a signal of its own fault, such as SIGSEGV
-    HANG = "hang"  # it hung, and the supervisor killed it
-    WRITE_LOCK = "write_lock"  # it kept the write lock of the store, and the supervisor killed it
-    STOPPED = "stopped"  # it was stopped by a signal from outside, and the supervisor killed it
-    KILLED = "killed"  # by SIGKILL from outside
-    # The system killed it, or another process, because memory ran out.
-    OUT_OF_MEMORY = "out_of_memory"
-
-
-MACHINE_CAUSES = frozenset({EndCause.STOPPED, EndCause.KILLED, EndCause.OUT_OF_MEMORY})
+MACHINE_CAUSES = MEMORY_CAUSES | {EndCause.STOPPED}
 """Causes that are no fault of the rows that the process worked on."""
 KILLED_BY_SUPERVISOR = frozenset({EndCause.STOPPED, EndCause.HANG, EndCause.WRITE_LOCK})
 KillReason = Hang | StuckWriter

@@ -132,9 +132,9 @@ class WorkerWatch:
             stuck = await asyncio.to_thread(monitor.find_stuck_writer, time.monotonic())
             if stuck is None:
                 continue
-            for child in self._workers:
-                if child.pid == stuck.pid:
-                    child.kill(stuck)
+            stuck_workers = [child for child in self._workers if child.pid == stuck.pid]
+            for child in stuck_workers:
+                child.kill(stuck)
 
     def _replace_mended(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
         """End the process of a worker that cannot work, once a file that it loads changes.
@@ -142,18 +142,10 @@ class WorkerWatch:
         It reports that it cannot, or it crashed before and has been loading for so long that it probably hangs in the
         file from before the change.
         """
-        running = [
-            child for child in self._workers if child.pid is not None and not child.is_replaced
-        ]
-        for child in running:
-            if not child.has_changed_files():
-                continue
-            state = _own_state(child, beats.get(child.name))
-            if state == heartbeats.STARTING and _loads_too_long(child):
-                # A signal that it handles would wait until it has loaded.
-                _replace(child, signal.SIGKILL)
-            elif state == heartbeats.PARKED:
-                _replace(child, signal.SIGTERM)
+        for child in self._workers:
+            is_running = child.pid is not None and not child.is_replaced
+            if is_running and child.has_changed_files():
+                _replace_unable(child, _own_state(child, beats.get(child.name)))
 
 
 def _replace(child: WorkerProcess, number: signal.Signals) -> None:
@@ -163,6 +155,15 @@ def _replace(child: WorkerProcess, number: signal.Signals) -> None:
     child.is_replaced = True
     with contextlib.suppress(ProcessLookupError):
         child.process.send_signal(number)
+
+
+def _replace_unable(child: WorkerProcess, state: str) -> None:
+    """Replace a worker whose files have changed, if it loads for too long or cannot work."""
+    if state == heartbeats.STARTING and _loads_too_long(child):
+        # A signal that it handles would wait until it has loaded.
+        _replace(child, signal.SIGKILL)
+    elif state == heartbeats.PARKED:
+        _replace(child, signal.SIGTERM)
 
 
 def _own_state(child: WorkerProcess, beat: Heartbeat | None) -> str:

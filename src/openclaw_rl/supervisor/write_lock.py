@@ -91,13 +91,11 @@ def _holder(line: str, inode: int) -> int | None:
     if len(fields) != 8:
         return None
     _, kind, _, access, pid, file, first_byte, last_byte = fields
-    if (kind, access) != ("POSIX", "WRITE"):
+    _, _, locked_inode = file.rpartition(":")
+    if (kind, access, locked_inode) != ("POSIX", "WRITE", str(inode)):
         return None
-    is_file = file.rpartition(":")[2] == str(inode)
     # The last byte of a lock without an end is `EOF`.
     has_range = first_byte.isdigit() and last_byte.isdigit()
-    if not is_file or not has_range:
-        return None
-    if int(first_byte) <= _WRITE_LOCK_BYTE <= int(last_byte):
+    if has_range and int(first_byte) <= _WRITE_LOCK_BYTE <= int(last_byte):
         return int(pid)
     return None

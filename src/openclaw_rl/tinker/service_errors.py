@@ -79,12 +79,8 @@ def describe_error(error: BaseException, *, url: str | None, model: str) -> str:
     explanation = _explain_refusal(error, text) or _explain_loss(error, text)
     if explanation is None and _MODEL.search(text):
         return missing_model(model, (), url=url) + f" ({text})"
-    if explanation is None:
-        explanation = _explain_answer(error, text)
-    if explanation is None:
-        return f"{where} failed ({text})"
-    failure, cure = explanation
-    return f"{where} {failure} ({text}). {cure}"
+    failure, cure = explanation or _explain_answer(error, text) or ("failed", "")
+    return f"{where} {failure} ({text}){f'. {cure}' if cure else ''}"
 
 
 def _explain_refusal(error: BaseException, text: str) -> _Explanation | None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from openclaw_rl.common import disk_space
+from openclaw_rl.common.log_codes import error_fields
 from openclaw_rl.common.progress import WorkNote
 from openclaw_rl.errors import OpenClawError, StaleLease, TooLarge
 from openclaw_rl.methods.types import Sample, StepResult
@@ -230,7 +231,9 @@ class BatchTrainer:
         """
         context = self._context
         reason = batch_bisection.failure_reason(f"{type(error).__name__}: {error}")
-        log.error("version %d, %d samples: %s", version, len(samples), reason)
+        log.error(
+            "version %d, %d samples: %s", version, len(samples), reason, extra=error_fields(error)
+        )
         reasons = {sample.turn: reason for sample in samples}
         self._reporter.report_skipped_batch(batch.head, reasons, {}, context.clock())
         if isinstance(error, TooLarge) and batch.undo is None:

@@ -78,10 +78,8 @@ def find_low_rate(
     if len(newest) < checked:
         return None
     rates = {float(step["learning_rate"]) for step in newest}
-    if len(rates) > 1:
-        return None
     kl = max(float(step["kl/step"]) for step in newest)
-    measured = LowRate(rate=rates.pop(), kl=kl, steps=checked)
-    if measured.kl < MIN_STEP_KL and measured.rate < MAX_LOW_RATE:
-        return measured
-    return None
+    is_low = max(rates) < MAX_LOW_RATE and kl < MIN_STEP_KL
+    if len(rates) > 1 or not is_low:
+        return None
+    return LowRate(rate=rates.pop(), kl=kl, steps=checked)

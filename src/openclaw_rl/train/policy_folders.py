@@ -57,12 +57,8 @@ def remove_orphans(root: Path, policies: Iterable[Policy], *, before: float) -> 
     if not root.is_dir():
         return []
     named = {Path(policy.path).name for policy in policies if policy.path}
-    orphans = []
-    for path in root.iterdir():
-        if path.name in named or not path.is_dir():
-            continue
-        if path.stat().st_mtime < before:
-            orphans.append(path)
+    unnamed = [path for path in root.iterdir() if path.name not in named and path.is_dir()]
+    orphans = [path for path in unnamed if path.stat().st_mtime < before]
     for path in orphans:
         log.info(
             "removing %s: no policy refers to it (its trainer died before it was published)", path

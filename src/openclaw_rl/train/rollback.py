@@ -16,6 +16,7 @@ from openclaw_rl.store.lessons import removal
 from openclaw_rl.store.lineage import policies, retraining
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.store.lineage.trained_turns import turns_of_lineage
+from openclaw_rl.types import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,16 +167,9 @@ def plan_promotion(conn: Connection, to: int) -> PromotionPlan:
     Raises `OpenClawError` if it is there already, does not exist, or has no files, and if an undo would be lost.
     """
     policy = policies.require_version(conn, to)
-    head = policies.head(conn, policy.name).version
-    head_lineage = policies.lineage(conn, head)
-    if to == head:
-        raise OpenClawError(f"version {to} is the head already")
-    if to in head_lineage:
-        raise OpenClawError(
-            f"version {to} is an ancestor of the head. `openclaw-rl rollback {to}` goes back to it"
-        )
-    if policy.path is None or policies.is_removed(policy):
-        raise OpenClawError(f"version {to} cannot be served: its files are not kept")
+    head_lineage = policies.lineage(conn, policies.head(conn, policy.name).version)
+    _check_promotable(policy, head_lineage)
+    head = head_lineage[0]
     promoted = set(policies.lineage(conn, to))
     left = [version for version in head_lineage if version not in promoted]
     trained = dict.fromkeys(row.turn for row in turns_of_lineage(conn, to))
@@ -187,6 +181,19 @@ def plan_promotion(conn: Connection, to: int) -> PromotionPlan:
     return PromotionPlan(
         name=policy.name, head=head, to=to, left_versions=tuple(left), turns=tuple(lost)
     )
+
+
+def _check_promotable(policy: Policy, head_lineage: Sequence[int]) -> None:
+    """Raise `OpenClawError` for the head, an ancestor of it, and a version without files."""
+    version = policy.version
+    if version == head_lineage[0]:
+        raise OpenClawError(f"version {version} is the head already")
+    if version in head_lineage:
+        raise OpenClawError(
+            f"version {version} is an ancestor of the head. `openclaw-rl rollback {version}` goes back to it"
+        )
+    if policy.path is None or policies.is_removed(policy):
+        raise OpenClawError(f"version {version} cannot be served: its files are not kept")
 
 
 def _check_no_undo(conn: Connection, name: str, to: int, trained: Collection[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -149,6 +149,16 @@ def _turns_of_policy(conn: Connection, selected: Collection[str], policy: str) -
     return of_policy
 
 
+def _hints_with(phrase: str, hints: Iterable[str], lesson: str) -> list[str]:
+    """Return the hints that contain a phrase, in any case. `lesson`: as it was given. Raises `OpenClawError`."""
+    if sum(map(str.isalnum, phrase)) < MIN_WORD_CHARS:
+        raise OpenClawError(
+            f"--lesson {lesson!r}: expected the id of a hint, or a part of its text with at least {MIN_WORD_CHARS} "
+            "letters or digits, because less fits almost every hint. `openclaw-rl learned` lists the hints with ids"
+        )
+    return [hint for hint in hints if phrase in hint.casefold()]
+
+
 def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
     """Return the hints and lessons with this id, else those whose text contains the words, in any case.
 
@@ -162,15 +172,9 @@ def match_hints(conn: Connection, lesson: str) -> list[MatchedHint]:
         text = "(a lesson that was forgotten)"
         return [MatchedHint(id=lesson, text=text, turns=tuple(practised))]
     known = turns_by_hint(conn)
-    hints = [hint for hint in known if lesson == lesson_id(hint)]
     phrase = lesson.strip().casefold()
-    if not hints:
-        if sum(map(str.isalnum, phrase)) < MIN_WORD_CHARS:
-            raise OpenClawError(
-                f"--lesson {lesson!r}: expected the id of a hint, or a part of its text with at least {MIN_WORD_CHARS} "
-                "letters or digits, because less fits almost every hint. `openclaw-rl learned` lists the hints with ids"
-            )
-        hints = [hint for hint in known if phrase in hint.casefold()]
+    hints = [hint for hint in known if lesson == lesson_id(hint)]
+    hints = hints or _hints_with(phrase, known, lesson)
     matches = []
     for hint in hints:
         matches.append(MatchedHint(id=lesson_id(hint), text=hint, turns=tuple(known[hint])))
@@ -373,15 +377,18 @@ def _is_safe_version_damaged(store: Store, plan: UndoPlan) -> bool:
 
 def _is_current(conn: Connection, plan: UndoPlan) -> bool:
     """Return whether a plan would be the same if it was made again, without reading the whole lineage again."""
-    if policies.head(conn, plan.name).version != plan.head:
-        return False
-    if retraining.count_batches(conn, plan.name) != plan.outstanding:
-        return False
-    if plan.batches and policy_marks.frozen_since(conn) is not None:
+    has_moved = (
+        policies.head(conn, plan.name).version != plan.head
+        or retraining.count_batches(conn, plan.name) != plan.outstanding
+    )
+    if has_moved or (plan.batches and policy_marks.frozen_since(conn) is not None):
         return False
     practised = practice_turns.turns_practised_from(conn, plan.turns)
-    if not set(plan.turns).issuperset(practised):
-        return False
+    return set(plan.turns).issuperset(practised) and _is_safe_still(conn, plan)
+
+
+def _is_safe_still(conn: Connection, plan: UndoPlan) -> bool:
+    """Return whether training can continue from the plan's safe version as it says."""
     safe = policies.get(conn, plan.safe)
     assert safe is not None, "versions are never deleted"
     if safe.version == plan.head or safe.path is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -135,20 +135,20 @@ class VersionThinner:
         with_state = set[int]()
         for name, head in basis.heads.items():
             lineage = policies.lineage(conn, head)
+            in_lineage = set(lineage)
             of_policy = [
-                policy for policy in known if policy.version in lineage or policy.name == name
+                policy for policy in known if policy.version in in_lineage or policy.name == name
             ]
             retained |= kept_versions(of_policy, lineage, self._settings, now, practised)
             with_state |= kept_states(of_policy, lineage, self._settings)
+        # Versions of which all files are kept; of those that are only retained, the weights are.
+        retained.add(basis.served)
+        whole = basis.pinned | (with_state & retained)
         surplus = []
         for policy in known:
-            if policy.version in basis.pinned:
-                continue
-            names = _file_names(policy)
-            if policy.version in retained or policy.version == basis.served:
+            names = set() if policy.version in whole else _file_names(policy)
+            if policy.version in retained:
                 names &= set(TRAINER_FILES)
-                if policy.version in with_state:
-                    names = set()
             if names:
                 surplus.append((policy, names))
         return surplus
@@ -171,29 +171,35 @@ def kept_versions(
     published = [policy for policy in versions if policy.state is not PolicyState.REJECTED]
     published.sort(key=lambda policy: -policy.version)
     passing = _passing_versions(lineage, practised)
-    counted = []
-    for place, policy in enumerate(published):
-        if place < settings.keep or policy.version not in passing or has_metadata(policy):
-            counted.append(policy)
+    counted = published[: settings.keep]
+    counted += [
+        policy
+        for policy in published[settings.keep :]
+        if policy.version not in passing or has_metadata(policy)
+    ]
     depths = _depths_without(passing, lineage, settings.keep)
     retained = set()
-    days = set()
+    older_adapters = []
     for age, policy in enumerate(counted):
         is_full = _has_full_weights(policy)
-        depth = depths.get(policy.version)
         limit = min(settings.keep, settings.keep_versions) if is_full else settings.keep_versions
+        depth = depths.get(policy.version)
         place = age if depth is None else min(age, depth)
         if place < limit or has_metadata(policy):
             retained.add(policy.version)
-            continue
-        if depth is None or is_full:
-            continue
+        elif depth is not None and not is_full:
+            older_adapters.append(policy)
+    return retained | _newest_of_each_day(older_adapters, settings.keep_days, now)
+
+
+def _newest_of_each_day(newest_first: Iterable[Policy], keep_days: int, now: float) -> set[int]:
+    """Return the newest version of each of the last days (UTC)."""
+    newest: dict[int, int] = {}
+    for policy in newest_first:
         day = int(policy.created_at // _DAY_SECONDS)
-        is_recent = now // _DAY_SECONDS - day < settings.keep_days
-        if is_recent and day not in days:
-            days.add(day)
-            retained.add(policy.version)
-    return retained
+        if now // _DAY_SECONDS - day < keep_days:
+            newest.setdefault(day, policy.version)
+    return set(newest.values())
 
 
 def _passing_versions(lineage: Sequence[int], practised: Collection[int]) -> set[int]:

@@ -59,6 +59,7 @@ def turn_to_json(item: StoredTurn) -> dict[str, Any]:
         **_drop_empty(
             {
                 "unlinked": turn.unlinked,
+                "unlinked_code": turn.unlinked_code,
                 "verdict": item.verdict and _verdict_to_json(item.verdict),
                 "dropped": drop,
             }
@@ -155,14 +156,13 @@ def _reaction_fields(reaction: Reaction | None) -> dict[str, Any]:
 
 def next_state_to_json(messages: Sequence[Message]) -> str | list[Message] | None:
     """Return a single plain user message as text, if it is valid Unicode; otherwise the list of messages."""
-    if not messages:
-        return None
-    only = messages[0]
-    text = only.get("content")
-    is_plain = len(messages) == 1 and only == {"role": "user", "content": text}
-    if is_plain and isinstance(text, str) and text and is_valid_unicode(text):
-        return text
-    return list(messages)
+    match messages:
+        case []:
+            return None
+        case [{"role": "user", "content": str(text), **others}] if text and not others:
+            return text if is_valid_unicode(text) else list(messages)
+        case _:
+            return list(messages)
 
 
 def _feedback_to_json(f: Feedback) -> dict[str, Any]:

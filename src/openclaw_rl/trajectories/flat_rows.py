@@ -22,14 +22,12 @@ def turn_to_row(session: StoredSession, item: StoredTurn) -> Mapping[str, Any] |
     request = item.exchange.request
     reply = item.reply
     verdict = item.verdict
-    known = (
-        len(reply.response_ids) > 0
-        and len(request.prompt_ids) > 0
-        and bool(np.isfinite(reply.logprobs).all())
-    )
-    if reply.status is not ExchangeStatus.DONE or not known:
+    has_tokens = len(reply.response_ids) > 0 and len(request.prompt_ids) > 0
+    has_logprobs = bool(np.isfinite(reply.logprobs).all())
+    if reply.status is not ExchangeStatus.DONE or not (has_tokens and has_logprobs):
         return None
     reaction = item.reaction.messages if item.reaction else ()
+    score = verdict.score if verdict is not None else None
     return {
         "session_id": session.name,
         "turn_id": item.turn.id,
@@ -44,8 +42,8 @@ def turn_to_row(session: StoredSession, item: StoredTurn) -> Mapping[str, Any] |
         "messages_json": _json_text(request.messages),
         "reply_json": _json_text(reply.message),
         "tools_json": _json_text(request.tools),
-        "judged": verdict is not None and verdict.score is not None,
-        "score": (verdict.score if verdict else None) or 0,
+        "judged": score is not None,
+        "score": score or 0,
         "hints_json": _json_text(verdict.hints if verdict else ()),
         "prompt_ids": request.prompt_ids.tolist(),
         "response_ids": reply.response_ids.tolist(),

@@ -195,28 +195,26 @@ class TrajectoryImporter:
         self, ready: Sequence[_PendingEntry], report: ImportReport, follow: EntryProgress
     ) -> list[_PendingEntry]:
         """Fill in missing log-probabilities with those of the head, at temperature 1."""
-        wanting = [m for one in ready for m in one.built if m.needs_score]
-        report.counts.tokenised += len(wanting)
-        if not wanting:
+        unscored = [turn for entry in ready for turn in entry.built if turn.needs_score]
+        report.counts.tokenised += len(unscored)
+        if not unscored:
             return list(ready)
-        if not self._wants_scores:
-            unscored = imported_turns.UNSCORED
-            done = {
-                m.request.id: replace(m, place=replace(m.place, untrainable=unscored))
-                for m in wanting
-            }
+        if self._wants_scores:
+            done = self._score_turns(unscored, lambda part: _report_scoring(ready, follow, part))
+            report.counts.scored += len(unscored)
         else:
-            self._scorer = self._scorer or self._load_scorer()
-            rows = [(m.request.prompt_ids, m.reply.response_ids) for m in wanting]
-            scored = self._scorer.score(
-                rows, lambda n: _report_scoring(ready, follow, n / len(rows))
-            )
-            done = {
-                m.request.id: _with_logprobs(m, logprobs)
-                for m, logprobs in zip(wanting, scored, strict=True)
-            }
-            report.counts.scored += len(wanting)
-        return [replace(one, built=[done.get(m.request.id, m) for m in one.built]) for one in ready]
+            done = [_mark_unscored(turn) for turn in unscored]
+        by_id = {turn.request.id: turn for turn in done}
+        return [_with_scored(entry, by_id) for entry in ready]
+
+    def _score_turns(
+        self, turns: Sequence[BuiltTurn], follow: Callable[[float], None]
+    ) -> list[BuiltTurn]:
+        """Return the turns with their log-probabilities. `follow` gets the part of them that is scored."""
+        self._scorer = self._scorer or self._load_scorer()
+        rows = [(turn.request.prompt_ids, turn.reply.response_ids) for turn in turns]
+        scores = self._scorer.score(rows, lambda count: follow(count / len(rows)))
+        return [_with_logprobs(turn, score) for turn, score in zip(turns, scores, strict=True)]
 
     def _write_entries(
         self,
@@ -336,6 +334,15 @@ def _report_scoring(ready: Sequence[_PendingEntry], follow: EntryProgress, share
         follow(one.entry, BUILT_SHARE + (SCORED_SHARE - BUILT_SHARE) * share)
 
 
+def _with_scored(entry: _PendingEntry, scored: Mapping[str, BuiltTurn]) -> _PendingEntry:
+    built = [scored.get(turn.request.id, turn) for turn in entry.built]
+    return replace(entry, built=built)
+
+
+def _mark_unscored(built: BuiltTurn) -> BuiltTurn:
+    return replace(built, place=replace(built.place, untrainable=imported_turns.UNSCORED))
+
+
 def _with_logprobs(built: BuiltTurn, logprobs: Logprobs) -> BuiltTurn:
     reply = replace(built.reply, logprobs=np.asarray(logprobs, np.float32))
     return replace(built, reply=reply, place=replace(built.place, untrainable=None))
@@ -359,18 +366,28 @@ def score_unscored(config: Config, store: Store, progress: Callable[[int], None]
             return done
         after = waiting[-1][0]
         scorer = scorer or load_scorer(config, files, head)
-        waiting = [(seq, id_) for seq, id_ in waiting if id_ in exchanges_by_id]
-        turns = [exchanges_by_id[id_] for _, id_ in waiting]
-        rows = [(e.request.prompt_ids, e.reply.response_ids) for e in turns if e.reply is not None]
-        if not rows:
+        readable: dict[int, Exchange] = {}
+        for seq, id_ in waiting:
+            if id_ in exchanges_by_id:
+                readable[seq] = exchanges_by_id[id_]
+        if not readable:
             continue
-        scores = scorer.score(rows, lambda _: None)
-        with store.write() as conn:
-            for (seq, _), (_, response), logprobs in zip(waiting, rows, scores, strict=True):
-                spans = to_json((Span(start=0, end=len(response), version=head.version),))
-                packed = pack_logprobs(logprobs)
-                imported_turns.store_scores(
-                    conn, seq, logprobs=packed, spans=spans, version=head.version
-                )
-        done += len(waiting)
-        progress(len(waiting))
+        _score_stored(store, readable, scorer, head.version)
+        done += len(readable)
+        progress(len(readable))
+
+
+def _score_stored(
+    store: Store, turns: Mapping[int, Exchange], scorer: LogprobScorer, version: int
+) -> None:
+    """Score stored turns, by their numbers, with this version, and store the scores."""
+    rows = []
+    for exchange in turns.values():
+        assert exchange.reply is not None
+        rows.append((exchange.request.prompt_ids, exchange.reply.response_ids))
+    scores = scorer.score(rows, lambda _: None)
+    with store.write() as conn:
+        for seq, (_, response_ids), logprobs in zip(turns, rows, scores, strict=True):
+            spans = to_json((Span(start=0, end=len(response_ids), version=version),))
+            packed = pack_logprobs(logprobs)
+            imported_turns.store_scores(conn, seq, logprobs=packed, spans=spans, version=version)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+import msgspec.inspect
+
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store.rows import from_json, to_json
 from openclaw_rl.trajectories.parser import decode_json
-from openclaw_rl.trajectories.schema import TrajectoryRefused
+from openclaw_rl.trajectories.schema import FileTurn, TrajectoryRefused
 
 SUFFIX = ".parquet"
 GROUP_ROWS = 1000
@@ -56,9 +58,7 @@ def open_writer(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]
             nonlocal size
             rows = [from_json(raw) for raw in buffered]
             if form != "turns":
-                rows = [
-                    row | {"turns": [_turn_to_columns(t) for t in row["turns"]]} for row in rows
-                ]
+                rows = [_trajectory_to_columns(row) for row in rows]
             try:
                 file.write_table(pa.Table.from_pylist(rows, schema=schema))
             except UnicodeEncodeError as error:
@@ -80,72 +80,60 @@ def open_writer(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]
             write_group()
 
 
+def _trajectory_to_columns(trajectory: Mapping[str, Any]) -> dict[str, Any]:
+    return {**trajectory, "turns": [_turn_to_columns(turn) for turn in trajectory["turns"]]}
+
+
 def _turn_to_columns(turn: Mapping[str, Any]) -> dict[str, Any]:
     """Return a turn of the JSON format as columns."""
-    out = {
-        (key + _JSON_SUFFIX if key in _UNTYPED_KEYS else key): value for key, value in turn.items()
-    }
-    state = out.get("next_state")
-    if isinstance(state, list):
-        out["next_state"] = None
-        out["next_state" + _JSON_SUFFIX] = state
-    return {
-        key: to_json(value).decode() if key.endswith(_JSON_SUFFIX) else value
-        for key, value in out.items()
-    }
+    columns: dict[str, Any] = {}
+    for key, value in turn.items():
+        has_messages = key == "next_state" and isinstance(value, list)
+        if has_messages:
+            columns[key] = None
+        if has_messages or key in _UNTYPED_KEYS:
+            columns[key + _JSON_SUFFIX] = to_json(value).decode()
+        else:
+            columns[key] = value
+    return columns
 
 
 def _turn_type(pa: Any) -> Any:
-    text = pa.string()
-    number = pa.int32()
-    moment = pa.float64()
-    flag = pa.bool_()
-    plain = dict.fromkeys(("type", "prompt", "response", "next_state", "next_state_json"), text)
-    vote = pa.struct(
-        {"score": pa.int8(), "hint": text, "reason": text, "error": text, "fact": text}
-    )
-    verdict = {
-        "score": pa.int8(),
-        "judge": text,
-        "at": moment,
-        "hints": pa.list_(text),
-        "votes": pa.list_(vote),
-    }
-    feedback = {
-        "id": text,
-        "score": pa.int8(),
-        "comment": text,
-        "correction": text,
-        "given_at": moment,
-    }
-    outcome = {
-        "reaction": pa.struct({"how": text, "source": text, "at": moment}),
-        "feedback": pa.list_(pa.struct(feedback)),
-        "verdict": pa.struct(
-            verdict | {"reason": text, "reason_code": text, "explicit": flag, "weight": moment}
-        ),
-        "dropped": pa.struct({"cause": text, "reason": text}),
-    }
-    tokens = {
-        "prompt_ids": pa.list_(number),
-        "response_ids": pa.list_(number),
-        "logprobs": pa.list_(pa.float32()),
-        "mask": pa.list_(flag),
-        "spans": pa.list_(pa.struct({"start": number, "end": number, "version": number})),
-        "identity": text,
-        "version": number,
-        "off_policy": flag,
-    }
-    place = dict.fromkeys(
-        ("id", "parent", "agent", "user", "dialect", "relation", "relation_of"), text
-    )
-    ended = dict.fromkeys(
-        ("finish", "status", "error", "unlinked", "untrainable", "untrainable_code"), text
-    )
-    times = dict.fromkeys(("at", "first_token_at", "finished_at"), moment)
-    marks = {"trainable": flag, "redacted": flag, "removed": pa.list_(text)}
-    inner = {key + _JSON_SUFFIX: text for key in sorted(_UNTYPED_KEYS)}
-    return pa.struct(plain | marks | outcome | tokens | place | ended | times | inner)
+    """Return the columns of a turn: the fields of `FileTurn`, and JSON text for those without a fixed type."""
+    columns = {}
+    for each in _fields_of(FileTurn):
+        if each.name in _UNTYPED_KEYS:
+            columns[each.name + _JSON_SUFFIX] = pa.string()
+        else:
+            columns[each.name] = _column_type(pa, each.name, each.type)
+    return pa.struct(columns | {"next_state" + _JSON_SUFFIX: pa.string()})
+
+
+def _fields_of(kind: type) -> Sequence[msgspec.inspect.Field]:
+    described = msgspec.inspect.type_info(kind)
+    assert isinstance(described, msgspec.inspect.DataclassType)
+    return described.fields
+
+
+def _column_type(pa: Any, name: str, kind: msgspec.inspect.Type) -> Any:
+    """Return the type of the column for a field. Scores and log-probabilities have smaller types than their values."""
+    match kind:
+        case msgspec.inspect.UnionType(types=types):
+            return _column_type(pa, name, types[0])
+        case (
+            msgspec.inspect.ListType(item_type=item) | msgspec.inspect.VarTupleType(item_type=item)
+        ):
+            return pa.list_(_column_type(pa, name, item))
+        case msgspec.inspect.DataclassType(fields=fields):
+            return pa.struct({each.name: _column_type(pa, each.name, each.type) for each in fields})
+        case msgspec.inspect.FloatType():
+            return pa.float32() if name == "logprobs" else pa.float64()
+        case msgspec.inspect.IntType() | msgspec.inspect.LiteralType():
+            return pa.int8() if name == "score" else pa.int32()
+        case msgspec.inspect.BoolType():
+            return pa.bool_()
+        case _:
+            return pa.string()
 
 
 def _trajectory_schema(pa: Any) -> Any:
@@ -248,12 +236,17 @@ def _columns_to_turn(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
             out[name] = _drop_nulls(value)
         else:
             out[name] = _decode_column(key, value, number)
-    verdict = out.get("verdict")
-    if isinstance(verdict, dict):
-        for scored in (verdict, *verdict.get("votes", ())):
-            if isinstance(scored, dict):
-                scored.setdefault("score", None)
+    _add_scores(out.get("verdict"))
     return out
+
+
+def _add_scores(verdict: Any) -> None:
+    """Add the scores that are null, which `_drop_nulls` has dropped from a verdict and its votes."""
+    if not isinstance(verdict, dict):
+        return
+    for scored in (verdict, *verdict.get("votes", ())):
+        if isinstance(scored, dict):
+            scored.setdefault("score", None)
 
 
 def _decode_column(key: str, value: Any, number: int) -> Any:

@@ -27,7 +27,7 @@ from openclaw_rl.trajectories.schema import (
     is_valid_unicode,
     prompt_of,
 )
-from openclaw_rl.types import ExchangeStatus, Kind, Sampling, Span, Vote
+from openclaw_rl.types import ExchangeStatus, Kind, Message, Sampling, Span, Vote
 
 _FORMAT_PARTS: Mapping[str, tuple[type, Mapping[str, str]]] = {
     "trajectory": (Trajectory, {"turns": "turn"}),
@@ -70,11 +70,9 @@ def decode_json(raw: bytes, where: str = "", turn: int | None = None) -> Any:
     except strict_yaml.DuplicateKey as error:
         raise TrajectoryRefused("key twice", f"{where}{error}", turn) from None
     except ValueError as error:
-        more = (
-            "; several trajectories: an array, or one per line in a .jsonl"
-            if "Extra data" in str(error)
-            else ""
-        )
+        more = ""
+        if "Extra data" in str(error):
+            more = "; several trajectories: an array, or one per line in a .jsonl"
         raise TrajectoryRefused(
             "not JSON", f"{where}expected JSON: {str(error)[:200]}{more}", turn
         ) from None
@@ -124,10 +122,12 @@ def _check_keys(value: Mapping[str, Any], part: str, turn: int | None) -> None:
             where = "" if part in ("trajectory", "turn") else f"{part}: "
             message = f"{where}unknown key {key[:60]!r}; {_key_hint(key, keys)}"
             raise TrajectoryRefused("unknown key", message, turn)
-    for key, inner in _FORMAT_PARTS[part][1].items():
-        if inner != "turn":
-            for item in _objects_in(value.get(key)):
-                _check_keys(item, inner, turn)
+    _, inner_parts = _FORMAT_PARTS[part]
+    for key, inner in inner_parts.items():
+        # Turns are checked one by one, with their numbers.
+        items = [] if inner == "turn" else _objects_in(value.get(key))
+        for item in items:
+            _check_keys(item, inner, turn)
 
 
 def _key_hint(key: str, keys: Sequence[str]) -> str:
@@ -148,18 +148,21 @@ def _convert_part(value: Mapping[str, Any], kind: type, turn: int | None) -> Any
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        text = str(error).replace("Object missing required field", "missing key")
-        message, _, at = text.partition(" - at `")
-        where = at.rstrip("`").removeprefix("$").removeprefix(".")
-        message = message[0].lower() + message[1:].replace("`", "")
-        if where == "type" and "enum" in message:
-            message += "; expected main or side"
-        if where:
-            message = f"{where}: {message}"
-        reason = "missing key" if "missing key" in text else "wrong type"
-        raise TrajectoryRefused(reason, message, turn) from None
+        raise TrajectoryRefused(*_type_problem(str(error)), turn) from None
     except (OverflowError, ValueError) as error:
         raise TrajectoryRefused("wrong type", str(error), turn) from None
+
+
+def _type_problem(message: str) -> tuple[str, str]:
+    """Return (reason, message) for a message of msgspec: `<problem> - at `$.<path>``, where the path may be absent."""
+    message = message.replace("Object missing required field", "missing key")
+    reason = "missing key" if "missing key" in message else "wrong type"
+    problem, _, path = message.partition(" - at `")
+    where = path.rstrip("`").removeprefix("$").removeprefix(".")
+    problem = problem[0].lower() + problem[1:].replace("`", "")
+    if where == "type" and "enum" in problem:
+        problem += "; expected main or side"
+    return reason, f"{where}: {problem}" if where else problem
 
 
 def _turn_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
@@ -169,12 +172,16 @@ def _turn_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
         if value is not None:
             yield from _name_problems(name, value)
     yield from _surrogate_problems(turn)
-    yield from _text_problems(turn)
+    yield from _redaction_problems(turn) if turn.redacted else _text_problems(turn)
     yield from _token_problems(turn)
     for name in ("at", "first_token_at", "finished_at"):
         time = getattr(turn, name)
-        if time is not None and not (math.isfinite(time) and time >= 0):
+        if time is not None and not 0 <= time < math.inf:
             yield "out of range", f"{name}: expected seconds since 1970, got {time!r}"
+    yield from _state_problems(turn)
+
+
+def _state_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
     if turn.status is ExchangeStatus.RUNNING:
         yield (
             "out of range",
@@ -191,26 +198,39 @@ def _turn_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
         yield "contradiction", "a side turn never trains; expected trainable false, or type main"
 
 
+def _redaction_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
+    texts = (turn.prompt, turn.response, turn.messages, turn.message, turn.prompt_ids)
+    if texts.count(None) < len(texts):
+        yield "contradiction", "redacted, but it has text or tokens; expected none of them"
+    if turn.id is None:
+        yield (
+            "missing key",
+            "id: a redacted turn cannot be identified by its text; expected the id of its export",
+        )
+
+
 def _text_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
-    if turn.redacted:
-        texts = (turn.prompt, turn.response, turn.messages, turn.message, turn.prompt_ids)
-        if texts.count(None) < len(texts):
-            yield "contradiction", "redacted, but it has text or tokens; expected none of them"
-        if turn.id is None:
-            yield (
-                "missing key",
-                "id: a redacted turn cannot be identified by its text; expected the id of its export",
-            )
-        return
     if turn.prompt is None and turn.messages is None:
         yield "missing key", "missing key `prompt` (or `messages`)"
     if turn.response is None and turn.message is None:
         yield "missing key", "missing key `response` (or `message`)"
-    for name in ("messages", "next_state"):
-        yield from _message_problems(name, getattr(turn, name))
-    yield from _message_problems(
-        "message", None if turn.message is None else [turn.message], only="assistant"
-    )
+    if turn.messages == []:
+        yield "out of range", "messages: expected one message or more, got none"
+    yield from _list_problems("messages", turn.messages)
+    yield from _list_problems("next_state", turn.next_state)
+    if turn.message is not None:
+        yield from _message_problems("message", turn.message, ("assistant",))
+    yield from _summary_problems(turn)
+
+
+def _list_problems(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    messages = value if isinstance(value, list) else []
+    for message in messages:
+        yield from _message_problems(name, message, ROLES)
+
+
+def _summary_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
+    """Yield where the texts of prompt and reply differ from the messages beside them."""
     if turn.messages is not None and turn.prompt not in (None, prompt_of(turn.messages)):
         yield (
             "contradiction",
@@ -223,24 +243,21 @@ def _text_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
         )
 
 
-def _message_problems(name: str, value: Any, only: str | None = None) -> Iterator[tuple[str, str]]:
-    if not isinstance(value, list):
-        return
-    if not value and name == "messages":
-        yield "out of range", "messages: expected one message or more, got none"
-    for message in value:
-        role = message.get("role")
-        if role not in ((only,) if only else ROLES):
-            known = only or ", ".join(ROLES[:5])
-            yield "out of range", f"{name}: expected a role of {known}, got {_describe_value(role)}"
-        content = message.get("content")
-        if not _is_content(content):
-            expected = f"expected text, or a list of parts, got {_describe_value(content)}"
-            yield "wrong type", f"{name}: content: {expected}"
-        calls = message.get("tool_calls")
-        if not isinstance(calls, list | None) or not all(map(_is_tool_call, calls or ())):
-            expected = "expected a list of calls, each with function.name"
-            yield "wrong type", f"{name}: tool_calls: {expected}"
+def _message_problems(
+    name: str, message: Message, roles: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    role = message.get("role")
+    if role not in roles:
+        known = ", ".join(roles[:5])
+        yield "out of range", f"{name}: expected a role of {known}, got {_describe_value(role)}"
+    content = message.get("content")
+    if not _is_content(content):
+        expected = f"expected text, or a list of parts, got {_describe_value(content)}"
+        yield "wrong type", f"{name}: content: {expected}"
+    calls = message.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(map(_is_tool_call, calls))):
+        expected = "expected a list of calls, each with function.name"
+        yield "wrong type", f"{name}: tool_calls: {expected}"
 
 
 def _is_content(content: Any) -> bool:
@@ -255,11 +272,8 @@ def _is_tool_call(call: Any) -> bool:
 
 
 def _token_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
-    present = [
-        n
-        for n in ("prompt_ids", "response_ids", "logprobs", "mask", "spans")
-        if getattr(turn, n) is not None
-    ]
+    keys = ("prompt_ids", "response_ids", "logprobs", "mask", "spans")
+    present = [key for key in keys if getattr(turn, key) is not None]
     if not present:
         return
     if turn.prompt_ids is None or turn.response_ids is None or turn.logprobs is None:
@@ -274,35 +288,54 @@ def _token_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
             "prompt_ids need the identity of their model. Keep all token keys as an export wrote them, or omit them: "
             "then the text is tokenised",
         )
-    r = len(turn.response_ids)
-    mask = r if turn.mask is None else len(turn.mask)
-    if not (len(turn.logprobs) == mask == r):
+    yield from _array_problems(turn.prompt_ids, turn.response_ids, turn.logprobs, turn.mask)
+    yield from _span_problems(turn, len(turn.response_ids))
+
+
+def _array_problems(
+    prompt_ids: Sequence[int],
+    response_ids: Sequence[int],
+    logprobs: Sequence[float | None],
+    mask: Sequence[bool] | None,
+) -> Iterator[tuple[str, str]]:
+    length = len(response_ids)
+    mask_length = length if mask is None else len(mask)
+    if not (len(logprobs) == mask_length == length):
         yield (
             "token arrays",
-            f"{r} response_ids, but {len(turn.logprobs)} logprobs and {mask} mask entries",
+            f"{length} response_ids, but {len(logprobs)} logprobs and {mask_length} mask entries",
         )
-    ids = (*turn.prompt_ids, *turn.response_ids)
+    ids = (*prompt_ids, *response_ids)
     if ids and not 0 <= min(ids) <= max(ids) < 2**31:
         yield "token arrays", "ids: expected whole numbers from 0 to 2^31 - 1"
-    if not turn.prompt_ids:
+    if not prompt_ids:
         yield "token arrays", "prompt_ids: expected one or more, got none"
-    if not all(p is None or (math.isfinite(p) and p <= 1e-3) for p in turn.logprobs):
+    if not all(-math.inf < p <= 1e-3 for p in logprobs if p is not None):
         yield (
             "token arrays",
             "logprobs: expected natural logarithms of probabilities (0 or less), or null",
         )
-    yield from _span_problems(turn, r)
 
 
-def _span_problems(turn: FileTurn, r: int) -> Iterator[tuple[str, str]]:
-    ends = [(s.start, s.end) for s in turn.spans or ()]
-    joined = [0, *(e for _, e in ends)][:-1] == [s for s, _ in ends] and all(
-        s <= e for s, e in ends
-    )
-    if ends and not (joined and ends[-1][1] == r):
-        yield "token arrays", f"spans: expected consecutive ranges from 0 to {r}, got {ends[:4]}"
-    if not all(0 <= v < 2**31 for v in (turn.version, *(s.version for s in turn.spans or ()))):
+def _span_problems(turn: FileTurn, length: int) -> Iterator[tuple[str, str]]:
+    spans = turn.spans or ()
+    ranges = [(span.start, span.end) for span in spans]
+    versions = [turn.version, *(span.version for span in spans)]
+    if ranges and not _is_partition(ranges, length):
+        problem = f"expected consecutive ranges from 0 to {length}, got {ranges[:4]}"
+        yield "token arrays", f"spans: {problem}"
+    if not 0 <= min(versions) <= max(versions) < 2**31:
         yield "out of range", "version: expected 0 or more"
+
+
+def _is_partition(ranges: Sequence[tuple[int, int]], length: int) -> bool:
+    """Return whether ranges follow each other without a gap from 0 to `length`."""
+    end = 0
+    for start, range_end in ranges:
+        if start != end or range_end < start:
+            return False
+        end = range_end
+    return end == length
 
 
 def _name_problems(key: str, name: str) -> Iterator[tuple[str, str]]:
@@ -320,14 +353,19 @@ def _name_problems(key: str, name: str) -> Iterator[tuple[str, str]]:
 
 def _surrogate_problems(value: Any) -> Iterator[tuple[str, str]]:
     """Yield problems of texts with half a surrogate pair, which JSON can escape but a text column cannot hold."""
-    for name in (f.name for f in fields(value)):
-        inner = getattr(value, name)
-        if name in ("reaction", "verdict", "dropped") and inner is not None:
+    for field in fields(value):
+        inner = getattr(value, field.name)
+        if isinstance(inner, str) and not is_valid_unicode(inner):
+            yield (
+                "out of range",
+                f"{field.name}: holds half a surrogate pair; expected whole characters",
+            )
+    for name in ("reaction", "verdict", "dropped"):
+        inner = getattr(value, name, None)
+        if inner is not None:
             yield from _surrogate_problems(inner)
-        elif name == "feedback":
-            yield from (problem for item in inner for problem in _surrogate_problems(item))
-        elif isinstance(inner, str) and not is_valid_unicode(inner):
-            yield "out of range", f"{name}: holds half a surrogate pair; expected whole characters"
+    for item in getattr(value, "feedback", ()):
+        yield from _surrogate_problems(item)
 
 
 def _describe_value(value: Any) -> str:

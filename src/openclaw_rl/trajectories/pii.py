@@ -87,15 +87,13 @@ def _can_end_domain(label: str, called: bool) -> bool:
     """Return True if a label can end a domain. `called`: `(` follows, so names that look like a method do not count."""
     match = _LETTERS.match(label)
     letters = match[0] if match is not None else ""
-    if len(letters) < 2:
-        return False
-    if len(letters) == 2 and letters[0].islower() and letters[1].isupper():
-        # Code such as `q@k.mT`.
+    # Code such as `q@k.mT`.
+    is_code = len(letters) == 2 and letters[0].islower() and letters[1].isupper()
+    if len(letters) < 2 or is_code:
         return False
     name = letters.lower()
-    if not called or name in _COMMON_DOMAINS:
-        return True
-    return len(name) == 2 and name != "to"
+    is_country = len(name) == 2 and name != "to"
+    return not called or is_country or name in _COMMON_DOMAINS
 
 
 def _is_not_phone(match: re.Match[str]) -> bool:

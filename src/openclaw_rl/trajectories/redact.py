@@ -78,19 +78,12 @@ class TrajectoryRedactor:
         """
         self._kinds_in_turn = set()
         new: dict[str, Any] = from_json(to_json(turn))
-        encoded: dict[str, Any] = {key: new[key] for key in _ENCODED_KEYS if key in new}
-        clean = {key: self._redact_messages(value) for key, value in encoded.items()}
-        new |= clean
-        if "messages" in clean:
-            summary = prompt_and_response(clean["messages"], clean["message"])
-            for key in _SUMMARY_KEYS:
-                new.pop(key, None)
-            new |= summary
+        is_unchanged = self._redact_encoded(new)
         self._redact_other_fields(new)
         self.turns += 1
         done = ExchangeStatus.DONE.value
-        is_unchanged = clean == encoded and new.get("status", done) == done
-        if "prompt_ids" in new and not is_unchanged:
+        is_finished = new.get("status", done) == done
+        if "prompt_ids" in new and not (is_unchanged and is_finished):
             self.turns_without_tokens += 1
             new = {key: value for key, value in new.items() if key not in _TOKEN_KEYS}
             new["off_policy"] = True
@@ -98,6 +91,17 @@ class TrajectoryRedactor:
         if removed:
             new["removed"] = removed
         return new
+
+    def _redact_encoded(self, new: dict[str, Any]) -> bool:
+        """Redact the texts that the tokens encode, in place. Return whether they are as before."""
+        encoded = {key: new[key] for key in _ENCODED_KEYS if key in new}
+        clean = {key: self._redact_messages(value) for key, value in encoded.items()}
+        new |= clean
+        if "messages" in clean:
+            for key in _SUMMARY_KEYS:
+                new.pop(key, None)
+            new |= prompt_and_response(clean["messages"], clean["message"])
+        return clean == encoded
 
     def redact_row(self, row: Mapping[str, Any], clean: Mapping[str, Any]) -> dict[str, Any] | None:
         """Redact a flat row; None if its tokens were removed. `clean`: the same turn from `redact_turn`."""
@@ -113,22 +117,24 @@ class TrajectoryRedactor:
 
     def _redact_other_fields(self, new: dict[str, Any]) -> None:
         """Redact all fields except prompt and reply, in place."""
-        for key in _NAME_KEYS:
-            if isinstance(new.get(key), str):
+        for key in new.keys() & _NAME_KEYS:
+            if isinstance(new[key], str):
                 new[key] = self.redact_name(new[key])
-        for key in _TEXT_KEYS:
-            if key in new:
-                new[key] = self._redact_value(new[key])
+        for key in new.keys() & _TEXT_KEYS:
+            new[key] = self._redact_value(new[key])
         if "next_state" in new:
             new["next_state"] = self._redact_messages(new["next_state"])
-        reaction = new.get("reaction")
-        if reaction and reaction.get("source"):
+        reaction = new.get("reaction") or {}
+        if reaction.get("source"):
             reaction["source"] = self.redact_name(reaction["source"])
         for feedback in new.get("feedback", ()):
-            feedback["id"] = self.redact_name(feedback["id"])
-            for key in ("comment", "correction"):
-                if key in feedback:
-                    feedback[key] = self.redact_text(feedback[key])
+            self._redact_feedback(feedback)
+
+    def _redact_feedback(self, feedback: dict[str, Any]) -> None:
+        feedback["id"] = self.redact_name(feedback["id"])
+        for key in ("comment", "correction"):
+            if key in feedback:
+                feedback[key] = self.redact_text(feedback[key])
 
     # Values of any shape.
 
@@ -143,18 +149,21 @@ class TrajectoryRedactor:
 
     def _redact_parts(self, parts: list[Any]) -> list[Any]:
         """Redact content parts. A model reads them joined, so text parts with a finding across them are merged."""
-        out: list[Any] = []
-        for is_text, run in groupby(parts, key=_is_text_part):
-            parts_of_run = list(run)
-            clean = [self._redact_value(self._redact_image(part)) for part in parts_of_run]
-            if is_text:
-                whole = "".join(part["text"] for part in parts_of_run)
-                clean_whole = self.redact_text(whole)
-                joined = "".join(part["text"] for part in clean)
-                if clean_whole != whole and self.redact_text(joined) != joined:
-                    clean = [clean[0] | {"text": clean_whole}]
-            out += clean
-        return out
+        redacted: list[Any] = []
+        for is_text, group in groupby(parts, key=_is_text_part):
+            run = list(group)
+            clean = [self._redact_value(self._redact_image(part)) for part in run]
+            redacted += self._merge_texts(run, clean) if is_text else clean
+        return redacted
+
+    def _merge_texts(self, parts: list[Any], clean: list[Any]) -> list[Any]:
+        """Return the redacted text parts, or one part if the texts have a finding across them."""
+        whole = _joined_text(parts)
+        joined = _joined_text(clean)
+        clean_whole = self.redact_text(whole)
+        if clean_whole != whole and self.redact_text(joined) != joined:
+            return [clean[0] | {"text": clean_whole}]
+        return clean
 
     def _redact_image(self, part: Any) -> Any:
         """Return an image part with a keyed digest, so that nobody recognises an image that they have."""
@@ -171,16 +180,15 @@ class TrajectoryRedactor:
             return self.redact_text(value)
         if isinstance(value, list):
             return [self._redact_value(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        out: dict[Any, Any] = {}
+        return self._redact_object(value) if isinstance(value, dict) else value
+
+    def _redact_object(self, value: dict[Any, Any]) -> dict[Any, Any]:
+        redacted: dict[Any, Any] = {}
         for key, item in value.items():
-            clean_key = self._unique_key(key, out)
-            if key == "arguments" and isinstance(item, str):
-                out[clean_key] = self._redact_json(item)
-            else:
-                out[clean_key] = self._redact_value(item)
-        return out
+            clean_key = self._unique_key(key, redacted)
+            is_json = key == "arguments" and isinstance(item, str)
+            redacted[clean_key] = self._redact_json(item) if is_json else self._redact_value(item)
+        return redacted
 
     def _unique_key(self, key: Any, taken: Mapping[Any, Any]) -> Any:
         """Redact a key; add a suffix if the result equals another key."""
@@ -197,6 +205,10 @@ class TrajectoryRedactor:
             return self.redact_text(text)
         clean = self._redact_value(value)
         return text if clean == value else to_json(clean).decode()
+
+
+def _joined_text(parts: list[Any]) -> str:
+    return "".join(part["text"] for part in parts)
 
 
 def _is_text_part(part: Any) -> bool:

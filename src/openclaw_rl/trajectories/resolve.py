@@ -52,24 +52,26 @@ def resolve_turns(trajectory: Trajectory) -> list[ResolvedTurn]:
 
 def _check_lineage(resolved: Sequence[ResolvedTurn]) -> None:
     parents: dict[str, str | None] = {}
-    for p in resolved:
-        if p.id in parents:
+    for turn in resolved:
+        if turn.id in parents:
             raise TrajectoryRefused(
-                "contradiction", f"id {p.id!r} is twice in this trajectory", p.number
+                "contradiction", f"id {turn.id!r} is twice in this trajectory", turn.number
             )
-        parents[p.id] = p.parent
+        parents[turn.id] = turn.parent
     sound: set[str] = set()
-    for p in resolved:
-        line: set[str] = set()
-        at: str | None = p.id
-        while at is not None and at not in sound:
-            if at in line:
+    for turn in resolved:
+        ancestors: set[str] = set()
+        ancestor: str | None = turn.id
+        while ancestor is not None and ancestor not in sound:
+            if ancestor in ancestors:
                 raise TrajectoryRefused(
-                    "contradiction", f"parent {p.parent!r} leads back to the turn itself", p.number
+                    "contradiction",
+                    f"parent {turn.parent!r} leads back to the turn itself",
+                    turn.number,
                 )
-            line.add(at)
-            at = parents.get(at)
-        sound |= line
+            ancestors.add(ancestor)
+            ancestor = parents.get(ancestor)
+        sound |= ancestors
 
 
 class _Conversation:
@@ -83,32 +85,30 @@ class _Conversation:
         self._digests = dict.fromkeys(Kind, trajectory.session_id.encode())
 
     def resolve_next(self, number: int, turn: FileTurn) -> ResolvedTurn:
-        main = turn.type is Kind.MAIN
         messages = self._prompt_messages(turn)
-        reply: Message = (
-            {} if turn.redacted else turn.message or {"role": "assistant", "content": turn.response}
-        )
-        id_ = turn.id or self._content_id(turn, messages, reply)
+        reply = _reply_of(turn)
+        # Whether it may continue the turns before it, and be continued.
+        has_history = turn.type is Kind.MAIN and not turn.redacted
+        parent = turn.parent
+        if not parent and has_history and turn.messages is None:
+            parent = self._last_main_id
         planned = ResolvedTurn(
             number=number,
-            id=id_,
+            id=turn.id or self._content_id(turn, messages, reply),
             session=self._trajectory.session_id,
             agent=turn.agent or self._trajectory.agent,
             user=turn.user or self._trajectory.user,
             turn=turn,
             messages=messages,
             reply=reply,
-            parent=turn.parent
-            or (
-                self._last_main_id if turn.messages is None and main and not turn.redacted else None
-            ),
+            parent=parent or None,
             reaction_messages=to_messages(turn.next_state),
             reaction=turn.reaction,
         )
-        if main and not turn.redacted:
+        if has_history:
             state = to_messages(turn.next_state) if isinstance(turn.next_state, list) else ()
             self._history = (*messages, reply, *state)
-            self._last_main_id = id_
+            self._last_main_id = planned.id
         return planned
 
     def _prompt_messages(self, turn: FileTurn) -> tuple[Message, ...]:
@@ -116,15 +116,17 @@ class _Conversation:
             return ()
         if turn.messages is not None:
             return tuple(turn.messages)
-        asked: Message = {"role": "user", "content": turn.prompt}
+        prompt: Message = {"role": "user", "content": turn.prompt}
         if turn.type is Kind.SIDE:
-            return (asked,)
-        if self._history and self._history[-1].get("role") != "assistant":
-            # The last message is one of `next_state`, and may be the prompt.
-            last = prompt_of(self._history[-1:])
-            if not turn.prompt or last == str(turn.prompt).strip():
-                return self._history
-        return (*self._history, asked)
+            return (prompt,)
+        return self._history if self._has_prompt(turn) else (*self._history, prompt)
+
+    def _has_prompt(self, turn: FileTurn) -> bool:
+        """Return whether the history ends with the prompt: its last message may be one of `next_state`."""
+        last = self._history[-1:]
+        if not last or last[0].get("role") == "assistant":
+            return False
+        return not turn.prompt or prompt_of(last) == str(turn.prompt).strip()
 
     def _content_id(self, turn: FileTurn, messages: Sequence[Message], reply: Message) -> str:
         """Return an id from session, position among its kind, and text, so that the same file gives the same ids."""
@@ -144,21 +146,34 @@ def to_messages(next_state: str | Sequence[dict[str, Any]] | None) -> tuple[Mess
 
 
 def _with_reaction(planned: ResolvedTurn, later: Sequence[ResolvedTurn]) -> ResolvedTurn:
-    turn = planned.turn
-    if planned.reaction_messages or turn.type is Kind.SIDE:
+    if planned.reaction_messages or not _is_plain_text(planned.turn):
         return planned
-    if turn.redacted or turn.messages is not None or turn.id is not None:
+    for following in later:
+        if following.turn.type is Kind.MAIN:
+            return _with_next_prompt(planned, following)
+    return planned
+
+
+def _with_next_prompt(planned: ResolvedTurn, following: ResolvedTurn) -> ResolvedTurn:
+    """Return the turn with the prompt of the next main turn as its reaction, if that is given as a text."""
+    prompt = following.turn.prompt
+    if not prompt or following.turn.messages is not None:
         return planned
-    main = [p for p in later if p.turn.type is Kind.MAIN]
-    if not main:
-        return planned
-    following = main[0]
-    if following.turn.messages is not None or not following.turn.prompt:
-        return planned
-    message: Message = {"role": "user", "content": following.turn.prompt}
     at = following.turn.at or planned.turn.finished_at or planned.turn.at or 0.0
     return replace(
         planned,
-        reaction_messages=(message,),
+        reaction_messages=({"role": "user", "content": prompt},),
         reaction=FileReaction(how=IMPORTED, source=following.id, at=at),
     )
+
+
+def _is_plain_text(turn: FileTurn) -> bool:
+    """Return whether a main turn is given as prompt and response alone, as in a file that people write."""
+    has_text = turn.messages is None and not turn.redacted
+    return has_text and turn.id is None and turn.type is not Kind.SIDE
+
+
+def _reply_of(turn: FileTurn) -> Message:
+    if turn.redacted:
+        return {}
+    return turn.message or {"role": "assistant", "content": turn.response}

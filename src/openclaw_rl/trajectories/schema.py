@@ -103,6 +103,7 @@ class FileTurn:
     relation: str = "fresh"
     relation_of: str | None = None
     unlinked: str | None = None
+    unlinked_code: ReasonCode | None = None
     reaction: FileReaction | None = None
     feedback: tuple[FileFeedback, ...] = ()
     verdict: FileVerdict | None = None

@@ -213,29 +213,32 @@ class TurnBuilder:
         mask = np.ones(r, np.bool_)
         return _TurnTokens(prompt, response, unknown, mask, spans, Origin.TEXT, self._version)
 
+    def _check_vocabulary(self, token: int, number: int) -> None:
+        """Raise `TrajectoryRefused` if neither the tokenizer nor the weights of the model have the token."""
+        size = self._renderer.vocabulary_size
+        if token >= size and token >= int(self._renderer.files.config.get("vocab_size", size)):
+            raise TrajectoryRefused(
+                "token arrays",
+                f"token {token} is not in the model's vocabulary of {size}",
+                number,
+            )
+
     def _recorded_tokens(self, turn: FileTurn, number: int) -> _TurnTokens:
         assert turn.prompt_ids is not None
         assert turn.response_ids is not None
         assert turn.logprobs is not None
-        r = len(turn.response_ids)
-        largest = max((*turn.prompt_ids, *turn.response_ids))
-        size = self._renderer.vocabulary_size
-        if largest >= size and largest >= int(self._renderer.files.config.get("vocab_size", size)):
-            raise TrajectoryRefused(
-                "token arrays",
-                f"token {largest} is not in the model's vocabulary of {size}",
-                number,
-            )
-        spans = (
-            (Span(start=0, end=r, version=turn.version),)
-            if turn.spans is None and r
-            else turn.spans or ()
-        )
+        length = len(turn.response_ids)
+        self._check_vocabulary(max((*turn.prompt_ids, *turn.response_ids)), number)
+        spans = turn.spans or ()
+        if turn.spans is None and length:
+            spans = (Span(start=0, end=length, version=turn.version),)
+        mask = np.ones(length, np.bool_) if turn.mask is None else np.array(turn.mask, np.bool_)
         return _TurnTokens(
             prompt_ids=np.array(turn.prompt_ids, np.int32),
             response_ids=np.array(turn.response_ids, np.int32),
-            logprobs=np.array([np.nan if p is None else p for p in turn.logprobs], np.float32),
-            mask=np.ones(r, np.bool_) if turn.mask is None else np.array(turn.mask, np.bool_),
+            # None becomes NaN.
+            logprobs=np.array(turn.logprobs, np.float32),
+            mask=mask,
             spans=spans,
             origin=Origin.TEXT if turn.off_policy else Origin.TOKENS,
             version=turn.version,
@@ -278,14 +281,13 @@ class TurnBuilder:
     def _turn_place(self, planned: ResolvedTurn, tokens: _TurnTokens) -> tuple[TurnPosition, bool]:
         """Return the turn's place in its session, and whether it must be scored."""
         turn = planned.turn
+        is_text = tokens.origin is Origin.TEXT
         reason = _stated_reason(turn)
-        limit = self._renderer.context_length
-        length = len(tokens.prompt_ids) + len(tokens.response_ids)
-        if reason is None and tokens.origin is Origin.TEXT and limit is not None and length > limit:
-            reason = Reason(ReasonCode.TOO_LONG, TOO_LONG_REASON.format(length, limit))
-        unknown = bool(np.isnan(tokens.logprobs).any()) and tokens.origin is Origin.TEXT
+        if reason is None and is_text:
+            reason = self._length_reason(len(tokens.prompt_ids) + len(tokens.response_ids))
         may_train = reason is None or reason.code is ReasonCode.UNSCORED
-        wants = unknown and may_train and turn.type is Kind.MAIN
+        is_unscored = is_text and bool(np.isnan(tokens.logprobs).any())
+        needs_score = is_unscored and may_train and turn.type is Kind.MAIN
         place = TurnPosition(
             turn=planned.id,
             session=planned.session,
@@ -294,9 +296,16 @@ class TurnBuilder:
             relation="continuation" if planned.parent and turn.id is None else turn.relation,
             relation_of=turn.relation_of,
             unlinked=turn.unlinked,
+            unlinked_code=_stated_code(turn.unlinked, turn.unlinked_code),
             untrainable=reason,
         )
-        return place, wants
+        return place, needs_score
+
+    def _length_reason(self, length: int) -> Reason | None:
+        limit = self._renderer.context_length
+        if limit is None or length <= limit:
+            return None
+        return Reason(ReasonCode.TOO_LONG, TOO_LONG_REASON.format(length, limit))
 
     def turn_outcome(self, planned: ResolvedTurn, now: float) -> ImportOutcome:
         """Return reaction, feedback, verdict and drop reason from the file."""
@@ -331,6 +340,11 @@ class TurnBuilder:
         if stated is None:
             return record
         return replace(record, source=stated.source, how=stated.how, at=stated.at or now)
+
+
+def _stated_code(detail: str | None, code: ReasonCode | None) -> ReasonCode | None:
+    """Return the code of a reason in a file; `STATED` if the file has the words alone."""
+    return None if detail is None else code or ReasonCode.STATED
 
 
 def _stated_reason(turn: FileTurn) -> Reason | None:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import openai
 import pytest
+from benchmarks.demo import user_driver
 from benchmarks.faults.client_log import ClientLog
 from benchmarks.faults.clients import crowd
 from tests.external.engines.conftest import Served
 
-from openclaw_rl.evals import user_driver
 from openclaw_rl.store import exchanges
 from openclaw_rl.types import ExchangeStatus
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.demo import everyday as demo
+from benchmarks.demo.everyday_person import asked_prompts, closed_questions
+from benchmarks.demo.everyday_tastes import EVERYDAY_TASTES, count_words
 from sqlalchemy import select
 from tests.external.real.waiting import wait_for
 from tests.system.test_parked import readiness
 from tests.system.test_words import run
 
 from openclaw_rl.common.terminal import TerminalConsole
-from openclaw_rl.evals.everyday import demo
-from openclaw_rl.evals.everyday.person import asked_prompts, closed_questions
-from openclaw_rl.evals.everyday.tastes import EVERYDAY_TASTES, count_words
 from openclaw_rl.render.hint import HintFormat, with_hint
 from openclaw_rl.store import exchanges, heartbeats, schema, turns
 from openclaw_rl.store.db import Store

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.demo.everyday_person import closed_questions
 from benchmarks.in_process import Rooms
 from click.testing import CliRunner
 
 from openclaw_rl.cli.main import cli
-from openclaw_rl.evals.everyday.person import closed_questions
 from openclaw_rl.settings.load import Config, from_flat
 
 MAX_TOKENS = 24

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.demo.everyday_tastes import count_words
 from tests.external.real.waiting import wait_for
 from tests.system.test_episodes import Owner
 from tests.system.test_parked import readiness
 
-from openclaw_rl.evals.everyday.tastes import count_words
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.demo.everyday_person import closed_questions
 from benchmarks.in_process import Rooms
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
-from openclaw_rl.evals.everyday.person import closed_questions
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.reasons import ReasonCode

@@ -90,7 +90,7 @@ def test_the_script_scores_the_starter(tmp_path: Path) -> None:
     ]
     shown = script("openclaw-test/run_eval.sh", *words, folder=tmp_path)
     content = json.loads((tmp_path / "out/scores.json").read_text())
-    assert content["scores"]["conversation"]["solved"] >= 2
+    assert content["scores"]["conversation"]["solved"] >= 1
     assert content["properties"]["reference_answer"]["held"] >= 4
     assert content["scores"]["coding"]["solved"] == 0
     assert all(

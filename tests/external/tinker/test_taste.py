@@ -13,11 +13,11 @@ from typing import Any
 
 import openai
 import pytest
+from benchmarks.demo import user_driver
+from benchmarks.demo.personas import Persona
 from benchmarks.faults.tinker_causes import make_settings, record_consent
 from benchmarks.skyrl_server import SkyrlServer
 
-from openclaw_rl.evals import user_driver
-from openclaw_rl.evals.personas import Persona
 from openclaw_rl.evals.toy_world import held_out_questions
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import STARTER

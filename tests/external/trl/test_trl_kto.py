@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from benchmarks.demo import user_driver
+from benchmarks.demo.personas import Persona
+from benchmarks.demo.user_driver import ConversationLog, TasteEvaluation
 
-from openclaw_rl.evals import user_driver
-from openclaw_rl.evals.personas import Persona
 from openclaw_rl.evals.styles import Taste
 from openclaw_rl.evals.toy_world import held_out_questions
-from openclaw_rl.evals.user_driver import ConversationLog, TasteEvaluation
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config

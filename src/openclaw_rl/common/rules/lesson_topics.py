@@ -61,28 +61,19 @@ class HintTopics:
         """
         for file in self._files:
             if _has_hint(file, text) or file.matching_rules([("user", text)], ""):
-                opposed = {rule.topic: rule.hint for rule in file.rules if rule.topic and rule.hint}
-                other = min((hint for hint in opposed if is_opposed(topic, {hint})), default=None)
-                if other is not None:
-                    return opposed[other]
+                hint = _opposed_hint(file, topic)
+                if hint is not None:
+                    return hint
         return None
 
     def find_scope(self, texts: Iterable[str], hint: str | None) -> StatedScope | None:
         """Return what a person's texts limit the wish with this hint of a rule to; of None, the first limit of any."""
-        scopes = (
-            (file, stated)
-            for text in texts
-            for file in self._files
-            for stated in file.stated_scopes(text)
-        )
-        return next(
-            (
-                scope
-                for file, (_, rest, scope) in scopes
-                if hint is None or _is_wished(file, rest, hint)
-            ),
-            None,
-        )
+        for text in texts:
+            for file in self._files:
+                scope = _scope_of_hint(file, text, hint)
+                if scope is not None:
+                    return scope
+        return None
 
     def without_scopes(self, text: str) -> str:
         """Return a user's text without the words that limit its wishes."""
@@ -110,20 +101,14 @@ class HintTopics:
         `reply`: None if the message is the first one of a conversation, which says nothing about a reply.
         """
         text = self._without_other_subjects(_wish_text(message))
-        matching = [
-            rule
-            for file in self._files
-            for rule in file.matching_rules([("user", text)], reply or "")
-        ]
-        topics = {rule.topic for rule in matching if rule.topic}
-        topics |= {topic for file in self._files for topic in file.wished_topics(text)}
-        if reply is None:
-            return Wishes(frozenset(topics), {})
-        hints = {rule.topic or rule.name: rule.hint for rule in matching if rule.hint}
-        return Wishes(
-            frozenset(topics),
-            {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)},
-        )
+        matching: list[Rule] = []
+        topics: set[str] = set()
+        for file in self._files:
+            matching += file.matching_rules([("user", text)], reply or "")
+            topics |= file.wished_topics(text)
+        topics |= {rule.topic for rule in matching if rule.topic}
+        hints = {} if reply is None else _agreed_hints(matching, topics)
+        return Wishes(frozenset(topics), hints)
 
 
 def _wish_text(message: Message) -> str:
@@ -135,6 +120,27 @@ def _has_hint(file: RuleFile, text: str) -> bool:
     return any(
         rule.hint and normalise_lesson(rule.hint) == normalise_lesson(text) for rule in file.rules
     )
+
+
+def _agreed_hints(rules: Sequence[Rule], topics: AbstractSet[str]) -> dict[str, str]:
+    """Return the hints of the rules by their topics, without those that a topic opposes."""
+    hints = {rule.topic or rule.name: rule.hint for rule in rules if rule.hint}
+    return {topic: hint for topic, hint in hints.items() if not is_opposed(topic, topics)}
+
+
+def _opposed_hint(file: RuleFile, topic: str) -> str | None:
+    """Return the hint of a rule of the file that wants something else of the subject of a topic."""
+    hints = {rule.topic: rule.hint for rule in file.rules if rule.topic and rule.hint}
+    opposed = [other for other in hints if is_opposed(topic, {other})]
+    return hints[min(opposed)] if opposed else None
+
+
+def _scope_of_hint(file: RuleFile, text: str, hint: str | None) -> StatedScope | None:
+    """Return the first scope that a text states for the wish with this hint; of None, the first of any wish."""
+    for _, rest, scope in file.stated_scopes(text):
+        if hint is None or _is_wished(file, rest, hint):
+            return scope
+    return None
 
 
 def _is_wished(file: RuleFile, text: str, hint: str) -> bool:

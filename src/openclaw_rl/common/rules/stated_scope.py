@@ -37,23 +37,20 @@ class ScopePatterns:
 
     def take_scope(self, text: str) -> tuple[str, StatedScope | None]:
         """Return the text without the first words that state a scope, and the scope; None if nothing states one."""
-        parts = self.session.partition(text) if self.session is not None else None
-        if parts is not None and parts[1]:
-            return _join_around(parts[0], parts[2]), StatedScope()
-        parts = self.before.partition(text) if self.before is not None else None
-        if parts is None or not parts[1]:
+        session = _partition(self.session, text)
+        if session is not None:
+            return _join_around(*session), StatedScope()
+        subject_start = _partition(self.before, text)
+        if subject_start is None:
             return text, None
-        before, _, rest = parts
-        ends = (
-            pattern.partition(rest)
-            for pattern in (_SUBJECT_ENDS, self.after)
-            if pattern is not None
-        )
-        at = min((len(end[0]) for end in ends if end is not None and end[1]), default=len(rest))
-        subject = " ".join(rest[:at].split())
-        if not 0 < len(subject) <= MAX_SUBJECT_CHARS or len(subject.split()) > MAX_SUBJECT_WORDS:
+        before, rest = subject_start
+        end = min(_start_of(_SUBJECT_ENDS, rest), _start_of(self.after, rest))
+        words = rest[:end].split()
+        subject = " ".join(words)
+        is_subject = 0 < len(subject) <= MAX_SUBJECT_CHARS and len(words) <= MAX_SUBJECT_WORDS
+        if not is_subject:
             return text, None
-        return _join_around(before, rest[at:]), StatedScope(subject=subject)
+        return _join_around(before, rest[end:]), StatedScope(subject=subject)
 
     @property
     def first_patterns(self) -> tuple[LinearPattern, ...]:
@@ -77,6 +74,20 @@ class ScopePatterns:
         for rest, _ in self.scopes_in(text):
             text = rest
         return text
+
+
+def _partition(pattern: LinearPattern | None, text: str) -> tuple[str, str] | None:
+    """Return what stands before and after the first words that a pattern matches; None without such words."""
+    parts = None if pattern is None else pattern.partition(text)
+    if parts is None or not parts[1]:
+        return None
+    return parts[0], parts[2]
+
+
+def _start_of(pattern: LinearPattern | None, text: str) -> int:
+    """Return where the first words begin that a pattern matches; the end of the text without such words."""
+    parts = _partition(pattern, text)
+    return len(text) if parts is None else len(parts[0])
 
 
 def _join_around(before: str, after: str) -> str:

@@ -160,6 +160,7 @@ class EmbeddedServer:
                 peer.send(protocol.RejectionReply(call.id, str(error)))
             except RuntimeError as error:
                 # Torch is out of memory; the loaded versions are unchanged.
+                log.warning("versions could not be loaded: %s", error)
                 peer.send(
                     protocol.RejectionReply(call.id, f"the versions could not be loaded: {error}")
                 )

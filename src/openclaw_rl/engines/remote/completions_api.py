@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.engines.remote.http_client import error_from_event
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineGone, NoTokenIds
 from openclaw_rl.types import Chunk, Generation, Ids, Sampling
 
 TopLogprobs = tuple[tuple[int, float], ...]
@@ -153,7 +153,7 @@ def token_ids_of(choice: CompletionChoice) -> list[int]:
     tokens = choice.logprobs.tokens if choice.logprobs is not None else []
     has_other_tokens = any(not token.startswith(_ID_PREFIX) for token in tokens)
     if has_other_tokens or (choice.text and not tokens):
-        raise EngineError(
+        raise NoTokenIds(
             "the engine returns no token ids, so it cannot serve the policy. Serve it with vLLM or SGLang, "
             "or use this endpoint as a judge (judge.base_url)"
         )

@@ -24,7 +24,7 @@ from openclaw_rl.engines.remote.http_client import (
 )
 from openclaw_rl.engines.remote.loaded_versions import owner_of
 from openclaw_rl.engines.remote.vllm import VllmEngine, model_cards
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineGone, NoTokenIds
 from openclaw_rl.protocols import EngineInfo, OnConnect
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Sampling
@@ -162,19 +162,18 @@ def unfit_reason(answer: Any, prompt: Sequence[int], decode: DecodeFunction | No
     try:
         choice = completions_api.single_choice(answer)
         ids = completions_api.token_ids_of(choice)
+    except NoTokenIds:
+        ids = []
     except EngineError as error:
-        return "it returns no token ids" if "token ids" in str(error) else str(error)
+        return str(error)
     if not ids:
         return "it returns no token ids"
     logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
     if len(logprobs) != len(ids) or not all(map(_is_logprob, logprobs)):
         return f"it returns {len(logprobs)} usable log-probabilities for {len(ids)} tokens"
-    prompt_reason = _prompt_mismatch_reason(answer, prompt)
-    if prompt_reason is not None:
-        return prompt_reason
-    if decode is not None and choice.text and not _matches_text(ids, choice.text, decode):
-        return "its ids do not decode to its text with the tokenizer of model.path: another model, or it re-tokenises"
-    return None
+    return _prompt_mismatch_reason(answer, prompt) or _text_mismatch_reason(
+        ids, choice.text, decode
+    )
 
 
 def _is_logprob(value: float | None) -> bool:
@@ -189,6 +188,14 @@ def sampled_tokens(answer: Any) -> tuple[list[int], list[float]]:
     return completions_api.token_ids_of(choice), [
         float(lp or 0.0) for lp in choice.logprobs.token_logprobs
     ]
+
+
+def _text_mismatch_reason(
+    ids: Sequence[int], text: str, decode: DecodeFunction | None
+) -> str | None:
+    if decode is None or not text or _matches_text(ids, text, decode):
+        return None
+    return "its ids do not decode to its text with the tokenizer of model.path: another model, or it re-tokenises"
 
 
 def _prompt_mismatch_reason(answer: Mapping[str, Any], prompt: Sequence[int]) -> str | None:

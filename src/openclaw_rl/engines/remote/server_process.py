@@ -23,7 +23,7 @@ from openclaw_rl.common.logging_metrics import LogFileHandler
 from openclaw_rl.common.sockets import clear_socket
 from openclaw_rl.common.worker_loop import stop_on_signals, wait_or_stop
 from openclaw_rl.engines.remote.http_client import HttpClient
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineGone, EngineOutOfMemory, has_out_of_memory_text
 from openclaw_rl.settings.load import Config, EngineConfig
 from openclaw_rl.settings.specs import ForeignServer, server_at_url
 
@@ -181,7 +181,8 @@ class ServerProcess:
 
     def _exit_error(self, code: int | None) -> EngineError:
         tail = "\n".join(f"    {line}" for line in self._last_lines)
-        return EngineError(
+        kind = EngineOutOfMemory if has_out_of_memory_text(tail) else EngineError
+        return kind(
             f"{self.name} ended ({_describe_exit(code)}). Its last output:\n{tail}\nIts log: {self.log_file}"
         )
 

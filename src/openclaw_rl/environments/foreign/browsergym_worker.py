@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from page_cameras import CAMERAS, PlaywrightCamera, SeleniumCamera
 from policy_chat import ask_policy, stop_reason
 from request_loop import ForeignRefusal, content_digest, files_digest, page_of_tasks, serve_requests
 from shared_browser import install_shared_browser, remove_empty_files, serve_folder
@@ -39,11 +38,9 @@ DEFAULT_SEEDS = 8
 # Characters of a page that the policy sees.
 MAX_PAGE = 6000
 
-ARGUMENTS = ("seeds", "film", "screenshots", "typed")
+ARGUMENTS = ("seeds", "film", "typed")
 
 _browser = ThreadPoolExecutor(1, "browser")
-_cameras: list[PlaywrightCamera | SeleniumCamera] = []
-"""The one that takes all pictures, once the browser is installed."""
 
 
 async def in_browser(function: Callable[..., Any], *args: Any) -> Any:
@@ -61,27 +58,14 @@ async def list_tasks(asked: dict[str, Any]) -> dict[str, Any]:
         raise ForeignRefusal(f"unknown arguments {unknown}. Known are {', '.join(ARGUMENTS)}")
     if not isinstance(args.get("typed", False), bool):
         raise ForeignRefusal(f"typed: expected true or false, got {args['typed']}")
-    _check_film(args)
+    film = args.get("film")
+    if film is not None and not Path(str(film)).is_absolute():
+        raise ForeignRefusal(f"film: expected the absolute path of a folder, got {film}")
     return dict(
         page_of_tasks(
             _web_tasks(name, args) if "/" in name else _miniwob_tasks(name, args), asked["start"]
         )
     )
-
-
-def _check_film(args: Mapping[str, Any]) -> None:
-    """Check how pictures are taken, and that this can be done here. Raises `ForeignRefusal`."""
-    film = args.get("film")
-    screenshots = args.get("screenshots", "playwright")
-    if film is not None and not Path(str(film)).is_absolute():
-        raise ForeignRefusal(f"film: expected the absolute path of a folder, got {film}")
-    if screenshots not in CAMERAS:
-        raise ForeignRefusal(f"screenshots: expected {' or '.join(CAMERAS)}, got {screenshots}")
-    if film is None and "screenshots" in args:
-        raise ForeignRefusal(
-            "screenshots: nothing takes them without film. Name a folder with film, or leave both out"
-        )
-    CAMERAS[screenshots]().require_programs()
 
 
 def _web_tasks(name: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -115,23 +99,15 @@ def _miniwob_tasks(name: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _play_options(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how episodes are played.
-
-    `typed`: whether replies are typed. `film`: the folder of the filmstrips. `screenshots`: who takes its pictures.
-    """
-    screenshots = args.get("screenshots", "playwright")
-    return {"film": args.get("film"), "screenshots": screenshots, "typed": args.get("typed", False)}
+    """Return how episodes are played. `typed`: whether replies are typed. `film`: the folder of the filmstrips."""
+    return {"film": args.get("film"), "typed": args.get("typed", False)}
 
 
 class BrowserEpisode:
     """An episode in a context of the shared browser. All methods are for the thread of the browser."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        camera = CAMERAS[data.get("screenshots", "playwright")]
-        if not _cameras:
-            install_shared_browser(camera.browser_arguments)
-            _cameras.append(camera())
-        assert isinstance(_cameras[0], camera), "a process has one source"
+        install_shared_browser()
         from browsergym.core.action.highlevel import HighLevelActionSet
         from browsergym.core.env import BrowserEnv
 
@@ -205,7 +181,15 @@ class BrowserEpisode:
         self.page = flatten_axtree_to_str(seen["axtree_object"])[:MAX_PAGE]
         self.problem = seen["last_action_error"].strip()[:300]
         if self._film:
-            self._frames.append(_cameras[0].take_picture(self._env.page))
+            self._frames.append(_take_picture(self._env.page))
+
+
+def _take_picture(page: Any) -> Any:
+    """Return an image of the page as the browser shows it."""
+    from browsergym.core.observation import extract_screenshot
+    from PIL import Image
+
+    return Image.fromarray(extract_screenshot(page))
 
 
 def _task_class(data: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

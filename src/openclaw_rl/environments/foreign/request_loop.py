@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-MISSING_MODULE = "no module: "
-"""Begin of an error that names a library that this Python does not have."""
 # Tasks in one answer.
 _PAGE_ROWS = 2000
 # For what waits in threads, as many as episodes at the same time; they are made when needed.
@@ -123,7 +121,8 @@ async def _answer(
             raise ForeignRefusal(f"unknown request {kind!r}")
         send({"id": number} | await handler(body))
     except ModuleNotFoundError as error:
-        send({"id": number, "error": f"{MISSING_MODULE}{error.name}"})
+        missing = error.name or str(error)
+        send({"id": number, "error": f"no module: {missing}", "missing_module": missing})
     except ForeignRefusal as error:
         send({"id": number, "error": " ".join(str(error).split())[:1000]})
     except Exception as error:  # noqa: BLE001 - one request must not end the others

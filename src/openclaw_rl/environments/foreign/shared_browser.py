@@ -9,7 +9,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from os import environ
 from pathlib import Path
@@ -31,10 +30,8 @@ _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 class SharedPlaywright:
     """Stands in for the library's playwright: a launch returns the one browser, and closing that does nothing."""
 
-    def __init__(self, playwright: Any, arguments: Sequence[str]) -> None:
-        """`arguments`: of the browser, beside ours."""
+    def __init__(self, playwright: Any) -> None:
         self._playwright = playwright
-        self._arguments = arguments
         self._browser: Any = None
         self.selectors = playwright.selectors
         self.chromium = self
@@ -48,7 +45,7 @@ class SharedPlaywright:
                 *(["--no-sandbox"] if os.geteuid() == 0 else []),
             ]
             self._browser = self._playwright.chromium.launch(
-                executable_path=find_chromium(self._playwright), args=[*ours, *self._arguments]
+                executable_path=find_chromium(self._playwright), args=ours
             )
         return self
 
@@ -87,10 +84,11 @@ def find_chromium(playwright: Any) -> str:
     return chromium
 
 
-def install_shared_browser(arguments: Sequence[str]) -> None:
-    """Let the library use one browser, in this thread, and observe the accessibility tree alone.
+@functools.cache
+def install_shared_browser() -> None:
+    """Let the library use one browser, in this thread, and observe the accessibility tree alone; once.
 
-    `arguments`: of the browser, beside ours. Raises `ModuleNotFoundError`, `ForeignRefusal`.
+    Raises `ModuleNotFoundError`, `ForeignRefusal`.
     """
     core = importlib.import_module("browsergym.core")
     if Path(_SHORT_FOLDER).exists():
@@ -98,7 +96,7 @@ def install_shared_browser(arguments: Sequence[str]) -> None:
     environ.setdefault("NODE_OPTIONS", _DRIVER_OPTIONS)
     from playwright.sync_api import sync_playwright
 
-    core._set_global_playwright(SharedPlaywright(sync_playwright().start(), arguments))
+    core._set_global_playwright(SharedPlaywright(sync_playwright().start()))
     environment: Any = importlib.import_module("browsergym.core.env")
     environment.Chat = ChatLog
     _leave_out_observations(environment)

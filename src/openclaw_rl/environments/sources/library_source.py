@@ -26,8 +26,6 @@ from openclaw_rl.environments.types import EnvironmentTask, PlayLimits, TaskFitn
 from openclaw_rl.errors import ConfigError
 
 _FOREIGN = Path(__file__).parents[1] / "foreign"
-# As `foreign/request_loop.py`.
-_MISSING = "no module: "
 # For a data set that is downloaded.
 _LOAD_SECONDS = 900.0
 
@@ -72,10 +70,9 @@ class LibraryAccess:
     def explain_error(self, error: ForeignError) -> ConfigError:
         """Return the error of a request as one of the configuration, with the line that installs what is missing."""
         python = self.python or sys.executable
-        if str(error).startswith(_MISSING):
-            missing = str(error).removeprefix(_MISSING)
+        if error.missing_module is not None:
             return ConfigError(
-                f"{python} has no module {missing}. Install it in an environment of its own (Python "
+                f"{python} has no module {error.missing_module}. Install it in an environment of its own (Python "
                 f"{self.library.python}) and name its interpreter with --python: python -m pip install {self._words()}"
             )
         return ConfigError(f"{self.library.name}: {error}")

@@ -224,21 +224,22 @@ def put_verifier(folder: Path) -> None:
     _write_text(folder / "test.sh", _TEST, mode=0o755)
 
 
+def _name_of_node(node: str) -> str:
+    """Return the name for unittest of `a/test_b.py::C::test_d`."""
+    path, *rest = node.split("::")
+    if len(rest) != 2 or "[" in node:
+        raise InstanceUnfit(f"its test {node} needs pytest and its environment: it needs an image")
+    return ".".join((path.removesuffix(".py").replace("/", "."), *rest))
+
+
 def _test_name(name: str) -> str:
     """Return the name of a test for unittest: of `a/test_b.py::C::test_d`, `test_d (a.test_b.C)` or its own form."""
     match = _METHOD.fullmatch(name)
     if match:
-        module = match[2]
-        if module.endswith(f".{match[1]}"):
-            return module
-        return f"{module}.{match[1]}"
-    path, *rest = name.split("::")
-    if rest:
-        if len(rest) != 2 or "[" in name:
-            raise InstanceUnfit(
-                f"its test {name} needs pytest and its environment: it needs an image"
-            )
-        return ".".join((path.removesuffix(".py").replace("/", "."), *rest))
+        method, module = match.groups()
+        return module if module.endswith(f".{method}") else f"{module}.{method}"
+    if "::" in name:
+        return _name_of_node(name)
     if not re.fullmatch(r"\w+(\.\w+)+", name):
         raise InstanceUnfit(
             f"its test {name!r} needs a program of its own to run: it needs an image"

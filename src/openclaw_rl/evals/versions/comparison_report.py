@@ -12,7 +12,7 @@ from jinja2 import Environment
 from openclaw_rl.common.assets import read_asset
 from openclaw_rl.common.printable import to_printable_json
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.evals.plots import markdown_table
+from openclaw_rl.evals.tables import markdown_table
 from openclaw_rl.evals.task_report import report_json
 from openclaw_rl.evals.task_scores import EvalResult, TaskScore
 from openclaw_rl.evals.versions.paired_differences import (

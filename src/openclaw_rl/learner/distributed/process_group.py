@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from openclaw_rl.errors import ModelError, OpenClawError, rebuild_error
+from openclaw_rl.errors import OpenClawError, OutOfMemory, rebuild_error
 from openclaw_rl.learner.distributed import fsdp
 from openclaw_rl.learner.distributed.world import World, assign
 from openclaw_rl.learner.model.oom import OOM_HINT, RankOutOfMemory
@@ -101,7 +101,7 @@ class ProcessGroup(World):
             for _ in range(rounds - len(local)):
                 work(cheapest, 0.0)
         except torch.OutOfMemoryError as error:
-            raise ModelError(
+            raise OutOfMemory(
                 f"rank {self.rank}: a pass does not fit into memory ({error}). {OOM_HINT}"
             ) from error
         return done

@@ -329,29 +329,37 @@ class SignCase:
 
 def _sign_cases(name: str, train: TrainConfig, tokens: int) -> list[SignCase]:
     """Return the cases that apply to this function."""
-    of = "the advantage" if tokens == 1 else "the advantage of each of three tokens"
-    scores = [SignCase(why=f"{of} is {a:+d}", way=a, tokens=tokens) for a in (1, -1)]
-    teachers = (
-        (("prefers the token", 0.6, 1), ("likes the token less", 0.4, -1))
-        if tokens == 1
-        else (("prefers three tokens", 0.95, 1), ("likes less each of three tokens", 0.05, -1))
-    )
-    hints = [
-        SignCase(
-            why=f"the teacher {likes} ({p}, the student 0.5)", way=way, teacher=p, tokens=tokens
-        )
-        for likes, p, way in teachers
-    ]
     if name == "compute_loss":
-        return scores
+        return _score_cases(tokens)
     if name == "compute_opd_loss":
-        return hints
-    binary = [
-        replace(case, instead={"opd_weight": 0.0}) for case in scores if train.loss.w_binary > 0
-    ]
-    return binary + [
-        replace(case, instead={"binary_weight": 0.0}) for case in hints if train.loss.w_opd > 0
-    ]
+        return _hint_cases(tokens)
+    cases: list[SignCase] = []
+    if train.loss.w_binary > 0:
+        cases += [replace(case, instead={"opd_weight": 0.0}) for case in _score_cases(tokens)]
+    if train.loss.w_opd > 0:
+        cases += [replace(case, instead={"binary_weight": 0.0}) for case in _hint_cases(tokens)]
+    return cases
+
+
+def _score_cases(tokens: int) -> list[SignCase]:
+    of = "the advantage" if tokens == 1 else "the advantage of each of three tokens"
+    return [SignCase(why=f"{of} is {way:+d}", way=way, tokens=tokens) for way in (1, -1)]
+
+
+def _hint_cases(tokens: int) -> list[SignCase]:
+    teachers = _TEACHERS_OF_ONE if tokens == 1 else _TEACHERS_OF_THREE
+    cases = []
+    for likes, probability, way in teachers:
+        why = f"the teacher {likes} ({probability}, the student 0.5)"
+        cases.append(SignCase(why=why, way=way, teacher=probability, tokens=tokens))
+    return cases
+
+
+_TEACHERS_OF_ONE = (("prefers the token", 0.6, 1), ("likes the token less", 0.4, -1))
+_TEACHERS_OF_THREE = (
+    ("prefers three tokens", 0.95, 1),
+    ("likes less each of three tokens", 0.05, -1),
+)
 
 
 def _sign_problem(custom: PluginLoss, case: SignCase, *, still: bool = False) -> str:

@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 import psutil
 import torch
 
-from openclaw_rl.errors import ModelError, TooLarge, is_out_of_memory
+from openclaw_rl.common.log_codes import LogCode
+from openclaw_rl.errors import OutOfMemory, TurnOutOfMemory, is_out_of_memory
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -49,9 +50,9 @@ def retry_on_oom(
 ) -> _T:
     """Return `attempt()`. When it runs out of memory, retry with ever smaller passes, down to one row a pass.
 
-    `begun` returns True once state has changed, so that a retry could not start from the same point. Raises `TooLarge`
-    when one row does not fit (the pass limits are then restored, since their size was not the cause), and `ModelError`
-    when a retry is impossible. Both messages name the settings to change.
+    `begun` returns True once state has changed, so that a retry could not start from the same point. Raises
+    `TurnOutOfMemory` when one row does not fit (the pass limits are then restored, since their size was not the cause),
+    and `OutOfMemory` when a retry is impossible. Both messages name the settings to change.
     """
     before = passes.memory_limits
     while True:
@@ -64,17 +65,21 @@ def retry_on_oom(
             alone = passes.world_size > 1 and not isinstance(error, RankOutOfMemory)
         # The other ranks have not seen this failure and would not retry.
         if alone or begun():
-            raise ModelError(f"the step does not fit into memory ({reason}). {OOM_HINT}")
+            raise OutOfMemory(f"the step does not fit into memory ({reason}). {OOM_HINT}")
         smaller = passes.reduce_memory()
         if smaller is None:
             passes.memory_limits = before
-            raise TooLarge(
+            raise TurnOutOfMemory(
                 f"a step with one row per pass does not fit into memory ({reason}). {OOM_HINT}"
             )
         # Only here: until now the exception kept the tensors of the attempt alive.
         _free_unused_memory()
         log.error(
-            "a step does not fit into memory (%s). Retrying with %s. %s", reason, smaller, OOM_HINT
+            "a step does not fit into memory (%s). Retrying with %s. %s",
+            reason,
+            smaller,
+            OOM_HINT,
+            extra={"code": LogCode.OUT_OF_MEMORY.value},
         )
 
 
@@ -100,29 +105,21 @@ def is_alone_on_gpu(device: torch.device) -> bool:
 
 
 def _cgroup_free_bytes(groups: Path, membership: Path) -> Iterator[int]:
-    """Yield the free bytes under the limit of each control group of this process (Linux cgroups v1 and v2).
+    """Yield the free bytes under the limit of each control group of this process (cgroup v2).
 
     File cache that the kernel would drop on demand does not count as used.
     """
     lines = membership.read_text(encoding="utf-8").splitlines() if membership.exists() else []
-    paths = {line.split(":", 2)[1]: line.split(":", 2)[2] for line in lines if line.count(":") > 1}
-    for controller, root, limit, usage, cached in (
-        ("", groups, "memory.max", "memory.current", "inactive_file"),
-        (
-            "memory",
-            groups / "memory",
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-            "total_inactive_file",
-        ),
-    ):
-        leaf = root / paths.get(controller, "/").strip("/")
-        for folder in (leaf, *leaf.parents):
-            if folder.is_relative_to(root) and (most := _read_number(folder / limit)) is not None:
-                taken = (_read_number(folder / usage) or 0) - (
-                    _read_number(folder / "memory.stat", cached) or 0
-                )
-                yield max(0, most - taken)
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    leaf = groups / path.strip("/")
+    for folder in (leaf, *leaf.parents):
+        if not folder.is_relative_to(groups):
+            return
+        limit = _read_number(folder / "memory.max")
+        if limit is not None:
+            cached = _read_number(folder / "memory.stat", "inactive_file") or 0
+            used = (_read_number(folder / "memory.current") or 0) - cached
+            yield max(0, limit - used)
 
 
 def _read_number(file: Path, key: str = "") -> int | None:
@@ -131,12 +128,9 @@ def _read_number(file: Path, key: str = "") -> int | None:
         fields = file.read_text(encoding="utf-8").split()
     except OSError:
         return None
-    if not key:
-        number = fields[0]
-    elif key in fields:
-        number = fields[fields.index(key) + 1]
-    else:
+    if key and key not in fields:
         return None
+    number = fields[fields.index(key) + 1] if key else fields[0]
     return int(number) if number.isdigit() else None
 
 

@@ -7,7 +7,7 @@ client puts next to the user's text, because the user did not write it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -63,25 +63,19 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any])
 def read_message(raw: bytes, place: str) -> list[dict[str, Any]]:
     """Decode one message to chat messages. Raises `RequestError` that names the block and what was expected."""
     message = decode_json(_message_decoder, raw, place)
-    if message.role not in ("user", "assistant", "system"):
+    read_blocks = _BLOCK_READERS.get(message.role)
+    if read_blocks is None:
         raise field_error(
             f"{place}.role", f"expected user, assistant or system, got {message.role[:40]!r}."
         )
-    content = message.content
-    place = f"{place}.content"
-    if message.role == "assistant":
-        blocks = [ContentBlock(type="text", text=content)] if isinstance(content, str) else content
-        return [_read_assistant_blocks(blocks, place)]
-    if not content and isinstance(content, list):
-        raise field_error(place, "expected at least one block, got none.")
-    if message.role == "system":
-        text = content if isinstance(content, str) else "\n".join(_block_texts(content, place))
-        return [{"role": "user" if _TYPED_DURING_RUN.match(text) else "system", "content": text}]
-    return (
-        [{"role": "user", "content": content}]
-        if isinstance(content, str)
-        else _read_user_blocks(content, place)
-    )
+    if isinstance(message.content, str):
+        return [_text_message(message.role, message.content)]
+    return read_blocks(message.content, f"{place}.content")
+
+
+def _text_message(role: str, text: str) -> dict[str, Any]:
+    is_typed_by_user = role == "system" and _TYPED_DURING_RUN.match(text)
+    return {"role": "user" if is_typed_by_user else role, "content": text}
 
 
 def read_system(raw: bytes) -> list[dict[str, Any]]:
@@ -96,16 +90,31 @@ def read_system(raw: bytes) -> list[dict[str, Any]]:
 
 def _read_user_blocks(blocks: Sequence[ContentBlock], place: str) -> list[dict[str, Any]]:
     """Return the tool results in order, then the text: templates expect results directly after their calls."""
-    results = []
-    parts = []
+    _require_blocks(blocks, place)
+    results: list[dict[str, Any]] = []
+    parts: list[str | dict[str, Any]] = []
     for index, block in enumerate(blocks):
         where = f"{place}[{index}]"
         if block.type == "tool_result":
             results.append(_read_tool_result(block, where))
         else:
             parts.append(_read_image(block, where) or _block_text(block, where))
-    runs = groupby(parts, key=lambda part: isinstance(part, str) and _is_client_context(part))
+    runs = groupby(parts, key=_is_context_part)
     return results + [{"role": "user", "content": _join_parts(list(run))} for _, run in runs]
+
+
+def _is_context_part(part: str | dict[str, Any]) -> bool:
+    return isinstance(part, str) and _is_client_context(part)
+
+
+def _read_system_blocks(blocks: Sequence[ContentBlock], place: str) -> list[dict[str, Any]]:
+    _require_blocks(blocks, place)
+    return [_text_message("system", "\n".join(_block_texts(blocks, place)))]
+
+
+def _require_blocks(blocks: Sequence[ContentBlock], place: str) -> None:
+    if not blocks:
+        raise field_error(place, "expected at least one block, got none.")
 
 
 def _read_image(block: ContentBlock, place: str) -> dict[str, Any] | None:
@@ -123,36 +132,48 @@ def _join_parts(parts: Sequence[str | dict[str, Any]]) -> str | list[dict[str, A
     """Return texts as one text, a line each; with images between them as parts, as in the other APIs."""
     if all(isinstance(part, str) for part in parts):
         return "\n".join(str(part) for part in parts)
-    out: list[dict[str, Any]] = []
+    joined: list[dict[str, Any]] = []
     for part in parts:
-        if not isinstance(part, str):
-            out.append(part)
-        elif out and "text" in out[-1]:
-            out[-1]["text"] += f"\n{part}"
-        else:
-            out.append({"type": "text", "text": part})
-    return out
+        _append_part(joined, part)
+    return joined
+
+
+def _append_part(joined: list[dict[str, Any]], part: str | dict[str, Any]) -> None:
+    """Append a part; a text that follows a text continues it on a new line."""
+    if not isinstance(part, str):
+        joined.append(part)
+    elif joined and "text" in joined[-1]:
+        joined[-1]["text"] += f"\n{part}"
+    else:
+        joined.append({"type": "text", "text": part})
 
 
 def _read_tool_result(block: ContentBlock, place: str) -> dict[str, Any]:
     if block.tool_use_id is None:
         raise field_error(f"{place}.tool_use_id", "expected the id of a tool_use block.")
-    place = f"{place}.content"
-    content = (
-        decode_json(_content_decoder, bytes(block.content), place) if bytes(block.content) else None
-    )
-    blocks = () if isinstance(content, str) else content or ()
-    parts = [_read_result_part(b, f"{place}[{n}]") for n, b in enumerate(blocks)]
-    out: dict[str, Any] = {"role": "tool", "tool_call_id": block.tool_use_id}
-    out["content"] = content if isinstance(content, str) else _join_parts(parts)
-    return out | {"is_error": True} if block.is_error else out
+    message: dict[str, Any] = {
+        "role": "tool",
+        "tool_call_id": block.tool_use_id,
+        "content": _read_result_content(bytes(block.content), f"{place}.content"),
+    }
+    if block.is_error:
+        message["is_error"] = True
+    return message
+
+
+def _read_result_content(raw: bytes, place: str) -> str | list[dict[str, Any]]:
+    content = decode_json(_content_decoder, raw or b"null", place)
+    if isinstance(content, str):
+        return content
+    blocks = content or ()
+    return _join_parts([_read_result_part(b, f"{place}[{n}]") for n, b in enumerate(blocks)])
 
 
 def _read_result_part(block: ContentBlock, place: str) -> str | dict[str, Any]:
     return _read_image(block, place) or image_placeholder(block.type) or _block_text(block, place)
 
 
-def _read_assistant_blocks(blocks: Sequence[ContentBlock], place: str) -> dict[str, Any]:
+def _read_assistant_blocks(blocks: Sequence[ContentBlock], place: str) -> list[dict[str, Any]]:
     """Merge all blocks into one message, in the form in which the store has this gateway's own replies."""
     texts: list[str] = []
     thoughts: list[str] = []
@@ -166,7 +187,15 @@ def _read_assistant_blocks(blocks: Sequence[ContentBlock], place: str) -> dict[s
         elif block.type != "redacted_thinking":
             # Only the service that wrote it can read it.
             texts.append(_block_text(block, where))
-    return _assistant_message(texts, thoughts, calls)
+    return [_assistant_message(texts, thoughts, calls)]
+
+
+_BLOCK_READERS: Mapping[str, Callable[[Sequence[ContentBlock], str], list[dict[str, Any]]]] = {
+    "user": _read_user_blocks,
+    "assistant": _read_assistant_blocks,
+    "system": _read_system_blocks,
+}
+"""Role -> reader of the blocks of a message: (blocks, place) -> chat messages."""
 
 
 def _read_tool_use(block: ContentBlock, place: str) -> dict[str, Any]:
@@ -188,70 +217,95 @@ def _block_texts(blocks: Sequence[ContentBlock], place: str) -> list[str]:
 
 def _block_text(block: ContentBlock, place: str) -> str:
     """Return a block's text. Raises `RequestError` for blocks that the model cannot read."""
-    if block.type == "text":
-        if block.text is None:
-            raise field_error(f"{place}.text", "expected a string.")
-        return block.text
-    if block.type == "search_result":
-        blocks = decode_json(_blocks_decoder, bytes(block.content) or b"[]", place)
-        return "\n".join(_block_texts(blocks, place))
-    if block.type == "tool_reference":
-        return f"The tool {block.tool_name} can be called."
+    read_text = _TEXT_READERS.get(block.type)
+    if read_text is not None:
+        return read_text(block, place)
     what = NON_TEXT_PARTS.get(block.type, f"a block of type {block.type[:40]!r}")
-    where = (
-        "; images are read in user messages and tool results" if block.type == IMAGE_TYPE else ""
-    )
+    where = ""
+    if block.type == IMAGE_TYPE:
+        where = "; images are read in user messages and tool results"
     raise field_error(place, f"got {what}; expected text{where}. Send its text as a text block.")
+
+
+def _read_text(block: ContentBlock, place: str) -> str:
+    if block.text is None:
+        raise field_error(f"{place}.text", "expected a string.")
+    return block.text
+
+
+def _read_search_result(block: ContentBlock, place: str) -> str:
+    blocks = decode_json(_blocks_decoder, bytes(block.content) or b"[]", place)
+    return "\n".join(_block_texts(blocks, place))
+
+
+def _read_tool_reference(block: ContentBlock, place: str) -> str:
+    return f"The tool {block.tool_name} can be called."
+
+
+_TEXT_READERS: Mapping[str, Callable[[ContentBlock, str], str]] = {
+    "text": _read_text,
+    "search_result": _read_search_result,
+    "tool_reference": _read_tool_reference,
+}
+"""Type of a block that a model can read -> reader of its text: (block, place) -> text."""
 
 
 def merge_assistant_messages(
     messages: Sequence[tuple[bytes, dict[str, Any]]],
 ) -> list[tuple[bytes, dict[str, Any]]]:
     """Merge adjacent assistant messages, which were one reply. Items are (cache key, message)."""
-    out: list[tuple[bytes, dict[str, Any]]] = []
+    merged: list[tuple[bytes, dict[str, Any]]] = []
     for is_assistant, group in groupby(messages, key=lambda known: known[1]["role"] == "assistant"):
         run = list(group)
-        out += (
-            [(b"+".join(key for key, _ in run), _merge_run([m for _, m in run]))]
-            if is_assistant and len(run) > 1
-            else run
-        )
-    return out
+        if is_assistant and len(run) > 1:
+            merged.append(_merge_run(run))
+        else:
+            merged += run
+    return merged
 
 
-def _merge_run(run: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    calls = [call for message in run for call in message.get("tool_calls", ())]
-    thoughts = [message.get("reasoning_content", "") for message in run]
-    return _assistant_message([message["content"] or "" for message in run], thoughts, calls)
+def _merge_run(run: Sequence[tuple[bytes, dict[str, Any]]]) -> tuple[bytes, dict[str, Any]]:
+    messages = [message for _, message in run]
+    texts = [message["content"] or "" for message in messages]
+    thoughts = [message.get("reasoning_content", "") for message in messages]
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    return b"+".join(key for key, _ in run), _assistant_message(texts, thoughts, calls)
 
 
 def _assistant_message(
     texts: Iterable[str], thoughts: Iterable[str], calls: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    content = "".join(texts)
-    out: dict[str, Any] = {
-        "role": "assistant",
-        "content": content if content or not calls else None,
-    }
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if reasoning := "".join(thoughts):
-        out["reasoning_content"] = reasoning
-    return out | {"tool_calls": calls} if calls else out
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = calls
+    return message
 
 
 def read_user_id(user_id: str) -> tuple[str, str]:
     """Return (user, session) of `metadata.user_id`, where Claude Code packs both in one of two formats."""
-    if user_id.startswith("{"):
-        try:
-            packed = _object_decoder.decode(user_id)
-        except (msgspec.DecodeError, RecursionError):
-            return user_id, ""
-        names = [packed.get(key) for key in ("account_uuid", "device_id", "session_id")]
-        account, device, session = (name if isinstance(name, str) else "" for name in names)
-        return (account or device, session) if session else (user_id, "")
+    packed = _unpack_json(user_id) if user_id.startswith("{") else _unpack_joined(user_id)
+    return packed or (user_id, "")
+
+
+def _unpack_json(user_id: str) -> tuple[str, str] | None:
+    """Return (user, session) of an object with the ids of account, device and session; None without a session."""
+    try:
+        fields = _object_decoder.decode(user_id)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    names = {key: value for key, value in fields.items() if isinstance(value, str)}
+    session = names.get("session_id")
+    user = names.get("account_uuid") or names.get("device_id", "")
+    return (user, session) if session else None
+
+
+def _unpack_joined(user_id: str) -> tuple[str, str] | None:
+    """Return (user, session) of `user_<user>_account_<account>_session_<session>`; None for another text."""
+    # In linear time also for long texts, as a pattern is not.
     user, _, rest = user_id.removeprefix("user_").partition("_account_")
     account, _, session = rest.partition("_session_")
-    return (
-        (account or user, session)
-        if user_id.startswith("user_") and user and session
-        else (user_id, "")
-    )
+    is_joined = user_id.startswith("user_") and user and session
+    return (account or user, session) if is_joined else None

@@ -132,11 +132,11 @@ class MessagesDialect(Dialect):
         self, b: _MessagesBody, headers: Mapping[str, str], size: int, ignored: Sequence[str] = ()
     ) -> ChatRequest:
         raw, messages = self._read_conversation(b)
-        prefix = (
-            take_prefix(raw, messages, "messages") if messages[-1]["role"] == "assistant" else None
-        )
+        prefix = None
+        if messages[-1]["role"] == "assistant":
+            prefix = take_prefix(raw, messages, "messages")
         known = self._tools.read(bytes(b.tools), "tools")
-        (schema, schema_field) = _read_format(b)
+        schema, schema_field = _read_format(b)
         choice = known.read_choice(
             plain_choice(b.tool_choice), lambda chosen, place: str(chosen["name"])
         )
@@ -169,12 +169,17 @@ class MessagesDialect(Dialect):
         system = bytes(b.system)
         keyed_messages = [(b"messages system " + system, m) for m in read_system(system)]
         for index, part in enumerate(b.messages):
-            raw = bytes(part)
-            for number, message in enumerate(self._messages.read(raw, f"messages[{index}]")):
-                # The prefix is needed because other dialects read the same bytes differently.
-                keyed_messages.append((b"messages %d " % number + raw, message))
+            keyed_messages += self._read_keyed(bytes(part), f"messages[{index}]")
         keyed_messages = merge_assistant_messages(keyed_messages)
         return [key for key, _ in keyed_messages], [message for _, message in keyed_messages]
+
+    def _read_keyed(self, raw: bytes, place: str) -> list[tuple[bytes, dict[str, Any]]]:
+        """Return the chat messages of one message, each with its cache key."""
+        # The prefix is needed because other dialects read the same bytes differently.
+        return [
+            (b"messages %d " % number + raw, message)
+            for number, message in enumerate(self._messages.read(raw, place))
+        ]
 
     @classmethod
     def prompt_too_long(cls, error: PromptTooLong) -> str:
@@ -186,15 +191,12 @@ class MessagesDialect(Dialect):
         status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> bytes:
         """Return an error body. `code` goes where Anthropic's SDKs look for one."""
-        message = readable_text(message)
-        if code == "model_not_found":
-            message += _UNKNOWN_MODEL_HINT
-        if _REFUSES_SYSTEM.search(message):
-            message += _NO_SYSTEM_HINT
-        kind = _ERROR_TYPES.get(status) or (
-            "invalid_request_error" if status < 500 else "api_error"
-        )
-        error: dict[str, Any] = {"type": kind, "message": message}
+        message = _add_hints(readable_text(message), code)
+        other_type = "invalid_request_error" if status < 500 else "api_error"
+        error: dict[str, Any] = {
+            "type": _ERROR_TYPES.get(status, other_type),
+            "message": message,
+        }
         if code:
             error["details"] = {"error_code": code}
         return to_json({"type": "error", "error": error, "request_id": None})
@@ -235,7 +237,9 @@ class MessagesStreamEncoder:
         if delta.content:
             out += self._text_delta("text", "text", delta.content)
         self._calls += delta.calls
-        return out if part.end is None else out + self._finish_events(part.end)
+        if part.end is not None:
+            out += self._finish_events(part.end)
+        return out
 
     def encode_error(self, status: int, message: str, code: str) -> bytes:
         """Return an error event. Neither message_delta nor message_stop follows."""
@@ -314,6 +318,14 @@ _DELTA_KEYS = {
     "tool_use": (b"input_json_delta", b"partial_json"),
 }
 _DELTA_HEAD = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%s","%s":'
+
+
+def _add_hints(message: str, code: str | None) -> str:
+    if code == "model_not_found":
+        message += _UNKNOWN_MODEL_HINT
+    if _REFUSES_SYSTEM.search(message):
+        message += _NO_SYSTEM_HINT
+    return message
 
 
 def _message_fields(header: ReplyHeader) -> dict[str, Any]:

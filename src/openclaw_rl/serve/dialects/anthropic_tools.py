@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -35,31 +36,46 @@ def read_tools(raw: bytes, place: str) -> PromptTools:
     """Return the tools in chat format. Raises `RequestError` that names the tool."""
     tools = PromptTools()
     for index, tool in enumerate(decode_json(_tools_decoder, raw or b"null", place) or ()):
-        where = f"{place}[{index}]"
-        kind = tool.type or "custom"
-        known = next(
-            (t for start, t in CLIENT_TOOLS["anthropic"].items() if kind.startswith(start)), None
-        )
-        if kind != "custom" and known is None and tool.input_schema is None:
-            on_screen = kind.startswith(_SCREEN_TOOL_PREFIXES)
-            reason = (
-                "this model cannot see screens" if on_screen else "only Anthropic's servers run it"
-            )
-            tools.ignored.append(f"the tool {printable_header(kind)} ({reason})")
-            continue
-        if not tool.name:
-            raise field_error(f"{where}.name", "expected a string that is not empty.")
-        if tool.input_schema is None and known is None:
-            raise field_error(f"{where}.input_schema", "expected a JSON schema.")
-        default = known or {"description": "", "parameters": {}}
-        sent = {"description": tool.description, "parameters": tool.input_schema}
-        function = {
-            "name": tool.name,
-            **default,
-            **{key: value for key, value in sent.items() if value},
-        }
-        tools.add({"type": "function", "function": function}, where)
+        _add_tool(tools, tool, f"{place}[{index}]")
     return tools
+
+
+def _add_tool(tools: PromptTools, tool: AnthropicTool, place: str) -> None:
+    kind = tool.type or "custom"
+    client_tool = _client_tool(kind)
+    has_schema = tool.input_schema is not None or client_tool is not None
+    if not has_schema and kind != "custom":
+        tools.ignored.append(f"the tool {printable_header(kind)} ({_unusable_reason(kind)})")
+        return
+    if not tool.name:
+        raise field_error(f"{place}.name", "expected a string that is not empty.")
+    if not has_schema:
+        raise field_error(f"{place}.input_schema", "expected a JSON schema.")
+    tools.add({"type": "function", "function": _prompt_function(tool, client_tool or {})}, place)
+
+
+def _prompt_function(tool: AnthropicTool, client_tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the function that the prompt has for a tool: as it is sent, else as `client_tool` has it."""
+    function = {"name": tool.name, "description": "", "parameters": {}, **client_tool}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.input_schema:
+        function["parameters"] = tool.input_schema
+    return function
+
+
+def _client_tool(kind: str) -> Mapping[str, Any] | None:
+    """Return the definition of a tool that clients run and requests name without a schema; None for others."""
+    for prefix, definition in CLIENT_TOOLS["anthropic"].items():
+        if kind.startswith(prefix):
+            return definition
+    return None
+
+
+def _unusable_reason(kind: str) -> str:
+    if kind.startswith(_SCREEN_TOOL_PREFIXES):
+        return "this model cannot see screens"
+    return "only Anthropic's servers run it"
 
 
 def plain_choice(choice: AnthropicToolChoice | None) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from openclaw_rl.errors import RequestError
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.serve.chat_request import (
@@ -49,7 +50,7 @@ from openclaw_rl.serve.dialects.validation import (
     take_prefix,
 )
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.types import Sampling
+from openclaw_rl.types import Message, Sampling
 
 MAX_CHOICES = 16
 
@@ -120,44 +121,21 @@ class ChatDialect(Dialect):
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         b, fields = _decode_body(body)
-        raw = [bytes(m) for m in b.messages]
-        if not raw:
-            raise field_error("messages", "expected at least one message, got none.")
-        messages = [self._messages.read(m, f"messages[{n}]") for n, m in enumerate(raw)]
-        if b.functions:
-            raise field_error(
-                "functions", "this deprecated field is not supported; send tools instead."
-            )
-        n = 1 if b.n is None else b.n
-        if not 1 <= n <= MAX_CHOICES:
-            raise field_error("n", f"expected 1 to {MAX_CHOICES} choices, got {n}.")
+        raw, messages = self._read_messages(b)
         known = self._tools.read(bytes(b.tools), "tools")
         choice = known.read_choice(b.tool_choice, _function_name, nested="allowed_tools")
         tools, raw_tools = known.select(choice)
         ignored = read_ignored(fields, _KNOWN_KEYS)
-        prefix = None
-        if b.continue_final_message:
-            if b.add_generation_prompt:
-                raise field_error(
-                    "continue_final_message",
-                    "conflicts with add_generation_prompt: true. Send one.",
-                )
-            prefix = take_prefix(raw, messages, "continue_final_message")
-        elif b.add_generation_prompt is False:
-            ignored.append(
-                "add_generation_prompt: false (continue_final_message: true continues a message)"
-            )
-        top = read_top_logprobs(b.top_logprobs)
-        if top and not b.logprobs:
-            raise field_error("top_logprobs", "requires logprobs: true.")
+        prefix = _take_prefix(b, raw, messages, ignored)
+        constraint = _read_constraint(b, fields, choice, tools, ignored)
         return ChatRequest(
             model=b.model or "",
             messages=messages,
             prefix=prefix,
             tools=tools,
             sampling=_read_sampling_fields(b),
-            n=n,
-            constraint=_read_constraint(b, fields, choice, tools, ignored),
+            n=_read_n(b),
+            constraint=constraint,
             reasoning_effort=b.reasoning_effort or "",
             return_token_ids=bool(b.return_token_ids),
             untrainable=NOT_STORED if b.store is False else None,
@@ -167,7 +145,7 @@ class ChatDialect(Dialect):
             stream=bool(b.stream),
             include_usage=bool(b.stream_options and b.stream_options.include_usage),
             logprobs=bool(b.logprobs),
-            top_logprobs=top,
+            top_logprobs=_read_top_logprobs(b),
             user=b.read_user(),
             session=check_id_length(b.session_id or "", "session_id") or None,
             kind=read_kind(b.turn_type, "turn_type"),
@@ -177,33 +155,49 @@ class ChatDialect(Dialect):
             raw_tools=raw_tools,
         )
 
+    def _read_messages(self, b: _ChatBody) -> tuple[list[bytes], list[dict[str, Any]]]:
+        """Return the JSON of each message, and the messages."""
+        if b.functions:
+            raise field_error(
+                "functions", "this deprecated field is not supported; send tools instead."
+            )
+        if not b.messages:
+            raise field_error("messages", "expected at least one message, got none.")
+        raw = [bytes(message) for message in b.messages]
+        return raw, [self._messages.read(m, f"messages[{n}]") for n, m in enumerate(raw)]
+
     def stream_encoder(self, header: ReplyHeader, request: ChatRequest) -> ChatStreamEncoder:
         return ChatStreamEncoder(header, request)
 
     def encode_response(
         self, header: ReplyHeader, request: ChatRequest, choices: Sequence[FinishedChoice]
     ) -> bytes:
-        entries = [
-            {
-                "index": index,
-                "id": choice.id,
-                "message": {"refusal": None, **choice.message},
-                "logprobs": {"content": [token_entry(t) for t in choice.tokens], "refusal": None}
-                if request.logprobs
-                else None,
-                "finish_reason": choice.end.finish_reason.value,
-                **({"stop_reason": choice.end.stop_string} if choice.end.stop_string else {}),
-                **({"token_ids": choice.token_ids} if request.return_token_ids else {}),
-            }
-            for index, choice in enumerate(choices)
+        response = _constant_fields(header, "chat.completion")
+        response["choices"] = [
+            _choice_fields(index, choice, request) for index, choice in enumerate(choices)
         ]
-        usage = _total_usage([c.end.usage for c in choices])
-        prompt = {} if header.prompt_ids is None else {"prompt_token_ids": header.prompt_ids}
-        return to_json(
-            _constant_fields(header, "chat.completion")
-            | {"choices": entries, "usage": usage}
-            | prompt
-        )
+        response["usage"] = _total_usage([choice.end.usage for choice in choices])
+        if header.prompt_ids is not None:
+            response["prompt_token_ids"] = header.prompt_ids
+        return to_json(response)
+
+
+def _choice_fields(index: int, choice: FinishedChoice, request: ChatRequest) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "index": index,
+        "id": choice.id,
+        "message": {"refusal": None, **choice.message},
+        "logprobs": None,
+        "finish_reason": choice.end.finish_reason.value,
+    }
+    if request.logprobs:
+        tokens = [token_entry(token) for token in choice.tokens]
+        fields["logprobs"] = {"content": tokens, "refusal": None}
+    if choice.end.stop_string:
+        fields["stop_reason"] = choice.end.stop_string
+    if request.return_token_ids:
+        fields["token_ids"] = choice.token_ids
+    return fields
 
 
 def _decode_body(body: bytes) -> tuple[_ChatBody, Mapping[str, msgspec.Raw]]:
@@ -215,6 +209,37 @@ def _decode_body(body: bytes) -> tuple[_ChatBody, Mapping[str, msgspec.Raw]]:
         return decode_json(_decoder, body), read_keys(body)
 
 
+def _read_n(b: _ChatBody) -> int:
+    n = 1 if b.n is None else b.n
+    if not 1 <= n <= MAX_CHOICES:
+        raise field_error("n", f"expected 1 to {MAX_CHOICES} choices, got {n}.")
+    return n
+
+
+def _read_top_logprobs(b: _ChatBody) -> int:
+    top = read_top_logprobs(b.top_logprobs)
+    if top and not b.logprobs:
+        raise field_error("top_logprobs", "requires logprobs: true.")
+    return top
+
+
+def _take_prefix(
+    b: _ChatBody, raw: list[bytes], messages: list[dict[str, Any]], ignored: list[str]
+) -> Message | None:
+    """Remove and return the last message if the reply continues it. Adds to `ignored`."""
+    if b.continue_final_message:
+        if b.add_generation_prompt:
+            raise field_error(
+                "continue_final_message", "conflicts with add_generation_prompt: true. Send one."
+            )
+        return take_prefix(raw, messages, "continue_final_message")
+    if b.add_generation_prompt is False:
+        ignored.append(
+            "add_generation_prompt: false (continue_final_message: true continues a message)"
+        )
+    return None
+
+
 def _read_constraint(
     b: _ChatBody,
     fields: Mapping[str, msgspec.Raw],
@@ -222,16 +247,22 @@ def _read_constraint(
     tools: Sequence[Mapping[str, Any]],
     ignored: list[str],
 ) -> ResponseConstraint | None:
+    """Return the constraint on the reply, or None. Adds to `ignored`."""
     schema = read_schema(b.response_format, "response_format", nested="json_schema")
     form = read_format(fields)
-    if form is None:
-        if choice.forced and schema is not None:
-            ignored.append("response_format (tool_choice requires a call)")
-        return reply_constraint(choice, schema, "response_format", tools)
-    if schema is not None or choice.forced:
-        other = "tool_choice, which requires a call" if choice.forced else "response_format"
-        raise field_error(form.param, f"conflicts with {other}. Send one of them.")
-    return replace(form, tool_names=tuple(tool["function"]["name"] for tool in tools))
+    if form is not None:
+        if choice.forced:
+            raise _format_conflict(form, "tool_choice, which requires a call")
+        if schema is not None:
+            raise _format_conflict(form, "response_format")
+        return replace(form, tool_names=tuple(tool["function"]["name"] for tool in tools))
+    if choice.forced and schema is not None:
+        ignored.append("response_format (tool_choice requires a call)")
+    return reply_constraint(choice, schema, "response_format", tools)
+
+
+def _format_conflict(form: ResponseConstraint, other: str) -> RequestError:
+    return field_error(form.param, f"conflicts with {other}. Send one of them.")
 
 
 def _read_message(raw: bytes, place: str) -> dict[str, Any]:
@@ -244,21 +275,22 @@ def _read_tools(raw: bytes, place: str) -> PromptTools:
     tools = PromptTools()
     for index, tool in enumerate(decode_json(_tools_decoder, raw or b"null", place) or ()):
         where = f"{place}[{index}].function"
-        function = tool.get("function")
-        if (
-            not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-            or not function["name"]
-        ):
+        if not _name_of(tool):
             raise field_error(where, "expected an object with a name.")
         tools.add(tool, where)
     return tools
 
 
-def _function_name(choice: Mapping[str, Any], place: str) -> str:
-    function = choice.get("function") if choice.get("type") == "function" else None
+def _name_of(tool: Mapping[str, Any]) -> str | None:
+    """Return the name of the function of a tool or of a choice; None if it has no name."""
+    function = tool.get("function")
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
+    return name if isinstance(name, str) else None
+
+
+def _function_name(choice: Mapping[str, Any], place: str) -> str:
+    name = _name_of(choice)
+    if name is None or choice.get("type") != "function":
         raise field_error(place, "expected {type: function, function: {name: ...}}.")
     return name
 
@@ -283,35 +315,36 @@ class ChatStreamEncoder:
 
     def encode_part(self, part: StreamPart, choice: int = 0) -> bytes:
         """Return one chunk; with `part.end` also the finish; after the last reply the requested usage and [DONE]."""
-        out = b""
         reply = self._choice_states[choice]
-        if part.delta or part.tokens or part.token_ids or reply.is_first:
-            out = reply.head + reply.encode_delta(part) + self._chunk_tail(part)
+        has_content = bool(part.delta or part.tokens or part.token_ids)
+        chunks = b""
+        if has_content or reply.is_first:
+            chunks = reply.head + reply.encode_delta(part) + self._chunk_tail(part)
         if part.end is not None:
-            out += reply.head + _finish_chunk(reply.id, part.end)
+            chunks += reply.head + _finish_chunk(reply.id, part.end)
             self._usages[choice] = part.end.usage
             if len(self._usages) == len(self._choice_states):
-                out += self._stream_end()
-        return out
+                chunks += self._stream_end()
+        return chunks
 
     def encode_error(self, status: int, message: str, code: str) -> bytes:
         """Return an error. Neither a finish nor [DONE] follows."""
         return b"data: " + ChatDialect.error_body(status, message, code=code) + b"\n\n"
 
     def _chunk_tail(self, part: StreamPart) -> bytes:
-        ids = b',"token_ids":' + to_json(part.token_ids) if part.token_ids else b""
+        ids = b""
+        if part.token_ids:
+            ids = b',"token_ids":' + to_json(part.token_ids)
         logprobs = b"null"
         if self._logprobs:
-            logprobs = (
-                b'{"content":'
-                + to_json([token_entry(t) for t in part.tokens])
-                + b',"refusal":null}'
-            )
-        prompt = self._prompt_ids
-        self._prompt_ids = None
-        last = b"" if prompt is None else b',"prompt_token_ids":' + prompt
+            tokens = [token_entry(token) for token in part.tokens]
+            logprobs = b'{"content":' + to_json(tokens) + b',"refusal":null}'
+        prompt = b""
+        if self._prompt_ids is not None:
+            prompt = b',"prompt_token_ids":' + self._prompt_ids
+            self._prompt_ids = None
         return (
-            b"}" + ids + b',"logprobs":' + logprobs + b',"finish_reason":null}]' + last + b"}\n\n"
+            b"}" + ids + b',"logprobs":' + logprobs + b',"finish_reason":null}]' + prompt + b"}\n\n"
         )
 
     def _stream_end(self) -> bytes:
@@ -343,9 +376,8 @@ class _ChoiceState:
         if delta.content:
             fields.append(b'"content":' + to_json(delta.content))
         if delta.calls:
-            fields.append(
-                b'"tool_calls":' + to_json([self._tool_call_delta(c) for c in delta.calls])
-            )
+            calls = [self._tool_call_delta(call) for call in delta.calls]
+            fields.append(b'"tool_calls":' + to_json(calls))
         return b",".join(fields)
 
     def _tool_call_delta(self, call: ToolCall) -> dict[str, Any]:

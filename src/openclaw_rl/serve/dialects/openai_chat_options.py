@@ -1,15 +1,15 @@
 """Options of Chat Completions beyond OpenAI's: fields that are refused or ignored, and forced formats as vLLM has them.
 
-Every function takes `given`: the JSON of each top-level key of the body.
+`fields` is the JSON of each top-level key of the body.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -49,6 +49,9 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 _FORMATS = ("json", "regex", "choice", "grammar")
 _raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any_decoder = msgspec.json.Decoder()
+_ChoiceStrings = Annotated[
+    list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)
+]
 _SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
@@ -64,53 +67,71 @@ def read_ignored(fields: Mapping[str, msgspec.Raw], known: AbstractSet[str]) -> 
     """Return the keys outside `known`, which have no effect. Raises `RequestError` for one that needs support."""
     ignored = []
     for key in fields.keys() - known:
-        neutral, reason = _UNSUPPORTED.get(key, ((None,), ""))
-        if bytes(fields[key]) == b"null" or (reason and _value(fields, key) in neutral):
+        if bytes(fields[key]) == b"null":
             continue
-        if reason:
-            raise field_error(key, reason)
-        ignored.append(printable_header(key))
+        if key not in _UNSUPPORTED:
+            ignored.append(printable_header(key))
+            continue
+        values_without_effect, advice = _UNSUPPORTED[key]
+        if _value(fields, key) not in values_without_effect:
+            raise field_error(key, advice)
     return sorted(ignored)
 
 
 def _value(fields: Mapping[str, msgspec.Raw], key: str) -> Any:
-    return decode_json(_any_decoder, bytes(fields[key]), key)
+    """Return the value of a key; None if the body does not have it."""
+    return decode_json(_any_decoder, bytes(fields[key]), key) if key in fields else None
 
 
 def read_format(fields: Mapping[str, msgspec.Raw]) -> ResponseConstraint | None:
     """Return the format of `structured_outputs` or of a `guided_*` field. Raises `RequestError` for more than one."""
     if not fields:
         return None
-    formats = {
-        f"guided_{kind}": (kind, _value(fields, f"guided_{kind}"))
-        for kind in _FORMATS
-        if f"guided_{kind}" in fields
-    }
-    outputs = _value(fields, "structured_outputs") if "structured_outputs" in fields else None
-    if outputs is not None and not isinstance(outputs, dict):
+    formats = _guided_formats(fields) + _structured_outputs(fields)
+    if not formats:
+        return None
+    if len(formats) > 1:
+        places = sorted(place for place, _, _ in formats)
+        raise field_error(
+            places[0], f"a reply has one format, got {', '.join(places)}. Send one of them."
+        )
+    place, kind, value = formats[0]
+    if kind == "json":
+        return ResponseConstraint(schema=_json_schema(value, place), request_field=place)
+    return ResponseConstraint(rule=_LARK_RULES[kind](value, place), request_field=place)
+
+
+_Format = tuple[str, str, Any]
+"""Place in the request, one of `_FORMATS`, and its value, which is not null."""
+
+
+def _guided_formats(fields: Mapping[str, msgspec.Raw]) -> list[_Format]:
+    formats = []
+    for kind in _FORMATS:
+        place = f"guided_{kind}"
+        value = _value(fields, place)
+        if value is not None:
+            formats.append((place, kind, value))
+    return formats
+
+
+def _structured_outputs(fields: Mapping[str, msgspec.Raw]) -> list[_Format]:
+    outputs = _value(fields, "structured_outputs")
+    if outputs is None:
+        return []
+    if not isinstance(outputs, dict):
         raise field_error(
             "structured_outputs", f"expected an object, got {json_type_name(outputs)}."
         )
-    for kind, value in (outputs or {}).items():
-        if kind not in _FORMATS and value not in _EMPTY:
+    formats = []
+    for kind, value in outputs.items():
+        if kind in _FORMATS and value is not None:
+            formats.append((f"structured_outputs.{kind}", kind, value))
+        elif value not in _EMPTY:
             raise field_error(
                 "structured_outputs", f"expected one of {', '.join(_FORMATS)}, got {kind[:40]!r}."
             )
-        formats[f"structured_outputs.{kind}"] = (kind, value)
-    sent = {
-        place: pair
-        for place, pair in formats.items()
-        if pair[0] in _FORMATS and pair[1] is not None
-    }
-    if len(sent) > 1:
-        raise field_error(
-            min(sent), f"a reply has one format, got {', '.join(sorted(sent))}. Send one of them."
-        )
-    for place, (kind, value) in sent.items():
-        if kind == "json":
-            return ResponseConstraint(schema=_json_schema(value, place), request_field=place)
-        return ResponseConstraint(rule=_lark_rule(kind, value, place), request_field=place)
-    return None
+    return formats
 
 
 def _json_schema(value: Any, place: str) -> Mapping[str, Any]:
@@ -129,32 +150,52 @@ def _json_schema(value: Any, place: str) -> Mapping[str, Any]:
     return schema
 
 
-def _lark_rule(kind: str, value: Any, place: str) -> str:
-    """Return the body of a Lark rule for a choice, a regular expression, or a grammar (Lark or GBNF)."""
-    if kind == "choice":
-        if (
-            not isinstance(value, list)
-            or not value
-            or not all(isinstance(v, str) and v for v in value)
-        ):
-            raise field_error(place, "expected a list of strings that are not empty.")
-        if len(value) > MAX_CHOICE_STRINGS:
-            raise field_error(
-                place, f"expected at most {MAX_CHOICE_STRINGS} strings, got {len(value)}."
-            )
-        return " | ".join(json.dumps(v, ensure_ascii=False) for v in value)
-    if not isinstance(value, str) or not value:
+def _choice_rule(value: Any, place: str) -> str:
+    """Return the body of a Lark rule for one of several strings."""
+    try:
+        strings = msgspec.convert(value, _ChoiceStrings)
+    except msgspec.ValidationError:
+        raise field_error(place, "expected a list of strings that are not empty.") from None
+    if len(strings) > MAX_CHOICE_STRINGS:
         raise field_error(
-            place, f"expected text, got {json_type_name(value) if value != '' else 'none'}."
+            place, f"expected at most {MAX_CHOICE_STRINGS} strings, got {len(strings)}."
         )
+    return " | ".join(json.dumps(string, ensure_ascii=False) for string in strings)
+
+
+def _regex_rule(value: Any, place: str) -> str:
+    """Return the body of a Lark rule for a regular expression."""
+    pattern = _check_format_text(value, place)
+    escaped = _SLASH.sub(lambda match: r"\/" if match[0] == "/" else match[0], pattern)
+    return "/" + escaped.replace("\n", r"\n") + "/"
+
+
+def _grammar_rule(value: Any, place: str) -> str:
+    """Return the body of a Lark rule for a grammar in Lark's or GBNF's notation."""
+    grammar = _check_format_text(value, place)
+    is_gbnf = "::=" in grammar
+    return "%lark {\n" + (_lark_of_gbnf(grammar, place) if is_gbnf else grammar) + "\n}"
+
+
+def _check_format_text(value: Any, place: str) -> str:
+    """Return the text of a regular expression or grammar. Raises `RequestError` for other values."""
+    if value == "":
+        raise field_error(place, "expected text, got none.")
+    if not isinstance(value, str):
+        raise field_error(place, f"expected text, got {json_type_name(value)}.")
     if len(value) > MAX_FORMAT_CHARS:
         raise field_error(
             place, f"expected at most {MAX_FORMAT_CHARS} characters, got {len(value)}."
         )
-    if kind == "regex":
-        escaped = _SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], value)
-        return "/" + escaped.replace("\n", r"\n") + "/"
-    return "%lark {\n" + (_lark_of_gbnf(value, place) if "::=" in value else value) + "\n}"
+    return value
+
+
+_LARK_RULES: Mapping[str, Callable[[Any, str], str]] = {
+    "choice": _choice_rule,
+    "regex": _regex_rule,
+    "grammar": _grammar_rule,
+}
+"""Format -> (value, place) -> body of its Lark rule."""
 
 
 def _lark_of_gbnf(value: str, place: str) -> str:

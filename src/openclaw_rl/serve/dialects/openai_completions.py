@@ -71,17 +71,14 @@ class CompletionsDialect(Dialect):
         b = decode_json(_decoder, body)
         n = 1 if b.n is None else b.n
         prompts = _read_prompts(b.prompt)
-        _check_fields(b, n, prompts)
+        _check_counts(b, n, prompts)
+        _check_support(b, n, prompts)
+        limit = DEFAULT_MAX_TOKENS if b.max_tokens is None else b.max_tokens
         first = ChatRequest(
             model=b.model or "",
             messages=(),
             tools=(),
-            sampling=read_sampling(
-                b,
-                limit=DEFAULT_MAX_TOKENS if b.max_tokens is None else b.max_tokens,
-                stop=b.stop,
-                names=("max_tokens", "stop"),
-            ),
+            sampling=read_sampling(b, limit=limit, stop=b.stop, names=("max_tokens", "stop")),
             n=n,
             stream=bool(b.stream),
             include_usage=bool(b.stream_options and b.stream_options.include_usage),
@@ -98,9 +95,8 @@ class CompletionsDialect(Dialect):
             untrainable=UNTRAINABLE,
             ignored_fields=tuple(read_ignored(read_keys(body), _USED_FIELDS)),
         )
-        return replace(
-            first, further=[replace(first, completion_prompt=prompt) for prompt in prompts[1:]]
-        )
+        further = [replace(first, completion_prompt=prompt) for prompt in prompts[1:]]
+        return replace(first, further=further)
 
     def stream_encoder(self, header: ReplyHeader, request: ChatRequest) -> CompletionStreamEncoder:
         return CompletionStreamEncoder(header, request)
@@ -127,38 +123,41 @@ class CompletionStreamEncoder:
 
     def __init__(self, header: ReplyHeader, request: ChatRequest) -> None:
         self._constant = _constant_fields(header)
-        self._ask = request
+        self._request = request
         # Choice -> characters of its tokens so far.
         self._offsets: dict[int, int] = {}
         self._usages: dict[int, TokenUsage] = {}
 
     def encode_part(self, part: StreamPart, choice: int = 0) -> bytes:
         """Return one chunk; after the last reply also the requested usage and [DONE]."""
-        text = (
-            "" if choice in self._offsets else _echoed_prompt(self._ask, choice)
-        ) + part.delta.content
+        text = part.delta.content
+        if choice not in self._offsets:
+            text = _echoed_prompt(self._request, choice) + text
         offset = self._offsets.setdefault(choice, 0)
         self._offsets[choice] += sum(len(t.text) for t in part.tokens)
         entry = {
             "index": choice,
             "text": text,
-            "logprobs": _logprobs(part.tokens, offset) if self._ask.logprobs else None,
+            "logprobs": _logprobs(part.tokens, offset) if self._request.logprobs else None,
             "finish_reason": part.end.finish_reason.value if part.end else None,
         }
-        out = self._event({"choices": [entry]})
+        events = self._event({"choices": [entry]})
         if part.end is not None:
             self._usages[choice] = part.end.usage
-            if len(self._usages) == self._ask.n:
-                out += self._stream_end()
-        return out
+            if len(self._usages) == self._request.n:
+                events += self._stream_end()
+        return events
 
     def encode_error(self, status: int, message: str, code: str) -> bytes:
         """Return an error. Neither a finish nor [DONE] follows."""
         return b"data: " + CompletionsDialect.error_body(status, message, code=code) + b"\n\n"
 
     def _stream_end(self) -> bytes:
-        usage = _total_usage([self._usages[i] for i in range(self._ask.n)], self._ask.n)
-        last = self._event({"choices": [], "usage": usage}) if self._ask.include_usage else b""
+        last = b""
+        if self._request.include_usage:
+            n = self._request.n
+            usage = _total_usage([self._usages[choice] for choice in range(n)], n)
+            last = self._event({"choices": [], "usage": usage})
         return last + b"data: [DONE]\n\n"
 
     def _event(self, fields: Mapping[str, Any]) -> bytes:
@@ -167,31 +166,48 @@ class CompletionStreamEncoder:
 
 def _read_prompts(value: str | list[Any]) -> list[str | list[int]]:
     """Return the prompts of the body: texts, or lists of token ids. Raises `RequestError`."""
-    prompts = [value] if isinstance(value, str) or (value and _is_token_id(value[0])) else value
-    if not 1 <= len(prompts) <= MAX_PROMPTS:
-        raise field_error("prompt", f"expected 1 to {MAX_PROMPTS} prompts, got {len(prompts)}.")
-    for index, prompt in enumerate(prompts):
-        if not prompt or not (
-            isinstance(prompt, str) or (isinstance(prompt, list) and all(map(_is_token_id, prompt)))
-        ):
-            place = "prompt" if prompts is not value else f"prompt[{index}]"
-            raise field_error(place, "expected a text or a list of token ids that is not empty.")
-    return prompts
+    if isinstance(value, str) or _begins_with_token_id(value):
+        _check_prompt(value, "prompt")
+        return [value]
+    if not 1 <= len(value) <= MAX_PROMPTS:
+        raise field_error("prompt", f"expected 1 to {MAX_PROMPTS} prompts, got {len(value)}.")
+    for index, prompt in enumerate(value):
+        _check_prompt(prompt, f"prompt[{index}]")
+    return value
+
+
+def _check_prompt(prompt: Any, place: str) -> None:
+    is_text = isinstance(prompt, str)
+    is_tokens = isinstance(prompt, list) and all(map(_is_token_id, prompt))
+    if not prompt or not (is_text or is_tokens):
+        raise field_error(place, "expected a text or a list of token ids that is not empty.")
+
+
+def _begins_with_token_id(value: list[Any]) -> bool:
+    return bool(value) and _is_token_id(value[0])
 
 
 def _is_token_id(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _check_fields(b: _CompletionBody, n: int, prompts: Sequence[str | list[int]]) -> None:
-    if not 1 <= n * len(prompts) <= MAX_CHOICES:
+def _check_counts(b: _CompletionBody, n: int, prompts: Sequence[str | list[int]]) -> None:
+    """Raise `RequestError` for too many or too few replies, prompts or alternatives."""
+    choice_count = n * len(prompts)
+    if not 1 <= choice_count <= MAX_CHOICES:
         raise field_error(
-            "n", f"expected 1 to {MAX_CHOICES} choices over all prompts, got {n * len(prompts)}."
+            "n", f"expected 1 to {MAX_CHOICES} choices over all prompts, got {choice_count}."
         )
     if b.stream and len(prompts) > 1:
         raise field_error(
             "stream", "only one prompt can be streamed; send one request for each prompt."
         )
+    if not 0 <= (b.logprobs or 0) <= MAX_LOGPROBS:
+        raise field_error("logprobs", f"expected 0 to {MAX_LOGPROBS}, got {b.logprobs}.")
+
+
+def _check_support(b: _CompletionBody, n: int, prompts: Sequence[str | list[int]]) -> None:
+    """Raise `RequestError` for what this model or this gateway cannot do."""
     if b.suffix:
         raise field_error(
             "suffix",
@@ -199,14 +215,17 @@ def _check_fields(b: _CompletionBody, n: int, prompts: Sequence[str | list[int]]
         )
     if b.best_of not in (None, n):
         raise field_error("best_of", "not supported; use n and choose among its replies.")
-    if b.logprobs is not None and not 0 <= b.logprobs <= MAX_LOGPROBS:
-        raise field_error("logprobs", f"expected 0 to {MAX_LOGPROBS}, got {b.logprobs}.")
-    if b.echo and b.logprobs is not None:
+    if b.echo:
+        _check_echo(b, prompts)
+
+
+def _check_echo(b: _CompletionBody, prompts: Sequence[str | list[int]]) -> None:
+    if b.logprobs is not None:
         raise field_error(
             "echo",
             "log-probabilities of the prompt are not available; send echo or logprobs, not both.",
         )
-    if b.echo and not all(isinstance(prompt, str) for prompt in prompts):
+    if not all(isinstance(prompt, str) for prompt in prompts):
         raise field_error("echo", "expected a prompt of text, got token ids.")
 
 
@@ -235,12 +254,13 @@ def _constant_fields(header: ReplyHeader) -> dict[str, Any]:
 
 def _total_usage(usages: Sequence[TokenUsage], n: int) -> dict[str, Any]:
     """Encode the usage of all replies; each prompt counts once, also if it has `n` replies."""
+    cached_tokens = 0
+    for start in range(0, len(usages), n):
+        cached_tokens += min(usage.cached_tokens for usage in usages[start : start + n])
     total = TokenUsage(
-        prompt_tokens=sum(u.prompt_tokens for u in usages[::n]),
-        completion_tokens=sum(u.completion_tokens for u in usages),
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages[::n]),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
         reasoning_tokens=0,
-        cached_tokens=sum(
-            min(u.cached_tokens for u in usages[i : i + n]) for i in range(0, len(usages), n)
-        ),
+        cached_tokens=cached_tokens,
     )
     return openai_usage(total, "prompt_tokens", "completion_tokens")

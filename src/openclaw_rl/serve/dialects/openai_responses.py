@@ -125,8 +125,11 @@ class ResponsesDialect(Dialect):
         instructions = [system_message(b.instructions)] if b.instructions else []
         parsed = read_input(b.input)
         messages = [*instructions, *parsed.messages]
-        include = b.include or ()
         effort = (b.reasoning and b.reasoning.effort) or ""
+        template_variables: dict[str, Any] = {"reasoning_effort": effort} if effort else {}
+        template_variables |= b.chat_template_kwargs or {}
+        include = b.include or ()
+        has_logprobs = INCLUDE_LOGPROBS in include
         return ChatRequest(
             model=b.model or "",
             messages=messages,
@@ -134,12 +137,11 @@ class ResponsesDialect(Dialect):
             sampling=read_sampling(
                 b, limit=b.max_output_tokens, stop=None, names=("max_output_tokens", "stop")
             ),
-            template_variables=({"reasoning_effort": effort} if effort else {})
-            | (b.chat_template_kwargs or {}),
+            template_variables=template_variables,
             reasoning_effort=effort,
             stream=bool(b.stream),
-            logprobs=INCLUDE_LOGPROBS in include,
-            top_logprobs=read_top_logprobs(b.top_logprobs) if INCLUDE_LOGPROBS in include else 0,
+            logprobs=has_logprobs,
+            top_logprobs=read_top_logprobs(b.top_logprobs) if has_logprobs else 0,
             user=b.read_user(),
             session=_read_session(b, headers),
             kind=_request_kind(b, headers),
@@ -218,25 +220,26 @@ def _request_kind(b: _ResponsesBody, headers: Mapping[str, str]) -> Kind | None:
     """Return the kind the client declares. Codex marks requests that are not turns (summaries, memory) in a header."""
     if kind := read_kind(b.turn_type, "turn_type"):
         return kind
+    metadata = headers.get(_CODEX_TURN_HEADER, "{}")
     try:
-        turn = _codex_turn_decoder.decode(
-            headers.get(_CODEX_TURN_HEADER, "{}").encode("utf-8", "surrogateescape")
-        )
+        turn = _codex_turn_decoder.decode(metadata.encode("utf-8", "surrogateescape"))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     return None if turn.request_kind == "turn" else Kind.SIDE
 
 
 def _ignored_fields(b: _ResponsesBody) -> list[str]:
-    ignored = {
-        "truncation: auto (a conversation that is too long is refused)": b.truncation == "auto",
-        "store: false (the gateway's settings decide what is stored)": b.store is False,
-    }
-    return [description for description, sent in ignored.items() if sent]
+    ignored = []
+    if b.truncation == "auto":
+        ignored.append("truncation: auto (a conversation that is too long is refused)")
+    if b.store is False:
+        ignored.append("store: false (the gateway's settings decide what is stored)")
+    return ignored
 
 
 def _echoed_fields(b: _ResponsesBody, box: Toolbox) -> dict[str, Any]:
     """Return the request fields that a Response object repeats."""
+    text = b.text or _TextOptions()
     return {
         "background": False,
         "instructions": b.instructions,
@@ -252,8 +255,8 @@ def _echoed_fields(b: _ResponsesBody, box: Toolbox) -> dict[str, Any]:
         "store": True,
         "temperature": 1.0 if b.temperature is None else b.temperature,
         "text": {
-            "format": (b.text and b.text.format) or {"type": "text"},
-            "verbosity": (b.text and b.text.verbosity) or "medium",
+            "format": text.format or {"type": "text"},
+            "verbosity": text.verbosity or "medium",
         },
         "tool_choice": b.tool_choice or "auto",
         "tools": box.echo,

@@ -50,10 +50,9 @@ def decode_reasoning(content: Any) -> str:
     """Decode `encrypted_content`; empty if another service encrypted it."""
     if not isinstance(content, str) or not content.startswith(_ENCODED_PREFIX):
         return ""
+    encoded = content.removeprefix(_ENCODED_PREFIX)
     try:
-        return base64.urlsafe_b64decode(content[len(_ENCODED_PREFIX) :].encode()).decode(
-            "utf-8", "replace"
-        )
+        return base64.urlsafe_b64decode(encoded.encode()).decode("utf-8", "replace")
     except ValueError:
         return ""
 
@@ -77,10 +76,10 @@ class ParsedInput(NamedTuple):
     """Result of reading `input`."""
 
     messages: list[Message]
-    ignored: list[str]  # descriptions of the ignored items
-    references: dict[
-        int, str
-    ]  # index of an assistant message that stands for a stored reply -> id of the response
+    # Descriptions of the ignored items.
+    ignored: list[str]
+    # Index of an assistant message that stands for a stored reply -> id of the response.
+    references: dict[int, str]
 
 
 def read_input(value: str | Sequence[Mapping[str, Any]] | None) -> ParsedInput:
@@ -94,11 +93,15 @@ def read_input(value: str | Sequence[Mapping[str, Any]] | None) -> ParsedInput:
         reader.read_item(item, f"input[{index}]")
     if not reader.messages:
         raise field_error("input", "its items have no content that this model can read.")
-    messages = [m.to_message() if isinstance(m, _AssistantItems) else m for m in reader.messages]
-    replies = {
-        n: m.reference for n, m in enumerate(reader.messages) if isinstance(m, _AssistantItems)
-    }
-    return ParsedInput(messages, list(reader.ignored), {n: id for n, id in replies.items() if id})
+    parsed = ParsedInput([], list(reader.ignored), {})
+    for message in reader.messages:
+        if not isinstance(message, _AssistantItems):
+            parsed.messages.append(message)
+            continue
+        if message.reference:
+            parsed.references[len(parsed.messages)] = message.reference
+        parsed.messages.append(message.to_message())
+    return parsed
 
 
 class _AssistantItems:
@@ -113,10 +116,12 @@ class _AssistantItems:
 
     def to_message(self) -> dict[str, Any]:
         content = None if self.texts is None else "".join(self.texts)
-        out: dict[str, Any] = {"role": "assistant", "content": content}
+        message: dict[str, Any] = {"role": "assistant", "content": content}
         if self.reasoning_texts:
-            out["reasoning_content"] = "".join(self.reasoning_texts)
-        return out | {"tool_calls": self.calls} if self.calls else out
+            message["reasoning_content"] = "".join(self.reasoning_texts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
 
 
 class _InputReader:
@@ -141,15 +146,16 @@ class _InputReader:
         }
 
     def read_item(self, item: Mapping[str, Any], place: str) -> None:
-        kind = item.get("type") or ("message" if "role" in item else "item_reference")
-        known = self._readers.get(kind) if isinstance(kind, str) else None
-        if known is not None:
-            known(item, place)
-        elif isinstance(kind, str) and _HOSTED_TOOL_ITEM.fullmatch(kind):
+        default = "message" if "role" in item else "item_reference"
+        # The text of a value that is not a string names no reader.
+        kind = str(item.get("type") or default)
+        if kind in self._readers:
+            self._readers[kind](item, place)
+        elif _HOSTED_TOOL_ITEM.fullmatch(kind):
             self.ignored[f"input: {kind}"] = None
         else:
             raise field_error(
-                f"{place}.type", f"expected one of {sorted(self._readers)}, got {str(kind)[:60]!r}."
+                f"{place}.type", f"expected one of {sorted(self._readers)}, got {kind[:60]!r}."
             )
 
     def _read_message(self, item: Mapping[str, Any], place: str) -> None:
@@ -159,42 +165,40 @@ class _InputReader:
                 f"{place}.role", f"expected one of {sorted(_ROLES)}, got {str(role)[:60]!r}."
             )
         if role == "assistant":
-            turn = self._assistant_items_of(item)
-            turn.texts = turn.texts or []
-            turn.texts += _part_texts(item.get("content"), f"{place}.content")
+            items = self._assistant_items_of(item)
+            items.texts = items.texts or []
+            items.texts += _part_texts(item.get("content"), f"{place}.content")
             return
         self._open_items = None
         parts = _message_parts(item.get("content"), f"{place}.content", images=role == "user")
-        content = parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
-        self.messages.append({"role": role, "content": content})
+        is_one_text = len(parts) == 1 and "text" in parts[0]
+        self.messages.append({"role": role, "content": parts[0]["text"] if is_one_text else parts})
 
     def _read_tool_output(self, item: Mapping[str, Any], place: str) -> None:
-        call = item.get("call_id") or item.get("id")
-        if not isinstance(call, str):
+        call_id = item.get("call_id") or item.get("id")
+        if not isinstance(call_id, str):
             raise field_error(
-                f"{place}.call_id", f"expected the id of the call, got {json_type_name(call)}."
+                f"{place}.call_id", f"expected the id of the call, got {json_type_name(call_id)}."
             )
-        output = item.get("output")
-        if isinstance(output, list):
-            output = [read_tool_part(part) for part in output]
-        parts = _message_parts(output, f"{place}.output", images=True)
-        has_image = any("text" not in part for part in parts)
-        content = parts if has_image else "".join(part["text"] for part in parts)
-        self.messages.append({"role": "tool", "tool_call_id": call, "content": content})
+        content = _tool_content(item.get("output"), f"{place}.output")
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def _assistant_items_of(self, item: Mapping[str, Any]) -> _AssistantItems:
         """Return the message that `item` belongs to: by the response id within the item ids, else by adjacency."""
-        owner = response_id_of(item.get("id"))
-        turn = self._open_items
-        adjacent = turn is not None and self.messages[-1] is turn
-        same = owner == self._open_response_id if owner and self._open_response_id else adjacent
-        if turn is None or not same:
-            turn = _AssistantItems()
-            self.messages.append(turn)
-            self._open_items = turn
-            self._open_response_id = owner
-        self._open_response_id = self._open_response_id or owner
-        return turn
+        response_id = response_id_of(item.get("id"))
+        items = self._open_items
+        if items is None or not self._continues_open_items(response_id):
+            items = _AssistantItems()
+            self.messages.append(items)
+            self._open_items = items
+            self._open_response_id = response_id
+        self._open_response_id = self._open_response_id or response_id
+        return items
+
+    def _continues_open_items(self, response_id: str) -> bool:
+        if response_id and self._open_response_id:
+            return response_id == self._open_response_id
+        return self.messages[-1] is self._open_items
 
     def _read_reasoning(self, item: Mapping[str, Any], place: str) -> None:
         text = "\n\n".join(_part_texts(item.get("content") or [], f"{place}.content"))
@@ -205,9 +209,8 @@ class _InputReader:
             self._assistant_items_of(item).reasoning_texts.append(text)
 
     def _read_function_call(self, item: Mapping[str, Any], place: str) -> None:
-        self._append_call(
-            item, place, _tool_name(item, place), _required_string(item, "arguments", place)
-        )
+        name = _tool_name(item, place)
+        self._append_call(item, place, name, _required_string(item, "arguments", place))
 
     def _read_custom_call(self, item: Mapping[str, Any], place: str) -> None:
         arguments = _json_text({"input": _required_string(item, "input", place)})
@@ -219,7 +222,8 @@ class _InputReader:
             raise field_error(
                 f"{place}.action", f"expected an object, got {json_type_name(action)}."
             )
-        arguments = {k: v for k, v in action.items() if k != "type" and v not in (None, {})}
+        arguments = {key: value for key, value in action.items() if value not in (None, {})}
+        arguments.pop("type", None)
         self._append_call(item, place, LOCAL_SHELL, _json_text(arguments))
 
     def _append_call(self, item: Mapping[str, Any], place: str, name: str, arguments: str) -> None:
@@ -247,10 +251,19 @@ def _required_string(item: Mapping[str, Any], key: str, place: str) -> str:
 
 def _tool_name(item: Mapping[str, Any], place: str) -> str:
     """Return the name by which the prompt calls the tool of a call. Its namespace is optional."""
-    namespace = (
-        None if item.get("namespace") is None else _required_string(item, "namespace", place)
-    )
+    namespace = None
+    if item.get("namespace") is not None:
+        namespace = _required_string(item, "namespace", place)
     return prompt_name(_required_string(item, "name", place), namespace)
+
+
+def _tool_content(output: Any, place: str) -> str | list[dict[str, Any]]:
+    """Return the output of a tool as one text, or as parts if it has images."""
+    if isinstance(output, list):
+        output = [read_tool_part(part) for part in output]
+    parts = _message_parts(output, place, images=True)
+    texts = [part["text"] for part in parts if "text" in part]
+    return "".join(texts) if len(texts) == len(parts) else parts
 
 
 def _part_texts(content: Any, place: str) -> list[str]:
@@ -266,11 +279,13 @@ def _message_parts(content: Any, place: str, *, images: bool) -> list[dict[str, 
         raise field_error(
             place, f"expected a string or a list of parts, got {json_type_name(content)}."
         )
-    return [
-        (images and read_image(part))
-        or {"type": "text", "text": _part_text(part, f"{place}[{index}]")}
-        for index, part in enumerate(content)
-    ]
+    return [_read_part(part, f"{place}[{n}]", images=images) for n, part in enumerate(content)]
+
+
+def _read_part(part: Any, place: str, *, images: bool) -> dict[str, Any]:
+    if images and (image := read_image(part)):
+        return image
+    return {"type": "text", "text": _part_text(part, place)}
 
 
 def _part_text(part: Any, place: str) -> str:

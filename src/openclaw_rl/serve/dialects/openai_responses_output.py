@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -28,9 +30,16 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any])
 class ResponseOptions:
     """Data of the request that the response needs."""
 
-    echo: Mapping[str, Any]  # request fields that the Response object repeats
+    # Request fields that the Response object repeats.
+    echo: Mapping[str, Any]
     origins: Mapping[str, ToolOrigin] = field(default_factory=dict)
-    seal: bool = False  # also send the reasoning as `encrypted_content`
+    # Also send the reasoning as `encrypted_content`.
+    seal: bool = False
+
+
+class _ShellAction(msgspec.Struct):
+    command: list[str]
+    env: dict[str, Any] = {}
 
 
 class ItemIdGenerator:
@@ -110,15 +119,11 @@ def _custom_tool_input(arguments: str) -> str:
 def _shell_action(arguments: str) -> Item | None:
     """Return the action of a local shell call; None if the arguments do not have its shape."""
     parsed = _parse_arguments(arguments)
-    command = parsed.pop("command", None)
-    env = parsed.pop("env", {})
-    if (
-        not isinstance(command, list)
-        or not all(isinstance(word, str) for word in command)
-        or not isinstance(env, dict)
-    ):
+    try:
+        action = msgspec.convert(parsed, _ShellAction)
+    except msgspec.ValidationError:
         return None
-    return {"type": "exec", "command": command, "env": env} | parsed
+    return {"type": "exec", "command": action.command, "env": action.env} | parsed
 
 
 def _parse_arguments(arguments: str) -> Item:
@@ -141,13 +146,15 @@ def output_items(
     items: list[Item] = []
     reasoning = str(message.get("reasoning_content") or "")
     content = content_text(message.get("content"))
-    spans = PendingTokens(tokens)
-    if reasoning:
-        spans.take_for_text(reasoning)
-        items.append(reasoning_item(ids.next_id("rs"), reasoning, COMPLETED, seal=seal))
     calls = message.get("tool_calls") or ()
-    if content or not (items or calls):
-        part = text_part(content, [token_entry(t) for t in spans.take_for_text(content)])
+    pending_tokens = PendingTokens(tokens)
+    if reasoning:
+        pending_tokens.take_for_text(reasoning)
+        items.append(reasoning_item(ids.next_id("rs"), reasoning, COMPLETED, seal=seal))
+    is_empty = not (reasoning or content or calls)
+    if content or is_empty:
+        logprobs = [token_entry(token) for token in pending_tokens.take_for_text(content)]
+        part = text_part(content, logprobs)
         items.append(message_item(ids.next_id("msg"), [part], COMPLETED))
     items += [call_item(call, ids, origins) for call in calls]
     # Call items are always complete.
@@ -171,17 +178,16 @@ class PendingTokens:
     def take_for_text(self, text: str) -> list[TokenInfo]:
         """Remove and return the tokens of `text`, the next text; all waiting tokens if its bytes are not found."""
         wanted = text.encode("utf-8", "surrogatepass")
-        starts = [0]
-        for token in self._pending:
-            starts.append(starts[-1] + len(token.utf8_bytes))
-        at = b"".join(bytes(t.utf8_bytes) for t in self._pending).find(wanted)
-        begin, end = (at, at + len(wanted)) if at >= 0 else (0, starts[-1])
-        first = next(
-            (n for n in range(len(self._pending)) if starts[n + 1] > begin), len(self._pending)
-        )
-        after = next(
-            (n for n in range(first, len(self._pending)) if starts[n] >= end), len(self._pending)
-        )
+        # The bytes of token n begin at `starts[n]` and end at `starts[n + 1]`.
+        starts = [0, *accumulate(len(token.utf8_bytes) for token in self._pending)]
+        begin = b"".join(bytes(token.utf8_bytes) for token in self._pending).find(wanted)
+        end = begin + len(wanted)
+        if begin < 0:
+            begin = 0
+            end = starts[-1]
+        # The first token that ends behind the begin, and the first one that starts at the end or behind it.
+        first = bisect_right(starts, begin, 1) - 1
+        after = bisect_left(starts, end, first, len(self._pending))
         taken = self._pending[first:after]
         self._pending = self._pending[after:]
         return taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from openclaw_rl.common.images.image_prompt import has_images
@@ -30,30 +31,36 @@ def stored_response(exchange: Exchange, model: str, *, reasoning: int) -> Item:
     """
     request = exchange.request
     reply = exchange.reply
-    version = reply.spans[0].version if reply is not None and reply.spans else request.version
     header = ReplyHeader(
-        id=request.id, created=int(request.admitted_at), model=model, version=version
+        id=request.id,
+        created=int(request.admitted_at),
+        model=model,
+        version=request.version,
     )
     if reply is None:
         return out.response_object(header, _echoed_fields(request), out.IN_PROGRESS)
+    if reply.spans:
+        header = replace(header, version=reply.spans[0].version)
     status = _RESPONSE_STATUS.get(reply.status) or out.status_of(reply.finish_reason)
-    item_status = out.COMPLETED if status == out.COMPLETED else out.INCOMPLETE
-    ids = ItemIdGenerator(request.id)
-    origins = _tool_origins(request.tools)
-    items = out.output_items(reply.message, ids, origins, status=item_status)
-    error = (
-        {"code": "server_error", "message": reply.error or "the reply failed"}
-        if status == "failed"
-        else None
+    is_completed = status == out.COMPLETED
+    items = out.output_items(
+        reply.message,
+        ItemIdGenerator(request.id),
+        _tool_origins(request.tools),
+        status=out.COMPLETED if is_completed else out.INCOMPLETE,
     )
-    whole = out.response_object(header, _echoed_fields(request), status, items, error=error)
-    completed = int(reply.finished_at) if status == out.COMPLETED else None
+    error = None
+    if status == "failed":
+        error = {"code": "server_error", "message": reply.error or "the reply failed"}
+    response = out.response_object(header, _echoed_fields(request), status, items, error=error)
+    response["completed_at"] = int(reply.finished_at) if is_completed else None
     usage = TokenUsage(
         prompt_tokens=len(request.prompt_ids),
         completion_tokens=len(reply.response_ids),
         reasoning_tokens=reasoning,
     )
-    return whole | {"completed_at": completed, "usage": out.usage_fields(usage)}
+    response["usage"] = out.usage_fields(usage)
+    return response
 
 
 def _echoed_fields(request: Request) -> dict[str, Any]:
@@ -111,13 +118,11 @@ def _message_items(message: Message, base: str, origins: Mapping[str, ToolOrigin
         return out.output_items(message, ItemIdGenerator(base), origins)
     text = message_text(message) if has_images([message]) else content_text(message.get("content"))
     if role in ("tool", "function"):
-        call = str(message.get("tool_call_id") or "")
-        kind = "function_call_output"
         return [
             {
                 "id": f"fco_{base}",
-                "type": kind,
-                "call_id": call,
+                "type": "function_call_output",
+                "call_id": str(message.get("tool_call_id") or ""),
                 "output": text,
                 "status": "completed",
             }

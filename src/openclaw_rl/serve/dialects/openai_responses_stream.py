@@ -42,7 +42,6 @@ class ResponsesStreamEncoder:
     def __init__(self, header: ReplyHeader, request: ChatRequest) -> None:
         extra: ResponseOptions = request.dialect_state
         self._header = header
-        self._ask = request
         self._options = extra
         self._ids = ItemIdGenerator(header.id)
         # By output_index; the open item in its initial state.
@@ -55,7 +54,9 @@ class ResponsesStreamEncoder:
 
     def encode_part(self, part: StreamPart, choice: int = 0) -> bytes:
         """Return the events of one part; with its end also the complete Response object."""
-        events = [self._created_events()] if self._sequence_number == 0 else []
+        events = []
+        if self._sequence_number == 0:
+            events.append(self._created_events())
         self._pending_tokens.add(part.tokens)
         if part.delta.reasoning:
             events.append(self._text_delta("reasoning", part.delta.reasoning))
@@ -90,8 +91,9 @@ class ResponsesStreamEncoder:
         )
 
     def _text_delta(self, kind: str, text: str) -> bytes:
-        same = self._current_item is not None and self._current_item.kind == kind
-        before = b"" if same else self._close_item() + self._open_item(kind)
+        before = b""
+        if self._current_item is None or self._current_item.kind != kind:
+            before = self._close_item() + self._open_item(kind)
         item = self._current_item
         assert item is not None
         item.texts.append(text)
@@ -103,9 +105,8 @@ class ResponsesStreamEncoder:
         return before + self._sse_event(f"{item.event}.delta", **fields)
 
     def _open_item(self, kind: str) -> bytes:
-        opened = _OpenItem(
-            kind, self._ids.next_id("msg" if kind == "message" else "rs"), len(self._items)
-        )
+        id_prefix = "msg" if kind == "message" else "rs"
+        opened = _OpenItem(kind, self._ids.next_id(id_prefix), len(self._items))
         item = self._text_item(opened, None, out.IN_PROGRESS)
         part = self._text_part(opened, "")
         self._current_item = opened

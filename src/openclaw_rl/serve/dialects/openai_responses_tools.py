@@ -23,7 +23,8 @@ _tools_decoder = msgspec.json.Decoder(list[dict[str, Any]] | None)
 class ToolOrigin:
     """The client's tool behind a name in the prompt."""
 
-    kind: str  # function | custom | local_shell
+    # function, custom or local_shell
+    kind: str
     name: str
     namespace: str | None = None
 
@@ -48,9 +49,8 @@ def read_tools(raw: bytes, place: str) -> Toolbox:
     box = Toolbox()
     for index, tool in enumerate(decode_json(_tools_decoder, raw or b"null", place) or ()):
         _add_tool(box, tool, f"{place}[{index}]", None)
-        box.echo.append(
-            {"strict": None, "parameters": None} | tool if tool.get("type") == "function" else tool
-        )
+        is_function = tool.get("type") == "function"
+        box.echo.append({"strict": None, "parameters": None} | tool if is_function else tool)
     return box
 
 
@@ -59,20 +59,23 @@ def _add_tool(box: Toolbox, tool: Mapping[str, Any], place: str, namespace: str 
     if kind == "namespace" and namespace is None:
         _add_namespace(box, tool, place)
     elif kind == LOCAL_SHELL:
-        _add_function(
-            box, ToolOrigin(LOCAL_SHELL, LOCAL_SHELL), CLIENT_TOOLS["openai"][LOCAL_SHELL], place
-        )
+        origin = ToolOrigin(LOCAL_SHELL, LOCAL_SHELL)
+        _add_function(box, origin, CLIENT_TOOLS["openai"][LOCAL_SHELL], place)
     elif kind in ("function", "custom"):
-        name = _tool_name(tool, place)
-        function: dict[str, Any] = {"name": prompt_name(name, namespace)}
-        if description := _tool_description(tool, place):
-            function["description"] = description
-        function["parameters"] = (
-            CUSTOM_TOOL_PARAMETERS if kind == "custom" else _tool_parameters(tool, place)
-        )
-        _add_function(box, ToolOrigin(kind, name, namespace), function, place)
+        origin = ToolOrigin(kind, _tool_name(tool, place), namespace)
+        _add_function(box, origin, _prompt_function(tool, origin, place), place)
     else:
         box.ignored.append(f"tools: {printable_header(str(kind))}")
+
+
+def _prompt_function(tool: Mapping[str, Any], origin: ToolOrigin, place: str) -> dict[str, Any]:
+    """Return the function that the prompt has for a function or custom tool."""
+    function: dict[str, Any] = {"name": prompt_name(origin.name, origin.namespace)}
+    if description := _tool_description(tool, place):
+        function["description"] = description
+    is_custom = origin.kind == "custom"
+    function["parameters"] = CUSTOM_TOOL_PARAMETERS if is_custom else _tool_parameters(tool, place)
+    return function
 
 
 def _add_namespace(box: Toolbox, tool: Mapping[str, Any], place: str) -> None:
@@ -105,7 +108,8 @@ def _tool_description(tool: Mapping[str, Any], place: str) -> str:
     if not isinstance(description, str):
         raise field_error(f"{place}.description", "expected a string.")
     form = tool.get("format")
-    if tool.get("type") == "custom" and isinstance(form, dict) and form.get("type") == "grammar":
+    is_custom = tool.get("type") == "custom"
+    if is_custom and isinstance(form, dict) and form.get("type") == "grammar":
         heading = f"The input follows this {form.get('syntax')} grammar:"
         return f"{description}\n\n{heading}\n{form.get('definition')}".strip()
     return description
@@ -121,12 +125,12 @@ def _tool_parameters(tool: Mapping[str, Any], place: str) -> Mapping[str, Any]:
 def chosen_name(choice: Mapping[str, Any], place: str) -> str:
     """Return the prompt name of the tool that a `tool_choice` names. Raises `RequestError`."""
     kind = choice.get("type")
-    name = choice.get("name")
-    namespace = choice.get("namespace")
     if kind == LOCAL_SHELL:
         return LOCAL_SHELL
+    name = choice.get("name")
     if kind not in ("function", "custom") or not isinstance(name, str):
         raise field_error(
             place, f"expected a function or custom tool by its name, got type {str(kind)[:60]!r}."
         )
+    namespace = choice.get("namespace")
     return prompt_name(name, namespace if isinstance(namespace, str) else None)

@@ -35,9 +35,8 @@ class PromptTools:
     """Tools of a request in chat format, by their name in the prompt."""
 
     by_name: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    ignored: list[str] = field(
-        default_factory=list
-    )  # descriptions of the tools that the model cannot use
+    # Descriptions of the tools that the model cannot use.
+    ignored: list[str] = field(default_factory=list)
 
     def add(self, tool: Mapping[str, Any], place: str) -> None:
         """Add a tool in chat format. Raises `RequestError` if an earlier one has its name."""
@@ -48,19 +47,15 @@ class PromptTools:
 
     @cached_property
     def _raw(self) -> bytes:
-        return to_json(list(self.by_name.values()))
+        return _cache_key(list(self.by_name.values()))
 
     def select(self, choice: ToolChoice) -> tuple[list[Mapping[str, Any]], bytes]:
         """Return the tools of the prompt, and their JSON as their cache key."""
-        shown = [
-            tool
-            for name, tool in self.by_name.items()
-            if choice.only is None or name in choice.only
-        ]
         try:
-            if not shown:
-                return shown, b""
-            return shown, self._raw if choice.only is None else to_json(shown)
+            if choice.only is None:
+                return list(self.by_name.values()), self._raw
+            tools = [tool for name, tool in self.by_name.items() if name in choice.only]
+            return tools, _cache_key(tools)
         except RecursionError:
             raise field_error("tools", "nested too deeply.") from None
 
@@ -69,41 +64,53 @@ class PromptTools:
 
         `nested`: key of the object that lists the allowed tools.
         """
-        if choice is None or choice == "auto":
-            return ToolChoice()
-        if choice == "none":
-            return ToolChoice(only=())
-        if choice == "required":
-            return ToolChoice(forced=_require_names(tuple(self.by_name)))
-        if not isinstance(choice, dict):
-            got = repr(choice[:40]) if isinstance(choice, str) else json_type_name(choice)
-            raise field_error(
-                "tool_choice", f"expected auto, none, required or an object, got {got}."
-            )
-        if choice.get("type") != "allowed_tools":
-            return ToolChoice(forced=(self._known_name(choice, "tool_choice", name_of),))
-        place = f"tool_choice.{nested}" if nested else "tool_choice"
-        allowed = choice.get(nested) if nested else choice
-        mode, tools = (
-            (allowed.get("mode", "auto"), allowed.get("tools"))
-            if isinstance(allowed, dict)
-            else ("", None)
-        )
+        match choice:
+            case None | "auto":
+                return ToolChoice()
+            case "none":
+                return ToolChoice(only=())
+            case "required":
+                return ToolChoice(forced=_require_names(tuple(self.by_name)))
+            case {"type": "allowed_tools"} if nested:
+                return self._read_allowed(choice.get(nested), f"tool_choice.{nested}", name_of)
+            case {"type": "allowed_tools"}:
+                return self._read_allowed(choice, "tool_choice", name_of)
+            case dict():
+                return ToolChoice(forced=(self._known_name(choice, "tool_choice", name_of),))
+            case _:
+                got = repr(choice[:40]) if isinstance(choice, str) else json_type_name(choice)
+                raise field_error(
+                    "tool_choice", f"expected auto, none, required or an object, got {got}."
+                )
+
+    def _read_allowed(self, allowed: Any, place: str, name_of: NameReader) -> ToolChoice:
+        """Parse a list of allowed tools with its mode."""
+        fields = allowed if isinstance(allowed, dict) else {}
+        mode = fields.get("mode", "auto")
+        tools = fields.get("tools")
         if mode not in ("auto", "required") or not isinstance(tools, list):
             raise field_error(place, "expected mode auto or required, and a list of tools.")
-        names = tuple(
-            self._known_name(t, f"{place}.tools[{n}]", name_of) for n, t in enumerate(tools)
-        )
-        return ToolChoice(only=names, forced=_require_names(names) if mode == "required" else ())
+        names = []
+        for index, tool in enumerate(tools):
+            names.append(self._known_name(tool, f"{place}.tools[{index}]", name_of))
+        only = tuple(names)
+        if mode == "required":
+            return ToolChoice(only=only, forced=_require_names(only))
+        return ToolChoice(only=only)
 
     def _known_name(self, chosen: Any, place: str, name_of: NameReader) -> str:
         if not isinstance(chosen, dict):
             raise field_error(place, f"expected an object, got {json_type_name(chosen)}.")
-        if (name := name_of(chosen, place)) not in self.by_name:
+        name = name_of(chosen, place)
+        if name not in self.by_name:
             raise field_error(
                 place, f"{name[:80]!r} is not in tools, which has {sorted(self.by_name)[:20]}."
             )
         return name
+
+
+def _cache_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
+    return to_json(tools) if tools else b""
 
 
 def _require_names(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -114,20 +121,27 @@ def _require_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def read_schema(form: Any, place: str, nested: str = "") -> Mapping[str, Any] | None:
     """Return the JSON schema of the reply. None: free text; {}: any JSON object. `nested`: key that has the schema."""
-    kind = form.get("type", "text") if isinstance(form, dict) else None
-    if form is None or kind == "text":
+    if form is None:
         return None
-    if kind == "json_object":
-        return {}
-    if kind != "json_schema":
-        got = json_type_name(form) if kind is None else f"type {kind!r:.40}"
-        raise field_error(place, f"expected type text, json_object or json_schema, got {got}.")
-    holder, place = (form.get(nested), f"{place}.{nested}") if nested else (form, place)
-    schema = None
-    if isinstance(holder, dict):
-        schema = holder.get("schema", {} if nested else None)
+    kind = form.get("type", "text") if isinstance(form, dict) else None
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return {}
+        case "json_schema" if nested:
+            holder = form.get(nested)
+            schema = holder.get("schema", {}) if isinstance(holder, dict) else None
+            return _require_schema(schema, f"{place}.{nested}.schema")
+        case "json_schema":
+            return _require_schema(form.get("schema"), f"{place}.schema")
+    got = json_type_name(form) if kind is None else f"type {kind!r:.40}"
+    raise field_error(place, f"expected type text, json_object or json_schema, got {got}.")
+
+
+def _require_schema(schema: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(schema, dict):
-        raise field_error(f"{place}.schema", "expected a JSON schema that is an object.")
+        raise field_error(place, "expected a JSON schema that is an object.")
     return schema
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ MAX_TOP_LOGPROBS = 20
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _IMAGE_ROLES = frozenset({"user", "tool", "function"})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+_OPTIONAL_TEXTS = ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id")
 TOOL_ROLES = frozenset({"tool", "function"})
 NON_TEXT_PARTS = {
     "image": "an image",
@@ -34,7 +35,7 @@ NON_TEXT_PARTS = {
 _IMAGE_PARTS = frozenset(kind for kind, name in NON_TEXT_PARTS.items() if name == "an image")
 INT32_MAX = 2**31 - 1
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
-_ERROR_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_PATH_MARK = " - at `$"
 _MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
 _T = TypeVar("_T")
 
@@ -79,12 +80,7 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        path = _ERROR_PATH.search(str(error))
-        param = _join_param(place, path.group(1) if path else "", _MISSING_FIELD.search(str(error)))
-        problem = str(error)[: path.start()] if path else str(error)
-        raise RequestError(
-            f"{param or 'body'}: {problem[:1].lower()}{problem[1:]}.", param=param or None
-        ) from None
+        raise _validation_error(error, place) from None
     except UnicodeDecodeError as error:
         raise RequestError(
             f"the body is not valid UTF-8: {error.reason} at byte {error.start}."
@@ -95,10 +91,16 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "")
         raise RequestError(f"the body is not valid JSON: {error}.") from None
 
 
-def _join_param(place: str, path: str, missing: re.Match[str] | None) -> str:
-    """Join `place` and the path within it, up to the first `[...]` (a key that msgspec does not name)."""
-    names = (place, path.split("[...]", 1)[0].rstrip("."), missing.group(1) if missing else "")
-    return ".".join(filter(None, names)).replace(".[", "[")
+def _validation_error(error: msgspec.ValidationError, place: str) -> RequestError:
+    """Return the error for one of msgspec: `<problem> - at `$.<path>``, where the path may be absent."""
+    problem, _, path = str(error).partition(_PATH_MARK)
+    # A key that msgspec does not name is `[...]`.
+    path = path.removesuffix("`").removeprefix(".").split("[...]", 1)[0].rstrip(".")
+    missing = _MISSING_FIELD.search(str(error))
+    names = (place, path, missing.group(1) if missing else "")
+    param = ".".join(filter(None, names)).replace(".[", "[")
+    problem = f"{problem[:1].lower()}{problem[1:]}"
+    return RequestError(f"{param or 'body'}: {problem}.", param=param or None)
 
 
 def read_kind(value: str | None, param: str) -> Kind | None:
@@ -152,16 +154,21 @@ def read_tool_part(part: Any) -> Any:
 def read_parts(message: dict[str, Any]) -> dict[str, Any]:
     """Return a chat message with the parts that `read_tool_part` and `read_image` return."""
     content = message.get("content")
-    role = message.get("role")
-    if not isinstance(content, list):
+    read_part = _PART_READERS.get(str(message.get("role")))
+    if read_part is None or not isinstance(content, list):
         return message
-    if role in TOOL_ROLES:
-        return message | {"content": [read_tool_part(part) for part in content]}
-    return (
-        message | {"content": [read_image(part) or part for part in content]}
-        if role == "user"
-        else message
-    )
+    return message | {"content": [read_part(part) for part in content]}
+
+
+def _read_user_part(part: Any) -> Any:
+    return read_image(part) or part
+
+
+_PART_READERS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(TOOL_ROLES, read_tool_part),
+    "user": _read_user_part,
+}
+"""Role of a chat message -> reader of a part of its content; no reader: the part stays as it is."""
 
 
 def read_top_logprobs(top: int | None) -> int:
@@ -178,11 +185,10 @@ def check_message(message: Mapping[str, Any], place: str) -> None:
     _check_content(message.get("content"), f"{place}.content", role)
     if message.get("tool_calls") is not None:
         _check_tool_calls(message["tool_calls"], f"{place}.tool_calls")
-    for key in ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id"):
-        if not isinstance(message.get(key), str | None):
-            raise field_error(
-                f"{place}.{key}", f"expected a string, got {json_type_name(message[key])}."
-            )
+    for key in _OPTIONAL_TEXTS:
+        value = message.get(key)
+        if not isinstance(value, str | None):
+            raise field_error(f"{place}.{key}", f"expected a string, got {json_type_name(value)}.")
 
 
 def unreadable_part(place: str, part: Any) -> RequestError:
@@ -199,26 +205,28 @@ def _check_content(content: Any, place: str, role: str) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise field_error(
-            place, f"expected a string or a list of parts, got {json_type_name(content)}."
-        )
+        got = json_type_name(content)
+        raise field_error(place, f"expected a string or a list of parts, got {got}.")
     for index, part in enumerate(content):
-        if isinstance(part, str) or (part_type(part) == IMAGE_TYPE and role in _IMAGE_ROLES):
-            continue
-        if part_type(part) not in _TEXT_PARTS:
-            raise unreadable_part(f"{place}[{index}]", part)
-        if not isinstance(part.get("text", part.get("refusal")), str):
-            raise field_error(f"{place}[{index}].text", "expected a string.")
+        if not isinstance(part, str):
+            _check_part(part, f"{place}[{index}]", role)
+
+
+def _check_part(part: Any, place: str, role: str) -> None:
+    kind = part_type(part)
+    if kind == IMAGE_TYPE and role in _IMAGE_ROLES:
+        return
+    if kind not in _TEXT_PARTS:
+        raise unreadable_part(place, part)
+    if not isinstance(part.get("text", part.get("refusal")), str):
+        raise field_error(f"{place}.text", "expected a string.")
 
 
 def take_prefix(raw: list[bytes], messages: list[Any], name: str) -> Message:
     """Remove the last message, which the reply continues, and return it. `name`: the field that requires it."""
     last = messages[-1]
-    if (
-        last.get("role") != "assistant"
-        or not content_text(last.get("content")).strip()
-        or last.get("tool_calls")
-    ):
+    has_text = content_text(last.get("content")).strip()
+    if last.get("role") != "assistant" or not has_text or last.get("tool_calls"):
         raise field_error(
             name, "a reply continues a last message with role assistant, text, and no tool calls."
         )
@@ -252,56 +260,70 @@ def number_in_range(
     value: float | None = getattr(b, name)
     if value is None:
         return default
-    if not low <= value <= high or (above and value == low):
-        least = "more than" if above else "at least"
-        raise field_error(name, f"expected {least} {low:g} and at most {high:g}, got {value:g}.")
-    return value
+    is_above_low = value > low if above else value >= low
+    if is_above_low and value <= high:
+        return value
+    least = "more than" if above else "at least"
+    raise field_error(name, f"expected {least} {low:g} and at most {high:g}, got {value:g}.")
 
 
 def read_sampling(
     b: RequestBody, *, limit: int | None, stop: str | Sequence[str] | None, names: tuple[str, str]
 ) -> Sampling:
     """Read and check the sampling values. `names`: the dialect's names of the token limit and of the stop strings."""
+    limit_name, stop_name = names
     if limit is not None and limit < 1:
-        raise field_error(names[0], f"expected at least 1, got {limit}.")
-    least = b.min_tokens or 0
-    if not 0 <= least <= (limit or INT32_MAX):
-        raise field_error(
-            "min_tokens",
-            f"expected 0 to {f'{names[0]} ({limit})' if limit else INT32_MAX}, got {least}.",
-        )
-    top_k = b.top_k or 0
-    if not -1 <= top_k <= INT32_MAX:
-        raise field_error("top_k", "expected -1 or 0 (all), or a positive number.")
+        raise field_error(limit_name, f"expected at least 1, got {limit}.")
     if b.seed is not None and not -(2**63) <= b.seed < 2**63:
         raise field_error("seed", "expected a 64-bit integer.")
     temperature = number_in_range(b, "temperature", 0, 2, 1.0)
     return Sampling(
         temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
         top_p=number_in_range(b, "top_p", 0, 1, 1.0, above=True),
-        top_k=max(top_k, 0),
+        top_k=_read_top_k(b),
         min_p=number_in_range(b, "min_p", 0, 1, 0.0),
         presence_penalty=number_in_range(b, "presence_penalty", -2, 2, 0.0),
         frequency_penalty=number_in_range(b, "frequency_penalty", -2, 2, 0.0),
         logit_bias=_read_logit_bias(b.logit_bias),
         seed=b.seed,
         max_tokens=min(limit or 0, INT32_MAX),
-        min_tokens=least,
-        stop=read_stops(stop, names[1]),
+        min_tokens=_read_min_tokens(b, limit, limit_name),
+        stop=read_stops(stop, stop_name),
     )
 
 
+def _read_min_tokens(b: RequestBody, limit: int | None, limit_name: str) -> int:
+    least = b.min_tokens or 0
+    if not 0 <= least <= (limit or INT32_MAX):
+        most = f"{limit_name} ({limit})" if limit else INT32_MAX
+        raise field_error("min_tokens", f"expected 0 to {most}, got {least}.")
+    return least
+
+
+def _read_top_k(b: RequestBody) -> int:
+    """Return how many of the likeliest tokens may be sampled; 0: all."""
+    top_k = b.top_k or 0
+    if not -1 <= top_k <= INT32_MAX:
+        raise field_error("top_k", "expected -1 or 0 (all), or a positive number.")
+    return max(top_k, 0)
+
+
 def _read_logit_bias(value_by_token: Mapping[str, float] | None) -> dict[int, float]:
-    out: dict[int, float] = {}
+    bias: dict[int, float] = {}
     for key, value in (value_by_token or {}).items():
-        if not (key.isascii() and key.isdigit()) or int(key[:10]) > INT32_MAX or len(key) > 10:
+        if not _is_token_id(key):
             raise field_error("logit_bias", f"keys are token ids, got {key[:40]!r}.")
         if not -100 <= value <= 100:
             raise field_error(
                 "logit_bias", f"values are -100 to 100, got {value:g} for token {key}."
             )
-        out[int(key)] = value
-    return out
+        bias[int(key)] = value
+    return bias
+
+
+def _is_token_id(key: str) -> bool:
+    is_number = key.isascii() and key.isdigit() and len(key) <= 10
+    return is_number and int(key) <= INT32_MAX
 
 
 def read_stops(value: str | Sequence[str] | None, name: str = "stop") -> tuple[str, ...]:

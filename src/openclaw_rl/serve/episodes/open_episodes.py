@@ -144,20 +144,27 @@ def _episode_sampling(
     """Return the sampling of a reply, and a description of each value that is replaced."""
     changes: dict[str, Any] = dict(episode.sampling)
     if episode.split == "train":
-        plain = replace(asked, **changes)
-        is_cold = plain.temperature < MIN_TEMPERATURE or (
-            convention == "raw" and plain.temperature != 1
-        )
-        changes |= {"temperature": 1.0} if is_cold else {}
-        changes |= {name: value for name, value in _FREE.items() if getattr(plain, name) != value}
-        changes |= {"logit_bias": {}} if plain.logit_bias else {}
-    prefix = f"the episode {episode.id} samples with"
-    ignored = [
-        f"{name} ({prefix} {_format_value(value)})"
-        for name, value in changes.items()
-        if getattr(asked, name) != value and getattr(asked, name) != getattr(Sampling(), name)
-    ]
+        changes |= _training_changes(replace(asked, **changes), convention)
+    ignored = []
+    for name, value in changes.items():
+        default = getattr(Sampling(), name)
+        if getattr(asked, name) not in (value, default):
+            ignored.append(f"{name} (the episode {episode.id} samples with {_format_value(value)})")
     return replace(asked, **changes), ignored
+
+
+def _training_changes(sampling: Sampling, convention: Convention) -> dict[str, Any]:
+    """Return the values of a sampling that must be others where turns are trained on."""
+    changes: dict[str, Any] = {}
+    is_scaled = convention == "raw" and sampling.temperature != 1
+    if is_scaled or sampling.temperature < MIN_TEMPERATURE:
+        changes["temperature"] = 1.0
+    for name, value in _FREE.items():
+        if getattr(sampling, name) != value:
+            changes[name] = value
+    if sampling.logit_bias:
+        changes["logit_bias"] = {}
+    return changes
 
 
 def _format_value(value: object) -> str:

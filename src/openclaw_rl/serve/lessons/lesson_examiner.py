@@ -12,6 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from sqlalchemy import Connection
+
 from openclaw_rl.common.progress import record_progress
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.examination.lesson_choice import LeftOut, LessonChoice
@@ -24,7 +26,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import examinations, withdrawals
 from openclaw_rl.store.lessons.examinations import BASE_VERSION, ExaminationResult, Withdrawal
 from openclaw_rl.store.lessons.fitting import MAX_PROMPT_LESSONS
-from openclaw_rl.store.lessons.lessons import LessonState
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.withdrawals import count_by_owner
 
 log = logging.getLogger(__name__)
@@ -207,21 +209,28 @@ class LessonExaminer:
 
     async def _find_reference(self, is_stopped: Callable[[], bool]) -> list[Probe] | None:
         """Return the questions that count, which the base is asked once; None if it was stopped."""
-        if self._references is None:
-            answers = await asyncio.to_thread(self._read_base_answers)
+        if self._references is not None:
+            return self._references
+        answers = await asyncio.to_thread(self._read_base_answers)
+        if answers is None:
+            answers = await self._ask_base(is_stopped)
             if answers is None:
-                answers = {}
-                for part in self._parts(self._probes):
-                    sampled = await self._asker.ask(BASE_VERSION, part, (), is_stopped)
-                    if sampled is None:
-                        return None
-                    answers |= {
-                        probe.question: answer for probe, answer in zip(part, sampled, strict=True)
-                    }
-                    record_progress()
-                await asyncio.to_thread(self._record_base_answers, answers)
-            self._references = reference_probes(self._probes, answers)
+                return None
+            await asyncio.to_thread(self._record_base_answers, answers)
+        self._references = reference_probes(self._probes, answers)
         return self._references
+
+    async def _ask_base(self, is_stopped: Callable[[], bool]) -> dict[str, str] | None:
+        """Return the base's answer to each question; None if it was stopped."""
+        answers: dict[str, str] = {}
+        for part in self._parts(self._probes):
+            sampled = await self._asker.ask(BASE_VERSION, part, (), is_stopped)
+            if sampled is None:
+                return None
+            questions = [probe.question for probe in part]
+            answers |= zip(questions, sampled, strict=True)
+            record_progress()
+        return answers
 
     # In idle time.
 
@@ -285,12 +294,8 @@ class LessonExaminer:
             for left_out in choice.left_out:
                 withdrawal = _withdrawal_of(lessons, left_out, now)
                 lesson = lessons.texts[left_out.place].lesson
-                if lesson is None or withdrawal is None:
-                    continue
-                if withdrawals.withdraw(conn, lesson.id, lesson.text, withdrawal):
-                    log.warning(
-                        'lesson %s left the prompts: "%s" costs correctness', lesson.id, lesson.text
-                    )
+                if lesson is not None and withdrawal is not None:
+                    _withdraw(conn, lesson, withdrawal)
             for place in choice.chosen:
                 lesson = lessons.texts[place].lesson
                 if lesson is not None and lesson.state is LessonState.WITHDRAWN:
@@ -321,6 +326,11 @@ class LessonExaminer:
     def _record_capacity(self, capacity: int) -> None:
         with self._store.write() as conn:
             examinations.record_capacity(conn, self._identity, capacity)
+
+
+def _withdraw(conn: Connection, lesson: Lesson, withdrawal: Withdrawal) -> None:
+    if withdrawals.withdraw(conn, lesson.id, lesson.text, withdrawal):
+        log.warning('lesson %s left the prompts: "%s" costs correctness', lesson.id, lesson.text)
 
 
 def _withdrawal_of(lessons: LessonSetOfPrompt, left_out: LeftOut, now: float) -> Withdrawal | None:

@@ -81,26 +81,21 @@ class _PromptCandidates:
     def examined_texts(self) -> list[ExaminedText]:
         """Return the texts that are examined together, in the order of the prompt."""
         newest_at = self.newest_at
-        examined = [
-            lesson
-            for lesson in self.fitting
-            if lesson.is_examined and lesson.state is not LessonState.WITHDRAWN
-        ]
-        texts = [ExaminedText.of_lesson(lesson, newest_at) for lesson in examined]
+        texts = []
+        for lesson in self.fitting:
+            if lesson.is_examined and lesson.state is not LessonState.WITHDRAWN:
+                texts.append(ExaminedText.of_lesson(lesson, newest_at))
         return texts + [ExaminedText(id=id_, text=text) for id_, text in self.wishes.items()]
 
     def set_with_due(self, chosen: Sequence[ExaminedText]) -> LessonSetOfPrompt | None:
         """Return the chosen texts with the withdrawn lessons to examine again; None without any, or without space."""
-        due = [
-            lesson
-            for lesson in self.withdrawn
-            if lesson.is_examined and is_due_again(lesson, self.in_force)
-        ]
-        space = self.capacity - len(chosen)
-        if not due or space <= 0:
-            return None
+        examined = [lesson for lesson in self.withdrawn if lesson.is_examined]
+        due = [lesson for lesson in examined if is_due_again(lesson, self.in_force)]
+        space = max(0, self.capacity - len(chosen))
         newest_at = self.newest_at
         due_texts = [ExaminedText.of_lesson(lesson, newest_at) for lesson in due[:space]]
+        if not due_texts:
+            return None
         in_order = sorted([*chosen, *due_texts], key=_place_in_prompt)
         return LessonSetOfPrompt(policy=self.policy, texts=tuple(in_order))
 
@@ -108,15 +103,13 @@ class _PromptCandidates:
         self, texts: Sequence[ExaminedText], chosen: AbstractSet[str]
     ) -> PromptLessons:
         """Return the lessons of the prompt. `texts`: the examined ones; `chosen`: ids of those that may stay."""
-        refused = [text for text in texts if text.id not in chosen]
-        refused_ids = {text.id for text in refused}
-        in_prompt = {
-            lesson.id: lesson.text
-            for lesson in self.fitting
-            if lesson.is_pinned or lesson.id not in refused_ids
-        }
+        refused = {text.id: text for text in texts if text.id not in chosen}
+        in_prompt: dict[str, str] = {}
+        for lesson in self.fitting:
+            if lesson.is_pinned or lesson.id not in refused:
+                in_prompt[lesson.id] = lesson.text
         in_prompt |= {id_: text for id_, text in self.wishes.items() if id_ in chosen}
-        withdrawn = [text.id for text in refused if text.lesson is not None]
+        withdrawn = [id_ for id_, text in refused.items() if text.lesson is not None]
         withdrawn += [lesson.id for lesson in self.withdrawn]
         return PromptLessons(texts=in_prompt, withdrawn=tuple(withdrawn))
 
@@ -173,7 +166,8 @@ class LessonPicker:
         if has_lessons(self._store, context.policy, context.key):
             return False
         # A wish is about the reply before it.
-        if all(message.get("role") != "assistant" for message in messages):
+        has_reply = any(message.get("role") == "assistant" for message in messages)
+        if not has_reply:
             return True
         newest, reply = self._newest_exchange(messages)
         if newest is None or reply is None:
@@ -192,44 +186,45 @@ class LessonPicker:
             ),
             asked=asked_text(messages, self._is_ephemeral, self._topics.without_scopes),
         )
-        states = (LessonState.ACTIVE, LessonState.LEARNED, LessonState.WITHDRAWN)
         with self._store.read() as conn:
-            sessions = sessions_of_history(conn, context, chains)
-            lessons = lessons_for(
-                conn, replace(context, sessions=(*context.sessions, *sessions)), states=states
-            )
-            capacity = lesson_capacity(conn, self._identity)
-            served = [lesson for lesson in lessons if self._is_served(lesson)]
-            in_force = frozenset(lesson.id for lesson in served)
-            withdrawn = [lesson for lesson in lessons if lesson.state is LessonState.WITHDRAWN]
-            wishes = self._read_wishes(messages)
-            new_wishes: dict[str, str] = {}
-            if wishes.topics or wishes.hints:
-                topics = {
-                    lesson.id: self._topics.topic_of(lesson.text, lesson.topic)
-                    for lesson in lessons
-                }
-                served = [
-                    lesson
-                    for lesson in served
-                    if lesson.is_pinned or not is_contradicted(topics[lesson.id], wishes.topics)
-                ]
-                known = [(lesson.text, topics[lesson.id]) for lesson in (*served, *withdrawn)]
-                new_wishes = _new_wishes(wishes, known)
-            fitting = fitting_lessons(served, capacity=capacity)
-            if self._examine is None:
-                return PromptLessons(
-                    texts={lesson.id: lesson.text for lesson in fitting} | new_wishes
-                ), []
-            candidates = _PromptCandidates(
-                policy=context.policy,
-                fitting=fitting,
-                wishes=new_wishes,
-                withdrawn=withdrawn,
-                in_force=in_force,
-                capacity=capacity,
-            )
-            return self._leave_out(conn, candidates)
+            candidates = self._read_candidates(conn, messages, context, chains)
+            if self._examine is not None:
+                return self._leave_out(conn, candidates)
+        texts = {lesson.id: lesson.text for lesson in candidates.fitting}
+        return PromptLessons(texts={**texts, **candidates.wishes}), []
+
+    def _read_candidates(
+        self,
+        conn: Connection,
+        messages: Sequence[Message],
+        context: PromptContext,
+        chains: ChainReader,
+    ) -> _PromptCandidates:
+        sessions = sessions_of_history(conn, context, chains)
+        context = replace(context, sessions=(*context.sessions, *sessions))
+        states = (LessonState.ACTIVE, LessonState.LEARNED, LessonState.WITHDRAWN)
+        lessons = lessons_for(conn, context, states=states)
+        capacity = lesson_capacity(conn, self._identity)
+        served = [lesson for lesson in lessons if self._is_served(lesson)]
+        in_force = frozenset(lesson.id for lesson in served)
+        withdrawn = [lesson for lesson in lessons if lesson.state is LessonState.WITHDRAWN]
+        wishes = self._read_wishes(messages)
+        new_wishes: dict[str, str] = {}
+        if wishes.topics or wishes.hints:
+            topic_by_id: dict[str, str] = {}
+            for lesson in lessons:
+                topic_by_id[lesson.id] = self._topics.topic_of(lesson.text, lesson.topic)
+            served = _without_contradicted(served, topic_by_id, wishes)
+            known = [(lesson.text, topic_by_id[lesson.id]) for lesson in (*served, *withdrawn)]
+            new_wishes = _new_wishes(wishes, known)
+        return _PromptCandidates(
+            policy=context.policy,
+            fitting=fitting_lessons(served, capacity=capacity),
+            wishes=new_wishes,
+            withdrawn=withdrawn,
+            in_force=in_force,
+            capacity=capacity,
+        )
 
     def _leave_out(
         self, conn: Connection, candidates: _PromptCandidates
@@ -306,6 +301,16 @@ class LessonLookup:
 def _place_in_prompt(text: ExaminedText) -> float:
     """Return the place of a text among others: lessons are in the order in which they were made, wishes last."""
     return text.lesson.made_at if text.lesson is not None else float("inf")
+
+
+def _without_contradicted(
+    lessons: Sequence[Lesson], topic_by_id: Mapping[str, str], wishes: Wishes
+) -> list[Lesson]:
+    """Return the lessons without those that the newest message contradicts. Pinned lessons stay."""
+    contradicted = {
+        id_ for id_, topic in topic_by_id.items() if is_contradicted(topic, wishes.topics)
+    }
+    return [lesson for lesson in lessons if lesson.is_pinned or lesson.id not in contradicted]
 
 
 def _new_wishes(wishes: Wishes, known: Sequence[tuple[str, str]]) -> dict[str, str]:

@@ -29,19 +29,27 @@ def plan_versions(
     a policy serves stays until its head is loaded; at the cap, the policy that was not used for longest leaves.
     `drained`: versions whose requests all wait (`PlaceQueue`). They have no right to stay.
     """
-    keep = [v for v in loaded if v == serving or (in_use[v] > 0 and v not in drained)]
-    wanted = [head, *(v for v in in_use if in_use[v] > 0)]
-    for other_serving, other_head in others:
-        wanted += (
-            [other_head]
-            if other_head in loaded or other_serving not in loaded
-            else [other_serving, other_head]
-        )
-    wanted += reversed(idle)
+    used = _used(in_use)
+    running = set(used).difference(drained)
+    planned = [version for version in loaded if version == serving or version in running]
+    wanted = [head, *used, *_versions_of_others(others, loaded), *reversed(idle)]
     for version in wanted:
-        if version not in keep and len(keep) < cap:
-            keep.append(version)
-    return sorted(keep)
+        if version not in planned and len(planned) < cap:
+            planned.append(version)
+    return sorted(planned)
+
+
+def _used(in_use: Counter[int]) -> list[int]:
+    return [version for version, count in in_use.items() if count > 0]
+
+
+def _versions_of_others(
+    others: Sequence[tuple[int, int]], loaded: Collection[int]
+) -> Iterator[int]:
+    for serving, head in others:
+        if serving in loaded and head not in loaded:
+            yield serving
+        yield head
 
 
 class PlaceQueue:
@@ -80,12 +88,8 @@ class PlaceQueue:
     def in_order(self, in_use: Counter[int]) -> Counter[int]:
         """Return the versions in use, those that have waited for longest first."""
         last = max(self._since.values(), default=0.0)
-        return Counter(
-            {
-                version: in_use[version]
-                for version in sorted(in_use, key=lambda v: self._since.get(v, last))
-            }
-        )
+        versions = sorted(in_use, key=lambda version: self._since.get(version, last))
+        return Counter({version: in_use[version] for version in versions})
 
     def drained(self, in_use: Counter[int]) -> frozenset[int]:
         """Return the versions whose requests all wait, so that no reply runs on them."""
@@ -107,11 +111,15 @@ class PlaceQueue:
         `keep`: versions that never leave.
         """
         self._loaded_at = {version: self._loaded_at.get(version, now) for version in loaded}
-        drained = self.drained(in_use)
+        used = set(_used(in_use))
+        running = used - self.drained(in_use)
+        occupied = running.union(keep).intersection(loaded)
+        waiting = used.intersection(self._since) - occupied
+        is_overdue = [now - self._since[version] >= MIN_STAY for version in waiting]
+        needed_places = sum(is_overdue) + len(occupied) - cap
+        movable = occupied.difference(keep)
+        stayed = [version for version in movable if now - self._loaded_at[version] >= MIN_STAY]
+        longest_first = sorted(stayed, key=self._loaded_at.__getitem__)
         before = self.leaving
-        occupied = {v for v in loaded if v in keep or (in_use[v] > 0 and v not in drained)}
-        waiting = [v for v, since in self._since.items() if in_use[v] > 0 and v not in occupied]
-        needed = sum(now - self._since[v] >= MIN_STAY for v in waiting) + len(occupied) - cap
-        could = [v for v in occupied if v not in keep and now - self._loaded_at[v] >= MIN_STAY]
-        self.leaving = frozenset(sorted(could, key=self._loaded_at.__getitem__)[: max(needed, 0)])
+        self.leaving = frozenset(longest_first[: max(needed_places, 0)])
         return bool(before - self.leaving)

@@ -63,15 +63,19 @@ class StoredHeads:
         for candidate in candidates:
             if not in_use.get(candidate.version):
                 self._forget_decided(candidate)
-        moved = policy.version != self.head or not self._policies
+        has_moved = policy.version != self.head or not self._policies
         self._policies[policy.version] = policy
         self.head = policy.version
         self._heads = heads
-        self._metrics.head.set(self.head)
+        self._show(policy, states)
+        return has_moved
+
+    def _show(self, head: Policy, states: Mapping[PolicyState, int]) -> None:
+        """Set the metrics of the head and of the number of versions in each state."""
+        self._metrics.head.set(head.version)
         for state in PolicyState:
             self._metrics.versions.labels(state.value).set(states.get(state, 0))
-        self._metrics.training.set_metrics(policy.version, policy.metrics)
-        return moved
+        self._metrics.training.set_metrics(head.version, head.metrics)
 
     def _forget_decided(self, candidate: Policy) -> None:
         """Count a promoted candidate as a version like others, and unload a rejected one, whose files are gone."""

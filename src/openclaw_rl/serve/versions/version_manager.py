@@ -23,7 +23,7 @@ from openclaw_rl.serve.versions.stored_heads import StoredHeads
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
-from openclaw_rl.types import Policy, PolicyState
+from openclaw_rl.types import Policy, PolicyRef, PolicyState
 
 log = logging.getLogger(__name__)
 
@@ -112,12 +112,8 @@ class VersionManager:
         """
         version = self.serving if policy == DEFAULT_NAME else self._choose_version(policy)
         canary = self._stored.canaries.get(policy)
-        if (
-            canary is not None
-            and canary.version in self._loaded
-            and is_chosen(canary, conversation())
-        ):
-            version = canary.version
+        if canary is not None and canary.version in self._loaded:
+            version = canary.version if is_chosen(canary, conversation()) else version
         self._in_use[version] += 1
         if version not in self._loaded:
             self._wake_event.set()
@@ -129,14 +125,15 @@ class VersionManager:
         if not self._stored.was_read:
             return self.serving
         head = self._stored.head_of(policy)
-        serving = self._recent.get(policy, head)
-        chosen = head if head in self._loaded or serving not in self._loaded else serving
+        chosen = head
+        if head not in self._loaded:
+            self._wake_event.set()
+            serving = self._recent.get(policy, head)
+            chosen = serving if serving in self._loaded else head
         self._recent[policy] = chosen
         self._recent.move_to_end(policy)
         while len(self._recent) > self._max_loaded:
             self._recent.popitem(last=False)
-        if head not in self._loaded:
-            self._wake_event.set()
         return chosen
 
     def acquire_again(self, version: int) -> None:
@@ -149,20 +146,24 @@ class VersionManager:
         `for_gate`: the client is the gate, for which candidates are loaded, too.
         """
         if version not in self._loaded or version in self._stored.candidates:
-            policy = await asyncio.to_thread(self._stored.read_policy, version)
-            if (reason := unservable_reason(policy, for_gate=for_gate)) is not None:
-                raise RequestError(
-                    f"version {version} {reason}; the newest is {self.head}.",
-                    param="model",
-                    code="version_not_found",
-                    status=404,
-                )
-            assert policy is not None
-            self._stored.add(policy)
+            await self._admit_version(version, for_gate=for_gate)
         self._in_use[version] += 1
         if version not in self._loaded:
             self._wake_event.set()
         return version
+
+    async def _admit_version(self, version: int, *, for_gate: bool) -> None:
+        """Look a version up in the store. Raises `RequestError` (404) if it cannot be served."""
+        policy = await asyncio.to_thread(self._stored.read_policy, version)
+        reason = unservable_reason(policy, for_gate=for_gate)
+        if policy is None or reason is not None:
+            raise RequestError(
+                f"version {version} {reason}; the newest is {self.head}.",
+                param="model",
+                code="version_not_found",
+                status=404,
+            )
+        self._stored.add(policy)
 
     def release(self, version: int) -> None:
         self._in_use[version] -= 1
@@ -190,14 +191,18 @@ class VersionManager:
                     )
                 ancestor = await self._loadable_version(version)
                 if ancestor not in self._refusals:
-                    self.release(version)
-                    self._in_use[ancestor] += 1
+                    self._move_request(version, ancestor)
                     version = ancestor
-                    self._wake_event.set()
                     continue
             with self._places.wait_for(version, asyncio.get_running_loop().time()):
                 await self._wait_change(version, deadline)
         return version
+
+    def _move_request(self, version: int, ancestor: int) -> None:
+        """Release `version` and acquire `ancestor` in its place."""
+        self.release(version)
+        self._in_use[ancestor] += 1
+        self._wake_event.set()
 
     async def _wait_change(self, version: int, deadline: float) -> None:
         """Wait until `version` takes requests or was refused."""
@@ -208,8 +213,9 @@ class VersionManager:
                     if self.is_loaded(version) or version in self._refusals:
                         return
         except TimeoutError:
+            problem = self.problem or f"version {version} is not loaded yet"
             raise ReplyFailed(
-                f"the engine does not answer ({self.problem or f'version {version} is not loaded yet'}). "
+                f"the engine does not answer ({problem}). "
                 "Try again in a moment; `openclaw-rl status` shows the engine.",
                 status=503,
                 code="engine_unavailable",
@@ -237,19 +243,7 @@ class VersionManager:
         """
         while True:
             self._wake_event.clear()
-            try:
-                if await asyncio.to_thread(self._stored.refresh, self._in_use):
-                    log.debug("the head is version %d", self.head)
-                if self._serving is None:
-                    self._serving = self.head
-                pause = POLL_SECONDS if await self._load_planned() else _LOAD_RETRY_SECONDS
-                if self.serving != self._stored.recorded:
-                    await asyncio.to_thread(self._stored.record_serving, self.serving)
-            except StoreError as error:
-                # Loaded versions continue to answer.
-                log.error("the head cannot be read: %s", error)
-                self.problem = str(error)
-                pause = _LOAD_RETRY_SECONDS
+            pause = await self._update()
             try:
                 # `wait_for` loses a cancellation that comes with the event.
                 async with asyncio.timeout(pause):
@@ -257,27 +251,70 @@ class VersionManager:
             except TimeoutError:
                 continue
 
+    async def _update(self) -> float:
+        """Read the head and load what is planned. Returns the seconds until the next update."""
+        try:
+            if await asyncio.to_thread(self._stored.refresh, self._in_use):
+                log.debug("the head is version %d", self.head)
+            if self._serving is None:
+                self._serving = self.head
+            is_complete = await self._load_planned()
+            if self.serving != self._stored.recorded:
+                await asyncio.to_thread(self._stored.record_serving, self.serving)
+        except StoreError as error:
+            # Loaded versions continue to answer.
+            log.error("the head cannot be read: %s", error)
+            self.problem = str(error)
+            return _LOAD_RETRY_SECONDS
+        return POLL_SECONDS if is_complete else _LOAD_RETRY_SECONDS
+
     async def _load_planned(self) -> bool:
         """Load the planned versions. Returns False if the engine refused one or is gone."""
         now = asyncio.get_running_loop().time()
         self._refusals = {v: refusal for v, refusal in self._refusals.items() if refusal[1] >= now}
         target = await self._loadable_version(self.head)
-        others = [
-            (serving, await self._loadable_version(self._stored.head_of(name)))
-            for name, serving in reversed(list(self._recent.items()))
-        ]
-        canaries = [
-            canary.version
-            for canary in self._stored.canaries.values()
-            if canary.version not in self._refusals
-        ]
+        planned = self._plan(target, await self._other_versions(), now)
+        if frozenset(planned) == self._loaded and not self._out_of_sync:
+            if self.serving != target and target in self._loaded:
+                self._switch_serving(planned, target)
+            return True
+        # Versions to be unloaded take no new requests.
+        self._loaded &= frozenset(planned)
+        self._out_of_sync = False
+        try:
+            loaded = await self._load_versions(planned)
+            if self.on_loaded is not None:
+                await self.on_loaded()
+        except EngineError as error:
+            self._record_failure(error)
+            return False
+        self._switch_serving(loaded, target)
+        return loaded == planned
+
+    async def _other_versions(self) -> list[tuple[int, int]]:
+        """Return (serving version, head) of the canaries, and of the policies of one's own, last used first."""
+        others = []
+        for canary in self._stored.canaries.values():
+            if canary.version not in self._refusals:
+                others.append((canary.version, canary.version))
+        for name, serving in reversed(list(self._recent.items())):
+            head = await self._loadable_version(self._stored.head_of(name))
+            others.append((serving, head))
+        return others
+
+    def _plan(self, target: int, others: Sequence[tuple[int, int]], now: float) -> list[int]:
+        """Return the versions that the engine should load, and choose those that must leave."""
         in_use = Counter({v: n for v, n in self._in_use.items() if v not in self._refusals})
-        keep = {self.serving, target}
-        if self._places.choose_leaving(
-            in_use, loaded=self._loaded, keep=keep, cap=self._max_loaded, now=now
-        ):
+        takes_requests_again = self._places.choose_leaving(
+            in_use,
+            loaded=self._loaded,
+            keep={self.serving, target},
+            cap=self._max_loaded,
+            now=now,
+        )
+        if takes_requests_again:
             self._notify_waiters()
-        wanted = plan_versions(
+        return plan_versions(
             loaded=self._loaded,
             serving=self.serving,
             head=target,
@@ -285,69 +322,74 @@ class VersionManager:
             drained=self._places.drained(in_use),
             idle=[v for v in self._idle if self._stored.knows(v) and v not in self._refusals],
             cap=self._max_loaded,
-            others=[*zip(canaries, canaries, strict=True), *others],
+            others=others,
         )
-        if frozenset(wanted) == self._loaded and not self._out_of_sync:
-            if self.serving != target and target in self._loaded:
-                self._switch_serving(wanted, target)
-            return True
-        # Versions to be unloaded take no new requests.
-        self._loaded &= frozenset(wanted)
-        self._out_of_sync = False
-        try:
-            loaded = await self._load_versions(wanted)
-            if self.on_loaded is not None:
-                await self.on_loaded()
-        except EngineError as error:
-            self._record_failure(error)
-            return False
-        self._switch_serving(loaded, target)
-        return loaded == wanted
 
-    async def _load_versions(self, wanted: list[int]) -> list[int]:
-        """Load `wanted` and return the loaded versions. If the engine refuses them together, load them one by one.
+    async def _load_versions(self, planned: list[int]) -> list[int]:
+        """Load `planned` and return the loaded versions. If the engine refuses them together, load them one by one.
 
         Versions whose files do not match their digests are left out.
         """
-        for version in [v for v in wanted if v not in self._loaded and v not in self._sound]:
-            if (damage := await asyncio.to_thread(self._stored.examine_files, version)) is not None:
-                self._record_refusal(version, EngineError(damage))
-                wanted = [v for v in wanted if v != version]
-                if not wanted:
-                    raise EngineError(f"version {version}: {damage}")
-            else:
-                self._sound.add(version)
-        for version in wanted:
+        sound = await self._without_damaged(planned)
+        for version in sound:
             await self._stored.find(version)
         try:
-            await self._engine.load([self._stored.known(v).ref for v in wanted])
+            await self._engine.load(self._refs(sound))
             self._sound.clear()
-            return wanted
+            return sound
         except EngineGone:
             raise
         except EngineError as error:
-            if len(wanted) == 1:
-                await self._examine_refused(wanted[0], error)
-                self._record_refusal(wanted[0], error)
+            if len(sound) == 1:
+                await self._refuse(sound[0], error)
                 raise
-        kept_loaded = [v for v in wanted if v in self._loaded]
-        for version in (v for v in wanted if v not in self._loaded):
+        return await self._load_one_by_one(sound)
+
+    async def _without_damaged(self, planned: Sequence[int]) -> list[int]:
+        """Return the versions whose files match their digests. Raises `EngineError` if no version has such files."""
+        damage_by_version: dict[int, str] = {}
+        for version in planned:
+            damage = await self._find_damage(version)
+            if damage is not None:
+                self._record_refusal(version, EngineError(damage))
+                damage_by_version[version] = damage
+        sound = [version for version in planned if version not in damage_by_version]
+        if damage_by_version and not sound:
+            version, damage = damage_by_version.popitem()
+            raise EngineError(f"version {version}: {damage}")
+        return sound
+
+    async def _find_damage(self, version: int) -> str | None:
+        """Examine the files of a version that is about to be loaded."""
+        if version in self._loaded or version in self._sound:
+            return None
+        damage = await asyncio.to_thread(self._stored.examine_files, version)
+        if damage is None:
+            self._sound.add(version)
+        return damage
+
+    async def _load_one_by_one(self, versions: Sequence[int]) -> list[int]:
+        """Load each version beside the loaded ones, and return those that the engine accepts."""
+        accepted = [version for version in versions if version in self._loaded]
+        new = [version for version in versions if version not in self._loaded]
+        for version in new:
             try:
-                await self._engine.load(
-                    [self._stored.known(v).ref for v in (*kept_loaded, version)]
-                )
-                kept_loaded.append(version)
+                await self._engine.load(self._refs([*accepted, version]))
+                accepted.append(version)
             except EngineGone:
                 raise
             except EngineError as error:
-                await self._examine_refused(version, error)
-                self._record_refusal(version, error)
-        return sorted(kept_loaded)
+                await self._refuse(version, error)
+        return sorted(accepted)
 
-    async def _examine_refused(self, version: int, error: EngineError) -> None:
-        """Read all files of a version that the engine refuses for the first time, so that damage is recorded."""
+    def _refs(self, versions: Sequence[int]) -> list[PolicyRef]:
+        return [self._stored.known(version).ref for version in versions]
+
+    async def _refuse(self, version: int, error: EngineError) -> None:
+        """Record a refusal. At the first one all files of the version are read, so that damage is recorded."""
         if version not in self._refusals and not isinstance(error, EngineFull):
             await asyncio.to_thread(self._stored.examine_files, version, trusts_known=False)
+        self._record_refusal(version, error)
 
     def _record_refusal(self, version: int, error: EngineError) -> None:
         # It has a place when a reply has ended.
@@ -367,24 +409,22 @@ class VersionManager:
 
         A broken adapter must not stop the service.
         """
-        while (
-            version in self._refusals
-            and (parent := (await self._stored.find(version)).parent) is not None
-        ):
+        while version in self._refusals:
+            parent = (await self._stored.find(version)).parent
+            if parent is None:
+                break
             version = parent
         return version
 
     def _record_failure(self, error: EngineError) -> None:
+        is_gone = isinstance(error, EngineGone)
         if str(error) != self.problem:
-            starting = isinstance(error, EngineGone) and not self._has_connected
-            log.log(
-                logging.DEBUG if starting else logging.WARNING,
-                "versions are not loaded yet: %s",
-                error,
-            )
+            is_starting = is_gone and not self._has_connected
+            level = logging.DEBUG if is_starting else logging.WARNING
+            log.log(level, "versions are not loaded yet: %s", error)
         self._out_of_sync = True
         self.problem = str(error)
-        if isinstance(error, EngineGone):
+        if is_gone:
             self._loaded = frozenset()
             self._metrics.engine_up.set(0)
         self._notify_waiters()
@@ -393,14 +433,15 @@ class VersionManager:
         is_first = not self._has_connected
         self._loaded = frozenset(loaded)
         self._has_connected = True
-        self.problem = self._refusals[self.head][0] if self.head in self._refusals else None
+        self.problem, _ = self._refusals.get(self.head, (None, 0.0))
         if target in self._loaded and self.serving != target:
             log.info("version %d answers now; was %d", target, self.serving)
             self._idle[self.serving] = None
             self._serving = target
         if is_first:
             log.info("ready: version %d answers", self.serving)
-        for version in [v for v in self._idle if v not in self._loaded]:
+        unloaded = self._idle.keys() - self._loaded
+        for version in unloaded:
             del self._idle[version]
         self._metrics.engine_up.set(1)
         self._metrics.version.set(self.serving)

@@ -89,16 +89,15 @@ def chain_to_last(rows: Sequence[Row[Any]]) -> list[str]:
     """
     complete = {row.id: row for row in rows if row.status == ExchangeStatus.DONE}
     main = [id for id, row in complete.items() if row.kind == Kind.MAIN]
-    chain: list[str] = []
-    turn: str | None = main[-1] if main else None
-    while turn is not None and turn not in chain:
-        row = complete.get(turn)
-        if row is None:
-            break
-        chain.append(turn)
-        turn = row.parent
-    chain.reverse()
-    return [id for id in chain if id in main]
+    if not main:
+        return []
+    # Turn -> its row, from the last one back; a circle of parents ends the chain.
+    chain: dict[str, Row[Any]] = {}
+    row = complete.get(main[-1])
+    while row is not None and row.id not in chain:
+        chain[row.id] = row
+        row = complete.get(row.parent)
+    return [id for id in reversed(chain) if chain[id].kind == Kind.MAIN]
 
 
 def _insert_steps(conn: Connection, episode: Episode, chain: Sequence[str]) -> None:

@@ -231,25 +231,26 @@ def lessons_for(
 def _overruled(conn: Connection, lessons: Sequence[Lesson]) -> set[str]:
     """Return the ids of those that a lesson of another scope contradicts, or whose subject it decides."""
 
-    def order(lesson: Lesson) -> tuple[bool, int, float]:
-        return lesson.is_pinned, scope_rank(lesson.scope_kind), lesson.reinforced_at
-
-    def contradict(one: Lesson, other: Lesson) -> bool:
-        if one.subject and one.subject == other.subject:
-            return True
-        return frozenset((one.id, other.id)) in conflicts
-
     in_force = [lesson for lesson in lessons if lesson.state is not LessonState.SUPERSEDED]
     conflicts = conflicts_among(conn, [lesson.id for lesson in in_force])
     wishes = [lesson for lesson in in_force if lesson.scope_kind is not LessonScope.QUESTION]
     overruled = set()
     for lesson, other in permutations(wishes, 2):
-        scope = (lesson.scope_kind, lesson.scope_value)
-        if scope == (other.scope_kind, other.scope_value):
-            continue
-        if contradict(lesson, other) and order(lesson) < order(other):
+        is_conflict = frozenset((lesson.id, other.id)) in conflicts
+        is_conflict |= lesson.subject != "" and lesson.subject == other.subject
+        if is_conflict and _yields(lesson, other):
             overruled.add(lesson.id)
     return overruled
+
+
+def _yields(lesson: Lesson, other: Lesson) -> bool:
+    """Return whether a lesson yields to one of another scope: to a pinned, a narrower or a newer one, in this order."""
+    scope = (lesson.scope_kind, lesson.scope_value)
+    return scope != (other.scope_kind, other.scope_value) and _strength(lesson) < _strength(other)
+
+
+def _strength(lesson: Lesson) -> tuple[bool, int, float]:
+    return lesson.is_pinned, scope_rank(lesson.scope_kind), lesson.reinforced_at
 
 
 def lessons_in_scope(

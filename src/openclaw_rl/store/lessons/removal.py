@@ -69,12 +69,14 @@ def _settle_edit(conn: Connection, lesson: Lesson, topic: str, *, at: float) -> 
     same_scope = lessons.lessons_in_scope(
         conn, lesson.policy, lesson.key, lesson.scope_kind, lesson.scope_value
     )
-    rivals = [other for other in same_scope if _contradicts(other, topic)]
-    pinned = [rival for rival in rivals if rival.is_pinned]
+    superseded: list[Lesson] = []
+    pinned: list[Lesson] = []
+    for other in same_scope:
+        if _contradicts(other, topic):
+            (pinned if other.is_pinned else superseded).append(other)
     if pinned and not lesson.is_pinned:
         _supersede(conn, lesson.id, pinned[-1].id, at=at)
         return []
-    superseded = [rival for rival in rivals if not rival.is_pinned]
     for rival in superseded:
         _supersede(conn, rival.id, lesson.id, at=at)
     return superseded

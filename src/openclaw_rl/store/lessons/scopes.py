@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -165,16 +165,19 @@ def is_readable_scope(kind: str, value: str) -> bool:
     """Return whether a stored scope has the form that `user_scope` and `subject_scope` write."""
     if not isinstance(value, str) or kind not in tuple(LessonScope):
         return False
-    if kind not in (LessonScope.USER, LessonScope.SUBJECT):
+    length = _SCOPE_LENGTHS.get(kind)
+    if length is None:
         return True
     try:
         parts = json.loads(value)
     except (ValueError, RecursionError):
         return False
-    length = 2 if kind == LessonScope.USER else 3
-    if not isinstance(parts, list) or len(parts) != length:
-        return False
-    return all(isinstance(part, str) for part in parts)
+    is_list = isinstance(parts, list) and len(parts) == length
+    return is_list and all(isinstance(part, str) for part in parts)
+
+
+_SCOPE_LENGTHS: Mapping[str, int] = {LessonScope.USER: 2, LessonScope.SUBJECT: 3}
+"""Kind of scope whose value is a list in JSON -> its length."""
 
 
 def scope_owner(kind: str, value: str) -> tuple[str, str]:

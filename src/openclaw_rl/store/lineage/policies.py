@@ -359,19 +359,30 @@ def examine_files(
     if trusts_known:
         known = digests.read_known()
         skip.update(name for name, digest in known.items() if digest == policy.files[name])
-    damage = None
-    if not is_removed(policy):
-        damage = _compare_files(policy, policy.path, skip)
-        if damage is None:
-            compared = {name: digest for name, digest in policy.files.items() if name not in skip}
-            digests.record(compared)
+    damage = None if is_removed(policy) else _find_damage(policy, policy.path, skip, digests)
     # Files that were not read may be those that are damaged.
     if damage is None and skip:
         damage = policy.damage
     if damage == policy.damage:
         return REMOVED_REASON if is_removed(policy) else damage
+    return _store_damage(store, policy, damage)
+
+
+def _find_damage(
+    policy: Policy, folder: str, skip: Collection[str], digests: FolderDigests
+) -> str | None:
+    """Compare the files, but for those in `skip`. The digests of files without damage are kept as known."""
+    damage = _compare_files(policy, folder, skip)
+    if damage is None:
+        compared = {name: digest for name, digest in policy.files.items() if name not in skip}
+        digests.record(compared)
+    return damage
+
+
+def _store_damage(store: Store, policy: Policy, damage: str | None) -> str | None:
+    """Record the damage that was found, or its absence. Return why the version cannot be used now, or None."""
     with store.write() as conn:
-        current = get(conn, version)
+        current = get(conn, policy.version)
         assert current is not None, "versions are never deleted"
         if is_removed(current):
             return REMOVED_REASON

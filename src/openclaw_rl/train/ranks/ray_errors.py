@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from openclaw_rl.errors import ConfigError, OpenClawError, RanksGone
+from openclaw_rl.errors import OpenClawError, RanksGone, RayUnusable
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Ray leaves out its own files, but not the marks below their lines.
@@ -17,14 +17,14 @@ _START_HEAD = (
 )
 
 
-def connect_error(address: str, error: Exception) -> ConfigError:
+def connect_error(address: str, error: Exception) -> RayUnusable:
     """Return the error for a cluster that cannot be used. `address`: `train.launch.ray`."""
-    return ConfigError(f"train.launch.ray {address}: {error_line(error)}. {_connect_advice(error)}")
+    return RayUnusable(f"train.launch.ray {address}: {error_line(error)}. {_connect_advice(error)}")
 
 
-def silence_error(address: str, seconds: float) -> ConfigError:
+def silence_error(address: str, seconds: float) -> RayUnusable:
     """Return the error for a cluster that gives no answer, such as one whose head has ended. `address`: see Ray."""
-    return ConfigError(
+    return RayUnusable(
         f"train.launch.ray {address}: no head answers within {seconds:g} s. {_START_HEAD}, or give another address. "
         "auto takes RAY_ADDRESS, else the head that was started last on this machine"
     )
@@ -38,9 +38,9 @@ def _connect_advice(error: Exception) -> str:
     return _START_HEAD
 
 
-def start_error(error: Exception) -> ConfigError:
+def start_error(error: Exception) -> RayUnusable:
     """Return the error for ranks that have a place in the cluster and do not start there."""
-    return ConfigError(
+    return RayUnusable(
         f"train.launch.by is ray, and a rank does not start on its machine: {error_line(error)}. Expected this version "
         "of openclaw-rl, and a home that can be written, on every machine of the cluster"
     )

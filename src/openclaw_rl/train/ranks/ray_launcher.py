@@ -14,7 +14,7 @@ from typing import Any
 
 from openclaw_rl.common.progress import library_call, record_progress
 from openclaw_rl.common.sockets import free_port
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.errors import RayUnusable
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
 from openclaw_rl.train.ranks import ray_address, ray_errors
@@ -76,11 +76,11 @@ class RayRanks:
     """`launcher.RankPool` on a Ray cluster."""
 
     def __init__(self, config: Config) -> None:
-        """Raises `ConfigError` without Ray, its head, or free resources within `train.launch.timeout` seconds."""
+        """Raises `RayUnusable` without Ray, its head, or free resources within `train.launch.timeout` seconds."""
         try:
             import ray
         except ImportError:
-            raise ConfigError(
+            raise RayUnusable(
                 "train.launch.by is ray, which is not installed: pip install 'openclaw-rl[ray]'"
             ) from None
         self._ray: Any = ray
@@ -173,7 +173,7 @@ class RayRanks:
         try:
             ray.get(self._group.ready(), timeout=train.launch.timeout)
         except ray.exceptions.GetTimeoutError:
-            raise ConfigError(
+            raise RayUnusable(
                 f"the Ray cluster has no place for {size} times {bundle} within {train.launch.timeout:g} s. "
                 f"It has {ray.cluster_resources()}. Lower train.ranks or train.threads, or add machines"
             ) from None

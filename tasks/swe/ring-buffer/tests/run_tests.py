@@ -46,10 +46,13 @@ def passes(name: str, suite: str, repository: str) -> bool:
     """Return whether a test passes. `suite`: folder that comes first on the path; empty for none."""
     word = secrets.token_hex(16)
     reader, writer = os.pipe()
-    os.dup2(writer, 3)  # as the test knows it
+    # As the test knows it.
+    os.dup2(writer, 3)
     command = [sys.executable, "-I", "-B", "-c", CHILD, name, suite, repository]
     try:
-        done = subprocess.run(command, input=word, text=True, capture_output=True, timeout=SECONDS, pass_fds=(3,))
+        done = subprocess.run(
+            command, input=word, text=True, capture_output=True, timeout=SECONDS, pass_fds=(3,)
+        )
         last = done.stderr.strip().splitlines()[-1:]
     except subprocess.TimeoutExpired:
         last = [f"not finished within {SECONDS} s"]
@@ -79,9 +82,11 @@ def put_tests(repository: str) -> None:
 
 
 def main() -> None:
-    os.dup2(os.open(os.devnull, os.O_RDWR), 3)  # taken, so that no pipe gets this number
+    # Taken, so that no pipe gets this number.
+    os.dup2(os.open(os.devnull, os.O_RDWR), 3)
     names = json.loads((HERE / "tests.json").read_text())
-    suite, repository = str(HERE / "suite"), sys.argv[1]
+    suite = str(HERE / "suite")
+    repository = sys.argv[1]
     if names.get("overlay"):
         put_tests(repository)
         suite = ""

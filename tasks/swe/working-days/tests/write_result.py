@@ -19,7 +19,8 @@ from pathlib import Path
 
 KILL_SECONDS = 10
 RESULTS = Path("/logs/verifier")
-PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h: a process that loses its parent becomes a child of this one
+# From linux/prctl.h: a process that loses its parent becomes a child of this one.
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_processes() -> bool:
@@ -30,14 +31,16 @@ def end_processes() -> bool:
         for file in Path("/proc").glob("[0-9]*/stat"):
             try:
                 parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
-            except OSError:  # it has ended
+            except OSError:
+                # It has ended.
                 continue
         for pid in parents:
             above = pid
             while above in parents and above != os.getpid():
                 above = parents[above]
             if above == os.getpid() != pid:
-                with contextlib.suppress(ProcessLookupError):  # it has ended
+                # It has ended.
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -79,27 +79,35 @@ def read_build_plan(context: Path) -> BuildPlan:
     stages = 0
     for line, name, rest in _split_instructions(_read_dockerfile(context)):
         where = f"environment/Dockerfile, line {line}"
-        if name == "FROM":
-            stages += 1
-            if stages > 1:
-                raise DockerfileError(f"{where}: several stages, which need a container builder")
-        elif name == "RUN":
-            command = _read_command(rest, where)
-            plan.steps.append(RunStep(command=command, cwd=plan.cwd, line=line))
-        elif name == "WORKDIR":
-            plan.cwd = _join_path(plan.cwd, _expand_text(rest.strip(), plan.variables | arguments))
-            plan.add_folder(plan.cwd)
-        elif name in ("COPY", "ADD"):
-            _add_copies(plan, context, _expand_text(rest, plan.variables | arguments), where)
-        elif name in ("ENV", "ARG"):
-            target = plan.variables if name == "ENV" else arguments
-            target.update(_read_pairs(rest, plan.variables | arguments, where))
-        elif name not in _NO_EFFECT:
-            raise DockerfileError(f"{where}: the instruction {name} needs a container builder")
+        variables = plan.variables | arguments
+        match name:
+            case "FROM":
+                stages += 1
+            case "RUN":
+                command = _read_command(rest, where)
+                plan.steps.append(RunStep(command=command, cwd=plan.cwd, line=line))
+            case "WORKDIR":
+                plan.cwd = _join_path(plan.cwd, _expand_text(rest.strip(), variables))
+                plan.add_folder(plan.cwd)
+            case "COPY" | "ADD":
+                _add_copies(plan, context, _expand_text(rest, variables), where)
+            case "ENV":
+                plan.variables.update(_read_pairs(rest, variables, where))
+            case "ARG":
+                arguments.update(_read_pairs(rest, variables, where))
+            case _:
+                _check_no_effect(name, where)
+        if stages > 1:
+            raise DockerfileError(f"{where}: several stages, which need a container builder")
     if plan.cwd == "/":
         plan.cwd = DEFAULT_FOLDER
         plan.add_folder(plan.cwd)
     return plan
+
+
+def _check_no_effect(name: str, where: str) -> None:
+    if name not in _NO_EFFECT:
+        raise DockerfileError(f"{where}: the instruction {name} needs a container builder")
 
 
 def _read_dockerfile(context: Path) -> str:
@@ -175,11 +183,9 @@ def _read_words(rest: str) -> list[str] | None:
         value = json.loads(rest)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, list) or not value:
-        return None
-    if not all(isinstance(word, str) for word in value):
-        return None
-    return value
+    words = value if isinstance(value, list) else []
+    is_text = all(isinstance(word, str) for word in words)
+    return words if words and is_text else None
 
 
 def _split_words(rest: str, where: str) -> list[str]:
@@ -207,34 +213,37 @@ def _read_pairs(rest: str, variables: dict[str, str], where: str) -> dict[str, s
 
 def _add_copies(plan: BuildPlan, context: Path, rest: str, where: str) -> None:
     sources, target, flags = _read_copy(rest, where)
-    is_of_image = any(flag.startswith("--from") for flag in flags)
-    if is_of_image or any("://" in source for source in sources):
-        raise DockerfileError(f"{where}: it copies from another image or from the network")
-    modes = [flag.removeprefix("--chmod=") for flag in flags if flag.startswith("--chmod=")]
-    mode = modes[0] if modes else None
-    is_folder = target.endswith(("/", "/.")) or target == "." or len(sources) > 1
+    mode = _mode_of(flags)
     path = _join_path(plan.cwd, target)
     plan.add_folder(path)
+    is_named_folder = target.endswith(("/", "/.")) or target == "."
+    is_folder = is_named_folder or len(sources) > 1 or path in (plan.cwd, *plan.folders)
     for pattern in sources:
         for source in _find_sources(context, pattern, where):
-            into_folder = is_folder or path in (plan.cwd, *plan.folders)
-            if into_folder and not source.is_dir():
-                step = CopyStep(source=source, target=f"{path}/{source.name}", mode=mode)
-            else:
-                step = CopyStep(source=source, target=path, mode=mode)
-            plan.steps.append(step)
+            into_folder = is_folder and not source.is_dir()
+            copied_to = f"{path}/{source.name}" if into_folder else path
+            plan.steps.append(CopyStep(source=source, target=copied_to, mode=mode))
+
+
+def _mode_of(flags: Sequence[str]) -> str | None:
+    """Return the first `--chmod` of COPY or ADD."""
+    for flag in flags:
+        if flag.startswith("--chmod="):
+            return flag.removeprefix("--chmod=")
+    return None
 
 
 def _read_copy(rest: str, where: str) -> tuple[list[str], str, list[str]]:
-    """Return the sources, the target and the flags of COPY or ADD."""
-    arguments = _read_words(rest)
-    if arguments is None:
-        arguments = _split_words(rest, where)
+    """Return the sources, the target and the flags of COPY or ADD. Raises `DockerfileError` for sources elsewhere."""
+    arguments = _read_words(rest) or _split_words(rest, where)
     flags = [word for word in arguments if word.startswith("--")]
     paths = [word for word in arguments if not word.startswith("--")]
     if len(paths) < 2:
         raise DockerfileError(f"{where}: expected what is copied, and where to")
     *sources, target = paths
+    is_of_image = any(flag.startswith("--from") for flag in flags)
+    if is_of_image or any("://" in source for source in sources):
+        raise DockerfileError(f"{where}: it copies from another image or from the network")
     return sources, target, flags
 
 

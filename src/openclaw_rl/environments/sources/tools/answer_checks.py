@@ -184,19 +184,21 @@ def parse_checks(
     entries: Sequence[Mapping[str, Any]], where: str, folder: Path
 ) -> tuple[Check, ...]:
     """Return the checks of a task. `folder`: of the files that they name. Raises `ConfigError`."""
-    checks = []
-    for entry in entries:
-        try:
-            check = _ADAPTER.validate_python(dict(entry))
-        except ValidationError as error:
-            raise ConfigError(f"{where}: check: {describe_error(error)}") from None
-        if isinstance(check, PythonCheck) and check.file is not None:
-            code = _read_checker(folder / check.file, where)
-            check = check.model_copy(update={"code": code, "file": None})
-        checks.append(check)
+    checks = tuple(_parse_check(entry, where, folder) for entry in entries)
     if not checks:
         raise ConfigError(f"{where}: check: expected at least one")
-    return tuple(checks)
+    return checks
+
+
+def _parse_check(entry: Mapping[str, Any], where: str, folder: Path) -> Check:
+    try:
+        check = _ADAPTER.validate_python(dict(entry))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: check: {describe_error(error)}") from None
+    if isinstance(check, PythonCheck) and check.file is not None:
+        code = _read_checker(folder / check.file, where)
+        check = check.model_copy(update={"code": code, "file": None})
+    return check
 
 
 def _read_checker(file: Path, where: str) -> str:
@@ -208,15 +210,17 @@ def _read_checker(file: Path, where: str) -> str:
 
 def equal_json(value: Any, expected: Any) -> bool:
     """Return whether two JSON values are equal. 1 equals 1.0, and true equals only true."""
-    if isinstance(value, bool) or isinstance(expected, bool):
-        return value is expected
-    if isinstance(value, int | float) and isinstance(expected, int | float):
-        return equal_numbers(value, expected)
-    if isinstance(value, dict) and isinstance(expected, dict):
-        return _equal_objects(value, expected)
-    if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
-        return len(value) == len(expected) and all(map(equal_json, value, expected))
-    return type(value) is type(expected) and bool(value == expected)
+    match value, expected:
+        case (bool(), _) | (_, bool()):
+            return value is expected
+        case (int() | float(), int() | float()):
+            return equal_numbers(value, expected)
+        case (dict(), dict()):
+            return _equal_objects(value, expected)
+        case (list() | tuple(), list() | tuple()):
+            return len(value) == len(expected) and all(map(equal_json, value, expected))
+        case _:
+            return type(value) is type(expected) and bool(value == expected)
 
 
 def _equal_objects(value: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:

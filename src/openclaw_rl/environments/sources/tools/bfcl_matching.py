@@ -75,6 +75,7 @@ def _may_leave_out(alternatives: Mapping[str, Any], values: Mapping[str, Any]) -
 def _is_right(value: Any, alternatives: Sequence[Any], types: Sequence[str]) -> bool:
     """Return whether a value is right. `types`: the declared one, and that of the items of a list."""
     declared = PYTHON_TYPES[types[0]]
+    items = PYTHON_TYPES[types[1]] if len(types) > 1 else None
     if declared is float and type(value) is int:
         try:
             value = float(value)
@@ -83,12 +84,8 @@ def _is_right(value: Any, alternatives: Sequence[Any], types: Sequence[str]) -> 
     answered = _answered_type(alternatives)
     if type(value) is not declared:
         return type(value) is answered and value in alternatives
-    if len(types) == 1:
-        items = None
-    else:
-        items = PYTHON_TYPES[types[1]]
-        if not any(_has_items(value, one, items) for one in alternatives):
-            return False
+    if items is not None and not any(_has_items(value, one, items) for one in alternatives):
+        return False
     if answered not in (declared, None):
         return value in alternatives
     return _is_equal(value, alternatives, items)
@@ -112,9 +109,13 @@ def _is_equal(value: Any, alternatives: Sequence[Any], items: type | None) -> bo
     if isinstance(value, list):
         return _is_equal_list(value, alternatives, items)
     if isinstance(value, str):
-        texts = [plain_text(one) for one in alternatives if isinstance(one, str)]
-        return plain_text(value) in texts
+        return _is_equal_text(value, alternatives)
     return value in alternatives
+
+
+def _is_equal_text(value: str, alternatives: Sequence[Any]) -> bool:
+    texts = [plain_text(one) for one in alternatives if isinstance(one, str)]
+    return plain_text(value) in texts
 
 
 def _is_equal_list(value: list[Any], alternatives: Sequence[Any], items: type | None) -> bool:

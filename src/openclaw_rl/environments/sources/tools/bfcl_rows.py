@@ -38,7 +38,7 @@ _WHY = {
 }
 # Keywords of a schema whose values mean the same in both.
 _COPIED_KEYWORDS = frozenset(
-    {"description", "enum", "required", "default", "title", "format", "minimum", "maximum"}
+    {"description", "enum", "default", "title", "format", "minimum", "maximum"}
 )
 _NO_CALL: Mapping[str, Any] = {
     "check": [
@@ -248,19 +248,24 @@ def _convert_schema(schema: Any) -> Any:
 def _convert_object(schema: Mapping[str, Any]) -> dict[str, Any]:
     converted: dict[str, Any] = {}
     for name, value in schema.items():
-        if name == "type" and isinstance(value, str):
-            python_type = value.lower()
-            if python_type != "any":
-                converted[name] = _TYPES.get(python_type, python_type)
-        elif name == "properties" and isinstance(value, dict):
-            converted[name] = {key: _convert_schema(one) for key, one in value.items()}
-        elif name == "required" and not isinstance(value, list):
-            continue
-        elif name in ("items", "additionalProperties"):
-            converted[name] = _convert_schema(value)
-        elif name in _COPIED_KEYWORDS:
-            converted[name] = value
+        match name, value:
+            case "type", str():
+                converted |= _convert_type(value)
+            case "properties", dict():
+                converted[name] = {key: _convert_schema(one) for key, one in value.items()}
+            case "items" | "additionalProperties", _:
+                converted[name] = _convert_schema(value)
+            case "required", list():
+                converted[name] = value
+            case _ if name in _COPIED_KEYWORDS:
+                converted[name] = value
     return converted
+
+
+def _convert_type(name: str) -> dict[str, str]:
+    """Return the keyword for a type of Python; none if any type is allowed."""
+    python_type = name.lower()
+    return {} if python_type == "any" else {"type": _TYPES.get(python_type, python_type)}
 
 
 def _expected_call(

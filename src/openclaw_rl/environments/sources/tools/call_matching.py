@@ -47,26 +47,25 @@ def match_calls(
     loose_text: bool,
 ) -> bool:
     """Return whether each expected call was made, by a call of its own. `extra`: further calls are allowed."""
-    if len(calls) < len(expected):
+    further = len(calls) - len(expected)
+    if further < 0 or (further > 0 and not extra):
         return False
-    if len(calls) > len(expected) and not extra:
-        return False
-    fits = [[is_match(call, one, loose_text=loose_text) for call in calls] for one in expected]
-    if ordered:
-        return _match_in_order(fits, len(calls))
-    return assign_calls(fits, len(calls))
+    fits = []
+    for one in expected:
+        fits.append([is_match(call, one, loose_text=loose_text) for call in calls])
+    return _match_in_order(fits, len(calls)) if ordered else assign_calls(fits, len(calls))
 
 
 def is_match(call: CallMade, expected: ExpectedCall, *, loose_text: bool = False) -> bool:
     """Return whether a call is the expected one."""
     if call.tool != expected.tool or call.arguments is None:
         return False
-    right = {name: (value,) for name, value in expected.arguments.items()}
-    right |= expected.alternatives
-    if not call.arguments.keys() <= right.keys():
+    right_values = {name: (value,) for name, value in expected.arguments.items()}
+    right_values |= expected.alternatives
+    if not call.arguments.keys() <= right_values.keys():
         return False
     return all(
-        _is_right(call.arguments, name, values, loose_text) for name, values in right.items()
+        _is_right(call.arguments, name, values, loose_text) for name, values in right_values.items()
     )
 
 
@@ -80,17 +79,19 @@ def _is_right(
 
 
 def _is_equal(argument: Any, value: Any, loose_text: bool) -> bool:
-    if isinstance(argument, str) and isinstance(value, str):
-        return _equal_texts(argument, value, loose_text)
-    if isinstance(argument, bool) or isinstance(value, bool):
-        return argument is value
-    if isinstance(argument, int | float) and isinstance(value, int | float):
-        return equal_numbers(argument, value)
-    if isinstance(argument, dict) and isinstance(value, Mapping):
-        return _equal_objects(argument, value, loose_text)
-    if isinstance(argument, list) and isinstance(value, list | tuple):
-        return _equal_lists(argument, value, loose_text)
-    return type(argument) is type(value) and bool(argument == value)
+    match argument, value:
+        case (str(), str()):
+            return _equal_texts(argument, value, loose_text)
+        case (bool(), _) | (_, bool()):
+            return argument is value
+        case (int() | float(), int() | float()):
+            return equal_numbers(argument, value)
+        case (dict(), Mapping()):
+            return _equal_objects(argument, value, loose_text)
+        case (list(), list() | tuple()):
+            return _equal_lists(argument, value, loose_text)
+        case _:
+            return type(argument) is type(value) and bool(argument == value)
 
 
 def _equal_texts(argument: str, value: str, loose_text: bool) -> bool:

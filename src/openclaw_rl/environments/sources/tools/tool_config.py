@@ -126,18 +126,15 @@ class ToolSpec(_Entry):
 
     @model_validator(mode="after")
     def _check_kind(self) -> ToolSpec:
-        kinds = []
-        for kind in _KINDS:
-            if kind in self.model_fields_set and getattr(self, kind) is not False:
-                kinds.append(kind)
+        named = [kind for kind in _KINDS if kind in self.model_fields_set]
+        kinds = [kind for kind in named if getattr(self, kind) is not False]
         if len(kinds) != 1:
             raise ValueError(
                 f"tool {self.name}: expected exactly one of {', '.join(_KINDS)}, got {kinds or 'none'}"
             )
+        validator = validator_for(self.parameters, default=Draft202012Validator)
         try:
-            validator_for(self.parameters, default=Draft202012Validator).check_schema(
-                dict(self.parameters)
-            )
+            validator.check_schema(dict(self.parameters))
         except SchemaError as error:
             raise ValueError(
                 f"tool {self.name}: parameters: no valid JSON schema ({error.message})"
@@ -238,12 +235,10 @@ class ToolConfig(_Entry):
     def _check_names(self) -> ToolConfig:
         _check_distinct("tool", [tool.name for tool in self.tools])
         _check_distinct("MCP server", [server.name for server in self.mcp])
-        for tool in self.tools:
-            if tool.http is not None:
-                check_address(tool.http.url, self.hosts)
-        for server in self.mcp:
-            if server.url is not None:
-                check_address(server.url, self.hosts)
+        tool_urls = [tool.http.url for tool in self.tools if tool.http is not None]
+        server_urls = [server.url for server in self.mcp if server.url is not None]
+        for url in tool_urls + server_urls:
+            check_address(url, self.hosts)
         return self
 
 
@@ -256,10 +251,9 @@ def _check_distinct(kind: str, names: Sequence[str]) -> None:
 def check_address(url: str, hosts: tuple[str, ...]) -> None:
     """Raise `ValueError` unless the address is on this machine, or its host is listed."""
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    is_web_address = parts.scheme in ("http", "https") and bool(host)
+    host = parts.hostname
     # A parameter may not choose the host.
-    if not is_web_address or "{" in parts.netloc:
+    if not host or "{" in parts.netloc or parts.scheme not in ("http", "https"):
         raise ValueError(f"{url}: expected an address like http://127.0.0.1:9000/path")
     if not is_loopback(host) and host not in hosts:
         raise ValueError(
@@ -275,14 +269,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def load_tool_config(path: Path) -> ToolConfig:
-    """Read a configuration. Raises `ConfigError` with the file and the entry."""
+def _read_document(path: Path) -> Any:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the tools cannot be read ({error})") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid JSON ({error})") from None
+
+
+def load_tool_config(path: Path) -> ToolConfig:
+    """Read a configuration. Raises `ConfigError` with the file and the entry."""
+    document = _read_document(path)
     # A list of tools alone, as other programs have it.
     if isinstance(document, list):
         document = {"tools": document}

@@ -27,12 +27,11 @@ class ToolImages:
 
         The text of a result names each image, also one that is left out.
         """
-        has_images = any(answered.images for answered in results)
-        if self._wanted and self._problem and has_images:
-            self._report()
         left = 0
         if self._wanted and not self._problem:
             left = max(0, _MAX_IMAGES - sent)
+        elif self._wanted and any(answered.images for answered in results):
+            self._report()
         chosen = []
         for answered in results:
             images = answered.images[:left]

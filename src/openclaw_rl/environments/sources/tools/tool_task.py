@@ -101,17 +101,21 @@ def parse_task(task: EnvironmentTask, config: ToolConfig, folder: Path) -> ToolT
     return parsed
 
 
+def _check_roles(messages: Sequence[Mapping[str, Any]], where: str) -> None:
+    for number, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise ConfigError(
+                f"{where}: messages.{number}: expected a message with a role, such as user"
+            )
+
+
 def _begin_messages(
     entry: _TaskEntry, system: str | None, where: str
 ) -> tuple[Mapping[str, Any], ...]:
     """Return the messages that the episode begins with: those of the task, after the system message."""
     if (entry.prompt is None) == (not entry.messages):
         raise ConfigError(f"{where}: expected either `prompt`, a text, or `messages`")
-    for number, message in enumerate(entry.messages):
-        if not isinstance(message.get("role"), str):
-            raise ConfigError(
-                f"{where}: messages.{number}: expected a message with a role, such as user"
-            )
+    _check_roles(entry.messages, where)
     messages: list[Mapping[str, Any]] = []
     if system:
         messages.append({"role": "system", "content": system})
@@ -125,18 +129,26 @@ def _choose_tools(
     entry: _TaskEntry, config: ToolConfig, where: str
 ) -> tuple[tuple[ToolSpec, ...], tuple[str, ...]]:
     """Return the tools and the names of the MCP servers of a task. Without a choice: all of the configuration."""
-    known = {tool.name: tool for tool in config.tools}
     servers = tuple(server.name for server in config.mcp)
     if entry.tools is None and entry.mcp is None:
         return config.tools, servers
-    if entry.tools is None:
-        return config.tools, _known_servers(entry.mcp or [], servers, where)
-    tools = [_find_tool(listed, known, where) for listed in entry.tools]
-    names = [tool.name for tool in tools]
-    if len(set(names)) < len(names):
+    tools = config.tools
+    if entry.tools is not None:
+        tools = _listed_tools(entry.tools, config, where)
+    return tools, _known_servers(entry.mcp or [], servers, where)
+
+
+def _listed_tools(
+    entries: Sequence[str | dict[str, Any]], config: ToolConfig, where: str
+) -> tuple[ToolSpec, ...]:
+    """Return the tools that a task lists, by their names or with definitions of its own."""
+    known = {tool.name: tool for tool in config.tools}
+    tools = [_find_tool(entry, known, where) for entry in entries]
+    names = {tool.name for tool in tools}
+    if len(names) < len(tools):
         raise ConfigError(f"{where}: two tools have the same name. Remove one")
     _check_code_files(tools, known, where)
-    return tuple(tools), _known_servers(entry.mcp or [], servers, where)
+    return tuple(tools)
 
 
 def _check_code_files(tools: Sequence[ToolSpec], known: Container[str], where: str) -> None:

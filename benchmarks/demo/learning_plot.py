@@ -1,11 +1,11 @@
-"""Plots and tables of what was learned."""
+"""Plot of what the starter policy learned from a simulated user."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from openclaw_rl.evals.user_driver import ConversationLog, TasteEvaluation
+from benchmarks.demo.user_driver import ConversationLog, TasteEvaluation
 
 # Replies in the moving average.
 AVERAGE_WINDOW = 25
@@ -94,10 +94,3 @@ def plot_learning(
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a Markdown table."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "|".join("---" for _ in header) + "|"]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines)

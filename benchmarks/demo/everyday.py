@@ -16,22 +16,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.demo import user_driver
+from benchmarks.demo.cli_args import LARGEST_SEED, bounded_int, exit_on_error
+from benchmarks.demo.everyday_person import (
+    MAX_TOKENS,
+    TEMPERATURE,
+    EverydayPerson,
+    held_out_prompts,
+)
+from benchmarks.demo.everyday_tastes import EVERYDAY_TASTES, EverydayTaste
+from benchmarks.demo.user_driver import SIDE_TRAFFIC
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.common.packaged_models import SMOLLM2
 from openclaw_rl.common.terminal import TerminalConsole
-from openclaw_rl.evals import user_driver
-from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
-from openclaw_rl.evals.everyday.person import (
-    MAX_TOKENS,
-    TEMPERATURE,
-    EverydayPerson,
-    held_out_prompts,
-)
-from openclaw_rl.evals.everyday.tastes import EVERYDAY_TASTES, EverydayTaste
-from openclaw_rl.evals.user_driver import SIDE_TRAFFIC
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 MEASURED_QUESTIONS = 32

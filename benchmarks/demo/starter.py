@@ -14,6 +14,11 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.demo import user_driver
+from benchmarks.demo.cli_args import LARGEST_SEED, bounded_int, exit_on_error
+from benchmarks.demo.learning_plot import AVERAGE_WINDOW, plot_learning
+from benchmarks.demo.personas import Persona
+from benchmarks.demo.user_driver import ConversationLog, TasteEvaluation
 from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
@@ -22,13 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.common.terminal import TerminalConsole
-from openclaw_rl.evals import user_driver
-from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
-from openclaw_rl.evals.personas import Persona
-from openclaw_rl.evals.plots import AVERAGE_WINDOW, plot_learning
 from openclaw_rl.evals.styles import TASTES, Taste
 from openclaw_rl.evals.toy_world import Question, held_out_questions
-from openclaw_rl.evals.user_driver import ConversationLog, TasteEvaluation
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 # Seconds that the simulated user waits before each message.

@@ -1,6 +1,7 @@
 """A simulated person who asks everyday questions and says in plain English what they think of the replies.
 
-The person never sends a score. What they like is decided by a program (`tastes.py`); policy and judge never see it.
+The person never sends a score. What they like is decided by a program (`everyday_tastes.py`), which policy and judge
+never see.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
-
-from openclaw_rl.common.assets import read_asset
-from openclaw_rl.evals.everyday.tastes import EVERYDAY_TASTES, TasteName
+from benchmarks.demo.everyday_tastes import EVERYDAY_TASTES, TasteName
 
 MAX_SESSION_TURNS = 3
 MAX_TOKENS = 60
@@ -43,7 +43,9 @@ class EverydayReaction:
 
 @cache
 def _tables() -> Mapping[str, Any]:
-    tables: Mapping[str, Any] = yaml.safe_load(read_asset("evals/everyday.yaml"))
+    tables: Mapping[str, Any] = yaml.safe_load(
+        Path(__file__).with_name("everyday.yaml").read_text(encoding="utf-8")
+    )
     return tables
 
 

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openclaw_rl.evals.personas import Persona, UserReaction
+from benchmarks.demo.personas import Persona, UserReaction
+
 from openclaw_rl.evals.styles import Taste, has_style
 from openclaw_rl.evals.toy_world import Question, is_correct
 

@@ -1,1 +1,0 @@
-"""A simulated person with an everyday taste, for real models."""
