@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime quick-tests
+.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime quick-tests
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -167,6 +167,29 @@ $(1)/bin/pip install -q "$(2)"
 touch $(1)/.installed
 endef
 
+# The clients of the services from which thumbs come, on top of .venv.
+FEEDBACK_CLIENTS := "langsmith>=0.15,<0.16" "slack_sdk>=3.48,<4"
+FEEDBACK_VENV ?= .feedback-venv
+test-feedback-clients: $(FEEDBACK_VENV)/.installed  ## the clients of Langfuse, LangSmith and Slack bring scores to the real gateway (a minute)
+	OMP_NUM_THREADS=1 $(FEEDBACK_VENV)/bin/python -m pytest tests/external/feedback -o filterwarnings=default
+
+$(FEEDBACK_VENV)/.installed: $(STAMP)
+	$(call on_top,$(FEEDBACK_VENV),langfuse>=5.0.4$(comma)<6)
+	rm $@
+	$(FEEDBACK_VENV)/bin/pip install -q $(FEEDBACK_CLIENTS)
+	touch $@
+
+# From PyPI, 7 GB: it needs Python 3.11 or 3.12.
+OPEN_WEBUI ?= open-webui==0.12.4
+OPEN_WEBUI_VENV ?= .open-webui-venv
+test-open-webui: $(STAMP) $(OPEN_WEBUI_VENV)/.installed  ## thumbs in the real Open WebUI arrive as feedback (some minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/external/open_webui -o filterwarnings=default --open-webui-env $(OPEN_WEBUI_VENV)
+
+$(OPEN_WEBUI_VENV)/.installed:
+	$(PYTHON) -m venv $(OPEN_WEBUI_VENV)
+	$(OPEN_WEBUI_VENV)/bin/pip install -q "$(OPEN_WEBUI)"
+	touch $@
+
 RAY ?= ray[default]>=2.40
 RAY_VENV ?= .ray-venv
 $(RAY_VENV)/.installed: $(STAMP)
@@ -311,4 +334,4 @@ starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m benchmarks.build_starter --out src/openclaw_rl/assets/starter
 
 clean:
-	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv .gui-venv .tinker-venv $(TRL_VENV) .slime-venv .slime-source $(MCP_VENV) $(ENV_LIBRARIES:%=.%-venv) runs demo-out build
+	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv $(FEEDBACK_VENV) $(OPEN_WEBUI_VENV) .ray-venv .gui-venv .tinker-venv $(TRL_VENV) .slime-venv .slime-source $(MCP_VENV) $(ENV_LIBRARIES:%=.%-venv) runs demo-out build

@@ -46,8 +46,9 @@ from openclaw_rl.serve.auth import Caller
 from openclaw_rl.serve.chat_request import ChatRequest
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import exchanges, turns
+from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.feedback import records
 from openclaw_rl.store.file_digests import digest_files
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policies
@@ -280,7 +281,7 @@ class Rooms:
             given_at=time.time(),
         )
         with self._store.write() as conn:
-            exchanges.add_feedback(conn, [given])
+            records.add_feedback(conn, [given])
 
     async def settle(self) -> int:
         """Link, judge and train until there is nothing left to do. Returns the version that answers now.

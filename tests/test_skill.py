@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import yaml
 
+from openclaw_rl.cli.main import cli
 from openclaw_rl.settings.aliases import ARGUMENTS, by_form
 from openclaw_rl.settings.load import known_keys
 
@@ -51,8 +54,23 @@ def test_every_variable_is_declared_and_none_that_means_nothing() -> None:
     scripts = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "recipes").rglob("*.sh"))
     read |= set(re.findall(r"\$\{([A-Z][A-Z_]+):", scripts))
     assert {"TASKS_PATH", "GUI_PYTHON"} <= read
+    read |= {name for option in _options(cli) for name in _variables(option)}
+    assert "LANGFUSE_SECRET_KEY" in read
     named = {word for word in declared(head()["variables"]) if word.isupper()}
     assert named == understood | read
+
+
+def _options(command: click.Command) -> Iterator[click.Parameter]:
+    yield from command.params
+    if isinstance(command, click.Group):
+        for part in command.commands.values():
+            yield from _options(part)
+
+
+def _variables(option: click.Parameter) -> list[str]:
+    """The environment variables that an option reads, besides those of the settings."""
+    names = option.envvar or ()
+    return [names] if isinstance(names, str) else list(names)
 
 
 def test_every_place_is_declared() -> None:

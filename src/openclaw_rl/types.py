@@ -185,6 +185,9 @@ class Request:
     )  # chat template variables from the client
     # Exchange that the client continues by id; `messages` includes its text.
     previous: str | None = None
+    client_message_id: str | None = (
+        None  # the client's own id of the message that the reply becomes
+    )
     marks: tuple[Mark, ...]
     sampling: Sampling
     prompt_ids: Ids  # [P]
@@ -249,6 +252,20 @@ class Feedback:
     comment: str | None = None  # free text; evidence for the judge
     correction: str | None = None  # how the reply should have been; becomes a hint
     given_at: float
+    given_by: str | None = None  # who gave it, as its client names people
+    # Of the request that brought it: the same key brings it once.
+    idempotency_key: str | None = None
+    body_digest: bytes | None = None  # 16 bytes: of that request's body
+    retracted_at: float | None = None  # when it was taken back; it counts no more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retraction:
+    """Feedback that is taken back (`DELETE /v1/feedback/{id}`)."""
+
+    ids: tuple[str, ...]
+    scope: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

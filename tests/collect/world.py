@@ -23,6 +23,7 @@ from openclaw_rl.settings.load import CollectConfig, ServeConfig, SignalsConfig
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.exchange_index import ExchangeSummary
+from openclaw_rl.store.feedback import records
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,
@@ -409,7 +410,7 @@ class Stored:
                 id=given, scope=step.scope, target=step.name, score=step.score, given_at=self.now
             )
             with self.store.write() as conn:
-                exchanges.add_feedback(conn, [item])
+                records.add_feedback(conn, [item])
         else:
             self.now += step.seconds
             self.collector.observe_abandoned(self.now)

@@ -6,6 +6,7 @@ import json
 import shlex
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -165,3 +166,64 @@ def test_the_next_command_names_the_home_that_was_meant(
 ) -> None:
     commands.connect_codex(config)
     assert f"$(openclaw-rl key --home {config.home})" in capsys.readouterr().err
+
+
+def test_the_function_for_open_webui_has_address_and_key(config: Config) -> None:
+    done = connect(config, "open-webui")
+    assert done.exit_code == 0
+    module: dict[str, object] = {"__name__": "function"}
+    exec(compile(done.stdout, "function", "exec"), module)
+    assert (module["GATEWAY_URL"], module["API_KEY"]) == ("http://127.0.0.1:8123", KEY)
+    assert '"X-OpenWebUI-Message-Id": "{{MESSAGE_ID}}"' in done.stderr
+
+
+def test_thumbs_of_open_webui_as_requests(config: Config) -> None:
+    module: dict[str, Any] = {"__name__": "function"}
+    exec(compile(connect(config, "open-webui").stdout, "function", "exec"), module)
+    message = {"content": '<details type="reasoning">hm</details>\nHello.', "role": "assistant"}
+    stored = {
+        "id": "f1",
+        "user_id": "u1",
+        "data": {"rating": "-1", "reason": "not_helpful", "comment": "Why?"},
+        "meta": {"message_id": "m1", "chat_id": "c1"},
+        "snapshot": {"chat": {"chat": {"history": {"messages": {"m1": message}}}}},
+    }
+    assert module["feedback_body"](stored) == {
+        "score": -1,
+        "comment": "Not helpful. Why?",
+        "by": "u1",
+        "idempotency_key": "open-webui-f1",
+    }
+    assert module["reply_matches"](stored) == [
+        {"client_message_id": "m1"},
+        {"text": "Hello.", "session": "c1"},
+        {"text": "Hello."},
+    ]
+    assert module["reply_matches"]({"id": "f2", "user_id": "u1"}) == []
+
+
+def test_the_app_of_slack_asks_for_reactions(config: Config) -> None:
+    done = connect(config, "slack")
+    manifest = json.loads(done.stdout)
+    assert manifest["settings"]["event_subscriptions"]["bot_events"] == [
+        "reaction_added",
+        "reaction_removed",
+    ]
+    assert "examples/feedback/slack_relay.py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("service", "missing"),
+    [
+        ("langfuse", "LANGFUSE_PUBLIC_KEY"),
+        ("langsmith", "LANGSMITH_API_KEY"),
+    ],
+)
+def test_keys_of_services_come_from_the_environment(
+    config: Config, monkeypatch: pytest.MonkeyPatch, service: str, missing: str
+) -> None:
+    for name in ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY", "LANGSMITH_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    done = connect(config, service, "--name", "thumb")
+    assert done.exit_code == 2
+    assert missing in done.stderr

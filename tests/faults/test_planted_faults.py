@@ -22,8 +22,9 @@ from tests.store import world
 
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder
 from openclaw_rl.settings.load import from_flat
-from openclaw_rl.store import exchanges, leases, reactions, schema
+from openclaw_rl.store import leases, reactions, schema
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.feedback import records
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Feedback, Use
 
@@ -101,7 +102,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
                     conn, turn, messages=said, signature=b"s", source="later", how="exact", at=13.0
                 )
             given = Feedback(id="fb-0", scope="key", target="t0", score=1, given_at=14.0)
-            exchanges.add_feedback(conn, [given])
+            records.add_feedback(conn, [given])
         publish_version(store, 1, "t0")
         publish_version(store, 2, "t1")
         log = ClientLog()

@@ -73,3 +73,25 @@ def test_a_correction_alone_leaves_the_score_to_the_judge() -> None:
     )
     bare = replace(item, reaction=replace(reaction, feedback=()))
     assert apply_corrections(bare, judged) == judged
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([("ann", 1), ("bob", -1), ("cem", 1)], 1),
+        ([("ann", 1), ("bob", -1)], 0),
+        ([("ann", 1), ("bob", -1), ("ann", -1)], -1),
+        ([("ann", 0), ("bob", 1)], 1),
+        ([(None, 1), (None, -1)], -1),
+    ],
+)
+def test_people_are_counted_once_each(scores: list[tuple[str | None, int]], expected: int) -> None:
+    given = tuple(
+        replace(give(at, score=score), given_by=by) for at, (by, score) in enumerate(scores)
+    )
+    reaction = Reaction(
+        turn="t", revision=1, messages=(), feedback=given, source=None, how="feedback", at=1.0
+    )
+    verdict = explicit_verdict(JudgeInput(turn="t", messages=(), reply={}, reaction=reaction))
+    assert verdict is not None
+    assert verdict.score == expected

@@ -10,6 +10,7 @@ import numpy as np
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, reactions, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.feedback import records
 from openclaw_rl.types import (
     ExchangeStatus,
     Feedback,
@@ -77,7 +78,7 @@ class World:
         """Explicit feedback arrives and is taken up."""
         given = Feedback(id=f"f-{id}-{feedback}", scope="s", target=id, given_at=4.0, **feedback)
         with self.store.write(durable=False) as conn:
-            exchanges.add_feedback(conn, [given])
+            records.add_feedback(conn, [given])
             assert reactions.record_pending_feedback(conn, id, 4.0)
 
     def verdict(self, id: str) -> Verdict | None:

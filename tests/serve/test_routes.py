@@ -53,7 +53,7 @@ def test_feedback_that_is_wrong(site: Site) -> None:
     for param, body in (
         ("score", {"id": target}),
         ("score", {"id": target, "score": 2}),
-        ("score", {"id": target, "score": "good"}),
+        ("score", {"id": target, "score": "so so"}),
         ("thumbs", {"id": target, "thumbs": "sideways"}),
         ("thumbs", {"id": target, "thumbs": "up", "score": -1}),
         ("comment", {"id": target, "comment": 5}),

@@ -24,6 +24,7 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status import watch
 from openclaw_rl.store import exchanges, heartbeats, leases, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.feedback import records
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.turn_states import drop
 from openclaw_rl.types import Feedback, Origin, Use, Vote
@@ -89,7 +90,7 @@ def home(tmp_path: Path) -> Path:
         feedback = Feedback(
             id="f", scope="key", target=name, comment=HOSTILE, correction=HOSTILE, given_at=12.0
         )
-        exchanges.add_feedback(conn, [feedback])
+        records.add_feedback(conn, [feedback])
         for turn in (name, "imported"):
             world.close(conn, turn, words=HOSTILE)
         votes = (Vote(score=-1, hint=HOSTILE, reason=HOSTILE), Vote(score=None, error=HOSTILE))

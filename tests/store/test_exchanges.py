@@ -11,6 +11,7 @@ from openclaw_rl.common import message_hash
 from openclaw_rl.store import events, exchanges, rows, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.exchange_index import MAX_SAME_HASH, ExchangeIndex
+from openclaw_rl.store.feedback import records
 from openclaw_rl.store.turn_states import degenerate_reason, loop_period
 from openclaw_rl.types import (
     Capture,
@@ -118,7 +119,7 @@ def test_a_redacted_exchange_keeps_only_hashes(store: Store) -> None:
     with store.write() as conn:
         exchanges.admit(conn, [asked])
         exchanges.finish(conn, [said])
-        exchanges.add_feedback(conn, [opinion])
+        records.add_feedback(conn, [opinion])
         found, turn = exchanges.get(conn, "a"), turns.get(conn, "a")
         held = b"".join(
             bytes(value) if isinstance(value, bytes) else str(value).encode()
@@ -222,13 +223,13 @@ def test_running_exchanges_of_a_dead_gateway_fail(store: Store) -> None:
 def test_feedback_needs_a_known_target_of_its_own_key(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")
-        exchanges.add_feedback(conn, [feedback("a")])
+        records.add_feedback(conn, [feedback("a")])
         assert [(e.ref, e.data) for e in events.read_after(conn, 0, 9, ["feedback.given"])] == [
             ("f1", {"target": "a"})
         ]
     for bad in (feedback("b", id="f2"), feedback("a", id="f3", scope="another")):
         with pytest.raises(KeyError, match=bad.target), store.write() as conn:
-            exchanges.add_feedback(conn, [bad])
+            records.add_feedback(conn, [bad])
 
 
 @pytest.mark.parametrize(

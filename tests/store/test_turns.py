@@ -15,6 +15,7 @@ from tests.store.world import close, judged, reply, request, serve, verdict
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.store import exchanges, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.feedback import records
 from openclaw_rl.store.turn_states import REOPENABLE_REASONS
 from openclaw_rl.types import (
     TURN_TRANSITIONS,
@@ -29,7 +30,7 @@ from openclaw_rl.types import (
 
 
 def feed(conn: Connection, target: str, id: str = "f", at: float = 14.0, score: int = -1) -> bool:
-    exchanges.add_feedback(
+    records.add_feedback(
         conn, [Feedback(id=id, scope="key", target=target, score=score, given_at=at)]
     )
     return reactions.record_pending_feedback(conn, target, at)

@@ -9,8 +9,9 @@ import pytest
 from tests.train.conftest import put
 
 from openclaw_rl.reasons import Reason, ReasonCode
-from openclaw_rl.store import exchanges, reactions, turns
+from openclaw_rl.store import reactions, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.feedback import records
 from openclaw_rl.store.lineage.version_stats import satisfaction_metrics
 from openclaw_rl.types import Feedback, FinishReason, JudgedTurn, Origin, Verdict
 
@@ -54,7 +55,7 @@ def test_explicit_feedback_precedes_the_judge_and_is_compared(store: Store, judg
     first, second = put(store, [judged(score=1), judged(score=1)])
     for turn, score in ((first, -1), (second, 1)):
         with store.write() as conn:
-            exchanges.add_feedback(
+            records.add_feedback(
                 conn,
                 [Feedback(id=f"f-{turn}", scope="key", target=turn, score=score, given_at=4.0)],
             )

@@ -13,8 +13,9 @@ from openclaw_rl.common.policy_digest import ADAPTER_WEIGHTS
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.store import exchanges, reactions, turn_states, turns
+from openclaw_rl.store import reactions, turn_states, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.feedback import records
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
@@ -98,7 +99,7 @@ def test_a_turn_that_was_dropped_after_its_training_is_taken_back_too(
     assert "4 turns are not trained on again" in done.output
     assert "4 turns removed from training" in done.output
     with store.write() as conn:
-        exchanges.add_feedback(
+        records.add_feedback(
             conn, [Feedback(id="late", scope="key", target=turn, score=1, given_at=2.0)]
         )
         assert not reactions.record_pending_feedback(conn, turn, at=2.0)

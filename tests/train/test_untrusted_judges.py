@@ -7,8 +7,9 @@ from dataclasses import replace
 from tests.train.test_undo import Home, home  # noqa: F401  the second is a fixture
 from tests.train.test_worker import Fill, MakeLoop, clock, make_loop, uses_of  # noqa: F401  two are fixtures
 
-from openclaw_rl.store import exchanges, reactions, turns
+from openclaw_rl.store import reactions, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.feedback import records
 from openclaw_rl.store.lineage import policies, version_stats
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.types import Feedback
@@ -17,7 +18,7 @@ from openclaw_rl.types import Feedback
 def score_outright(store: Store, turn: str, score: int) -> None:
     """A person scores a judged turn, and the judge worker stores the explicit verdict."""
     with store.write(durable=False) as conn:
-        exchanges.add_feedback(
+        records.add_feedback(
             conn, [Feedback(id=turn, scope="key", target=turn, score=score, given_at=1.0)]
         )
         assert reactions.record_pending_feedback(conn, turn, 1.0)
@@ -62,7 +63,7 @@ def correct_outright(store: Store, turn: str, correction: str) -> None:
         given = Feedback(
             id=f"{turn}-c", scope="key", target=turn, correction=correction, given_at=1.0
         )
-        exchanges.add_feedback(conn, [given])
+        records.add_feedback(conn, [given])
         assert reactions.record_pending_feedback(conn, turn, 1.0)
         judged = turns.current_verdict(conn, turn)
         assert judged is not None

@@ -23,6 +23,7 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, Config, from_flat
 from openclaw_rl.store import exchanges, reactions, sessions, turn_states, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.feedback import records
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.trajectories import files as reading
 from openclaw_rl.trajectories import importer
@@ -313,7 +314,7 @@ def happened(conn: Connection, id_: str, plot: Plot, session: str, parent: str |
         given = Feedback(
             id=f"f-{id_}", scope="key", target=id_, score=1, comment=plot.feedback, given_at=12.75
         )
-        exchanges.add_feedback(conn, [given])
+        records.add_feedback(conn, [given])
         reactions.record_pending_feedback(conn, id_, 12.75)
     state = turns.get(conn, id_)
     assert state is not None

@@ -14,6 +14,7 @@ import click
 
 from openclaw_rl import __version__
 from openclaw_rl.cli import environment_training  # noqa: F401 - it adds a command to the next
+from openclaw_rl.cli.connect_feedback import add_feedback_commands
 from openclaw_rl.cli.data import data_commands
 from openclaw_rl.cli.environments import environment_commands
 from openclaw_rl.cli.fireworks import fireworks_commands
@@ -316,6 +317,9 @@ def connect_codex(**options: Any) -> None:
     from openclaw_rl.cli import connect as commands
 
     commands.connect_codex(load_running_config(**options))
+
+
+add_feedback_commands(connect)
 
 
 @cli.group("config")

@@ -25,13 +25,20 @@ from openclaw_rl.store.episodes import settlement
 from openclaw_rl.store.episodes.episodes import ENDED_EVENT, has_expired, void_expired
 from openclaw_rl.store.episodes.groups import complete_group, open_groups
 from openclaw_rl.store.exchange_index import ExchangeIndex
+from openclaw_rl.store.feedback.records import GIVEN_EVENT, RETRACTED_EVENT
 from openclaw_rl.store.turn_states import degenerate_reason
 from openclaw_rl.types import Event, Exchange, Kind
 
 log = logging.getLogger("openclaw_rl.collect")
 
 CURSOR_NAME = "collect"
-EVENT_KINDS = ("exchange.admitted", "exchange.finished", "feedback.given", ENDED_EVENT)
+EVENT_KINDS = (
+    "exchange.admitted",
+    "exchange.finished",
+    GIVEN_EVENT,
+    RETRACTED_EVENT,
+    ENDED_EVENT,
+)
 EVENT_BATCH = 256
 # Seconds; a finished reply waits for the write lock meanwhile.
 LONGEST_TRANSACTION = 0.005
@@ -144,6 +151,10 @@ class Collector:
                 settlement.settle_episode(conn, event.ref, at=event.at)
             except DamagedRow as error:
                 self._set_aside(conn, event, Reason(ReasonCode.DAMAGED, str(error)))
+        elif event.kind == RETRACTED_EVENT:
+            target = _turn_of(event)
+            if target is not None:
+                reactions.record_retraction(conn, target, event.ref, event.at)
         else:
             target = _turn_of(event)
             if target is not None:
@@ -277,7 +288,8 @@ def _turn_of(event: Event) -> str | None:
     """Return the turn that the event is about; None for feedback whose data are damaged, and for episodes."""
     if event.kind == ENDED_EVENT:
         return None
-    return event.data.get("target") if event.kind == "feedback.given" else event.ref
+    is_feedback = event.kind in (GIVEN_EVENT, RETRACTED_EVENT)
+    return event.data.get("target") if is_feedback else event.ref
 
 
 def _is_degenerate(conn: Connection, turn: str) -> bool:

@@ -95,3 +95,12 @@ def replace_symlink(link: Path, name: str) -> None:
     fresh.symlink_to(name)
     fresh.replace(link)
     sync_path(link.parent)
+
+
+def write_text_file(path: Path, text: str) -> None:
+    """Write a file in one step: after a crash it has the old text or the new one."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    sync_path(part)
+    part.replace(path)
+    sync_path(path.parent)

@@ -54,6 +54,8 @@ class ChatRequest:
     session: str | None = None
     # The body's field, in which some clients name session and user.
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    # The client's own id of the message that the reply becomes.
+    client_message_id: str | None = None
     kind: Kind | None = None
     session_done: bool = False
     with_lessons: bool = False  # also where a request for one version and a side call get none

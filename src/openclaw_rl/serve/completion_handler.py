@@ -27,6 +27,7 @@ from openclaw_rl.serve.chat_request import (
 from openclaw_rl.serve.dialects.base import EVENT_STREAM, Dialect, StreamEncoder
 from openclaw_rl.serve.dialects.registry import DIALECTS
 from openclaw_rl.serve.dialects.validation import read_kind
+from openclaw_rl.serve.feedback.message_ids import sent_message_id
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.inflight_reply import InflightReply
@@ -229,6 +230,10 @@ def _apply_headers(request: ChatRequest, http_request: web.Request) -> ChatReque
     for field, name in (("session", "X-Session-Id"), ("agent", "X-Agent-Id")):
         if value := headers.get(name):
             changes[field] = check_id_length(_decode_header(value), name)
+    sent_id = sent_message_id(headers)
+    if sent_id is not None:
+        value, name = sent_id
+        changes["client_message_id"] = check_id_length(_decode_header(value), name)
     if kind := read_kind(headers.get("X-Turn-Type"), "X-Turn-Type"):
         changes["kind"] = kind
     if lessons := headers.get(WITH_LESSONS_HEADER):

@@ -264,8 +264,10 @@ class Gateway:
         """Return the record of a request that this version answers."""
         session, agent = _stated_origin(request, prompt)
         capture = Capture(self.config.serve.capture)
-        if session and capture is Capture.REDACTED:
-            session = message_hash.hash_session(session)
+        message_id = request.client_message_id
+        if capture is Capture.REDACTED:
+            session = session and message_hash.hash_session(session)
+            message_id = message_id and message_hash.hash_session(message_id)
         return Request(
             id=f"{request.id_prefix}{_id_generator.getrandbits(112):028x}",
             scope=caller.scope,
@@ -281,6 +283,7 @@ class Gateway:
             tools=request.tools,
             template=request.template_variables,
             previous=request.previous_id,
+            client_message_id=message_id,
             marks=prompt.history.marks,
             sampling=sampling,
             prompt_ids=prompt.rendered.prompt_ids,

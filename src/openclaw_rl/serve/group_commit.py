@@ -19,11 +19,12 @@ from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.episodes import episodes
 from openclaw_rl.store.episodes.records import Episode, EpisodeEnd
-from openclaw_rl.types import ExchangeStatus, Feedback, Reply, Request
+from openclaw_rl.store.feedback import records
+from openclaw_rl.types import ExchangeStatus, Feedback, Reply, Request, Retraction
 
 log = logging.getLogger(__name__)
 
-WriteItem = Request | Reply | Feedback | Episode | EpisodeEnd
+WriteItem = Request | Reply | Feedback | Retraction | Episode | EpisodeEnd
 MAX_GROUP_ITEMS = 256
 # Seconds that a finished reply waits for space on a full disk before its client gets an error.
 MAX_DISK_WAIT = 10.0
@@ -183,9 +184,11 @@ def _insert_items(conn: Connection, items: Sequence[WriteItem]) -> None:
     if ended := [i for i in items if isinstance(i, Reply)]:
         exchanges.finish(conn, ended)
     if feedback := [i for i in items if isinstance(i, Feedback)]:
-        exchanges.add_feedback(conn, feedback)
+        records.add_feedback(conn, feedback)
     for item in items:
-        if isinstance(item, Episode):
+        if isinstance(item, Retraction):
+            records.retract_feedback(conn, item)
+        elif isinstance(item, Episode):
             episodes.open_episode(conn, item)
         elif isinstance(item, EpisodeEnd):
             episodes.end_episode(conn, item)

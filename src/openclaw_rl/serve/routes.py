@@ -4,55 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
-from openclaw_rl.common.steady_clock import recorded_time
 from openclaw_rl.errors import PromptTooLong, RequestError, StoreError
 from openclaw_rl.serve.auth import ApiKeys, Caller
-from openclaw_rl.serve.chat_request import DISK_FULL, field_error
+from openclaw_rl.serve.chat_request import DISK_FULL
 from openclaw_rl.serve.completion_handler import CompletionHandler, describe_error
-from openclaw_rl.serve.dialects.openai_responses_input import response_id_of
 from openclaw_rl.serve.dialects.registry import DIALECTS, error_body, prompt_too_long
-from openclaw_rl.serve.dialects.validation import decode_json
 from openclaw_rl.serve.gateway import MAX_COUNTED_CONTEXTS, Gateway
 from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.http_headers import accepted_hosts, check_host, preflight_response
-from openclaw_rl.serve.request_body import decode_body, discard_body, read_body
+from openclaw_rl.serve.request_body import decode_body, discard_body
 from openclaw_rl.serve.responses_api import StoredResponseHandler
 from openclaw_rl.serve.versions.version_manager import unservable_reason
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import candidates, policies, retraining
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.types import Feedback, Policy
+from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)
-
-
-class _FeedbackBody(msgspec.Struct):
-    id: str
-    score: int | None = None
-    thumbs: str | None = None
-    comment: str | None = None
-    correction: str | None = None
 
 
 _POST_PATHS = ", ".join(
     path for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path
 )
 _ROUTE_LIST = (
-    f"POST {_POST_PATHS} and /v1/feedback; PUT and GET /v1/episodes/{{id}}, "
-    "POST /v1/episodes/{id}/outcome; GET /v1/episodes, /v1/models, /v1/models/{name}, /v1/responses/{id}, "
-    "/v1/responses/{id}/input_items, /health, /healthz, /readyz and /metrics"
+    f"POST {_POST_PATHS} and /v1/feedback; GET /v1/feedback, GET and DELETE /v1/feedback/{{id}}; "
+    "PUT and GET /v1/episodes/{id}, POST /v1/episodes/{id}/outcome; GET /v1/episodes, /v1/models, "
+    "/v1/models/{name}, /v1/responses/{id}, /v1/responses/{id}/input_items, /health, /healthz, /readyz and /metrics"
 )
 _UNSUPPORTED_ROUTES = {
     "/v1/embeddings": "this gateway serves a model that generates text, and it gives no embeddings.",
@@ -62,8 +48,6 @@ _UNSUPPORTED_ROUTES = {
 }
 # Seconds after which a client may try again; there is space again when the owner makes it.
 DISK_FULL_WAIT = 5
-_THUMBS_SCORES = {None: None, "up": 1, "down": -1}
-_feedback_decoder = msgspec.json.Decoder(_FeedbackBody)
 
 
 class GatewayRoutes:
@@ -153,30 +137,6 @@ class GatewayRoutes:
         return json_response(
             dialect.encode_count(await self._gateway.count_prompt_tokens(request, caller))
         )
-
-    async def post_feedback(self, http_request: web.Request) -> web.Response:
-        scope = await self._keys.authenticate(http_request)
-        item = _parse_feedback(
-            decode_json(
-                _feedback_decoder, await read_body(http_request, self._gateway.config.serve)
-            ),
-            scope,
-        )
-        # Whatever was captured when the reply was given.
-        if self._gateway.config.serve.capture == "redacted":
-            item = replace(item, comment=None, correction=None)
-        self._gateway.disk.check()
-        try:
-            await self._gateway.writer.put(item)
-        except KeyError:
-            raise field_error(
-                "id",
-                f"there is no reply {item.target[:80]!r} under this API key.",
-                code="not_found",
-                status=404,
-            ) from None
-        self._reply_counter(route="feedback", outcome="ok").inc()
-        return json_response(to_json({"id": item.id, "object": "feedback", "target": item.target}))
 
     async def list_models(self, http_request: web.Request) -> web.Response:
         self._gateway.check_running(await self._keys.authenticate_caller(http_request))
@@ -302,28 +262,3 @@ def _stored_candidate(store: Store) -> int | None:
 def _all_policies(store: Store) -> list[Policy]:
     with store.read() as conn:
         return policies.list_all(conn)
-
-
-def _parse_feedback(body: _FeedbackBody, scope: str) -> Feedback:
-    if body.thumbs not in _THUMBS_SCORES:
-        raise field_error("thumbs", f"expected up or down, got {str(body.thumbs)[:40]!r}.")
-    if body.score not in (None, -1, 0, 1):
-        raise field_error("score", f"expected 1, 0 or -1, got {str(body.score)[:40]}.")
-    thumbs = _THUMBS_SCORES[body.thumbs]
-    if body.score is not None and thumbs not in (None, body.score):
-        raise field_error("thumbs", f"{body.thumbs} and score {body.score} disagree; send one.")
-    score = body.score if body.score is not None else thumbs
-    if score is None and not body.comment and not body.correction:
-        raise field_error(
-            "score", "expected score, thumbs, comment or correction, got none of them."
-        )
-    return Feedback(
-        id="fb-" + secrets.token_hex(12),
-        scope=scope,
-        # An item's id stands for the response that it belongs to.
-        target=response_id_of(body.id) or body.id,
-        score=score,
-        comment=body.comment or None,
-        correction=body.correction or None,
-        given_at=recorded_time(),
-    )

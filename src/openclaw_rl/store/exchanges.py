@@ -1,4 +1,4 @@
-"""Writes and reads exchanges: admission, finish, and explicit feedback on them."""
+"""Writes and reads exchanges: admission and finish."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from openclaw_rl.types import (
     Capture,
     Exchange,
     ExchangeStatus,
-    Feedback,
     Kind,
     Reply,
     Request,
@@ -44,7 +43,6 @@ _insert_exchange = insert(t.exchanges)
 _insert_body = insert(t.bodies)
 _insert_reply = insert(t.replies)
 _insert_turn = insert(t.turns)
-_insert_feedback = insert(t.feedback)
 _insert_call = insert(t.reply_calls)
 _last_seq = select(func.coalesce(func.max(t.exchanges.c.seq), 0))
 _update_finished = (
@@ -150,17 +148,6 @@ def _drop_untrainable(conn: Connection, reply: Reply, *, wordless: bool) -> None
     reason = degenerate_reason(reply)
     if reason:
         drop(conn, reply.id, ReasonCode.DEGENERATE, reason, at=at)
-
-
-def add_feedback(conn: Connection, items: Sequence[Feedback]) -> None:
-    """Insert feedback, each with an event "feedback.given". Raises `KeyError(target)` if it is not in its scope."""
-    for item in items:
-        target = conn.execute(_select_heads, {"ids": [item.target]}).one_or_none()
-        if target is None or target.scope != item.scope:
-            raise KeyError(item.target)
-        known = {"comment": None, "correction": None} if target.capture == Capture.REDACTED else {}
-        conn.execute(_insert_feedback, to_row(t.feedback, item, **known))
-        events.append(conn, "feedback.given", item.id, {"target": item.target}, item.given_at)
 
 
 def fail_running(conn: Connection, error: str, at: float) -> int:

@@ -69,5 +69,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "23_waits"),
     _add_reason_codes,
     _add_unlinked_codes,
+    partial(_run_file, "26_feedback"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, case, func, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, case, delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.reasons import Reason, ReasonCode
@@ -53,13 +53,16 @@ _set_revision = (
     .where(t.turns.c.id == bindparam("turn"))
     .values(revision=bindparam("new_revision"))
 )
-_count_pending = select(func.count()).where(
-    t.feedback.c.target == bindparam("turn"), t.feedback.c.revision.is_(None)
+_is_pending = (
+    t.feedback.c.target == bindparam("turn"),
+    t.feedback.c.revision.is_(None),
+    t.feedback.c.retracted_at.is_(None),
 )
-_attach_feedback = (
-    update(t.feedback)
-    .where(t.feedback.c.target == bindparam("turn"), t.feedback.c.revision.is_(None))
-    .values(revision=bindparam("new_revision"))
+_count_pending = select(func.count()).where(*_is_pending)
+_attach_feedback = update(t.feedback).where(*_is_pending).values(revision=bindparam("new_revision"))
+_revision_of = select(t.feedback.c.revision).where(t.feedback.c.id == bindparam("feedback"))
+_delete_explicit = delete(t.verdicts).where(
+    t.verdicts.c.turn == bindparam("turn"), t.verdicts.c.explicit == 1
 )
 _insert_observation = insert(t.observations).on_conflict_do_nothing()
 _newest_judge = (
@@ -165,6 +168,22 @@ def record_pending_feedback(conn: Connection, turn: str, at: float) -> bool:
         return False
     _repeat_reaction(conn, now, how="feedback", source=None, at=at)
     conn.execute(_attach_feedback, {"turn": turn, "new_revision": now.revision + 1})
+    return True
+
+
+def record_retraction(conn: Connection, turn: str, feedback: str, at: float) -> bool:
+    """Store the reaction without feedback that was taken back as the next revision, to be judged by what is left.
+
+    The verdicts that stood on scores go; the scores that are left give a new one. Returns False without a change if the
+    feedback had not counted yet, or if the turn can never be trained on.
+    """
+    if conn.execute(_revision_of, {"feedback": feedback}).scalar_one_or_none() is None:
+        return False
+    now = conn.execute(_select_state, {"turn": turn}).one()
+    if not _can_close(now):
+        return False
+    conn.execute(_delete_explicit, {"turn": turn})
+    _repeat_reaction(conn, now, how="feedback", source=None, at=at)
     return True
 
 

@@ -70,6 +70,8 @@ exchanges = Table(
     Column("kind", Text),
     # Id of the exchange that the client continues, when sent.
     Column("previous", Text),
+    # The client's own id of the reply, when sent.
+    Column("client_message_id", Text),
     # An `Origin`; NULL: served here.
     Column("origin", Text),
     # NULL: a conversation.
@@ -82,6 +84,12 @@ exchanges = Table(
 Index("exchanges_context", exchanges.c.scope, exchanges.c.context_chain)
 Index("exchanges_reply_chain", exchanges.c.scope, exchanges.c.reply_chain)
 Index("exchanges_reply_own", exchanges.c.scope, exchanges.c.reply_own)
+Index(
+    "exchanges_client_message",
+    exchanges.c.scope,
+    exchanges.c.client_message_id,
+    sqlite_where=text("client_message_id IS NOT NULL"),
+)
 Index("exchanges_running", exchanges.c.seq, sqlite_where=text("status = 'running'"))
 Index("exchanges_episode", exchanges.c.episode, sqlite_where=text("episode IS NOT NULL"))
 
@@ -218,8 +226,13 @@ feedback = Table(
     *_required(Float, "given_at"),
     # Of the reaction that includes it; NULL: pending.
     Column("revision", Integer),
+    *_optional(Text, "given_by idempotency_key"),
+    *_optional(LargeBinary, "body_digest"),
+    # NULL: it counts.
+    *_optional(Float, "retracted_at"),
 )
 Index("feedback_target", feedback.c.target)
+Index("feedback_key", feedback.c.scope, feedback.c.idempotency_key, unique=True)
 
 verdicts = Table(
     "verdicts",

@@ -68,6 +68,7 @@ _feedback = (
     .where(
         t.feedback.c.target.in_(bindparam("ids", expanding=True)),
         t.feedback.c.revision.is_not(None),
+        t.feedback.c.retracted_at.is_(None),
     )
     .order_by(t.feedback.c.seq)
 )

@@ -67,7 +67,7 @@ def abandoned_turns(conn: Connection, before: float, limit: int) -> list[str]:
     )
     waiting = query.where(t.equals_literal(t.turns.c.state, TurnState.SERVED))
     scored = query.where(
-        t.turns.c.id.in_(select(t.feedback.c.target)),
+        t.turns.c.id.in_(select(t.feedback.c.target).where(t.feedback.c.retracted_at.is_(None))),
         t.turns.c.state.in_((TurnState.CLOSED.value, TurnState.JUDGED.value)),
         ~exists().where(t.reactions.c.turn == t.turns.c.id, t.reactions.c.signature.is_not(None)),
     )

@@ -313,7 +313,9 @@ def _has_trusted_signal(untrusted: Collection[str], need_hint: bool) -> ColumnEl
 
 def _corrected_turns() -> Select[tuple[str]]:
     return select(t.feedback.c.target).where(
-        t.feedback.c.correction.is_not(None), t.feedback.c.revision.is_not(None)
+        t.feedback.c.correction.is_not(None),
+        t.feedback.c.revision.is_not(None),
+        t.feedback.c.retracted_at.is_(None),
     )
 
 

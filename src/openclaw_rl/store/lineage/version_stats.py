@@ -125,7 +125,11 @@ def judge_user_pairs(conn: Connection) -> dict[str, list[tuple[int, int]]]:
     """
     scored = (
         select(t.feedback.c.target)
-        .where(t.feedback.c.score.is_not(None), t.feedback.c.revision.is_not(None))
+        .where(
+            t.feedback.c.score.is_not(None),
+            t.feedback.c.revision.is_not(None),
+            t.feedback.c.retracted_at.is_(None),
+        )
         .order_by(t.feedback.c.seq.desc())
         .limit(MAX_SCORED_TURNS)
     )
