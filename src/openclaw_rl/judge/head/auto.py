@@ -10,6 +10,7 @@ from openclaw_rl.common.progress import ShowProgress
 from openclaw_rl.engines import registry
 from openclaw_rl.judge.head.base_states import BaseStates, connect_states
 from openclaw_rl.judge.head.choice import rules_reason
+from openclaw_rl.judge.head.judge_addressed import without_addressed_text
 from openclaw_rl.judge.head.labelled_reactions import Half, LabelledSet, load_reactions
 from openclaw_rl.judge.head.model import Opinion
 from openclaw_rl.judge.head.people import FeatureReader, PeoplesHeads
@@ -129,6 +130,7 @@ class AutoJudge:
 
         Raises what the engine raises.
         """
+        item = without_addressed_text(item)
         by_rules = await self.rules.judge(item)
         assert self._trust is not None, "the judge is not open"
         trust = await asyncio.shield(self._trust)
