@@ -31,7 +31,7 @@ def _combinations() -> tuple[tuple[LinearPattern, ...], ...]:
 
 
 def addresses_judge(sentence: str) -> bool:
-    """Return whether a sentence tells who judges a reply what to think of it."""
+    """Return whether a sentence asks for a verdict, or praises or blames the reply to its judge."""
     return any(
         all(pattern.matches(sentence) for pattern in patterns) for patterns in _combinations()
     )
@@ -58,4 +58,4 @@ def _without_addressed_text(message: Message) -> Message:
     remaining = without_addressed_sentences(text)
     if remaining == text.strip():
         return message
-    return message | {"content": remaining}
+    return {**message, "content": remaining}

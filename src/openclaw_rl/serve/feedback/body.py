@@ -13,11 +13,11 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.chat_request import check_id_length, field_error
 from openclaw_rl.serve.dialects.openai_responses_input import response_id_of
 from openclaw_rl.serve.dialects.validation import decode_json
-from openclaw_rl.serve.feedback.values import Opinion, UnknownValue, read_value
+from openclaw_rl.serve.feedback.values import FeedbackValue, UnknownValue, read_value
 from openclaw_rl.store.feedback.matching import ReplyMatch
 
 _DIGEST_BYTES = 16
-_NO_OPINION = Opinion(None)
+_NO_OPINION = FeedbackValue(None)
 
 
 class _MatchBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -129,7 +129,7 @@ def _read_match(match: _MatchBody) -> ReplyMatch:
     return ReplyMatch(**known)
 
 
-def _read_opinion(body: _FeedbackBody) -> Opinion:
+def _read_opinion(body: _FeedbackBody) -> FeedbackValue:
     """Return the opinion of `score` and `thumbs`, which must agree."""
     score = _read_field("score", body.score, body.scale)
     thumbs = _read_field("thumbs", body.thumbs, None)
@@ -145,7 +145,7 @@ def _read_opinion(body: _FeedbackBody) -> Opinion:
     return opinion or _NO_OPINION
 
 
-def _read_field(name: str, value: Any, scale: str | None) -> Opinion | None:
+def _read_field(name: str, value: Any, scale: str | None) -> FeedbackValue | None:
     if value is None:
         return None
     try:

@@ -37,8 +37,8 @@ class UnknownValue(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
-    """The opinion of a value on a reply. `score`: +1, 0 or -1; None: nothing of its quality."""
+class FeedbackValue:
+    """Meaning of a value for a reply. `score`: +1, 0 or -1; None: nothing of its quality."""
 
     score: int | None
 
@@ -64,33 +64,33 @@ def canonical_name(name: str) -> str:
 _TABLE = _load_table()
 
 
-def read_value(value: Any, scale: str | None = None) -> Opinion:
+def read_value(value: Any, scale: str | None = None) -> FeedbackValue:
     """Return the opinion in a value. Raises `UnknownValue`.
 
     `scale`: "LOW..HIGH" of a number. The upper third of a scale is +1, the lower third -1, the middle 0. Without it,
     1, 0 and -1 are themselves; other numbers count only where the scales 0..1 and -1..1 agree on them.
     """
     if isinstance(value, bool):
-        return Opinion(1 if value else -1)
+        return FeedbackValue(1 if value else -1)
     if isinstance(value, int | float):
-        return Opinion(_read_number(value, scale))
+        return FeedbackValue(_read_number(value, scale))
     if isinstance(value, str):
         return _read_text(value)
     if isinstance(value, Mapping):
-        return Opinion(_read_stars(value.get("stars"), value.get("of")))
+        return FeedbackValue(_read_stars(value.get("stars"), value.get("of")))
     raise UnknownValue(f"{ACCEPTED}; got {str(value)[:60]!r}")
 
 
-def _read_text(value: str) -> Opinion:
+def _read_text(value: str) -> FeedbackValue:
     stars = _STARS.fullmatch(value)
     if stars:
-        return Opinion(_read_stars(float(stars[1]), int(stars[2])))
+        return FeedbackValue(_read_stars(float(stars[1]), int(stars[2])))
     drawn = value.strip()
     if _DRAWN_STARS.fullmatch(drawn):
-        return Opinion(_read_stars(drawn.count("★"), len(drawn)))
+        return FeedbackValue(_read_stars(drawn.count("★"), len(drawn)))
     name = canonical_name(value)
     if name in _TABLE:
-        return Opinion(_TABLE[name])
+        return FeedbackValue(_TABLE[name])
     raise UnknownValue(f"{ACCEPTED}; got {value[:60]!r}")
 
 
