@@ -89,7 +89,8 @@ class ReasonCode(StrEnum):
     QUOTED = "quoted"
     UNKNOWN_TURN = "unknown turn"  # the one before a summary
     MERGED_CALLS = "merged calls"  # of several replies, in one message
-    # A judge has no opinion.
+    # A judge gives no score.
+    NO_EVIDENCE = "no evidence"  # it has read that the reaction says nothing of the reply
     TIE = "tie"
     NO_MAJORITY = "no majority"
 

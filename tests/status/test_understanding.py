@@ -12,6 +12,7 @@ from tests.store.world import close, serve, verdict
 
 from openclaw_rl.cli.chat import _ChatSession
 from openclaw_rl.common.terminal import TerminalConsole
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.status import report
 from openclaw_rl.status.understanding import EXAMPLES, ReactionKind, count_understood
@@ -62,6 +63,19 @@ def test_a_newer_verdict_on_the_same_turn_counts_alone(config: Config) -> None:
     with report.read_store(config) as conn:
         person = count_understood(conn)[ReactionKind.PERSON]
     assert (person.judged, person.understood) == (6, 3)
+
+
+def test_words_that_say_nothing_of_the_reply_are_understood(config: Config) -> None:
+    with Store.open(config.store_path) as store, store.write() as conn:
+        close(conn, "unclear 2", "What is the capital of Peru?")
+        new_topic = verdict("unclear 2", 2, None, reason_code=ReasonCode.NO_EVIDENCE)
+        assert turns.add_verdict(conn, new_topic)
+    with report.read_store(config) as conn:
+        person = count_understood(conn)[ReactionKind.PERSON]
+    assert (person.judged, person.understood) == (6, 3)
+    session = _ChatSession(config, TerminalConsole(file=io.StringIO()))
+    assert session._verdict_line("unclear 2") is None
+    session._store.close()
 
 
 def test_status_quotes_what_was_not_understood(

@@ -22,6 +22,7 @@ from openclaw_rl.cli.load_config import with_running_gateway
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.report import open_store
 from openclaw_rl.status.understanding import is_understood
@@ -249,6 +250,8 @@ class _ChatSession:
         with self._store.read() as conn:
             verdict = turns.current_verdict(conn, turn)
         if verdict is None:
+            return None
+        if verdict.reason_code is ReasonCode.NO_EVIDENCE and not verdict.hints:
             return None
         if is_understood(verdict):
             return _verdict_text(verdict.score, verdict.hints)

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from openclaw_rl.common.message_hash import message_text, strip_client_text
 from openclaw_rl.common.printable import cut_text
 from openclaw_rl.errors import DamagedRow
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import turns
 from openclaw_rl.types import Reaction, Verdict
 
@@ -50,8 +51,9 @@ class Understanding:
 
 
 def is_understood(verdict: Verdict) -> bool:
-    """Return whether a judge got anything out of a reaction: a score, or a hint."""
-    return verdict.score is not None or bool(verdict.hints)
+    """Return whether a judge got anything out of a reaction: a score, a hint, or that it says nothing of the reply."""
+    is_no_evidence = verdict.reason_code is ReasonCode.NO_EVIDENCE
+    return verdict.score is not None or bool(verdict.hints) or is_no_evidence
 
 
 def count_understood(conn: Connection) -> dict[ReactionKind, Understanding]:

@@ -19,6 +19,7 @@ from openclaw_rl.judge.head.training import PreparedHead, prepare_head
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.voting import make_verdict
 from openclaw_rl.protocols import Judge
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import file_digests
@@ -145,8 +146,10 @@ class AutoJudge:
         if opinion is None:
             return by_rules
         reason = opinion.describe()
+        reason_code = None
         if opinion.score is None:
-            reason = f"abstained: {reason}"
+            reason_code = ReasonCode.NO_EVIDENCE if opinion.is_sure else None
+            reason = f"{'no evidence' if opinion.is_sure else 'abstained'}: {reason}"
         hints = tuple(
             Vote(score=None, hint=vote.hint, reason=vote.reason)
             for vote in by_rules.votes
@@ -159,6 +162,7 @@ class AutoJudge:
             reason,
             votes=(Vote(score=opinion.score, reason=reason), *hints),
             hints=by_rules.hints,
+            reason_code=reason_code,
         )
 
     async def classify(self, item: JudgeInput) -> Opinion | None:

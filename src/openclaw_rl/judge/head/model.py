@@ -79,12 +79,14 @@ class HeadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opinion:
-    """Opinion of the head on a record. `probabilities`: of `CLASSES`; `score` None: no class is likely enough.
+    """Opinion of the head on a record. `probabilities`: of `CLASSES`; `is_sure`: whether one is likely enough.
 
-    `nearest`: the reactions of the labelled rows of that class that are nearest.
+    `score`: None if none is, or if the likely one is no evidence. `nearest`: the reactions of the labelled rows of the
+    likeliest class that are nearest.
     """
 
     score: int | None
+    is_sure: bool
     probabilities: tuple[float, float, float]
     nearest: tuple[str, ...]
 
@@ -116,6 +118,7 @@ class Head:
         good, bad, neither = (float(one) for one in probabilities)
         return Opinion(
             score=CLASSES[likely] if is_sure else None,
+            is_sure=is_sure,
             probabilities=(good, bad, neither),
             nearest=self._nearest_texts(row[0], likely),
         )
