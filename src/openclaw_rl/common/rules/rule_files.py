@@ -287,6 +287,7 @@ def _parse_parts(value: Any, source: str) -> dict[str, str]:
     return parts
 
 
+@lru_cache(maxsize=32)
 def _parse_file(raw: str, source: str) -> RuleFile:
     tree = _read_tree(raw, source)
     parts = _parse_parts(tree.get("parts", {}), source)
