@@ -33,6 +33,7 @@ class _IdNames:
 
 _SESSION = _IdNames.of_kind("session")
 _USER = _IdNames.of_kind("user")
+_METADATA_NAMES = frozenset((*_SESSION.metadata, *_USER.metadata))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,11 @@ def read_session(headers: Mapping[str, str], metadata: Mapping[str, Any]) -> Cli
 def read_user(headers: Mapping[str, str], metadata: Mapping[str, Any]) -> ClientId:
     """Return the id of the person that a front end sent. `headers`: names in any case."""
     return _read_id(_USER, headers, metadata)
+
+
+def may_have_id(metadata: Any) -> bool:
+    """Return whether a body's `metadata` has a field in which clients send an id."""
+    return isinstance(metadata, Mapping) and not _METADATA_NAMES.isdisjoint(metadata)
 
 
 def _read_id(names: _IdNames, headers: Mapping[str, str], metadata: Mapping[str, Any]) -> ClientId:

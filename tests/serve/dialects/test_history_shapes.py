@@ -124,7 +124,7 @@ class Wire(Stored):
         self._exchanges[step.name] = last.request.id
         if not isinstance(step.reply, str) and step.reply is not None:
             made = last.reply.message.get("tool_calls") or ()
-            for call, real in zip(step.reply["tool_calls"], made, strict=True):
+            for call, real in zip(step.reply.get("tool_calls") or (), made, strict=True):
                 self._calls[call["id"]] = real["id"]
         self.collect()
 

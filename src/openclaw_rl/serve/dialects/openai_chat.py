@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from openclaw_rl.common.client_ids import may_have_id
 from openclaw_rl.errors import RequestError
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.render.reply_parser import ToolCall
@@ -127,6 +128,8 @@ class ChatDialect(Dialect):
         choice = known.read_choice(b.tool_choice, _function_name, nested="allowed_tools")
         tools, raw_tools = known.select(choice)
         ignored = read_ignored(fields, _KNOWN_KEYS)
+        if b.metadata and not may_have_id(b.metadata):
+            ignored = sorted([*ignored, "metadata"])
         prefix = _take_prefix(b, raw, messages, ignored)
         constraint = _read_constraint(b, fields, choice, tools, ignored)
         return ChatRequest(
