@@ -80,7 +80,7 @@ def test_the_source_is_listed_and_known(site: Path) -> None:
         site, "-m", "openclaw_rl", "env", "check", "yours", "--home", str(site / "home")
     )
     assert "unknown source 'yours'" in done.stderr
-    assert "swe, mine (`openclaw-rl env list`)" in done.stderr
+    assert "openenv, mine (`openclaw-rl env list`)" in done.stderr
 
 
 def test_its_consent_is_asked_before_its_worker_starts(site: Path) -> None:
