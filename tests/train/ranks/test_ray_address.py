@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from openclaw_rl.common.log_codes import LogCode, code_of_error
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import from_flat
-from openclaw_rl.status import diagnose
 from openclaw_rl.train.ranks import ray_launcher
 from openclaw_rl.train.ranks.ray_address import connection_problem, find_address, host_and_port
 from openclaw_rl.train.ranks.ray_launcher import RayRanks
@@ -113,4 +113,4 @@ def test_an_error_of_ray_keeps_its_message(start: Start, error: Exception) -> No
 def assert_diagnosed(error: ConfigError) -> None:
     """One line, which `openclaw-rl doctor --troubles` recognises."""
     assert "\n" not in str(error)
-    assert diagnose._RAY_FAILURE.search(str(error))
+    assert code_of_error(error) is LogCode.RAY_UNUSABLE
