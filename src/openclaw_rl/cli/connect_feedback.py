@@ -35,10 +35,18 @@ def _relay_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--once", is_flag=True, help="Compare once and end, for example from cron."),
         click.option(
-            "--every", default=30.0, show_default=True, help="Seconds between two comparisons."
+            "--every",
+            default=30.0,
+            show_default=True,
+            type=click.FloatRange(min=1.0),
+            help="Seconds between two comparisons.",
         ),
         click.option(
-            "--days", default=7.0, show_default=True, help="Leave older scores alone, in days."
+            "--days",
+            default=7.0,
+            show_default=True,
+            type=click.FloatRange(min=0.0, min_open=True),
+            help="Leave older scores alone, in days.",
         ),
         click.option(
             "--scale",
