@@ -97,8 +97,12 @@ def weights(folder: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     "how",
     [
-        {"train__launch__shard": True, "train__checkpointing": True, "train__max_step_kl": 4.0},
-        {"train__weights": "full", "train__learning_rate": 1e-4},
+        {
+            "train__launch__shard": True,
+            "train__gradient_checkpointing": True,
+            "train__safety__max_step_kl": 4.0,
+        },
+        {"train__finetune": "full", "train__optimizer__learning_rate": 1e-4},
     ],
     ids=["sharded", "full"],
 )
@@ -115,7 +119,7 @@ def test_two_ranks_equal_one(how: dict[str, Any], draw: Draw, tmp_path: Path) ->
         for ours, theirs in zip(one.score(given[0]), two.score(given[0]), strict=True):
             np.testing.assert_allclose(theirs, ours, atol=1e-4)
     assert (weights_of(one) - start).abs().max() > 1e-4, "the steps did something"
-    assert (done[0].metrics["step/scale"] < 1) == ("train__max_step_kl" in how), (
+    assert (done[0].metrics["step/scale"] < 1) == ("train__safety__max_step_kl" in how), (
         "and were halved where they have to be"
     )
 
