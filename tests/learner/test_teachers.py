@@ -215,7 +215,7 @@ def test_the_bound_limits_the_ema_teacher(asked: Callable[..., Four]) -> None:
         asked(
             "sdpo",
             topk=3,
-            reference="average",
+            reference="ema",
             average_bound=bound,
             learning_rate=1e-2,
             max_step_kl=1e9,
@@ -237,7 +237,7 @@ def test_the_ema_teacher_is_restored(
     """Three steps are two, a new process and one more. It moves by its rate towards what was trained."""
     hint = (np.array([5, 6, 7], np.int32),)
     chosen: dict[str, Any] = WIDE | {
-        "reference": "average",
+        "reference": "ema",
         "average_rate": 0.3,
         "average_bound": 1e9,
     }
@@ -279,7 +279,7 @@ def test_a_missing_or_other_ema_teacher_is_handled(
     folder = plain.step(draw(plain, 0, hinted_prompts=hint), str(tmp_path / "plain")).folder
     assert folder is not None
     assert not (Path(folder) / EMA_TEACHER_FILE).exists()
-    made = trainer("sdpo", **WIDE, reference="average")
+    made = trainer("sdpo", **WIDE, reference="ema")
     with caplog.at_level(logging.WARNING):
         made.load(folder=folder, method_state={})
     assert "has no moving average: it starts at the weights of this policy" in caplog.text
@@ -297,7 +297,7 @@ def test_the_ema_is_the_teacher_and_the_base_is_unchanged(
 ) -> None:
     """With a rate of 1 it is the policy itself: told nothing, it says what the student says."""
     made = trainer(
-        "sdpo", **WIDE, reference="average", average_rate=1.0, average_bound=1e9, learning_rate=1e-2
+        "sdpo", **WIDE, reference="ema", average_rate=1.0, average_bound=1e9, learning_rate=1e-2
     )
     batch = draw(made, 0, hinted_prompts=(np.array([5, 6, 7], np.int32),))
     made.step(batch, str(tmp_path / "0"))
