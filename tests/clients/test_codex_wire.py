@@ -237,7 +237,8 @@ def test_what_it_does_besides_is_side_traffic(start: Start) -> None:
 def test_ignored_fields_and_errors_are_reported(start: Start) -> None:
     site = start(settings={"engine.max_context": 8192}, context_length=8192)
     codex = Codex(site)
-    assert codex.send().headers["X-OpenClaw-Ignored"].startswith("tools: web_search; store: false")
+    ignored = codex.send().headers["X-OpenClaw-Ignored"]
+    assert ignored.startswith("tools: web_search; client_metadata; store: false")
     site.script.say("one two three four")
     site.engine.gone_at = 2
     events = events_of(codex.send())

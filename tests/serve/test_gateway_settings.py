@@ -12,8 +12,10 @@ from tests.serve.conftest import KEY, Http, Start
 
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import GrammarError, OpenClawError
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.serve.app import run
 from openclaw_rl.settings.load import from_flat
+from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import Capture
 
@@ -46,6 +48,28 @@ def test_redacted_capture_stores_no_text(
     reply = site.client().chat.completions.create(model="openclaw", messages=[USER])
     stored = site.get(reply.id).request
     assert (stored.capture, tuple(stored.messages)) == (Capture(value), kept)
+
+
+@pytest.mark.parametrize("honors", [False, True])
+@pytest.mark.parametrize("store", [None, True, False])
+def test_store_false_has_an_effect_if_the_owner_says_so(
+    start: Start, *, honors: bool, store: bool | None
+) -> None:
+    """In both APIs alike."""
+    site = start(settings={"serve.honor_store": honors})
+    bodies = {"/v1/chat/completions": {"messages": [USER]}, "/v1/responses": {"input": "hi"}}
+    for path, body in bodies.items():
+        answer = site.http.post(path, {"model": "openclaw", "store": store, **body})
+        assert answer.status_code == 200
+        with site.store.read() as conn:
+            turn = turns.get(conn, answer.json()["id"])
+        assert turn is not None
+        expected = ReasonCode.NOT_STORED if honors and store is False else None
+        assert turn.untrainable_code is expected
+        # Kept, so that the next message is linked.
+        assert site.get(turn.id).request.messages
+        ignored = answer.headers.get("X-OpenClaw-Ignored", "")
+        assert ("store: false" in ignored) == (store is False and not honors)
 
 
 def test_redacted_capture_stores_no_words_about_earlier_replies(start: Start) -> None:

@@ -93,6 +93,7 @@ class ChatRequest:
     # Private to the dialect: what it needs of the request to write the response.
     dialect_state: Any = None
     untrainable: Reason | None = None  # why the reply must not be trained on
+    may_store: bool = True  # by the client: False if it sent `store: false`
     ignored_fields: tuple[
         str, ...
     ] = ()  # descriptions of request fields without effect; sent in a response header

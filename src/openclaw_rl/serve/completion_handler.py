@@ -13,6 +13,7 @@ from aiohttp import web
 
 from openclaw_rl.common.client_ids import read_session, read_user
 from openclaw_rl.errors import DiskFull, RequestError, StoreError
+from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.serve.auth import ApiKeys, Caller
 from openclaw_rl.serve.chat_request import (
     DISK_FULL,
@@ -38,6 +39,10 @@ log = logging.getLogger(__name__)
 WITH_LESSONS_HEADER = "X-With-Lessons"
 """Request header of an evaluation that asks one version as people are served."""
 _TRUE_VALUES = frozenset({"1", "true", "yes", "on"})
+NOT_STORED = Reason(
+    ReasonCode.NOT_STORED,
+    "the client forbids it by store=false; the reply is kept for linking only",
+)
 
 
 class CompletionHandler:
@@ -80,6 +85,8 @@ class CompletionHandler:
         )
         request = apply_effort(request, self._gateway.renderer.template.names)
         requests = [request, *(_apply_headers(other, http_request) for other in request.further)]
+        honors = self._gateway.config.serve.honor_store
+        requests = [apply_store(one, honors=honors) for one in requests]
         requests = [self._gateway.apply_episode(one, caller) for one in requests]
         request = requests[0]
         replies = await self._begin_all(requests, caller)
@@ -254,6 +261,16 @@ def apply_effort(request: ChatRequest, used: Collection[str]) -> ChatRequest:
     if read := {name: value for name, value in values.items() if name in used}:
         return replace(request, template_variables=read | dict(request.template_variables))
     ignored = f"reasoning_effort (the model's chat template does not use {' or '.join(values)})"
+    return replace(request, ignored_fields=(*request.ignored_fields, ignored))
+
+
+def apply_store(request: ChatRequest, *, honors: bool) -> ChatRequest:
+    """Return the request with the effect of `store: false`. `honors`: `serve.honor_store`."""
+    if request.may_store:
+        return request
+    if honors:
+        return replace(request, untrainable=request.untrainable or NOT_STORED)
+    ignored = "store: false (the owner decides what is stored: serve.honor_store)"
     return replace(request, ignored_fields=(*request.ignored_fields, ignored))
 
 

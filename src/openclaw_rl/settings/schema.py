@@ -73,6 +73,11 @@ class ServeConfig(Section):
         "full",
         description="redacted: store hashes for linking, but no text and no token ids; nothing is learned",
     )
+    honor_store: bool = Field(
+        False,
+        description="a request with `store: false` is stored for linking alone, and its reply is never trained on. "
+        "False: the owner of the gateway decides and not the client, and a response header says that it has no effect",
+    )
     lessons: Literal["until_learned", "always", "off"] = Field(
         "until_learned",
         description="what people said about replies, as text in later prompts. until_learned: until the weights follow "

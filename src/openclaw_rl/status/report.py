@@ -54,6 +54,7 @@ CURES = {
     ReasonCode.MIN_P: _OVERRIDE + "{min_p: 0}",
     ReasonCode.MIN_TOKENS: "the client can omit min_tokens",
     ReasonCode.PENALTIES: _OVERRIDE + "{presence_penalty: 0, frequency_penalty: 0}",
+    ReasonCode.NOT_STORED: "the owner can set serve.honor_store: false",
     ReasonCode.LOGIT_BIAS: "the client can omit logit_bias",
     ReasonCode.CONTROL_TOKEN: "the owner can set serve.special_tokens: text (or model)",
     ReasonCode.IMAGES: "the client can send the accessibility tree of a page, or other text, instead",

@@ -61,22 +61,6 @@ def test_what_would_change_the_reply_is_refused(field: str) -> None:
     assert decode(**{field: None}).ignored_fields == ()
 
 
-def test_store_false_is_never_trained_on(site: Site) -> None:
-    site.script.say("Hello.")
-    for store, reason in (
-        (None, None),
-        (True, None),
-        (False, "the client forbids it by store=false"),
-    ):
-        reply = post(site, store=store)
-        with site.store.read() as conn:
-            turn = turns.get(conn, reply.json()["id"])
-        assert turn is not None
-        assert (turn.untrainable or "").startswith(reason or "")
-        assert (turn.untrainable is None) == (reason is None)
-        assert site.get(turn.id).request.messages  # kept, so that the next message is linked
-
-
 FORMATS = [
     ("choice", ["yes", 'n"o\n'], ["yes", 'n"o\n'], ["no", "yess"]),
     ("regex", r"[0-9]+/\d{2}", ["12/34"], ["12-34", "12/3"]),

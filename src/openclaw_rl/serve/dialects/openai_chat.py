@@ -10,7 +10,6 @@ import msgspec
 
 from openclaw_rl.common.client_ids import may_have_id
 from openclaw_rl.errors import RequestError
-from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.serve.chat_request import (
     ChatRequest,
@@ -97,10 +96,6 @@ class _CommonChatBody(_ChatBody, kw_only=True, forbid_unknown_fields=True):
 _decoder = msgspec.json.Decoder(_ChatBodyWithFormats)
 _common_decoder = msgspec.json.Decoder(_CommonChatBody)
 _KNOWN_KEYS = frozenset(field.name for field in msgspec.structs.fields(_ChatBodyWithFormats))
-NOT_STORED = Reason(
-    ReasonCode.NOT_STORED,
-    "the client forbids it by store=false; the reply is kept for linking only",
-)
 _message_decoder = msgspec.json.Decoder(dict[str, Any])
 _tools_decoder = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
@@ -142,7 +137,7 @@ class ChatDialect(Dialect):
             constraint=constraint,
             reasoning_effort=b.reasoning_effort or "",
             return_token_ids=bool(b.return_token_ids),
-            untrainable=NOT_STORED if b.store is False else None,
+            may_store=b.store is not False,
             ignored_fields=tuple(ignored),
             parallel_calls=b.parallel_tool_calls is not False,
             template_variables=b.chat_template_kwargs or {},

@@ -145,6 +145,7 @@ class ResponsesDialect(Dialect):
             user=b.read_user(),
             session=_read_session(b, headers),
             metadata=b.metadata or {},
+            may_store=b.store is not False,
             kind=_request_kind(b, headers),
             session_done=bool(b.session_done),
             size=size,
@@ -233,8 +234,6 @@ def _ignored_fields(b: _ResponsesBody) -> list[str]:
     ignored = []
     if b.truncation == "auto":
         ignored.append("truncation: auto (a conversation that is too long is refused)")
-    if b.store is False:
-        ignored.append("store: false (the gateway's settings decide what is stored)")
     return ignored
 
 
