@@ -95,7 +95,7 @@ class EnvironmentCommand:
 
     def run(self, *options: str, **more: Any) -> subprocess.CompletedProcess[str]:
         process = self.start(*options, **more)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def played(self, run: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def _node(folder: Path, script: str, arguments: list[str]) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -20,7 +20,7 @@ REWARD_PLUGIN = str(Path(__file__).parents[2] / "examples" / "plugins" / "custom
 
 
 def run(
-    *arguments: str, timeout: float = 60, typed: str | None = None
+    *arguments: str, timeout: float = 300, typed: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "openclaw_rl", *arguments]
     return subprocess.run(
