@@ -166,7 +166,12 @@ def next_state_to_json(messages: Sequence[Message]) -> str | list[Message] | Non
 
 
 def _feedback_to_json(f: Feedback) -> dict[str, Any]:
-    values = {"score": f.score, "comment": f.comment, "correction": f.correction}
+    values = {
+        "score": f.score,
+        "comment": f.comment,
+        "correction": f.correction,
+        "given_by": f.given_by,
+    }
     return {"id": f.id, "given_at": f.given_at} | {k: v for k, v in values.items() if v is not None}
 
 

@@ -132,6 +132,8 @@ class TrajectoryRedactor:
 
     def _redact_feedback(self, feedback: dict[str, Any]) -> None:
         feedback["id"] = self.redact_name(feedback["id"])
+        if "given_by" in feedback:
+            feedback["given_by"] = self.redact_name(feedback["given_by"])
         for key in ("comment", "correction"):
             if key in feedback:
                 feedback[key] = self.redact_text(feedback[key])

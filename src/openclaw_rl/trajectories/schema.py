@@ -52,6 +52,7 @@ class FileFeedback:
     comment: str | None = None
     correction: str | None = None
     given_at: float
+    given_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from openclaw_rl.store import imported_turns
 from openclaw_rl.store.imported_turns import DropRecord, ImportOutcome, ReactionRecord, TurnPosition
 from openclaw_rl.store.rows import from_row, to_json
 from openclaw_rl.trajectories.resolve import ResolvedTurn
-from openclaw_rl.trajectories.schema import FileTurn, FileVerdict, TrajectoryRefused
+from openclaw_rl.trajectories.schema import FileFeedback, FileTurn, FileVerdict, TrajectoryRefused
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,
@@ -318,9 +318,7 @@ class TurnBuilder:
         return ImportOutcome(
             turn=planned.id,
             reaction=self._reaction_record(planned, now),
-            feedback=tuple(
-                from_row(Feedback, f, scope=IMPORT_SCOPE, target=planned.id) for f in turn.feedback
-            ),
+            feedback=tuple(_to_feedback(planned.id, item) for item in turn.feedback),
             verdict=None if turn.verdict is None else _to_verdict(planned.id, turn.verdict, now),
             dropped=dropped,
         )
@@ -352,6 +350,20 @@ def _stated_reason(turn: FileTurn) -> Reason | None:
     if turn.untrainable:
         return Reason(turn.untrainable_code or ReasonCode.STATED, turn.untrainable)
     return NOT_TRAINABLE_REASON if turn.trainable is False and turn.type is Kind.MAIN else None
+
+
+def _to_feedback(turn: str, item: FileFeedback) -> Feedback:
+    """Return feedback of a file. Keys of the requests that brought it are not in files."""
+    return Feedback(
+        id=item.id,
+        scope=IMPORT_SCOPE,
+        target=turn,
+        score=item.score,
+        comment=item.comment,
+        correction=item.correction,
+        given_at=item.given_at,
+        given_by=item.given_by,
+    )
 
 
 def _to_verdict(turn: str, stated: FileVerdict, now: float) -> Verdict:
