@@ -14,6 +14,8 @@ from openclaw_rl.common.linear_regex import LinearPattern
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.types import JudgeInput, Message
 
+LINE_CHARS = 400
+"""Characters of the longest line that is left out as a whole: its other sentences belong to the same request."""
 READ_CHARS = 8_192
 """Characters of a tool result that are read: its head and its tail."""
 
@@ -38,9 +40,15 @@ def addresses_judge(sentence: str) -> bool:
 
 
 def without_addressed_sentences(text: str) -> str:
-    """Return a tool result without the sentences that address the judge."""
-    sentences = _SENTENCE.findall(text)
-    return "".join(sentence for sentence in sentences if not addresses_judge(sentence)).strip()
+    """Return a tool result without the lines, and of long lines the sentences, that address the judge."""
+    remaining: list[str] = []
+    for line in text.splitlines(keepends=True):
+        if len(line) > LINE_CHARS:
+            sentences = _SENTENCE.findall(line)
+            remaining += [sentence for sentence in sentences if not addresses_judge(sentence)]
+        elif not any(addresses_judge(sentence) for sentence in _SENTENCE.findall(line)):
+            remaining.append(line)
+    return "".join(remaining).strip()
 
 
 def without_addressed_text(item: JudgeInput) -> JudgeInput:
