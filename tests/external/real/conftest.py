@@ -58,4 +58,6 @@ def small(model: str) -> Mapping[str, Any]:
         "train.batch.min_turns": 4,
         "train.batch.max_turns": 4,
         "gate.budget": 0,
+        # A head reads a thousand labelled reactions first: `test_judge.py` has a smaller set.
+        "judge.kind": "rules",
     }

@@ -48,7 +48,9 @@ def english() -> LabelledSet:
 def test_complaints_that_no_rule_understands_become_negative(
     small: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    config = scratch_config(tmp_path, dict(small) | {"judge.min_precision": 0.7})
+    config = scratch_config(
+        tmp_path, dict(small) | {"judge.kind": "auto", "judge.min_precision": 0.7}
+    )
     assert isinstance(make_judge(from_flat({"model.path": config.model.path})), AutoJudge)
 
     async def scores(served: Any) -> list[int | None]:
