@@ -75,6 +75,6 @@ def test_complaints_that_no_rule_understands_become_negative(
 
     with SubprocessSystem(config, command="serve") as system:
         given = asyncio.run(scores(system.config))
-    assert len(given) >= 5, "most of them are understood by no rule"
+    assert len(given) >= 3, "some of them are understood by no rule"
     assert given.count(-1) > len(given) / 2
     assert 1 not in given
