@@ -283,10 +283,12 @@ def test_a_wish_in_natural_words_is_in_the_next_prompts_and_replies_get_shorter(
 
 def test_chat_shows_the_reply_and_what_was_noted(talk: Talk) -> None:
     typed = "What is the capital of Italy?\nThanks!\n/quit\n"
+    before = talk.head()
     shown = run("chat", "--home", str(talk.system.config.home_dir), timeout=900, typed=typed)
     assert shown.returncode == 0, shown.stderr
     assert "no reply" not in shown.stdout
-    assert f"v{talk.head()} " in shown.stdout
+    # Practice may publish versions meanwhile.
+    assert any(f"v{version} " in shown.stdout for version in range(before, talk.head() + 1))
 
 
 def test_the_troubles_of_the_running_system_are_none(talk: Talk) -> None:
