@@ -118,9 +118,19 @@ def test_the_chat_asks_about_a_reply_and_one_character_answers(
     assert lines[0] == "understood as a wish (hint: Use a table.)"
     assert lines[1] is not None
     assert "made nothing of that" in lines[1]
+    asyncio.run(session._handle_line("/good well done"))
     asyncio.run(session._handle_line("-"))
-    asyncio.run(session._handle_line("+ well done"))
+    asyncio.run(session._handle_line("+"))
     assert [body for _, body in posted] == [
-        {"id": "unclear 1", "thumbs": "down"},
         {"id": "newest", "thumbs": "up", "comment": "well done"},
+        {"id": "unclear 1", "thumbs": "down"},
+        {"id": "newest", "thumbs": "up"},
     ]
+    sent: list[str] = []
+
+    async def record(text: str) -> None:
+        sent.append(text)
+
+    monkeypatch.setattr(session, "_send_message", record)
+    asyncio.run(session._handle_line("- milk and eggs"))
+    assert sent == ["- milk and eggs"]

@@ -41,11 +41,14 @@ from openclaw_rl.types import Event
 
 _PROMPT = Text("you ", "bold green")
 _HELP_TEXT = """Your next message is the feedback. Commands:
-  /good [comment]      or +: thumbs up for the last reply
-  /bad  [correction]   or -: thumbs down; describe how the reply should have been
+  /good [comment]      thumbs up for the last reply
+  /bad  [correction]   thumbs down; describe how the reply should have been
+  + or -               the same, or the answer if the chat has just asked about a reply
   /new                 start a new conversation
   /help, /quit         show this help; quit"""
-_THUMBS = {"/good": "up", "+": "up", "/bad": "down", "-": "down"}
+_THUMBS = {"/good": "up", "/bad": "down"}
+_ANSWERS = {"+": "up", "-": "down"}
+"""Whole lines: a message may begin with such a character, too."""
 _QUESTION = "the judge made nothing of that; + or - says whether the reply before it was good"
 # Seconds; long, for slow models.
 _HTTP_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
@@ -153,7 +156,11 @@ class _ChatSession:
         elif command == "/new":
             self._conversation = ChatConversation(reply_ids=self._conversation.reply_ids)
         elif command in _THUMBS:
-            await self._send_feedback(_THUMBS[command], argument)
+            await self._send_feedback(_THUMBS[command], argument, self._conversation.last_id)
+        elif line in _ANSWERS:
+            target = self._conversation.unclear_id or self._conversation.last_id
+            self._conversation.unclear_id = None
+            await self._send_feedback(_ANSWERS[line], "", target)
         elif command.startswith("/"):
             self._console.print(f"  {command}: unknown command. {_HELP_TEXT}")
         else:
@@ -161,6 +168,7 @@ class _ChatSession:
                 await self._send_message(line)
 
     async def _send_message(self, text: str) -> None:
+        self._conversation.unclear_id = None
         messages = [*self._conversation.messages, {"role": "user", "content": text}]
         body = {"model": self._config.model.name, "messages": messages, "stream": True}
         content = ""
@@ -195,12 +203,10 @@ class _ChatSession:
                     raise OpenClawError(str(chunk["error"]["message"]))
                 yield chunk
 
-    async def _send_feedback(self, thumbs: str, text: str) -> None:
-        target = self._conversation.unclear_id or self._conversation.last_id
+    async def _send_feedback(self, thumbs: str, text: str, target: str | None) -> None:
         if target is None:
             self._console.print("  there is no reply yet to give feedback on")
             return
-        self._conversation.unclear_id = None
         body: dict[str, Any] = {"id": target, "thumbs": thumbs}
         if text:
             body["comment" if thumbs == "up" else "correction"] = text

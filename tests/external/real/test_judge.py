@@ -31,6 +31,10 @@ COMPLAINTS = (
     "The second step makes no sense at all.",
     "I can't use any of this.",
     "Please read the question again before you answer.",
+    "My boss would laugh at me if I sent that.",
+    "I tried it twice and it still breaks.",
+    "The dates you gave me are from last year.",
+    "I have no idea what I am supposed to do with this.",
 )
 """Everyday English. Those that a rule understands are left out."""
 
@@ -75,6 +79,6 @@ def test_complaints_that_no_rule_understands_become_negative(
 
     with SubprocessSystem(config, command="serve") as system:
         given = asyncio.run(scores(system.config))
-    assert len(given) >= 3, "some of them are understood by no rule"
+    assert len(given) >= 5, "most of them are understood by no rule"
     assert given.count(-1) > len(given) / 2
     assert 1 not in given
