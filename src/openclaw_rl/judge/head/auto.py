@@ -165,7 +165,8 @@ class AutoJudge:
             self._try_again()
             raise error
         early = self._early
-        if early is not None and early.report.beats_rules:
+        # It need not beat the rules: it only judges what they have no opinion on.
+        if early is not None:
             features = await self._reader.read_features(item)
             if features is None:
                 return by_rules
@@ -230,7 +231,14 @@ class AutoJudge:
 
     def _take_early(self, early: PreparedHead) -> None:
         self._early = early
-        log.info("judge.kind auto, meanwhile: %s", describe_head(early))
+        report = early.report
+        log.info(
+            "a first head, of %d labelled reactions, judges what it is sure of: it scores %.0f%%, %.0f%% of its scores "
+            "are right",
+            report.rows,
+            100 * report.coverage,
+            100 * report.precision,
+        )
 
 
 def make_head_verdict(

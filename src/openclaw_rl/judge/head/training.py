@@ -41,7 +41,7 @@ ADDRESSED_EVERY = 6
 """Of so many labelled reactions, one gets a copy with a text that addresses the judge; of tool results, each."""
 SAVE_EVERY = 32
 """Rows after which the states that were read are saved, so that a stop loses few."""
-EARLY_ROWS = (192, 448)
+EARLY_ROWS = (192, 320, 448, 704)
 """Rows after which a head is fitted to those that were read so far; it judges while the rest is read."""
 ShowCount = Callable[[int, int], None]
 """Called with the rows that were read, and their number."""
