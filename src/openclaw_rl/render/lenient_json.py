@@ -22,7 +22,7 @@ _TOKEN = re.compile(
 )
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORDS = _PYTHON_WORDS | {word: word for word in _PYTHON_WORDS.values()}
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"\+?(-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?)")
 _KEY = re.compile(r"[A-Za-z_]\w*")
 _FENCE = re.compile(r"\s*```[ \t]*\w*[ \t]*\n?")
 _QUOTE_OR_ESCAPE = re.compile(r'\\.|"', re.DOTALL)
@@ -128,8 +128,9 @@ def _source_of(kind: str, token: str, text: str, end: int) -> str | None:
         return token
     if token in _WORDS:
         return _WORDS[token]
-    if _NUMBER.fullmatch(token):
-        return token
+    number = _NUMBER.fullmatch(token)
+    if number is not None:
+        return number[1]
     is_key = _KEY.fullmatch(token) is not None and text[end : end + 64].lstrip()[:1] == ":"
     return json.dumps(token) if is_key else None
 
