@@ -139,7 +139,7 @@ class TemplateSamples:
 
 
 def derive_format(render: Any) -> DerivedCallFormat | None:
-    """Return the format of calls in a template; None if it writes no calls, or in a way that is not understood."""
+    """Return the format of calls in a template; None if it writes none that is understood."""
     samples = TemplateSamples(render)
     one = samples.of_calls({KEYS[0]: VALUES[0]})
     if one is None or NAMES[0] not in one:

@@ -59,7 +59,7 @@ class CallReader(ABC):
         """Return the tool calls at the start of `text`, which begins with an opener; None if more text is needed."""
 
     def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
-        """Return the calls at the start of the last text of a reply, of which only the end is missing; None without calls.
+        """Return the calls at the start of a reply's last text, of which only the end is missing; None without calls.
 
         `is_cut`: the reply reached a limit, so that the model may have meant to write more.
         """
