@@ -32,6 +32,7 @@ from openclaw_rl.serve.feedback.message_ids import sent_message_id
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.inflight_reply import InflightReply
+from openclaw_rl.serve.keep_alive import KeepAlive
 from openclaw_rl.serve.request_body import decode_body
 
 log = logging.getLogger(__name__)
@@ -147,14 +148,30 @@ class CompletionHandler:
         }
         response = web.StreamResponse(headers=headers | _reply_headers(replies[0].header))
         encoder: StreamEncoder | None = None
+
+        beginning = asyncio.Lock()
+
+        async def begin() -> StreamEncoder:
+            """Send the headers. Before this, an error is sent as an ordinary HTTP error."""
+            nonlocal encoder
+            async with beginning:
+                if encoder is None:
+                    first = dialect.stream_encoder(replies[0].header, request)
+                    await _wait_sent(response.prepare(http_request))
+                    encoder = first
+            return encoder
+
+        async def speak() -> None:
+            speaker = encoder or await begin()
+            await _wait_sent(response.write(speaker.encode_ping()))
+
+        keep_alive = KeepAlive(speak)
         try:
-            async with aclosing(merge_streams(replies)) as parts:
+            async with keep_alive.running(), aclosing(merge_streams(replies)) as parts:
                 async for number, part in parts:
-                    # Before this point an error is sent as an ordinary HTTP error.
-                    if encoder is None:
-                        encoder = dialect.stream_encoder(replies[0].header, request)
-                        await _wait_sent(response.prepare(http_request))
-                    await _wait_sent(response.write(encoder.encode_part(part, number)))
+                    keep_alive.note_write()
+                    writer = encoder or await begin()
+                    await _wait_sent(response.write(writer.encode_part(part, number)))
         except ClientDisconnected:
             # The exchange has ended as cancelled, or is complete.
             log.debug("%s: the client closed the connection", replies[0].header.id)

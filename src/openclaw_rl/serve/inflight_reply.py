@@ -185,6 +185,8 @@ class InflightReply:
         """
         context = self._context
         part = StreamPart()
+        # The first part comes with the first token, even if its text is held back: so the client knows that it goes on.
+        has_spoken = False
         self._move(ReplyStage.RUNNING)
         context.load.running_replies += 1
         try:
@@ -193,7 +195,8 @@ class InflightReply:
                     part = self.accumulator.add_chunk(chunk)
                     if self.accumulator.finish_reason is not None:
                         break
-                    if part.delta or part.tokens or part.token_ids:
+                    if part.delta or part.tokens or part.token_ids or not has_spoken:
+                        has_spoken = True
                         yield part
             yield await self._finish_reply(part)
         except (asyncio.CancelledError, GeneratorExit):

@@ -241,6 +241,10 @@ class MessagesStreamEncoder:
             out += self._finish_events(part.end)
         return out
 
+    def encode_ping(self) -> bytes:
+        """See `StreamEncoder`."""
+        return b'event: ping\ndata: {"type": "ping"}\n\n'
+
     def encode_error(self, status: int, message: str, code: str) -> bytes:
         """Return an error event. Neither message_delta nor message_stop follows."""
         return (

@@ -37,6 +37,14 @@ class StreamEncoder(Protocol):
         """Return the bytes of an error. No finish follows, so that clients do not take the reply for complete."""
         ...
 
+    def encode_ping(self) -> bytes:
+        """Return bytes without a meaning, for a stream that is silent while text is held back or a prompt waits."""
+        ...
+
+
+SSE_COMMENT = b": the reply is not ready yet\n\n"
+"""A line that every reader of server-sent events passes over."""
+
 
 class Dialect(ABC):
     """Wire format of one path that replies. `registry` lists all of them."""

@@ -25,6 +25,7 @@ from openclaw_rl.serve.chat_request import (
 )
 from openclaw_rl.serve.dialects.base import (
     MESSAGE_CACHE_BYTES,
+    SSE_COMMENT,
     TOOLS_CACHE_BYTES,
     Dialect,
     RawCache,
@@ -326,6 +327,10 @@ class ChatStreamEncoder:
             if len(self._usages) == len(self._choice_states):
                 chunks += self._stream_end()
         return chunks
+
+    def encode_ping(self) -> bytes:
+        """See `StreamEncoder`."""
+        return SSE_COMMENT
 
     def encode_error(self, status: int, message: str, code: str) -> bytes:
         """Return an error. Neither a finish nor [DONE] follows."""

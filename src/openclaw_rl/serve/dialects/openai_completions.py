@@ -19,7 +19,13 @@ from openclaw_rl.serve.chat_request import (
     check_id_length,
     field_error,
 )
-from openclaw_rl.serve.dialects.base import Dialect, finite_logprob, header_fields, openai_usage
+from openclaw_rl.serve.dialects.base import (
+    SSE_COMMENT,
+    Dialect,
+    finite_logprob,
+    header_fields,
+    openai_usage,
+)
 from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
 from openclaw_rl.serve.dialects.validation import RequestBody, decode_json, read_kind, read_sampling
 from openclaw_rl.store.rows import to_json
@@ -147,6 +153,10 @@ class CompletionStreamEncoder:
             if len(self._usages) == self._request.n:
                 events += self._stream_end()
         return events
+
+    def encode_ping(self) -> bytes:
+        """See `StreamEncoder`."""
+        return SSE_COMMENT
 
     def encode_error(self, status: int, message: str, code: str) -> bytes:
         """Return an error. Neither a finish nor [DONE] follows."""

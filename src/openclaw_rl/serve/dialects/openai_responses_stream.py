@@ -7,7 +7,7 @@ from typing import Any
 from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.serve.chat_request import ChatRequest, ReplyEnd, ReplyHeader, StreamPart
 from openclaw_rl.serve.dialects import openai_responses_output as out
-from openclaw_rl.serve.dialects.base import sse_event, token_entry
+from openclaw_rl.serve.dialects.base import SSE_COMMENT, sse_event, token_entry
 from openclaw_rl.serve.dialects.openai_responses_output import (
     Item,
     ItemIdGenerator,
@@ -66,6 +66,10 @@ class ResponsesStreamEncoder:
         if part.end is not None:
             events.append(self._finish_events(part.end))
         return b"".join(events)
+
+    def encode_ping(self) -> bytes:
+        """See `StreamEncoder`."""
+        return SSE_COMMENT
 
     def encode_error(self, status: int, message: str, code: str) -> bytes:
         """Return `response.failed`, then `error` for clients that do not read the status of the Response."""

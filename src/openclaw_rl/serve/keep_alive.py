@@ -1,0 +1,43 @@
+"""A stream that is silent for long is spoken for: proxies and clients close connections that are idle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+SILENCE = 15.0
+"""Seconds without a write after which something is sent. Proxies and SDKs wait for 60 seconds and more."""
+
+
+class KeepAlive:
+    """Calls `speak` after each `SILENCE` without a call of `note_write`."""
+
+    def __init__(self, speak: Callable[[], Awaitable[None]]) -> None:
+        self._speak = speak
+        self._loop = asyncio.get_running_loop()
+        self._written_at = self._loop.time()
+
+    def note_write(self) -> None:
+        """Note that something is being written now."""
+        self._written_at = self._loop.time()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Speak while the block runs; what `speak` raises ends the speaking alone."""
+        task = asyncio.create_task(self._run(), name="keep-alive")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            silent_until = self._written_at + SILENCE
+            wait = silent_until - self._loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+                continue
+            self.note_write()
+            await self._speak()

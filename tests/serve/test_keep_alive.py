@@ -1,0 +1,72 @@
+"""A stream speaks with its first token, and again when a call is held back or a prompt waits for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.serve.conftest import Site
+
+from openclaw_rl.serve import keep_alive
+from openclaw_rl.serve.keep_alive import KeepAlive
+
+CALL = '<tool_call>\n{"name": "write", "arguments": {"text": "a b c d e f g h i j"}}\n</tool_call>'
+PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}}
+FUNCTION = {"name": "write", "parameters": PARAMETERS}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "go"}],
+        "tools": [{"type": "function", "function": FUNCTION}],
+    },
+    "/v1/messages": {
+        "max_tokens": 500,
+        "messages": [{"role": "user", "content": "go"}],
+        "tools": [{"name": "write", "input_schema": PARAMETERS}],
+    },
+    "/v1/responses": {"input": "go", "tools": [{"type": "function", **FUNCTION}]},
+    "/v1/completions": {"prompt": "go", "max_tokens": 400},
+}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_a_stream_that_holds_text_back_says_so(
+    path: str, start: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a delay of each token that is longer than the silence, there is a ping for each."""
+    monkeypatch.setattr(keep_alive, "SILENCE", 0.02)
+    site = start(delay=0.06)
+    site.script.say(CALL)
+    answer = site.http.post(path, {"model": "openclaw", "stream": True, **REQUESTS[path]})
+    assert answer.status_code == 200
+    events = answer.text.split("\n\n")
+    ping = "event: ping" if path == "/v1/messages" else ": the reply"
+    pings = [number for number, event in enumerate(events) if event.startswith(ping)]
+    assert pings
+    assert "write" in answer.text
+    last = {"/v1/messages": "message_stop", "/v1/responses": "response.completed"}
+    assert last.get(path, "[DONE]") in events[-2]
+
+
+def test_an_error_before_the_first_token_is_an_http_error(start: Callable[..., Site]) -> None:
+    site = start(refuse="no")
+    body = {"model": "openclaw", "stream": True, **REQUESTS["/v1/chat/completions"]}
+    assert site.http.post("/v1/chat/completions", body).status_code == 500
+
+
+def test_who_writes_is_not_spoken_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_alive, "SILENCE", 3600.0)
+    spoken = []
+
+    async def go() -> None:
+        async def speak() -> None:
+            spoken.append(1)
+
+        alive = KeepAlive(speak)
+        async with alive.running():
+            alive.note_write()
+            await asyncio.sleep(0)
+
+    asyncio.run(go())
+    assert spoken == []
