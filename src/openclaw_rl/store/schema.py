@@ -366,6 +366,8 @@ lesson_turns = Table(
     Column("lesson", Text, ForeignKey("lessons.id", ondelete="CASCADE"), primary_key=True),
     _turn_key(),
     *_required(Float, "weight at"),
+    # Of the person, on which the lesson stands.
+    Column("words", Text, nullable=False, server_default=text("''")),
 )
 Index("lesson_turns_turn", lesson_turns.c.turn)
 

@@ -12,7 +12,10 @@ from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import normalise_text, visible_text
 from openclaw_rl.common.rules.lesson_topics import MAX_WISH_CHARS, HintTopics, normalise_lesson
 from openclaw_rl.common.rules.rule_files import Rule
+from openclaw_rl.common.rules.speakers import own_words
 from openclaw_rl.common.rules.stated_scope import StatedScope
+from openclaw_rl.judge.heard import heard_reaction
+from openclaw_rl.judge.hint_support import HintSupport
 from openclaw_rl.judge.voting import distinct_hints
 from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS
 from openclaw_rl.types import Reaction, Verdict
@@ -45,6 +48,7 @@ class LessonDraft:
     topic: str = ""
     same_as: str | None = None  # id of the lesson that says the same
     contradicts: tuple[str, ...] = ()  # ids of lessons
+    words: str = ""  # the person's, on which it stands
 
 
 def draft_lessons(
@@ -54,47 +58,68 @@ def draft_lessons(
 
     A wish of the judge is general, and so is a correction that a rule can read ("shorter, please"), unless the person
     limits it to this conversation or a subject. Any other correction, a hint of the teacher, and a fact are about the
-    one answer.
+    one answer. A hint that the person's own words do not support gives none.
     """
-    corrections: set[str] = set()
-    texts: list[str] = []
-    if reaction is not None:
-        texts = list(_texts_of_person(reaction))
-        stated = filter(None, (one.correction for one in reaction.feedback))
-        corrections = set(map(normalise_lesson, stated))
+    if reaction is None:
+        return []
+    support = HintSupport(reaction, topics)
+    if not support.own:
+        return []
+    heard = heard_reaction(reaction)
+    texts = list(_texts_of_person(heard))
+    stated = filter(None, (one.correction for one in heard.feedback))
+    corrections = set(map(normalise_lesson, stated))
     by_judge = {normalise_lesson(vote.hint) for vote in verdict.votes if vote.hint} - corrections
+    named = words_of_votes(verdict)
     drafts: list[LessonDraft] = []
     for hint in verdict.hints[-MAX_READ_HINTS:]:
         is_correction = normalise_lesson(hint) in corrections
+        if not is_correction and support.find_refusal(hint) is not None:
+            continue
+        words = hint
+        if not is_correction:
+            words = named.get(normalise_lesson(hint)) or support.find_words(hint) or ""
         rule = topics.find_rule(head_and_tail(hint, MAX_WISH_CHARS), as_reaction=is_correction)
         if rule is not None and rule.hint:
-            drafts.append(_wish_draft(rule.hint, rule, topics.find_scope(texts, rule.hint)))
+            scope = topics.find_scope(texts, rule.hint)
+            drafts.append(_wish_draft(rule.hint, rule, scope, words))
             if is_correction:
                 drafts += _rest_of_correction(hint, topics)
         elif normalise_lesson(hint) in by_judge:
-            drafts.append(_wish_draft(hint, None, topics.find_scope(texts, None)))
+            drafts.append(_wish_draft(hint, None, topics.find_scope(texts, None), words))
         else:
-            drafts.append(answer_draft(hint))
-    drafts += map(answer_draft, facts_of(verdict))
+            drafts.append(answer_draft(hint, words))
+    for fact in facts_of(verdict):
+        drafts.append(answer_draft(fact, named.get(normalise_lesson(fact), "")))
     return [draft for draft in drafts if len(draft.text) <= MAX_LESSON_CHARS]
+
+
+def words_of_votes(verdict: Verdict) -> dict[str, str]:
+    """Return the person's words for each hint and fact of the votes, by the normalised text."""
+    words: dict[str, str] = {}
+    for vote in verdict.votes:
+        text = vote.hint or vote.fact
+        if text and vote.words:
+            words.setdefault(normalise_lesson(text), vote.words)
+    return words
 
 
 def _texts_of_person(reaction: Reaction) -> Iterator[str]:
     for message in reaction.messages:
         if message.get("role") == "user":
-            yield head_and_tail(visible_text(message), MAX_WISH_CHARS)
+            yield own_words(head_and_tail(visible_text(message), MAX_WISH_CHARS))
     for one in sorted(reaction.feedback, key=lambda f: f.given_at)[-MAX_READ_HINTS:]:
         for text in filter(None, (one.comment, one.correction)):
-            yield head_and_tail(normalise_text(text), MAX_WISH_CHARS)
+            yield own_words(head_and_tail(normalise_text(text), MAX_WISH_CHARS))
 
 
-def _wish_draft(text: str, rule: Rule | None, scope: StatedScope | None) -> LessonDraft:
+def _wish_draft(text: str, rule: Rule | None, scope: StatedScope | None, words: str) -> LessonDraft:
     reach = LessonReach.GENERAL
     if scope is not None:
         reach = LessonReach.SUBJECT if scope.subject else LessonReach.SESSION
     topic = (rule.topic if rule is not None else None) or ""
     subject = scope.subject if scope is not None else ""
-    return LessonDraft(text=text, reach=reach, subject=subject, topic=topic)
+    return LessonDraft(text=text, reach=reach, subject=subject, topic=topic, words=words)
 
 
 def _rest_of_correction(correction: str, topics: HintTopics) -> Iterator[LessonDraft]:
@@ -108,7 +133,7 @@ def _rest_of_correction(correction: str, topics: HintTopics) -> Iterator[LessonD
         if topics.find_rule(sentence, as_reaction=True) is None:
             rest.append(sentence)
     if rest and len(rest) < len(sentences):
-        yield answer_draft(" ".join(rest))
+        yield answer_draft(" ".join(rest), correction)
 
 
 def facts_of(verdict: Verdict) -> tuple[str, ...]:
@@ -116,9 +141,15 @@ def facts_of(verdict: Verdict) -> tuple[str, ...]:
     return distinct_hints(vote.fact for vote in verdict.votes if vote.score == verdict.score)
 
 
-def answer_draft(text: str) -> LessonDraft:
-    """Return a draft about one answer: of two such lessons about the same question, the later one counts."""
+def answer_draft(text: str, words: str = "") -> LessonDraft:
+    """Return a draft about one answer: of two such lessons about the same question, the later one counts.
+
+    `words`: the person's, on which it stands.
+    """
     text = " ".join(text.split())
     return LessonDraft(
-        text=text, reach=LessonReach.QUESTION, topic=f"{_ANSWER_SUBJECT}/{normalise_lesson(text)}"
+        text=text,
+        reach=LessonReach.QUESTION,
+        topic=f"{_ANSWER_SUBJECT}/{normalise_lesson(text)}",
+        words=words,
     )

@@ -197,7 +197,12 @@ def _add_evidence(
     repeats = lessons.count_repeats(conn, lesson.id, verdict.turn)
     share = REPEATED_SHARES[min(repeats, len(REPEATED_SHARES) - 1)]
     if lessons.reinforce(
-        conn, lesson.id, verdict.turn, weight=verdict.weight * share, at=verdict.at
+        conn,
+        lesson.id,
+        verdict.turn,
+        weight=verdict.weight * share,
+        at=verdict.at,
+        words=draft.words,
     ):
         if lesson is not new:
             lesson = _in_newest_words(conn, lesson, draft, place.topics, verdict.at)
@@ -242,7 +247,12 @@ def _in_newest_words(
 
 
 def _draft_for_session(draft: LessonDraft, lesson: Lesson) -> LessonDraft:
-    return LessonDraft(text=lesson.text, reach=LessonReach.SESSION, topic=_topic_of(draft, lesson))
+    return LessonDraft(
+        text=lesson.text,
+        reach=LessonReach.SESSION,
+        topic=_topic_of(draft, lesson),
+        words=draft.words,
+    )
 
 
 def _would_hold_here(lesson: Lesson, rivals: Sequence[Lesson]) -> bool:

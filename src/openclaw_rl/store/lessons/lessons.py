@@ -148,12 +148,16 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonTurn:
-    """One turn that is evidence of a lesson. `weight`: how much it counts, in (0, 1]."""
+    """One turn that is evidence of a lesson. `weight`: how much it counts, in (0, 1].
+
+    `words`: what the person said, on which the lesson stands; "" for evidence of an older version.
+    """
 
     lesson: str
     turn: str
     weight: float
     at: float
+    words: str = ""
 
 
 _select_for_context = (
@@ -305,9 +309,14 @@ def count_repeats(conn: Connection, id: str, turn: str) -> int:
     return conn.execute(select(func.count()).where(c.lesson == id, c.turn.in_(before))).scalar_one()
 
 
-def reinforce(conn: Connection, id: str, turn: str, *, weight: float = 1.0, at: float) -> bool:
-    """Add a turn to the evidence of a lesson, and its weight to the aged one. False if it was evidence already."""
-    evidence = LessonTurn(lesson=id, turn=turn, weight=weight, at=at)
+def reinforce(
+    conn: Connection, id: str, turn: str, *, weight: float = 1.0, at: float, words: str = ""
+) -> bool:
+    """Add a turn to the evidence of a lesson, and its weight to the aged one. False if it was evidence already.
+
+    `words`: what the person said in it.
+    """
+    evidence = LessonTurn(lesson=id, turn=turn, weight=weight, at=at, words=words)
     added = conn.execute(
         insert(t.lesson_turns).values(to_row(t.lesson_turns, evidence)).on_conflict_do_nothing()
     )

@@ -1,0 +1,152 @@
+"""Whether a hint stands on the person's own words, and has nothing that others said or that nobody wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from openclaw_rl.common.client_patterns import head_and_tail
+from openclaw_rl.common.message_hash import message_text, normalise_text, visible_text
+from openclaw_rl.common.rules.foreign_words import foreign_kind
+from openclaw_rl.common.rules.lesson_topics import MAX_WISH_CHARS, HintTopics
+from openclaw_rl.common.rules.speakers import LEFT_OUT, own_words, words_of_others
+from openclaw_rl.types import Message, Reaction, Verdict, Vote
+
+MAX_WORDS_CHARS = 240
+"""Characters of the person's words that are kept with a hint."""
+ECHO_WORDS = 4
+"""Words in a row of others, and characters of a script without spaces, that may not stand in a hint by chance."""
+ECHO_CHARS = 8
+MIN_ECHO_SHARE = 0.5
+"""Share of a hint's runs of words that others said, from which it repeats them."""
+MIN_NAMED_SHARE = 0.8
+"""Share of the words that a model names as the person's, which have to be his."""
+_TOKENS = re.compile("[\u3040-\u30ff\u3400-\u9fff]|[^\\W\u3040-\u30ff\u3400-\u9fff]+")
+_SPACELESS = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
+_SENTENCE = re.compile(r"(?:[^.!?。！？\n]|[.!?](?=\S))+[.!?。！？]*")
+_READ_CHARS = 65_536
+
+
+class HintSupport:
+    """Checks the hints on one turn. `messages`: the conversation before the reply. `topics`: of the rules."""
+
+    def __init__(
+        self, reaction: Reaction, topics: HintTopics, messages: Sequence[Message] = ()
+    ) -> None:
+        self.own = own_texts(reaction)
+        self._topics = topics
+        self._own_tokens = set(_tokens("\n".join(self.own)))
+        self._own_text = "\n".join([*self.own, *_asked_before(messages)])
+        others = "\n".join(_texts_of_others((*messages, *reaction.messages)))
+        self._others = head_and_tail(others, _READ_CHARS)
+        self._runs = set(_runs(self._others))
+        self._sentences = {tuple(_tokens(one)) for one in _SENTENCE.findall(self._others)}
+
+    def keep_supported(self, verdict: Verdict) -> Verdict:
+        """Return a verdict without the hints that nothing supports; each vote says why it lost its own."""
+        if not verdict.hints and not any(vote.hint for vote in verdict.votes):
+            return verdict
+        votes = tuple(map(self.check_vote, verdict.votes))
+        remaining = [hint for hint in verdict.hints if self.find_refusal(hint) is None]
+        return replace(verdict, votes=votes, hints=tuple(remaining))
+
+    def check_vote(self, vote: Vote) -> Vote:
+        """Return a vote with the person's words that support its hint, or without a hint that nothing supports.
+
+        A vote whose hint repeats what others said was given by their words: it says nothing.
+        """
+        if not vote.hint:
+            return vote
+        reason = self.find_refusal(vote.hint)
+        words = None if reason else self.find_words(vote.hint, vote.words)
+        if reason is None and words is not None:
+            return replace(vote, words=words)
+        reason = reason or "the words that it names are not the person's"
+        return replace(
+            vote,
+            score=None if self._repeats_others(vote.hint) else vote.score,
+            hint=None,
+            words=None,
+            reason=f"{vote.reason} [hint dropped: {reason}]".strip(),
+        )
+
+    def find_refusal(self, hint: str) -> str | None:
+        """Return why a hint is refused, in words that quote nothing; None if it is not."""
+        if not self.own:
+            return "no words of the person support it"
+        if self._topics.wished_words(self.own, hint) is not None:
+            return None
+        if self._repeats_others(hint):
+            return "it repeats what others said"
+        kind = foreign_kind(hint, self._own_text)
+        return None if kind is None else f"it has {kind} that the person did not write"
+
+    def find_words(self, hint: str, named: str | None = None) -> str | None:
+        """Return the person's words for a hint; None if nothing supports it.
+
+        Those in which a rule reads it, else those that its author names; all of them if he names none.
+        """
+        wished = self._topics.wished_words(self.own, hint)
+        if wished is None and named is not None:
+            tokens = _tokens(named)
+            share = sum(token in self._own_tokens for token in tokens) / max(1, len(tokens))
+            if not tokens or share < MIN_NAMED_SHARE:
+                return None
+            wished = " ".join(named.split())
+        words = wished or " / ".join(self.own)
+        return words[:MAX_WORDS_CHARS] or None
+
+    def _repeats_others(self, hint: str) -> bool:
+        """Return whether most of a hint, or all of a short one, is what others said and the person did not."""
+        tokens = _tokens(hint)
+        if not tokens or not self._others:
+            return False
+        if set(tokens) <= self._own_tokens:
+            return False
+        if tuple(tokens) in self._sentences:
+            return True
+        runs = list(_runs(hint))
+        return bool(runs) and sum(run in self._runs for run in runs) >= MIN_ECHO_SHARE * len(runs)
+
+
+def own_texts(reaction: Reaction) -> list[str]:
+    """Return the person's own words in a reaction: messages, comments and corrections, without what he reports."""
+    texts = [visible_text(one) for one in reaction.messages if one.get("role") == "user"]
+    for feedback in reaction.feedback:
+        texts += filter(None, (feedback.comment, feedback.correction))
+    own = []
+    for text in texts:
+        words = own_words(head_and_tail(normalise_text(text), MAX_WISH_CHARS))
+        own.append(words.replace(LEFT_OUT, " ").strip())
+    return [text for text in own if text]
+
+
+def _asked_before(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield the person's own words in the conversation before the reply."""
+    for message in messages:
+        if message.get("role") == "user":
+            yield own_words(head_and_tail(visible_text(message), MAX_WISH_CHARS))
+
+
+def _texts_of_others(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        role = message.get("role")
+        if role == "user":
+            yield from words_of_others(head_and_tail(visible_text(message), MAX_WISH_CHARS))
+        elif role in ("tool", "function"):
+            yield head_and_tail(message_text(message), MAX_WISH_CHARS)
+
+
+def _tokens(text: str) -> list[str]:
+    """Return the words of a text without regard to case; of scripts without spaces, the characters."""
+    return _TOKENS.findall(text.casefold())
+
+
+def _runs(text: str) -> Iterator[tuple[str, ...]]:
+    """Yield the runs of words of each sentence that are long enough not to be equal by chance."""
+    for sentence in _SENTENCE.findall(text):
+        tokens = _tokens(sentence)
+        length = ECHO_CHARS if _SPACELESS.search(sentence) else ECHO_WORDS
+        for start in range(len(tokens) - length + 1):
+            yield tuple(tokens[start : start + length])
