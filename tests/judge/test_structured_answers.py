@@ -19,7 +19,7 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.types import Verdict
 
 NO_EVIDENCE = {"reason": "another topic", "score": "no evidence", "hint": None}
-GOOD = {"reason": "thanks", "score": "+1", "hint": None}
+GOOD = {"reason": "thanks", "score": "+1", "hint": None, "words": None}
 
 
 def judge_twice(answer: Answer, **more: Any) -> tuple[list[Verdict], Endpoint]:

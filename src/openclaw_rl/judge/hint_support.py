@@ -15,6 +15,8 @@ from openclaw_rl.types import Message, Reaction, Verdict, Vote
 
 MAX_WORDS_CHARS = 240
 """Characters of the person's words that are kept with a hint."""
+MIN_ECHO_WORDS = 2
+"""Words of a hint that may repeat others as a whole."""
 ECHO_WORDS = 4
 """Words in a row of others, and characters of a script without spaces, that may not stand in a hint by chance."""
 ECHO_CHARS = 8
@@ -41,7 +43,7 @@ class HintSupport:
         others = "\n".join(_texts_of_others((*messages, *reaction.messages)))
         self._others = head_and_tail(others, _READ_CHARS)
         self._runs = set(_runs(self._others))
-        self._sentences = {tuple(_tokens(one)) for one in _SENTENCE.findall(self._others)}
+        self._others_in_a_row = _in_a_row(_tokens(self._others))
 
     def keep_supported(self, verdict: Verdict) -> Verdict:
         """Return a verdict without the hints that nothing supports; each vote says why it lost its own."""
@@ -65,11 +67,14 @@ class HintSupport:
         reason = reason or "the words that it names are not the person's"
         return replace(
             vote,
-            score=None if self._repeats_others(vote.hint) else vote.score,
+            score=None if self._is_of_others(vote) else vote.score,
             hint=None,
             words=None,
             reason=f"{vote.reason} [hint dropped: {reason}]".strip(),
         )
+
+    def _is_of_others(self, vote: Vote) -> bool:
+        return any(self._repeats_others(text) for text in (vote.hint, vote.words) if text)
 
     def find_refusal(self, hint: str) -> str | None:
         """Return why a hint is refused, in words that quote nothing; None if it is not."""
@@ -79,7 +84,7 @@ class HintSupport:
             return None
         if self._repeats_others(hint):
             return "it repeats what others said"
-        kind = foreign_kind(hint, self._own_text)
+        kind = foreign_kind(hint, self._own_text, self._others)
         return None if kind is None else f"it has {kind} that the person did not write"
 
     def find_words(self, hint: str, named: str | None = None) -> str | None:
@@ -104,7 +109,7 @@ class HintSupport:
             return False
         if set(tokens) <= self._own_tokens:
             return False
-        if tuple(tokens) in self._sentences:
+        if len(tokens) >= MIN_ECHO_WORDS and _in_a_row(tokens) in self._others_in_a_row:
             return True
         runs = list(_runs(hint))
         return bool(runs) and sum(run in self._runs for run in runs) >= MIN_ECHO_SHARE * len(runs)
@@ -141,6 +146,11 @@ def _texts_of_others(messages: Sequence[Message]) -> Iterator[str]:
 def _tokens(text: str) -> list[str]:
     """Return the words of a text without regard to case; of scripts without spaces, the characters."""
     return _TOKENS.findall(text.casefold())
+
+
+def _in_a_row(tokens: Sequence[str]) -> str:
+    """Return words as a text in which the words of another text in a row are found."""
+    return f" {' '.join(tokens)} "
 
 
 def _runs(text: str) -> Iterator[tuple[str, ...]]:

@@ -10,6 +10,7 @@ from tests.serve.conftest import KEY, USER, Site
 from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.judge.lessons.lesson_book import known_lessons, update_lessons
 from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.store import reactions
 from openclaw_rl.store.lessons import lessons, removal
 from openclaw_rl.types import Exchange, Verdict
 
@@ -41,6 +42,15 @@ def complain(site: Site, exchange: Exchange, *hints: str, at: float = 1.0) -> No
         turn=exchange.request.id, revision=1, judge="rules@1", score=-1, hints=hints, at=at
     )
     with site.store.write() as conn:
+        reactions.record_reaction(
+            conn,
+            exchange.request.id,
+            messages=[USER | {"content": " ".join(hints)}],
+            signature=b"said",
+            source=None,
+            how="exact",
+            at=at,
+        )
         update_lessons(
             conn, verdict, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret
         )

@@ -21,8 +21,10 @@ _KNOWN_DOTS = re.compile(
     re.IGNORECASE,
 )
 _COMMAND = re.compile(
-    r"`[^`\n]{2,200}`|(?:^|[\s:;,])(?:\$ |sudo |curl |wget |rm -|chmod |bash |sh -c|ssh |scp |nc |eval |exec "
-    r"|pip install |npm (?:i|install|run) |npx |git (?:push|clone|config) |docker |powershell|cmd /c|iex )[^.!?。\n]{0,120}"
+    r"`[^`\n]{2,200}`"
+    r"|(?:^|[\s:;,])(?:\$ |sudo |curl |wget |rm -|chmod |bash |sh -c|ssh |scp |nc |eval |exec "
+    r"|pip install |npm (?:i|install|run) |npx |git (?:push|clone|config) |docker "
+    r"|powershell|cmd /c|iex )[^.!?。\n]{0,120}"
     r"|\| ?(?:sh|bash|python3?)\b|(?<!\w)--[a-z][\w-]{2,30}|<[a-z!/][^<>]{0,80}>",
     re.IGNORECASE,
 )
@@ -33,7 +35,7 @@ _MONEY = re.compile(
     re.IGNORECASE,
 )
 _PRODUCT = re.compile(
-    r"[\w’'-]{2,30}[™®©]|\b[A-Z][a-z]+[A-Z]\w+\b|\b[A-Z][\w-]{1,20} \d{1,4}[A-Za-z]?\b"
+    r"[\w’'-]{2,30}[™®©]|\b[A-Z][a-z]+[A-Z]\w+\b|(?<=[\w,;:] )[A-Z][\w-]{1,20} \d{1,4}[A-Za-z]?\b"
     r"|\b\w+(?:,? (?:Inc|Ltd|LLC|Corp|Co|GmbH|AG|S\.A|SARL|KG))\b\.?"
 )
 # Within a sentence, in the languages that write only names with a capital.
@@ -50,17 +52,20 @@ _FREE_NAME = re.compile(
 """Languages, formats and units: naming them is behaviour."""
 
 
-def foreign_kind(text: str, own: str) -> str | None:
+def foreign_kind(text: str, own: str, others: str = "") -> str | None:
     """Return which kind of thing a text has that stands not in `own`, as words with an article; None: none.
 
-    Letter case and white space make no difference.
+    Letter case and white space make no difference. `others`: what others wrote; a capitalised word counts only there,
+    since not each is a product.
     """
     known = _squeeze(own)
+    foreign = _squeeze(others)
     kinds = (
         ("an address", _addresses(text)),
         ("an amount of money", (match[0] for match in _MONEY.finditer(text))),
         ("a command", (match[0].strip(" `:;,$") for match in _COMMAND.finditer(text))),
-        ("a name", _names(text)),
+        ("a name", (match[0].rstrip(".") for match in _PRODUCT.finditer(text))),
+        ("a name", (name for name in capitalised_names(text) if _squeeze(name) in foreign)),
     )
     for kind, parts in kinds:
         if any(_squeeze(part) not in known for part in parts):
@@ -73,12 +78,6 @@ def _addresses(text: str) -> Iterator[str]:
         address = match[0].rstrip(".,;:!?)\"'")
         if not _FILE_ENDING.search(address) and not _KNOWN_DOTS.fullmatch(address):
             yield address
-
-
-def _names(text: str) -> Iterator[str]:
-    for match in _PRODUCT.finditer(text):
-        yield match[0].rstrip(".")
-    yield from capitalised_names(text)
 
 
 def capitalised_names(text: str) -> Iterator[str]:

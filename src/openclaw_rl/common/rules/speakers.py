@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from openclaw_rl.common.assets import ASSETS, read_asset
+from openclaw_rl.common.assets import read_asset
 from openclaw_rl.common.linear_regex import LinearPattern
 
 MAX_OWN_CHARS = 700
@@ -92,21 +92,6 @@ def _pattern(name: str) -> LinearPattern:
     value = _ASSET[name]
     alternatives = value if isinstance(value, list) else [value]
     return LinearPattern(f"(?im){'|'.join(f'(?:{one})' for one in alternatives)}")
-
-
-@cache
-def _reports() -> tuple[LinearPattern, ...]:
-    """Return the patterns after which the person reports what somebody said ("my boss says"), of all languages."""
-    patterns = []
-    for path in sorted((ASSETS / "rules").glob("*.yaml")):
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-        others = tree.get("others")
-        if others is None:
-            continue
-        for name, part in tree.get("parts", {}).items():
-            others = others.replace(f"<{name}>", part if isinstance(part, str) else "|".join(part))
-        patterns.append(LinearPattern(f"(?i){others}"))
-    return tuple(patterns)
 
 
 @lru_cache(maxsize=256)
@@ -323,8 +308,8 @@ def _letter_starts(lines: Sequence[_Line]) -> Iterator[int]:
 def _end_of_introduced(before: str, masked: str, with_reports: bool) -> int:
     """Return where others speak after words that announce them, in the part `before` of a text; else its length."""
     ends = [len(before)]
-    reports = () if with_reports else _reports()
-    for pattern in (_pattern("told"), *reports):
+    names = ["told"] if with_reports else ["told", "reported"]
+    for pattern in map(_pattern, names):
         ends += _ends_after(pattern, before, masked, keeps_words=False)
     if ":" in before or "：" in before:
         ends += _ends_after(_pattern("introduction"), before, masked, keeps_words=True)
