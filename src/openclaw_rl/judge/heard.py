@@ -1,4 +1,4 @@
-"""What of a reaction is heard: the person's own words, and what tools said. Every judge gets its turns through here.
+"""Leave in a reaction only the person's own words, and what tools said. Every judge gets its turns through here.
 
 Words of others in a person's message (quotations, pasted and forwarded texts, what a client added) reach no judge, so
 that their wording changes no verdict. A tool result is heard without what it says to the judge.

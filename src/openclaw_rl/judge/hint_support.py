@@ -1,8 +1,7 @@
-"""Whether a hint stands on the person's own words, and has nothing that others said or that nobody wrote."""
+"""Whether the person's own words support a hint, and whether it has anything that others said or that nobody wrote."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -11,22 +10,15 @@ from openclaw_rl.common.message_hash import message_text, normalise_text, visibl
 from openclaw_rl.common.rules.foreign_words import foreign_kind
 from openclaw_rl.common.rules.lesson_topics import MAX_WISH_CHARS, HintTopics
 from openclaw_rl.common.rules.speakers import LEFT_OUT, own_words, words_of_others
+from openclaw_rl.common.rules.word_runs import repeats_whole, runs_of, words_of
 from openclaw_rl.types import Message, Reaction, Verdict, Vote
 
 MAX_WORDS_CHARS = 240
 """Characters of the person's words that are kept with a hint."""
-MIN_ECHO_WORDS = 2
-"""Words of a hint that may repeat others as a whole."""
-ECHO_WORDS = 4
-"""Words in a row of others, and characters of a script without spaces, that may not stand in a hint by chance."""
-ECHO_CHARS = 8
 MIN_ECHO_SHARE = 0.5
 """Share of a hint's runs of words that others said, from which it repeats them."""
 MIN_NAMED_SHARE = 0.8
 """Share of the words that a model names as the person's, which have to be his."""
-_TOKENS = re.compile("[\u3040-\u30ff\u3400-\u9fff]|[^\\W\u3040-\u30ff\u3400-\u9fff]+")
-_SPACELESS = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
-_SENTENCE = re.compile(r"(?:[^.!?。！？\n]|[.!?](?=\S))+[.!?。！？]*")
 _READ_CHARS = 65_536
 
 
@@ -38,12 +30,11 @@ class HintSupport:
     ) -> None:
         self.own = own_texts(reaction)
         self._topics = topics
-        self._own_tokens = set(_tokens("\n".join(self.own)))
+        self._own_words = set(words_of("\n".join(self.own)))
         self._own_text = "\n".join([*self.own, *_asked_before(messages)])
         others = "\n".join(_texts_of_others((*messages, *reaction.messages)))
         self._others = head_and_tail(others, _READ_CHARS)
-        self._runs = set(_runs(self._others))
-        self._others_in_a_row = _in_a_row(_tokens(self._others))
+        self._runs = set(runs_of(self._others))
 
     def keep_supported(self, verdict: Verdict) -> Verdict:
         """Return a verdict without the hints that nothing supports; each vote says why it lost its own."""
@@ -94,24 +85,21 @@ class HintSupport:
         """
         wished = self._topics.wished_words(self.own, hint)
         if wished is None and named is not None:
-            tokens = _tokens(named)
-            share = sum(token in self._own_tokens for token in tokens) / max(1, len(tokens))
-            if not tokens or share < MIN_NAMED_SHARE:
+            words = words_of(named)
+            share = sum(word in self._own_words for word in words) / max(1, len(words))
+            if not words or share < MIN_NAMED_SHARE:
                 return None
             wished = " ".join(named.split())
-        words = wished or " / ".join(self.own)
-        return words[:MAX_WORDS_CHARS] or None
+        supporting = wished or " / ".join(self.own)
+        return supporting[:MAX_WORDS_CHARS] or None
 
     def _repeats_others(self, hint: str) -> bool:
         """Return whether most of a hint, or all of a short one, is what others said and the person did not."""
-        tokens = _tokens(hint)
-        if not tokens or not self._others:
+        if set(words_of(hint)) <= self._own_words:
             return False
-        if set(tokens) <= self._own_tokens:
-            return False
-        if len(tokens) >= MIN_ECHO_WORDS and _in_a_row(tokens) in self._others_in_a_row:
+        if repeats_whole(hint, self._others):
             return True
-        runs = list(_runs(hint))
+        runs = list(runs_of(hint))
         return bool(runs) and sum(run in self._runs for run in runs) >= MIN_ECHO_SHARE * len(runs)
 
 
@@ -141,22 +129,3 @@ def _texts_of_others(messages: Sequence[Message]) -> Iterator[str]:
             yield from words_of_others(head_and_tail(visible_text(message), MAX_WISH_CHARS))
         elif role in ("tool", "function"):
             yield head_and_tail(message_text(message), MAX_WISH_CHARS)
-
-
-def _tokens(text: str) -> list[str]:
-    """Return the words of a text without regard to case; of scripts without spaces, the characters."""
-    return _TOKENS.findall(text.casefold())
-
-
-def _in_a_row(tokens: Sequence[str]) -> str:
-    """Return words as a text in which the words of another text in a row are found."""
-    return f" {' '.join(tokens)} "
-
-
-def _runs(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield the runs of words of each sentence that are long enough not to be equal by chance."""
-    for sentence in _SENTENCE.findall(text):
-        tokens = _tokens(sentence)
-        length = ECHO_CHARS if _SPACELESS.search(sentence) else ECHO_WORDS
-        for start in range(len(tokens) - length + 1):
-            yield tuple(tokens[start : start + length])

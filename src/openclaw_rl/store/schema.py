@@ -356,6 +356,8 @@ lessons = Table(
     *_optional(Float, "divergence"),
     # JSON of a `Withdrawal`; NULL: it was not withdrawn.
     Column("withdrawal", LargeBinary),
+    # Whether it may reach others than the person who said it.
+    Column("is_shared", Integer, nullable=False, server_default=text("1")),
 )
 Index("lessons_scope", lessons.c.policy, lessons.c.key, lessons.c.scope_kind, lessons.c.scope_value)
 

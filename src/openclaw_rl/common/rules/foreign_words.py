@@ -1,4 +1,4 @@
-"""What no lesson may hold unless the person wrote it: addresses, commands, amounts of money, names of products."""
+"""Find what no lesson may hold unless the person wrote it: addresses, commands, amounts of money, names of products."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _WORD = re.compile(r"\w")
 
 
 class Speaker(StrEnum):
-    """Whose words a span of a message is."""
+    """The author of a span of a message."""
 
     PERSON = "person"
     TOOL = "tool"
@@ -308,7 +308,7 @@ def _letter_starts(lines: Sequence[_Line]) -> Iterator[int]:
 def _end_of_introduced(before: str, masked: str, with_reports: bool) -> int:
     """Return where others speak after words that announce them, in the part `before` of a text; else its length."""
     ends = [len(before)]
-    names = ["told"] if with_reports else ["told", "reported"]
+    names = ["relayed"] if with_reports else ["relayed", "reported"]
     for pattern in map(_pattern, names):
         ends += _ends_after(pattern, before, masked, keeps_words=False)
     if ":" in before or "：" in before:

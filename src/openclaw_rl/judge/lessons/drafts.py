@@ -48,7 +48,7 @@ class LessonDraft:
     topic: str = ""
     same_as: str | None = None  # id of the lesson that says the same
     contradicts: tuple[str, ...] = ()  # ids of lessons
-    words: str = ""  # the person's, on which it stands
+    words: str = ""  # of the person, which support it
 
 
 def draft_lessons(
@@ -144,7 +144,7 @@ def facts_of(verdict: Verdict) -> tuple[str, ...]:
 def answer_draft(text: str, words: str = "") -> LessonDraft:
     """Return a draft about one answer: of two such lessons about the same question, the later one counts.
 
-    `words`: the person's, on which it stands.
+    `words`: of the person, which support it.
     """
     text = " ".join(text.split())
     return LessonDraft(

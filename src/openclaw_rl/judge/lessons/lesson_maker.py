@@ -39,6 +39,7 @@ class LessonMaker:
         self.topics = HintTopics(rules.files)
         self._store = store
         self._per = config.policy.per
+        self._is_shared = config.lessons.scope == "all"
         self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
         self._reader = (
             LessonReader(config, self._is_ephemeral, self.topics)
@@ -84,6 +85,7 @@ class LessonMaker:
                 self.topics,
                 per=self._per,
                 drafts=drafts,
+                is_shared=self._is_shared,
                 is_ephemeral=self._is_ephemeral,
                 key=self._store.secret,
             )
