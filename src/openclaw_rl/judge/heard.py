@@ -19,6 +19,9 @@ from openclaw_rl.protocols import Judge
 from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.types import Feedback, JudgeInput, Message, Reaction, Verdict
 
+SILENT = "own-words"
+"""Judge of a reaction in which others alone spoke."""
+
 
 async def judge_heard(judge: Judge, item: JudgeInput, topics: HintTopics) -> Verdict:
     """Return a judge's verdict on what is heard of a turn, with the hints that the person's words support.
@@ -28,7 +31,7 @@ async def judge_heard(judge: Judge, item: JudgeInput, topics: HintTopics) -> Ver
     heard = heard_item(item)
     if is_silent(heard.reaction):
         reason = "no evidence: the reaction has no words of the person"
-        return make_verdict(heard, judge.name, None, reason, reason_code=ReasonCode.NO_EVIDENCE)
+        return make_verdict(heard, SILENT, None, reason, reason_code=ReasonCode.NO_EVIDENCE)
     return HintSupport(heard.reaction, topics, heard.messages).keep_supported(
         await judge.judge(heard)
     )

@@ -52,17 +52,17 @@ class HintSupport:
         if not vote.hint:
             return vote
         reason = self.find_refusal(vote.hint)
-        words = None if reason else self.find_words(vote.hint, vote.words)
-        if reason is None and words is not None:
-            return replace(vote, words=words)
-        reason = reason or "the words that it names are not the person's"
-        return replace(
-            vote,
-            score=None if self._is_of_others(vote) else vote.score,
-            hint=None,
-            words=None,
-            reason=f"{vote.reason} [hint dropped: {reason}]".strip(),
-        )
+        if reason is not None:
+            return self._without_hint(vote, reason)
+        words = self.find_words(vote.hint, vote.words)
+        if words is None:
+            return self._without_hint(vote, "the words that it names are not the person's")
+        return replace(vote, words=words)
+
+    def _without_hint(self, vote: Vote, reason: str) -> Vote:
+        score = None if self._is_of_others(vote) else vote.score
+        shown = f"{vote.reason} [hint dropped: {reason}]".strip()
+        return replace(vote, score=score, hint=None, words=None, reason=shown)
 
     def _is_of_others(self, vote: Vote) -> bool:
         return any(self._repeats_others(text) for text in (vote.hint, vote.words) if text)
@@ -83,15 +83,18 @@ class HintSupport:
 
         Those in which a rule reads it, else those that its author names; all of them if he names none.
         """
-        wished = self._topics.wished_words(self.own, hint)
-        if wished is None and named is not None:
-            words = words_of(named)
-            share = sum(word in self._own_words for word in words) / max(1, len(words))
-            if not words or share < MIN_NAMED_SHARE:
-                return None
-            wished = " ".join(named.split())
-        supporting = wished or " / ".join(self.own)
-        return supporting[:MAX_WORDS_CHARS] or None
+        words = self._topics.wished_words(self.own, hint)
+        if words is None and named is not None:
+            words = " ".join(named.split()) if self._are_own(named) else ""
+        if words is None:
+            words = " / ".join(self.own)
+        return words[:MAX_WORDS_CHARS] or None
+
+    def _are_own(self, named: str) -> bool:
+        words = words_of(named)
+        return sum(word in self._own_words for word in words) >= max(
+            1.0, MIN_NAMED_SHARE * len(words)
+        )
 
     def _repeats_others(self, hint: str) -> bool:
         """Return whether most of a hint, or all of a short one, is what others said and the person did not."""

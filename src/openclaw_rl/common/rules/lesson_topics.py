@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import message_text, normalise_text, strip_time_stamp
@@ -60,18 +62,15 @@ class HintTopics:
         rule = self.find_rule(head_and_tail(hint, MAX_WISH_CHARS), as_reaction=True)
         if rule is None:
             return None
-        for text in texts:
-            for sentence in (*_SENTENCE.findall(text)[:MAX_READ_SENTENCES], text):
-                if any(self._reads(file, sentence, rule) for file in self._files):
-                    return " ".join(sentence.split())
-        return None
+        sentences = chain.from_iterable(map(_sentences_of, texts))
+        return next(filter(partial(self._reads, rule), sentences), None)
 
-    def _reads(self, file: RuleFile, text: str, rule: Rule) -> bool:
-        return any(
-            one.hint == rule.hint or (one.topic is not None and one.topic == rule.topic)
-            for one in file.matching_rules([("user", text)], "")
-            if one.hint
-        )
+    def _reads(self, rule: Rule, text: str) -> bool:
+        matching = [
+            one for file in self._files for one in file.matching_rules([("user", text)], "")
+        ]
+        is_same_hint = any(one.hint == rule.hint for one in matching)
+        return is_same_hint or rule.topic in {one.topic for one in matching if one.topic}
 
     def topic_of(self, text: str, topic: str = "") -> str:
         """Return the topic of a lesson: `topic` if it is known, else that of a rule that says the same; or ""."""
@@ -134,6 +133,12 @@ class HintTopics:
         topics |= {rule.topic for rule in matching if rule.topic}
         hints = {} if reply is None else _agreed_hints(matching, topics)
         return Wishes(frozenset(topics), hints)
+
+
+def _sentences_of(text: str) -> list[str]:
+    """Return the first sentences of a text, and then all of it."""
+    sentences = [*_SENTENCE.findall(text)[:MAX_READ_SENTENCES], text]
+    return [" ".join(sentence.split()) for sentence in sentences]
 
 
 def _wish_text(message: Message) -> str:

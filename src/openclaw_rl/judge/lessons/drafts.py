@@ -62,36 +62,51 @@ def draft_lessons(
     """
     if reaction is None:
         return []
-    support = HintSupport(reaction, topics)
-    if not support.own:
-        return []
-    heard = heard_reaction(reaction)
-    texts = list(_texts_of_person(heard))
-    stated = filter(None, (one.correction for one in heard.feedback))
-    corrections = set(map(normalise_lesson, stated))
-    by_judge = {normalise_lesson(vote.hint) for vote in verdict.votes if vote.hint} - corrections
-    named = words_of_votes(verdict)
-    drafts: list[LessonDraft] = []
-    for hint in verdict.hints[-MAX_READ_HINTS:]:
-        is_correction = normalise_lesson(hint) in corrections
-        if not is_correction and support.find_refusal(hint) is not None:
-            continue
-        words = hint
-        if not is_correction:
-            words = named.get(normalise_lesson(hint)) or support.find_words(hint) or ""
-        rule = topics.find_rule(head_and_tail(hint, MAX_WISH_CHARS), as_reaction=is_correction)
+    reader = _HintReader(verdict, reaction, topics)
+    drafts = [draft for hint in verdict.hints[-MAX_READ_HINTS:] for draft in reader.read(hint)]
+    drafts += map(reader.read_fact, facts_of(verdict))
+    is_supported = bool(reader.support.own)
+    return [draft for draft in drafts if is_supported and len(draft.text) <= MAX_LESSON_CHARS]
+
+
+class _HintReader:
+    """Reads the hints of one verdict."""
+
+    def __init__(self, verdict: Verdict, reaction: Reaction, topics: HintTopics) -> None:
+        heard = heard_reaction(reaction)
+        stated = filter(None, (one.correction for one in heard.feedback))
+        self.support = HintSupport(reaction, topics)
+        self._topics = topics
+        self._texts = list(_texts_of_person(heard))
+        self._corrections = set(map(normalise_lesson, stated))
+        self._by_judge = {normalise_lesson(vote.hint) for vote in verdict.votes if vote.hint}
+        self._named = words_of_votes(verdict)
+
+    def read(self, hint: str) -> Iterator[LessonDraft]:
+        """Yield the drafts of a hint; none if the person's own words do not support it."""
+        is_correction = normalise_lesson(hint) in self._corrections
+        if is_correction:
+            yield self._read_wish(hint, hint, is_correction=True)
+            yield from _rest_of_correction(hint, self._topics)
+        elif self.support.find_refusal(hint) is None:
+            yield self._read_wish(hint, self._words(hint), is_correction=False)
+
+    def read_fact(self, fact: str) -> LessonDraft:
+        return answer_draft(fact, self._words(fact))
+
+    def _words(self, hint: str) -> str:
+        named = self._named.get(normalise_lesson(hint))
+        return named or self.support.find_words(hint) or ""
+
+    def _read_wish(self, hint: str, words: str, *, is_correction: bool) -> LessonDraft:
+        text = head_and_tail(hint, MAX_WISH_CHARS)
+        rule = self._topics.find_rule(text, as_reaction=is_correction)
         if rule is not None and rule.hint:
-            scope = topics.find_scope(texts, rule.hint)
-            drafts.append(_wish_draft(rule.hint, rule, scope, words))
-            if is_correction:
-                drafts += _rest_of_correction(hint, topics)
-        elif normalise_lesson(hint) in by_judge:
-            drafts.append(_wish_draft(hint, None, topics.find_scope(texts, None), words))
-        else:
-            drafts.append(answer_draft(hint, words))
-    for fact in facts_of(verdict):
-        drafts.append(answer_draft(fact, named.get(normalise_lesson(fact), "")))
-    return [draft for draft in drafts if len(draft.text) <= MAX_LESSON_CHARS]
+            scope = self._topics.find_scope(self._texts, rule.hint)
+            return _wish_draft(rule.hint, rule, scope, words)
+        if normalise_lesson(hint) in self._by_judge - self._corrections:
+            return _wish_draft(hint, None, self._topics.find_scope(self._texts, None), words)
+        return answer_draft(hint, words)
 
 
 def words_of_votes(verdict: Verdict) -> dict[str, str]:
