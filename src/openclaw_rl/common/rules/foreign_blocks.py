@@ -118,7 +118,7 @@ def _name(tag: re.Match[str]) -> str:
 
 
 def _is_markup(tag: re.Match[str], closed: set[str]) -> bool:
-    """Return whether a tag is none that stands for a word: "<name>" is a placeholder of the person."""
+    """Return whether a tag is markup. "<name>" alone is a placeholder in the words of the person."""
     return not _name(tag) or _name(tag) in (_HTML_TAGS | closed) or bool(tag["more"])
 
 

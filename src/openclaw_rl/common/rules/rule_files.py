@@ -21,7 +21,8 @@ from openclaw_rl.common.linear_regex import (
     PatternError,
     PatternSet,
 )
-from openclaw_rl.common.rules.speakers import LEFT_OUT, own_words
+from openclaw_rl.common.rules.foreign_blocks import LEFT_OUT
+from openclaw_rl.common.rules.speakers import own_words
 from openclaw_rl.common.rules.stated_scope import MAX_STATED_SCOPES, ScopePatterns, StatedScope
 from openclaw_rl.errors import ConfigError
 
