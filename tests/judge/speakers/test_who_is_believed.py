@@ -155,17 +155,21 @@ def test_what_a_third_party_said_before_teaches_nothing_later(
 
 
 @pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("kind", JUDGES)
 @pytest.mark.parametrize("place", ["comment", "correction"])
-def test_text_of_others_in_feedback_teaches_nothing(tmp_path: Path, place: str, half: str) -> None:
+def test_text_of_others_in_feedback_teaches_nothing(
+    tmp_path: Path, place: str, kind: str, half: str
+) -> None:
+    """A correction may have words of the person beside them, which are about its question."""
     texts = [one for one in third_party_texts(half) if one.role == "user"]
 
     def make_turns(world: World) -> int:
         for one in texts:
             world.served(one.id)
-            world.give(one.id, score=-1, **{place: one.text})
+            world.give(one.id, **{place: one.text})
         return len(texts)
 
-    world = judge_turns(tmp_path, "rules", make_turns)
+    world = judge_turns(tmp_path, kind, make_turns)
     taught = []
     for one in texts:
         made = lessons_of(world, one.id)
