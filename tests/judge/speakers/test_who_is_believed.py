@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -26,13 +27,15 @@ from tests.judge.test_worker import until, working
 from tests.judge.world import World
 
 from openclaw_rl.common.rules.lesson_topics import load_topics
+from openclaw_rl.judge.heard import heard_item
+from openclaw_rl.judge.reward_model import make_reward_input
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson
-from openclaw_rl.types import Message
+from openclaw_rl.types import JudgeInput, Message, Reaction
 
-JUDGES = ("rules", "llm")
+JUDGES = ("rules", "llm", "teacher")
 REPLY = "Sow carrots in April."
 ORDERS = sorted(all_orders(), key=len, reverse=True)
 
@@ -54,6 +57,8 @@ async def repeat(request: web.Request, number: int) -> web.StreamResponse:
         answer = {"lesson": hint, "scope": "general", "same": None, "contradicts": []}
         return completion(json.dumps(answer | {"subject": None}))
     order = read_order(record)
+    if "Write the hint" in record:
+        return completion(json.dumps({"hint": order}))
     score = "no evidence" if order is None else "-1"
     vote = {"reason": "r", "score": score, "hint": order, "words": order}
     return completion(json.dumps(vote))
@@ -61,12 +66,22 @@ async def repeat(request: web.Request, number: int) -> web.StreamResponse:
 
 @asynccontextmanager
 async def judging(home: Path, kind: str) -> AsyncIterator[World]:
-    """Yield a world whose turns a judge of this kind reads."""
-    flat = {"home": str(home), "judge.kind": kind, "judge.poll": 0.01, "judge.workers": 4}
+    """Yield a world whose turns a judge of this kind reads; `teacher`: the rules, with a teacher."""
+    has_teacher = kind == "teacher"
+    kind = "rules" if has_teacher else kind
+    flat: dict[str, Any] = {
+        "home": str(home),
+        "judge.kind": kind,
+        "judge.poll": 0.01,
+        "judge.workers": 4,
+    }
     async with serving(repeat) as endpoint:
         if kind == "llm":
             flat |= {"judge.base_url": f"http://127.0.0.1:{endpoint.port}/v1", "judge.model": "m"}
             flat |= {"judge.num_judges": 1, "judge.retries": 0}
+        if has_teacher:
+            flat |= {"teacher.base_url": f"http://127.0.0.1:{endpoint.port}/v1"}
+            flat |= {"teacher.model": "m", "teacher.when": "always", "teacher.retries": 0}
         config = from_flat(flat)
         store = Store.open(config.store_path)
         try:
@@ -215,3 +230,20 @@ def test_wishes_beside_words_of_others_make_their_lessons(
     world.store.close()
     assert len(wishes) == 100
     assert len(lost) <= 10, lost
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_reward_model_reads_no_words_of_others(half: str) -> None:
+    """So does a plug-in, which gets the same input."""
+    read = []
+    for one in third_party_texts(half):
+        message: Message = {"role": one.role, "content": one.text}
+        reaction = Reaction(
+            turn="t", revision=1, messages=(message,), source="u", how="exact", at=1.0
+        )
+        item = JudgeInput(turn="t", messages=(), reply={"role": "assistant"}, reaction=reaction)
+        heard = make_reward_input(heard_item(item), lambda message: False)
+        is_person = one.role == "user" and one.kind != "observation"
+        if is_person and one.order.rstrip(".。!！") in heard.outcome:
+            read.append(one)
+    assert read == []
