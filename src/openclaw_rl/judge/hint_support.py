@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import message_text, normalise_text, visible_text
+from openclaw_rl.common.rules.foreign_blocks import LEFT_OUT
 from openclaw_rl.common.rules.foreign_words import foreign_kind
 from openclaw_rl.common.rules.lesson_topics import MAX_WISH_CHARS, HintTopics
-from openclaw_rl.common.rules.foreign_blocks import LEFT_OUT
 from openclaw_rl.common.rules.speakers import own_words, words_of_others
 from openclaw_rl.common.rules.word_runs import repeats_whole, runs_of, words_of
 from openclaw_rl.types import Message, Reaction, Verdict, Vote
