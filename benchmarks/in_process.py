@@ -37,6 +37,7 @@ from openclaw_rl.evals.toy_world import Question, is_correct
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder
 from openclaw_rl.judge import worker as judging
 from openclaw_rl.judge.head.auto import AutoJudge
+from openclaw_rl.judge.heard import heard_item, judge_heard
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.user_feedback import explicit_verdict
 from openclaw_rl.render.hint import with_hint
@@ -292,7 +293,12 @@ class Rooms:
             pass
         with self._store.read() as conn:
             closed = turns.closed_turns(conn, 64)
-        verdicts = [explicit_verdict(item) or await self._judge.judge(item) for item in closed]
+        verdicts = []
+        for item in map(heard_item, closed):
+            verdict = explicit_verdict(item)
+            if verdict is None:
+                verdict = await judge_heard(self._judge, item, self._lessons.topics)
+            verdicts.append(verdict)
         with self._store.write() as conn:
             for verdict in verdicts:
                 turns.add_verdict(conn, verdict)

@@ -75,6 +75,7 @@ class ReasonCode(StrEnum):
     JUNK = "junk"
     OUTLIER = "outlier"
     CONTRADICTION = "contradiction"  # of its verdicts with what the head has learned
+    ECHO = "echo"  # of the text of a lesson, in answers to other questions
     WORSE = "worse"  # than the head, by the gate's evidence or the canary
     BROKEN = "broken"  # it cannot answer, or a trainer died on its examination
     OUTDATED = "outdated"  # it can no longer become the head

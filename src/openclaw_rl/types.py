@@ -291,6 +291,8 @@ class Vote:
     error: str | None = None
     # A hint that gives the answer away, which the verdict's hints leave out.
     fact: str | None = None
+    # The person's words from which the hint, or the fact, follows.
+    words: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,7 +213,7 @@ def test_an_endpoint_is_measured_and_every_verdict_is_written(tmp_path: Path) ->
     path, out = write_set(tmp_path / "own.jsonl"), tmp_path / "new" / "rows.json"
     done, endpoint = at_endpoint(_alpha_is_good, path, "--out", str(out))
     assert done.exit_code == 0, done.output
-    assert "llm:m@2 on own.jsonl@" in done.stdout
+    assert "llm:m@3 on own.jsonl@" in done.stdout
     assert "| de | 2 | 1 | 0 | 1 |" in done.stdout
     rows = {row["id"]: row for row in json.loads(out.read_text(encoding="utf-8"))["rows"]}
     assert [rows[id]["outcome"] for id in ("right", "abstained", "wrong")] == [

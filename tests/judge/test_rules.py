@@ -378,10 +378,12 @@ def test_a_folder_without_rules_is_refused(tmp_path: Path) -> None:
         RulesJudge.load(tmp_path)
 
 
-def test_the_middle_of_a_long_message_is_not_searched() -> None:
+def test_a_long_message_is_a_pasted_text() -> None:
     judge, log = RulesJudge.load(), "x\n" * MAX_USER_CHARS
     texts = (f"Thanks!\n{log}", f"{log}\nThat is wrong.", f"{log}\nThat is wrong.\n{log}")
-    assert [ask(judge, item(("user", text))).score for text in texts] == [1, -1, None]
+    assert [ask(judge, item(("user", text))).score for text in texts] == [None, None, None]
+    marked = f"That is wrong.\n```\n{log}```"
+    assert ask(judge, item(("user", marked))).score == -1
 
 
 def test_patterns_may_use_named_parts(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.types import Verdict
 
-NO_EVIDENCE = {"reason": "another topic", "score": "no evidence", "hint": None}
-GOOD = {"reason": "thanks", "score": "+1", "hint": None}
+NO_EVIDENCE = {"reason": "another topic", "score": "no evidence", "hint": None, "words": None}
+GOOD = {"reason": "thanks", "score": "+1", "hint": None, "words": None}
 
 
 def judge_twice(answer: Answer, **more: Any) -> tuple[list[Verdict], Endpoint]:
@@ -79,7 +79,7 @@ def test_the_four_answers_are_distinct_and_fit_the_schema(
         given["reason"],
     )
     assert verdict.votes[0].error is None
-    assert verdict.judge == "llm:grader@2"
+    assert verdict.judge == "llm:grader@3"
     assert len(endpoint.seen) == 2
 
 

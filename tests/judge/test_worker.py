@@ -216,7 +216,7 @@ def test_lone_surrogates_in_an_answer_are_replaced(world: World, ids: Ids) -> No
     asyncio.run(go())
     verdict = world.verdict("t01")
     assert (verdict.hints, verdict.reason) == (("x ?",), "x ?")
-    assert verdict.votes == (Vote(score=-1, hint="x ?", reason="x ?", error="x ?"),)
+    assert verdict.votes == (Vote(score=-1, hint="x ?", reason="x ?", error="x ?", words="no"),)
 
 
 def test_explicit_feedback_outranks_and_agreement_is_measured(world: World) -> None:

@@ -15,6 +15,7 @@ from openclaw_rl.types import (
     ExchangeStatus,
     Feedback,
     FinishReason,
+    Message,
     Reply,
     Request,
     Sampling,
@@ -33,11 +34,13 @@ class World:
     config: Config
     store: Store
 
-    def served(self, id: str) -> None:
+    def served(self, id: str, *messages: Message, user: str = "") -> None:
+        """A reply to these messages; by default to a question of its own."""
         request = Request(
             id=id,
             scope="s",
-            messages=({"role": "user", "content": f"ask {id}"},),
+            user=user,
+            messages=messages or ({"role": "user", "content": f"ask {id}"},),
             marks=(),
             sampling=Sampling(),
             prompt_ids=np.array([1, 2, 3], dtype=np.int32),
@@ -70,6 +73,15 @@ class World:
         messages = tuple({"role": role, "content": words} for words in said)
         with self.store.write(durable=False) as conn:
             signature = repr(said).encode()
+            assert reactions.record_reaction(
+                conn, id, messages=messages, signature=signature, source="u", how="exact", at=3.0
+            )
+
+    def close_with_tool(self, id: str, result: str, said: str) -> None:
+        """A tool answered the served turn, and then the person."""
+        messages = ({"role": "tool", "content": result}, {"role": "user", "content": said})
+        with self.store.write(durable=False) as conn:
+            signature = repr(messages).encode()
             assert reactions.record_reaction(
                 conn, id, messages=messages, signature=signature, source="u", how="exact", at=3.0
             )

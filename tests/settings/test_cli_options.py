@@ -53,7 +53,7 @@ READERS = {
     *(f"inspect {what}" for what in INSPECT),
 }
 READERS |= {f"policies {what}" for what in POLICIES}
-READERS |= {f"lessons {what}" for what in ("list", "edit", "pin", "unpin", "forget")}
+READERS |= {f"lessons {what}" for what in ("list", "edit", "pin", "unpin", "share", "forget")}
 READERS |= {"data stream", "env check", "env run", "fireworks export", "fireworks deploy"}
 """Commands that only read or change a home."""
 

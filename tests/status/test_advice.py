@@ -30,6 +30,7 @@ from openclaw_rl.settings.load import Config, from_flat, known_keys, load_all
 from openclaw_rl.status import diagnose, diagnosis_report, program_checks
 from openclaw_rl.status.health import HealthSnapshot, LogLine
 from openclaw_rl.status.report import CURES
+from openclaw_rl.store import schema
 from openclaw_rl.store.lessons.examinations import Withdrawal, WithdrawalCode
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lineage.policy_marks import HeadMove
@@ -91,7 +92,9 @@ def known_names() -> frozenset[str]:
         for path in SOURCE.rglob("*.py")
         for name in EVENT.findall(path.read_text(encoding="utf-8"))
     }
-    names = {*known_keys(), *all_aliases(), *FILE_NAMES, *events}
+    columns = {str(column) for table in schema.metadata.tables.values() for column in table.c}
+    rows = {f"{table}.rowid" for table in schema.metadata.tables}
+    names = {*known_keys(), *all_aliases(), *FILE_NAMES, *events, *columns, *rows}
     return frozenset(
         name[:end]
         for name in names

@@ -91,10 +91,10 @@ def edit_lesson(lesson: str, text: str, **options: Any) -> None:
 @home_options
 def pin_lesson(lesson: str, **options: Any) -> None:
     """Keep LESSON in prompts, whatever is said later. The lesson that superseded it is superseded, and not pinned."""
-    from openclaw_rl.store.lessons import lessons
+    from openclaw_rl.store.lessons import pins
 
     with _open_lesson(lesson, load_config(**options)) as (conn, stored):
-        rival = lessons.pin_in_force(conn, stored.id)
+        rival = pins.pin_in_force(conn, stored.id)
     echo(f"{lesson} is pinned: {stored.text}")
     if rival is not None:
         echo(
@@ -112,6 +112,18 @@ def unpin_lesson(lesson: str, **options: Any) -> None:
     with _open_lesson(lesson, load_config(**options)) as (conn, stored):
         lessons.set_pinned(conn, stored.id, False)
     echo(f"{lesson} is not pinned: {stored.text}")
+
+
+@lesson_commands.command("share")
+@_lesson_argument
+@home_options
+def share_lesson(lesson: str, **options: Any) -> None:
+    """Let LESSON reach others than the person who said it: other users of the key, and weights that others share."""
+    from openclaw_rl.store.lessons import lessons
+
+    with _open_lesson(lesson, load_config(**options)) as (conn, stored):
+        lessons.share(conn, stored.id)
+    echo(f"{lesson} is shared: {stored.text}")
 
 
 @lesson_commands.command("forget")

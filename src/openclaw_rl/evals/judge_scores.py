@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from openclaw_rl.common.progress import ShowProgress
+from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.errors import JudgeError, OpenClawError
 from openclaw_rl.evals.graders import served_judge
 from openclaw_rl.evals.versions.gateway_access import on_free_port
@@ -27,6 +28,7 @@ from openclaw_rl.judge.head.labelled_reactions import (
 )
 from openclaw_rl.judge.head.model import HeadReport
 from openclaw_rl.judge.head.training import measure_head
+from openclaw_rl.judge.heard import judge_heard
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.worker import make_judge
 from openclaw_rl.protocols import Judge
@@ -206,6 +208,7 @@ async def judge_reactions(
     Raise as `evaluate_judge` does.
     """
     slots = asyncio.Semaphore(workers)
+    topics = load_topics(None)
     done = 1
     failures = 0
 
@@ -213,7 +216,9 @@ async def judge_reactions(
         nonlocal done, failures
         async with slots:
             try:
-                row = JudgedReaction(labelled=labelled, verdict=await judge.judge(labelled.item))
+                row = JudgedReaction(
+                    labelled=labelled, verdict=await judge_heard(judge, labelled.item, topics)
+                )
                 failures = 0
             except OpenClawError as error:
                 failures += 1
@@ -228,7 +233,9 @@ async def judge_reactions(
 
     show("judging", 0, len(reactions))
     try:
-        first = JudgedReaction(labelled=reactions[0], verdict=await judge.judge(reactions[0].item))
+        first = JudgedReaction(
+            labelled=reactions[0], verdict=await judge_heard(judge, reactions[0].item, topics)
+        )
     except JudgeError as error:
         raise JudgeError(
             f"{str(error).rstrip('.')}. Start the judge, or check judge.* in the settings"

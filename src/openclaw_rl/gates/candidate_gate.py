@@ -24,6 +24,7 @@ from openclaw_rl.protocols import Waiting
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policies, probe_answers, training_queue
 from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, owner_filter
 from openclaw_rl.types import Policy
@@ -163,6 +164,10 @@ class CandidateGate:
             if held_out_reason is not None:
                 decision = "reject"
                 reason = held_out_reason
+        echo_reason = examination.replies.echoes.rejection_reason()
+        if echo_reason is not None:
+            decision = "reject"
+            reason = echo_reason
         if decision is None:
             return step
         self._current = None
@@ -202,6 +207,7 @@ class CandidateGate:
             ids = [s.turn for s in batch]
             base = policies.get(conn, 0)
             forms = self._newest_forms(conn, head, owner)
+            known_lessons = lessons.list_lessons(conn, policy=candidate.name)
             refused = training_queue.refused_together(conn, ids)
             contradicting = training_queue.refused_together(
                 conn, ids, code=ReasonCode.CONTRADICTION
@@ -233,7 +239,12 @@ class CandidateGate:
             held_out=held_out,
             is_retry=bool(refused),
             is_suspect=bool(contradicting),
-            replies=ReplyEvidence(prompts, settings.margin, settings.error),
+            replies=ReplyEvidence(
+                prompts,
+                settings.margin,
+                settings.error,
+                [lesson.text for lesson in known_lessons],
+            ),
             known_answers={
                 answer.probe: answer.candidate_answer for answer in answers if answer.turn is None
             },

@@ -15,6 +15,7 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.examination.probe_set import Probe
 from openclaw_rl.examination.served_forms import ServedForm
 from openclaw_rl.gates.evidence import Evidence
+from openclaw_rl.gates.lesson_echoes import LessonEchoes
 from openclaw_rl.gates.reply_source import GateReply, ReplyOrder, ReplySource
 from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.render.renderer import Renderer
@@ -67,8 +68,16 @@ class ReplyPrompt:
 class ReplyEvidence:
     """The evidence from the replies of one examination."""
 
-    def __init__(self, prompts: Sequence[ReplyPrompt], margin: float, error: float) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[ReplyPrompt],
+        margin: float,
+        error: float,
+        lessons: Sequence[str] = (),
+    ) -> None:
+        """`lessons`: texts that no answer to a probe is to repeat."""
         self.waiting = list(prompts)
+        self.echoes = LessonEchoes(lessons)
         self.answers: list[ProbeAnswer] = []
         self.correctness = Evidence("correctness", "answers to probes", margin, error)
         self.served = Evidence(
@@ -221,6 +230,8 @@ class ReplyComparer:
             verdict, reason = self._judge(prompt, evidence, head_answer, candidate_answer)
             if prompt.exchange is not None and before is not None:
                 evidence.add_replies(prompt, before, after)
+            if prompt.probe is not None:
+                evidence.echoes.add(prompt.probe.question, head_answer, candidate_answer)
             turn = None if prompt.exchange is None else prompt.exchange.request.id
             answer = ProbeAnswer(
                 version=candidate,

@@ -30,6 +30,7 @@ JUDGE_ANSWER = _answer_schema(
     reason=_TEXT,
     score={"type": "string", "enum": ["+1", "0", "-1", NO_EVIDENCE]},
     hint=_HINT,
+    words=_HINT,
 )
 TEACHER_ANSWER = _answer_schema("hint", hint=_HINT)
 EVALUATION_ANSWER = _answer_schema(

@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.judge.behaviour.verdicts import comparison_verdicts
+from openclaw_rl.judge.heard import judge_heard
 from openclaw_rl.judge.voting import replace_verdict_surrogates
 from openclaw_rl.protocols import Judge
 from openclaw_rl.settings.schema_judge import JudgeConfig
@@ -31,7 +33,9 @@ class ComparisonQueue:
     start of the process. After a failure of the judge, the turn is left out. The signals need no worker and no limit.
     """
 
-    def __init__(self, store: Store, judge: Judge, config: JudgeConfig) -> None:
+    def __init__(self, store: Store, judge: Judge, config: JudgeConfig, topics: HintTopics) -> None:
+        """`topics`: of the rules."""
+        self._topics = topics
         self._store = store
         self._judge = judge
         self._limit = config.max_comparisons
@@ -90,7 +94,7 @@ class ComparisonQueue:
     async def _compare(self, item: JudgeInput) -> Verdict | None:
         try:
             plain = replace(item, reaction=replace(item.reaction, feedback=()))
-            return replace_verdict_surrogates(await self._judge.judge(plain))
+            return replace_verdict_surrogates(await judge_heard(self._judge, plain, self._topics))
         except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything; a comparison is not repeated
             log.debug("%s: no comparison: %s", item.turn, error)
             return None

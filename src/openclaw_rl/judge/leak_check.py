@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import canonical_calls, visible_text
+from openclaw_rl.common.rules.foreign_words import capitalised_names
 from openclaw_rl.types import JudgeInput, Message
 
 MAX_SHARED_WORDS = 11
@@ -27,18 +28,9 @@ _FORM_UNIT = re.compile(
     re.IGNORECASE,
 )
 _QUOTATION = re.compile(r"`([^`]{2,})`|[\"“„«「『]([^\"“”„«»「」『』]{3,})[\"”“»」』]")
-_CAPITALISED = re.compile(r"(?<=[\w,;:] )[A-ZÀ-ÖØ-Þ][\w'’-]+")
-_CAPITALISES_NOUNS = re.compile(r"\b(?:und|nicht|der|das|ein|eine|einen|einem|mit|auf|bitte)\b")
 _CODE_WORD = re.compile(
     r"[a-z][A-Z]|\w_\w|://|\w@\w|\(\)$|^[~.]?/[\w./-]+$|^[\w-]{2,}\.[a-z]{1,5}$"
 )
-_FREE_NAME = re.compile(
-    r"english|german|french|spanish|italian|portuguese|dutch|polish|russian|turkish|arabic|hindi|chinese|japanese|korean"
-    r"|british|american|markdown|json|ya?ml|html|css|xml|csv|latex|unicode|ascii|python|javascript|typescript|java|rust"
-    r"|sql|bash|celsius|fahrenheit|metric|imperial|ok|mrs?|ms|dr",
-    re.IGNORECASE,
-)
-"""Languages, formats and units: naming them is behaviour."""
 _PUNCTUATION = "\"'`“”„«»「」『』,;:!?[]{}<>"
 _SPACELESS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _LETTER = r"[^\W_\u3040-\u30ff\u3400-\u9fff]"
@@ -67,7 +59,7 @@ class LeakCheck:
             ("a number", _numbers(hint)),
             ("code", (word for word in _words(hint) if _CODE_WORD.search(word))),
             ("a quotation", (match[1] or match[2] for match in _QUOTATION.finditer(hint))),
-            ("a name", _names(hint)),
+            ("a name", capitalised_names(hint)),
             ("a run of words", _runs(hint)),
         )
         for kind, texts in kinds:
@@ -104,15 +96,6 @@ def _numbers(hint: str) -> Iterator[str]:
     """Yield the numbers that are not followed by a unit of form."""
     for match in _NUMBER.finditer(hint):
         if not _FORM_UNIT.match(hint, match.end()):
-            yield match[0]
-
-
-def _names(hint: str) -> Iterator[str]:
-    """Yield the capitalised words within sentences, unless the language capitalises all nouns."""
-    if _CAPITALISES_NOUNS.search(hint):
-        return
-    for match in _CAPITALISED.finditer(hint):
-        if not _FREE_NAME.fullmatch(match[0]):
             yield match[0]
 
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import local_model, prompts
 from openclaw_rl.judge.answer_schemas import EVALUATION_ANSWER, JUDGE_ANSWER, AnswerSchema
 from openclaw_rl.judge.chat_client import ChatClient, log_excerpt
+from openclaw_rl.judge.hint_support import HintSupport
 from openclaw_rl.judge.leak_check import LeakCheck
 from openclaw_rl.judge.preflight import check_endpoint
 from openclaw_rl.judge.vote_cache import VoteCache, question_key
@@ -105,6 +107,8 @@ class LlmJudge:
         self._voters = VotingModel(config, JUDGE_ANSWER, asked=asked)
         self.close = self._voters.close
         self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
+        self._topics = load_topics(config.judge.wishes_path)
+        self._threshold = config.judge.consensus_threshold
         self.name = f"llm:{self._voters.model}@{prompts.JUDGE_PROMPT['version']}"
 
     def use_cache(self, cache: VoteCache) -> None:
@@ -114,28 +118,47 @@ class LlmJudge:
     async def judge(self, item: JudgeInput) -> Verdict:
         """Return the majority verdict. Raises `JudgeError` with the first vote's error if no vote is usable.
 
-        A hint that gives the answer away is dropped, with the reason in its vote and in the verdict.
+        A hint that gives the answer away is dropped, with the reason in its vote and in the verdict. So is one that the
+        person's words do not support; a vote whose hint repeats what others said does not count.
         """
         prompt = prompts.JUDGE_PROMPT
         messages = prompts.build_messages(prompt, item, self._is_ephemeral)
         vote = await self._voters.request_votes(messages, turn=item.turn, prompt=prompt["version"])
+        support = HintSupport(item.reaction, self._topics, item.messages)
+        supported = tuple(map(support.check_vote, vote.votes))
+        if any(
+            one.score != before.score for one, before in zip(supported, vote.votes, strict=True)
+        ):
+            majority = majority_score(supported, self._threshold)
+            vote = replace(
+                vote, score=majority.score, reason=majority.reason, reason_code=majority.code
+            )
         checked = LeakCheck(item, self._is_ephemeral)
-        votes = tuple(_without_leak(one, checked) for one in vote.votes)
-        dropped = sum(one.hint != clean.hint for one, clean in zip(vote.votes, votes, strict=True))
-        reason = (
-            f"{vote.reason}; {dropped} of {len(votes)} hints dropped: they give the answer away"
-        )
-        hints = hints_of_majority(votes, vote.score)
-        shown = reason if dropped else vote.reason
+        votes = tuple(_without_leak(one, checked) for one in supported)
         return make_verdict(
             item,
             self.name,
             vote.score,
-            shown,
+            _with_dropped(vote.reason, vote.votes, supported, votes),
             votes=votes,
-            hints=hints,
+            hints=hints_of_majority(votes, vote.score),
             reason_code=vote.reason_code,
         )
+
+
+def _with_dropped(
+    reason: str, asked: Sequence[Vote], supported: Sequence[Vote], votes: Sequence[Vote]
+) -> str:
+    """Return the reason of a verdict with the numbers of hints that were dropped."""
+    unsupported = sum(one.hint != kept.hint for one, kept in zip(asked, supported, strict=True))
+    if unsupported:
+        reason += (
+            f"; {unsupported} of {len(votes)} hints dropped: the person's words do not support them"
+        )
+    leaking = sum(one.hint != kept.hint for one, kept in zip(supported, votes, strict=True))
+    if leaking:
+        reason += f"; {leaking} of {len(votes)} hints dropped: they give the answer away"
+    return reason
 
 
 def _without_leak(vote: Vote, check: LeakCheck) -> Vote:

@@ -12,10 +12,12 @@ from dataclasses import replace
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.retries.backoff import backoff_delay
+from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import prompts
 from openclaw_rl.judge.answer_schemas import TEACHER_ANSWER
 from openclaw_rl.judge.chat_client import ChatClient
+from openclaw_rl.judge.hint_support import HintSupport, own_texts
 from openclaw_rl.judge.leak_check import LeakCheck
 from openclaw_rl.judge.preflight import check_endpoint
 from openclaw_rl.judge.vote_parser import parse_hint
@@ -45,6 +47,7 @@ class Teacher:
         )
         self.close = self._chat_client.close
         self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
+        self._topics = load_topics(config.judge.wishes_path)
         self.name = f"teacher:{config.teacher.model}@{prompts.TEACHER_PROMPT['version']}"
         # Number of hints written.
         self.hints = 0
@@ -56,8 +59,13 @@ class Teacher:
         self._pause_until = 0.0
 
     def wants_hint(self, item: JudgeInput, verdict: Verdict) -> bool:
-        """Whether the teacher is asked about this verdict. A user's own correction is never replaced."""
+        """Whether the teacher is asked about this verdict: only where the person said something.
+
+        A user's own correction is never replaced.
+        """
         if any(feedback.correction for feedback in item.reaction.feedback):
+            return False
+        if not own_texts(item.reaction):
             return False
         return self._ask_when == "always" or (self._ask_when == "negative" and verdict.score == -1)
 
@@ -83,6 +91,12 @@ class Teacher:
             return replace(
                 verdict,
                 reason=f"{verdict.reason}; hint by {self.name} dropped: it gives away {leak}",
+            )
+        refusal = HintSupport(item.reaction, self._topics, item.messages).find_refusal(hint)
+        if refusal is not None:
+            self.missed += 1
+            return replace(
+                verdict, reason=f"{verdict.reason}; hint by {self.name} dropped: {refusal}"
             )
         self.hints += 1
         return replace(verdict, hints=(hint,), reason=f"{verdict.reason}; hint by {self.name}")

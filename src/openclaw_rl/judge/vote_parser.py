@@ -61,7 +61,8 @@ def parse_vote(text: str) -> Vote:
         return Vote(
             score=None, error=f"expected hint to be text or null; got {json_type_name(hint)}"
         )
-    return Vote(score=score, hint=_parse_judge_hint(hint), reason=reason)
+    words = _clean_text(answer.get("words")) or None
+    return Vote(score=score, hint=_parse_judge_hint(hint), reason=reason, words=words)
 
 
 def parse_hint(text: str) -> str | None:

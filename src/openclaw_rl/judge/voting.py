@@ -86,6 +86,7 @@ def replace_verdict_surrogates(verdict: Verdict) -> Verdict:
             reason=text(v.reason),
             error=v.error and text(v.error),
             fact=v.fact and text(v.fact),
+            words=v.words and text(v.words),
         )
         for v in verdict.votes
     )

@@ -21,6 +21,7 @@ from openclaw_rl.judge.behaviour import verdicts as behaviour
 from openclaw_rl.judge.comparison import ComparisonQueue
 from openclaw_rl.judge.failure_log import FailureLog
 from openclaw_rl.judge.head.auto import AutoJudge
+from openclaw_rl.judge.heard import heard_item, judge_heard
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
@@ -107,6 +108,7 @@ class JudgeQueue:
         # Why it is the rules, if the settings leave the choice.
         self._choice = judge_spec(config).describe(config) if isinstance(judge, RulesJudge) else ""
         self.lessons = LessonMaker(config, store, judge)
+        self._topics = self.lessons.topics
         self._turns = TurnQueue({})
         self._may_have_new = True
         self._last_read_at = float("-inf")
@@ -115,7 +117,7 @@ class JudgeQueue:
         self._pause = DiskPause()
         self._progress = heartbeats.ProgressReader()
         self._attempts = heartbeats.AttemptLog(store, "judge")
-        self._comparisons = ComparisonQueue(store, judge, config.judge)
+        self._comparisons = ComparisonQueue(store, judge, config.judge, self._topics)
         self._verdicts = VerdictWriter(store, self._attempts, self.lessons, config.judge.min_kappa)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -212,7 +214,7 @@ class JudgeQueue:
         while True:
             try:
                 with self._store.read() as conn:
-                    return turns.closed_turns(conn, limit)
+                    return list(map(heard_item, turns.closed_turns(conn, limit)))
             except DamagedRow as error:
                 with self._store.write(durable=False) as conn:
                     _set_aside(conn, error.turn, Reason(ReasonCode.DAMAGED, str(error)))
@@ -276,7 +278,8 @@ class JudgeQueue:
         try:
             verdict = explicit
             if verdict is None:
-                verdict = user_feedback.apply_corrections(item, await self._judge.judge(item))
+                verdict = await judge_heard(self._judge, item, self._topics)
+                verdict = user_feedback.apply_corrections(item, verdict)
             verdict = behaviour.apply_signals(item, verdict, self._config.signals)
         except JudgeNotReady as waits:
             self._turns.postpone(turn_key(item), time.monotonic() + waits.retry_after)

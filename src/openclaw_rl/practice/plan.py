@@ -48,11 +48,20 @@ def quote_lessons(noted: Sequence[Lesson]) -> str:
     return quoted
 
 
-def plan_practice(conn: Connection, head: Policy, now: float) -> PracticePlan:
-    """Return the plan of the next round. A contested lesson is neither practised nor in the teacher's prompt."""
+def plan_practice(
+    conn: Connection, head: Policy, now: float, *, is_alone: bool = True
+) -> PracticePlan:
+    """Return the plan of the next round. A contested lesson is neither practised nor in the teacher's prompt.
+
+    `is_alone`: whether the policy answers one person alone. Else a lesson that is not shared stays in its prompts.
+    """
     active = lessons.list_lessons(conn, policy=head.name, states=[LessonState.ACTIVE])
     learned = lessons.list_lessons(conn, policy=head.name, states=[LessonState.LEARNED])
     settled = _settled_lessons(conn, active, learned, now)
+    if not is_alone:
+        settled = [lesson for lesson in settled if lesson.is_shared]
+        learned = [lesson for lesson in learned if lesson.is_shared]
+        active = [lesson for lesson in active if lesson.is_shared]
     beside = frozenset(lesson.id for lesson in (*settled, *learned))
     waiting = [lesson for lesson in active if lesson.is_practised]
     targets = [lesson for lesson in settled if lesson.is_practised]

@@ -37,6 +37,7 @@ from openclaw_rl.store import leases, turn_states
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import examinations, lessons, practice_turns
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
+from openclaw_rl.store.lessons.people import PeopleOfPolicies
 from openclaw_rl.store.lessons.practice_turns import PRACTICE_SCOPE, PracticeTurn
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import OwnerFilter, PolicyOwner, owner_filter
@@ -175,6 +176,7 @@ class PracticeSession:
         # By the name of the policy.
         self._rounds: dict[str, _Round] = {}
         self._share = PracticeShare(settings.busy_share)
+        self._people = PeopleOfPolicies()
 
     def next_batch(self, policy: PolicyWork) -> Batch | Waiting | None:
         """Return the turns of a complete round; else generate a few more replies. None: there is nothing to practise.
@@ -186,7 +188,7 @@ class PracticeSession:
         round_ = self._rounds.pop(head.name, None)
         with self._store.read() as conn:
             pending = practice_turns.pending_turns(conn, owner)
-            is_current = round_ is not None and self._is_current(conn, round_, head)
+            is_current = round_ is not None and self._is_current(conn, round_, head, owner)
         if round_ is not None and (pending or not is_current):
             self._drop_round(round_)
             round_ = None
@@ -213,7 +215,7 @@ class PracticeSession:
         """Store the turns of a complete round, and return them; None if a lesson was forgotten meanwhile."""
         with self._store.write() as conn:
             leases.check(conn, policy.lease, policy.lease_now)
-            is_current = self._is_current(conn, round_, policy.head)
+            is_current = self._is_current(conn, round_, policy.head, owner)
             if is_current:
                 practice_turns.add_turns(conn, self._make_turns(round_), at=self._clock())
         if not is_current:
@@ -228,7 +230,9 @@ class PracticeSession:
             with self._store.write() as conn:
                 practice_turns.add_dropped_seconds(conn, round_.seconds, at=self._clock())
 
-    def _is_current(self, conn: Connection, round_: _Round, head: Policy) -> bool:
+    def _is_current(
+        self, conn: Connection, round_: _Round, head: Policy, owner: OwnerFilter | None
+    ) -> bool:
         """Return whether the head, the prompts and their lessons are those for which the round began.
 
         A word that concerns none of them, such as a fact or the wish of another user, does not end the round.
@@ -238,8 +242,12 @@ class PracticeSession:
         sources = {prompt.exchange.request.id for prompt in round_.prompts}
         if not practice_turns.can_be_asked(conn, sources):
             return False
-        plan = plan_practice(conn, head, self._clock())
+        plan = self._plan(conn, head, owner)
         return self._selector.has_current_lessons(conn, plan, head.name, round_.prompts)
+
+    def _plan(self, conn: Connection, head: Policy, owner: OwnerFilter | None) -> PracticePlan:
+        is_alone = self._people.is_alone(conn, head.name, owner)
+        return plan_practice(conn, head, self._clock(), is_alone=is_alone)
 
     def policies(self, conn: Connection) -> list[str]:
         """Return the names of the policies that may have something to practise."""
@@ -250,7 +258,7 @@ class PracticeSession:
         settings = self._settings
         now = self._clock()
         with self._store.read() as conn:
-            plan = plan_practice(conn, head, now)
+            plan = self._plan(conn, head, owner)
             quoted = quote_lessons(plan.waiting)
             if not plan.targets:
                 if not quoted:

@@ -335,6 +335,17 @@ class PolicyConfig(Section):
         return self.per if "per" in self.model_fields_set else None
 
 
+class LessonsConfig(Section):
+    """Lessons (docs/concepts/lessons.md)."""
+
+    scope: Literal["person", "all"] = Field(
+        "person",
+        description="whom a new lesson reaches: `person`, the API key and the user who said it, and weights that "
+        "answer nobody else; `all`, also the other users of the key, if no user was named, and weights that others "
+        "share. `openclaw-rl lessons share` shares a single one",
+    )
+
+
 class Config(Section):
     """All settings."""
 
@@ -347,6 +358,7 @@ class Config(Section):
     tinker: TinkerConfig = TinkerConfig()
     fireworks: FireworksConfig = FireworksConfig()
     policy: PolicyConfig = PolicyConfig()
+    lessons: LessonsConfig = LessonsConfig()
     collect: CollectConfig = CollectConfig()
     judge: JudgeConfig = JudgeConfig()
     teacher: TeacherConfig = TeacherConfig()

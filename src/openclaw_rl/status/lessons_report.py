@@ -19,6 +19,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.status.inspect import shorten_line, turn_data
 from openclaw_rl.status.report import read_store
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text
+from openclaw_rl.store import exchanges
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope, scope_owner, scope_subject
@@ -37,24 +38,39 @@ def lesson_rows(conn: Connection, *, with_superseded: bool, now: float) -> list[
 
 def _lesson_data(conn: Connection, lesson: Lesson, now: float) -> dict[str, Any]:
     evidence = [
-        {"turn": one.turn, "weight": one.weight, "at": one.at, **_turn_comments(conn, one.turn)}
+        {
+            "turn": one.turn,
+            "weight": one.weight,
+            "at": one.at,
+            "words": one.words or None,
+            **_turn_comments(conn, one.turn),
+        }
         for one in lessons.turns_of_lesson(conn, lesson.id)
     ]
     return asdict(lesson) | {"weight": lesson.weight_at(now), "turns": evidence}
 
 
 def _turn_comments(conn: Connection, turn: str) -> dict[str, str | None]:
-    """Return what was asked in a turn, and what was said about the reply; None if it is not stored."""
+    """Return what was asked in a turn, what was said about the reply, and who said it; None if it is not stored."""
     try:
         data = turn_data(conn, turn)
+        exchange = exchanges.get(conn, turn)
     except DamagedRow:
-        return {"asked": None, "said": None}
+        exchange = None
+    if exchange is None:
+        return {"asked": None, "said": None, "user": None, "key": None, "session": None}
     reaction = data["reaction"] or {"messages": [], "feedback": []}
     messages = [message for message in reaction["messages"] if message.get("role") == "user"]
     comments = [message_text(message) for message in messages]
     for feedback in reaction["feedback"]:
         comments += filter(None, (feedback["comment"], feedback["correction"]))
-    return {"asked": data["user"], "said": " / ".join(comments) or None}
+    return {
+        "asked": data["user"],
+        "said": " / ".join(comments) or None,
+        "user": exchange.request.user or None,
+        "key": exchange.request.scope,
+        "session": data["session"],
+    }
 
 
 def show_lessons(config: Config, *, with_superseded: bool, as_json: bool) -> None:
@@ -80,10 +96,16 @@ def _lesson_lines(row: Mapping[str, Any], mode: str) -> list[RenderableType]:
         Padding(where, (0, 0, 0, 2), expand=False),
     ]
     for one in reversed(row["turns"][-MAX_SHOWN_TURNS:]):
-        comment = f"said: {one['said'] or 'nothing'} ({one['turn']})"
+        comment = f"said: {one['words'] or one['said'] or 'nothing'} ({_place_text(one)})"
         lines.append(Text("    " + shorten_line(comment, width - 4)))
     more = len(row["turns"]) - MAX_SHOWN_TURNS
     return [*lines, f"    and {more} more"] if more > 0 else lines
+
+
+def _place_text(evidence: Mapping[str, Any]) -> str:
+    """Return where the words of a lesson were said, and by which user if one was named."""
+    user = f", user {evidence['user']}" if evidence["user"] else ""
+    return f"{evidence['turn']}{user}"
 
 
 def state_text(row: Mapping[str, Any], mode: str) -> str:

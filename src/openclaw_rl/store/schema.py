@@ -356,6 +356,8 @@ lessons = Table(
     *_optional(Float, "divergence"),
     # JSON of a `Withdrawal`; NULL: it was not withdrawn.
     Column("withdrawal", LargeBinary),
+    # Whether it may reach others than the person who said it.
+    Column("is_shared", Integer, nullable=False, server_default=text("1")),
 )
 Index("lessons_scope", lessons.c.policy, lessons.c.key, lessons.c.scope_kind, lessons.c.scope_value)
 
@@ -366,6 +368,8 @@ lesson_turns = Table(
     Column("lesson", Text, ForeignKey("lessons.id", ondelete="CASCADE"), primary_key=True),
     _turn_key(),
     *_required(Float, "weight at"),
+    # Of the person, on which the lesson stands.
+    Column("words", Text, nullable=False, server_default=text("''")),
 )
 Index("lesson_turns_turn", lesson_turns.c.turn)
 

@@ -118,7 +118,9 @@ def test_a_fact_is_for_its_question_whatever_the_model_says(world: World) -> Non
 def test_a_limited_wish_has_its_scope(
     world: World, answer: dict[str, Any], scope: tuple[LessonScope, str]
 ) -> None:
-    (found,), _ = learn(world, ["first"], "Be brief.", lambda question: GENERAL | answer)
+    (found,), _ = learn(
+        world, ["Less of it in Python code."], "Be brief.", lambda question: GENERAL | answer
+    )
     assert (found.scope_kind, found.scope_value, found.topic) == (*scope, "length/short")
 
 

@@ -11,6 +11,7 @@ from tests.serve.conftest import KEY, SCOPE, TOOLS, USER, Answer, Site, Start
 
 from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.judge.lessons.lesson_book import update_lessons
+from openclaw_rl.store import reactions
 from openclaw_rl.store.lessons import examinations, lessons
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lessons.questions import question_hash
@@ -218,6 +219,15 @@ def test_a_fact_about_a_short_message_applies_to_its_conversation_alone(site: Si
         turn=turn, revision=1, judge="explicit", score=-1, hints=("It is Canberra.",), at=1.0
     )
     with site.store.write() as conn:
+        reactions.record_reaction(
+            conn,
+            turn,
+            messages=[USER | {"content": "It is Canberra."}],
+            signature=b"said",
+            source=None,
+            how="exact",
+            at=1.0,
+        )
         update_lessons(
             conn, verdict, HintTopics(()), is_ephemeral=lambda message: False, key=site.store.secret
         )

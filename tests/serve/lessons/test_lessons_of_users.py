@@ -10,6 +10,7 @@ from tests.serve.conftest import KEY, USER, Site
 from openclaw_rl.common.rules.lesson_topics import HintTopics
 from openclaw_rl.judge.lessons.lesson_book import known_lessons, update_lessons
 from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.store import reactions
 from openclaw_rl.store.lessons import lessons, removal
 from openclaw_rl.types import Exchange, Verdict
 
@@ -35,14 +36,30 @@ def ask(
     return site.last()
 
 
-def complain(site: Site, exchange: Exchange, *hints: str, at: float = 1.0) -> None:
+def complain(
+    site: Site, exchange: Exchange, *hints: str, at: float = 1.0, is_shared: bool = True
+) -> None:
     """The lessons of a verdict on this reply, as the judge's worker writes them."""
     verdict = Verdict(
         turn=exchange.request.id, revision=1, judge="rules@1", score=-1, hints=hints, at=at
     )
     with site.store.write() as conn:
+        reactions.record_reaction(
+            conn,
+            exchange.request.id,
+            messages=[USER | {"content": " ".join(hints)}],
+            signature=b"said",
+            source=None,
+            how="exact",
+            at=at,
+        )
         update_lessons(
-            conn, verdict, TOPICS, is_ephemeral=lambda message: False, key=site.store.secret
+            conn,
+            verdict,
+            TOPICS,
+            is_shared=is_shared,
+            is_ephemeral=lambda message: False,
+            key=site.store.secret,
         )
 
 
@@ -83,6 +100,15 @@ def test_a_wish_without_a_user_applies_to_all_users_of_the_agent(site: Site) -> 
     assert [texts(ask(site, user)) for user in ("", "ann")] == [[SHORT], [SHORT]]
     complain(site, ask(site, "ann"), LONG)
     assert [texts(ask(site, user)) for user in ("", "ann", "bob")] == [[SHORT], [LONG], [SHORT]]
+
+
+def test_a_wish_without_a_user_reaches_no_user_unless_it_is_shared(site: Site) -> None:
+    complain(site, ask(site, ""), SHORT, is_shared=False)
+    assert [texts(ask(site, user)) for user in ("", "ann")] == [[SHORT], []]
+    with site.store.write() as conn:
+        (lesson,) = lessons.list_lessons(conn)
+        lessons.share(conn, lesson.id)
+    assert [texts(ask(site, user)) for user in ("", "ann")] == [[SHORT], [SHORT]]
 
 
 def test_a_correction_applies_to_its_question_and_user_alone(site: Site) -> None:

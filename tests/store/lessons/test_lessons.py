@@ -10,7 +10,7 @@ from tests.store.world import policy, serve
 
 from openclaw_rl.store import leases, schema
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lessons import lessons, practice_turns, removal
+from openclaw_rl.store.lessons import lessons, pins, practice_turns, removal
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope, PromptContext, user_scope
 from openclaw_rl.store.lineage import policies
@@ -138,7 +138,7 @@ def test_a_pinned_lesson_of_a_conversation_does_not_affect_other_prompts(store: 
     with store.write() as conn:
         put(conn, replace(SHORT, topic="length/long"), of_session("one", at=2.0))
         lessons.supersede(conn, "one", "aa")
-        assert lessons.pin_in_force(conn, "one") is None
+        assert pins.pin_in_force(conn, "one") is None
         assert names(lessons.lessons_for(conn, HERE)) == ["aa"]
         assert names(lessons.lessons_for(conn, replace(HERE, sessions=("one",)))) == ["one"]
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 
 from openclaw_rl.common.client_patterns import head_and_tail
 from openclaw_rl.common.message_hash import message_text, normalise_text, strip_time_stamp
 from openclaw_rl.common.rules.rule_files import Rule, RuleFile, load_rule_files, rules_path
+from openclaw_rl.common.rules.speakers import own_words
 from openclaw_rl.common.rules.stated_scope import StatedScope, names_subject
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.types import Message
 
 log = logging.getLogger(__name__)
+# With "3.5" and "node.js" in one piece.
+_SENTENCE = re.compile(r"(?:[^.!?。！？\n]|[.!?](?=\S))+[.!?。！？]*")
+MAX_READ_SENTENCES = 64
+"""Sentences of a text in which the words of a wish are searched."""
 MAX_WISH_CHARS = 8_192
 """Characters of a message in which wishes are searched: what stands between its head and its tail was pasted."""
 
@@ -48,6 +56,21 @@ class HintTopics:
     def has_hint(self, text: str) -> bool:
         """Return whether a text is the hint of a rule, without regard to case, white space and its final mark."""
         return normalise_lesson(text) in self._by_hint
+
+    def wished_words(self, texts: Iterable[str], hint: str) -> str | None:
+        """Return the sentence in a person's texts in which a rule reads the wish of a hint; None without one."""
+        rule = self.find_rule(head_and_tail(hint, MAX_WISH_CHARS), as_reaction=True)
+        if rule is None:
+            return None
+        sentences = chain.from_iterable(map(_sentences_of, texts))
+        return next(filter(partial(self._reads, rule), sentences), None)
+
+    def _reads(self, rule: Rule, text: str) -> bool:
+        matching = [
+            one for file in self._files for one in file.matching_rules([("user", text)], "")
+        ]
+        is_same_hint = any(one.hint == rule.hint for one in matching)
+        return is_same_hint or rule.topic in {one.topic for one in matching if one.topic}
 
     def topic_of(self, text: str, topic: str = "") -> str:
         """Return the topic of a lesson: `topic` if it is known, else that of a rule that says the same; or ""."""
@@ -98,9 +121,10 @@ class HintTopics:
     def read_wishes(self, message: Message, reply: str | None) -> Wishes:
         """Return what a person's message asks for: for its own reply, or of `reply`, the one before it.
 
+        Only the person's own words ask for anything: no quotation, no pasted text, nothing that a tool said.
         `reply`: None if the message is the first one of a conversation, which says nothing about a reply.
         """
-        text = self._without_other_subjects(_wish_text(message))
+        text = self._without_other_subjects(own_words(_wish_text(message)))
         matching: list[Rule] = []
         topics: set[str] = set()
         for file in self._files:
@@ -109,6 +133,12 @@ class HintTopics:
         topics |= {rule.topic for rule in matching if rule.topic}
         hints = {} if reply is None else _agreed_hints(matching, topics)
         return Wishes(frozenset(topics), hints)
+
+
+def _sentences_of(text: str) -> list[str]:
+    """Return the first sentences of a text, and then all of it."""
+    sentences = [*_SENTENCE.findall(text)[:MAX_READ_SENTENCES], text]
+    return [" ".join(sentence.split()) for sentence in sentences]
 
 
 def _wish_text(message: Message) -> str:

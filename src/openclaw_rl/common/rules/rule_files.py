@@ -21,7 +21,8 @@ from openclaw_rl.common.linear_regex import (
     PatternError,
     PatternSet,
 )
-from openclaw_rl.common.rules.own_words import without_quotations
+from openclaw_rl.common.rules.foreign_blocks import LEFT_OUT
+from openclaw_rl.common.rules.speakers import own_words
 from openclaw_rl.common.rules.stated_scope import MAX_STATED_SCOPES, ScopePatterns, StatedScope
 from openclaw_rl.errors import ConfigError
 
@@ -173,7 +174,7 @@ class RuleFile:
         return _SearchedText(role, text, matching)
 
     def _own_words(self, text: str) -> str:
-        text = without_quotations(text)
+        text = own_words(text).replace(LEFT_OUT, "").strip()
         report = self.others.partition(text) if self.others is not None else None
         return text if report is None else report[0]
 

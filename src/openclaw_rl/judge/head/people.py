@@ -21,6 +21,7 @@ from openclaw_rl.judge.head.features import make_features
 from openclaw_rl.judge.head.model import CLASSES, Head, LabelledRows, fit_person_head
 from openclaw_rl.judge.head.records import make_record
 from openclaw_rl.judge.head.regression import Floats
+from openclaw_rl.judge.heard import heard_item
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.store import person_scores
 from openclaw_rl.store.db import Store
@@ -170,7 +171,7 @@ class PeoplesHeads:
         assert self._store is not None
         with self._store.read() as conn:
             read = person_scores.judge_inputs(conn, turns)
-        return {turn: without_feedback(item) for turn, item in read.items()}
+        return {turn: without_feedback(heard_item(item)) for turn, item in read.items()}
 
 
 def without_feedback(item: JudgeInput) -> JudgeInput:

@@ -55,14 +55,15 @@ def update_lessons(
     *,
     per: PolicyOwner = "all",
     drafts: Sequence[LessonDraft] | None = None,
+    is_shared: bool = True,
     is_ephemeral: Callable[[Message], bool],
     key: bytes,
 ) -> None:
     """Make a turn evidence of the lessons of its verdict, and of no other. Idempotent. Raises `DamagedRow`.
 
     `per`: who has a policy of its own, which learns the lesson. `drafts`: as a model read them; None: by the rules.
-    `key`: of the hashes of questions. A redacted turn gives none, and a turn of an episode or an imported one neither:
-    no prompt has the key of imported turns.
+    `is_shared`: whether a new lesson may reach others than its person. `key`: of the hashes of questions. A redacted
+    turn gives none, and a turn of an episode or an imported one neither: no prompt has the key of imported turns.
     """
     known = lessons.lessons_of_turns(conn, [verdict.turn])
     if drafts is None and (verdict.hints or any(vote.fact for vote in verdict.votes)):
@@ -75,7 +76,14 @@ def update_lessons(
     exchange = exchanges.get(conn, verdict.turn) if remembered else None
     if exchange is not None and _gives_lessons(exchange.request):
         place = _TurnPlace.of_turn(
-            conn, verdict.turn, exchange.request, is_ephemeral, topics, key=key, per=per
+            conn,
+            verdict.turn,
+            exchange.request,
+            is_ephemeral,
+            topics,
+            key=key,
+            per=per,
+            is_shared=is_shared,
         )
         for draft in remembered:
             supported |= set(_add_evidence(conn, draft, verdict, place))
@@ -126,6 +134,7 @@ class _TurnPlace:
     request: Request
     context: PromptContext
     topics: HintTopics
+    is_shared: bool
 
     @classmethod
     def of_turn(
@@ -138,6 +147,7 @@ class _TurnPlace:
         *,
         key: bytes,
         per: PolicyOwner,
+        is_shared: bool,
     ) -> _TurnPlace:
         stored = turns.get(conn, turn)
         context = PromptContext(
@@ -149,7 +159,7 @@ class _TurnPlace:
             sessions=(stored.session,) if stored is not None else (),
             asked=asked_text(request.messages, is_ephemeral, topics.without_scopes),
         )
-        return cls(request=request, context=context, topics=topics)
+        return cls(request=request, context=context, topics=topics, is_shared=is_shared)
 
     def scope_of(self, draft: LessonDraft) -> tuple[LessonScope, str]:
         """Return the scope of a lesson from this turn, and its value."""
@@ -186,6 +196,7 @@ def _add_evidence(
         weight=0.0,
         made_at=verdict.at,
         reinforced_at=verdict.at,
+        is_shared=place.is_shared,
     )
     others = lessons.lessons_in_scope(conn, new.policy, new.key, new.scope_kind, new.scope_value)
     lesson = _find_edited(conn, draft, verdict.turn, others) or _find_same(draft, others)
@@ -197,7 +208,12 @@ def _add_evidence(
     repeats = lessons.count_repeats(conn, lesson.id, verdict.turn)
     share = REPEATED_SHARES[min(repeats, len(REPEATED_SHARES) - 1)]
     if lessons.reinforce(
-        conn, lesson.id, verdict.turn, weight=verdict.weight * share, at=verdict.at
+        conn,
+        lesson.id,
+        verdict.turn,
+        weight=verdict.weight * share,
+        at=verdict.at,
+        words=draft.words,
     ):
         if lesson is not new:
             lesson = _in_newest_words(conn, lesson, draft, place.topics, verdict.at)
@@ -242,7 +258,12 @@ def _in_newest_words(
 
 
 def _draft_for_session(draft: LessonDraft, lesson: Lesson) -> LessonDraft:
-    return LessonDraft(text=lesson.text, reach=LessonReach.SESSION, topic=_topic_of(draft, lesson))
+    return LessonDraft(
+        text=lesson.text,
+        reach=LessonReach.SESSION,
+        topic=_topic_of(draft, lesson),
+        words=draft.words,
+    )
 
 
 def _would_hold_here(lesson: Lesson, rivals: Sequence[Lesson]) -> bool:

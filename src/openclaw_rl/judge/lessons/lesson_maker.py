@@ -12,6 +12,7 @@ from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.rules.lesson_topics import HintTopics, normalise_lesson
 from openclaw_rl.errors import DamagedRow
 from openclaw_rl.judge.head.auto import AutoJudge
+from openclaw_rl.judge.heard import heard_reaction
 from openclaw_rl.judge.lessons.drafts import LessonDraft, facts_of
 from openclaw_rl.judge.lessons.lesson_book import known_lessons, update_lessons
 from openclaw_rl.judge.lessons.lesson_reader import LessonReader
@@ -35,12 +36,13 @@ class LessonMaker:
         rules = judge.rules if isinstance(judge, AutoJudge) else judge
         if not isinstance(rules, RulesJudge):
             rules = RulesJudge.load()
-        self._topics = HintTopics(rules.files)
+        self.topics = HintTopics(rules.files)
         self._store = store
         self._per = config.policy.per
+        self._is_shared = config.lessons.scope == "all"
         self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
         self._reader = (
-            LessonReader(config, self._is_ephemeral, self._topics)
+            LessonReader(config, self._is_ephemeral, self.topics)
             if isinstance(judge, LlmJudge)
             else None
         )
@@ -80,9 +82,10 @@ class LessonMaker:
             update_lessons(
                 conn,
                 verdict,
-                self._topics,
+                self.topics,
                 per=self._per,
                 drafts=drafts,
+                is_shared=self._is_shared,
                 is_ephemeral=self._is_ephemeral,
                 key=self._store.secret,
             )
@@ -102,7 +105,7 @@ class LessonMaker:
 def _keep_corrections(conn: Connection, verdict: Verdict) -> Verdict:
     """Return the verdict with those of its hints that are corrections of the person, and without votes."""
     reaction = turns.current_reaction(conn, verdict.turn)
-    feedback = reaction.feedback if reaction is not None else ()
+    feedback = heard_reaction(reaction).feedback if reaction is not None else ()
     corrections = {normalise_lesson(one.correction) for one in feedback if one.correction}
     hints = [hint for hint in verdict.hints if normalise_lesson(hint) in corrections]
     return replace(verdict, hints=tuple(hints), votes=())

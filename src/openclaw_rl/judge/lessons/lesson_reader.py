@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from openclaw_rl.common.rules.lesson_topics import HintTopics
-from openclaw_rl.common.rules.stated_scope import normalise_subject
+from openclaw_rl.common.rules.stated_scope import names_subject, normalise_subject
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import prompts
 from openclaw_rl.judge.answer_schemas import LESSON_ANSWER
+from openclaw_rl.judge.hint_support import HintSupport
 from openclaw_rl.judge.leak_check import LeakCheck
-from openclaw_rl.judge.lessons.drafts import LessonDraft, LessonReach, answer_draft, facts_of
+from openclaw_rl.judge.lessons.drafts import (
+    LessonDraft,
+    LessonReach,
+    answer_draft,
+    facts_of,
+    words_of_votes,
+)
 from openclaw_rl.judge.llm import ChatModel, make_chat_model
 from openclaw_rl.judge.vote_parser import parse_lesson
 from openclaw_rl.settings.load import Config
@@ -56,7 +64,17 @@ class LessonReader:
         except JudgeError as error:
             log.debug("turn %s: no lesson was read: %s", item.turn, error)
             return None
-        return self._make_draft(item, answer, known, is_fact=not verdict.hints)
+        support = HintSupport(item.reaction, self._topics, item.messages)
+        refusal = support.find_refusal(answer["lesson"])
+        if refusal is not None:
+            log.debug("turn %s: no lesson was read: %s", item.turn, refusal)
+            return None
+        if not names_subject("\n".join(support.own), normalise_subject(answer["subject"])):
+            answer["subject"] = ""
+        draft = self._make_draft(item, answer, known, is_fact=not verdict.hints)
+        words = next(iter(words_of_votes(verdict).values()), None)
+        words = words or support.find_words(answer["lesson"]) or ""
+        return None if draft is None else replace(draft, words=words)
 
     def _make_draft(
         self, item: JudgeInput, answer: dict[str, Any], known: Sequence[Lesson], *, is_fact: bool

@@ -109,6 +109,8 @@ class Lesson:
     # Plain prompt against the prompt with the lesson, as measured last.
     divergence: float | None = None
     withdrawal: Withdrawal | None = None  # of a withdrawn lesson
+    # Whether it may reach others than the person who said it: other users of the key, and weights that others share.
+    is_shared: bool = True
 
     def weight_at(self, now: float) -> float:
         """Return the aged weight."""
@@ -140,6 +142,7 @@ class Lesson:
         is_same_scope = (self.scope_kind, self.scope_value) == (other.scope_kind, other.scope_value)
         is_of_agent = (
             self.scope_kind is LessonScope.AGENT
+            and self.is_shared
             and bool(other.owner[1])
             and self.owner[0] == other.owner[0]
         )
@@ -148,12 +151,16 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonTurn:
-    """One turn that is evidence of a lesson. `weight`: how much it counts, in (0, 1]."""
+    """One turn that is evidence of a lesson. `weight`: how much it counts, in (0, 1].
+
+    `words`: what the person said, which supports the lesson; "" for evidence of an older version.
+    """
 
     lesson: str
     turn: str
     weight: float
     at: float
+    words: str = ""
 
 
 _select_for_context = (
@@ -221,9 +228,10 @@ def lessons_for(
     one alone is pinned.
     """
     lessons = _lessons(conn, _select_for_context, context.bound_values())
-    about = [
-        lesson for lesson in lessons if context.is_about(lesson.scope_kind, lesson.scope_value)
-    ]
+    about = []
+    for lesson in lessons:
+        if context.is_about(lesson.scope_kind, lesson.scope_value, is_shared=lesson.is_shared):
+            about.append(lesson)
     overruled = _overruled(conn, about)
     return [lesson for lesson in about if lesson.state in states and lesson.id not in overruled]
 
@@ -305,9 +313,14 @@ def count_repeats(conn: Connection, id: str, turn: str) -> int:
     return conn.execute(select(func.count()).where(c.lesson == id, c.turn.in_(before))).scalar_one()
 
 
-def reinforce(conn: Connection, id: str, turn: str, *, weight: float = 1.0, at: float) -> bool:
-    """Add a turn to the evidence of a lesson, and its weight to the aged one. False if it was evidence already."""
-    evidence = LessonTurn(lesson=id, turn=turn, weight=weight, at=at)
+def reinforce(
+    conn: Connection, id: str, turn: str, *, weight: float = 1.0, at: float, words: str = ""
+) -> bool:
+    """Add a turn to the evidence of a lesson, and its weight to the aged one. False if it was evidence already.
+
+    `words`: what the person said in it.
+    """
+    evidence = LessonTurn(lesson=id, turn=turn, weight=weight, at=at, words=words)
     added = conn.execute(
         insert(t.lesson_turns).values(to_row(t.lesson_turns, evidence)).on_conflict_do_nothing()
     )
@@ -418,38 +431,14 @@ def set_policy(conn: Connection, id: str, name: str) -> None:
     _update(conn, id, policy=name)
 
 
+def share(conn: Connection, id: str) -> None:
+    """Let a lesson reach others than the person who said it."""
+    _update(conn, id, is_shared=1)
+
+
 def set_pinned(conn: Connection, id: str, is_pinned: bool) -> None:
     """Pin or unpin a lesson. A pinned lesson is never superseded and stays in prompts after it is learned."""
     _update(conn, id, is_pinned=int(is_pinned))
-
-
-def pin_in_force(conn: Connection, id: str) -> Lesson | None:
-    """Pin a lesson and put it into force.
-
-    Returns the lesson in force that had superseded it, as it was. That one is superseded now, and not pinned. One of a
-    wider scope stays in force for other prompts.
-    """
-    lesson = get(conn, id)
-    rival = _lesson_in_force(conn, id)
-    set_pinned(conn, id, True)
-    if lesson is None or rival is None or rival.id == id:
-        return None
-    mark_active(conn, id)
-    if (rival.scope_kind, rival.scope_value) != (lesson.scope_kind, lesson.scope_value):
-        return None
-    supersede(conn, rival.id, id)
-    set_pinned(conn, rival.id, False)
-    return rival
-
-
-def _lesson_in_force(conn: Connection, id: str) -> Lesson | None:
-    """Return the lesson at the end of the chain of those that superseded one another; the lesson itself if none did."""
-    lesson = get(conn, id)
-    seen = set[str]()
-    while lesson is not None and lesson.superseded_by is not None and lesson.id not in seen:
-        seen.add(lesson.id)
-        lesson = get(conn, lesson.superseded_by)
-    return lesson
 
 
 def _lessons(
@@ -486,6 +475,7 @@ def _read_lesson(row: Any) -> Lesson | None:
         scope_kind=kind,
         state=state,
         is_pinned=bool(row.is_pinned),
+        is_shared=bool(row.is_shared),
         withdrawal=withdrawal,
     )
 

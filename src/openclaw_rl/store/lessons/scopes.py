@@ -78,13 +78,21 @@ class PromptContext:
             "sessions": list(self.sessions),
         }
 
-    def is_about(self, kind: LessonScope, value: str) -> bool:
-        """Return whether the prompt is about the subject of a scope; True for a scope without one."""
+    def is_about(self, kind: LessonScope, value: str, *, is_shared: bool = True) -> bool:
+        """Return whether a lesson of this scope is for the prompt, among those of `in_scope`.
+
+        One that is not shared, of requests without a user, is for such prompts alone; one about a subject is for
+        prompts about it.
+        """
+        owner = scope_owner(kind, value)
+        if kind is LessonScope.AGENT:
+            return is_shared or not self.user
         if kind is not LessonScope.SUBJECT:
             return True
-        owner = scope_owner(kind, value)
-        is_own = owner in ((self.agent, self.user), (self.agent, ""))
-        return is_own and names_subject(self.asked, scope_subject(kind, value))
+        owners = [(self.agent, self.user)]
+        if is_shared:
+            owners.append((self.agent, ""))
+        return owner in owners and names_subject(self.asked, scope_subject(kind, value))
 
 
 def in_scope() -> ColumnElement[bool]:
