@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from openclaw_rl.common.assets import STARTER
+from openclaw_rl.common.http.proxy_rule import with_direct_hosts
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import aliases, sources, unused, validate
 from openclaw_rl.settings.aliases import current_key
@@ -346,7 +347,8 @@ def to_environment(config: Config, worker: str = "") -> dict[str, str]:
     if worker:
         inherited = foreign_environment({})
         config = _without_other_secrets(config, worker)
-    return ours | inherited | {CONFIG_VARIABLE: config.model_dump_json()} | placed
+    settings = {CONFIG_VARIABLE: config.model_dump_json()}
+    return ours | with_direct_hosts(inherited) | settings | placed
 
 
 def _without_other_secrets(config: Config, worker: str) -> Config:
@@ -368,7 +370,7 @@ def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in ours and not name.startswith(ENV_PREFIX)
     }
-    return inherited | dict(extra)
+    return with_direct_hosts(inherited | dict(extra))
 
 
 def inherited_config() -> Config | None:

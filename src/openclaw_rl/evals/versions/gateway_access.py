@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.common.printable import cut_text
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, OpenClawError
@@ -110,7 +111,7 @@ def open_session(access: GatewayAccess, *, with_lessons: bool = False) -> aiohtt
     headers = {"Authorization": f"Bearer {access.key}", "X-Turn-Type": "side"}
     if with_lessons:
         headers["X-With-Lessons"] = "true"
-    return aiohttp.ClientSession(
+    return open_http_session(
         access.url, headers=headers, timeout=aiohttp.ClientTimeout(total=_REPLY_TIMEOUT)
     )
 
