@@ -230,17 +230,17 @@ def _apply_headers(request: ChatRequest, http_request: web.Request) -> ChatReque
     changes: dict[str, Any] = {}
     session = read_session(headers, request.metadata)
     if session.value and not request.session:
-        changes["session"] = check_id_length(_decode_header(session.value), session.name)
+        changes["session"] = check_id_length(decode_header(session.value), session.name)
     user = read_user(headers, request.metadata)
     if user.value and not request.user:
-        changes["user"] = check_id_length(_decode_header(user.value), user.name)
+        changes["user"] = check_id_length(decode_header(user.value), user.name)
     for field, name in (("session", "X-Session-Id"), ("agent", "X-Agent-Id")):
         if value := headers.get(name):
-            changes[field] = check_id_length(_decode_header(value), name)
+            changes[field] = check_id_length(decode_header(value), name)
     sent_id = sent_message_id(headers)
     if sent_id is not None:
         value, name = sent_id
-        changes["client_message_id"] = check_id_length(_decode_header(value), name)
+        changes["client_message_id"] = check_id_length(decode_header(value), name)
     if kind := read_kind(headers.get("X-Turn-Type"), "X-Turn-Type"):
         changes["kind"] = kind
     if lessons := headers.get(WITH_LESSONS_HEADER):
@@ -274,7 +274,7 @@ def apply_store(request: ChatRequest, *, honors: bool) -> ChatRequest:
     return replace(request, ignored_fields=(*request.ignored_fields, ignored))
 
 
-def _decode_header(header: str) -> str:
+def decode_header(header: str) -> str:
     """Decode as UTF-8, else as latin-1: aiohttp gives other bytes as lone surrogates, which the store cannot keep."""
     if header.isascii():
         return header

@@ -12,16 +12,22 @@ from typing import Any
 
 from aiohttp import web
 
+from openclaw_rl.common.client_ids import read_user
 from openclaw_rl.errors import PromptTooLong, RequestError, StoreError
 from openclaw_rl.serve.auth import ApiKeys, Caller
 from openclaw_rl.serve.chat_request import DISK_FULL
-from openclaw_rl.serve.completion_handler import CompletionHandler, describe_error
+from openclaw_rl.serve.completion_handler import (
+    CompletionHandler,
+    decode_header,
+    describe_error,
+)
 from openclaw_rl.serve.dialects.registry import DIALECTS, error_body, prompt_too_long
 from openclaw_rl.serve.gateway import MAX_COUNTED_CONTEXTS, Gateway
 from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.http_headers import accepted_hosts, check_host, preflight_response
 from openclaw_rl.serve.request_body import decode_body, discard_body
 from openclaw_rl.serve.responses_api import StoredResponseHandler
+from openclaw_rl.serve.versions.version_access import may_name
 from openclaw_rl.serve.versions.version_manager import unservable_reason
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
@@ -127,8 +133,7 @@ class GatewayRoutes:
 
     async def count_tokens(self, http_request: web.Request) -> web.Response:
         """Count the tokens of a request's prompt, in the dialect of its path."""
-        scope = await self._keys.authenticate(http_request)
-        caller = Caller(scope=scope, owner=scope)
+        caller = await self._keys.authenticate_owner(http_request)
         dialect = self.completion_handler.token_counters[http_request.path]
         check = partial(self._gateway.check_body_size, contexts=MAX_COUNTED_CONTEXTS)
         request = await decode_body(
@@ -139,17 +144,19 @@ class GatewayRoutes:
         )
 
     async def list_models(self, http_request: web.Request) -> web.Response:
-        self._gateway.check_running(await self._keys.authenticate_caller(http_request))
-        entries = await self._model_entries()
+        caller = await self._keys.authenticate_caller(http_request)
+        self._gateway.check_running(caller)
+        entries = await self._model_entries(http_request, caller)
         ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
         return json_response(
             to_json({"object": "list", "data": entries, "has_more": False, **ends})
         )
 
     async def get_model(self, http_request: web.Request) -> web.Response:
-        self._gateway.check_running(await self._keys.authenticate_caller(http_request))
+        caller = await self._keys.authenticate_caller(http_request)
+        self._gateway.check_running(caller)
         name = http_request.match_info["name"]
-        for model in await self._model_entries():
+        for model in await self._model_entries(http_request, caller):
             if model["id"] == name:
                 return json_response(to_json(model))
         raise RequestError(
@@ -159,10 +166,24 @@ class GatewayRoutes:
             status=404,
         )
 
-    async def _model_entries(self) -> list[dict[str, Any]]:
+    async def _model_entries(
+        self, http_request: web.Request, caller: Caller
+    ) -> list[dict[str, Any]]:
+        """Return the model, and the versions of it that the caller may name."""
         name = self._gateway.config.model.name
         known = await asyncio.to_thread(_all_policies, self._gateway.store)
-        servable = [p for p in known if unservable_reason(p) is None]
+        agent = decode_header(http_request.headers.get("X-Agent-Id", ""))
+        user = decode_header(read_user(http_request.headers, {}).value)
+        own_policy = self._gateway.policy_of(caller, agent=agent, user=user)
+        granted = self._gateway.granted_versions(caller)
+        servable = [
+            policy
+            for policy in known
+            if unservable_reason(policy) is None
+            and may_name(
+                policy.version, policy.name, caller, own_policy=own_policy, granted=granted
+            )
+        ]
         newest = max((p.created_at for p in servable), default=0.0)
         rows = [
             (name, newest),

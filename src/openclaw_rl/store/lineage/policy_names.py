@@ -1,7 +1,8 @@
 """Policies of one's own: which policy a request belongs to, and the head of each policy (`policy.per`).
 
-A policy is named "default", or after who asks: "agent:coder", "user:ann", "key:3f2a". Without a version of its own it
-is answered by the shared parent: the version that was the head when `policy.per` was first set.
+A policy is named "default", or after who asks: "agent:3f2a:coder", "user:3f2a:ann", "key:3f2a". 3f2a is the id of the
+API key, because any client can name an agent or a user. Without a version of its own a policy is answered by the shared
+parent: the version that was the head when `policy.per` was first set.
 
 The store keeps `policy.per` as the system was last started with it, so that every command on the home uses that value.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, case, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
@@ -62,13 +63,23 @@ def record_owner(conn: Connection, owner: PolicyOwner) -> None:
 
 
 def policy_name(per: PolicyOwner, *, agent: str, user: str, key: str) -> str:
-    """Return the name of the policy that a request belongs to."""
-    return name_of_owner(per, {"all": "", "agent": agent, "user": user, "key": key}[per])
+    """Return the name of the policy that a request belongs to. `key`: id of the API key, also of an episode's owner."""
+    owner = {"all": "", "agent": agent, "user": user, "key": key}[per]
+    if per in _NAMED_BY_CLIENTS and owner:
+        owner = f"{key}:{owner}"
+    return name_of_owner(per, owner)
 
 
 def name_of_owner(per: PolicyOwner, owner: str | None) -> str:
-    """Return the name of the policy of this agent, user or key."""
+    """Return the name of the policy of this owner, as `owner_column` has it."""
     return f"{per}:{owner}" if owner else DEFAULT_NAME
+
+
+def key_of_policy(name: str) -> str | None:
+    """Return the id of the API key to which the policy `name` belongs; None if it belongs to nobody in particular."""
+    if name in (DEFAULT_NAME, SHARED_NAME):
+        return None
+    return name.split(":", 2)[1]
 
 
 _key_of_episode = (
@@ -76,25 +87,38 @@ _key_of_episode = (
     .where(t.episodes.c.id == t.exchanges.c.episode)
     .correlate(t.exchanges)
 )
+# An episode has a scope of its own.
+_key_of_exchange = func.coalesce(_key_of_episode.scalar_subquery(), t.exchanges.c.scope)
 _OWNERS: dict[str, ColumnElement[str]] = {
     "agent": t.exchanges.c.agent,
     "user": t.exchanges.c.user,
-    # An episode has a scope of its own.
-    "scope": func.coalesce(_key_of_episode.scalar_subquery(), t.exchanges.c.scope),
+    "key": _key_of_exchange,
 }
+_NAMED_BY_CLIENTS = frozenset({"agent", "user"})
+"""Owners that a request names as it likes: they are told apart by key, too."""
 
 
 class OwnerFilter(NamedTuple):
-    """Selects the turns that train a policy, whose exchange has this agent, user or key."""
+    """Selects the turns that train a policy, whose exchange has this agent, user or key.
+
+    `key`: id of the API key of an agent or a user; None: any, for turns that name nobody.
+    """
 
     column: str
     value: str
+    key: str | None = None
+
+    def _conditions(self) -> list[ColumnElement[bool]]:
+        """Conditions on a row of `exchanges`."""
+        conditions = [_OWNERS[self.column] == self.value]
+        if self.key is not None:
+            conditions.append(_key_of_exchange == self.key)
+        return conditions
 
     def condition(self) -> ColumnElement[bool]:
         """Condition on a row of `turns`."""
-        column = _OWNERS[self.column]
         of_owner = select(t.exchanges.c.seq).where(
-            t.exchanges.c.seq == t.turns.c.seq, column == self.value
+            t.exchanges.c.seq == t.turns.c.seq, *self._conditions()
         )
         return of_owner.correlate(t.turns).exists()
 
@@ -105,23 +129,31 @@ class OwnerFilter(NamedTuple):
             source, source.c.id == t.practice_turns.c.source
         )
         practised = practised.join(t.exchanges, t.exchanges.c.seq == source.c.seq)
-        return t.turns.c.id.in_(practised.where(t.exchanges.c[self.column] == self.value))
+        return t.turns.c.id.in_(practised.where(*self._conditions()))
 
 
 _MAX_NAMED = 20
-_COLUMNS = {"agent": "agent", "user": "user", "key": "scope"}
 
 
 def owner_column(per: PolicyOwner) -> ColumnElement[str]:
-    """Return what names the owner of a policy in a row of `exchanges`; not for "all"."""
-    return _OWNERS[_COLUMNS[per]]
+    """Return what names the owner of a policy in a row of `exchanges`, empty for nobody; not for "all"."""
+    column = _OWNERS[per]
+    if per not in _NAMED_BY_CLIENTS:
+        return column
+    return case((column == "", ""), else_=_key_of_exchange + ":" + column)
 
 
 def owner_filter(per: PolicyOwner, name: str) -> OwnerFilter | None:
     """Return which turns train the policy `name`; None: all."""
     if per == "all":
         return None
-    return OwnerFilter(_COLUMNS[per], "" if name == DEFAULT_NAME else name.removeprefix(f"{per}:"))
+    if name == DEFAULT_NAME:
+        return OwnerFilter(per, "")
+    owner = name.removeprefix(f"{per}:")
+    if per not in _NAMED_BY_CLIENTS:
+        return OwnerFilter(per, owner)
+    key, _, named = owner.partition(":")
+    return OwnerFilter(per, named, key)
 
 
 def is_owned(per: PolicyOwner, name: str) -> bool:
@@ -193,10 +225,16 @@ def head_version(heads: dict[str, int], name: str) -> int:
 
 
 def require_name(conn: Connection, name: str) -> str:
-    """Return `name`. Raises `OpenClawError` if there is no such policy."""
+    """Return the whole name of a policy. The key may be left out ("agent:coder") if one policy is meant.
+
+    Raises `OpenClawError` if there is no such policy.
+    """
     known = [known for known in read_heads(conn) if known != SHARED_NAME]
     if name in known:
         return name
+    matches = [known_name for known_name in known if _without_key(known_name) == name]
+    if len(matches) == 1:
+        return matches[0]
     versions = (
         select(t.policies.c.version)
         .where(t.policies.c.name == name)
@@ -212,6 +250,12 @@ def require_name(conn: Connection, name: str) -> str:
     raise OpenClawError(
         f"no policy {name!r}; expected one of {', '.join(known[:_MAX_NAMED])}{more}"
     )
+
+
+def _without_key(name: str) -> str:
+    """Return the name of a policy as a client names its owner: without the key of an agent or a user."""
+    kind, _, owner = name.partition(":")
+    return f"{kind}:{owner.partition(':')[2]}" if kind in _NAMED_BY_CLIENTS else name
 
 
 def start_policies(conn: Connection, owner: PolicyOwner) -> None:
