@@ -158,6 +158,7 @@ class Site:
         )
         self.app = app
         runner = GatewayRunner(app, self.config.serve, grace=0.2)
+        self.runner = runner
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

@@ -99,7 +99,10 @@ class ApiKeys:
             if _sent_keys(request.headers):
                 await asyncio.sleep(self._wrong_keys.next_delay(connection.client_address))
             raise
-        connection.mark_authenticated()
+        if caller.episode is None:
+            connection.mark_owner()
+        else:
+            connection.mark_ticket()
         return caller
 
     def ticket_episode(self, headers: Mapping[str, str]) -> str | None:

@@ -61,11 +61,12 @@ class CompletionHandler:
     async def handle_request(self, http_request: web.Request) -> web.StreamResponse:
         """Handle a request for a reply, in the dialect of its path."""
         caller = await self._keys.authenticate_caller(http_request)
-        self._gateway.load.open_requests += 1
-        try:
-            return await self._answer(http_request, caller)
-        finally:
-            self._gateway.load.open_requests -= 1
+        with self._gateway.ticket_load.count_request(caller.episode):
+            self._gateway.load.open_requests += 1
+            try:
+                return await self._answer(http_request, caller)
+            finally:
+                self._gateway.load.open_requests -= 1
 
     def note_failure(self, http_request: web.Request, status: int, message: str) -> None:
         """Note an error of the gateway (status 5xx) for the episode of the request's key: it makes that void."""

@@ -28,6 +28,7 @@ from openclaw_rl.serve.chat_request import (
     field_error,
 )
 from openclaw_rl.serve.episodes.open_episodes import OpenEpisodes, apply_episode
+from openclaw_rl.serve.episodes.ticket_load import TicketLoad
 from openclaw_rl.serve.gate.canary import conversation_of
 from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.serve.images.image_admission import admit_images, find_images, text_only_reason
@@ -116,6 +117,7 @@ class Gateway:
             examine=None if self.examiner is None else self.examiner.submit,
         )
         self.version_access = VersionAccess(store)
+        self.ticket_load = TicketLoad(max(config.serve.max_connections // 2, 1))
         self.sampling = SamplingLimits(config, renderer)
         # Until the engine has reported whether its model does.
         self.reads_images = isinstance(engine, ImageEngine)

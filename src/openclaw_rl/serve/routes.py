@@ -124,7 +124,7 @@ class GatewayRoutes:
         # Without this header, Claude Code sends a request with an unknown key ten times.
         wait = DISK_FULL_WAIT if code == DISK_FULL else 1
         headers = {}
-        if status == 503:
+        if status in (429, 503):
             headers["Retry-After"] = str(wait)
         elif status < 500:
             headers["X-Should-Retry"] = "false"

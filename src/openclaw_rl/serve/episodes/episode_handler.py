@@ -18,7 +18,7 @@ from openclaw_rl.serve.dialects.validation import INT32_MAX, decode_json
 from openclaw_rl.serve.episodes.ticket import EPISODE_ID, Ticket, make_ticket
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import json_response
-from openclaw_rl.serve.request_body import read_body
+from openclaw_rl.serve.request_body import read_small_body
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.episodes import episodes, groups, turn_list
 from openclaw_rl.store.episodes.records import Episode, EpisodeEnd, EpisodeGroup, StepReward
@@ -97,7 +97,7 @@ class EpisodeHandler:
     async def put_episode(self, request: web.Request) -> web.Response:
         """Open an episode and return its ticket. Idempotent. Raises `RequestError`."""
         scope = await self._keys.authenticate(request)
-        raw = await read_body(request, self._gateway.config.serve)
+        raw = await read_small_body(request, self._gateway.config.serve)
         asked = _parse_episode(
             _checked_id(request.match_info["id"]), decode_json(_episode_decoder, raw), scope
         )
@@ -116,7 +116,7 @@ class EpisodeHandler:
     async def post_outcome(self, request: web.Request) -> web.Response:
         """End an episode. Idempotent. Raises `RequestError`."""
         scope = await self._keys.authenticate(request)
-        raw = await read_body(request, self._gateway.config.serve)
+        raw = await read_small_body(request, self._gateway.config.serve)
         end = _parse_outcome(request.match_info["id"], decode_json(_outcome_decoder, raw), scope)
         if self._gateway.config.serve.capture == "redacted":
             end = replace(end, reason=None)
