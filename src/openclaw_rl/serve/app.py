@@ -40,7 +40,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, file_digests, heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.lineage.policy_names import start_policies
+from openclaw_rl.store.lineage.policy_names import record_main_key, start_policies
 
 log = logging.getLogger(__name__)
 
@@ -149,8 +149,9 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
         literal = config.serve.special_tokens == "text"
         renderer = await asyncio.to_thread(Renderer, files, literal_text=literal)
         identity = await asyncio.to_thread(_identify_model, store, files, stop)
-        await asyncio.to_thread(_prepare_store, store, config, identity)
-        await _serve_until_stopped(config, store, renderer, identity, stop)
+        keys = load_keys(config)
+        await asyncio.to_thread(_prepare_store, store, config, identity, keys.first_scope)
+        await _serve_until_stopped(config, store, renderer, identity, keys, stop)
     except StartStopped as error:
         log.info("%s", error)
     finally:
@@ -172,11 +173,12 @@ def _identify_model(store: Store, files: ModelFiles, stop: asyncio.Event) -> str
     )
 
 
-def _prepare_store(store: Store, config: Config, identity: str) -> None:
+def _prepare_store(store: Store, config: Config, identity: str, main_key: str) -> None:
     now = time.time()
     with store.write() as conn:
         policies.ensure_root(conn, base=config.model.path, identity=identity, at=now)
         start_policies(conn, config.policy.per)
+        record_main_key(conn, main_key)
         failed = exchanges.fail_running(
             conn, "the gateway was stopped before the reply was complete", now
         )
@@ -205,7 +207,12 @@ def _spare_garbage_collector() -> Iterator[None]:
 
 
 async def _serve_until_stopped(
-    config: Config, store: Store, renderer: Renderer, identity: str, stop: asyncio.Event
+    config: Config,
+    store: Store,
+    renderer: Renderer,
+    identity: str,
+    keys: ApiKeys,
+    stop: asyncio.Event,
 ) -> None:
     engine = connect_engine(config, on_connect=lambda epoch: gateway.versions.mark_lost())
     app = make_app(
@@ -213,7 +220,7 @@ async def _serve_until_stopped(
         store=store,
         engine=engine,
         renderer=renderer,
-        keys=load_keys(config),
+        keys=keys,
         identity=identity,
         engine_alive=lambda: engine.connected,
     )

@@ -74,6 +74,11 @@ class ApiKeys:
         self._wrong_keys = WrongKeyDelays()
         self.ticket_secret = ticket_secret
 
+    @property
+    def first_scope(self) -> str:
+        """The id of the first key, which is the home's own."""
+        return self._keys_and_scopes[0][1]
+
     async def authenticate(self, request: web.Request) -> str:
         """Return the scope of an owner's key. Raises as `authenticate_owner` does."""
         return (await self.authenticate_owner(request)).scope
@@ -125,8 +130,7 @@ class ApiKeys:
         if owner is not None:
             return Caller(scope=owner, owner=owner)
         if any(map(self._is_home_key, keys)):
-            _, first_scope = self._keys_and_scopes[0]
-            return Caller(scope=first_scope, owner=first_scope, is_home=True)
+            return Caller(scope=self.first_scope, owner=self.first_scope, is_home=True)
         ticket = first_match(self._match_ticket, keys)
         if ticket is None:
             what = "this API key is unknown" if keys else "no API key was sent"

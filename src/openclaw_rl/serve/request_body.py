@@ -44,7 +44,7 @@ SizeCheck = Callable[[int], None]
 
 
 class _BodyParts:
-    """The bytes of a body so far."""
+    """The bytes of a body so far. Its block drops them: the traceback of an error would keep them alive."""
 
     def __init__(
         self, limit: int, check_size: SizeCheck | None, *, setting: str = "serve.max_body_bytes"
@@ -55,6 +55,12 @@ class _BodyParts:
         self._setting = setting
         self._parts: list[bytes] = []
         self.size = 0
+
+    def __enter__(self) -> _BodyParts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parts.clear()
 
     def check(self, size: int) -> None:
         """Raise `RequestError` if a body of `size` bytes is too large."""
@@ -82,7 +88,8 @@ async def read_small_body(request: web.Request, serve: ServeConfig) -> bytes:
     """Read a body of which `SMALL_BODY_BYTES` are enough. Raises as `read_body` does."""
     limit = min(SMALL_BODY_BYTES, serve.max_body_bytes)
     async with _leased(request) as lease:
-        return await _read(request, serve, lease, _BodyParts(limit, None, setting="of this route"))
+        with _BodyParts(limit, None, setting="of this route") as parts:
+            return await _read(request, serve, lease, parts)
 
 
 async def read_body(
@@ -95,7 +102,8 @@ async def read_body(
     429 if it gave way to other bodies.
     """
     async with _leased(request) as lease:
-        return await _read(request, serve, lease, _BodyParts(serve.max_body_bytes, check_size))
+        with _BodyParts(serve.max_body_bytes, check_size) as parts:
+            return await _read(request, serve, lease, parts)
 
 
 @asynccontextmanager
@@ -123,7 +131,18 @@ async def _read(
             f"Content-Encoding: expected gzip, deflate or none, got {encoding[:40]!r}.", status=415
         )
     wbits = _ENCODINGS[encoding]
-    received = inflated if wbits is None else inflated.of_wire()
+    if wbits is None:
+        return await _receive_all(request, serve, lease, inflated)
+    with inflated.of_wire() as wire:
+        body = await _receive_all(request, serve, lease, wire)
+    budget = cast(GatewayConnection, request.protocol).bodies
+    return await _inflate(body, wbits, inflated, lease, budget)
+
+
+async def _receive_all(
+    request: web.Request, serve: ServeConfig, lease: BodyLease, received: _BodyParts
+) -> bytes:
+    """Return the bytes that the client sends. Raises as `read_body` does."""
     received.check(request.content_length or 0)
     budget = cast(GatewayConnection, request.protocol).bodies
     try:
@@ -139,9 +158,7 @@ async def _read(
             raise displaced_error(lease) from None
         raise RequestError(f"the body cannot be read: {error_summary(error)}.") from None
     lease.is_complete = True
-    if wbits is None:
-        return received.join()
-    return await _inflate(received.join(), wbits, inflated, lease, budget)
+    return received.join()
 
 
 async def _receive(

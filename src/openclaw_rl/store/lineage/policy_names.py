@@ -10,9 +10,21 @@ The store keeps `policy.per` as the system was last started with it, so that eve
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, case, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Text,
+    case,
+    cast,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
@@ -87,8 +99,18 @@ _key_of_episode = (
     .where(t.episodes.c.id == t.exchanges.c.episode)
     .correlate(t.exchanges)
 )
-# An episode has a scope of its own.
-_key_of_exchange = func.coalesce(_key_of_episode.scalar_subquery(), t.exchanges.c.scope)
+IMPORT_SCOPE = "import"
+"""A scope of no API key, so that imported turns are never linked with live conversations."""
+_MAIN_KEY = "main_key"
+_main_key = select(cast(t.meta.c.value, Text)).where(t.meta.c.key == _MAIN_KEY)
+# An episode has a scope of its own. Imported turns belong to the home's first key, once a gateway has started with it.
+_key_of_exchange = case(
+    (
+        t.exchanges.c.scope == IMPORT_SCOPE,
+        func.coalesce(_main_key.scalar_subquery(), IMPORT_SCOPE),
+    ),
+    else_=func.coalesce(_key_of_episode.scalar_subquery(), t.exchanges.c.scope),
+)
 _OWNERS: dict[str, ColumnElement[str]] = {
     "agent": t.exchanges.c.agent,
     "user": t.exchanges.c.user,
@@ -230,11 +252,9 @@ def require_name(conn: Connection, name: str) -> str:
     Raises `OpenClawError` if there is no such policy.
     """
     known = [known for known in read_heads(conn) if known != SHARED_NAME]
-    if name in known:
-        return name
-    matches = [known_name for known_name in known if _without_key(known_name) == name]
-    if len(matches) == 1:
-        return matches[0]
+    found = find_name(known, name)
+    if found is not None:
+        return found
     versions = (
         select(t.policies.c.version)
         .where(t.policies.c.name == name)
@@ -252,6 +272,15 @@ def require_name(conn: Connection, name: str) -> str:
     )
 
 
+def find_name(known: Iterable[str], name: str) -> str | None:
+    """Return the policy of this name, or the only one that has it without its key; None if there is no such."""
+    names = list(known)
+    if name in names:
+        return name
+    matches = [whole_name for whole_name in names if _without_key(whole_name) == name]
+    return matches[0] if len(matches) == 1 else None
+
+
 def _without_key(name: str) -> str:
     """Return the name of a policy as a client names its owner: without the key of an agent or a user."""
     kind, _, owner = name.partition(":")
@@ -265,6 +294,24 @@ def start_policies(conn: Connection, owner: PolicyOwner) -> None:
     if owner != "all" and SHARED_NAME not in heads:
         conn.execute(insert(t.heads), {"name": SHARED_NAME, "version": heads[DEFAULT_NAME]})
         events.append(conn, "policy.shared", str(heads[DEFAULT_NAME]), {}, time.time())
+
+
+def record_main_key(conn: Connection, key: str) -> None:
+    """Store the id of the home's first API key, which gets the policies that were trained on imported turns alone."""
+    row = {"key": _MAIN_KEY, "value": key.encode()}
+    conn.execute(upsert(t.meta).values(row).on_conflict_do_update(index_elements=["key"], set_=row))
+    known = set(conn.execute(select(t.policies.c.name).distinct()).scalars())
+    for kind in _NAMED_BY_CLIENTS:
+        prefix = f"{kind}:{IMPORT_SCOPE}:"
+        for name in sorted(name for name in known if name.startswith(prefix)):
+            renamed = f"{kind}:{key}:{name.removeprefix(prefix)}"
+            if renamed not in known:
+                _rename_policy(conn, name, renamed)
+
+
+def _rename_policy(conn: Connection, name: str, renamed: str) -> None:
+    for column in (t.policies.c.name, t.heads.c.name, t.retraining.c.name, t.lessons.c.policy):
+        conn.execute(update(column.table).where(column == name).values({column.name: renamed}))
 
 
 def move_head(conn: Connection, name: str, version: int) -> None:
