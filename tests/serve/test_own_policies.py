@@ -139,11 +139,11 @@ def test_policies_that_never_pause_do_not_keep_another_waiting(
                 await asyncio.sleep(0.01)
 
         manager.release(await begin(DEFAULT_NAME))
-        busy = [asyncio.create_task(never_pause(f"agent:{name}")) for name in "ab"]
+        busy = [asyncio.create_task(never_pause(own("agent", name))) for name in "ab"]
         while not {versions["a"], versions["b"]} <= engine.held:
             await asyncio.sleep(0.01)
         for name in "cab":
-            version = await asyncio.wait_for(begin(f"agent:{name}"), 240)
+            version = await asyncio.wait_for(begin(own("agent", name)), 240)
             assert version == versions[name]
             manager.release(version)
         for task in (*busy, keeper):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -159,3 +160,14 @@ def test_feedback_and_episodes_have_small_bodies(site: Site, method: str, path: 
     answer = site.http.send(method, path, body, {"Authorization": f"Bearer {KEY}"})
     assert answer.status_code == 413
     assert str(SMALL_BODY_BYTES) in answer.json()["error"]["message"]
+
+
+def test_clients_that_leave_in_their_bodies_are_no_error(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = ticket(site)
+    with open_connections(site, [head("Content-Length: 1000", key=key) + b"{"] * 50):
+        wait_for(lambda: len(budget(site)._leases), lambda count: count == 50)
+    wait_for(lambda: len(budget(site)._leases), lambda count: count == 0)
+    assert site.http.get("/v1/episodes/e").json()["failed_request"] is None
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -52,6 +52,8 @@ _UNSUPPORTED_ROUTES = {
     "/v1/images": "this gateway serves a model that generates text, and it makes no images.",
     "/v1/audio": "this gateway serves a model that reads and writes text, and it has no audio.",
 }
+ENGINE_NAME = "engine"
+"""Worker that samples, in the heartbeats."""
 # Seconds after which a client may try again; there is space again when the owner makes it.
 DISK_FULL_WAIT = 5
 
@@ -196,7 +198,10 @@ class GatewayRoutes:
         return json_response(b'{"status":"ok"}')
 
     async def get_readiness(self, http_request: web.Request) -> web.Response:
-        """Return 200 while requests are answered. A head that is being loaded, or a parked worker, gives no 503."""
+        """Return 200 while requests are answered.
+
+        A head that is being loaded, or a parked worker that is not the engine, gives no 503.
+        """
         await self._authenticate_if_wide(http_request)
         versions = self._gateway.versions
         keeper = self._gateway.version_task
@@ -212,6 +217,9 @@ class GatewayRoutes:
         if (full := self._gateway.disk.problem()) is not None:
             answers = False
             reasons.append(str(full))
+        # Its connection may be open although it hangs.
+        if await asyncio.to_thread(_is_engine_silent, self._gateway.store):
+            answers = False
         reasons += await asyncio.to_thread(_stored_problems, self._gateway.store)
         body = {
             "ready": answers,
@@ -267,6 +275,15 @@ def _stored_problems(store: Store) -> list[str]:
             ]
     except StoreError as error:
         return [str(error)]
+
+
+def _is_engine_silent(store: Store) -> bool:
+    """Return whether the supervisor has had no answer of the engine for 15 seconds, of which it says why."""
+    try:
+        with store.read() as conn:
+            return heartbeats.has_problem(conn, ENGINE_NAME, time.time())
+    except StoreError:
+        return False
 
 
 def _stored_candidate(store: Store) -> int | None:
