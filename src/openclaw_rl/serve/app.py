@@ -7,9 +7,10 @@ import ctypes
 import gc
 import logging
 import os
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
@@ -135,8 +136,10 @@ def _log_manager_failure(task: asyncio.Task[None]) -> None:
 # -------------------------------------------------------------------------------------- the worker
 
 
-async def run(config: Config, *, stop: asyncio.Event) -> None:
-    """Run the gateway until `stop` is set.
+async def run(
+    config: Config, *, stop: asyncio.Event, listeners: Sequence[socket.socket] = ()
+) -> None:
+    """Run the gateway until `stop` is set. `listeners`: bound sockets; without them it binds its own.
 
     Consumes: HTTP requests; the head in the store; the engine's tokens. Produces: responses, exchanges, feedback.
     Waits for: clients. Unblocked by: `stop`.
@@ -151,7 +154,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
         identity = await asyncio.to_thread(_identify_model, store, files, stop)
         keys = load_keys(config)
         await asyncio.to_thread(_prepare_store, store, config, identity, keys.first_scope)
-        await _serve_until_stopped(config, store, renderer, identity, keys, stop)
+        await _serve_until_stopped(config, store, renderer, identity, keys, stop, listeners)
     except StartStopped as error:
         log.info("%s", error)
     finally:
@@ -213,6 +216,7 @@ async def _serve_until_stopped(
     identity: str,
     keys: ApiKeys,
     stop: asyncio.Event,
+    listeners: Sequence[socket.socket],
 ) -> None:
     engine = connect_engine(config, on_connect=lambda epoch: gateway.versions.mark_lost())
     app = make_app(
@@ -236,7 +240,7 @@ async def _serve_until_stopped(
     runner = GatewayRunner(app, config.serve, grace=_SHUTDOWN_GRACE_SECONDS)
     await runner.setup()
     try:
-        await _bind_socket(runner, config)
+        await _listen(runner, config, listeners)
         wide = (
             f" (serve.host {config.serve.host})" if config.serve.host in ("0.0.0.0", "::") else ""
         )
@@ -277,11 +281,16 @@ def _address(config: Config) -> GatewayAddress:
     )
 
 
-async def _bind_socket(runner: web.AppRunner, config: Config) -> None:
+async def _listen(
+    runner: web.AppRunner, config: Config, listeners: Sequence[socket.socket]
+) -> None:
     host = config.serve.host
     port = config.serve.port
     try:
-        await web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG).start()
+        for listener in listeners:
+            await web.SockSite(runner, listener, backlog=LISTEN_BACKLOG).start()
+        if not listeners:
+            await web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG).start()
     except OSError as error:
         raise OpenClawError(
             f"the gateway cannot listen on {host}:{port} ({error.strerror or error}). "
