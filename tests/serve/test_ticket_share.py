@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -162,12 +163,19 @@ def test_feedback_and_episodes_have_small_bodies(site: Site, method: str, path: 
     assert str(SMALL_BODY_BYTES) in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("abort", [False, True])
+@pytest.mark.parametrize("count", [50, 505])
 def test_clients_that_leave_in_their_bodies_are_no_error(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: Site, caplog: pytest.LogCaptureFixture, count: int, abort: bool
 ) -> None:
+    """Also where there are more of them than connections that one address may have."""
     key = ticket(site)
-    with open_connections(site, [head("Content-Length: 1000", key=key) + b"{"] * 50):
-        wait_for(lambda: len(budget(site)._leases), lambda count: count == 50)
-    wait_for(lambda: len(budget(site)._leases), lambda count: count == 0)
+    with open_connections(site, [head("Content-Length: 1000", key=key) + b"{"] * count) as opened:
+        wait_for(lambda: len(budget(site)._leases), lambda leases: leases >= 50)
+        for connection in opened:
+            if abort:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_for(lambda: len(budget(site)._leases), lambda leases: leases == 0)
     assert site.http.get("/v1/episodes/e").json()["failed_request"] is None
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    lines = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+    assert [line for line in lines if "max_connections" not in line] == []

@@ -153,12 +153,6 @@ async def _receive_all(
             f"the body did not arrive within {serve.body_timeout:g} seconds (serve.body_timeout).",
             status=408,
         ) from None
-    except ConnectionError:
-        raise RequestError(
-            "the client closed the connection before the body was complete.",
-            code="client_disconnected",
-            status=400,
-        ) from None
     except (web.RequestPayloadError, web.PayloadAccessError) as error:
         if lease.is_displaced:
             raise displaced_error(lease) from None

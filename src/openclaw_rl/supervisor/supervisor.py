@@ -153,11 +153,8 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._worker_names = tuple(workers)
+        # Filled while it runs.
         self._listeners: list[socket.socket] = []
-        if "gateway" in workers:
-            # The gateway itself says why it cannot listen.
-            with contextlib.suppress(OSError):
-                self._listeners = bind_sockets(config.serve.host, config.serve.port)
         self._workers = [
             WorkerProcess(name, config, listeners=self._listeners if name == "gateway" else ())
             for name in workers
@@ -179,6 +176,10 @@ class Supervisor:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep all workers running until `stop`. Raises `OpenClawError` if a required one crashes too often."""
+        if "gateway" in self._worker_names:
+            # The gateway itself says why it cannot listen.
+            with contextlib.suppress(OSError):
+                self._listeners += bind_sockets(self._config.serve.host, self._config.serve.port)
         tasks = self._start_tasks(stop)
         try:
             # A restart task that ends before the stop has failed, and then nothing restarts its worker.
