@@ -29,7 +29,7 @@ _SMALL_SHARE = 0.5
 class BodyLease:
     """The bytes that one body has reserved.
 
-    `is_displaced`: it has lost them to another body, and its reader has been told by `interrupt`.
+    `is_displaced`: it has lost them to another body. `interrupt` ends the wait of its reader.
     """
 
     is_ticket: bool

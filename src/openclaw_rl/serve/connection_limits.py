@@ -23,7 +23,7 @@ _IPV6_NETWORK_BITS = 64
 
 
 class Admission(Enum):
-    """What becomes of a new connection."""
+    """The place of a new connection."""
 
     OPEN = auto()
     RESERVE = auto()  # for a health check, or for an owner's key, which displaces a ticket
@@ -31,7 +31,7 @@ class Admission(Enum):
 
 
 class _Rank(Enum):
-    """What was last sent on a connection. The lower ones give way to the higher ones."""
+    """Kind of the latest key on a connection. The lower ones give way to the higher ones."""
 
     NO_KEY = auto()
     TICKET = auto()

@@ -1,4 +1,4 @@
-"""Requests of tickets that are answered at once: a program with a ticket leaves room for the owner's."""
+"""Requests of tickets that are answered at once: a program with a ticket leaves capacity to the owner's."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ _OWNERS: dict[str, ColumnElement[str]] = {
     "key": _key_of_exchange,
 }
 _NAMED_BY_CLIENTS = frozenset({"agent", "user"})
-"""Owners that a request names as it likes: they are told apart by key, too."""
+"""Owners that a request names as it likes: the key is part of who they are."""
 
 
 class OwnerFilter(NamedTuple):
