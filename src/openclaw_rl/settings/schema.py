@@ -323,10 +323,10 @@ class PolicyConfig(Section):
 
     per: Literal["all", "agent", "user", "key"] = Field(
         "all",
-        description="who has a policy of their own, trained from their own turns alone: an agent (X-Agent-Id), a user "
-        "(`user` of the request) or an API key; all: one policy for all. All start from the version that is the head "
-        "when this is first set. Set `engine.max_loaded_versions` to the number of policies in use at a time, plus 2. "
-        "The home keeps the value of the last `up` or `serve` for all other commands",
+        description="who has a policy of their own, trained from their own turns alone: an agent (X-Agent-Id) or a "
+        "user (`user` of the request) of an API key, or an API key; all: one policy for all. All start from the "
+        "version that is the head when this is first set. Set `engine.max_loaded_versions` to the number of policies "
+        "in use at a time, plus 2. The home keeps the value of the last `up` or `serve` for all other commands",
     )
 
     @property
