@@ -140,7 +140,7 @@ def test_a_round_continues_after_people_were_answered(
 def test_a_turn_of_practice_trains_the_policy_of_its_prompt(
     tmp_path: Path, judged: Make, model: str, replies: ScriptedReplies, per: PolicyOwner
 ) -> None:
-    owner = {"agent": "ann", "user": "ann", "key": "key"}[per]
+    owner = {"agent": "key:ann", "user": "key:ann", "key": "key"}[per]
     name = f"{per}:{owner}"
     home = practising_home(tmp_path, model, replies, per=per, step_limit=1)
     turns = [
