@@ -35,7 +35,8 @@ class ModelConfig(Section):
         None, description="folder or hub id of another tokenizer and chat template"
     )
     hf_token: str | None = Field(
-        None, description="access token for gated models of the hub (HF_TOKEN)"
+        None,
+        description="access token for gated models of the hub (HF_TOKEN), for the processes that load models",
     )
     name: str = Field(
         "openclaw", description="the `model` name for clients; it means the newest policy version"
