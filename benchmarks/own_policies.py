@@ -36,7 +36,7 @@ from openclaw_rl.evals.toy_world import held_out_questions
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.lineage.policy_names import read_heads
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, find_name, read_heads
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 
 RESULTS = Path(__file__).parent / "results" / "own_policies.md"
@@ -99,7 +99,7 @@ async def teach(home: Path, agents: Sequence[str], reactions: int, seed: int) ->
 def measure(rooms: Rooms, agent: str, person: Persona, seed: int) -> Learned:
     """Ask the head of an agent's policy questions that were never asked."""
     with rooms.read_store() as conn:
-        head = policies.head(conn, f"agent:{agent}")
+        head = policies.head(conn, find_name(read_heads(conn), f"agent:{agent}") or DEFAULT_NAME)
         versions = len(policies.lineage(conn, head.version)) - 1
     found = rooms.measure(
         head.version, person.taste, held_out_questions(QUESTIONS, random.Random(seed))
@@ -216,7 +216,7 @@ def teach_until_new(
         with Store.open(system.config.store_path, create=False) as store, store.read() as conn:
             heads = read_heads(conn)
         for agent in agents:
-            head = heads.get(f"agent:{agent}", 0)
+            head = heads.get(find_name(heads, f"agent:{agent}") or "", 0)
             if (
                 agent not in found
                 and head > before.get(agent, 0)

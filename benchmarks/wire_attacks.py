@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -39,6 +40,11 @@ CHAT = "/v1/chat/completions"
 CONTEXT = 2**20
 PROMPT_BYTES = 31 * 10**6
 SOCKETS = 1100
+TICKET_CONNECTIONS = 500
+HELD_BODIES = 60
+HELD_BYTES = 31 * 2**20
+# For which the bodies are held.
+HOLD_SECONDS = 20.0
 # Soft limit of the gateway, the default of most systems.
 OPEN_FILES = 1024
 # Seconds between two small requests.
@@ -274,6 +280,63 @@ def wrong_keys(target: Target) -> str:
     return f"{answered} answers in {seconds:.1f} s"
 
 
+def open_ticket(target: Target, episode: str) -> str:
+    """Open an episode with the key, and return its ticket."""
+    connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=20)
+    body = json.dumps({"task": "t", "group": {"id": f"g-{episode}", "size": 1}})
+    connection.request(
+        "PUT", f"/v1/episodes/{episode}", body, {"Authorization": f"Bearer {target.key}"}
+    )
+    ticket = str(json.load(connection.getresponse())["api_key"])
+    connection.close()
+    return ticket
+
+
+def ticket_connections(target: Target) -> str:
+    """Connections with a valid ticket that have been answered once, and stay open for some seconds."""
+    ticket = open_ticket(target, "connections")
+    statuses: Counter[str] = Counter()
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for _ in range(TICKET_CONNECTIONS):
+            connection = stack.enter_context(target.connect())
+            connection.sendall(target.head(key=ticket, path="/v1/models", method="GET"))
+            opened.append(connection)
+        for connection in opened:
+            with contextlib.suppress(OSError):
+                statuses[connection.recv(65536)[9:12].decode()] += 1
+        time.sleep(8)
+        alive = sum(_is_open(connection) for connection in opened)
+    listed = ", ".join(f"{count} times {status or 'closed'}" for status, count in statuses.items())
+    return f"{listed}; {alive} still open"
+
+
+def held_bodies(*, with_ticket: bool) -> Callable[[Target], str]:
+    """Bodies of 31 MiB, all sent at the same time but for their last byte, and held for some seconds."""
+
+    def attack(target: Target) -> str:
+        key = open_ticket(target, "bodies") if with_ticket else None
+        before = resident_mb(target.pid)
+        sent = [0] * HELD_BODIES
+        until = time.monotonic() + HOLD_SECONDS
+        part = b" " * 2**16
+        with contextlib.ExitStack() as stack:
+            opened = [stack.enter_context(target.connect()) for _ in range(HELD_BODIES)]
+            for connection in opened:
+                connection.sendall(target.head(f"Content-Length: {HELD_BYTES + 1}", key=key))
+                connection.setblocking(False)
+            while time.monotonic() < until:
+                for number, connection in enumerate(opened):
+                    with contextlib.suppress(OSError):
+                        sent[number] += connection.send(part[: HELD_BYTES - sent[number]])
+                time.sleep(0.001)
+            held = resident_mb(target.pid) - before
+        taken = f"{sum(sent) / 2**20:.0f} of {HELD_BODIES * HELD_BYTES / 2**20:.0f} MiB were taken"
+        return f"{held:+.0f} MB while they are held; {taken}"
+
+    return attack
+
+
 ATTACKS: dict[str, Callable[[Target], str]] = {
     "bomb of 170 MiB without a key": bomb(170, with_key=False),
     "bomb of 1 MiB without a key": bomb(1, with_key=False),
@@ -293,6 +356,9 @@ ATTACKS: dict[str, Callable[[Target], str]] = {
     "10 times 15,000 messages": different_messages,
     "a chunk longer than it says": long_chunk,
     "500 wrong keys": wrong_keys,
+    "500 connections with a ticket": ticket_connections,
+    "60 held bodies of 31 MiB with a ticket": held_bodies(with_ticket=True),
+    "60 held bodies of 31 MiB with the key": held_bodies(with_ticket=False),
 }
 
 # ----------------------------------------------------------------------------- the other clients

@@ -215,6 +215,58 @@ def test_only_the_settings_read_the_environment() -> None:
     assert not found
 
 
+MAY_OPEN_CONNECTIONS = {
+    "common.http.blocking": {"urllib.request.build_opener"},
+    "common.http.sessions": {"aiohttp.ClientSession"},
+    # Runs in another program, Open WebUI, to the address that its owner set.
+    "assets.feedback.open_webui_function": {"aiohttp.ClientSession"},
+    # Run under other Pythons: to the gateway alone, and with a NO_PROXY that names this machine.
+    "environments.foreign.policy_chat": {"urllib.request.build_opener"},
+    "environments.foreign.verifiers_worker": {"openai.AsyncOpenAI"},
+}
+"""Modules with HTTP clients of their own. All others use `common.http`, whose requests to this machine are direct."""
+_CLIENTS = frozenset(
+    {f"aiohttp.{name}" for name in ("ClientSession", "request", "TCPConnector", "UnixConnector")}
+    | {f"urllib.request.{name}" for name in ("urlopen", "build_opener", "urlretrieve")}
+    | {f"http.client.{name}" for name in ("HTTPConnection", "HTTPSConnection")}
+)
+_CLIENT_LIBRARIES = frozenset({"httpx", "requests", "urllib3", "openai", "anthropic", "websockets"})
+
+
+def made_clients(tree: ast.AST) -> set[str]:
+    """HTTP clients that a module makes or imports, and names of libraries that do. An annotation makes none."""
+    annotations = {
+        id(part)
+        for node in ast.walk(tree)
+        for place in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if place is not None
+        for part in ast.walk(place)
+    }
+    imported = set(imported_names(tree))
+    used = {
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and id(node) not in annotations
+    }
+    libraries = {name for name in imported if name.split(".")[0] in _CLIENT_LIBRARIES}
+    return ((imported | used) & _CLIENTS) | libraries
+
+
+def test_one_door_makes_http_clients() -> None:
+    made = {name: made_clients(tree) for name, (_, tree) in sources().items()}
+    connectors = {"aiohttp.TCPConnector", "aiohttp.UnixConnector"}
+    allowed = {**MAY_OPEN_CONNECTIONS}
+    allowed["common.http.sessions"] = allowed["common.http.sessions"] | connectors
+    assert {name: clients for name, clients in made.items() if clients} == allowed
+
+
+def test_a_client_of_its_own_is_found() -> None:
+    assert made_clients(ast.parse("import aiohttp\nx = aiohttp.ClientSession()"))
+    assert made_clients(ast.parse("from urllib.request import urlopen"))
+    assert made_clients(ast.parse("import httpx"))
+    assert not made_clients(ast.parse("def f(x: aiohttp.ClientSession) -> None: ..."))
+
+
 def test_files_and_folders_stay_small() -> None:
     lines = {
         name: path.read_text(encoding="utf-8").count("\n") for name, (path, _) in sources().items()

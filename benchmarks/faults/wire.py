@@ -22,6 +22,9 @@ ATTACKS = (
     "31 MB of keys in a message",
     "a chunk longer than it says",
     "500 wrong keys",
+    "500 connections with a ticket",
+    "60 held bodies of 31 MiB with a ticket",
+    "60 held bodies of 31 MiB with the key",
 )
 
 

@@ -376,7 +376,7 @@ def test_chat_shows_versions_of_the_policy_that_answers_and_of_no_other(
         created_at=1.0,
     )
     with Store.open(config.store_path) as store, store.write() as conn:
-        for version, name in ((1, "agent:agent"), (2, DEFAULT_NAME)):
+        for version, name in ((1, "agent:key:agent"), (2, DEFAULT_NAME)):
             policy = replace(
                 root, version=version, parent=0, name=name, path=str(tmp_path / f"v{version}")
             )

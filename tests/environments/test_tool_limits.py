@@ -7,13 +7,18 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from openclaw_rl.environments.registry import SourceRequest, find_source
 from openclaw_rl.environments.sources.tools import tool_source
-from openclaw_rl.environments.sources.tools.tool_config import ToolSpec
+from openclaw_rl.environments.sources.tools.schema_check import (
+    SchemaBroken,
+    find_problem,
+    is_linear,
+)
 from openclaw_rl.environments.types import EpisodeTicket, PlayLimits, PlayOutcome
 
 SLOW_SERVER = """#!{python}
@@ -138,5 +143,69 @@ def test_arguments_that_a_pattern_would_search_for_years_are_answered_at_once(
 @pytest.mark.parametrize(("text", "fits"), [("ab", True), ("ac", False)])
 def test_a_pattern_with_a_look_ahead_is_a_check_as_well(text: str, fits: bool) -> None:
     properties = {"x": {"type": "string", "pattern": "^a(?=b)"}, "n": {"pattern": "^$"}}
-    tool = ToolSpec(name="f", result=1, parameters={"type": "object", "properties": properties})
-    assert tool.validator.is_valid({"x": text, "n": 3}) is fits
+    problem = find_problem({"type": "object", "properties": properties}, {"x": text, "n": 3})
+    assert (problem is None) is fits
+
+
+SLOW_NAME = 40 * "a" + "!"
+SLOW_SCHEMAS = {
+    "pattern": {"properties": {"x": {"pattern": "(a+)+$"}}},
+    "names": {"patternProperties": {"(a+)+$": {"type": "string"}}},
+    "other names": {"patternProperties": {"(a+)+$": {}}, "additionalProperties": False},
+    "a schema for other names": {
+        "patternProperties": {"(a+)+$": {}},
+        "additionalProperties": {"type": "string"},
+    },
+    "property names": {"propertyNames": {"pattern": "(a+)+$"}},
+    "look-ahead": {"properties": {"x": {"pattern": "(?=a)(a+)+$"}}},
+    "look-ahead in names": {"patternProperties": {"(?=a)(a+)+$": {"type": "string"}}},
+    "unevaluated names": {
+        "patternProperties": {"(a+)+$": {}},
+        "unevaluatedProperties": {"type": "string"},
+    },
+    "behind a reference": {
+        "$defs": {"t": {"pattern": "(?=a)(a+)+$"}},
+        "properties": {"x": {"$ref": "#/$defs/t"}},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SLOW_SCHEMAS)
+def test_no_pattern_of_a_schema_runs_without_end(kind: str) -> None:
+    """With Python's `re` each of them takes centuries. Also on a fast path the answer names a problem or the limit."""
+    schema = {"type": "object", **SLOW_SCHEMAS[kind]}
+    problem = find_problem(schema, {"x": SLOW_NAME, SLOW_NAME: 1})
+    if is_linear(schema):
+        assert problem is None or "could not be checked" not in problem
+    else:
+        assert problem is not None
+        assert "could not be checked within 5 s" in problem
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"n_1": 1}, None),
+        ({"n_1": "a"}, "is not of type 'integer'"),
+        ({"other": "a"}, None),
+        ({"other": 1}, "is not of type 'string'"),
+        ({"known": True, "n_": 1}, None),
+    ],
+)
+def test_names_by_pattern_are_checked_as_before(arguments: Any, problem: str | None) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"known": {"type": "boolean"}},
+        "patternProperties": {"^n_": {"type": "integer"}},
+        "additionalProperties": {"type": "string"},
+    }
+    found = find_problem(schema, arguments)
+    assert found is None if problem is None else problem in str(found)
+    strict = schema | {"additionalProperties": False}
+    assert find_problem(strict, {"n_1": 1, "known": False}) is None
+    assert "'odd'" in str(find_problem(strict, {"odd": 1}))
+
+
+def test_a_pattern_that_is_no_expression_breaks_the_tool() -> None:
+    with pytest.raises(SchemaBroken, match="no regular expression"):
+        find_problem({"properties": {"x": {"pattern": "(?=a"}}}, {"x": "a"})

@@ -94,8 +94,8 @@ def test_each_policy_practises_its_own_lessons_as_if_alone(
     assert len(both.lineage(ANN)) == len(both.lineage(BOB)) == len(alone.lineage(ANN)) == 2 + STEPS
     assert both.files(ANN) == alone.files(ANN)
     assert both.files(ANN) != both.files(BOB)
-    assert "agent:ann: 0 of 4; practice of" in both.loop.note
-    assert "agent:bob: 0 of 4; practice of" in both.loop.note
+    assert "agent:key:ann: 0 of 4; practice of" in both.loop.note
+    assert "agent:key:bob: 0 of 4; practice of" in both.loop.note
 
 
 def test_policies_practise_in_turn(
@@ -129,7 +129,7 @@ def test_a_round_continues_after_people_were_answered(
     assert (
         'practice of "Keep answers short." waits: replies to people are running' in home.loop.note
     )
-    assert "agent:bob: 0 of 4" in home.loop.note
+    assert "agent:key:bob: 0 of 4" in home.loop.note
     home.loop._next_check = 0.0
     while home.loop.run_once():
         pass
@@ -140,7 +140,7 @@ def test_a_round_continues_after_people_were_answered(
 def test_a_turn_of_practice_trains_the_policy_of_its_prompt(
     tmp_path: Path, judged: Make, model: str, replies: ScriptedReplies, per: PolicyOwner
 ) -> None:
-    owner = {"agent": "ann", "user": "ann", "key": "key"}[per]
+    owner = {"agent": "key:ann", "user": "key:ann", "key": "key"}[per]
     name = f"{per}:{owner}"
     home = practising_home(tmp_path, model, replies, per=per, step_limit=1)
     turns = [

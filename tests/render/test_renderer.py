@@ -17,6 +17,8 @@ from tests.render.model_folders import CHATML, make
 from transformers import AutoTokenizer
 
 from openclaw_rl.errors import ModelError, RequestError
+from openclaw_rl.render import chat_template
+from openclaw_rl.render.chat_template import ChatTemplate
 from openclaw_rl.render.hint import HintFormat, with_hint
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
@@ -352,3 +354,29 @@ def test_a_hint_is_added_to_the_last_stored_user_message() -> None:
     assert plain[0]["content"] == ASK["content"] + "\n\nBe short."
     with pytest.raises(ValueError, match="needs a user message"):
         with_hint([SYSTEM, passing], "Be short.", transient, HintFormat.BRACKETED)
+
+
+ENDLESS_TEMPLATES = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a macro": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "a recursive loop": "{% for x in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 60 }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS_TEMPLATES)
+def test_a_template_that_loops_is_ended(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", 0.05)
+    template = ChatTemplate({"default": ENDLESS_TEMPLATES[kind]}, {})
+    with pytest.raises(RequestError, match="a loop of the template may have no end"):
+        template.render([{"role": "user", "content": "hi"}], [], generation=True)
+
+
+def test_loops_of_templates_know_their_place() -> None:
+    text = (
+        "{% for m in messages if m.content %}{{ loop.index }}/{{ loop.length }} {{ loop.revindex }} "
+        "{{ loop.last }} {{ loop.previtem is defined }};{% else %}nothing{% endfor %}"
+    )
+    template = ChatTemplate({"default": text}, {})
+    messages = [{"role": "user", "content": content} for content in ("a", "", "b")]
+    assert template.render(messages, [], generation=True) == "1/2 2 False False;2/2 1 True True;"
+    assert template.render([], [], generation=True) == "nothing"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.errors import SandboxError
+from openclaw_rl.sandbox import archives
 from openclaw_rl.sandbox.archives import unpack_untrusted
 
 
@@ -99,3 +100,16 @@ def test_a_damaged_archive_and_an_existing_target_are_refused(tmp_path: Path) ->
     (tmp_path / "link").symlink_to(tmp_path / "missing")
     with pytest.raises(SandboxError, match="exists"):
         unpack(FOLDER, to=tmp_path / "link")
+
+
+def test_many_files_are_bounded_in_number_and_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [member(f"./{number}") for number in range(20)]
+    with monkeypatch.context() as patched:
+        patched.setattr(archives, "MAX_MEMBERS", 10)
+        with pytest.raises(SandboxError, match="more than 10 files"):
+            unpack(FOLDER, *files, to=tmp_path / "number")
+    monkeypatch.setattr(archives, "MAX_SECONDS", -1.0)
+    with pytest.raises(SandboxError, match="and there are more"):
+        unpack(FOLDER, *files, to=tmp_path / "time")

@@ -156,7 +156,9 @@ class Site:
             keys=ApiKeys([KEY, OTHER_KEY]),
             identity="test-identity",
         )
+        self.app = app
         runner = GatewayRunner(app, self.config.serve, grace=0.2)
+        self.runner = runner
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.conftest import USER, Site, Start, wait_for
+from tests.serve.conftest import SCOPE, USER, Site, Start, wait_for
 
 from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import EngineFull
@@ -25,6 +25,11 @@ ASKS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def own(per: str, name: str, key: str = SCOPE) -> str:
+    """Name of the policy of an agent or a user of this key."""
+    return f"{per}:{key}:{name}"
+
+
 def version_for(site: Site, **asked: Any) -> str | None:
     return (
         site.client()
@@ -36,7 +41,7 @@ def version_for(site: Site, **asked: Any) -> str | None:
 @pytest.mark.parametrize("per", ASKS)
 def test_each_is_answered_by_its_own_policy(start: Start, tmp_path: Path, per: str) -> None:
     site = start(settings={"policy.per": per})
-    site.publish(tmp_path / "p", name=f"{per}:ann")
+    site.publish(tmp_path / "p", name=own(per, "ann"))
     wait_for(lambda: version_for(site, **ASKS[per]), lambda v: v == "v1")
     assert version_for(site) == "v0", "nobody in particular: the default policy"
     assert site.last().request.version == 0
@@ -54,7 +59,7 @@ def test_each_key_has_its_own_policy(start: Start, tmp_path: Path) -> None:
 
 def test_without_the_setting_there_is_one_policy(start: Start, tmp_path: Path) -> None:
     site = start()
-    site.publish(tmp_path / "p", name="agent:ann")
+    site.publish(tmp_path / "p", name=own("agent", "ann"))
     time.sleep(0.3)
     assert version_for(site, **ASKS["agent"]) == "v0"
 
@@ -71,7 +76,8 @@ def test_more_policies_than_fit_are_all_answered_by_their_own(start: Start, tmp_
     """The engine holds 4 versions, 12 agents ask at once: some wait for their version, none gets another."""
     site = start(settings={"policy.per": "agent", "engine.max_loaded_versions": 4}, delay=0.01)
     versions = {
-        name: site.publish(tmp_path / "p", name=f"agent:{name}").version for name in "abcdefghijkl"
+        name: site.publish(tmp_path / "p", name=own("agent", name)).version
+        for name in "abcdefghijkl"
     }
 
     async def ask_all() -> list[bool]:
@@ -92,17 +98,17 @@ def test_more_policies_than_fit_are_all_answered_by_their_own(start: Start, tmp_
 
 def test_a_broken_version_falls_back_to_its_own_parent(start: Start, tmp_path: Path) -> None:
     site = start(settings={"policy.per": "agent"})
-    site.publish(tmp_path / "p", name="agent:ann")
+    site.publish(tmp_path / "p", name=own("agent", "ann"))
     wait_for(lambda: version_for(site, **ASKS["agent"]), lambda v: v == "v1")
-    site.publish(tmp_path / "p", name="agent:bob")
-    broken = site.publish(tmp_path / "p", name="agent:ann")
+    site.publish(tmp_path / "p", name=own("agent", "bob"))
+    broken = site.publish(tmp_path / "p", name=own("agent", "ann"))
     for file in Path(str(broken.path)).iterdir():
         file.write_bytes(b"broken")
     time.sleep(0.5)
     assert version_for(site, **ASKS["agent"]) == "v1"
     with site.store.read() as conn:
-        assert policies.head(conn, "agent:ann").version == 1, "the head has moved back"
-        assert policies.head(conn, "agent:bob").version == 2
+        assert policies.head(conn, own("agent", "ann")).version == 1, "the head has moved back"
+        assert policies.head(conn, own("agent", "bob")).version == 2
 
 
 def test_policies_that_never_pause_do_not_keep_another_waiting(
@@ -110,7 +116,9 @@ def test_policies_that_never_pause_do_not_keep_another_waiting(
 ) -> None:
     """Two have the two places, and begin each reply before their last one ends; a third one comes all the same."""
     site = start(settings={"policy.per": "agent"})
-    versions = {name: site.publish(tmp_path / "p", name=f"agent:{name}").version for name in "abc"}
+    versions = {
+        name: site.publish(tmp_path / "p", name=own("agent", name)).version for name in "abc"
+    }
     engine = ScriptedEngine(always_reply(1), versions=3)
 
     async def serve_all() -> None:
@@ -131,11 +139,11 @@ def test_policies_that_never_pause_do_not_keep_another_waiting(
                 await asyncio.sleep(0.01)
 
         manager.release(await begin(DEFAULT_NAME))
-        busy = [asyncio.create_task(never_pause(f"agent:{name}")) for name in "ab"]
+        busy = [asyncio.create_task(never_pause(own("agent", name))) for name in "ab"]
         while not {versions["a"], versions["b"]} <= engine.held:
             await asyncio.sleep(0.01)
         for name in "cab":
-            version = await asyncio.wait_for(begin(f"agent:{name}"), 240)
+            version = await asyncio.wait_for(begin(own("agent", name)), 240)
             assert version == versions[name]
             manager.release(version)
         for task in (*busy, keeper):
@@ -163,7 +171,7 @@ def test_while_the_engine_has_no_place_the_shared_parent_does_not_answer(
 ) -> None:
     site = start(settings={"policy.per": "agent"}, engine_kind=FullEngine)
     for name in ("bob", "ann"):
-        site.publish(tmp_path / "p", name=f"agent:{name}")
+        site.publish(tmp_path / "p", name=own("agent", name))
     wait_for(lambda: version_for(site, extra_headers={"X-Agent-Id": "bob"}), lambda v: v == "v1")
     assert version_for(site, **ASKS["agent"]) == "v2"
     assert isinstance(site.engine, FullEngine)

@@ -234,3 +234,15 @@ def test_no_origin_is_allowed_by_default(site: Site) -> None:
     answer = site.http.send("OPTIONS", "/v1/chat/completions", headers=asked)
     assert answer.status_code == 405
     assert not any(name.startswith("Access-Control") for name in answer.headers)
+
+
+def test_an_engine_without_an_answer_is_not_ready(site: Site) -> None:
+    """Its connection is open: it hangs. The supervisor says so after 15 seconds."""
+    wait_for(lambda: site.http.get("/readyz").status_code, lambda s: s == 200)
+    note = "the engine has not answered for 16 s. It is restarted after 120 s"
+    heartbeats.write_heartbeat(site.store, "engine", note, heartbeats.PARKED)
+    found = site.http.get("/readyz")
+    assert (found.status_code, found.json()["ready"]) == (503, False)
+    assert found.json()["reasons"] == [f"engine: {note}"]
+    heartbeats.write_heartbeat(site.store, "engine", "answers")
+    assert site.http.get("/readyz").status_code == 200

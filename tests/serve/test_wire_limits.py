@@ -265,7 +265,10 @@ def test_where_all_are_in_use_a_new_one_is_refused(start: Start) -> None:
         for connection in busy:
             connection.sendall(whole())
         wait_for(lambda: site.engine.running[0], lambda n: n == 3)
+        health = stack.enter_context(connect(site))
+        assert status(health, head(path="/healthz", method="GET", key=None)) == 200, "the reserve"
         refused = stack.enter_context(connect(site))
+        refused.sendall(head("Connection: close", path="/v1/models", method="GET"))
         answer = everything(refused)
         assert answer.startswith(b"HTTP/1.1 503")
         assert b"Retry-After: 1" in answer

@@ -190,3 +190,48 @@ def test_each_code_of_the_migration_is_one_of_the_enum() -> None:
         migrated_reasons.UNLINKED,
     )
     assert {code for table in tables for _, code in table} <= {code.value for code in ReasonCode}
+
+
+def test_policies_of_agents_and_users_get_their_key(tmp_path: Path) -> None:
+    """The key of most of their exchanges, of which some are of an episode."""
+    path = tmp_path / "store.db"
+    place = next(n for n, step in enumerate(MIGRATIONS) if "28_policy_keys" in str(step))
+    bootstrap.prepare_store(path, create=True, migrations=MIGRATIONS[:place])
+    conn = sqlite3.connect(path)
+    conn.execute(
+        "INSERT INTO episodes (id, task, group_id, split, agent, started_at, scope, expires_at) "
+        "VALUES ('e', 't', 'g', 'train', 'main:a', 1.0, 'k1', 2.0)"
+    )
+    columns = "id, scope, agent, user, episode, session_done, dialect, capture, status, version, identity, admitted_at"
+    for number, (scope, agent, user, episode) in enumerate(
+        [
+            ("k1", "main:a", "", None),
+            ("of-episode", "main:a", "", "e"),
+            ("k2", "main:a", "", None),
+            ("k2", "", "ann", None),
+        ]
+    ):
+        conn.execute(
+            f"INSERT INTO exchanges ({columns}) VALUES (?, ?, ?, ?, ?, 0, 'chat', 'full', 'done', 0, 'i', 1.0)",
+            (f"x{number}", scope, agent, user, episode),
+        )
+    policy = "version, state, digest, base, identity, memory, metrics, created_at, name"
+    for version, name in enumerate(["default", "agent:main:a", "user:ann", "user:gone", "key:k1"]):
+        conn.execute(
+            f"INSERT INTO policies ({policy}) VALUES (?, 'live', '', 'b', 'i', x'', x'', 1.0, ?)",
+            (version, name),
+        )
+        conn.execute("INSERT INTO heads (name, version) VALUES (?, ?)", (name, version))
+    conn.execute("INSERT INTO meta (key, value) VALUES ('canary:user:ann', x'7b7d')")
+    conn.commit()
+    conn.close()
+    store = Store.open(path)
+    names = ["default", "agent:k1:main:a", "user:k2:ann", "user::gone", "key:k1"]
+    with store.read() as reading:
+        found = reading.exec_driver_sql("SELECT name FROM policies ORDER BY version").scalars()
+        assert list(found) == names
+        heads = reading.exec_driver_sql("SELECT name FROM heads ORDER BY version").scalars()
+        assert list(heads) == names
+        marks = reading.exec_driver_sql("SELECT key FROM meta WHERE key LIKE 'canary:%'").scalars()
+        assert list(marks) == ["canary:user:k2:ann"]
+    store.close()

@@ -16,7 +16,7 @@ from openclaw_rl.collect import worker as collect
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.judge import worker as judge
 from openclaw_rl.learner.distributed.fsdp import wants_sharding
-from openclaw_rl.settings.load import from_flat, to_environment
+from openclaw_rl.settings.load import foreign_environment, from_flat, to_environment
 from openclaw_rl.supervisor.home_folder import prepare_home
 from openclaw_rl.supervisor.supervisor import Supervisor, with_required_workers
 from openclaw_rl.train import worker as train
@@ -184,3 +184,18 @@ def test_the_pause_of_a_parked_worker_has_a_limit(limit: float, tmp_path: Path) 
     for _ in range(8):
         supervisor._record_crash(judge, 1)
     assert limit - 1 < judge.restart_at - time.monotonic() <= limit
+
+
+@pytest.mark.parametrize("worker", ["engine", "judge-engine", "gateway", "judge", "train", "data"])
+def test_workers_that_load_models_get_the_token_of_the_hub(
+    monkeypatch: pytest.MonkeyPatch, worker: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert to_environment(from_flat({}), worker)["HF_TOKEN"] == "hf_secret"
+
+
+def test_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert "hf_secret" not in to_environment(from_flat({}), "collect").values()
+    assert "hf_secret" not in foreign_environment({}).values()
+    assert foreign_environment({}, loads_models=True)["HF_TOKEN"] == "hf_secret"

@@ -56,6 +56,7 @@ def test_training_ends_when_one_policy_has_taken_its_steps_and_another_waits(
     )
     with Store.open(home / "store.db", create=False) as store, store.read() as conn:
         taken = {
-            name: steps_taken(policies.head(conn, name)) for name in ("agent:ann", "agent:bob")
+            name: steps_taken(policies.head(conn, name))
+            for name in ("agent:import:ann", "agent:import:bob")
         }
-    assert taken == {"agent:ann": 1, "agent:bob": 0}
+    assert taken == {"agent:import:ann": 1, "agent:import:bob": 0}

@@ -12,6 +12,7 @@ from tests.system.test_damaged_weights import SETTINGS, rows, teach, trained_tur
 from tests.system.test_parked import readiness, wait_for
 from tests.system.test_words import run
 
+from openclaw_rl.serve.auth import scope_of
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
@@ -90,20 +91,21 @@ def test_undo_of_a_turn_of_one_agent(tmp_path: Path) -> None:
             for agent, own in turns.items():
                 own.append(teach_agent(system, agent, number))
             wait_for(lambda: len(rows(config)) == 1 + sum(map(len, turns.values())))
+        ann, bob = (f"agent:{scope_of(system.api_key)}:{agent}" for agent in turns)
         heads = read_status(home)["heads"]
         undone = run("undo", *home, "--turn", turns["ann"][0], "--yes", timeout=180)
         assert undone.returncode == 0, undone.stderr
-        assert "agent:ann: 1 turn taken out; versions trained on them: " in undone.stdout
+        assert f"{ann}: 1 turn taken out; versions trained on them: " in undone.stdout
         assert "2 batches of 2 turns trained on again" in undone.stdout
         assert "2 of 2 batches were trained on again" in undone.stdout
         after = read_status(home)["heads"]
-        assert after["agent:bob"] == heads["agent:bob"]
-        assert after["agent:ann"] > max(heads.values())
-        assert versions_of(config, after["agent:ann"]) == turns["ann"][1:]
+        assert after[bob] == heads[bob]
+        assert after[ann] > max(heads.values())
+        assert versions_of(config, after[ann]) == turns["ann"][1:]
     here = run("undo", *home, "--turn", turns["bob"][1], "--yes", "--now", timeout=180)
     assert here.returncode == 0, here.stderr
     assert "1 of 1 batches were trained on again" in here.stdout
-    assert versions_of(config, read_status(home)["heads"]["agent:bob"]) == [
+    assert versions_of(config, read_status(home)["heads"][bob]) == [
         turns["bob"][0],
         turns["bob"][2],
     ]

@@ -50,7 +50,7 @@ LOOSE = {  # the log-probabilities of the turns are invented
     "batch.max_uses": 2,
     "batch.replay_ratio": 0.5,
 }
-ANN, BOB = "agent:ann", "agent:bob"
+ANN, BOB = "agent:key:ann", "agent:key:bob"
 
 
 class Home:
@@ -178,7 +178,7 @@ def test_turns_of_two_policies_do_not_fill_one_batch(
     home = Home(tmp_path, model)
     home.learn([*turns_of(judged, "ann", 3), *turns_of(judged, "bob", 2)])
     assert (home.head(ANN), home.head(BOB)) == (0, 0)
-    assert home.loop.note == "waiting for turns: agent:ann: 3 of 4; agent:bob: 2 of 4"
+    assert home.loop.note == "waiting for turns: agent:key:ann: 3 of 4; agent:key:bob: 2 of 4"
     assert home.loop.waits == {Wait.TURNS}
 
 
@@ -188,8 +188,8 @@ def test_training_ends_with_one_finished_and_one_waiting_policy(
     home = Home(tmp_path, model, max_steps=1)
     home.learn([*turns_of(judged, "ann", 8), *turns_of(judged, "bob", 2)])
     assert home.loop.waits == {Wait.MAX_STEPS, Wait.TURNS}
-    last = "agent:ann: train.max_steps 1 is reached: version 1 is the last"
-    assert home.loop.note == f"{last}; agent:bob: waiting for turns: 2 of 4"
+    last = "agent:key:ann: train.max_steps 1 is reached: version 1 is the last"
+    assert home.loop.note == f"{last}; agent:key:bob: waiting for turns: 2 of 4"
 
 
 def test_candidates_become_the_heads_of_their_own_policies(
@@ -244,7 +244,7 @@ def test_an_undo_by_command_equals_training_without_the_turn(
         never.learn([turn for turn in ann[at : at + 4] if turn is not ann[0]])
     before, of_bob = both.files(ANN), both.files(BOB)
     said = both.undo("--turn", ann[0].turn.id)
-    assert "agent:ann: 1 turn taken out; versions trained on them: 1" in said
+    assert "agent:key:ann: 1 turn taken out; versions trained on them: 1" in said
     assert "3 batches of 11 turns trained on again" in said
     both.learn([])
     assert both.files(ANN) == never.files(ANN) != before
@@ -260,12 +260,12 @@ def test_an_undo_takes_from_each_policy_its_own_turns(
     )
     said = home.undo("--since", "1h").splitlines()
     assert [line for line in said if "taken out" in line] == [
-        "agent:ann: 4 turns taken out; versions trained on them: 1",
-        "agent:bob: 4 turns taken out; versions trained on them: 2",
-        "agent:eve: 3 turns taken out of the training queue; no version was trained on them",
+        "agent:key:ann: 4 turns taken out; versions trained on them: 1",
+        "agent:key:bob: 4 turns taken out; versions trained on them: 2",
+        "agent:key:eve: 3 turns taken out of the training queue; no version was trained on them",
     ]
     home.learn([])
-    assert (home.head(ANN), home.head(BOB), home.head("agent:eve")) == (0, 0, 0)
+    assert (home.head(ANN), home.head(BOB), home.head("agent:key:eve")) == (0, 0, 0)
     assert home.loop.note.endswith("0 of 4")
 
 
@@ -276,10 +276,10 @@ def test_an_undo_of_one_policy_leaves_the_others(tmp_path: Path, judged: Make, m
         home.store.read() as conn,
         pytest.raises(OpenClawError, match="none of these 8 turns trains"),
     ):
-        select_turns(conn, since=0.0, policy="agent:eve")
+        select_turns(conn, since=0.0, policy="agent:key:eve")
     said = home.undo("--since", "1h", "--policy", BOB)
-    assert "agent:bob: 4 turns taken out; versions trained on them: 2" in said
-    assert "agent:ann" not in said
+    assert "agent:key:bob: 4 turns taken out; versions trained on them: 2" in said
+    assert "agent:key:ann" not in said
     assert (home.head(ANN), home.head(BOB)) == (1, 0)
 
 
@@ -321,10 +321,10 @@ def test_commands_name_the_policy_and_say_when_it_has_no_head(
             policies.get_many(conn, [first])[0], version=99, name=BOB, state=PolicyState.CANDIDATE
         )
         policies.insert_version(conn, candidate, [], PolicyState.CANDIDATE)
-        with pytest.raises(OpenClawError, match="'agent:bob' has no head yet"):
+        with pytest.raises(OpenClawError, match="'agent:key:bob' has no head yet"):
             policy_names.require_name(conn, BOB)
-        with pytest.raises(OpenClawError, match="no policy 'agent:eve'"):
-            policy_names.require_name(conn, "agent:eve")
+        with pytest.raises(OpenClawError, match="no policy 'agent:key:eve'"):
+            policy_names.require_name(conn, "agent:key:eve")
         again = max(policy.version for policy in policies.list_all(conn) if policy.name == ANN)
     done = CliRunner().invoke(
         cli, ["policies", "promote", str(again), "--yes", "--home", str(tmp_path)]
@@ -363,7 +363,7 @@ def test_an_undo_of_the_shared_parent_affects_all_policies(
     rest = {item.turn.id for item in early} - {early[5].turn.id}
     assert home.used(ANN) == rest | {item.turn.id for item in ann}
     assert home.used(DEFAULT_NAME) == rest
-    assert home.head("agent:new") == 1
+    assert home.head("agent:key:new") == 1
     with home.store.read() as conn:
         assert retraining.count_batches(conn) == 0
         assert [

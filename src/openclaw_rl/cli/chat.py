@@ -20,6 +20,7 @@ from sqlalchemy import Connection
 
 from openclaw_rl.cli.load_config import with_running_gateway
 from openclaw_rl.common.gateway_address import running_address
+from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.reasons import ReasonCode
@@ -134,9 +135,7 @@ class _ChatSession:
         self._printing = asyncio.Lock()
 
     async def run(self) -> None:
-        async with aiohttp.ClientSession(
-            headers=self._headers, timeout=_HTTP_TIMEOUT
-        ) as self._http:
+        async with open_http_session(headers=self._headers, timeout=_HTTP_TIMEOUT) as self._http:
             watcher = asyncio.create_task(self._watch_events())
             try:
                 while True:

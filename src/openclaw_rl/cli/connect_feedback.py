@@ -198,12 +198,11 @@ async def _relay(
 ) -> None:
     import asyncio
 
-    import aiohttp
-
+    from openclaw_rl.common.http.sessions import open_http_session
     from openclaw_rl.connect.feedback.score_relay import ScoreRelay, run_relay
     from openclaw_rl.supervisor.supervisor import read_key
 
-    async with aiohttp.ClientSession() as http:
+    async with open_http_session() as http:
         source = make_source(http)
         relay = ScoreRelay(
             source,

@@ -271,7 +271,7 @@ def make_request(
     from openclaw_rl.errors import ConfigError
     from openclaw_rl.settings.load import foreign_environment
 
-    ours = foreign_environment({})
+    ours = foreign_environment({}, loads_models=True)
     granted = {}
     for word in selected["granted"]:
         name, has_value, value = word.partition("=")

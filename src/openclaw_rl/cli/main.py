@@ -156,7 +156,8 @@ def announce_start(config: Config, workers: Sequence[str]) -> None:
 )
 @settings_options
 @_with_parent_option
-def run_one_worker(name: str, **options: Any) -> None:
+@click.option("--listen-on", type=int, multiple=True, hidden=True)
+def run_one_worker(name: str, listen_on: tuple[int, ...], **options: Any) -> None:
     """Run one worker in this process (the supervisor starts this command)."""
     import traceback
 
@@ -168,7 +169,7 @@ def run_one_worker(name: str, **options: Any) -> None:
     try:
         config = load_config(**options)
         prepare_home(config)
-        run_worker(name, config)
+        run_worker(name, config, listen_on=listen_on)
         status = 0
     except OpenClawError as error:
         echo_error(f"openclaw-rl: {error}")

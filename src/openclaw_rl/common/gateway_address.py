@@ -38,6 +38,15 @@ def gate_key(secret: bytes) -> str:
     return hashlib.blake2b(secret, digest_size=24, person=b"openclaw-gate").hexdigest()
 
 
+def home_key(secret: bytes) -> str:
+    """Return the key of commands on the home: the first API key's, to which every version answers.
+
+    `secret`: of the store, so that only its readers know the key.
+    """
+    digest = hashlib.blake2b(secret, digest_size=24, person=b"openclaw-home").hexdigest()
+    return f"sk-home-{digest}"
+
+
 @contextmanager
 def publish_address(home: Path, address: GatewayAddress) -> Iterator[None]:
     """Write the address to the home, at once and whole, and keep the file locked until the block ends.

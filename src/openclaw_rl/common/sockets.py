@@ -20,6 +20,28 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
+def bind_sockets(host: str, port: int) -> list[socket.socket]:
+    """Return a bound socket for each address of `host`. Connections are refused until a server listens on them.
+
+    Raises `OSError` if an address is in use or unknown.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    bound: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            opened = socket.socket(family, kind, protocol)
+            bound.append(opened)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            opened.bind(address)
+    except OSError:
+        for opened in bound:
+            opened.close()
+        raise
+    return bound
+
+
 def is_loopback_host(host: str) -> bool:
     """Return whether a server that binds `host` can be reached from this machine only. Names are not resolved."""
     try:

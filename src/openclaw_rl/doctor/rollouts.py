@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
+from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.rollouts.policy_client import PolicyClient
 from openclaw_rl.settings.load import Config
@@ -76,7 +75,8 @@ def run_selftest(
 async def _hold_conversations(system: SubprocessSystem, num: int) -> list[str]:
     """Hold conversations of a question and a reaction to its answer. Returns the session ids."""
     names = [f"selftest-{number}" for number in range(1, num + 1)]
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {system.api_key}"}) as http:
+    headers = {"Authorization": f"Bearer {system.api_key}"}
+    async with open_http_session(headers=headers) as http:
         for number, name in enumerate(names):
             model = PolicyClient(
                 http, system.base_url, name=system.config.model.name, session=name, most=2

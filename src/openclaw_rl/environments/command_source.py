@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from openclaw_rl.common.http.proxy_rule import with_direct_hosts
 from openclaw_rl.environments.leftovers import FOLDER_VARIABLE, remove_leftovers
 from openclaw_rl.environments.program import ProgramEnd, run_program
 from openclaw_rl.environments.reward_file import parse_reward, read_reward_file
@@ -133,7 +134,7 @@ def ticket_variables(ticket: EpisodeTicket, url: str) -> dict[str, str]:
 def plain_environment(folder: str, search_path: str, granted: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a program that works in `folder`: nothing of ours but what is granted."""
     ours = {"PATH": search_path, "LANG": "C.UTF-8", "HOME": folder, "TMPDIR": folder}
-    return {**ours, **granted, FOLDER_VARIABLE: folder}
+    return with_direct_hosts({**ours, **granted, FOLDER_VARIABLE: folder})
 
 
 def read_outcome(end: ProgramEnd, reward_file: Path, limits: PlayLimits) -> PlayOutcome:

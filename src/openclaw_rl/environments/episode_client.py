@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.environments.types import EpisodeTicket, PlayOutcome, void_outcome
 from openclaw_rl.errors import OpenClawError
 
@@ -135,13 +136,8 @@ class EpisodeClient:
 
 def open_session(key: str) -> aiohttp.ClientSession:
     """Return an HTTP session with the owner's key, for `EpisodeClient`."""
-    connector = aiohttp.TCPConnector(limit=0)
-    return aiohttp.ClientSession(
-        headers={"Authorization": f"Bearer {key}"},
-        timeout=_TIMEOUT,
-        connector=connector,
-        trust_env=False,
-    )
+    headers = {"Authorization": f"Bearer {key}"}
+    return open_http_session(headers=headers, timeout=_TIMEOUT, connections=0)
 
 
 def _outcome_body(outcome: PlayOutcome) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.common.gateway_address import running_address
+from openclaw_rl.common.http.blocking import open_url
 from openclaw_rl.common.printable import echo_error
 from openclaw_rl.environments.leftovers import remove_leftovers
 from openclaw_rl.environments.runner_lease import (
@@ -120,7 +121,7 @@ def _post_void(home: Path, key: str, episode: str) -> str:
         f"{address.url}/v1/episodes/{episode}/outcome", data=body, headers=headers
     )
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT):
+        with open_url(request, timeout=_TIMEOUT):
             return ""
     except urllib.error.HTTPError as error:
         # 404: never opened; 409: it has an outcome.

@@ -16,6 +16,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlencode
 
+from openclaw_rl.common.http.blocking import open_url
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.fireworks.adapter_export import AdapterExport
 from openclaw_rl.settings.load import FireworksConfig
@@ -36,13 +37,6 @@ class ServiceRefused(OpenClawError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Makes each redirect an `HTTPError`: the key would go with the request, to whatever address the answer names."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
 
 
 class FireworksService:
@@ -207,7 +201,7 @@ def _send_request(
 ) -> bytes:
     request = urllib.request.Request(url, data=data, headers=dict(headers), method=method)
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=limit) as answer:
+        with open_url(request, timeout=limit, follow_redirects=False) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         message = _read_words(error)

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from openclaw_rl.common.gateway_address import GATE_REPLY_PATH, gate_key, running_address
+from openclaw_rl.common.http.blocking import open_url
 from openclaw_rl.common.progress import record_progress
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store import heartbeats
@@ -127,7 +128,7 @@ def _request_reply(url: str, key: str, order: ReplyOrder) -> GateReply:
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(asdict(order)).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=REPLY_TIMEOUT) as response:
+        with open_url(request, timeout=REPLY_TIMEOUT) as response:
             answer = json.loads(_read_slowly(response))
     except urllib.error.HTTPError as error:
         with error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.common.retries.backoff import backoff_delay, retry_after_seconds
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.answer_schemas import AnswerSchema
@@ -204,6 +205,5 @@ class ChatClient:
             headers = {"X-Turn-Type": "side"}
             if self._config.api_key:
                 headers["Authorization"] = f"Bearer {self._config.api_key}"
-            connector = aiohttp.TCPConnector(limit=self._connections)
-            self._session = aiohttp.ClientSession(headers=headers, connector=connector)
+            self._session = open_http_session(headers=headers, connections=self._connections)
         return self._session

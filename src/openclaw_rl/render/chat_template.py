@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +16,7 @@ import msgspec
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -104,6 +108,29 @@ class _SafeNamespace(Namespace):
         super().__setitem__(name, value)
 
 
+_TIMED_FILTER = "_timed"
+RENDER_SECONDS = 3.0
+"""Processor seconds that the template of one conversation may take."""
+_CHECKED_STEPS = 256
+_deadline: ContextVar[float] = ContextVar("deadline")
+
+
+def _check_clock() -> None:
+    if time.thread_time() > _deadline.get(math.inf):
+        raise jinja2.TemplateError(
+            f"it needs more than {RENDER_SECONDS:g} s: a loop of the template may have no end"
+        )
+
+
+def _timed(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the values, and end the template if it has taken too long."""
+    _check_clock()
+    for number, value in enumerate(values):
+        if number % _CHECKED_STEPS == 0:
+            _check_clock()
+        yield value
+
+
 class _TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Sandbox in which `message.role` reads a plain dict's item directly; jinja2 would try the attribute first."""
 
@@ -112,15 +139,31 @@ class _TemplateEnvironment(ImmutableSandboxedEnvironment):
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function, filter or macro. Macros that call themselves pass here, too."""
+        _check_clock()
+        return super().call(context, obj, *args, **kwargs)
+
+    def compile_timed(self, text: str) -> tuple[jinja2.Template, nodes.Template]:
+        """Return a template whose loops look at the clock, and its syntax tree as it was written."""
+        tree = self.parse(text)
+        timed = self.parse(text)
+        for loop in timed.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _TIMED_FILTER, [], [], None, None)
+        timed.set_environment(self)
+        timed.set_lineno(1, override=False)
+        return self.from_string(timed), tree
+
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
-def _make_environment() -> ImmutableSandboxedEnvironment:
+def _make_environment() -> _TemplateEnvironment:
     environment = _TemplateEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
+    environment.filters[_TIMED_FILTER] = _timed
     environment.globals.update(raise_exception=_raise_exception, namespace=_SafeNamespace)
     # Local, as in transformers.
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
@@ -138,8 +181,7 @@ class ChatTemplate:
         names: set[str] = set()
         try:
             for name, text in templates.items():
-                self._templates[name] = environment.from_string(text)
-                tree = environment.parse(text)
+                self._templates[name], tree = environment.compile_timed(text)
                 texts.update(_literal_texts(tree))
                 names.update(node.name for node in tree.find_all(nodes.Name))
         except jinja2.TemplateSyntaxError as error:
@@ -175,6 +217,7 @@ class ChatTemplate:
         template = self._templates.get("tool_use") if tools else None
         if variables:
             self.check_variables(variables)
+        clock = _deadline.set(time.thread_time() + RENDER_SECONDS)
         try:
             text = (template or self._templates["default"]).render(
                 {
@@ -206,6 +249,8 @@ class ChatTemplate:
                 f"the model's chat template refuses this conversation: {remove_marks(str(error))}",
                 param="messages",
             ) from error
+        finally:
+            _deadline.reset(clock)
         return text
 
 

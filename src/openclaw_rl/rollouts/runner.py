@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.rollouts.function import TASK_KEYS, RolloutFunction
 from openclaw_rl.rollouts.policy_client import PolicyClient
@@ -113,7 +114,7 @@ async def run_rollouts(
     chosen = wanted if num is None else list(islice(cycle(wanted), num))
     headers = {"Authorization": f"Bearer {read_key(config)}"}
 
-    async with aiohttp.ClientSession(headers=headers, timeout=_HTTP_TIMEOUT) as http:
+    async with open_http_session(headers=headers, timeout=_HTTP_TIMEOUT) as http:
 
         async def run_task(task: RolloutTask) -> RolloutOutcome:
             async with gate:

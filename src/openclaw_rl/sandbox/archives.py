@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tarfile
+import time
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from openclaw_rl.errors import SandboxError
 
 MAX_MEMBERS = 100_000
+MAX_SECONDS = 60.0
+"""For the files of one archive: a box can have as many as the limit allows, all of them empty."""
 _COPIED_BYTES = 2**16
 _NAME_BYTES = 2**13
 _EXTENDED_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -64,12 +67,17 @@ def unpack_untrusted(file: BinaryIO, to: Path, limit: int) -> list[str]:
     if to.exists() or to.is_symlink():
         raise SandboxError(f"{to} exists: name a new path for what is taken out of the box")
     left_out = []
+    end = time.monotonic() + MAX_SECONDS
     try:
         with tarfile.open(fileobj=file, mode="r:", tarinfo=_PlainHeader) as archive:
             for number, member in enumerate(archive):
                 if number == MAX_MEMBERS:
                     raise SandboxError(
                         f"more than {MAX_MEMBERS} files are to be taken out of the box"
+                    )
+                if time.monotonic() > end:
+                    raise SandboxError(
+                        f"{number} files were taken out of the box in {MAX_SECONDS:g} s, and there are more"
                     )
                 # A file alone is written as `to`.
                 is_alone = number == 0 and not member.isdir()

@@ -7,9 +7,10 @@ import ctypes
 import gc
 import logging
 import os
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
@@ -40,7 +41,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, file_digests, heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.store.lineage.policy_names import start_policies
+from openclaw_rl.store.lineage.policy_names import record_main_key, start_policies
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +136,10 @@ def _log_manager_failure(task: asyncio.Task[None]) -> None:
 # -------------------------------------------------------------------------------------- the worker
 
 
-async def run(config: Config, *, stop: asyncio.Event) -> None:
-    """Run the gateway until `stop` is set.
+async def run(
+    config: Config, *, stop: asyncio.Event, listeners: Sequence[socket.socket] = ()
+) -> None:
+    """Run the gateway until `stop` is set. `listeners`: bound sockets; without them it binds its own.
 
     Consumes: HTTP requests; the head in the store; the engine's tokens. Produces: responses, exchanges, feedback.
     Waits for: clients. Unblocked by: `stop`.
@@ -149,8 +152,9 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
         literal = config.serve.special_tokens == "text"
         renderer = await asyncio.to_thread(Renderer, files, literal_text=literal)
         identity = await asyncio.to_thread(_identify_model, store, files, stop)
-        await asyncio.to_thread(_prepare_store, store, config, identity)
-        await _serve_until_stopped(config, store, renderer, identity, stop)
+        keys = load_keys(config)
+        await asyncio.to_thread(_prepare_store, store, config, identity, keys.first_scope)
+        await _serve_until_stopped(config, store, renderer, identity, keys, stop, listeners)
     except StartStopped as error:
         log.info("%s", error)
     finally:
@@ -172,11 +176,12 @@ def _identify_model(store: Store, files: ModelFiles, stop: asyncio.Event) -> str
     )
 
 
-def _prepare_store(store: Store, config: Config, identity: str) -> None:
+def _prepare_store(store: Store, config: Config, identity: str, main_key: str) -> None:
     now = time.time()
     with store.write() as conn:
         policies.ensure_root(conn, base=config.model.path, identity=identity, at=now)
         start_policies(conn, config.policy.per)
+        record_main_key(conn, main_key)
         failed = exchanges.fail_running(
             conn, "the gateway was stopped before the reply was complete", now
         )
@@ -205,7 +210,13 @@ def _spare_garbage_collector() -> Iterator[None]:
 
 
 async def _serve_until_stopped(
-    config: Config, store: Store, renderer: Renderer, identity: str, stop: asyncio.Event
+    config: Config,
+    store: Store,
+    renderer: Renderer,
+    identity: str,
+    keys: ApiKeys,
+    stop: asyncio.Event,
+    listeners: Sequence[socket.socket],
 ) -> None:
     engine = connect_engine(config, on_connect=lambda epoch: gateway.versions.mark_lost())
     app = make_app(
@@ -213,7 +224,7 @@ async def _serve_until_stopped(
         store=store,
         engine=engine,
         renderer=renderer,
-        keys=load_keys(config),
+        keys=keys,
         identity=identity,
         engine_alive=lambda: engine.connected,
     )
@@ -229,7 +240,7 @@ async def _serve_until_stopped(
     runner = GatewayRunner(app, config.serve, grace=_SHUTDOWN_GRACE_SECONDS)
     await runner.setup()
     try:
-        await _bind_socket(runner, config)
+        await _listen(runner, config, listeners)
         wide = (
             f" (serve.host {config.serve.host})" if config.serve.host in ("0.0.0.0", "::") else ""
         )
@@ -270,11 +281,16 @@ def _address(config: Config) -> GatewayAddress:
     )
 
 
-async def _bind_socket(runner: web.AppRunner, config: Config) -> None:
+async def _listen(
+    runner: web.AppRunner, config: Config, listeners: Sequence[socket.socket]
+) -> None:
     host = config.serve.host
     port = config.serve.port
     try:
-        await web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG).start()
+        for listener in listeners:
+            await web.SockSite(runner, listener, backlog=LISTEN_BACKLOG).start()
+        if not listeners:
+            await web.TCPSite(runner, host, port, backlog=LISTEN_BACKLOG).start()
     except OSError as error:
         raise OpenClawError(
             f"the gateway cannot listen on {host}:{port} ({error.strerror or error}). "

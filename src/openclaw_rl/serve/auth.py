@@ -22,6 +22,7 @@ from typing import TypeVar, cast
 
 from aiohttp import web
 
+from openclaw_rl.common.gateway_address import home_key
 from openclaw_rl.errors import ConfigError, RequestError
 from openclaw_rl.serve.episodes.ticket import TICKET_PREFIX, Ticket, read_ticket
 from openclaw_rl.serve.http_connection import GatewayConnection
@@ -55,6 +56,7 @@ class Caller:
     scope: str
     owner: str  # scope of the API key, also for a ticket that was made with it
     episode: str | None = None  # of the ticket
+    is_home: bool = False  # whether it is a command on the home, for which versions have no owners
 
 
 def first_match(match: Callable[[str], _Match | None], keys: Iterable[str]) -> _Match | None:
@@ -67,13 +69,22 @@ class ApiKeys:
     """The accepted API keys. A sent key is compared with each of them, in constant time."""
 
     def __init__(self, keys: Sequence[str], *, ticket_secret: bytes = b"") -> None:
-        """`ticket_secret`: of the store; without it no ticket is accepted."""
+        """`ticket_secret`: of the store; without it no ticket is accepted, nor the key of the home."""
         self._keys_and_scopes = [(k.encode("utf-8", "surrogateescape"), scope_of(k)) for k in keys]
         self._wrong_keys = WrongKeyDelays()
         self.ticket_secret = ticket_secret
 
+    @property
+    def first_scope(self) -> str:
+        """The id of the first key, which is the home's own."""
+        return self._keys_and_scopes[0][1]
+
     async def authenticate(self, request: web.Request) -> str:
-        """Return the scope of an owner's key. Raises as `authenticate_caller` does, and 403 for a ticket."""
+        """Return the scope of an owner's key. Raises as `authenticate_owner` does."""
+        return (await self.authenticate_owner(request)).scope
+
+    async def authenticate_owner(self, request: web.Request) -> Caller:
+        """Return who has the request's key. Raises as `authenticate_caller` does, and 403 for a ticket."""
         caller = await self.authenticate_caller(request)
         if caller.episode is not None:
             raise RequestError(
@@ -82,7 +93,7 @@ class ApiKeys:
                 code="episode_key",
                 status=403,
             )
-        return caller.scope
+        return caller
 
     async def authenticate_caller(self, request: web.Request) -> Caller:
         """Return who has the request's key. Raises `RequestError` (401), for a wrong key after a delay."""
@@ -93,7 +104,10 @@ class ApiKeys:
             if _sent_keys(request.headers):
                 await asyncio.sleep(self._wrong_keys.next_delay(connection.client_address))
             raise
-        connection.mark_authenticated()
+        if caller.episode is None:
+            connection.mark_owner()
+        else:
+            connection.mark_ticket()
         return caller
 
     def ticket_episode(self, headers: Mapping[str, str]) -> str | None:
@@ -115,6 +129,8 @@ class ApiKeys:
         owner = first_match(self._match_key, keys)
         if owner is not None:
             return Caller(scope=owner, owner=owner)
+        if any(map(self._is_home_key, keys)):
+            return Caller(scope=self.first_scope, owner=self.first_scope, is_home=True)
         ticket = first_match(self._match_ticket, keys)
         if ticket is None:
             what = "this API key is unknown" if keys else "no API key was sent"
@@ -126,6 +142,10 @@ class ApiKeys:
             )
         scope = scope_of(f"{TICKET_PREFIX}{ticket.owner}.{ticket.episode}")
         return Caller(scope=scope, owner=ticket.owner, episode=ticket.episode)
+
+    def _is_home_key(self, key: str) -> bool:
+        known = home_key(self.ticket_secret) if self.ticket_secret else ""
+        return bool(known) and hmac.compare_digest(known.encode(), key.encode(errors="replace"))
 
     def _match_ticket(self, key: str) -> Ticket | None:
         if not self.ticket_secret:

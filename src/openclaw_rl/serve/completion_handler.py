@@ -62,11 +62,12 @@ class CompletionHandler:
     async def handle_request(self, http_request: web.Request) -> web.StreamResponse:
         """Handle a request for a reply, in the dialect of its path."""
         caller = await self._keys.authenticate_caller(http_request)
-        self._gateway.load.open_requests += 1
-        try:
-            return await self._answer(http_request, caller)
-        finally:
-            self._gateway.load.open_requests -= 1
+        with self._gateway.ticket_load.count_request(caller.episode):
+            self._gateway.load.open_requests += 1
+            try:
+                return await self._answer(http_request, caller)
+            finally:
+                self._gateway.load.open_requests -= 1
 
     def note_failure(self, http_request: web.Request, status: int, message: str) -> None:
         """Note an error of the gateway (status 5xx) for the episode of the request's key: it makes that void."""
@@ -247,17 +248,17 @@ def _apply_headers(request: ChatRequest, http_request: web.Request) -> ChatReque
     changes: dict[str, Any] = {}
     session = read_session(headers, request.metadata)
     if session.value and not request.session:
-        changes["session"] = check_id_length(_decode_header(session.value), session.name)
+        changes["session"] = check_id_length(decode_header(session.value), session.name)
     user = read_user(headers, request.metadata)
     if user.value and not request.user:
-        changes["user"] = check_id_length(_decode_header(user.value), user.name)
+        changes["user"] = check_id_length(decode_header(user.value), user.name)
     for field, name in (("session", "X-Session-Id"), ("agent", "X-Agent-Id")):
         if value := headers.get(name):
-            changes[field] = check_id_length(_decode_header(value), name)
+            changes[field] = check_id_length(decode_header(value), name)
     sent_id = sent_message_id(headers)
     if sent_id is not None:
         value, name = sent_id
-        changes["client_message_id"] = check_id_length(_decode_header(value), name)
+        changes["client_message_id"] = check_id_length(decode_header(value), name)
     if kind := read_kind(headers.get("X-Turn-Type"), "X-Turn-Type"):
         changes["kind"] = kind
     if lessons := headers.get(WITH_LESSONS_HEADER):
@@ -291,7 +292,7 @@ def apply_store(request: ChatRequest, *, honors: bool) -> ChatRequest:
     return replace(request, ignored_fields=(*request.ignored_fields, ignored))
 
 
-def _decode_header(header: str) -> str:
+def decode_header(header: str) -> str:
     """Decode as UTF-8, else as latin-1: aiohttp gives other bytes as lone surrogates, which the store cannot keep."""
     if header.isascii():
         return header

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
@@ -27,6 +28,7 @@ from openclaw_rl.serve.chat_request import (
     field_error,
 )
 from openclaw_rl.serve.episodes.open_episodes import OpenEpisodes, apply_episode
+from openclaw_rl.serve.episodes.ticket_load import TicketLoad
 from openclaw_rl.serve.gate.canary import conversation_of
 from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.serve.images.image_admission import admit_images, find_images, text_only_reason
@@ -40,6 +42,7 @@ from openclaw_rl.serve.previous_response import resolve_previous_response
 from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES, BuiltPrompt, PromptBuilder
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.serve.sampling_limits import SamplingLimits
+from openclaw_rl.serve.versions.version_access import VersionAccess
 from openclaw_rl.serve.versions.version_manager import VersionManager
 from openclaw_rl.settings.load import Config
 from openclaw_rl.settings.registry import engine_spec
@@ -113,6 +116,8 @@ class Gateway:
             identity=identity,
             examine=None if self.examiner is None else self.examiner.submit,
         )
+        self.version_access = VersionAccess(store)
+        self.ticket_load = TicketLoad(max(config.serve.max_connections // 2, 1))
         self.sampling = SamplingLimits(config, renderer)
         # Until the engine has reported whether its model does.
         self.reads_images = isinstance(engine, ImageEngine)
@@ -203,13 +208,12 @@ class Gateway:
         self, request: ChatRequest, caller: Caller, model: RequestedModel, prompt: BuiltPrompt
     ) -> int:
         """Acquire the version that answers, and the places of the replies in the caller's episode."""
+        session, agent = _stated_origin(request, prompt)
+        owner = self.policy_of(caller, agent=agent, user=request.user)
         if model.version is not None:
+            await self._check_access(model.version, caller, owner)
             version = await self.versions.acquire_version(model.version)
         else:
-            session, agent = _stated_origin(request, prompt)
-            owner = policy_name(
-                self.config.policy.per, agent=agent, user=request.user, key=caller.owner
-            )
             conversation = partial(conversation_of, caller.scope, session, prompt.history)
             version = self.versions.acquire_current(owner, conversation)
         if caller.episode is not None:
@@ -219,6 +223,26 @@ class Gateway:
                 self.versions.release(version)
                 raise
         return version
+
+    def policy_of(self, caller: Caller, *, agent: str, user: str) -> str:
+        """Return the name of the policy that answers a caller."""
+        return policy_name(self.config.policy.per, agent=agent, user=user, key=caller.owner)
+
+    def granted_versions(self, caller: Caller) -> Collection[int]:
+        """Return the versions that the owner of a ticket allowed it to name. Raises as `check_running` does."""
+        if caller.episode is None:
+            return ()
+        return self.episodes.get_running(caller.episode).versions
+
+    async def _check_access(self, version: int, caller: Caller, own_policy: str) -> None:
+        """Raise `RequestError` (404) if the caller may not name this version."""
+        await self.version_access.check(
+            version,
+            caller,
+            own_policy=own_policy,
+            newest=self.versions.head,
+            granted=self.granted_versions(caller),
+        )
 
     def _count_prompt(self, request: ChatRequest, record: Request, prompt: BuiltPrompt) -> None:
         prompt_tokens = len(record.prompt_ids)
@@ -309,10 +333,13 @@ class Gateway:
         """
         request = await self._complete_request(request, caller.scope)
         model = self._requested_model(request)
-        if model.version is not None:
-            self.versions.release(await self.versions.acquire_version(model.version))
         limit = MAX_COUNTED_CONTEXTS * self.context_length
         _, prompt = await self._build_prompt(request, caller, model, limit)
+        if model.version is not None:
+            _, agent = _stated_origin(request, prompt)
+            owner = self.policy_of(caller, agent=agent, user=request.user)
+            await self._check_access(model.version, caller, owner)
+            self.versions.release(await self.versions.acquire_version(model.version))
         return len(prompt.rendered.prompt_ids)
 
     def check_body_size(self, size: int, *, contexts: int = 1) -> None:

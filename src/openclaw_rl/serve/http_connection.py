@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from functools import partial
 from typing import Any, cast
 
@@ -12,7 +13,14 @@ from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import _ErrInfo
 
-from openclaw_rl.serve.connection_limits import ConnectionLimits, allow_open_files, client_address
+from openclaw_rl.errors import RequestError
+from openclaw_rl.serve.body_budget import STALLED_SECONDS, BodyBudget
+from openclaw_rl.serve.connection_limits import (
+    Admission,
+    ConnectionLimits,
+    allow_open_files,
+    client_address,
+)
 from openclaw_rl.serve.dialects.registry import error_body
 from openclaw_rl.serve.http_headers import REQUEST_ID_HEADER, request_id
 from openclaw_rl.settings.load import ServeConfig
@@ -43,23 +51,39 @@ class GatewayConnection(web.RequestHandler):
     _head_bytes = 0  # received of a head that is incomplete
     _head_timer: asyncio.TimerHandle | None = None
     _body: StreamReader | None = None  # body of the latest request
+    _received_at = 0.0  # monotonic time of the client's latest bytes
+    is_ticket = False  # whether the latest key is a ticket
 
     def __init__(
-        self, manager: web.Server, *, limits: ConnectionLimits, header_timeout: float, **kwargs: Any
+        self,
+        manager: web.Server,
+        *,
+        limits: ConnectionLimits,
+        bodies: BodyBudget,
+        header_timeout: float,
+        **kwargs: Any,
     ) -> None:
         super().__init__(manager, access_log=None, **kwargs)  # type: ignore[arg-type]  # AppRunner passes None, too
         self._limits = limits
+        self.bodies = bodies
         self._header_timeout = header_timeout
 
     @property
     def is_idle(self) -> bool:
-        """Whether the connection waits for a request, or for the rest of its head."""
-        return self._waiter is not None and not self._waiter.done()
+        """Whether the connection waits for a request, for the rest of its head, or for more of a stalled body."""
+        if self._waiter is not None and not self._waiter.done():
+            return True
+        return self._is_in_body and time.monotonic() - self._received_at >= STALLED_SECONDS
+
+    @property
+    def _is_in_body(self) -> bool:
+        """Whether the client has begun a body and not ended it."""
+        return self._body is not None and not self._body.is_eof()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection, or refuse it if there are too many."""
         self.client_address = client_address(transport.get_extra_info("peername"))
-        if not self._limits.admit(self):
+        if self._limits.admit(self) is Admission.REFUSED:
             self._force_close = True
             cast(asyncio.Transport, transport).write(_TOO_MANY_CONNECTIONS)
             cast(asyncio.Transport, transport).close()
@@ -72,16 +96,31 @@ class GatewayConnection(web.RequestHandler):
         self._stop_head_timer()
         super().connection_lost(exc)
 
-    def mark_authenticated(self) -> None:
-        """Record that a request on this connection had a valid key."""
-        self._limits.mark_authenticated(self)
+    def mark_owner(self) -> None:
+        """Record that a request on this connection had an owner's key. Raises `RequestError` (503) without a place."""
+        self.is_ticket = False
+        if not self._limits.mark_owner(self):
+            raise RequestError(_NO_PLACE, code="too_many_connections", status=503)
+
+    def mark_ticket(self) -> None:
+        """Record that a request on this connection had a ticket. Raises `RequestError` (429) without a place."""
+        self.is_ticket = True
+        if not self._limits.mark_ticket(self):
+            self.close()
+            raise RequestError(
+                "the connections of episodes have all their places (half of serve.max_connections and of "
+                "serve.max_connections_per_address). Try again in a moment.",
+                code="too_many_connections",
+                status=429,
+            )
 
     def data_received(self, data: bytes) -> None:
         """Record the path before parsing, because a request that cannot be parsed has none."""
         if (line := _REQUEST_LINE.match(data)) is not None:
             self._request_path = line[1].decode("latin-1")
         known = self._request_count
-        in_body = self._body is not None and not self._body.is_eof()
+        in_body = self._is_in_body
+        self._received_at = time.monotonic()
         super().data_received(data)
         if self._request_count > known:
             self._stop_head_timer()
@@ -183,11 +222,10 @@ def error_summary(error: BaseException | str | None) -> str:
     return _QUOTED_BYTES.split(summary.strip(), maxsplit=1)[0].rstrip(".:")[:200]
 
 
-_TOO_MANY_CONNECTIONS_BODY = error_body(
-    "",
-    503,
-    "too many connections (serve.max_connections, serve.max_connections_per_address). Try again.",
+_NO_PLACE = (
+    "too many connections (serve.max_connections, serve.max_connections_per_address). Try again."
 )
+_TOO_MANY_CONNECTIONS_BODY = error_body("", 503, _NO_PLACE)
 _TOO_MANY_CONNECTIONS = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_TOO_MANY_CONNECTIONS_BODY), _TOO_MANY_CONNECTIONS_BODY)
@@ -204,6 +242,7 @@ class GatewayRunner(web.AppRunner):
         self._limits = ConnectionLimits(
             allow_open_files(serve.max_connections), serve.max_connections_per_address
         )
+        self._bodies = BodyBudget(serve.max_body_bytes)
 
     @property
     def server(self) -> Any:
@@ -215,6 +254,7 @@ class GatewayRunner(web.AppRunner):
             GatewayConnection,
             manager,
             limits=self._limits,
+            bodies=self._bodies,
             header_timeout=self._serve.header_timeout,
             keepalive_timeout=self._serve.idle_timeout,
             lingering_time=_LINGER_SECONDS,

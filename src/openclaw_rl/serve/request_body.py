@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar, cast
 
 from aiohttp import web
 
 from openclaw_rl.common.large_requests import call_in, run_large
 from openclaw_rl.errors import RequestError
-from openclaw_rl.serve.http_connection import error_summary
+from openclaw_rl.serve.body_budget import SMALL_BODY_BYTES, BodyBudget, BodyLease, displaced_error
+from openclaw_rl.serve.http_connection import GatewayConnection, error_summary
 from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES
 from openclaw_rl.settings.load import ServeConfig
 
@@ -36,36 +37,59 @@ _COUNT_BYTES = 2**20
 _DISCARD_BYTES_PER_SECOND = 100e6
 _DISCARD_PAUSE_SECONDS = 0.1
 _DISCARD_SECONDS = 5.0
+# Reserved at once of a body whose size is unknown.
+_RESERVED_BYTES = 2**20
 _T = TypeVar("_T")
 SizeCheck = Callable[[int], None]
 
 
 class _BodyParts:
-    """The bytes of a body so far."""
+    """The bytes of a body so far. Its block drops them: the traceback of an error would keep them alive."""
 
-    def __init__(self, limit: int, check_size: SizeCheck | None) -> None:
-        """`check_size` raises `RequestError` for a size in bytes that is too large."""
+    def __init__(
+        self, limit: int, check_size: SizeCheck | None, *, setting: str = "serve.max_body_bytes"
+    ) -> None:
+        """`check_size` raises `RequestError` for a size in bytes that is too large. `setting`: of the limit."""
         self._limit = limit
         self._check_size = check_size
+        self._setting = setting
         self._parts: list[bytes] = []
-        self._size = 0
+        self.size = 0
+
+    def __enter__(self) -> _BodyParts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parts.clear()
 
     def check(self, size: int) -> None:
         """Raise `RequestError` if a body of `size` bytes is too large."""
         if size > self._limit:
             raise RequestError(
-                f"the body is larger than {self._limit} bytes (serve.max_body_bytes).", status=413
+                f"the body is larger than {self._limit} bytes ({self._setting}).", status=413
             )
         if self._check_size is not None:
             self._check_size(size)
 
     def append(self, part: bytes) -> None:
-        self._size += len(part)
-        self.check(self._size)
+        self.size += len(part)
+        self.check(self.size)
         self._parts.append(part)
+
+    def of_wire(self) -> _BodyParts:
+        """Return the parts of the compressed bytes of this body, with the same limit."""
+        return _BodyParts(self._limit, None, setting=self._setting)
 
     def join(self) -> bytes:
         return b"".join(self._parts)
+
+
+async def read_small_body(request: web.Request, serve: ServeConfig) -> bytes:
+    """Read a body of which `SMALL_BODY_BYTES` are enough. Raises as `read_body` does."""
+    limit = min(SMALL_BODY_BYTES, serve.max_body_bytes)
+    async with _leased(request) as lease:
+        with _BodyParts(limit, None, setting="of this route") as parts:
+            return await _read(request, serve, lease, parts)
 
 
 async def read_body(
@@ -74,42 +98,94 @@ async def read_body(
     """Read the body, and inflate it if it is compressed. The caller has checked the key.
 
     `check_size` raises `RequestError` for a size in bytes that is too large: before the body is read, if it is known.
-    Raises `RequestError`: 400 for bytes that cannot be read, 408, 413 and 415 for the time, the size and the encoding.
+    Raises `RequestError`: 400 for bytes that cannot be read, 408, 413 and 415 for the time, the size and the encoding,
+    429 if it gave way to other bodies.
     """
+    async with _leased(request) as lease:
+        with _BodyParts(serve.max_body_bytes, check_size) as parts:
+            return await _read(request, serve, lease, parts)
+
+
+@asynccontextmanager
+async def _leased(request: web.Request) -> AsyncIterator[BodyLease]:
+    """Yield the share of a request in the budget of all bodies."""
+    connection = cast(GatewayConnection, request.protocol)
+
+    def interrupt() -> None:
+        request.content.set_exception(web.RequestPayloadError("it gave way to another body"))
+
+    lease = connection.bodies.open_lease(is_ticket=connection.is_ticket, interrupt=interrupt)
+    try:
+        yield lease
+    finally:
+        connection.bodies.close_lease(lease)
+
+
+async def _read(
+    request: web.Request, serve: ServeConfig, lease: BodyLease, inflated: _BodyParts
+) -> bytes:
+    """Read the body. `inflated`: takes its content, and bounds it."""
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in _ENCODINGS:
         raise RequestError(
             f"Content-Encoding: expected gzip, deflate or none, got {encoding[:40]!r}.", status=415
         )
     wbits = _ENCODINGS[encoding]
-    received = _BodyParts(serve.max_body_bytes, check_size if wbits is None else None)
+    if wbits is None:
+        return await _receive_all(request, serve, lease, inflated)
+    with inflated.of_wire() as wire:
+        body = await _receive_all(request, serve, lease, wire)
+    budget = cast(GatewayConnection, request.protocol).bodies
+    return await _inflate(body, wbits, inflated, lease, budget)
+
+
+async def _receive_all(
+    request: web.Request, serve: ServeConfig, lease: BodyLease, received: _BodyParts
+) -> bytes:
+    """Return the bytes that the client sends. Raises as `read_body` does."""
     received.check(request.content_length or 0)
+    budget = cast(GatewayConnection, request.protocol).bodies
     try:
-        if request.content.is_eof():
-            # The whole body came with the head, as short ones do.
-            received.append(request.content.read_nowait())
-        else:
-            async with asyncio.timeout(serve.body_timeout):
-                while part := await request.content.readany():
-                    received.append(part)
+        async with asyncio.timeout(serve.body_timeout):
+            await _receive(request, received, lease, budget)
     except TimeoutError:
         raise RequestError(
             f"the body did not arrive within {serve.body_timeout:g} seconds (serve.body_timeout).",
             status=408,
         ) from None
     except (web.RequestPayloadError, web.PayloadAccessError) as error:
+        if lease.is_displaced:
+            raise displaced_error(lease) from None
         raise RequestError(f"the body cannot be read: {error_summary(error)}.") from None
-    if wbits is None:
-        return received.join()
-    return await _inflate(received.join(), wbits, _BodyParts(serve.max_body_bytes, check_size))
+    lease.is_complete = True
+    return received.join()
 
 
-async def _inflate(body: bytes, wbits: int, inflated: _BodyParts) -> bytes:
+async def _receive(
+    request: web.Request, received: _BodyParts, lease: BodyLease, budget: BodyBudget
+) -> None:
+    """Read what the client sends. The bytes are reserved before they are read, as far as their number is known."""
+    await budget.reserve(lease, request.content_length or 0)
+    if request.content.is_eof():
+        # The whole body came with the head, as short ones do.
+        received.append(request.content.read_nowait())
+        return
+    while part := await request.content.readany():
+        lease.note_received(len(part))
+        received.append(part)
+        if received.size > lease.reserved:
+            await budget.reserve(lease, max(_RESERVED_BYTES, received.size - lease.reserved))
+
+
+async def _inflate(
+    body: bytes, wbits: int, inflated: _BodyParts, lease: BodyLease, budget: BodyBudget
+) -> bytes:
     """Inflate in threads, a piece each, so that a cancelled request ends after the piece."""
     pieces = _inflate_pieces(body, wbits)
     try:
         while (piece := await run_large(next, pieces, None)) is not None:
             inflated.append(piece)
+            await budget.reserve(lease, len(piece))
     except zlib.error as error:
         raise RequestError(f"the body cannot be decompressed: {error}.") from None
     return inflated.join()

@@ -12,16 +12,22 @@ from typing import Any
 
 from aiohttp import web
 
+from openclaw_rl.common.client_ids import read_user
 from openclaw_rl.errors import PromptTooLong, RequestError, StoreError
 from openclaw_rl.serve.auth import ApiKeys, Caller
 from openclaw_rl.serve.chat_request import DISK_FULL
-from openclaw_rl.serve.completion_handler import CompletionHandler, describe_error
+from openclaw_rl.serve.completion_handler import (
+    CompletionHandler,
+    decode_header,
+    describe_error,
+)
 from openclaw_rl.serve.dialects.registry import DIALECTS, error_body, prompt_too_long
 from openclaw_rl.serve.gateway import MAX_COUNTED_CONTEXTS, Gateway
 from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.http_headers import accepted_hosts, check_host, preflight_response
 from openclaw_rl.serve.request_body import decode_body, discard_body
 from openclaw_rl.serve.responses_api import StoredResponseHandler
+from openclaw_rl.serve.versions.version_access import may_name
 from openclaw_rl.serve.versions.version_manager import unservable_reason
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
@@ -46,6 +52,8 @@ _UNSUPPORTED_ROUTES = {
     "/v1/images": "this gateway serves a model that generates text, and it makes no images.",
     "/v1/audio": "this gateway serves a model that reads and writes text, and it has no audio.",
 }
+ENGINE_NAME = "engine"
+"""Worker that samples, in the heartbeats."""
 # Seconds after which a client may try again; there is space again when the owner makes it.
 DISK_FULL_WAIT = 5
 
@@ -118,7 +126,7 @@ class GatewayRoutes:
         # Without this header, Claude Code sends a request with an unknown key ten times.
         wait = DISK_FULL_WAIT if code == DISK_FULL else 1
         headers = {}
-        if status == 503:
+        if status in (429, 503):
             headers["Retry-After"] = str(wait)
         elif status < 500:
             headers["X-Should-Retry"] = "false"
@@ -127,8 +135,7 @@ class GatewayRoutes:
 
     async def count_tokens(self, http_request: web.Request) -> web.Response:
         """Count the tokens of a request's prompt, in the dialect of its path."""
-        scope = await self._keys.authenticate(http_request)
-        caller = Caller(scope=scope, owner=scope)
+        caller = await self._keys.authenticate_owner(http_request)
         dialect = self.completion_handler.token_counters[http_request.path]
         check = partial(self._gateway.check_body_size, contexts=MAX_COUNTED_CONTEXTS)
         request = await decode_body(
@@ -139,17 +146,19 @@ class GatewayRoutes:
         )
 
     async def list_models(self, http_request: web.Request) -> web.Response:
-        self._gateway.check_running(await self._keys.authenticate_caller(http_request))
-        entries = await self._model_entries()
+        caller = await self._keys.authenticate_caller(http_request)
+        self._gateway.check_running(caller)
+        entries = await self._model_entries(http_request, caller)
         ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
         return json_response(
             to_json({"object": "list", "data": entries, "has_more": False, **ends})
         )
 
     async def get_model(self, http_request: web.Request) -> web.Response:
-        self._gateway.check_running(await self._keys.authenticate_caller(http_request))
+        caller = await self._keys.authenticate_caller(http_request)
+        self._gateway.check_running(caller)
         name = http_request.match_info["name"]
-        for model in await self._model_entries():
+        for model in await self._model_entries(http_request, caller):
             if model["id"] == name:
                 return json_response(to_json(model))
         raise RequestError(
@@ -159,10 +168,24 @@ class GatewayRoutes:
             status=404,
         )
 
-    async def _model_entries(self) -> list[dict[str, Any]]:
+    async def _model_entries(
+        self, http_request: web.Request, caller: Caller
+    ) -> list[dict[str, Any]]:
+        """Return the model, and the versions of it that the caller may name."""
         name = self._gateway.config.model.name
         known = await asyncio.to_thread(_all_policies, self._gateway.store)
-        servable = [p for p in known if unservable_reason(p) is None]
+        agent = decode_header(http_request.headers.get("X-Agent-Id", ""))
+        user = decode_header(read_user(http_request.headers, {}).value)
+        own_policy = self._gateway.policy_of(caller, agent=agent, user=user)
+        granted = self._gateway.granted_versions(caller)
+        servable = [
+            policy
+            for policy in known
+            if unservable_reason(policy) is None
+            and may_name(
+                policy.version, policy.name, caller, own_policy=own_policy, granted=granted
+            )
+        ]
         newest = max((p.created_at for p in servable), default=0.0)
         rows = [
             (name, newest),
@@ -175,7 +198,10 @@ class GatewayRoutes:
         return json_response(b'{"status":"ok"}')
 
     async def get_readiness(self, http_request: web.Request) -> web.Response:
-        """Return 200 while requests are answered. A head that is being loaded, or a parked worker, gives no 503."""
+        """Return 200 while requests are answered.
+
+        A head that is being loaded, or a parked worker that is not the engine, gives no 503.
+        """
         await self._authenticate_if_wide(http_request)
         versions = self._gateway.versions
         keeper = self._gateway.version_task
@@ -191,6 +217,9 @@ class GatewayRoutes:
         if (full := self._gateway.disk.problem()) is not None:
             answers = False
             reasons.append(str(full))
+        # Its connection may be open although it hangs.
+        if await asyncio.to_thread(_is_engine_silent, self._gateway.store):
+            answers = False
         reasons += await asyncio.to_thread(_stored_problems, self._gateway.store)
         body = {
             "ready": answers,
@@ -246,6 +275,15 @@ def _stored_problems(store: Store) -> list[str]:
             ]
     except StoreError as error:
         return [str(error)]
+
+
+def _is_engine_silent(store: Store) -> bool:
+    """Return whether the supervisor has had no answer of the engine for 15 seconds, of which it says why."""
+    try:
+        with store.read() as conn:
+            return heartbeats.has_problem(conn, ENGINE_NAME, time.time())
+    except StoreError:
+        return False
 
 
 def _stored_candidate(store: Store) -> int | None:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from openclaw_rl.common.assets import STARTER
+from openclaw_rl.common.http.proxy_rule import with_direct_hosts
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import aliases, sources, unused, validate
 from openclaw_rl.settings.aliases import current_key
@@ -61,7 +62,9 @@ SECRET_NAMES = (
     "TINKER_API_KEY",
     "FIREWORKS_API_KEY",
 )
-"""Removed from the environment of programs that are not ours. HF_TOKEN stays, because they download models."""
+"""Removed from the environment of programs that are not ours."""
+HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"})
+"""Kept for those that download models, and removed for all others."""
 
 _WORKER_SECRETS = {
     "engine": ("engine.api_key", "tinker.api_key", "fireworks.api_key", "model.hf_token"),
@@ -344,9 +347,11 @@ def to_environment(config: Config, worker: str = "") -> dict[str, str]:
     ours = trainer_variables() if worker == "train" else _OPENMP_VARIABLES
     inherited = dict(os.environ)
     if worker:
-        inherited = foreign_environment({})
+        loads_models = "model.hf_token" in _WORKER_SECRETS.get(worker, ())
+        inherited = foreign_environment({}, loads_models=loads_models)
         config = _without_other_secrets(config, worker)
-    return ours | inherited | {CONFIG_VARIABLE: config.model_dump_json()} | placed
+    settings = {CONFIG_VARIABLE: config.model_dump_json()}
+    return ours | with_direct_hosts(inherited) | settings | placed
 
 
 def _without_other_secrets(config: Config, worker: str) -> Config:
@@ -360,15 +365,20 @@ def _without_other_secrets(config: Config, worker: str) -> Config:
     return config
 
 
-def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a third-party program: without our settings and keys, plus `extra`."""
+def foreign_environment(extra: Mapping[str, str], *, loads_models: bool = False) -> dict[str, str]:
+    """Return the environment for a third-party program: without our settings and keys, plus `extra`.
+
+    `loads_models`: whether it may download the model, for which it needs the token of the hub.
+    """
     ours = {CONFIG_VARIABLE, *SECRET_NAMES}
+    if not loads_models:
+        ours |= HUB_TOKENS
     inherited = {
         name: value
         for name, value in os.environ.items()
         if name not in ours and not name.startswith(ENV_PREFIX)
     }
-    return inherited | dict(extra)
+    return with_direct_hosts(inherited | dict(extra))
 
 
 def inherited_config() -> Config | None:

@@ -35,7 +35,8 @@ class ModelConfig(Section):
         None, description="folder or hub id of another tokenizer and chat template"
     )
     hf_token: str | None = Field(
-        None, description="access token for gated models of the hub (HF_TOKEN)"
+        None,
+        description="access token for gated models of the hub (HF_TOKEN), for the processes that load models",
     )
     name: str = Field(
         "openclaw", description="the `model` name for clients; it means the newest policy version"
@@ -323,10 +324,10 @@ class PolicyConfig(Section):
 
     per: Literal["all", "agent", "user", "key"] = Field(
         "all",
-        description="who has a policy of their own, trained from their own turns alone: an agent (X-Agent-Id), a user "
-        "(`user` of the request) or an API key; all: one policy for all. All start from the version that is the head "
-        "when this is first set. Set `engine.max_loaded_versions` to the number of policies in use at a time, plus 2. "
-        "The home keeps the value of the last `up` or `serve` for all other commands",
+        description="who has a policy of their own, trained from their own turns alone: an agent (X-Agent-Id) or a "
+        "user (`user` of the request) of an API key, or an API key; all: one policy for all. All start from the "
+        "version that is the head when this is first set. Set `engine.max_loaded_versions` to the number of policies "
+        "in use at a time, plus 2. The home keeps the value of the last `up` or `serve` for all other commands",
     )
 
     @property

@@ -168,6 +168,14 @@ def reported_problems(conn: Connection, now: float) -> list[str]:
     ]
 
 
+def has_problem(conn: Connection, name: str, now: float) -> bool:
+    """Return whether the worker `name` says that it cannot work now."""
+    return any(
+        beat.name == name and beat.state == PARKED and beat.is_alive(now)
+        for beat in read_heartbeats(conn)
+    )
+
+
 MAX_DEATHS = 2
 """A row on which a worker died so often is set aside."""
 MAX_SET_ASIDE = 8

@@ -71,5 +71,6 @@ MIGRATIONS: Sequence[Migration] = (
     _add_unlinked_codes,
     partial(_run_file, "26_feedback"),
     partial(_run_file, "27_words_of_lessons"),
+    partial(_run_file, "28_policy_keys"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

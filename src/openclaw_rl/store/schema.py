@@ -107,7 +107,7 @@ episodes = Table(
     Column("expires_at", Float, nullable=False, server_default=text("0")),
     *_optional(Integer, "max_steps"),
     # JSON; NULL: none.
-    *_optional(LargeBinary, "sampling parts steps"),
+    *_optional(LargeBinary, "sampling parts steps versions"),
     *_optional(Text, "reason"),
     # NULL: its steps are not known yet.
     *_optional(Float, "settled_at"),

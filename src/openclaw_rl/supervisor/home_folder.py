@@ -29,7 +29,14 @@ def prepare_home(config: Config) -> None:
 def lock_home(config: Config) -> Iterator[None]:
     """Hold the home folder's lock, since two systems on one home would conflict over the socket and the lease."""
     path = config.home_dir / "up.lock"
-    with path.open("a") as file:
+    try:
+        file = path.open("a")
+    except OSError as error:
+        reason = error.strerror or error
+        raise OpenClawError(
+            f"{path}: expected a file that this user may write ({reason}). Remove what is there: it holds nothing."
+        ) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from openclaw_rl.common.gateway_address import home_key
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies
+
+
+def read_home_key(config: Config) -> str:
+    """Return the key with which a command on the home asks its gateway for any version."""
+    with Store.open(config.store_path, create=False) as store:
+        return home_key(store.secret)
 
 
 def check_version_exists(config: Config, version: int) -> None:

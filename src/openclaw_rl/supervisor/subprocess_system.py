@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 
 from sqlalchemy import Connection
 
+from openclaw_rl.common.http.blocking import open_url
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.methods.registry import make_method
@@ -354,7 +355,7 @@ def is_ready(base_url: str, key: str | None = None) -> bool:
 
 def read_readiness(base_url: str, key: str | None) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with urllib.request.urlopen(
+    with open_url(
         urllib.request.Request(f"{base_url}/readyz", headers=headers), timeout=5
     ) as response:
         return dict(json.load(response))
@@ -377,7 +378,7 @@ def post_json(
         },
     )
     try:
-        with urllib.request.urlopen(request, timeout=_REPLY_TIMEOUT) as response:
+        with open_url(request, timeout=_REPLY_TIMEOUT) as response:
             return dict(json.load(response))
     except urllib.error.HTTPError as error:
         raise OpenClawError(

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import os
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ import uvloop
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.log_codes import EndCause, code_of_error, worker_end_fields
 from openclaw_rl.common.logging_metrics import setup_logging
+from openclaw_rl.common.sockets import bind_sockets
 from openclaw_rl.common.worker_loop import (
     lower_priority,
     repeat_while_disk_full,
@@ -66,8 +68,11 @@ _STOP_TIMEOUT = 10.0
 # ------------------------------------------------------------------------------ worker processes
 
 
-def run_worker(name: str, config: Config) -> None:
-    """Run one worker until SIGTERM or SIGINT. Imports are local, so that a process loads only its own worker's code."""
+def run_worker(name: str, config: Config, *, listen_on: Sequence[int] = ()) -> None:
+    """Run one worker until SIGTERM or SIGINT. Imports are local, so that a process loads only its own worker's code.
+
+    `listen_on`: descriptors of the supervisor's bound sockets, for the gateway.
+    """
     readable = "training.log" if name == "train" else None
     setup_logging(name, config.logs_dir, config.run.log_level, readable=readable, named=False)
     # Prints the line at which a signal such as SIGSEGV ended the process.
@@ -81,7 +86,7 @@ def run_worker(name: str, config: Config) -> None:
             registry.serve(ENGINE_WORKERS[name](config))
             return
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run_async_worker(name, config))
+            runner.run(_run_async_worker(name, config, listen_on))
     except Exception as error:
         # The command prints it. A diagnosis reads codes in the log.
         if code_of_error(error) is not None:
@@ -89,11 +94,19 @@ def run_worker(name: str, config: Config) -> None:
         raise
 
 
-async def _run_async_worker(name: str, config: Config) -> None:
+async def _run_async_worker(name: str, config: Config, listen_on: Sequence[int]) -> None:
     stop = stop_on_signals()
     if name == "gateway":
-        from openclaw_rl.serve.app import run
-    elif name == "collect":
+        from openclaw_rl.serve.app import run as run_gateway
+
+        def serve() -> Coroutine[Any, Any, None]:
+            # The gateway closes its sockets; after a full disk it runs again.
+            listeners = [socket.socket(fileno=os.dup(descriptor)) for descriptor in listen_on]
+            return run_gateway(config, stop=stop, listeners=listeners)
+
+        await repeat_while_disk_full(serve, stop)
+        return
+    if name == "collect":
         from openclaw_rl.collect.worker import run
     elif name == "judge":
         from openclaw_rl.judge.worker import run
@@ -140,7 +153,12 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._worker_names = tuple(workers)
-        self._workers = [WorkerProcess(name, config) for name in workers]
+        # Filled while it runs.
+        self._listeners: list[socket.socket] = []
+        self._workers = [
+            WorkerProcess(name, config, listeners=self._listeners if name == "gateway" else ())
+            for name in workers
+        ]
         self._probes: dict[str, EngineProbe] = {}
         for name, engine_config in ENGINE_WORKERS.items():
             if name in workers:
@@ -158,6 +176,10 @@ class Supervisor:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep all workers running until `stop`. Raises `OpenClawError` if a required one crashes too often."""
+        if "gateway" in self._worker_names:
+            # The gateway itself says why it cannot listen.
+            with contextlib.suppress(OSError):
+                self._listeners += bind_sockets(self._config.serve.host, self._config.serve.port)
         tasks = self._start_tasks(stop)
         try:
             # A restart task that ends before the stop has failed, and then nothing restarts its worker.
@@ -166,6 +188,8 @@ class Supervisor:
                 task.result()
         finally:
             stop.set()
+            for listener in self._listeners:
+                listener.close()
             crashed = self._crashed_for_good()
             await self._stop_workers()
             for task in tasks:

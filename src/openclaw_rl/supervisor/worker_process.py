@@ -7,8 +7,10 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import time
+from collections.abc import Sequence
 
 import click
 
@@ -44,9 +46,13 @@ log = logging.getLogger("openclaw_rl.run")
 class WorkerProcess:
     """A worker: at most one process at a time, and what is known of the earlier ones."""
 
-    def __init__(self, name: str, config: Config) -> None:
+    def __init__(
+        self, name: str, config: Config, *, listeners: Sequence[socket.socket] = ()
+    ) -> None:
+        """`listeners`: bound sockets for the process. They outlive it, so that clients of the next one only wait."""
         self.name = name
         self._config = config
+        self._listeners = listeners
         self.process: asyncio.subprocess.Process | None = None
         self.monitor = self._new_monitor()
         self.output = WorkerOutput()
@@ -108,6 +114,7 @@ class WorkerProcess:
         self.kill_reason = None
         self._memory_kills = count_memory_kills()
         self.started_at = time.monotonic()
+        descriptors = [listener.fileno() for listener in self._listeners]
         self.process = await asyncio.create_subprocess_exec(
             *(
                 sys.executable,
@@ -116,7 +123,9 @@ class WorkerProcess:
                 "worker",
                 self.name,
                 f"--with-parent={os.getpid()}",
+                *(f"--listen-on={descriptor}" for descriptor in descriptors),
             ),
+            pass_fds=descriptors,
             env=settings.to_environment(self._config, self.name),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -10,13 +10,13 @@ import shutil
 import tarfile
 import tempfile
 import time
-import urllib.request
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from openclaw_rl.common.http.blocking import open_url
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHT_FILES
 from openclaw_rl.errors import EngineError
 
@@ -58,7 +58,7 @@ def _read_archive(url: str) -> dict[str, bytes]:
     """Return the adapter's files in a tar archive, which may be compressed. Nothing is extracted to a path."""
     files: dict[str, bytes] = {}
     with tempfile.TemporaryFile() as file:
-        with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:
+        with open_url(url, timeout=_ANSWER_SECONDS) as answer:
             shutil.copyfileobj(answer, file, 2**20)
         file.seek(0)
         with tarfile.open(fileobj=file, mode="r:*") as archive:

@@ -29,6 +29,7 @@ from openclaw_rl.render.incremental import (
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import imported_turns
 from openclaw_rl.store.imported_turns import DropRecord, ImportOutcome, ReactionRecord, TurnPosition
+from openclaw_rl.store.lineage.policy_names import IMPORT_SCOPE
 from openclaw_rl.store.rows import from_row, to_json
 from openclaw_rl.trajectories.resolve import ResolvedTurn
 from openclaw_rl.trajectories.schema import FileFeedback, FileTurn, FileVerdict, TrajectoryRefused
@@ -48,8 +49,6 @@ from openclaw_rl.types import (
     Verdict,
 )
 
-IMPORT_SCOPE = "import"
-"""A scope of no API key, so imported turns are never linked with live conversations."""
 log = logging.getLogger("openclaw_rl.data")
 BuildProgress = Callable[[float], None]
 """Called with the share of the turns that is built."""

@@ -30,6 +30,7 @@ from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.engines.remote.vllm import VllmEngine, model_cards
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.serve.auth import scope_of
 from openclaw_rl.settings.load import STARTER
 from openclaw_rl.store import exchanges, leases
 from openclaw_rl.store.db import Store
@@ -120,11 +121,12 @@ class Town:
         """Make an adapter the head of the agent's policy."""
         path, now = self.adapters[adapter], time.time()
         digest, files = hash_folder(path)
+        name = f"agent:{scope_of(self.system.api_key)}:{agent}"
         with self.store.write() as conn:
-            head, version = policies.head(conn, f"agent:{agent}"), policies.next_version(conn)
+            head, version = policies.head(conn, name), policies.next_version(conn)
             made = Policy(
                 version=version,
-                name=f"agent:{agent}",
+                name=name,
                 parent=head.version,
                 state=PolicyState.CANDIDATE,
                 path=str(path),

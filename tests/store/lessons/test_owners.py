@@ -70,7 +70,9 @@ def test_a_lesson_that_moves_to_another_policy_returns_to_prompts(tmp_path: Path
     with Store.open(tmp_path / "store.db") as store, store.write() as conn:
         lease = leases.acquire(conn, "trainer", holder="t", now=1.0, ttl=60.0)
         assert lease is not None
-        policies.publish(conn, lease, replace(policy(1, 0), name="user:ann"), [], 2.0)
+        policies.publish(
+            conn, lease, replace(policy(1, 0), name=policy_name("user", **ANN)), [], 2.0
+        )
         lessons.mark_learned(conn, "user", 1)
         lessons.mark_learned(conn, "fact", 0)
     start(tmp_path, "all")

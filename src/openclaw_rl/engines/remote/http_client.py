@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.errors import EngineError, EngineGone
 
 _UNAVAILABLE_STATUSES = frozenset({502, 503, 504})
@@ -183,14 +184,12 @@ class HttpClient:
 
     def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
-            connector: aiohttp.BaseConnector = aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT
+            self._session = open_http_session(
+                socket=self.socket,
+                headers=self._headers,
+                connections=0,
+                keep_alive=_KEEP_ALIVE_TIMEOUT,
             )
-            if self.socket is not None:
-                connector = aiohttp.UnixConnector(
-                    str(self.socket), limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT
-                )
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
     def _refusal_error(self, status: int, path: str, raw: bytes) -> EngineError:

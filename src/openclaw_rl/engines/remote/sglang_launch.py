@@ -117,7 +117,8 @@ def server_environment(config: Config) -> dict[str, str]:
     """Return our environment without API keys, with the variable that sets SGLang's logprob convention."""
     raw = "1" if config.engine.effective_convention == "raw" else "0"
     return foreign_environment(
-        {"SGLANG_RETURN_ORIGINAL_LOGPROB": raw, "OMP_WAIT_POLICY": "passive"}
+        {"SGLANG_RETURN_ORIGINAL_LOGPROB": raw, "OMP_WAIT_POLICY": "passive"},
+        loads_models=True,
     )
 
 

@@ -92,7 +92,7 @@ def server_environment(config: Config) -> dict[str, str]:
     gpu = re.fullmatch(r"cuda:(\d+)", config.model.device)
     if gpu is not None:
         extra["CUDA_VISIBLE_DEVICES"] = gpu[1]
-    return foreign_environment(extra)
+    return foreign_environment(extra, loads_models=True)
 
 
 def _served_rank(rank: int) -> int:

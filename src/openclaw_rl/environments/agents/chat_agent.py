@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.environments.types import EpisodeTicket
 from openclaw_rl.errors import OpenClawError
 
@@ -111,9 +112,8 @@ class ChatAgent:
 
 def open_agent_session() -> aiohttp.ClientSession:
     """Return an HTTP session for many agents. A reply may take as long as its episode."""
-    connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+    return open_http_session(timeout=timeout, connections=0)
 
 
 def tool_message(call: AgentCall, text: str, images: Sequence[str] = ()) -> dict[str, Any]:

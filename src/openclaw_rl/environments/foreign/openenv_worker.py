@@ -7,12 +7,11 @@ import contextlib
 import importlib
 import json
 import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from policy_chat import ask_policy, stop_reason
+from policy_chat import OPENER, ask_policy, stop_reason
 from request_loop import ForeignRefusal, content_digest, page_of_tasks, serve_requests
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -59,7 +58,7 @@ def read_schema(url: str) -> dict[str, Any]:
     """Return the JSON schema of the server's actions. Raises `ForeignRefusal` if no server answers."""
     if url not in _schemas:
         try:
-            with urllib.request.urlopen(f"{url}/schema", timeout=HTTP_SECONDS) as answer:
+            with OPENER.open(f"{url}/schema", timeout=HTTP_SECONDS) as answer:
                 _schemas[url] = dict(json.load(answer)["action"])
         except (OSError, ValueError, KeyError, RecursionError) as error:
             raise ForeignRefusal(f"{url}: no OpenEnv server answers ({error})") from None

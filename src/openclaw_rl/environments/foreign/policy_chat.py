@@ -10,6 +10,8 @@ from typing import Any
 
 # Of a reply.
 MAX_TOKENS = 256
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens addresses on this machine, for which no proxy is asked."""
 
 
 def ask_policy(asked: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
@@ -21,7 +23,7 @@ def ask_policy(asked: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) 
     request = urllib.request.Request(
         f"{asked['base_url']}/chat/completions", data=body, headers=headers
     )
-    with urllib.request.urlopen(request, timeout=asked["seconds"]) as answer:
+    with OPENER.open(request, timeout=asked["seconds"]) as answer:
         reply = json.load(answer)
     return str(reply["choices"][0]["message"].get("content") or ""), str(reply["id"])
 
@@ -31,7 +33,7 @@ def ask_context(asked: Mapping[str, Any]) -> int:
     request = urllib.request.Request(
         f"{asked['base_url']}/models", headers={"Authorization": f"Bearer {asked['api_key']}"}
     )
-    with urllib.request.urlopen(request, timeout=asked["seconds"]) as answer:
+    with OPENER.open(request, timeout=asked["seconds"]) as answer:
         return int(json.load(answer)["data"][0]["max_model_len"])
 
 

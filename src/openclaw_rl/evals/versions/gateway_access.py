@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.common.printable import cut_text
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.settings.registry import engine_spec
 from openclaw_rl.supervisor.home_folder import is_home_locked, prepare_home
-from openclaw_rl.supervisor.home_versions import check_version_exists
+from openclaw_rl.supervisor.home_versions import check_version_exists, read_home_key
 from openclaw_rl.supervisor.service_consent import require_consent
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready, read_readiness
-from openclaw_rl.supervisor.supervisor import SERVING_WORKERS, read_key
+from openclaw_rl.supervisor.supervisor import SERVING_WORKERS
 
 # Seconds.
 _REPLY_TIMEOUT = 600.0
@@ -89,11 +90,13 @@ def open_gateway(
             raise OpenClawError(
                 f"the system on {config.home_dir} is not ready. `openclaw-rl status` shows why. Try again when it is"
             )
-        yield GatewayAccess(url=config.serve.url, key=read_key(config), model=config.model.name)
+        key = read_home_key(config)
+        yield GatewayAccess(url=config.serve.url, key=key, model=config.model.name)
         return
     started = SubprocessSystem(on_free_port(config), command="serve", owner=owner, yes=yes)
     with started as system:
-        yield GatewayAccess(url=system.base_url, key=system.api_key, model=config.model.name)
+        key = read_home_key(system.config)
+        yield GatewayAccess(url=system.base_url, key=key, model=config.model.name)
 
 
 def on_free_port(config: Config) -> Config:
@@ -110,7 +113,7 @@ def open_session(access: GatewayAccess, *, with_lessons: bool = False) -> aiohtt
     headers = {"Authorization": f"Bearer {access.key}", "X-Turn-Type": "side"}
     if with_lessons:
         headers["X-With-Lessons"] = "true"
-    return aiohttp.ClientSession(
+    return open_http_session(
         access.url, headers=headers, timeout=aiohttp.ClientTimeout(total=_REPLY_TIMEOUT)
     )
 

@@ -121,5 +121,5 @@ def run_harness(
         command = [executable, *harness.arguments(access, model, task, folder), *more]
         keys = dict.fromkeys(_KEY_VARIABLES, access.key)
         return subprocess.run(
-            command, env=foreign_environment(keys), check=False
+            command, env=foreign_environment(keys, loads_models=True), check=False
         ).returncode, folder

@@ -12,6 +12,7 @@ from http.client import HTTPException, InvalidURL
 from typing import Any
 from urllib.error import HTTPError, URLError
 
+from openclaw_rl.common.http.blocking import open_url
 from openclaw_rl.common.retries.backoff import backoff_delay, retry_after_seconds
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ def _send_request(url: str, content: bytes) -> Any:
     """Return the answer of one attempt. Raises `_AttemptFailed`."""
     try:
         request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+        with open_url(request, timeout=_TIMEOUT) as answer:
             return json.loads(answer.read())
     except HTTPError as error:
         error.close()

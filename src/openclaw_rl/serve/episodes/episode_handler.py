@@ -18,7 +18,7 @@ from openclaw_rl.serve.dialects.validation import INT32_MAX, decode_json
 from openclaw_rl.serve.episodes.ticket import EPISODE_ID, Ticket, make_ticket
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import json_response
-from openclaw_rl.serve.request_body import read_body
+from openclaw_rl.serve.request_body import read_small_body
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.episodes import episodes, groups, turn_list
 from openclaw_rl.store.episodes.records import Episode, EpisodeEnd, EpisodeGroup, StepReward
@@ -28,6 +28,8 @@ from openclaw_rl.types import Sampling
 # Seconds.
 MAX_TTL = 7 * 24 * 3600
 MAX_GROUP_SIZE = 256
+# That a ticket may name.
+MAX_VERSIONS = 64
 # Characters of a reason.
 MAX_TEXT = 2000
 # Absolute; the differences of larger ones are not finite in the precision of the trainer.
@@ -54,6 +56,7 @@ class _EpisodeBody(msgspec.Struct, forbid_unknown_fields=True):
     max_steps: int | None = None
     ttl: int = 3600
     agent: str = ""
+    versions: list[int] = []
 
 
 class _StepBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,11 +97,14 @@ class EpisodeHandler:
     async def put_episode(self, request: web.Request) -> web.Response:
         """Open an episode and return its ticket. Idempotent. Raises `RequestError`."""
         scope = await self._keys.authenticate(request)
-        raw = await read_body(request, self._gateway.config.serve)
+        raw = await read_small_body(request, self._gateway.config.serve)
         asked = _parse_episode(
             _checked_id(request.match_info["id"]), decode_json(_episode_decoder, raw), scope
         )
         self._check_sampling(asked)
+        await self._gateway.version_access.check_grants(
+            asked.versions, scope, self._gateway.versions.head
+        )
         self._gateway.disk.check()
         await self._gateway.writer.put(asked)
         async with self._lock:
@@ -110,7 +116,7 @@ class EpisodeHandler:
     async def post_outcome(self, request: web.Request) -> web.Response:
         """End an episode. Idempotent. Raises `RequestError`."""
         scope = await self._keys.authenticate(request)
-        raw = await read_body(request, self._gateway.config.serve)
+        raw = await read_small_body(request, self._gateway.config.serve)
         end = _parse_outcome(request.match_info["id"], decode_json(_outcome_decoder, raw), scope)
         if self._gateway.config.serve.capture == "redacted":
             end = replace(end, reason=None)
@@ -196,6 +202,9 @@ def _checked_id(id_: str) -> str:
 
 def _parse_episode(id_: str, body: _EpisodeBody, scope: str) -> Episode:
     limits = {"group.size": (body.group.size, 1, MAX_GROUP_SIZE), "ttl": (body.ttl, 1, MAX_TTL)}
+    if len(body.versions) > MAX_VERSIONS:
+        raise field_error("versions", f"expected at most {MAX_VERSIONS} versions.")
+    limits |= {f"versions[{n}]": (value, 0, 10**9) for n, value in enumerate(body.versions)}
     if body.max_steps is not None:
         limits["max_steps"] = (body.max_steps, 1, 2**31)
     for name, (value, low, high) in limits.items():
@@ -216,6 +225,7 @@ def _parse_episode(id_: str, body: _EpisodeBody, scope: str) -> Episode:
         agent=check_id_length(body.agent, "agent"),
         sampling={name: value for name, value in sampling.items() if value is not None},
         max_steps=body.max_steps,
+        versions=tuple(sorted(set(body.versions))),
         started_at=now,
         expires_at=now + body.ttl,
     )
@@ -267,6 +277,7 @@ def episode_entry(episode: Episode) -> dict[str, Any]:
         "parts": episode.parts,
         "reason": episode.reason,
         "max_steps": episode.max_steps,
+        "versions": list(episode.versions),
         "started_at": episode.started_at,
         "expires_at": episode.expires_at,
         "ended_at": episode.ended_at,

@@ -19,7 +19,7 @@ from openclaw_rl.serve.dialects.registry import error_body
 from openclaw_rl.serve.feedback.body import FeedbackRequest, parse_feedback
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import json_response
-from openclaw_rl.serve.request_body import read_body
+from openclaw_rl.serve.request_body import read_small_body
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.feedback import records
 from openclaw_rl.store.feedback.matching import (
@@ -62,7 +62,7 @@ class FeedbackHandler:
     async def post_feedback(self, request: web.Request) -> web.Response:
         """Record feedback, or take it back (`retract`). Raises `RequestError`."""
         scope = await self._keys.authenticate(request)
-        raw = await read_body(request, self._gateway.config.serve)
+        raw = await read_small_body(request, self._gateway.config.serve)
         key = request.headers.get(IDEMPOTENCY_HEADER)
         parsed = parse_feedback(raw, key, self._gateway.store.secret)
         target: str | None = parsed.target

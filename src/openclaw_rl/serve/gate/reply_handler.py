@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import secrets
 from contextlib import aclosing
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from openclaw_rl.serve.chat_request import ReplyFailed
 from openclaw_rl.serve.dialects.registry import error_body
 from openclaw_rl.serve.dialects.validation import decode_json
 from openclaw_rl.serve.gateway import Gateway
-from openclaw_rl.serve.http_connection import json_response
+from openclaw_rl.serve.http_connection import GatewayConnection, json_response
 from openclaw_rl.serve.request_body import read_body
 from openclaw_rl.types import Generation, Sampling
 
@@ -68,6 +69,7 @@ class GateReplyHandler:
             raise RequestError(
                 "this path is for the trainer of this home.", code="invalid_api_key", status=401
             )
+        cast(GatewayConnection, request.protocol).mark_owner()
         body = decode_json(_body_decoder, await read_body(request, self._gateway.config.serve))
         if not body.beside:
             await self._wait_idle(asyncio.get_running_loop().time() + IDLE_WAIT)

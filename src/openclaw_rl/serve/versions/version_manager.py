@@ -33,18 +33,29 @@ POLL_SECONDS = 0.1
 _LOAD_RETRY_SECONDS = 0.25
 # Seconds until a version that the engine refused is retried.
 _REFUSED_RETRY_SECONDS = 5.0
+_UNKNOWN = "does not exist"
 _SERVABLE_STATES = frozenset({PolicyState.LIVE, PolicyState.ROLLED_BACK})
 
 
 def unservable_reason(policy: Policy | None, *, for_gate: bool = False) -> str | None:
     """Return why a version cannot be served, or None. `policy`: None if unknown. `for_gate`: a candidate can."""
     if policy is None:
-        return "does not exist"
+        return _UNKNOWN
     if policy.state is PolicyState.CANDIDATE:
         return None if for_gate else "is a candidate that the gate has not decided on"
     if policy.state not in _SERVABLE_STATES:
         return "was rejected"
     return "was removed to save space" if policies.is_removed(policy) else None
+
+
+def unknown_version(version: int, newest: int, reason: str = _UNKNOWN) -> RequestError:
+    """Return the error for a version that cannot be had."""
+    return RequestError(
+        f"version {version} {reason}; the newest is {newest}.",
+        param="model",
+        code="version_not_found",
+        status=404,
+    )
 
 
 class VersionManager:
@@ -157,12 +168,7 @@ class VersionManager:
         policy = await asyncio.to_thread(self._stored.read_policy, version)
         reason = unservable_reason(policy, for_gate=for_gate)
         if policy is None or reason is not None:
-            raise RequestError(
-                f"version {version} {reason}; the newest is {self.head}.",
-                param="model",
-                code="version_not_found",
-                status=404,
-            )
+            raise unknown_version(version, self.head, reason or _UNKNOWN)
         self._stored.add(policy)
 
     def release(self, version: int) -> None:

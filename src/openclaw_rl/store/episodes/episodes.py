@@ -22,7 +22,7 @@ _select_episode = select(t.episodes, t.episode_groups.c.size).join(
 )
 ENDED_EVENT = "episode.ended"
 EXPIRED = "it expired without an outcome"
-_OPENED = ("task", "group", "size", "split", "agent", "sampling", "max_steps")
+_OPENED = ("task", "group", "size", "split", "agent", "sampling", "max_steps", "versions")
 _RESULT = ("outcome", "reward", "parts", "steps", "reason")
 
 
@@ -227,8 +227,15 @@ def running_episodes(conn: Connection) -> list[tuple[Episode, int]]:
 
 def _episode_row(episode: Episode) -> dict[str, Any]:
     sampling = to_json(episode.sampling) if episode.sampling else None
+    versions = to_json(episode.versions) if episode.versions else None
     return to_row(
-        t.episodes, episode, group_id=episode.group, sampling=sampling, parts=None, steps=None
+        t.episodes,
+        episode,
+        group_id=episode.group,
+        sampling=sampling,
+        versions=versions,
+        parts=None,
+        steps=None,
     )
 
 
@@ -236,4 +243,5 @@ def _episode_from_row(row: Row[Any]) -> Episode:
     with naming_damage(row.id, "episode"):
         read = {name: from_json(getattr(row, name) or b"{}") for name in ("sampling", "parts")}
         steps = tuple(StepReward(**step) for step in from_json(row.steps or b"[]"))
-        return from_row(Episode, row, group=row.group_id, steps=steps, **read)
+        versions = tuple(from_json(row.versions or b"[]"))
+        return from_row(Episode, row, group=row.group_id, steps=steps, versions=versions, **read)

@@ -35,6 +35,7 @@ class Episode:
     # Fields of `Sampling` in place of the client's.
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_steps: int | None = None  # replies that its ticket can get; None: no limit
+    versions: tuple[int, ...] = ()  # that its ticket may name, besides the head
     started_at: float
     expires_at: float
     outcome: EpisodeOutcome | None = None  # None: it is running

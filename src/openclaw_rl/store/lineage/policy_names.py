@@ -1,7 +1,8 @@
 """Policies of one's own: which policy a request belongs to, and the head of each policy (`policy.per`).
 
-A policy is named "default", or after who asks: "agent:coder", "user:ann", "key:3f2a". Without a version of its own it
-is answered by the shared parent: the version that was the head when `policy.per` was first set.
+A policy is named "default", or after who asks: "agent:3f2a:coder", "user:3f2a:ann", "key:3f2a". 3f2a is the id of the
+API key, because any client can name an agent or a user. Without a version of its own a policy is answered by the shared
+parent: the version that was the head when `policy.per` was first set.
 
 The store keeps `policy.per` as the system was last started with it, so that every command on the home uses that value.
 """
@@ -9,9 +10,21 @@ The store keeps `policy.per` as the system was last started with it, so that eve
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Text,
+    case,
+    cast,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
@@ -62,13 +75,23 @@ def record_owner(conn: Connection, owner: PolicyOwner) -> None:
 
 
 def policy_name(per: PolicyOwner, *, agent: str, user: str, key: str) -> str:
-    """Return the name of the policy that a request belongs to."""
-    return name_of_owner(per, {"all": "", "agent": agent, "user": user, "key": key}[per])
+    """Return the name of the policy that a request belongs to. `key`: id of the API key, also of an episode's owner."""
+    owner = {"all": "", "agent": agent, "user": user, "key": key}[per]
+    if per in _NAMED_BY_CLIENTS and owner:
+        owner = f"{key}:{owner}"
+    return name_of_owner(per, owner)
 
 
 def name_of_owner(per: PolicyOwner, owner: str | None) -> str:
-    """Return the name of the policy of this agent, user or key."""
+    """Return the name of the policy of this owner, as `owner_column` has it."""
     return f"{per}:{owner}" if owner else DEFAULT_NAME
+
+
+def key_of_policy(name: str) -> str | None:
+    """Return the id of the API key to which the policy `name` belongs; None if it belongs to nobody in particular."""
+    if name in (DEFAULT_NAME, SHARED_NAME):
+        return None
+    return name.split(":", 2)[1]
 
 
 _key_of_episode = (
@@ -76,25 +99,48 @@ _key_of_episode = (
     .where(t.episodes.c.id == t.exchanges.c.episode)
     .correlate(t.exchanges)
 )
+IMPORT_SCOPE = "import"
+"""A scope of no API key, so that imported turns are never linked with live conversations."""
+_MAIN_KEY = "main_key"
+_main_key = select(cast(t.meta.c.value, Text)).where(t.meta.c.key == _MAIN_KEY)
+# An episode has a scope of its own. Imported turns belong to the home's first key, once a gateway has started with it.
+_key_of_exchange = case(
+    (
+        t.exchanges.c.scope == IMPORT_SCOPE,
+        func.coalesce(_main_key.scalar_subquery(), IMPORT_SCOPE),
+    ),
+    else_=func.coalesce(_key_of_episode.scalar_subquery(), t.exchanges.c.scope),
+)
 _OWNERS: dict[str, ColumnElement[str]] = {
     "agent": t.exchanges.c.agent,
     "user": t.exchanges.c.user,
-    # An episode has a scope of its own.
-    "scope": func.coalesce(_key_of_episode.scalar_subquery(), t.exchanges.c.scope),
+    "key": _key_of_exchange,
 }
+_NAMED_BY_CLIENTS = frozenset({"agent", "user"})
+"""Owners that a request names as it likes: the key is part of who they are."""
 
 
 class OwnerFilter(NamedTuple):
-    """Selects the turns that train a policy, whose exchange has this agent, user or key."""
+    """Selects the turns that train a policy, whose exchange has this agent, user or key.
+
+    `key`: id of the API key of an agent or a user; None: any, for turns that name nobody.
+    """
 
     column: str
     value: str
+    key: str | None = None
+
+    def _conditions(self) -> list[ColumnElement[bool]]:
+        """Conditions on a row of `exchanges`."""
+        conditions = [_OWNERS[self.column] == self.value]
+        if self.key is not None:
+            conditions.append(_key_of_exchange == self.key)
+        return conditions
 
     def condition(self) -> ColumnElement[bool]:
         """Condition on a row of `turns`."""
-        column = _OWNERS[self.column]
         of_owner = select(t.exchanges.c.seq).where(
-            t.exchanges.c.seq == t.turns.c.seq, column == self.value
+            t.exchanges.c.seq == t.turns.c.seq, *self._conditions()
         )
         return of_owner.correlate(t.turns).exists()
 
@@ -105,23 +151,31 @@ class OwnerFilter(NamedTuple):
             source, source.c.id == t.practice_turns.c.source
         )
         practised = practised.join(t.exchanges, t.exchanges.c.seq == source.c.seq)
-        return t.turns.c.id.in_(practised.where(t.exchanges.c[self.column] == self.value))
+        return t.turns.c.id.in_(practised.where(*self._conditions()))
 
 
 _MAX_NAMED = 20
-_COLUMNS = {"agent": "agent", "user": "user", "key": "scope"}
 
 
 def owner_column(per: PolicyOwner) -> ColumnElement[str]:
-    """Return what names the owner of a policy in a row of `exchanges`; not for "all"."""
-    return _OWNERS[_COLUMNS[per]]
+    """Return what names the owner of a policy in a row of `exchanges`, empty for nobody; not for "all"."""
+    column = _OWNERS[per]
+    if per not in _NAMED_BY_CLIENTS:
+        return column
+    return case((column == "", ""), else_=_key_of_exchange + ":" + column)
 
 
 def owner_filter(per: PolicyOwner, name: str) -> OwnerFilter | None:
     """Return which turns train the policy `name`; None: all."""
     if per == "all":
         return None
-    return OwnerFilter(_COLUMNS[per], "" if name == DEFAULT_NAME else name.removeprefix(f"{per}:"))
+    if name == DEFAULT_NAME:
+        return OwnerFilter(per, "")
+    owner = name.removeprefix(f"{per}:")
+    if per not in _NAMED_BY_CLIENTS:
+        return OwnerFilter(per, owner)
+    key, _, named = owner.partition(":")
+    return OwnerFilter(per, named, key)
 
 
 def is_owned(per: PolicyOwner, name: str) -> bool:
@@ -193,10 +247,14 @@ def head_version(heads: dict[str, int], name: str) -> int:
 
 
 def require_name(conn: Connection, name: str) -> str:
-    """Return `name`. Raises `OpenClawError` if there is no such policy."""
+    """Return the whole name of a policy. The key may be left out ("agent:coder") if one policy is meant.
+
+    Raises `OpenClawError` if there is no such policy.
+    """
     known = [known for known in read_heads(conn) if known != SHARED_NAME]
-    if name in known:
-        return name
+    found = find_name(known, name)
+    if found is not None:
+        return found
     versions = (
         select(t.policies.c.version)
         .where(t.policies.c.name == name)
@@ -214,6 +272,21 @@ def require_name(conn: Connection, name: str) -> str:
     )
 
 
+def find_name(known: Iterable[str], name: str) -> str | None:
+    """Return the policy of this name, or the only one that has it without its key; None if there is no such."""
+    names = list(known)
+    if name in names:
+        return name
+    matches = [whole_name for whole_name in names if _without_key(whole_name) == name]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _without_key(name: str) -> str:
+    """Return the name of a policy as a client names its owner: without the key of an agent or a user."""
+    kind, _, owner = name.partition(":")
+    return f"{kind}:{owner.partition(':')[2]}" if kind in _NAMED_BY_CLIENTS else name
+
+
 def start_policies(conn: Connection, owner: PolicyOwner) -> None:
     """Store who has a policy of its own. The first time that anybody has, the default policy's head is the parent."""
     record_owner(conn, owner)
@@ -221,6 +294,24 @@ def start_policies(conn: Connection, owner: PolicyOwner) -> None:
     if owner != "all" and SHARED_NAME not in heads:
         conn.execute(insert(t.heads), {"name": SHARED_NAME, "version": heads[DEFAULT_NAME]})
         events.append(conn, "policy.shared", str(heads[DEFAULT_NAME]), {}, time.time())
+
+
+def record_main_key(conn: Connection, key: str) -> None:
+    """Store the id of the home's first API key, which gets the policies that were trained on imported turns alone."""
+    row = {"key": _MAIN_KEY, "value": key.encode()}
+    conn.execute(upsert(t.meta).values(row).on_conflict_do_update(index_elements=["key"], set_=row))
+    known = set(conn.execute(select(t.policies.c.name).distinct()).scalars())
+    for kind in _NAMED_BY_CLIENTS:
+        prefix = f"{kind}:{IMPORT_SCOPE}:"
+        for name in sorted(name for name in known if name.startswith(prefix)):
+            renamed = f"{kind}:{key}:{name.removeprefix(prefix)}"
+            if renamed not in known:
+                _rename_policy(conn, name, renamed)
+
+
+def _rename_policy(conn: Connection, name: str, renamed: str) -> None:
+    for column in (t.policies.c.name, t.heads.c.name, t.retraining.c.name, t.lessons.c.policy):
+        conn.execute(update(column.table).where(column == name).values({column.name: renamed}))
 
 
 def move_head(conn: Connection, name: str, version: int) -> None:

@@ -103,7 +103,8 @@ def rank_environment(config: Config) -> dict[str, str]:
     """Return the environment of a rank: only the settings that it needs, and no keys."""
     needed = Config(home=config.home, model=config.model, train=config.train, run=config.run)
     return settings.foreign_environment(
-        {settings.CONFIG_VARIABLE: needed.model_dump_json()} | settings.trainer_variables()
+        {settings.CONFIG_VARIABLE: needed.model_dump_json()} | settings.trainer_variables(),
+        loads_models=True,
     )
 
 

@@ -69,7 +69,7 @@ def _process_spec(
         "MASTER_PORT": str(where[1]),
         settings.CONFIG_VARIABLE: config,
     }
-    return [*RANK_PROGRAM, *how], settings.foreign_environment(extra)
+    return [*RANK_PROGRAM, *how], settings.foreign_environment(extra, loads_models=True)
 
 
 class RayRanks:

@@ -20,7 +20,8 @@ from openclaw_rl.environments.sources.tools.call_matching import (
     equal_numbers,
     match_calls,
 )
-from openclaw_rl.environments.sources.tools.tool_config import compile_pattern, describe_error
+from openclaw_rl.environments.sources.tools.schema_check import compile_pattern
+from openclaw_rl.environments.sources.tools.tool_config import describe_error
 from openclaw_rl.errors import ConfigError
 
 _NUMBER = re2.compile(

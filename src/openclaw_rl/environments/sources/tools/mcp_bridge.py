@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from openclaw_rl.common.http.proxy_rule import with_direct_hosts
 from openclaw_rl.environments.command_source import resolve_command
 from openclaw_rl.environments.foreign_process import ForeignError, ForeignProcess
 from openclaw_rl.environments.leftovers import FOLDER_VARIABLE
@@ -65,7 +66,9 @@ class McpBridge:
                 "session": session,
                 "command": self._commands.get(name, ()),
                 "url": server.url,
-                "environment": {**ours, **server.environment, FOLDER_VARIABLE: folder},
+                "environment": with_direct_hosts(
+                    {**ours, **server.environment, FOLDER_VARIABLE: folder}
+                ),
                 "folder": folder,
                 "seconds": _OPEN_SECONDS,
             }

@@ -5,22 +5,17 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
 from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-import re2
 from jsonschema.exceptions import SchemaError
-from jsonschema.exceptions import ValidationError as JsonSchemaError
-from jsonschema.protocols import Validator
-from jsonschema.validators import Draft202012Validator, extend, validator_for
+from jsonschema.validators import Draft202012Validator, validator_for
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from referencing import Registry
 
+from openclaw_rl.environments.sources.tools.schema_check import compile_pattern
 from openclaw_rl.errors import ConfigError
 
 _EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -67,35 +62,6 @@ def _plain_tool(entry: Any) -> Any:
         return entry
     more = {name: value for name, value in entry.items() if name not in ("type", "function")}
     return {**function, **more}
-
-
-def _check_pattern(_: Validator, pattern: str, value: Any, __: Any) -> Iterator[JsonSchemaError]:
-    """Check a text by RE2, in linear time: the model chooses the text, and Python's own `re` takes years for some.
-
-    A pattern that RE2 cannot express, such as a look-ahead, is for `re`.
-    """
-    if not isinstance(value, str):
-        return
-    try:
-        match = compile_pattern(pattern).search(value)
-    except ValueError:
-        match = re.search(pattern, value)
-    if match is None:
-        yield JsonSchemaError(f"{value!r} does not match {pattern!r}")
-
-
-@lru_cache(1024)
-def compile_pattern(pattern: str) -> Any:
-    """Return a regular expression of RE2. Raises `ValueError`, and prints nothing."""
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        return re2.compile(pattern, options)
-    except re2.error as error:
-        message = error.args[0]
-        raise ValueError(
-            f"pattern: {message.decode(errors='replace') if isinstance(message, bytes) else message}"
-        ) from None
 
 
 class ToolSpec(_Entry):
@@ -151,14 +117,6 @@ class ToolSpec(_Entry):
         if self.interpreter:
             return "interpreter"
         return "result"
-
-    @cached_property
-    def validator(self) -> Validator:
-        """Check of arguments. References to other documents are not fetched. Patterns: see `_check_pattern`."""
-        plain = validator_for(self.parameters, default=Draft202012Validator)
-        kind = extend(plain, {"pattern": _check_pattern})  # type: ignore[no-untyped-call]
-        validator: Validator = kind(self.parameters, registry=Registry())
-        return validator
 
     def as_definition(self) -> dict[str, Any]:
         """Return the tool as a chat request has it."""

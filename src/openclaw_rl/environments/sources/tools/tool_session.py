@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from jsonschema.exceptions import best_match
-from referencing.exceptions import Unresolvable
 
 from openclaw_rl.environments.agents.chat_agent import AgentCall
 from openclaw_rl.environments.sources.tools.answer_checks import (
@@ -23,6 +22,7 @@ from openclaw_rl.environments.sources.tools.answer_checks import (
 from openclaw_rl.environments.sources.tools.call_matching import CallMade
 from openclaw_rl.environments.sources.tools.http_tools import call_service
 from openclaw_rl.environments.sources.tools.mcp_bridge import McpBridge, ServerTool
+from openclaw_rl.environments.sources.tools.schema_check import SchemaBroken, find_problem
 from openclaw_rl.environments.sources.tools.state_checks import StateVerifier
 from openclaw_rl.environments.sources.tools.tool_box import BoxTools, ToolBox, ToolBroken
 from openclaw_rl.environments.sources.tools.tool_config import ToolConfig, ToolSpec, read_code
@@ -30,8 +30,6 @@ from openclaw_rl.environments.sources.tools.tool_task import ToolTask
 from openclaw_rl.environments.sources.tools.tool_text import cut_middle
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
-# Characters.
-_MAX_PROBLEM = 500
 _StateCheck = FileCheck | DatabaseCheck | PythonCheck
 
 
@@ -156,7 +154,7 @@ class ToolSession:
             arguments = _parse_arguments(call.arguments)
         except ValueError as error:
             return CallMade(tool=call.name, arguments=None, result=f"error: {error}", is_error=True)
-        problem = _schema_problem(spec, arguments)
+        problem = await _schema_problem(spec, arguments)
         if problem:
             return CallMade(
                 tool=call.name, arguments=arguments, result=f"error: {problem}", is_error=True
@@ -221,18 +219,9 @@ def _parse_arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-def _schema_problem(spec: ToolSpec, arguments: dict[str, Any]) -> str | None:
+async def _schema_problem(spec: ToolSpec, arguments: dict[str, Any]) -> str | None:
     """Return why arguments are against the schema, or None. Raises `ToolBroken` if the schema cannot be used."""
     try:
-        problem = best_match(spec.validator.iter_errors(arguments))
-    except RecursionError:
-        return "the arguments are nested too deeply"
-    except (OverflowError, ValueError):
-        # Of `multipleOf`.
-        return "the arguments have a number that is too large, or none"
-    except Unresolvable as error:
+        return await asyncio.to_thread(find_problem, spec.parameters, arguments)
+    except SchemaBroken as error:
         raise ToolBroken(f"tool {spec.name}: parameters: {error}") from None
-    if problem is None:
-        return None
-    place = ".".join(str(part) for part in problem.absolute_path)
-    return ": ".join(filter(None, ("arguments", place, problem.message)))[:_MAX_PROBLEM]
