@@ -22,6 +22,7 @@ from openclaw_rl.status import diagnose
 from openclaw_rl.status.report import collect_status
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policies, training_queue, version_stats
+from openclaw_rl.store.trust import judge_trust
 from openclaw_rl.testing import ScriptedJudge
 from openclaw_rl.types import JudgeInput, TurnState
 
@@ -174,7 +175,7 @@ def test_training_on_a_random_judge_stops_while_the_scores_arrive(
                     stopped_at.append(n)
 
     asyncio.run(go())
-    assert version_stats.MIN_PAIRS <= stopped_at[0] <= 40
+    assert judge_trust.MIN_PAIRS <= stopped_at[0] <= 40
     assert "its verdicts are no longer trained on" in caplog.text
     assert "not trained on (judge.min_kappa): scripted" in note(world)
     shown = CliRunner().invoke(cli, ["status", "--home", world.config.home]).output
@@ -206,12 +207,12 @@ def test_a_judge_that_agrees_with_people_stays_trusted(world: World) -> None:
 
 def test_one_sided_or_few_scores_decide_nothing(world: World) -> None:
     world.close("unscored", "something")
-    score_turns(world, alternating(version_stats.MIN_PAIRS - 1))
-    judge_all(world, lambda item: 1, version_stats.MIN_PAIRS - 1)
+    score_turns(world, alternating(judge_trust.MIN_PAIRS - 1))
+    judge_all(world, lambda item: 1, judge_trust.MIN_PAIRS - 1)
     assert "unscored" in trainable(world)
-    one_sided = [(1, 1)] * 30 + [(1, -1)] * (version_stats.MIN_PAIRS_EACH - 1)
-    assert not version_stats.is_below_kappa(one_sided, 0.0)
-    assert version_stats.is_below_kappa([*one_sided, (1, -1)], 0.0), (
+    one_sided = [(1, 1)] * 30 + [(1, -1)] * (judge_trust.MIN_PAIRS_EACH - 1)
+    assert not judge_trust.is_below_kappa(one_sided, 0.0)
+    assert judge_trust.is_below_kappa([*one_sided, (1, -1)], 0.0), (
         "a judge that always says +1 tells nothing"
     )
 

@@ -70,5 +70,6 @@ MIGRATIONS: Sequence[Migration] = (
     _add_reason_codes,
     _add_unlinked_codes,
     partial(_run_file, "26_feedback"),
+    partial(_run_file, "29_person_trust"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""
