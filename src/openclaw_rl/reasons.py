@@ -7,7 +7,10 @@ from enum import StrEnum
 
 
 class ReasonCode(StrEnum):
-    """Why a turn was dropped, not trained on or not linked, a version is not used, a judge abstained, or evidence is set aside."""
+    """Why a turn was dropped, not trained on or not linked, a version is not used, or a judge abstained.
+
+    Also why evidence of a person is set aside.
+    """
 
     # A turn was dropped.
     CANCELLED = "cancelled"

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from examples.environments.swe_bench_tasks import make_task_folders
-from tests.environments.test_tool_limits import play_task, request_of as request_of_check
+from tests.environments.test_tool_limits import play_task
+from tests.environments.test_tool_limits import request_of as request_of_check
 from tests.sandbox.test_harbor_source import END, bash, play
 from tests.sandbox.test_swe_bench import make_instance
 from tests.sandbox.test_tool_tasks import SHIPPED, request_of

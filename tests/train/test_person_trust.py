@@ -1,190 +1,52 @@
-"""What people learn does not depend on others who contradict, praise everything, flood or change sides.
-
-One hundred people with a key each, thirty of them attackers, in a real store: the judge's worker writes their verdicts,
-and the training loop takes its steps by the credit of `binary`.
-"""
+"""What people learn does not depend on others who contradict, praise everything, flood or change sides."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.train.conftest import IDENTITY
+from tests.train.people_world import (
+    KINDS,
+    CreditTrainer,
+    Home,
+    Judged,
+    Opinions,
+    differences,
+    live,
+    people_of,
+)
 
 from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.verdict_writer import VerdictWriter
-from openclaw_rl.methods.binary import make_binary
-from openclaw_rl.methods.types import BatchLogprobs, Sample
-from openclaw_rl.protocols import StepResult
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import from_flat, train_settings
-from openclaw_rl.status.report import collect_status
-from openclaw_rl.store import exchanges, reactions, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.feedback import records
 from openclaw_rl.store.heartbeats import AttemptLog
 from openclaw_rl.store.lineage import policies, training_queue
-from openclaw_rl.store.trust import evidence
 from openclaw_rl.store.trust.judge_trust import read_trust
-from openclaw_rl.testing import ScriptedJudge, ScriptedTrainer
-from openclaw_rl.train.orchestrator import LoopParts, TrainLoop
+from openclaw_rl.testing import ScriptedJudge
+from openclaw_rl.train.context import LoopParts
+from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import Feedback, JudgedTurn, Verdict
 
-HONEST = [f"honest-{n:02}" for n in range(70)]
-KINDS = ("contradicts", "praises", "floods", "switches")
-ATTACKERS = {f"{KINDS[n % 4]}-{n:02}": KINDS[n % 4] for n in range(30)}
-ROUNDS = 7
-TURNS = 6
-FLOOD = 40
-# Shares of turns on which the judge, and an honest person, sees what the reply was.
-JUDGE_SEES = 0.9
-PERSON_SEES = 0.95
-GOOD_SHARE = 0.6
-Judged = Callable[..., JudgedTurn]
-
-
-@dataclass(frozen=True)
-class Opinions:
-    """The scores of one turn, by the judge and by the person; None: the person gives none."""
-
-    key: str
-    judge: int
-    person: int | None
-
-
-def opinions_of(key: str, day: int) -> list[Opinions]:
-    """The turns of a person in a round. They do not depend on those of other people."""
-    chance = random.Random(f"{key} {day}")
-    kind = ATTACKERS.get(key, "honest")
-    out = []
-    for n in range(FLOOD if kind == "floods" else TURNS):
-        good = 1 if chance.random() < GOOD_SHARE else -1
-        judge = good if chance.random() < JUDGE_SEES else -good
-        honest = good if chance.random() < PERSON_SEES else -good
-        scores = {
-            "honest": honest,
-            "contradicts": -good,
-            "praises": 1,
-            "floods": -good,
-            "switches": honest if day <= ROUNDS // 2 else -good,
-        }
-        # One turn of each round is left to the judge.
-        out.append(Opinions(key, judge, None if n == 0 else scores[kind]))
-    return out
-
-
-class CreditTrainer(ScriptedTrainer):
-    """Computes the credit of `binary`, without a model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._method = make_binary(train_settings({"method": "binary"}))
-        self.advantages: dict[str, float] = {}
-
-    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
-        logprobs = [sample.logprobs for sample in samples]
-        batch = BatchLogprobs(
-            samples=samples, student_logprobs=logprobs, teacher_logprobs=[() for _ in samples]
-        )
-        (term,) = self._method.loss_terms(batch, self.memory)
-        for sample, advantages in zip(samples, term.advantages, strict=True):
-            self.advantages[sample.turn] = float(advantages[0])
-        self.memory = self._method.update_state(samples, self.memory)
-        return super().step(samples, out)
-
-
-@dataclass
-class Home:
-    """A store with people, the judge's writer and the training loop."""
-
-    store: Store
-    loop: TrainLoop
-    trainer: CreditTrainer
-    writer: VerdictWriter
-    judged: Judged
-    # Turn -> its name, which is the same in each run.
-    names: dict[str, str] = field(default_factory=dict)
-
-    def live_round(self, day: int, people: Sequence[str], order: random.Random) -> None:
-        """Everyone has turns, in an order of chance, and scores them; the trainer then takes all its steps."""
-        asked = [
-            (f"{key} {day} {n}", opinion)
-            for key in people
-            for n, opinion in enumerate(opinions_of(key, day))
-        ]
-        order.shuffle(asked)
-        served = []
-        for name, opinion in asked:
-            item = self.judged(request={"scope": opinion.key}, score=opinion.judge)
-            self.names[item.turn.id] = name
-            served.append((item, opinion))
-        self._serve([item for item, _ in served])
-        self.writer.save_verdicts([item.verdict for item, _ in served])
-        scored = [(item, o.person) for item, o in served if o.person is not None]
-        self.writer.save_verdicts(self._give_feedback(scored))
-        while self.loop.run_once():
-            pass
-
-    def _serve(self, items: Sequence[JudgedTurn]) -> None:
-        with self.store.write(durable=False) as conn:
-            exchanges.admit(conn, [item.exchange.request for item in items])
-            exchanges.finish(conn, [i.exchange.reply for i in items if i.exchange.reply])
-            for item in items:
-                reactions.record_reaction(
-                    conn,
-                    item.turn.id,
-                    messages=[{"role": "user", "content": "thanks"}],
-                    signature=b"",
-                    source="later",
-                    how="exact",
-                    at=item.verdict.at,
-                )
-
-    def _give_feedback(self, scored: Sequence[tuple[JudgedTurn, int]]) -> list[Verdict]:
-        verdicts = []
-        with self.store.write(durable=False) as conn:
-            for item, score in scored:
-                turn = item.turn.id
-                given = Feedback(
-                    id=f"f-{turn}",
-                    scope=item.exchange.request.scope,
-                    target=turn,
-                    score=score,
-                    given_at=item.verdict.at,
-                )
-                records.add_feedback(conn, [given])
-                assert reactions.record_pending_feedback(conn, turn, item.verdict.at)
-                current = turns.current_verdict(conn, turn)
-                assert current is not None
-                verdicts.append(
-                    replace(current, judge="explicit", revision=2, score=score, explicit=True)
-                )
-        return verdicts
-
-    def advantages(self) -> dict[str, float]:
-        """Name of each turn that was trained on -> its advantage."""
-        return {self.names[turn]: value for turn, value in self.trainer.advantages.items()}
-
-    def status(self) -> dict[str, Any]:
-        with self.store.read() as conn:
-            return collect_status(conn, time.time())
-
-
-OpenHome = Callable[[], Home]
+OpenHome = Callable[..., Home]
+# How an attacker of each kind may be named.
+CODES = {
+    "contradicts": {ReasonCode.CONTRADICTS_JUDGE},
+    "praises": {ReasonCode.ONE_SIDED, ReasonCode.CHANGES_SIDES},
+    "floods": {ReasonCode.FLOODS, ReasonCode.CONTRADICTS_JUDGE},
+    "switches": {ReasonCode.CHANGES_SIDES},
+}
 
 
 @pytest.fixture
 def open_home(tmp_path: Path, builder: SampleBuilder, judged: Judged) -> Iterator[OpenHome]:
     opened: list[Home] = []
 
-    def make() -> Home:
+    def make(batch: int = 100) -> Home:
         folder = tmp_path / str(len(opened))
         folder.mkdir()
         store = Store.open(folder / "store.db")
@@ -193,7 +55,7 @@ def open_home(tmp_path: Path, builder: SampleBuilder, judged: Judged) -> Iterato
         config = from_flat({"home": str(folder)})
         lessons = LessonMaker(config, store, ScriptedJudge(lambda item: 1))
         writer = VerdictWriter(store, AttemptLog(store, "judge"), lessons, config.judge.min_kappa)
-        train = train_settings({"method": "binary", "batch_min": 200, "batch_max": 200})
+        train = train_settings({"method": "binary", "batch_min": batch, "batch_max": batch})
         trainer = CreditTrainer()
         loop = TrainLoop(store, trainer, builder, train, folder / "policies", LoopParts())
         opened.append(Home(store, loop, trainer, writer, judged))
@@ -205,30 +67,116 @@ def open_home(tmp_path: Path, builder: SampleBuilder, judged: Judged) -> Iterato
         home.store.close()
 
 
-def live(home: Home, people: Sequence[str], order: int) -> Home:
-    chance = random.Random(order)
-    for day in range(ROUNDS):
-        home.live_round(day, people, chance)
-    return home
+def check_attack(open_home: OpenHome, honest: int, attackers: int) -> None:
+    """Compare what honest people learn with and without attackers, and with the same turns in another order."""
+    people = people_of(honest, attackers)
+    batch = 2 * honest
+    alone = live(open_home(batch), people[:honest], order=1)
+    reordered = live(open_home(batch), people[:honest], order=2)
+    attacked = live(open_home(batch), people, order=1)
 
-
-def differences(first: Mapping[str, float], second: Mapping[str, float]) -> np.ndarray[Any, Any]:
-    shared = sorted(name for name in first if name in second and name.startswith("honest"))
-    return np.array([first[name] - second[name] for name in shared])
-
-
-def test_thirty_attackers_change_nothing_for_seventy_people(open_home: OpenHome) -> None:
-    began = time.monotonic()
-    alone = live(open_home(), HONEST, order=1)
-    other_order = live(open_home(), HONEST, order=2)
-    attacked = live(open_home(), [*HONEST, *ATTACKERS], order=1)
-    noise = differences(alone.advantages(), other_order.advantages())
+    noise = differences(alone.advantages(), reordered.advantages())
     change = differences(alone.advantages(), attacked.advantages())
-    print(len(noise), len(change), time.monotonic() - began)
-    print("noise", np.abs(noise).mean(), noise.mean(), "change", np.abs(change).mean(), change.mean())
+    assert np.abs(change).mean() <= 1.25 * np.abs(noise).mean()
+    assert abs(change.mean()) <= 0.05, "no drift either: an advantage is at most 2"
+
+    for home in (alone, attacked):
+        waiting = home.waiting()
+        for turn, name in home.names.items():
+            if name.startswith("honest"):
+                assert (turn in home.trainer.advantages) != (turn in waiting), "nothing is lost"
+    with alone.store.read() as before, attacked.store.read() as after:
+        trust_alone = read_trust(before)
+        trust_attacked = read_trust(after)
+    assert trust_attacked.common == frozenset()
+    for person in people[:honest]:
+        judge = "test"
+        assert trust_attacked.is_trusted(judge, (person, "")) == trust_alone.is_trusted(
+            judge, (person, "")
+        )
+
+    named: dict[str, set[str]] = {}
     for row in attacked.status()["set_aside"]:
-        print(row)
-    with attacked.store.read() as conn:
+        named.setdefault(row["key"], set()).add(row["code"])
+        assert 0 < row["part"] <= row["of"]
+        assert row["reason"]
+    assert set(named) == set(people[honest:])
+    for key, codes in named.items():
+        assert codes <= CODES[key.partition("-")[0]]
+    assert alone.status()["set_aside"] == []
+
+
+def test_eight_attackers_change_nothing_for_twenty_people(open_home: OpenHome) -> None:
+    check_attack(open_home, honest=20, attackers=2 * len(KINDS))
+
+
+@pytest.mark.system
+def test_thirty_attackers_change_nothing_for_seventy_people(open_home: OpenHome) -> None:
+    check_attack(open_home, honest=70, attackers=30)
+
+
+def say(home: Home, key: str, scores: list[tuple[int, int | None]]) -> list[str]:
+    """A person has turns, with these scores by the judge and by the person."""
+    before = set(home.names)
+    asked = [(f"{key} {n}", Opinions(key, *pair)) for n, pair in enumerate(scores)]
+    home.have_turns(asked)
+    return [turn for turn in home.names if turn not in before]
+
+
+def test_twenty_four_thumbs_of_one_key_end_no_learning_for_others(open_home: OpenHome) -> None:
+    home = open_home()
+    others = say(home, "ann", [(1, None), (-1, None)] * 3) + say(home, "bob", [(1, None)] * 3)
+    own = say(home, "mallory", [(-1 if n % 2 else 1, None) for n in range(4)])
+    scored = say(home, "mallory", [(1, -1), (-1, 1)] * 12)
+    with home.store.read() as conn:
         trust = read_trust(conn)
-    print(trust.common, {p: v for p, v in trust.own.items() if not v})
-    assert False
+    assert trust.common == frozenset()
+    assert not trust.is_trusted("test", ("mallory", ""))
+    assert trust.is_trusted("test", ("ann", ""))
+    assert trust.named == ["test for 1 person"]
+    waiting = home.waiting()
+    assert set(others) <= waiting
+    assert set(scored) <= waiting, "what the person said is trained on"
+    assert not set(own) & waiting
+    status = home.status()
+    (judge,) = [row for row in status["judges"] if row["judge"] == "test"]
+    assert (judge["trained_on"], judge["people_without"]) == (True, 1)
+
+
+def test_a_judge_that_several_keys_contradict_is_not_trusted_for_newcomers(
+    open_home: OpenHome,
+) -> None:
+    home = open_home()
+    newcomer = say(home, "newcomer", [(1, None)])
+    for key in ("ann", "bob", "eve"):
+        say(home, key, [(1, -1), (-1, 1)] * 12)
+    assert not set(newcomer) & home.waiting()
+    loyal = say(home, "loyal", [(1, 1), (-1, -1)] * 12 + [(1, None)])
+    assert loyal[-1] in home.waiting(), "by the own scores of this person, the judge is right"
+    assert home.status()["set_aside"] == [], "the judge is wrong, and not the people"
+
+
+def test_turns_of_a_flood_are_trained_on_after_those_of_others(open_home: OpenHome) -> None:
+    home = open_home(batch=400)
+    flood = say(home, "flood", [(1, None)] * 130)
+    others = [turn for key in ("ann", "bob") for turn in say(home, key, [(1, None)] * 3)]
+    say(home, "eve", [(1, 1)])
+    with home.store.read() as conn:
+        ids = training_queue.trainable_ids(
+            conn, head=0, limit=20, max_uses=1, need_score=True, need_hint=False
+        )
+        held_out = training_queue.held_out_turns(conn, version=0, limit=9)
+    assert ids[:6] == others
+    assert set(ids[7:]) <= set(flood)
+    assert {item.exchange.request.scope for item in held_out} == {"ann", "bob", "eve"}
+
+
+def test_each_person_has_a_share_of_the_held_out_turns(open_home: OpenHome) -> None:
+    home = open_home(batch=400)
+    for key in ("ann", "bob", "eve"):
+        say(home, key, [(1, None)] * 2)
+    say(home, "busy", [(-1, None)] * 40)
+    with home.store.read() as conn:
+        items = training_queue.held_out_turns(conn, version=0, limit=8)
+    scopes = [item.exchange.request.scope for item in items]
+    assert sorted(scopes) == sorted(["ann", "bob", "eve", "busy"] * 2)

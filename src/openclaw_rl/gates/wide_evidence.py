@@ -39,8 +39,6 @@ def counter_checks(
     return groups
 
 
-def without_people(
-    scores: Sequence[ScoredTurn], left_out: frozenset[Person]
-) -> list[ScoredTurn]:
+def without_people(scores: Sequence[ScoredTurn], left_out: frozenset[Person]) -> list[ScoredTurn]:
     """Return the scores of all but these people."""
     return [score for score in scores if score.person not in left_out]

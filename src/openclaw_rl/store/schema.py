@@ -250,26 +250,6 @@ verdicts = Table(
     Column("reason_code", Text),
 )
 
-# Whether a judge is trusted for a person's turns, by that person's own scores (`store/trust/`).
-judge_trust = Table(
-    "judge_trust",
-    metadata,
-    *(Column(name, Text, primary_key=True) for name in ("scope", "user", "judge")),
-    *_required(Integer, "is_trusted"),
-    *_required(Float, "kappa"),
-    *_required(Integer, "pairs"),
-)
-
-# Evidence of people that does not count in what is common (`store/trust/evidence.py`).
-evidence_set_aside = Table(
-    "evidence_set_aside",
-    metadata,
-    *(Column(name, Text, primary_key=True) for name in ("scope", "user", "code")),
-    *_required(Integer, "part whole"),
-    *_required(Text, "detail"),
-    *_required(Float, "at"),
-)
-
 # What a person did with a reply, which may be evidence (`store/behaviour/observations.py`).
 observations = Table(
     "observations",

@@ -90,9 +90,7 @@ def _known_rewards(conn: Connection, group: str) -> dict[str, float]:
     return {row.id: row.reward for row in conn.execute(query.order_by(t.episodes.c.id))}
 
 
-def _scores(
-    conn: Connection, ids: Sequence[str], trust: JudgeTrust
-) -> dict[str, float | None]:
+def _scores(conn: Connection, ids: Sequence[str], trust: JudgeTrust) -> dict[str, float | None]:
     verdicts = turns.current_verdicts(conn, ids)
     return {
         id_: float(verdict.score)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 from sqlalchemy import (
     CTE,
@@ -111,9 +110,7 @@ def _oldest(conn: Connection, queries: list[Select[tuple[int, str]]], limit: int
 def _of_floods(conn: Connection) -> ColumnElement[bool] | None:
     """Condition: the turn's person floods; None: nobody does."""
     people = [
-        one.person
-        for one in evidence.read_set_aside(conn)
-        if one.reason.code is ReasonCode.FLOODS
+        one.person for one in evidence.read_set_aside(conn) if one.reason.code is ReasonCode.FLOODS
     ]
     if not people:
         return None

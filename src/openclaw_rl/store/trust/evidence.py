@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, delete, insert, select
 
 from openclaw_rl.reasons import Reason, ReasonCode
-from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.person_scores import Person
+from openclaw_rl.store.trust import tables
 from openclaw_rl.store.trust.judge_trust import JudgeTrust, training_kappa
 from openclaw_rl.store.trust.people import count_replies
 from openclaw_rl.store.trust.score_pairs import ScorePair, as_scores
@@ -121,7 +121,7 @@ def find_floods(replies: Mapping[Person, int]) -> list[SetAside]:
     out = []
     for person, count in replies.items():
         if count > usual:
-            detail = f"{count} replies in a day, where {usual} are {FLOOD_FACTOR} times what others ask for, or {MIN_FLOOD}"
+            detail = f"{count} replies in a day; {usual} are {FLOOD_FACTOR} times what others ask for, or {MIN_FLOOD}"
             reason = Reason(ReasonCode.FLOODS, detail)
             out.append(SetAside(person=person, reason=reason, part=count - usual, whole=count))
     return out
@@ -129,7 +129,7 @@ def find_floods(replies: Mapping[Person, int]) -> list[SetAside]:
 
 def update_floods(conn: Connection, now: float) -> None:
     """Store who floods. `now`: seconds since the epoch."""
-    a = t.evidence_set_aside
+    a = tables.evidence_set_aside
     conn.execute(delete(a).where(a.c.code == ReasonCode.FLOODS.value))
     _save(conn, find_floods(count_replies(conn, now - DAY)), now)
 
@@ -147,7 +147,7 @@ def update_contradiction(
 
     `pairs_by_judge`: of that person. `people`: who gave scores. `now`: seconds since the epoch.
     """
-    a = t.evidence_set_aside
+    a = tables.evidence_set_aside
     conn.execute(
         delete(a).where(
             a.c.scope == person[0], a.c.user == person[1], a.c.code != ReasonCode.FLOODS.value
@@ -171,12 +171,12 @@ def _save(conn: Connection, found: Sequence[SetAside], now: float) -> None:
         for one in found
     ]
     if rows:
-        conn.execute(insert(t.evidence_set_aside), rows)
+        conn.execute(insert(tables.evidence_set_aside), rows)
 
 
 def read_set_aside(conn: Connection) -> list[SetAside]:
     """Return whose evidence is set aside, as it was last updated."""
-    a = t.evidence_set_aside
+    a = tables.evidence_set_aside
     rows = conn.execute(select(a).order_by(a.c.scope, a.c.user, a.c.code))
     return [
         SetAside(
@@ -200,9 +200,8 @@ def common_weights(conn: Connection) -> dict[Person, float]:
 def is_common_condition(
     conn: Connection, scope: ColumnElement[str], user: ColumnElement[str]
 ) -> ColumnElement[bool] | None:
-    """Return the condition that the evidence of a person is not set aside, not even in part; None: that of all counts."""
-    a = t.evidence_set_aside.c
+    """Return the condition that no evidence of a person is set aside, not even in part; None: that of all counts."""
+    a = tables.evidence_set_aside.c
     if conn.execute(select(a.code).limit(1)).first() is None:
         return None
     return ~select(a.code).where(a.scope == scope, a.user == user).exists()
-

@@ -18,6 +18,7 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.person_scores import Person
 from openclaw_rl.store.rows import from_json, to_json
+from openclaw_rl.store.trust import tables
 from openclaw_rl.store.trust.people import is_alone
 from openclaw_rl.store.trust.score_pairs import (
     ScorePair,
@@ -35,7 +36,7 @@ _UNTRUSTED_KEY = "untrusted_judges"
 
 @dataclass(frozen=True, slots=True)
 class OwnTrust:
-    """What a person's own scores say of a judge."""
+    """A decision on a judge by the scores of one person."""
 
     person: Person
     judge: str
@@ -45,9 +46,10 @@ class OwnTrust:
 
 @dataclass(frozen=True, slots=True)
 class JudgeTrust:
-    """Which verdicts are trained on. `common`: judges that are not trusted where a person's own scores decide nothing.
+    """Decisions on judges, for training.
 
-    `own`: by person and judge, whether the judge is trusted for the person's turns.
+    `common`: judges that are not trusted where a person's own scores decide nothing. `own`: by person and judge,
+    whether the judge is trusted for the person's turns.
     """
 
     common: frozenset[str]
@@ -129,8 +131,10 @@ def _is_rare(judge: str, pairs: Sequence[ScorePair]) -> bool:
     return is_signal(judge) and min(scores[1], scores[-1]) < MIN_PAIRS_EACH
 
 
-def own_trust(pairs_by_judge: Mapping[str, Sequence[ScorePair]], min_kappa: float) -> list[OwnTrust]:
-    """Return what a person's own scores decide on each judge for which they are enough. The pairs are all of one."""
+def own_trust(
+    pairs_by_judge: Mapping[str, Sequence[ScorePair]], min_kappa: float
+) -> list[OwnTrust]:
+    """Return the decision on each judge for which the scores of one person are enough, those of the pairs."""
     decided = []
     for judge, pairs in pairs_by_judge.items():
         kappa = None if _is_rare(judge, pairs) else decisive_kappa(as_scores(pairs))
@@ -150,7 +154,7 @@ def update_common(
             if not _is_rare(judge, pairs) and is_below_for_all(pairs, min_kappa, alone=alone):
                 common.add(judge)
     else:
-        conn.execute(delete(t.judge_trust))
+        conn.execute(delete(tables.judge_trust))
     row = {"key": _UNTRUSTED_KEY, "value": to_json(sorted(common))}
     statement = upsert(t.meta).values(row)
     conn.execute(
@@ -165,8 +169,8 @@ def update_own(
     pairs_by_judge: Mapping[str, Sequence[ScorePair]],
 ) -> None:
     """Store which judges are trusted for a person's turns. `pairs_by_judge`: of that person."""
-    j = t.judge_trust.c
-    conn.execute(delete(t.judge_trust).where(j.scope == person[0], j.user == person[1]))
+    j = tables.judge_trust.c
+    conn.execute(delete(tables.judge_trust).where(j.scope == person[0], j.user == person[1]))
     rows = [
         {
             "scope": person[0],
@@ -179,7 +183,7 @@ def update_own(
         for one in own_trust(pairs_by_judge, min_kappa)
     ]
     if rows and min_kappa > -1:
-        conn.execute(insert(t.judge_trust), rows)
+        conn.execute(insert(tables.judge_trust), rows)
 
 
 def read_trust(conn: Connection) -> JudgeTrust:
@@ -187,18 +191,21 @@ def read_trust(conn: Connection) -> JudgeTrust:
     raw = conn.scalar(select(t.meta.c.value).where(t.meta.c.key == _UNTRUSTED_KEY))
     common = frozenset[str]() if raw is None else frozenset(from_json(raw))
     own = {}
-    for row in conn.execute(select(t.judge_trust)):
+    for row in conn.execute(select(tables.judge_trust)):
         own[(row.scope, row.user), row.judge] = bool(row.is_trusted)
     return JudgeTrust(common, own)
 
 
 def is_trusted_condition(
-    trust: JudgeTrust, judge: ColumnElement[str], scope: ColumnElement[str], user: ColumnElement[str]
+    trust: JudgeTrust,
+    judge: ColumnElement[str],
+    scope: ColumnElement[str],
+    user: ColumnElement[str],
 ) -> ColumnElement[bool] | None:
     """Return the condition that a verdict of `judge` on a turn of this person is trained on; None: all are."""
     if not trust.common and all(trust.own.values()):
         return None
-    j = t.judge_trust.c
+    j = tables.judge_trust.c
     decided = select(j.judge).where(j.scope == scope, j.user == user, j.judge == judge)
     distrusted = decided.where(j.is_trusted == 0).exists()
     trusted = decided.where(j.is_trusted == 1).exists()

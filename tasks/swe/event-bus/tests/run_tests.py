@@ -1,6 +1,6 @@
 """Check of a repository: runs the named tests of `suite/` against it. Exit status 0 if all of them pass, else 1.
 
-    python3 -I /tests/write_result.py python3 -I /tests/run_tests.py REPOSITORY
+    python3 -I /tests/write_result.py --run /tests/run_tests.py REPOSITORY
 
 `tests.json` beside it has FAIL_TO_PASS and PASS_TO_PASS, lists of names as unittest takes them. The tests run here, and
 the modules of the repository in another process, a new one for each test: it has neither the tests nor what they
@@ -25,21 +25,21 @@ from remote_code import CodeLink, Modules  # noqa: E402
 SECONDS = 30
 
 
-class TooLong(BaseException):
-    """A test did not end in time."""
+class TooLong(KeyboardInterrupt):
+    """A test did not end in time. No test catches it."""
 
 
 def run_test(name, modules, server, repository):
     """Return whether a test passes, and the last words of its failure."""
-    modules.link = CodeLink(server, repository, SECONDS)
+    modules.link = CodeLink(server, repository)
     result = unittest.TestResult()
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS, 1)
     try:
         unittest.TestLoader().loadTestsFromName(name).run(result)
     except TooLong:
         return False, f"not finished within {SECONDS} s"
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         modules.link.close()
         modules.forget()
     problems = [trace for _, trace in result.failures + result.errors]

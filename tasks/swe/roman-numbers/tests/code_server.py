@@ -1,6 +1,6 @@
 """The process of the code under test: imports it, and does what the tests ask of it. Follows `peer.py`.
 
-    python3 -I -B -c "PEER, THEN THIS" REPOSITORY
+python3 -I -B -c "PEER, THEN THIS" REPOSITORY
 """
 
 import builtins
@@ -16,9 +16,15 @@ ACTIONS = {
     "exit": lambda manager, *error: type(manager).__exit__(manager, *error),
 }
 for _module, _names in (
-    (builtins, "getattr setattr delattr iter next len str repr bool int float format abs reversed round"),
+    (
+        builtins,
+        "getattr setattr delattr iter next len str repr bool int float format abs reversed round",
+    ),
     (builtins, "isinstance issubclass divmod"),
-    (operator, "contains getitem setitem delitem index add sub mul truediv floordiv mod pow matmul neg"),
+    (
+        operator,
+        "contains getitem setitem delitem index add sub mul truediv floordiv mod pow matmul neg",
+    ),
     (operator, "pos invert and_ or_ xor lshift rshift iadd isub imul ior iand"),
 ):
     ACTIONS |= {name: getattr(_module, name) for name in _names.split()}
@@ -64,11 +70,11 @@ class CodeServer(Peer):  # noqa: F821
             return ["yours", number]
         try:
             values = [self.encode(value) for value in error.args]
-        except Exception:
+        except Exception:  # noqa: BLE001  its own `__reduce__` or `__str__` may raise anything
             values = []
         try:
             text = str(error)
-        except Exception:
+        except Exception:  # noqa: BLE001
             text = ""
         return ["new", self.encode(type(error)), values, text, self.encode(error)]
 

@@ -1,8 +1,10 @@
 """Verifier of a task whose checks run the policy's code: writes the result by the exit status of a command.
 
     python3 -I /tests/write_result.py COMMAND...
+    python3 -I /tests/write_result.py --run /tests/PROGRAM.py ARGUMENT...
 
-Writes 1 to /logs/verifier/reward.txt if the command ends with exit status 0, else 0. The result is written when every
+Writes 1 to /logs/verifier/reward.txt if the command ends with exit status 0, else 0. `--run`: a program of the tests in
+Python, in a copy of this process, which saves the start of another. The result is written when every
 process that the command started is gone, in place of whatever they left in its folder: code under test may leave a
 result, or a process that writes one. No other process of the same user can look into this one. If /tests/word is there,
 it is read and removed before the command starts, and written with the result to /logs/verifier/proof.txt: whoever put
@@ -12,11 +14,13 @@ it there knows by it that the result is from here.
 import contextlib
 import ctypes
 import os
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 KILL_SECONDS = 10
@@ -79,6 +83,30 @@ def write_reward(reward: int, word: str) -> None:
         (RESULTS / "proof.txt").write_text(f"{word} {reward}\n")
 
 
+def run_command(command: list[str]) -> bool:
+    """Return whether a command ends with exit status 0."""
+    return subprocess.run(command).returncode == 0
+
+
+def run_program(words: list[str]) -> bool:
+    """Return whether a program ends with exit status 0. `words`: its path and arguments."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            sys.argv = words
+            runpy.run_path(words[0], run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except BaseException:  # noqa: BLE001  a check that does not hold
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
+
+
 def main() -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -86,7 +114,7 @@ def main() -> None:
     word = take_word()
     solved = False
     try:
-        solved = subprocess.run(sys.argv[1:]).returncode == 0
+        solved = run_program(sys.argv[2:]) if sys.argv[1] == "--run" else run_command(sys.argv[1:])
     finally:
         solved = end_processes() and solved
         write_reward(int(solved), word)

@@ -8,15 +8,13 @@ import builtins
 import importlib.machinery
 import subprocess
 import sys
-import time
 import types
 
 from isolation import start_code
 from peer import Peer, PeerEnded
 
-_OPERATORS = (
-    "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
-)
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_BIT_OPERATORS = ("and", "or", "xor", "lshift", "rshift")
 
 
 class RemoteObject:
@@ -108,7 +106,7 @@ class RemoteObject:
 
 
 def _add_operators():
-    for name in _OPERATORS:
+    for name in (*_OPERATORS, *_BIT_OPERATORS):
         action = f"{name}_" if name in ("and", "or") else name
 
         def forward(self, other, action=action):
@@ -139,13 +137,12 @@ class RemoteModule(types.ModuleType):
 
 
 class CodeLink(Peer):
-    """The end of the tests. `server`: source of the other end. The code has `seconds` for all that is asked."""
+    """The end of the tests. `server`: source of the other end, which runs in a process of its own."""
 
-    def __init__(self, server, repository, seconds):
+    def __init__(self, server, repository):
         command = [sys.executable, "-I", "-B", "-c", server, repository]
         self._process = start_code(command, folder=repository, stdin=subprocess.PIPE)
-        pipes = self._process.stdout.fileno(), self._process.stdin.fileno()
-        super().__init__(*pipes, deadline=time.monotonic() + seconds)
+        super().__init__(self._process.stdout.fileno(), self._process.stdin.fileno())
         self._remote = {}
 
     def close(self):
@@ -167,7 +164,9 @@ class CodeLink(Peer):
             return ["yours", value._number]
         if isinstance(value, RemoteModule):
             return self.encode(value.__dict__["_module"])
-        remote = getattr(value, "_remote_object", None) if isinstance(value, (type, Exception)) else None
+        remote = (
+            getattr(value, "_remote_object", None) if isinstance(value, (type, Exception)) else None
+        )
         if isinstance(remote, RemoteObject):
             return ["yours", remote._number]
         return super().encode(value)
@@ -221,7 +220,7 @@ class CodeLink(Peer):
         arguments = [self.decode(value) for value in values]
         try:
             error = kind(*arguments)
-        except Exception:
+        except Exception:  # noqa: BLE001  a class that takes other arguments
             return RemoteError(str(text))
         if hasattr(kind, "_remote_object"):
             error._text = str(text)

@@ -9,8 +9,8 @@ For programs of `tests/`, which import it: `sys.path.insert(0, "/tests")` under 
 """
 
 import ctypes
+import functools
 import os
-import platform
 import shutil
 import struct
 import subprocess
@@ -108,7 +108,11 @@ def run_code(
 
 
 def start_code(
-    command: list[str], *, folder: str = "/", stdin: int = subprocess.DEVNULL, stderr: int | None = None
+    command: list[str],
+    *,
+    folder: str = "/",
+    stdin: int = subprocess.DEVNULL,
+    stderr: int | None = None,
 ) -> "subprocess.Popen[bytes]":
     """Start a command of the policy. Its output is a pipe."""
     program = build_filter()
@@ -123,12 +127,13 @@ def start_code(
     )
 
 
+@functools.cache
 def build_filter() -> bytes:
-    """Return a filter for a new process that keeps it off all processes that there are now.
+    """Return a filter for new processes that keeps them off all that there are when it is first asked for.
 
     Empty on a machine whose system calls are not known.
     """
-    machine = platform.machine()
+    machine = os.uname().machine
     if machine not in MACHINES:
         return b""
     column = list(MACHINES).index(machine)
@@ -146,7 +151,7 @@ def build_filter() -> bytes:
     for check in refused:
         program += [check, _instruction(RETURN, REFUSE)]
     checked = [(call[column], 0, sorted(targets)) for call in OF_PROCESS.values()]
-    checked += [(FCNTL[column], 1, SIGNALLING), (IOCTL[column], 1, OWNING)]
+    checked += [(FCNTL[column], 1, list(SIGNALLING)), (IOCTL[column], 1, list(OWNING))]
     for number, argument, values in checked:
         body = [_instruction(LOAD, ARGUMENTS + 8 * argument)]
         for value in values:

@@ -1,7 +1,6 @@
 """The script is run on files that the model has not seen; only its output counts."""
 
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, "/tests")
@@ -17,7 +16,8 @@ EXAMPLE = "Hello Ann & Bo,\nyour files are in /srv/a=b. {{lower}} { }"
 def main() -> None:
     protect_process()
     expected = take_tests(Path("/tests"))["expected.txt"]
-    work = Path(tempfile.mkdtemp())
+    work = Path("/tmp/work")
+    work.mkdir()
     (work / "values").write_text(VALUES)
 
     def render(values: str, template: str) -> tuple[int | None, bytes, bytes]:

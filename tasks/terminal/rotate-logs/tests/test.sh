@@ -1,3 +1,3 @@
 #!/bin/sh
 # checks.py runs the script of the policy, and compares here what it leaves.
-exec python3 -I /tests/write_result.py python3 -I /tests/checks.py
+exec python3 -I /tests/write_result.py --run /tests/checks.py
