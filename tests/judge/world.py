@@ -33,10 +33,10 @@ class World:
     config: Config
     store: Store
 
-    def served(self, id: str) -> None:
+    def served(self, id: str, scope: str = "s") -> None:
         request = Request(
             id=id,
-            scope="s",
+            scope=scope,
             messages=({"role": "user", "content": f"ask {id}"},),
             marks=(),
             sampling=Sampling(),

@@ -68,7 +68,8 @@ class VerdictWriter:
         # False: the reaction changed in the meantime; its new revision is read as a separate item.
         if turns.add_verdict(conn, verdict):
             self.judged_count += 1
-            is_trusted = self.trust.is_trusted(verdict.judge, person_of(conn, verdict.turn))
+            person = person_of(conn, verdict.turn) if self.trust.own else None
+            is_trusted = self.trust.is_trusted(verdict.judge, person)
             self._lessons.update(conn, verdict, is_trusted=is_trusted)
 
     def save_comparisons(self, verdicts: Sequence[Verdict]) -> None:

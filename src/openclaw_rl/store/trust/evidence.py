@@ -32,7 +32,8 @@ MIN_SIDE = 8
 """Scores before, and scores after a change of sides."""
 MIN_CHANGE = 0.5
 MIN_DEVIATIONS = 3.0
-"""Change of the share of scores that agree with the judge, and the same in standard errors."""
+MAX_OTHER_SIDE = 0.4
+"""Change of the share of scores that agree with the judge, the same in standard errors, and the smaller share."""
 FLOOD_FACTOR = 5
 """Replies in a day, as a multiple of those of the person in the middle, from which on the rest counts as a flood."""
 MIN_FLOOD = 100
@@ -107,7 +108,8 @@ def _change_of_sides(agreed: Sequence[bool]) -> tuple[float, float] | None:
         before = sum(agreed[:first]) / first
         after = sum(agreed[first:]) / (count - first)
         error = math.sqrt(share * (1 - share) * (1 / first + 1 / (count - first)))
-        if abs(before - after) >= max(MIN_CHANGE, most * error):
+        is_other_side = min(before, after) <= MAX_OTHER_SIDE
+        if is_other_side and abs(before - after) >= max(MIN_CHANGE, most * error):
             most = abs(before - after) / error
             largest = (before, after)
     return largest

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Select, select, tuple_
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.person_scores import Person
 
-MAX_SCORED_TURNS = 2000
+MAX_SCORED_TURNS = 1000
 """Feedback that is read at once, newest first."""
 MAX_PERSON_TURNS = 100
 """Newest scored turns of a person that are compared."""
