@@ -10,6 +10,7 @@ import decimal
 import fractions
 import json
 import os
+from typing import Any
 
 MAX_LINE = 16 << 20
 """Bytes of a message."""
@@ -41,7 +42,7 @@ class PeerEnded(Exception):
 class Peer:
     """One end. `reader`, `writer`: file descriptors."""
 
-    def __init__(self, reader, writer):
+    def __init__(self, reader: int, writer: int) -> None:
         self._reader = reader
         self._writer = writer
         self._rest = b""
@@ -50,29 +51,29 @@ class Peer:
 
     # What the two sides do differently.
 
-    def perform(self, action, values, named):
+    def perform(self, action: str, values: list[Any], named: dict[str, Any]) -> Any:
         """Do what the other side asks, and return the result."""
         raise NotImplementedError
 
-    def describe_object(self, value):
+    def describe_object(self, value: Any) -> list[Any]:
         """Return what the other side learns of an object, as JSON."""
         raise NotImplementedError
 
-    def find_object(self, number, description):
+    def find_object(self, number: int, description: list[Any]) -> Any:
         """Return what stands for an object of the other side."""
         raise NotImplementedError
 
-    def describe_error(self, error):
+    def describe_error(self, error: BaseException) -> list[Any]:
         """Return an error of this side as JSON."""
         raise NotImplementedError
 
-    def build_error(self, description):
+    def build_error(self, description: list[Any]) -> BaseException:
         """Return an error of the other side as an exception."""
         raise NotImplementedError
 
     # Questions and answers.
 
-    def ask(self, action, *values, **named):
+    def ask(self, action: str, *values: Any, **named: Any) -> Any:
         """Let the other side do something, and return the result. Raises what it raises, and `PeerEnded`."""
         encoded = {name: self.encode(value) for name, value in named.items()}
         self.send(["ask", action, [self.encode(value) for value in values], encoded])
@@ -85,7 +86,7 @@ class Peer:
             else:
                 raise self.build_error(content[0])
 
-    def answer(self, action, values, named):
+    def answer(self, action: str, values: list[Any], named: dict[str, Any]) -> None:
         """Answer a question."""
         try:
             decoded = {str(name): self.decode(value) for name, value in named.items()}
@@ -97,14 +98,14 @@ class Peer:
             message = ["failed", self.describe_error(error)]
         self.send(message)
 
-    def send(self, message):
+    def send(self, message: list[Any]) -> None:
         data = json.dumps(message).encode() + b"\n"
         if len(data) > MAX_LINE:
             raise ValueError(f"a value of {len(data)} bytes is more than the tests take")
         while data:
             data = data[os.write(self._writer, data) :]
 
-    def receive(self):
+    def receive(self) -> list[Any]:
         """Return the next message. Raises `PeerEnded`."""
         while b"\n" not in self._rest:
             data = os.read(self._reader, 1 << 16)
@@ -122,7 +123,7 @@ class Peer:
 
     # Values.
 
-    def encode(self, value):
+    def encode(self, value: Any) -> Any:
         """Return a value as JSON. A value of a class that extends a plain one goes as the plain one."""
         if value is None or type(value) in (bool, str, int):
             return value
@@ -149,7 +150,7 @@ class Peer:
             return ["ellipsis", None]
         return self.refer(value)
 
-    def refer(self, value):
+    def refer(self, value: Any) -> list[Any]:
         """Return the number of an object of this side."""
         number = self._numbers.get(id(value))
         if number is None:
@@ -159,13 +160,13 @@ class Peer:
             self._numbers[id(value)] = number
         return ["mine", [number, self.describe_object(value)]]
 
-    def own_object(self, number):
+    def own_object(self, number: Any) -> Any:
         """Return an object of this side by its number. Raises `PeerEnded`."""
         if type(number) is not int or not 0 <= number < len(self._objects):
             raise PeerEnded("the code under test named an object that there is not")
         return self._objects[number]
 
-    def decode(self, data):
+    def decode(self, data: Any) -> Any:
         """Return the value of JSON. Raises `PeerEnded` for what is no value."""
         if not isinstance(data, (list, dict)):
             return data

@@ -8,6 +8,7 @@ import importlib
 import operator
 import os
 import sys
+from typing import Any
 
 ACTIONS = {
     "import": importlib.import_module,
@@ -33,38 +34,38 @@ for _module, _names in (
 class TestObject:
     """An object of the tests. It can be passed back, and called if it is callable."""
 
-    def __init__(self, server, number):
+    def __init__(self, server: "CodeServer", number: int) -> None:
         self._server = server
         self._number = number
 
-    def __call__(self, *values, **named):
+    def __call__(self, *values: Any, **named: Any) -> Any:
         return self._server.ask("call", self, *values, **named)
 
 
 class CodeServer(Peer):  # noqa: F821
     """The end of the code under test."""
 
-    def __init__(self, *pipes):
+    def __init__(self, *pipes: int) -> None:
         super().__init__(*pipes)
         self._test_objects = {}
 
-    def perform(self, action, values, named):
+    def perform(self, action: str, values: list[Any], named: dict[str, Any]) -> Any:
         return ACTIONS[action](*values, **named)
 
-    def encode(self, value):
+    def encode(self, value: Any) -> Any:
         if isinstance(value, TestObject):
             return ["yours", value._number]
         return super().encode(value)
 
-    def describe_object(self, value):
+    def describe_object(self, value: Any) -> list[Any]:
         if isinstance(value, type) and issubclass(value, BaseException):
             return ["error", value.__name__, [self.encode(base) for base in value.__bases__]]
         return ["object"]
 
-    def find_object(self, number, description):
+    def find_object(self, number: int, description: list[Any]) -> TestObject:
         return self._test_objects.setdefault(number, TestObject(self, number))
 
-    def describe_error(self, error):
+    def describe_error(self, error: BaseException) -> list[Any]:
         number = getattr(error, "_number_of_tests", None)
         if number is not None:
             return ["yours", number]
@@ -78,14 +79,15 @@ class CodeServer(Peer):  # noqa: F821
             text = ""
         return ["new", self.encode(type(error)), values, text, self.encode(error)]
 
-    def build_error(self, description):
+    def build_error(self, description: list[Any]) -> BaseException:
         kind, number, text = description
         error = getattr(builtins, kind, Exception)(text)
         error._number_of_tests = number
         return error
 
 
-def serve(repository):
+def serve(repository: str) -> None:
+    """Answer what the tests ask, until they end."""
     reader = os.dup(0)
     writer = os.dup(1)
     silence = os.open(os.devnull, os.O_RDWR)

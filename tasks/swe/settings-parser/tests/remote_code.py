@@ -9,6 +9,8 @@ import importlib.machinery
 import subprocess
 import sys
 import types
+from collections.abc import Callable
+from typing import Any
 
 from isolation import start_code
 from peer import Peer, PeerEnded
@@ -20,7 +22,7 @@ _BIT_OPERATORS = ("and", "or", "xor", "lshift", "rshift")
 class RemoteObject:
     """Stands for an object of the code under test."""
 
-    def __init__(self, link, number):
+    def __init__(self, link: "CodeLink", number: int) -> None:
         object.__setattr__(self, "_link", link)
         object.__setattr__(self, "_number", number)
 
@@ -105,7 +107,7 @@ class RemoteObject:
         return self._link.ask("abs", self)
 
 
-def _add_operators():
+def _add_operators() -> None:
     for name in (*_OPERATORS, *_BIT_OPERATORS):
         action = f"{name}_" if name in ("and", "or") else name
 
@@ -139,27 +141,27 @@ class RemoteModule(types.ModuleType):
 class CodeLink(Peer):
     """The end of the tests. `server`: source of the other end, which runs in a process of its own."""
 
-    def __init__(self, server, repository):
+    def __init__(self, server: str, repository: str) -> None:
         command = [sys.executable, "-I", "-B", "-c", server, repository]
         self._process = start_code(command, folder=repository, stdin=subprocess.PIPE)
         super().__init__(self._process.stdout.fileno(), self._process.stdin.fileno())
         self._remote = {}
 
-    def close(self):
+    def close(self) -> None:
         """End the code under test."""
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()
         self._process.stdout.close()
 
-    def ask_for(self, kind, action, *values):
+    def ask_for(self, kind: type, action: str, *values: Any) -> Any:
         """Ask for a value of a plain type. Raises `TypeError` for another one."""
         value = self.ask(action, *values)
         if type(value) is not kind:
             raise TypeError(f"{action}: expected {kind.__name__}, got {type(value).__name__}")
         return value
 
-    def encode(self, value):
+    def encode(self, value: Any) -> Any:
         if isinstance(value, RemoteObject):
             return ["yours", value._number]
         if isinstance(value, RemoteModule):
@@ -171,24 +173,24 @@ class CodeLink(Peer):
             return ["yours", remote._number]
         return super().encode(value)
 
-    def perform(self, action, values, named):
+    def perform(self, action: str, values: list[Any], named: dict[str, Any]) -> Any:
         """Call what a test passed to the code; it can do nothing else with an object of a test."""
         function, *rest = values
         if action != "call" or isinstance(function, RemoteObject):
             raise PeerEnded("the code under test asked for what it may not")
         return function(*rest, **named)
 
-    def describe_object(self, value):
+    def describe_object(self, value: Any) -> list[Any]:
         return ["object"]
 
-    def find_object(self, number, description):
+    def find_object(self, number: int, description: list[Any]) -> Any:
         if number not in self._remote:
             kind, *details = description
             remote = RemoteObject(self, number)
             self._remote[number] = self._mirror(remote, *details) if kind == "error" else remote
         return self._remote[number]
 
-    def _mirror(self, remote, name, bases):
+    def _mirror(self, remote: RemoteObject, name: str, bases: list[Any]) -> type[Exception]:
         """Return a class of exceptions that stands for one of the code under test."""
         parents = []
         for base in bases:
@@ -202,13 +204,13 @@ class CodeLink(Peer):
         }
         return type(str(name), tuple(parents) or (RemoteError,), fields)
 
-    def describe_error(self, error):
+    def describe_error(self, error: BaseException) -> list[Any]:
         kind = type(error).__name__
         is_builtin = getattr(builtins, kind, None) is type(error)
         number = self.refer(error)[1][0]
         return [kind if is_builtin else "Exception", number, str(error)]
 
-    def build_error(self, description):
+    def build_error(self, description: list[Any]) -> BaseException:
         how, *content = description
         if how == "yours":
             error = self.own_object(content[0])
@@ -228,7 +230,7 @@ class CodeLink(Peer):
         return error
 
 
-def _attribute_of_error(error, name):
+def _attribute_of_error(error: Any, name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(name)
     return getattr(error._remote_instance, name)
@@ -240,7 +242,9 @@ class Modules:
     `sources`: of the tests, by path below `top`. `has_module`: whether the repository has a module of this name.
     """
 
-    def __init__(self, sources, top, has_module):
+    def __init__(
+        self, sources: dict[str, bytes], top: str, has_module: Callable[[str], bool]
+    ) -> None:
         self.link = None
         self._has_module = has_module
         self._sources = {}
@@ -253,7 +257,10 @@ class Modules:
             self._packages |= {".".join(parts[: n + 1]) for n in range(len(parts))}
         self._loaded = set()
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return where a module is; None if it is neither of the tests nor of the repository."""
         if name in self._sources:
             place, _, is_package = self._sources[name]
             return self._spec(name, place, is_package)
@@ -263,11 +270,14 @@ class Modules:
             return self._spec(name, "tests", True)
         return None
 
-    def _spec(self, name, place, is_package):
+    def _spec(
+        self, name: str, place: str | None, is_package: bool
+    ) -> importlib.machinery.ModuleSpec:
         self._loaded.add(name)
         return importlib.machinery.ModuleSpec(name, self, origin=place, is_package=is_package)
 
-    def create_module(self, spec):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        """Return a stand-in for a module of the repository."""
         if spec.origin is not None:
             return None
         module = RemoteModule(spec.name)
@@ -275,14 +285,15 @@ class Modules:
         module.__dict__["_module"] = self.link.ask("import", spec.name)
         return module
 
-    def exec_module(self, module):
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run the source of a module of the tests."""
         source = self._sources.get(module.__name__)
         if source is not None:
             place, text, _ = source
             module.__file__ = place
             exec(compile(text, place, "exec"), module.__dict__)
 
-    def forget(self):
+    def forget(self) -> None:
         """Forget all modules that were loaded, for the next test."""
         for name in self._loaded:
             sys.modules.pop(name, None)

@@ -29,7 +29,7 @@ class TooLong(KeyboardInterrupt):
     """A test did not end in time. No test catches it."""
 
 
-def run_test(name, modules, server, repository):
+def run_test(name: str, modules: Modules, server: str, repository: str) -> tuple[bool, str]:
     """Return whether a test passes, and the last words of its failure."""
     modules.link = CodeLink(server, repository)
     result = unittest.TestResult()
@@ -48,10 +48,10 @@ def run_test(name, modules, server, repository):
     return passed, (problems or ["failed"])[0].strip().splitlines()[-1]
 
 
-def put_data(files, repository):
-    """Put the files of the suite that are no programs into the repository."""
+def put_data(files: dict[str, bytes], folder: Path) -> None:
+    """Put files into a folder, in place of whatever has their names."""
     for path, content in files.items():
-        target = Path(repository) / path
+        target = folder / path
         if target.is_symlink() or target.is_file():
             target.unlink()
         elif target.exists():
@@ -60,7 +60,7 @@ def put_data(files, repository):
         target.write_bytes(content)
 
 
-def main():
+def main() -> None:
     protect_process()
     repository = str(Path(sys.argv[1]).resolve())
     files = take_tests(HERE)
@@ -73,10 +73,10 @@ def main():
     data = {path: text for path, text in suite.items() if path not in programs}
     put_data(data, HERE / "suite")
     if names.get("overlay"):
-        put_data(data, repository)
+        put_data(data, Path(repository))
     server = (files["peer.py"] + b"\n" + files["code_server.py"]).decode()
 
-    def has_module(name):
+    def has_module(name: str) -> bool:
         place = Path(repository) / name
         is_there = place.is_dir() or place.with_name(f"{name}.py").is_file()
         return is_there and name not in sys.stdlib_module_names
@@ -85,7 +85,7 @@ def main():
     sys.meta_path.insert(0, modules)
     os.chdir(repository)
 
-    def end_test(number, frame):
+    def end_test(number: int, frame: object) -> None:
         raise TooLong
 
     signal.signal(signal.SIGALRM, end_test)
