@@ -23,6 +23,7 @@ from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.judge.verdict_writer import VerdictWriter
 from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import from_flat, train_settings
+from openclaw_rl.status.trust import trust_lines
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.heartbeats import AttemptLog
 from openclaw_rl.store.lineage import policies, training_queue
@@ -80,20 +81,19 @@ def check_attack(open_home: OpenHome, honest: int, attackers: int) -> None:
     assert np.abs(change).mean() <= 1.25 * np.abs(noise).mean()
     assert abs(change.mean()) <= 0.05, "no drift either: an advantage is at most 2"
 
-    for home in (alone, attacked):
-        waiting = home.waiting()
-        for turn, name in home.names.items():
-            if name.startswith("honest"):
-                assert (turn in home.trainer.advantages) != (turn in waiting), "nothing is lost"
     with alone.store.read() as before, attacked.store.read() as after:
         trust_alone = read_trust(before)
         trust_attacked = read_trust(after)
     assert trust_attacked.common == frozenset()
-    for person in people[:honest]:
-        judge = "test"
-        assert trust_attacked.is_trusted(judge, (person, "")) == trust_alone.is_trusted(
-            judge, (person, "")
-        )
+    for key in people[:honest]:
+        trusts = trust_attacked.is_trusted("test", (key, ""))
+        assert trusts == trust_alone.is_trusted("test", (key, ""))
+    for home in (alone, attacked):
+        waiting = home.waiting()
+        for turn, name in home.names.items():
+            key = name.partition(" ")[0]
+            if key in people[:honest] and trust_attacked.is_trusted("test", (key, "")):
+                assert (turn in home.trainer.advantages) != (turn in waiting), "nothing is lost"
 
     named: dict[str, set[str]] = {}
     for row in attacked.status()["set_aside"]:
@@ -101,6 +101,8 @@ def check_attack(open_home: OpenHome, honest: int, attackers: int) -> None:
         assert 0 < row["part"] <= row["of"]
         assert row["reason"]
     assert set(named) == set(people[honest:])
+    text = "\n".join(line.plain for line in trust_lines(attacked.status()))
+    assert all(f"key {key}: " in text for key in named)
     for key, codes in named.items():
         assert codes <= CODES[key.partition("-")[0]]
     assert alone.status()["set_aside"] == []

@@ -13,7 +13,7 @@ from openclaw_rl.store.trust.evidence import read_set_aside
 from openclaw_rl.store.trust.judge_trust import kappa_by_judge, read_trust
 
 # People whom the table names; JSON has all.
-_SHOWN_PEOPLE = 20
+_SHOWN_PEOPLE = 50
 
 
 def trust_data(conn: Connection) -> dict[str, Any]:
