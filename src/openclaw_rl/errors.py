@@ -124,6 +124,14 @@ class JudgeError(OpenClawError):
     """Raised if the judge gives no usable answer. It is not a bad score: the turn waits and is judged again."""
 
 
+class JudgeNotReady(OpenClawError):
+    """Raised if a judge that still prepares has no verdict on a turn yet. `retry_after`: seconds."""
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class SandboxError(OpenClawError):
     """Raised if no box can be opened here, or if a box refuses a transfer."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from tests.judge.head_world import (
 )
 from tests.judge.world import World
 
-from openclaw_rl.errors import EngineError, EngineGone
-from openclaw_rl.judge.head import auto
+from openclaw_rl.errors import EngineError, EngineGone, JudgeNotReady
+from openclaw_rl.judge import worker as judge_worker
+from openclaw_rl.judge.head import auto, training
 from openclaw_rl.judge.head.auto import AutoJudge
 from openclaw_rl.judge.head.choice import describe_choice, rules_reason
 from openclaw_rl.judge.head.rule_trust import MIN_VERDICTS, measure_rules
+from openclaw_rl.judge.head.training import PreparedHead
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.worker import make_judge as make_configured_judge
 from openclaw_rl.settings.load import STARTER, from_flat
@@ -87,6 +90,7 @@ def test_an_engine_without_states_has_the_rules_unless_a_small_model_reads(real:
 
 def test_the_head_understands_what_no_rule_matches(world: World) -> None:
     async def body(judge: AutoJudge) -> None:
+        await judge.prepared_head()
         assert (await judge.rules.judge(reacted("t", "far off, cheese"))).score is None
         bad = await judge.judge(reacted("t", "far off, cheese"))
         assert bad.score == -1
@@ -163,6 +167,7 @@ def test_a_head_that_does_not_beat_the_rules_is_not_used(world: World, tmp_path:
         judge = make_judge(config, LinkedStateEngine(), tmp_path / "heads", nothing)
         judge.open(world.store)
         try:
+            await judge.prepared_head()
             verdict = await judge.judge(reacted("t", "far off, cheese"))
             assert verdict.judge.startswith("rules@")
             assert "does not beat" in judge.status_note
@@ -212,24 +217,131 @@ def test_an_engine_that_dies_loses_few_states_and_the_next_turn_tries_again(worl
     engine = DiesOnce()
 
     async def body(judge: AutoJudge) -> None:
+        assert judge._prepared is not None
+        await asyncio.wait([judge._prepared])
+        assert "cannot be fitted" in judge.status_note
         with pytest.raises(EngineGone):
             await judge.judge(reacted("t", "far off, cheese"))
-        assert "cannot be fitted" in judge.status_note
+        await judge.prepared_head()
         assert (await judge.judge(reacted("t", "far off, cheese"))).score == -1
 
     run_judge(world, engine, body)
     whole = LinkedStateEngine()
     shutil.rmtree(Path(world.config.home) / auto.HEAD_FOLDER)
-    run_judge(world, whole, lambda judge: judge.judge(reacted("t", "far off, cheese")))
-    assert len(engine.read) == len(whole.read), "nothing was read twice"
+    run_judge(world, whole, lambda judge: judge.prepared_head())
+    assert len(engine.read) == len(whole.read) + 1, "of the rows, nothing was read twice"
 
 
 def test_a_context_that_is_too_short_is_an_error(world: World) -> None:
     async def body(judge: AutoJudge) -> None:
         with pytest.raises(EngineError, match=r"engine\.max_context"):
-            await judge.judge(reacted("t", "far off, cheese"))
+            await judge.prepared_head()
 
     run_judge(world, LinkedStateEngine(context_length=512), body)
+
+
+# -------------------------------------------------------------------------------------- while it prepares
+
+
+class PausedStateEngine(LinkedStateEngine):
+    """Reads nothing of the labelled reactions after the first `rows`, until `go` is set."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._rows = rows
+        self.go = asyncio.Event()
+
+    async def read_states(self, request: Any) -> Any:
+        states = await super().read_states(request)
+        if len(self.read) == self._rows:
+            self.paused = True
+            await self.go.wait()
+        return states
+
+
+@pytest.fixture
+def early_rows(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Rows of the first head, of about a hundred."""
+    monkeypatch.setattr(training, "EARLY_ROWS", (80,))
+    return 80
+
+
+def test_before_the_first_head_a_turn_without_an_opinion_of_the_rules_is_postponed(
+    world: World,
+) -> None:
+    engine = PausedStateEngine(10)
+
+    async def body(judge: AutoJudge) -> None:
+        with pytest.raises(JudgeNotReady):
+            await judge.judge(reacted("t", "far off, cheese"))
+        by_rules = await judge.judge(reacted("u", "Thank you, perfect!"))
+        assert by_rules.judge.startswith("rules@")
+        assert not judge.is_ready
+        engine.go.set()
+        await judge.prepared_head()
+        assert (await judge.judge(reacted("t", "far off, cheese"))).score == -1
+
+    run_judge(world, engine, body)
+
+
+def test_a_first_head_judges_what_it_is_sure_of_while_the_rest_is_read(
+    world: World, early_rows: int
+) -> None:
+    engine = LinkedStateEngine()
+
+    async def body(judge: AutoJudge) -> None:
+        early: list[PreparedHead] = []
+        take_early = judge._take_early
+
+        def take(head: PreparedHead) -> None:
+            take_early(head)
+            early.append(head)
+
+        judge._take_early = take  # type: ignore[method-assign]
+        await judge.prepared_head()
+        (first,) = early
+        assert first.name.endswith(f"/{early_rows}")
+        assert first.report.rows < early_rows
+        # As if the rest were still being read.
+        judge._prepared = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+        verdict = await judge.judge(reacted("t", "far off, cheese"))
+        assert (verdict.score, verdict.judge) == (-1, first.name)
+        assert "a first head judges" in judge.status_note
+        # One that is sure of nothing.
+        judge._take_early(replace(first, head=replace(first.head, threshold=1.1)))
+        with pytest.raises(JudgeNotReady):
+            await judge.judge(reacted("t", "far off, cheese"))
+
+    run_judge(world, engine, body)
+
+
+def test_the_worker_judges_others_while_a_turn_waits_for_the_head(world: World) -> None:
+    """More turns wait than there are workers."""
+    engine = PausedStateEngine(10)
+    config = from_flat({"home": world.config.home, "judge.workers": 2, "judge.poll": 0.01})
+    waiting = [f"waits{number}" for number in range(3)]
+    for turn in waiting:
+        world.close(turn, "far off, cheese")
+    world.close("ruled", "Thank you, perfect!")
+
+    async def go() -> None:
+        judge = make_judge(config, engine, Path(world.config.home) / auto.HEAD_FOLDER)
+        stop = asyncio.Event()
+        task = asyncio.create_task(judge_worker.run(config, stop=stop, judge=judge))
+
+        async def until_judged(*ids: str) -> None:
+            while any(world.verdict(id) is None for id in ids):
+                assert not task.done()
+                await asyncio.sleep(0.01)
+
+        await until_judged("ruled")
+        assert [world.verdict(id) for id in waiting] == [None] * len(waiting)
+        engine.go.set()
+        await until_judged(*waiting)
+        stop.set()
+        await task
+
+    asyncio.run(asyncio.wait_for(go(), 300))
 
 
 # --------------------------------------------------------------------------------------------- its person

@@ -8,7 +8,7 @@ from tests.judge.head_world import FILES, reacted
 
 from openclaw_rl.judge.head import records
 from openclaw_rl.judge.head.labelled_reactions import load_reactions
-from openclaw_rl.judge.head.training import training_rows
+from openclaw_rl.judge.head.training import EARLY_ROWS, training_rows
 from openclaw_rl.types import JudgeInput, Reaction
 
 TOKENIZER = records.RecordTokenizer(FILES)
@@ -92,14 +92,30 @@ def test_a_reaction_without_text_has_no_record() -> None:
     )
 
 
+def test_the_first_rows_are_a_sample_of_all() -> None:
+    """In every language, of every class about as often as in the whole set."""
+    rows = training_rows(load_reactions().reactions)
+    first = rows[: EARLY_ROWS[0]]
+    assert {row.labelled.language for row in first} == {row.labelled.language for row in rows}
+    for expected in (1, -1, None):
+        shares = [
+            sum(row.labelled.expected == expected for row in some) / len(some)
+            for some in (first, rows)
+        ]
+        assert shares[0] == pytest.approx(shares[1], abs=0.08)
+
+
 def test_copies_that_address_the_judge_follow_and_keep_group_and_label() -> None:
     reactions = load_reactions().reactions
     rows = training_rows(reactions)
-    plain, copies = rows[: len(reactions)], rows[len(reactions) :]
-    assert [row.labelled for row in plain] == list(reactions)
-    assert sum(row.record.is_tool for row in copies) == sum(row.record.is_tool for row in plain)
+    copies = [row for row in rows if row.is_copy]
+    plain = {row.group: row for row in rows if not row.is_copy}
+    assert [plain[group].labelled for group in range(len(reactions))] == list(reactions)
+    results = [row for row in plain.values() if row.record.is_tool]
+    assert sum(row.record.is_tool for row in copies) == len(results)
     for row in copies:
         original = plain[row.group]
+        assert rows[rows.index(row) - 1] is original
         assert row.labelled is original.labelled
         assert row.record.reaction.startswith(original.record.reaction)
         assert row.record.reaction.endswith(tuple(records.ADDRESSED))

@@ -64,6 +64,20 @@ def test_a_failed_turn_waits_for_its_next_attempt() -> None:
     assert next_turns(queue) == ["b", "a"], "fewest failures first"
 
 
+def test_a_postponed_turn_waits_and_has_no_failure() -> None:
+    queue = TurnQueue({})
+    queue.replace_read([A, B], 0.0, is_complete=True)
+    started(queue, A)
+    queue.postpone(turn_key(A), 5.0)
+    queue.end(turn_key(A), is_judged=False)
+    queue.replace_read([A, B], 1.0, is_complete=True)
+    assert next_turns(queue) == ["b"]
+    assert (queue.failed_count(), queue.tried_count()) == (0, 1)
+    assert queue.is_retry_due(5.0)
+    queue.replace_read([A, B], 5.0, is_complete=True)
+    assert next_turns(queue) == ["a", "b"], "it is as good as another"
+
+
 def test_failures_are_forgotten_with_a_turn_that_is_no_longer_closed() -> None:
     queue = TurnQueue({})
     queue.replace_read([A], 0.0, is_complete=True)

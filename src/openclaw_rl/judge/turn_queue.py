@@ -22,7 +22,7 @@ class TurnProgress(Enum):
 
     READY = "ready"  # it was in the last read, and may be started
     RUNNING = "running"  # it has a task
-    FAILED = "failed"  # it waits for its next attempt
+    WAITING = "waiting"  # for its next attempt
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,11 +33,18 @@ class QueuedTurn:
     state: TurnProgress
     task: JudgeTask | None = None
     failures: int = 0
-    retry_at: float = 0.0  # earliest next attempt after a failure, on the monotonic clock
+    # Whether the judge was not ready for it at its last attempt, which is no failure.
+    is_postponed: bool = False
+    retry_at: float = 0.0  # earliest next attempt, on the monotonic clock
 
     @property
     def key(self) -> TurnKey:
         return turn_key(self.item)
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether its last attempt gave no verdict."""
+        return self.failures > 0 or self.is_postponed
 
 
 def turn_key(item: JudgeInput) -> TurnKey:
@@ -76,10 +83,14 @@ class TurnQueue:
         """Return the number of turns whose last attempt failed, running or not."""
         return sum(turn.failures > 0 for turn in self._turns.values())
 
+    def tried_count(self) -> int:
+        """Return the number of turns whose last attempt failed or was postponed, running or not."""
+        return sum(turn.was_tried for turn in self._turns.values())
+
     def is_retry_due(self, now: float) -> bool:
-        """Return whether a failed turn may be judged again. `now`: on the monotonic clock."""
+        """Return whether a turn that waits may be judged again. `now`: on the monotonic clock."""
         return any(
-            turn.failures > 0 and turn.retry_at <= now
+            turn.was_tried and turn.retry_at <= now
             for turn in self._turns.values()
             if turn.state is not TurnProgress.RUNNING
         )
@@ -97,8 +108,9 @@ class TurnQueue:
                 continue
             if is_complete:
                 turn.failures = 0
-            elif turn.failures and key not in self._turns:
-                turn.state = TurnProgress.FAILED
+                turn.is_postponed = False
+            elif turn.was_tried and key not in self._turns:
+                turn.state = TurnProgress.WAITING
                 self._turns[key] = turn
         for key, item in listed.items():
             if key in self._turns:
@@ -106,8 +118,8 @@ class TurnQueue:
             turn = before.get(key) or QueuedTurn(item=item, state=TurnProgress.READY)
             turn.item = item
             turn.state = TurnProgress.READY
-            if turn.failures and turn.retry_at > now:
-                turn.state = TurnProgress.FAILED
+            if turn.was_tried and turn.retry_at > now:
+                turn.state = TurnProgress.WAITING
             self._turns[key] = turn
 
     def choose_next(
@@ -155,8 +167,14 @@ class TurnQueue:
         turn.failures += 1
         return turn
 
+    def postpone(self, key: TurnKey, until: float) -> None:
+        """Let a running turn wait, because the judge is not ready for it. `until`: on the monotonic clock."""
+        turn = self._turns[key]
+        turn.is_postponed = True
+        turn.retry_at = until
+
     def retry_at_once(self) -> None:
-        """Let all failed turns be judged again at once."""
+        """Let all turns that wait be judged again at once."""
         for turn in self._turns.values():
             turn.retry_at = 0.0
 
@@ -168,5 +186,5 @@ class TurnQueue:
         if is_judged:
             del self._turns[key]
         else:
-            turn.state = TurnProgress.FAILED
+            turn.state = TurnProgress.WAITING
         return turn.item

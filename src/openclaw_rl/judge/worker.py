@@ -15,7 +15,7 @@ from openclaw_rl.common import disk_space
 from openclaw_rl.common.progress import current_activity, record_progress
 from openclaw_rl.common.retries.backoff import backoff_delay
 from openclaw_rl.common.worker_loop import DiskPause, HeartbeatTimer
-from openclaw_rl.errors import DamagedRow, OpenClawError, StoreError
+from openclaw_rl.errors import DamagedRow, JudgeNotReady, OpenClawError, StoreError
 from openclaw_rl.judge import reward_model, user_feedback
 from openclaw_rl.judge.behaviour import verdicts as behaviour
 from openclaw_rl.judge.comparison import ComparisonQueue
@@ -187,7 +187,7 @@ class JudgeQueue:
         now = time.monotonic()
         self._may_have_new = False
         self._last_read_at = now
-        limit = READ_AHEAD + len(self._turns.tasks()) + self._turns.failed_count()
+        limit = READ_AHEAD + len(self._turns.tasks()) + self._turns.tried_count()
         items = await asyncio.to_thread(self._query_closed_turns, limit)
         if any(self._turns.deaths_on(item) >= heartbeats.MAX_DEATHS for item in items):
             items = await asyncio.to_thread(self._give_up_fatal_turns, items)
@@ -259,20 +259,28 @@ class JudgeQueue:
             name = f"judge {turn.item.turn}"
             task = asyncio.create_task(self._judge_turn(turn.item), name=name)
             self._turns.start(turn.key, task)
-        if not self._is_judge_down() and not self._turns.is_suspect_running():
+        if self._may_compare():
             await self._comparisons.start(self._config.workers - len(self._turns.tasks()))
+
+    def _may_compare(self) -> bool:
+        if isinstance(self._judge, AutoJudge) and not self._judge.is_ready:
+            return False
+        return not self._is_judge_down() and not self._turns.is_suspect_running()
 
     def _is_judge_down(self) -> bool:
         return self._failures.consecutive_failures >= self._config.workers
 
     async def _judge_turn(self, item: JudgeInput) -> Verdict | None:
-        """Return the verdict on one turn; None if the judge failed."""
+        """Return the verdict on one turn; None if the judge failed, or is not ready for it."""
         explicit = user_feedback.explicit_verdict(item)
         try:
             verdict = explicit
             if verdict is None:
                 verdict = user_feedback.apply_corrections(item, await self._judge.judge(item))
             verdict = behaviour.apply_signals(item, verdict, self._config.signals)
+        except JudgeNotReady as waits:
+            self._turns.postpone(turn_key(item), time.monotonic() + waits.retry_after)
+            return None
         except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything; only this turn is delayed
             self._record_failure(turn_key(item), error)
             return None

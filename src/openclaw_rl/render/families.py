@@ -9,9 +9,10 @@ from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
 
 from openclaw_rl.render import harmony, tool_calls
+from openclaw_rl.render.call_body import ToolList, tool_names
 from openclaw_rl.render.reply_parser import ReplyParser
 from openclaw_rl.render.tag_parser import TagParser, ThinkTags
-from openclaw_rl.render.tool_calls import CallReader, ToolList
+from openclaw_rl.render.tool_calls import CallReader
 from openclaw_rl.render.tool_calls_xml import XmlCallReader
 
 THINK_TAGS: ThinkTags = ("<think>", "</think>")
@@ -61,7 +62,7 @@ class ModelFamily(ABC):
         return TagParser(self.think_tags, thinking=thinking, reader=reader, hidden=hidden)
 
     def _new_call_reader(self, tools: ToolList) -> CallReader:
-        return self.call_reader()
+        return self.call_reader(tool_names(tools))
 
     def opens_thinking(self, text: str) -> bool:
         """Whether a prompt's text ends inside reasoning."""
@@ -215,7 +216,7 @@ class HarmonyFamily(ModelFamily):
         return frozenset(harmony.HARMONY_TOKENS)
 
     def new_parser(self, *, thinking: bool, tools: ToolList) -> ReplyParser:
-        return harmony.HarmonyParser(tools=bool(tools))
+        return harmony.HarmonyParser(tool_names(tools) if tools else None)
 
     def opens_thinking(self, text: str) -> bool:
         return False

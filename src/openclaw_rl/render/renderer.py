@@ -16,6 +16,7 @@ import numpy as np
 
 from openclaw_rl.errors import ModelError, RequestError
 from openclaw_rl.render import template_probe
+from openclaw_rl.render.call_body import ToolList
 from openclaw_rl.render.chat_template import (
     NO_VARIABLES,
     ChatTemplate,
@@ -33,7 +34,6 @@ from openclaw_rl.render.reply_parser import PlainTextParser, ReplyDecoder
 from openclaw_rl.render.splice import PromptPiece, ReplySplicer, SampledReply
 from openclaw_rl.render.template_probe import CUT_MARKER
 from openclaw_rl.render.tokenizer import CachedTokenizer
-from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.types import Ids, Message
 
 # Tokens at the end of a prompt that are searched for an opened reasoning tag.

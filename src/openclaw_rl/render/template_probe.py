@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from openclaw_rl.render.call_body import ToolList
 from openclaw_rl.render.families import ModelFamily
-from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.types import Message
 
 RenderFunction = Callable[[Sequence[Message], ToolList, bool], str | None]

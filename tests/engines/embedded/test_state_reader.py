@@ -16,7 +16,13 @@ from openclaw_rl.common.assets import local_model_folder
 from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.engines.embedded.sequence import StateSequence, StatesFailed, StatesRead
-from openclaw_rl.engines.embedded.state_reader import BUSY_STEPS, MAX_CHUNK, StateReader
+from openclaw_rl.engines.embedded.state_reader import (
+    BUSY_STEPS,
+    LATE_BUSY_STEPS,
+    LATE_SECONDS,
+    MAX_CHUNK,
+    StateReader,
+)
 from openclaw_rl.errors import EngineError
 from openclaw_rl.protocols import StateEngine
 from openclaw_rl.settings.load import STARTER, ModelConfig
@@ -102,10 +108,12 @@ def test_a_shared_beginning_is_read_once(model: EmbeddedModel) -> None:
     np.testing.assert_allclose(event.states, first, atol=1e-5)
 
 
-def test_replies_come_first(model: EmbeddedModel) -> None:
+@pytest.mark.parametrize(("waited", "steps"), [(0.0, BUSY_STEPS), (LATE_SECONDS, LATE_BUSY_STEPS)])
+def test_replies_come_first(model: EmbeddedModel, waited: float, steps: int) -> None:
     reader = StateReader(model)
     seq = reader.read("one", request(60))
-    for _ in range(BUSY_STEPS - 1):
+    seq.queued_at -= waited
+    for _ in range(steps - 1):
         assert reader.step(is_busy=True) == []
         assert seq.read == 0
     reader.step(is_busy=True)

@@ -52,12 +52,18 @@ def tokenizer(model: str) -> Any:
 
 @pytest.fixture(scope="session")
 def small(model: str) -> Mapping[str, Any]:
-    """Settings of every system here: batches of four turns, and a gate that generates no replies."""
+    """Settings of every system here: batches of four turns, a gate that generates no replies, and little memory.
+
+    At temperature 1 a reply of this model may not end by itself: the context bounds what it and its training cost.
+    """
     return {
         "model.path": model,
         "train.batch.min_turns": 4,
         "train.batch.max_turns": 4,
         "gate.budget": 0,
+        "engine.max_context": 2048,
+        "engine.max_batch": 8,
+        "engine.prefix_cache_tokens": 4096,
         # A head reads a thousand labelled reactions first: `test_judge.py` has a smaller set.
         "judge.kind": "rules",
     }

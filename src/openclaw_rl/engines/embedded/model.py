@@ -5,6 +5,7 @@ Shape legend: N rows, Q query tokens, J tokens that attention reads, V vocabular
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from openclaw_rl.common.assets import local_model_folder
 from openclaw_rl.common.packaged_models import PACKAGED_MODELS
 from openclaw_rl.engines.embedded.kv_cache import CacheLayout, KVCache, KVCacheView
+from openclaw_rl.engines.embedded.layer_outputs import LayerOutputs, LayersRead, find_layers
 from openclaw_rl.engines.embedded.multi_lora import LoadedAdapters
 from openclaw_rl.errors import ModelError
 from openclaw_rl.settings.load import ModelConfig
@@ -107,10 +109,18 @@ class EmbeddedModel:
         length = first + len(ids_Q)
         positions_1Q = torch.arange(first, length, device=self.device)[None]
         cache = KVCacheView(kv_cache, positions_1Q, length)
-        states = self._call_model(
-            ids_Q[None], positions_1Q, cache, length, 1, output_hidden_states=True
-        ).hidden_states
-        return torch.stack([states[layer][0].float() for layer in layers])
+        modules = find_layers(self._model, self.layout.layers)
+        if modules is None or max(layers) == len(modules):
+            states = self._call_model(
+                ids_Q[None], positions_1Q, cache, length, 1, output_hidden_states=True
+            ).hidden_states
+            return torch.stack([states[layer][0].float() for layer in layers])
+        with LayerOutputs(
+            [modules[layer - 1] for layer in layers], modules[max(layers) - 1]
+        ) as read:
+            with contextlib.suppress(LayersRead):
+                self._call_model(ids_Q[None], positions_1Q, cache, length, 1)
+            return torch.stack([states[0].float() for states in read.outputs])
 
     def _call_model(
         self,

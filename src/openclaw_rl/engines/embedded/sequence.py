@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +98,7 @@ class StateSequence:
     request: StateRequest
     layers: tuple[int, ...]
     read: int = 0  # number of tokens whose states are in the cache
+    queued_at: float = field(default_factory=time.monotonic)
     sums: Tensor | None = None  # [K, S, D] sums over the tokens of each span that were read
     cancelled: bool = False
 

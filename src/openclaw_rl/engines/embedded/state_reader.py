@@ -1,7 +1,8 @@
 """Hidden states of the base model, read behind all replies: in small chunks, while no reply needs the model.
 
-Beside replies that leave no pause, one chunk runs in `BUSY_STEPS` of their steps. So reading changes fewer than one in
-a hundred of the gaps between their tokens, and texts are read all the same.
+Beside replies that leave no pause, one chunk runs in `BUSY_STEPS` of their steps, and in `LATE_BUSY_STEPS` if its
+text has waited for `LATE_SECONDS`. So reading changes fewer than one in a hundred of the gaps between their tokens, and
+texts are read all the same.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from openclaw_rl.engines.embedded.sequence import (
 from openclaw_rl.errors import EngineError, is_out_of_memory
 from openclaw_rl.types import StateRequest
 
-BUSY_STEPS = 128
-"""Steps of replies for each chunk, if they leave no pause."""
+BUSY_STEPS = 512
+LATE_BUSY_STEPS = 128
+"""Steps of replies for each chunk, if they leave no pause; the second number for a text that has waited long."""
+LATE_SECONDS = 120.0
 CHUNK_SECONDS = 0.2
 """Seconds that a chunk may take: so long a reply waits that begins meanwhile."""
 MIN_CHUNK = 32
@@ -66,7 +69,7 @@ class StateReader:
 
     @torch.inference_mode()
     def step(self, *, is_busy: bool) -> list[StateEvent]:
-        """Read one chunk; beside replies (`is_busy`) only once in `BUSY_STEPS` calls."""
+        """Read one chunk; beside replies (`is_busy`) only once in many calls."""
         if not self._waiting or (is_busy and not self._may_interrupt()):
             return []
         self._busy_steps = 0
@@ -91,7 +94,8 @@ class StateReader:
 
     def _may_interrupt(self) -> bool:
         self._busy_steps += 1
-        return self._busy_steps >= BUSY_STEPS
+        is_late = time.monotonic() >= self._waiting[0].queued_at + LATE_SECONDS
+        return self._busy_steps >= (LATE_BUSY_STEPS if is_late else BUSY_STEPS)
 
     def _read_chunk(self, seq: StateSequence) -> None:
         ids = seq.request.ids

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from openclaw_rl.common.progress import ShowProgress
 from openclaw_rl.engines import registry
+from openclaw_rl.errors import JudgeNotReady
 from openclaw_rl.judge.head.base_states import BaseStates, connect_states
 from openclaw_rl.judge.head.choice import rules_reason
 from openclaw_rl.judge.head.judge_addressed import without_addressed_text
@@ -29,6 +30,8 @@ from openclaw_rl.types import JudgeInput, Verdict, Vote
 log = logging.getLogger("openclaw_rl.judge")
 HEAD_FOLDER = "judge_head"
 """Folder in the home, in which heads are kept."""
+RETRY_AFTER = 5.0
+"""Seconds after which a turn is looked at again that no head can judge yet."""
 
 
 def make_judge(config: Config) -> Judge:
@@ -75,6 +78,7 @@ class AutoJudge:
         self._labelled = labelled or calibration_set()
         self._trust: asyncio.Task[RuleTrust] | None = None
         self._prepared: asyncio.Task[PreparedHead] | None = None
+        self._early: PreparedHead | None = None
         self._people: PeoplesHeads | None = None
         self._reader = FeatureReader(states, rules)
         self._store_of_digests: Store | None = None
@@ -121,15 +125,17 @@ class AutoJudge:
         done, total = self._count
         task = self._prepared
         if task is None or not task.done() or task.cancelled():
-            return f"its head reads labelled reactions: {done} of {total}"
+            meanwhile = "" if self._early is None else "; a first head judges what it is sure of"
+            return f"its head reads labelled reactions: {done} of {total}{meanwhile}"
         if task.exception() is not None:
             return f"its head cannot be fitted: {task.exception()}"
         return describe_head(task.result())
 
     async def judge(self, item: JudgeInput) -> Verdict:
-        """Return the verdict. While the head is being fitted, the rules decide where they can, and the rest waits.
+        """Return the verdict.
 
-        Raises what the engine raises.
+        While the head is being fitted, the rules decide where they can, then a head that is fitted to the reactions
+        that were read so far, where it is sure. Raises `JudgeNotReady` for other turns, and what the engine raises.
         """
         item = without_addressed_text(item)
         by_rules = await self.rules.judge(item)
@@ -137,33 +143,37 @@ class AutoJudge:
         trust = await asyncio.shield(self._trust)
         if trust.covers(item, by_rules):
             return by_rules
-        if not self._is_prepared() and (by_rules.score is not None or by_rules.hints):
+        if self.is_ready:
+            prepared = await self.prepared_head()
+            if not prepared.report.beats_rules:
+                return by_rules
+            opinion = await self.classify(item)
+            return (
+                by_rules
+                if opinion is None
+                else make_head_verdict(item, prepared, opinion, by_rules)
+            )
+        if by_rules.score is not None or by_rules.hints:
             return by_rules
-        prepared = await self.prepared_head()
-        if not prepared.report.beats_rules:
-            return by_rules
-        opinion = await self.classify(item)
-        if opinion is None:
-            return by_rules
-        reason = opinion.describe()
-        reason_code = None
-        if opinion.score is None:
-            reason_code = ReasonCode.NO_EVIDENCE if opinion.is_sure else None
-            reason = f"{'no evidence' if opinion.is_sure else 'abstained'}: {reason}"
-        hints = tuple(
-            Vote(score=None, hint=vote.hint, reason=vote.reason)
-            for vote in by_rules.votes
-            if vote.hint
-        )
-        return make_verdict(
-            item,
-            prepared.name,
-            opinion.score,
-            reason,
-            votes=(Vote(score=opinion.score, reason=reason), *hints),
-            hints=by_rules.hints,
-            reason_code=reason_code,
-        )
+        return await self._judge_early(item, by_rules)
+
+    async def _judge_early(self, item: JudgeInput, by_rules: Verdict) -> Verdict:
+        task = self._prepared
+        if task is not None and task.done() and not task.cancelled():
+            error = task.exception()
+            assert error is not None, "the judge is ready"
+            self._try_again()
+            raise error
+        early = self._early
+        # It need not beat the rules: it only judges what they have no opinion on.
+        if early is not None:
+            features = await self._reader.read_features(item)
+            if features is None:
+                return by_rules
+            opinion = await asyncio.to_thread(early.head.classify, features)
+            if opinion.is_sure:
+                return make_head_verdict(item, early, opinion, by_rules)
+        raise JudgeNotReady(self.status_note, retry_after=RETRY_AFTER)
 
     async def classify(self, item: JudgeInput) -> Opinion | None:
         """Return what the head makes of a turn; None if its reaction has no text. Raises what the engine raises."""
@@ -175,20 +185,25 @@ class AutoJudge:
         head = await self._people.head_of(item.turn)
         return await asyncio.to_thread(head.classify, features)
 
-    def _is_prepared(self) -> bool:
+    @property
+    def is_ready(self) -> bool:
+        """Whether the head is fitted to all labelled reactions."""
         task = self._prepared
         return task is not None and task.done() and not task.cancelled() and not task.exception()
 
     async def prepared_head(self) -> PreparedHead:
         """Return the head, once it is fitted. After a failure, the next call tries again."""
         assert self._prepared is not None, "the judge is not open"
-        if self._prepared.done() and not self._prepared.cancelled():
-            error = self._prepared.exception()
-            if error is not None:
-                assert self._store_of_digests is not None
-                self._prepared = asyncio.create_task(self._prepare(self._store_of_digests, None))
+        if self._prepared.done() and not self.is_ready:
+            self._try_again()
         # A caller that is cancelled does not end the work of the others.
         return await asyncio.shield(self._prepared)
+
+    def _try_again(self) -> None:
+        assert self._store_of_digests is not None
+        self._prepared = asyncio.create_task(
+            self._prepare(self._store_of_digests, None), name="judge's head"
+        )
 
     async def _prepare(self, store: Store, show: ShowProgress | None) -> PreparedHead:
         files = self._states.files
@@ -207,11 +222,46 @@ class AutoJudge:
             identity=compute_identity(files, digests),
             min_precision=self._min_precision,
             show=show_count,
+            take_early=self._take_early,
         )
         people = store if self._learns else None
         self._people = PeoplesHeads(prepared.head, self._reader, people)
         log.info("judge.kind auto: %s", describe_head(prepared))
         return prepared
+
+    def _take_early(self, early: PreparedHead) -> None:
+        self._early = early
+        report = early.report
+        log.info(
+            "a first head, of %d labelled reactions, judges what it is sure of: it scores %.0f%%, %.0f%% of its scores "
+            "are right",
+            report.rows,
+            100 * report.coverage,
+            100 * report.precision,
+        )
+
+
+def make_head_verdict(
+    item: JudgeInput, prepared: PreparedHead, opinion: Opinion, by_rules: Verdict
+) -> Verdict:
+    """Return the verdict of a head. A lesson that the rules read in the words stands beside it."""
+    reason = opinion.describe()
+    reason_code = None
+    if opinion.score is None:
+        reason_code = ReasonCode.NO_EVIDENCE if opinion.is_sure else None
+        reason = f"{'no evidence' if opinion.is_sure else 'abstained'}: {reason}"
+    hints = tuple(
+        Vote(score=None, hint=vote.hint, reason=vote.reason) for vote in by_rules.votes if vote.hint
+    )
+    return make_verdict(
+        item,
+        prepared.name,
+        opinion.score,
+        reason,
+        votes=(Vote(score=opinion.score, reason=reason), *hints),
+        hints=by_rules.hints,
+        reason_code=reason_code,
+    )
 
 
 async def trust_rules(rules: RulesJudge, labelled: LabelledSet) -> RuleTrust:

@@ -27,5 +27,5 @@ def describe_choice(config: Config) -> str:
     base = config.model.path if config.judge.path is None else config.judge.path
     return (
         f"rules where they are proven, else the states of {base}; it reads the labelled reactions at its first start, "
-        "which takes minutes without a GPU"
+        "minutes without a GPU, and judges more and more meanwhile"
     )

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,23 +35,31 @@ from openclaw_rl.judge.head.regression import Floats, LinearHead
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.types import States, Verdict
 
-HEAD_VERSION = "1"
+HEAD_VERSION = "2"
 """Of the columns and of the fit: a head of another version is not used."""
 ADDRESSED_EVERY = 6
 """Of so many labelled reactions, one gets a copy with a text that addresses the judge; of tool results, each."""
 SAVE_EVERY = 32
 """Rows after which the states that were read are saved, so that a stop loses few."""
+EARLY_ROWS = (192, 320, 448, 704)
+"""Rows after which a head is fitted to those that were read so far; it judges while the rest is read."""
 ShowCount = Callable[[int, int], None]
 """Called with the rows that were read, and their number."""
+TakeEarly = Callable[["PreparedHead"], None]
+"""Called with each head that is fitted before all rows are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRow:
-    """A labelled reaction as the head reads it. `group`: place of the reaction that it is, or is a copy of."""
+    """A labelled reaction as the head reads it.
+
+    `group`: place of the reaction in its set; `is_copy`: whether a text that addresses the judge was added.
+    """
 
     labelled: LabelledReaction
     record: HeadRecord
     group: int
+    is_copy: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +72,23 @@ class PreparedHead:
 
 
 def training_rows(reactions: Sequence[LabelledReaction]) -> list[TrainingRow]:
-    """Return the rows of a set: its reactions, and copies of some with a text that addresses the judge."""
-    plain: list[TrainingRow] = []
-    copies: list[TrainingRow] = []
-    for group, labelled in enumerate(reactions):
+    """Return the rows of a set in the order in which they are read: each reaction, some with a copy behind it.
+
+    The order is drawn once, so that the first rows are a sample of all. A copy has a text that addresses the judge.
+    """
+    rows: list[TrainingRow] = []
+    copies = 0
+    for group in np.random.default_rng(0).permutation(len(reactions)).tolist():
+        labelled = reactions[group]
         record = make_record(labelled.item)
         if record is None:
             continue
-        plain.append(TrainingRow(labelled=labelled, record=record, group=group))
+        rows.append(TrainingRow(labelled=labelled, record=record, group=group, is_copy=False))
         if record.is_tool or group % ADDRESSED_EVERY == 0:
-            text = ADDRESSED[len(copies) % len(ADDRESSED)]
-            changed = with_addressed_text(record, text)
-            copies.append(TrainingRow(labelled=labelled, record=changed, group=group))
-    return plain + copies
+            changed = with_addressed_text(record, ADDRESSED[copies % len(ADDRESSED)])
+            rows.append(TrainingRow(labelled=labelled, record=changed, group=group, is_copy=True))
+            copies += 1
+    return rows
 
 
 async def prepare_head(
@@ -88,39 +100,58 @@ async def prepare_head(
     identity: str,
     min_precision: float,
     show: ShowCount,
+    take_early: TakeEarly,
 ) -> PreparedHead:
     """Return the head for a base: the one that is kept in `folder`, else a new one, which is then kept.
 
     `identity`: of the base. Raises what the engine raises.
     """
     rows = training_rows(labelled.reactions)
-    read_key = _digest(identity, FORM_DIGEST, labelled.name)
-    key = _digest(read_key, rules.name, HEAD_VERSION, f"{min_precision:g}")
+    read_key = _digest(identity, FORM_DIGEST, labelled.name, HEAD_VERSION)
+    key = _digest(read_key, rules.name, f"{min_precision:g}")
     head_file = folder / f"head-{key}.npz"
     known = await asyncio.to_thread(_load_head, head_file)
     if known is not None:
         show(len(rows), len(rows))
         return known
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
-    read = await _read_rows(states, rows, folder / f"states-{read_key}.npz", show)
     verdicts = [await rules.judge(labelled.item) for labelled in labelled.reactions]
-    prepared = await asyncio.to_thread(_fit, f"head@{key}", rows, read, verdicts, min_precision)
+
+    async def fit(read: Sequence[States]) -> PreparedHead:
+        count = len(read)
+        name = f"head@{key}" if count == len(rows) else f"head@{key}/{count}"
+        return await asyncio.to_thread(_fit, name, rows[:count], read, verdicts, min_precision)
+
+    async def fit_early(read: Sequence[States]) -> None:
+        take_early(await fit(read))
+
+    read = await _read_rows(states, rows, folder / f"states-{read_key}.npz", show, fit_early)
+    prepared = await fit(read)
     await asyncio.to_thread(_save_head, head_file, prepared)
     return prepared
 
 
 async def _read_rows(
-    states: BaseStates, rows: Sequence[TrainingRow], file: Path, show: ShowCount
+    states: BaseStates,
+    rows: Sequence[TrainingRow],
+    file: Path,
+    show: ShowCount,
+    fit_early: Callable[[Sequence[States]], Awaitable[None]],
 ) -> list[States]:
     read = await asyncio.to_thread(_load_states, file)
     read = read[: len(rows)]
     await states.wait_ready()
     show(len(read), len(rows))
     saved = len(read)
+    # Of the states that an earlier start read, one head is fitted at once.
+    if EARLY_ROWS[0] <= saved < len(rows):
+        await fit_early(read)
     try:
         for row in rows[len(read) :]:
             read.append(await states.read(row.record))
             show(len(read), len(rows))
+            if len(read) in EARLY_ROWS and len(read) < len(rows):
+                await fit_early(read)
             if len(read) >= saved + SAVE_EVERY:
                 saved = len(read)
                 await asyncio.to_thread(_save_arrays, file, {"states": np.stack(read)})
@@ -149,11 +180,11 @@ def _fit(
         features=features, labels=labels, texts=[row.record.reaction for row in rows]
     )
     head, probabilities = fit_shared_head(labelled, groups=groups, min_precision=min_precision)
-    plain = len(set(groups.tolist()))
+    plain = [place for place, row in enumerate(rows) if not row.is_copy]
     report = measure_head(
-        probabilities[:plain],
-        [row.labelled for row in rows[:plain]],
-        [verdicts[row.group] for row in rows[:plain]],
+        probabilities[plain],
+        [rows[place].labelled for place in plain],
+        [verdicts[rows[place].group] for place in plain],
         head.threshold,
     )
     return PreparedHead(name=name, head=head, report=report)
