@@ -118,11 +118,11 @@ class Home:
         while self.loop.run_once():
             pass
 
-    def have_turns(self, asked: Sequence[tuple[str, Opinions]]) -> None:
-        """Serve turns by their names, judge them, and give the feedback."""
+    def have_turns(self, asked: Sequence[tuple[str, Opinions]], **request: str) -> None:
+        """Serve turns by their names, judge them, and give the feedback. `request`: further fields of all requests."""
         served = []
         for name, opinion in asked:
-            item = self.judged(request={"scope": opinion.key}, score=opinion.judge)
+            item = self.judged(request={"scope": opinion.key} | request, score=opinion.judge)
             self.names[item.turn.id] = name
             served.append((item, opinion))
         self._serve([item for item, _ in served])

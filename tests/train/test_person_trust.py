@@ -182,3 +182,15 @@ def test_each_person_has_a_share_of_the_held_out_turns(open_home: OpenHome) -> N
         items = training_queue.held_out_turns(conn, version=0, limit=8)
     scopes = [item.exchange.request.scope for item in items]
     assert sorted(scopes) == sorted(["ann", "bob", "eve", "busy"] * 2)
+
+
+def test_users_of_a_key_share_what_the_key_has(open_home: OpenHome) -> None:
+    home = open_home(batch=400)
+    turns = [{"scope": key} for key in ("ann", "bob")] * 4
+    turns += [{"scope": "app", "user": f"user {n}"} for n in range(30)]
+    for request in turns:
+        home.have_turns([(str(len(home.names)), Opinions(request["scope"], 1, None))], **request)
+    with home.store.read() as conn:
+        items = training_queue.held_out_turns(conn, version=0, limit=9)
+    scopes = [item.exchange.request.scope for item in items]
+    assert sorted(scopes) == sorted(["ann", "bob", "app"] * 3)

@@ -229,9 +229,9 @@ def held_out_turns(
     Only whole replies of main traffic with token ids count, scored by a person or a trusted judge. Damaged rows are
     left out, and turns whose prompts were asked again in practice that `version` was trained on. So are turns from
     before a change of taste, when other replies were liked (`read_taste_changes`), and those of people whose evidence
-    is set aside, for a policy that is not theirs alone. Each person has a share of them: the newest turn of everyone
-    comes before the second one of anybody. `owner`: only turns of this agent, user or key. `any_taste`: also the turns
-    from before.
+    is set aside, for a policy that is not theirs alone. Each key has a share of them, and of that each of its users:
+    the newest turn of everyone comes before the second one of anybody. `owner`: only turns of this agent, user or key.
+    `any_taste`: also the turns from before.
     """
     used = select(t.uses.c.turn).where(t.uses.c.policy == version)
     asked_again = select(t.practice_turns.c.source).where(t.practice_turns.c.turn.in_(used))
@@ -241,10 +241,10 @@ def held_out_turns(
     is_common = None
     if owner is None or owner.column == "agent":
         is_common = evidence.is_common_condition(conn, e.scope, e.user)
-    # How many newer turns of the same person there are.
-    newer = func.row_number().over(partition_by=(e.scope, e.user), order_by=t.turns.c.seq.desc())
-    query = (
-        select(t.turns.c.id, t.turns.c.seq, newer.label("newer"))
+    # The place of a turn among those of its person, newest first.
+    place = func.row_number().over(partition_by=(e.scope, e.user), order_by=t.turns.c.seq.desc())
+    of_people = (
+        select(t.turns.c.id, t.turns.c.seq, e.scope, place.label("place"))
         .join(t.exchanges, e.seq == t.turns.c.seq)
         .where(
             t.equals_literal(t.turns.c.state, TurnState.JUDGED),
@@ -254,8 +254,13 @@ def held_out_turns(
             *(() if owner is None else (owner.condition(),)),
             *(() if is_common is None else (is_common,)),
         )
-        .order_by("newer", t.turns.c.seq.desc())
+        .subquery()
     )
+    p = of_people.c
+    # And among those of its key, where the newest turn of each person comes first.
+    key_place = func.row_number().over(partition_by=p.scope, order_by=(p.place, p.seq.desc()))
+    query = select(p.id, p.seq, key_place.label("key_place"))
+    query = query.order_by("key_place", p.seq.desc())
     held_out: list[tuple[int, JudgedTurn]] = []
     changes = NO_CHANGES if any_taste else read_taste_changes(conn, version, ancestors(version))
     for row in conn.execute(query.limit(2 * limit)).all():

@@ -144,7 +144,7 @@ class TaskBox:
         """Verify within `limit` seconds. `scratch`: a folder that only the user of this process can read."""
         word = secrets.token_hex(16)
         tests = {**self._planted_originals(), _TESTS: self.folder.path / "tests"}
-        proves = (self.folder.path / "tests" / _PROVING_VERIFIER).is_file()
+        proves = await asyncio.to_thread(_proves_results, self.folder.path / "tests")
         if proves:
             (scratch / "word").write_text(word)
             tests[f"{_TESTS}/word"] = scratch / "word"
@@ -253,6 +253,12 @@ def _planted_files(folder: Path) -> Iterator[Path]:
         for path in folder.rglob(pattern):
             if path.is_file() and not path.is_symlink():
                 yield path
+
+
+def _proves_results(tests: Path) -> bool:
+    """Return whether the verifier of a task takes the word, as copies of the shipped one since then do."""
+    program = tests / _PROVING_VERIFIER
+    return program.is_file() and f"{_TESTS}/word".encode() in program.read_bytes()
 
 
 def _is_proved(results: Path, word: str) -> bool:
