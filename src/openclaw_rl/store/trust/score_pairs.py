@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,28 +56,32 @@ def read_own_pairs(conn: Connection, person: Person) -> dict[str, list[ScorePair
 
 def _read_scores(conn: Connection, people: Mapping[str, Person]) -> dict[str, list[ScorePair]]:
     """Return the pairs of these turns. `people`: whose they are, newest turns first."""
-    v = t.verdicts.c
-    query = select(v.turn, v.judge, v.explicit, v.score).order_by(v.revision, v.at)
     user_scores: dict[str, int] = {}
     # Judge -> turn -> score.
     judge_scores: dict[str, dict[str, int]] = {}
-    newest = list(people)
-    for first in range(0, len(newest), MAX_SCORED_TURNS):
-        part = newest[first : first + MAX_SCORED_TURNS]
-        rows = conn.execute(query.where(v.turn.in_(part), v.score.is_not(None)))
-        for turn, judge, explicit, score in rows:
-            scores = user_scores if explicit else judge_scores.setdefault(judge, {})
-            scores[turn] = score
+    for row in _verdict_scores(conn, list(people)):
+        scores = user_scores if row.explicit else judge_scores.setdefault(row.judge, {})
+        scores[row.turn] = row.score
     pairs_by_judge = {}
     for judge, scores in judge_scores.items():
-        pairs = [
-            ScorePair(turn=turn, person=people[turn], judge=scores[turn], user=user_scores[turn])
-            for turn in newest
-            if turn in scores and turn in user_scores
-        ]
-        if pairs:
-            pairs_by_judge[judge] = pairs
+        both = [turn for turn in people if turn in scores and turn in user_scores]
+        if both:
+            pairs_by_judge[judge] = [
+                ScorePair(
+                    turn=turn, person=people[turn], judge=scores[turn], user=user_scores[turn]
+                )
+                for turn in both
+            ]
     return pairs_by_judge
+
+
+def _verdict_scores(conn: Connection, turns: Sequence[str]) -> Iterator[Any]:
+    """Yield the scores of all verdicts on these turns, of each turn the newest last."""
+    v = t.verdicts.c
+    query = select(v.turn, v.judge, v.explicit, v.score).order_by(v.revision, v.at)
+    for first in range(0, len(turns), MAX_SCORED_TURNS):
+        part = turns[first : first + MAX_SCORED_TURNS]
+        yield from conn.execute(query.where(v.turn.in_(part), v.score.is_not(None)))
 
 
 def _scored_turns(conn: Connection) -> dict[str, Person]:

@@ -28,11 +28,15 @@ def update_trust(
     scored = {pair.person for pairs in pairs_by_judge.values() for pair in pairs}
     affected = scored if people is None else set(people)
     if people is None or trust.common != before.common:
-        # Earlier decisions on people depend on which judges are trusted in common.
-        affected |= {person for person, _ in before.own}
-        affected |= {one.person for one in evidence.read_set_aside(conn)}
+        affected |= _people_with_decisions(conn, before)
     for person in sorted(affected):
         own = read_own_pairs(conn, person)
         judge_trust.update_own(conn, min_kappa, person, own)
         evidence.update_contradiction(conn, person, own, trust, people=len(scored), now=now)
     return read_trust(conn)
+
+
+def _people_with_decisions(conn: Connection, trust: JudgeTrust) -> set[Person]:
+    """Return the people with earlier decisions, which depend on the judges that are trusted in common."""
+    set_aside = {one.person for one in evidence.read_set_aside(conn)}
+    return set_aside | {person for person, _ in trust.own}
