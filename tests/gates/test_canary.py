@@ -58,6 +58,12 @@ def test_one_person_rejects_no_canary_for_others() -> None:
         found = CanaryEvidence([*new, *of_head], candidate, 0.2, GateConfig()).decide(seconds)
         return None if found is None else found.promotes
 
+    alone = [*loud, *(score(HEAD, True, "mallory") for _ in range(80))]
+    for is_shared, promotes in ((False, False), (True, None)):
+        candidate = policy(CANDIDATE, HEAD)
+        evidence = CanaryEvidence(alone, candidate, 0.2, GateConfig(), is_shared=is_shared)
+        decided = evidence.decide(0.0)
+        assert (decided and decided.promotes) is promotes, "others are answered, who said nothing"
     assert decide(loud, 0.0) is None
     assert decide([*loud, *calm], 1e9) is True
     assert decide(several, 0.0) is False

@@ -41,10 +41,17 @@ class CanaryEvidence:
     """The scores since the canary began: of the candidate, and of the head, each in the order of their verdicts."""
 
     def __init__(
-        self, scores: Sequence[ScoredTurn], candidate: Policy, share: float, settings: GateConfig
+        self,
+        scores: Sequence[ScoredTurn],
+        candidate: Policy,
+        share: float,
+        settings: GateConfig,
+        *,
+        is_shared: bool = False,
     ) -> None:
-        """`share`: of the conversations that the candidate answers."""
+        """`share`: of the conversations that the candidate answers. `is_shared`: whether it answers several people."""
         self._settings = settings
+        self._is_shared = is_shared
         self._candidate = candidate
         self._share = share
         self._scores = scores
@@ -106,7 +113,10 @@ class CanaryEvidence:
         """Return whether it is also worse without those who speak most for it (`wide_evidence`)."""
         new = [score for score in self._scores if score.version == self._candidate.version]
         old = [score for score in self._scores if score.version == self._candidate.parent]
-        for left_out in counter_checks(old, new):
+        checks = counter_checks(old, new)
+        if not checks and self._is_shared:
+            return False
+        for left_out in checks:
             others = without_people(self._scores, left_out)
             evidence = CanaryEvidence(others, self._candidate, self._share, self._settings)
             if not evidence._is_worse(has_ended=has_ended):

@@ -11,6 +11,9 @@ from openclaw_rl.store.trust import evidence, judge_trust
 from openclaw_rl.store.trust.judge_trust import JudgeTrust, read_trust
 from openclaw_rl.store.trust.score_pairs import read_own_pairs, read_pairs
 
+MAX_REVISED = 500
+"""People whose earlier decisions are revised at once."""
+
 
 def update_trust(
     conn: Connection, min_kappa: float, now: float, people: Collection[Person] | None = None
@@ -37,6 +40,10 @@ def update_trust(
 
 
 def _people_with_decisions(conn: Connection, trust: JudgeTrust) -> set[Person]:
-    """Return the people with earlier decisions, which depend on the judges that are trusted in common."""
-    set_aside = {one.person for one in evidence.read_set_aside(conn)}
-    return set_aside | {person for person, _ in trust.own}
+    """Return people with earlier decisions, which depend on the judges that are trusted in common.
+
+    Of more than `MAX_REVISED`, the others are revised with their next score.
+    """
+    people = {one.person for one in evidence.read_set_aside(conn)}
+    people |= {person for person, _ in trust.own}
+    return set(sorted(people)[:MAX_REVISED])
