@@ -10,6 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from openclaw_rl.render import harmony, tool_calls
 from openclaw_rl.render.call_body import ToolList, tool_names
+from openclaw_rl.render.derived_calls import DerivedCallReader
+from openclaw_rl.render.derived_format import DerivedCallFormat
 from openclaw_rl.render.reply_parser import ReplyParser
 from openclaw_rl.render.tag_parser import TagParser, ThinkTags
 from openclaw_rl.render.tool_calls import CallReader
@@ -231,6 +233,39 @@ class HarmonyFamily(ModelFamily):
             return message
         joined = f"{message['thinking']}\n{message['content']}"
         return message | {"content": "", "thinking": joined, "reasoning_content": joined}
+
+
+class DerivedFamily(ModelFamily):
+    """A family that nobody wrote by hand: the format of its calls was derived from the template."""
+
+    name = "derived"
+
+    def __init__(
+        self, think: ThinkTags, calls: DerivedCallFormat, special: Collection[str]
+    ) -> None:
+        """`special`: special tokens of the tokenizer."""
+        super().__init__(think)
+        self._calls = calls
+        self._special = special
+
+    @staticmethod
+    def matches_template(template: str, tokens: Collection[str]) -> bool:
+        """Chosen by what the template writes, not by its text."""
+        return False
+
+    def kept_tokens(self, *, tools: bool) -> frozenset[str]:
+        literals = [*self.think_tags, *(self._calls.literals if tools else ())]
+        return frozenset(
+            {*self.think_tags}
+            | {token for token in self._special if any(token in one for one in literals)}
+        )
+
+    def _new_call_reader(self, tools: ToolList) -> CallReader:
+        return DerivedCallReader(self._calls, tools, self._special)
+
+    def call_form(self, name: str) -> CallForm | None:
+        """Return None: a call is not forced in a format that was derived."""
+        return None
 
 
 _FAMILIES = (HarmonyFamily, QwenXmlFamily, HermesFamily, DeepSeekFamily, MistralFamily, LlamaFamily)

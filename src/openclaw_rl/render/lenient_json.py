@@ -39,7 +39,7 @@ class LenientValue(NamedTuple):
 
 
 def read_value(text: str, start: int = 0, *, may_complete: bool = False) -> LenientValue | None:
-    """Return the object or array at `start`, behind white space and a code fence; None if there is none.
+    """Return the object or array at `start`, behind white space and a code fence; None without one.
 
     `may_complete`: closing brackets that are missing at the end of the text are added.
     """

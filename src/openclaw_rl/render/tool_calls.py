@@ -44,11 +44,11 @@ class CallReader(ABC):
     A call that is not written as the model was taught is read if its meaning is clear and it calls a declared function.
     """
 
-    openers: ClassVar[tuple[str, ...]]
+    openers: tuple[str, ...]
     at_start: ClassVar[tuple[str, ...]] = ()  # openers that count only at the start or after a call
     separators: ClassVar[str] = ""  # characters allowed between two calls, besides white space
     closer: ClassVar[str] = ""  # tag that is dropped directly after a call
-    hidden_tokens: ClassVar[tuple[str, ...]] = ()
+    hidden_tokens: tuple[str, ...] = ()
 
     def __init__(self, names: Collection[str] = ()) -> None:
         """`names`: of the declared functions."""
@@ -59,7 +59,7 @@ class CallReader(ABC):
         """Return the tool calls at the start of `text`, which begins with an opener; None if more text is needed."""
 
     def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
-        """Return the calls at the start of the last text of a reply, which lack only their end; None if there are none.
+        """Return the calls at the start of the last text of a reply, of which only the end is missing; None without calls.
 
         `is_cut`: the reply reached a limit, so that the model may have meant to write more.
         """
@@ -128,7 +128,7 @@ def _ends_in_string(body: str) -> bool:
 _decoder = json.JSONDecoder(strict=False)
 
 
-class _JsonCallReader(CallReader):
+class JsonCallReader(CallReader):
     """Base of readers whose calls end where their JSON ends."""
 
     _OUTSIDE = re.compile(r'["{}\[\]]')
@@ -168,7 +168,7 @@ class _JsonCallReader(CallReader):
         return None
 
 
-class LlamaCallReader(_JsonCallReader):
+class LlamaCallReader(JsonCallReader):
     """`{"name": ..., "parameters": {...}}` after <|python_tag|> or as the whole reply; `;` separates calls."""
 
     openers = (PYTHON_TAG,)
@@ -197,7 +197,7 @@ class LlamaCallReader(_JsonCallReader):
         return CallMatch(len(text), calls) if calls else None
 
 
-class MistralCallReader(_JsonCallReader):
+class MistralCallReader(JsonCallReader):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call.
 
     Mistral templates accept only ids of nine letters and digits.
