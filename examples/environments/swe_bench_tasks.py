@@ -47,8 +47,11 @@ timeout_sec = 1800.0
 allow_internet = false
 """
 _DOCKERFILE = "FROM debian:12-slim\nWORKDIR /app\nCOPY files/ /app/\n"
-_VERIFIER = ("run_tests.py", "write_result.py")
-_TEST = "#!/bin/sh\nexec python3 -I /tests/write_result.py python3 -I /tests/run_tests.py /app\n"
+_VERIFIER = (
+    *("code_server.py", "isolation.py", "peer.py", "remote_code.py"),
+    *("run_tests.py", "write_result.py"),
+)
+_TEST = "#!/bin/sh\nexec python3 -I /tests/write_result.py --run /tests/run_tests.py /app\n"
 _SOLUTION = """#!/bin/sh
 set -e
 while IFS= read -r file; do rm -f "/app/$file"; done </solution/removed.txt

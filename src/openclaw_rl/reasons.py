@@ -7,7 +7,10 @@ from enum import StrEnum
 
 
 class ReasonCode(StrEnum):
-    """Why a turn was dropped, not trained on or not linked, a version is not used, or a judge abstained."""
+    """Why a turn was dropped, not trained on or not linked, a version is not used, or a judge abstained.
+
+    Also why evidence of a person is set aside.
+    """
 
     # A turn was dropped.
     CANCELLED = "cancelled"
@@ -94,6 +97,11 @@ class ReasonCode(StrEnum):
     NO_EVIDENCE = "no evidence"  # it has read that the reaction says nothing of the reply
     TIE = "tie"
     NO_MAJORITY = "no majority"
+    # Evidence of a person is set aside in what is common to all.
+    CONTRADICTS_JUDGE = "contradicts the judge"
+    ONE_SIDED = "one-sided"  # scores every reply the same, whatever the judge says
+    CHANGES_SIDES = "changes sides"
+    FLOODS = "floods"
 
 
 TAKEN_BACK_CODES = frozenset({ReasonCode.TAKEN_BACK, ReasonCode.ROLLED_BACK, ReasonCode.PROMOTED})

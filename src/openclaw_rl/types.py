@@ -372,6 +372,7 @@ class JudgedTurn:
     verdict: Verdict
     earlier_uses: int
     episode: EpisodeStep | None = None  # None: a conversation
+    common_weight: float = 1.0  # of its score in what is common to all people, from 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

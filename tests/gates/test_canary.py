@@ -44,6 +44,31 @@ def test_a_clear_canary_is_decided_early() -> None:
     assert evidence([True, False] * 4, [True, False] * 16).decide(0.0) is None
 
 
+def test_one_person_rejects_no_canary_for_others() -> None:
+    def score(version: int, satisfied: bool, key: str) -> ScoredTurn:
+        return ScoredTurn(turn="t", version=version, satisfied=satisfied, person=(key, ""))
+
+    of_head = [score(HEAD, True, key) for key in ("ann", "bob", "eve", "mallory") * 20]
+    loud = [score(CANDIDATE, False, "mallory") for _ in range(20)]
+    calm = [score(CANDIDATE, True, key) for key in ("ann", "bob", "eve") * 3]
+    several = [score(CANDIDATE, False, key) for key in ("ann", "bob", "eve", "mallory") * 8]
+
+    def decide(new: list[ScoredTurn], seconds: float) -> bool | None:
+        candidate = policy(CANDIDATE, HEAD)
+        found = CanaryEvidence([*new, *of_head], candidate, 0.2, GateConfig()).decide(seconds)
+        return None if found is None else found.promotes
+
+    alone = [*loud, *(score(HEAD, True, "mallory") for _ in range(80))]
+    for is_shared, promotes in ((False, False), (True, None)):
+        candidate = policy(CANDIDATE, HEAD)
+        evidence = CanaryEvidence(alone, candidate, 0.2, GateConfig(), is_shared=is_shared)
+        decided = evidence.decide(0.0)
+        assert (decided and decided.promotes) is promotes, "others are answered, who said nothing"
+    assert decide(loud, 0.0) is None
+    assert decide([*loud, *calm], 1e9) is True
+    assert decide(several, 0.0) is False
+
+
 def test_canary_scores_are_compared_by_the_share_of_conversations() -> None:
     assert evidence([True] * 9, [True] * 8).compared == 2, (
         "a fifth of the conversations: four for one"

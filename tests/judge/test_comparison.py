@@ -17,13 +17,33 @@ from tests.judge.world import IDENTITY, World
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.errors import JudgeError
+from openclaw_rl.judge.comparison import ComparisonQueue
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status import diagnose
 from openclaw_rl.status.report import collect_status
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lineage import policies, training_queue, version_stats
+from openclaw_rl.store.trust import judge_trust
 from openclaw_rl.testing import ScriptedJudge
-from openclaw_rl.types import JudgeInput, TurnState
+from openclaw_rl.types import Feedback, JudgeInput, Reaction, TurnState
+
+
+def scored_input(world: World, turn: str, key: str) -> JudgeInput:
+    """A turn of a key, with a message and an explicit score."""
+    world.served(turn, scope=key)
+    feedback = Feedback(id=turn, scope=key, target=turn, score=1, given_at=1.0)
+    said = ({"role": "user", "content": "fine"},)
+    reaction = Reaction(
+        turn=turn,
+        revision=1,
+        messages=said,
+        feedback=(feedback,),
+        source=None,
+        how="exact",
+        at=1.0,
+    )
+    return JudgeInput(turn=turn, messages=(), reply={"role": "assistant"}, reaction=reaction)
+
 
 Opinion = Callable[[JudgeInput], Any]
 
@@ -174,7 +194,7 @@ def test_training_on_a_random_judge_stops_while_the_scores_arrive(
                     stopped_at.append(n)
 
     asyncio.run(go())
-    assert version_stats.MIN_PAIRS <= stopped_at[0] <= 40
+    assert judge_trust.MIN_PAIRS <= stopped_at[0] <= 40
     assert "its verdicts are no longer trained on" in caplog.text
     assert "not trained on (judge.min_kappa): scripted" in note(world)
     shown = CliRunner().invoke(cli, ["status", "--home", world.config.home]).output
@@ -206,12 +226,12 @@ def test_a_judge_that_agrees_with_people_stays_trusted(world: World) -> None:
 
 def test_one_sided_or_few_scores_decide_nothing(world: World) -> None:
     world.close("unscored", "something")
-    score_turns(world, alternating(version_stats.MIN_PAIRS - 1))
-    judge_all(world, lambda item: 1, version_stats.MIN_PAIRS - 1)
+    score_turns(world, alternating(judge_trust.MIN_PAIRS - 1))
+    judge_all(world, lambda item: 1, judge_trust.MIN_PAIRS - 1)
     assert "unscored" in trainable(world)
-    one_sided = [(1, 1)] * 30 + [(1, -1)] * (version_stats.MIN_PAIRS_EACH - 1)
-    assert not version_stats.is_below_kappa(one_sided, 0.0)
-    assert version_stats.is_below_kappa([*one_sided, (1, -1)], 0.0), (
+    one_sided = [(1, 1)] * 30 + [(1, -1)] * (judge_trust.MIN_PAIRS_EACH - 1)
+    assert not judge_trust.is_below_kappa(one_sided, 0.0)
+    assert judge_trust.is_below_kappa([*one_sided, (1, -1)], 0.0), (
         "a judge that always says +1 tells nothing"
     )
 
@@ -305,3 +325,24 @@ def test_a_correction_is_a_lesson_also_beside_a_verdict_that_is_not_trusted(worl
     assert verdict is not None
     assert (verdict.judge, verdict.hints) == ("scripted", ("It is Canberra.",))
     assert [lesson.text for lesson in read(world, lessons.list_lessons)] == ["It is Canberra."]
+
+
+def test_one_person_does_not_use_up_the_comparisons_of_others(world: World) -> None:
+    config = from_flat({"judge.max_comparisons": 8})
+    seen: list[str] = []
+
+    def judge(item: JudgeInput) -> int:
+        seen.append(item.turn)
+        return 1
+
+    async def go() -> None:
+        queue = ComparisonQueue(world.store, ScriptedJudge(judge), config.judge)
+        for key, count in (("loud", 40), ("ann", 2), ("bob", 1)):
+            queue.add([scored_input(world, f"{key}-{n}", key) for n in range(count)])
+        for _ in range(20):
+            await queue.start(4)
+            await asyncio.gather(*queue.tasks)
+            queue.take_finished()
+
+    asyncio.run(go())
+    assert sorted(seen) == ["ann-0", "ann-1", "bob-0", "loud-0", "loud-1"]

@@ -34,11 +34,11 @@ class World:
     config: Config
     store: Store
 
-    def served(self, id: str, *messages: Message, user: str = "") -> None:
+    def served(self, id: str, *messages: Message, user: str = "", scope: str = "s") -> None:
         """A reply to these messages; by default to a question of its own."""
         request = Request(
             id=id,
-            scope="s",
+            scope=scope,
             user=user,
             messages=messages or ({"role": "user", "content": f"ask {id}"},),
             marks=(),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.environments.sources.harbor.source import HarborSource
 from openclaw_rl.environments.types import PlayLimits
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
@@ -45,7 +46,17 @@ def test_there_are_as_many_tasks_as_the_documentation_says() -> None:
     assert {kind: len(list((TOP / kind).iterdir())) for kind in KINDS} == KINDS
 
 
-@pytest.mark.parametrize(("name", "count"), [("run_tests.py", 8), ("write_result.py", 11)])
+COPIES = {"isolation.py": 11, "write_result.py": 11} | dict.fromkeys(
+    ("code_server.py", "peer.py", "remote_code.py", "run_tests.py"), 8
+)
+
+
+@pytest.mark.parametrize(("name", "count"), COPIES.items())
 def test_tasks_have_the_shipped_verifier(name: str, count: int) -> None:
     texts = [file.read_text() for file in TOP.glob(f"*/*/tests/{name}")]
     assert texts == [(VERIFIER / name).read_text()] * count
+
+
+def test_checks_in_python_have_the_shipped_isolation() -> None:
+    shipped = (ASSETS / "sandbox" / "isolation.py").read_text()
+    assert shipped == (VERIFIER / "isolation.py").read_text()

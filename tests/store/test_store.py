@@ -26,6 +26,7 @@ from openclaw_rl.store import bootstrap, events, exchanges, heartbeats, leases, 
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.store.migrations import MIGRATIONS, run_script
+from openclaw_rl.store.trust import tables
 from openclaw_rl.types import TurnState
 
 HERE = Path(__file__).parent.parent.parent
@@ -50,6 +51,7 @@ def test_a_new_store_is_private_and_durable(tmp_path: Path) -> None:
 
 def test_the_tables_match_the_migrations(store: Store) -> None:
     """Columns, types, keys and indexes, both ways."""
+    assert tables.judge_trust.metadata is schema.metadata
     with store.read() as conn:
         made = inspect(conn)
         assert set(made.get_table_names()) == set(schema.metadata.tables)

@@ -200,6 +200,35 @@ def test_only_scores_of_main_turns_by_trusted_judges_count(
         assert policies.get(conn, 2).state is PolicyState.LIVE  # type: ignore[union-attr]
 
 
+def test_one_key_rolls_back_nothing_for_others(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    loop = make_loop()
+    learn_two_versions(store, loop, fill)
+    fill(store, 40, score=-1, **answered_by(2, scope="mallory"))
+    run_until_idle(loop)
+    assert head_of(store) >= 2
+    with store.read() as conn:
+        assert policies.get(conn, 2).state is PolicyState.LIVE  # type: ignore[union-attr]
+
+
+def test_a_version_that_displeases_several_people_is_rolled_back(
+    store: Store, make_loop: MakeLoop, fill: Fill
+) -> None:
+    loop = make_loop()
+    keys = ("ann", "bob", "eve")
+    for version in (0, 1):
+        for key in (*keys, *keys):
+            fill(store, 2, **answered_by(version, scope=key))
+        run_until_idle(loop)
+    newest = head_of(store)
+    for _ in range(7):
+        for key in keys:
+            fill(store, 1, score=-1, **answered_by(newest, scope=key))
+    assert loop.run_once()
+    assert head_of(store) < newest
+
+
 def test_a_freeze_stops_steps_and_rollbacks(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     loop = make_loop()
     learn_two_versions(store, loop, fill)

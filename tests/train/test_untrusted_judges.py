@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from tests.train.test_undo import Home, home  # noqa: F401  the second is a fixture
@@ -10,7 +11,8 @@ from tests.train.test_worker import Fill, MakeLoop, clock, make_loop, uses_of  #
 from openclaw_rl.store import reactions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.feedback import records
-from openclaw_rl.store.lineage import policies, version_stats
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.store.trust.update import update_trust
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.types import Feedback
 
@@ -38,7 +40,7 @@ def test_explicit_scores_train_and_other_verdicts_of_the_judge_do_not(
     for n, turn in enumerate(scored):
         score_outright(store, turn, 1 if n % 2 else -1)
     with store.write() as conn:
-        assert version_stats.update_untrusted_judges(conn, 0.0) == (set(), {"test"})
+        assert update_trust(conn, 0.0, time.time()).common == {"test"}
     loop = make_loop(ScriptedTrainer())
     while loop.run_once():
         pass
@@ -52,7 +54,7 @@ def test_explicit_scores_train_and_other_verdicts_of_the_judge_do_not(
         == "waiting for turns: 2 of 4; verdicts of test are not trained on (judge.min_kappa)"
     )
     with store.write() as conn:
-        assert version_stats.update_untrusted_judges(conn, -1.0) == ({"test"}, set())
+        assert update_trust(conn, -1.0, time.time()).common == set()
     assert loop.run_once(), "the verdicts are kept, and are trained on once the judge is trusted"
     assert {use.turn for use in uses_of(store, len(versions))} & set(unscored)
 
@@ -81,7 +83,7 @@ def test_an_undo_trains_the_rest_again_without_the_hints_of_the_judge(
     for n, turn in enumerate(fill(home.store, 20)):
         score_outright(home.store, turn, 1 if n % 2 else -1)
     with home.store.write() as conn:
-        assert version_stats.update_untrusted_judges(conn, 0.0) == (set(), {"test"})
+        assert update_trust(conn, 0.0, time.time()).common == {"test"}
     seen: list[tuple[str, int]] = []
     home.trainer.during = lambda samples: seen.extend(
         (s.turn, len(s.hinted_prompts)) for s in samples

@@ -12,6 +12,7 @@ import numpy as np
 
 from openclaw_rl.common.statistics.sequential_test import MeanTest
 from openclaw_rl.gates.candidate_gate import GateResult
+from openclaw_rl.gates.wide_evidence import counter_checks, without_people
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store.lineage.live_scores import ScoredTurn
@@ -40,10 +41,20 @@ class CanaryEvidence:
     """The scores since the canary began: of the candidate, and of the head, each in the order of their verdicts."""
 
     def __init__(
-        self, scores: Sequence[ScoredTurn], candidate: Policy, share: float, settings: GateConfig
+        self,
+        scores: Sequence[ScoredTurn],
+        candidate: Policy,
+        share: float,
+        settings: GateConfig,
+        *,
+        is_shared: bool = False,
     ) -> None:
-        """`share`: of the conversations that the candidate answers."""
+        """`share`: of the conversations that the candidate answers. `is_shared`: whether it answers several people."""
         self._settings = settings
+        self._is_shared = is_shared
+        self._candidate = candidate
+        self._share = share
+        self._scores = scores
         self.new = [score.satisfied for score in scores if score.version == candidate.version]
         self.old = [score.satisfied for score in scores if score.version == candidate.parent]
         per_score = _scores_of_head(share)
@@ -72,19 +83,42 @@ class CanaryEvidence:
         """Return the decision, or None while more turns are needed. `seconds`: since the canary began.
 
         At `gate.canary_turns` or after `gate.canary_hours` the mean decides, with no error stated. If nobody scored
-        anything, the candidate is promoted: nothing speaks against it.
+        anything, the candidate is promoted: nothing speaks against it. It is rejected only if it is worse without those
+        people, too, who speak most against it.
         """
-        test = MeanTest(margin=self._settings.max_fall, error=self._settings.error)
-        test.add(self._differences)
-        has_all_turns = self.compared >= self._settings.canary_turns
         has_ended = seconds >= self._settings.canary_hours * 3600
-        decision = test.decision
-        if decision is None and not has_all_turns and not has_ended:
+        worse = self._is_worse(has_ended=has_ended)
+        if worse is None:
             return None
-        worse = decision == "worse"
-        if decision is None and self.compared:
-            worse = float(self._differences.mean()) < -self._settings.max_fall
+        if worse and not self._is_worse_without_loudest(has_ended=has_ended):
+            if not has_ended:
+                return None
+            worse = False
         reason = None
         if worse:
             reason = Reason(ReasonCode.WORSE, f"canary: {self.describe()}")
         return GateResult(promotes=not worse, reason=reason, metrics=self.metrics)
+
+    def _is_worse(self, *, has_ended: bool) -> bool | None:
+        """Return whether the candidate is worse, or None while more turns are needed."""
+        test = MeanTest(margin=self._settings.max_fall, error=self._settings.error)
+        test.add(self._differences)
+        if test.decision is not None:
+            return test.decision == "worse"
+        if self.compared < self._settings.canary_turns and not has_ended:
+            return None
+        return bool(self.compared) and float(self._differences.mean()) < -self._settings.max_fall
+
+    def _is_worse_without_loudest(self, *, has_ended: bool) -> bool:
+        """Return whether it is also worse without those who speak most for it (`wide_evidence`)."""
+        new = [score for score in self._scores if score.version == self._candidate.version]
+        old = [score for score in self._scores if score.version == self._candidate.parent]
+        checks = counter_checks(old, new)
+        if not checks and self._is_shared:
+            return False
+        for left_out in checks:
+            others = without_people(self._scores, left_out)
+            evidence = CanaryEvidence(others, self._candidate, self._share, self._settings)
+            if not evidence._is_worse(has_ended=has_ended):
+                return False
+        return True

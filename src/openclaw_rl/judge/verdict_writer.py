@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 
 from sqlalchemy import Connection
@@ -12,10 +13,14 @@ from openclaw_rl.judge.lessons.lesson_maker import LessonMaker
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.heartbeats import AttemptLog
-from openclaw_rl.store.lineage import version_stats
+from openclaw_rl.store.person_scores import Person, person_of
+from openclaw_rl.store.trust.judge_trust import JudgeTrust, read_trust
+from openclaw_rl.store.trust.update import update_trust
 from openclaw_rl.types import Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
+MAX_PENDING = 100
+"""Verdicts after which trust is updated although nobody scored anything: somebody may flood."""
 
 
 class VerdictWriter:
@@ -29,10 +34,12 @@ class VerdictWriter:
         self._lessons = lessons
         self._min_kappa = min_kappa
         self.judged_count = 0
-        # Judges whose verdicts are not trained on.
-        self.untrusted: set[str] = set()
+        # Whose verdicts are trained on, for whom.
+        self.trust = JudgeTrust(frozenset(), {})
         # Since the last process, `judge.min_kappa` may have changed.
         self.trust_is_current = False
+        # Verdicts since trust was updated.
+        self._pending = 0
 
     def save_verdicts(self, verdicts: Sequence[Verdict], refs: Sequence[str] = ()) -> None:
         """Store verdicts; `refs`: the notes of the work that ends with them."""
@@ -51,15 +58,18 @@ class VerdictWriter:
                 # The turn was erased while it was being judged.
                 with contextlib.suppress(KeyError):
                     self._save(conn, verdict)
-            if any(verdict.explicit for verdict in verdicts):
-                self._update_trust(conn)
+            self._pending += len(verdicts)
+            scored = [verdict.turn for verdict in verdicts if verdict.explicit]
+            if scored or self._pending >= MAX_PENDING:
+                self._update_trust(conn, scored)
 
     def _save(self, conn: Connection, verdict: Verdict) -> None:
         """Store a verdict. Raises `KeyError` if its turn was erased."""
         # False: the reaction changed in the meantime; its new revision is read as a separate item.
         if turns.add_verdict(conn, verdict):
             self.judged_count += 1
-            is_trusted = verdict.judge not in self.untrusted
+            person = person_of(conn, verdict.turn) if self.trust.own else None
+            is_trusted = self.trust.is_trusted(verdict.judge, person)
             self._lessons.update(conn, verdict, is_trusted=is_trusted)
 
     def save_comparisons(self, verdicts: Sequence[Verdict]) -> None:
@@ -69,17 +79,26 @@ class VerdictWriter:
                 # The turn was erased meanwhile.
                 with contextlib.suppress(KeyError):
                     turns.add_comparison(conn, verdict)
-            self._update_trust(conn)
+            self._update_trust(conn, [verdict.turn for verdict in verdicts])
 
-    def _update_trust(self, conn: Connection) -> None:
-        before, self.untrusted = version_stats.update_untrusted_judges(conn, self._min_kappa)
+    def _update_trust(self, conn: Connection, scored: Sequence[str]) -> None:
+        """Update trust by the new scores of these turns; for the first time, by those of all people."""
+        before = read_trust(conn)
+        people = self._people_of(conn, scored) if self.trust_is_current else None
+        self.trust = update_trust(conn, self._min_kappa, time.time(), people)
         self.trust_is_current = True
-        for judge in sorted(self.untrusted - before):
+        self._pending = 0
+        for judge in sorted(self.trust.common - before.common):
             log.warning(
                 "%s does not agree with people's explicit feedback (judge.min_kappa %g): its verdicts are no longer "
                 "trained on, explicit feedback is. `openclaw-rl doctor --troubles` shows the figures and the cure.",
                 judge,
                 self._min_kappa,
             )
-        for judge in sorted(before - self.untrusted):
+        for judge in sorted(before.common - self.trust.common):
             log.info("The verdicts of %s are trained on again.", judge)
+
+    @staticmethod
+    def _people_of(conn: Connection, ids: Sequence[str]) -> set[Person]:
+        people = {person_of(conn, turn) for turn in ids}
+        return {person for person in people if person is not None}

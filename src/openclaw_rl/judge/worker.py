@@ -336,8 +336,8 @@ class JudgeQueue:
             note += f"; judge: {self._choice}"
         if self._teacher is not None:
             note += f"; {self._teacher.status_note}"
-        if self._verdicts.untrusted:
-            untrusted = ", ".join(sorted(self._verdicts.untrusted))
+        untrusted = ", ".join(self._verdicts.trust.named)
+        if untrusted:
             note += f"; not trained on (judge.min_kappa): {untrusted}"
         if self._failures.consecutive_failures:
             note += f"; {self._failures.last_error}"

@@ -48,8 +48,15 @@ class BinaryMethod(CreditMethod):
     def update_state(
         self, samples: Sequence[Sample], method_state: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the state with the batch's scores added to the averages."""
-        verdicts = [(s.agent, s.reward, s.weight) for s in samples if s.reward is not None]
+        """Return the state with the batch's scores added to the averages.
+
+        Scores of a person whose evidence is set aside add less, or nothing: the averages are common to all.
+        """
+        verdicts = [
+            (s.agent, s.reward, s.weight * s.common_weight)
+            for s in samples
+            if s.reward is not None and s.common_weight > 0
+        ]
         return ScoreBaseline(method_state, decay=self._decay, shrink=self._shrink).updated_state(
             verdicts
         )

@@ -36,6 +36,7 @@ class Sample:
     version: int
     reward: float | None  # +1, -1, or None: no binary term
     weight: float = 1.0  # of the reward, in (0, 1]
+    common_weight: float = 1.0  # of the reward in the baseline, which all people share, from 0 to 1
     # [H] each: the prompt with a hint; empty: no distillation term.
     hinted_prompts: tuple[Ids, ...] = ()
     on_policy: bool = False  # sampled by the version that the step starts from
@@ -55,6 +56,10 @@ class Sample:
             )
         if not 0 < self.weight <= 1:
             raise ValueError(f"turn {self.turn}: expected a weight in (0, 1], got {self.weight}")
+        if not 0 <= self.common_weight <= 1:
+            raise ValueError(
+                f"turn {self.turn}: expected a common weight in [0, 1], got {self.common_weight}"
+            )
         if not np.all(np.isfinite(self.logprobs)):
             raise ValueError(f"turn {self.turn}: sampled log-probabilities are not all finite")
 
@@ -69,6 +74,7 @@ def make_sample(item: JudgedTurn, reply: Reply, **values: Any) -> Sample:
         response_ids=reply.response_ids,
         logprobs=reply.logprobs,
         mask=reply.mask,
+        common_weight=item.common_weight,
         **values,
     )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openclaw_rl.errors import SandboxError
+from openclaw_rl.errors import BoxLost, SandboxError
 from openclaw_rl.sandbox.archives import check_box_path
 from openclaw_rl.sandbox.box import WORK_FOLDER, Box, CommandResult
 from openclaw_rl.sandbox.box_lease import leased_folder
@@ -16,6 +19,8 @@ PLANTED_NAMES = (
     "__pycache__", "conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py", "*.pth"
 )  # fmt: skip
 """Names of files and folders that change how tests are found, loaded or run."""
+# Seconds, of which opening the box and copying the files take some.
+_LIFETIME_SLACK = 60.0
 VERIFIER_VARIABLES = {
     "PYTHONSAFEPATH": "1",
     "PYTHONNOUSERSITE": "1",
@@ -29,17 +34,21 @@ class Verification:
     """How a result is verified. `carried`: paths that are copied from the model's box, without `left_out` names.
 
     `tests`: path in the box -> file or folder of this machine; written last, in place of whatever the model left there.
-    `results`: folder or file of the box that is copied out afterwards.
+    `hidden`: folders of the verifier; links of the model that lead there are removed, and its pipes and sockets.
+    `results`: folder or file of the box that is copied out afterwards. `box_lifetime`: seconds after which the fresh
+    box is closed, whatever runs in it.
     """
 
     command: str
     tests: Mapping[str, Path]
     carried: tuple[str, ...] = (WORK_FOLDER,)
     left_out: tuple[str, ...] = PLANTED_NAMES
+    hidden: tuple[str, ...] = ()
     results: str | None = None
     cwd: str = WORK_FOLDER
     env: Mapping[str, str] = field(default_factory=dict)
     time_limit: float = 600.0
+    box_lifetime: float = math.inf
 
 
 async def verify_in_fresh_box(
@@ -47,17 +56,26 @@ async def verify_in_fresh_box(
 ) -> CommandResult:
     """Close `used`, copy its files to the unopened box `fresh`, and verify them there. Closes both boxes.
 
-    Raises `SandboxError` if a copy fails or the results are missing: then nothing is known of the model's work.
+    A box that ends under the verifier, before its lifetime is over, was ended by the work in it: the result is that of
+    a killed command. Raises `SandboxError` if a copy fails or the results are missing: then nothing is known of the
+    model's work.
     """
     try:
         await move_to_fresh_box(used, fresh, plan)
-        result = await fresh.run(
-            plan.command,
-            cwd=plan.cwd,
-            env={**VERIFIER_VARIABLES, **plan.env},
-            time_limit=plan.time_limit,
-        )
-        if plan.results is not None and results_to is not None:
+        began = time.monotonic()
+        try:
+            result = await fresh.run(
+                plan.command,
+                cwd=plan.cwd,
+                env={**VERIFIER_VARIABLES, **plan.env},
+                time_limit=plan.time_limit,
+            )
+        except BoxLost as error:
+            if time.monotonic() - began >= plan.box_lifetime - _LIFETIME_SLACK:
+                raise
+            words = str(error).encode()
+            return CommandResult(exit_code=128 + signal.SIGKILL, stdout=b"", stderr=words)
+        if plan.results is not None and results_to is not None and not result.timed_out:
             await fresh.get(plan.results, results_to)
         return result
     finally:
@@ -80,12 +98,33 @@ async def move_to_fresh_box(used: Box, fresh: Box, plan: Verification) -> None:
         await _replace_tests(fresh, plan)
 
 
+def _remove_links(hidden: tuple[str, ...]) -> str:
+    """Return a script that removes those of its arguments that are links into these folders, /proc or /dev.
+
+    Such as a link to a file with the expected result, or to a descriptor of the program that compares. The tests are
+    not there yet, so that the target need not exist.
+    """
+    folders = [check_box_path(path) for path in (*hidden, "/proc", "/dev")]
+    patterns = "|".join(f"{shlex.quote(path)}|{shlex.quote(path)}/*" for path in folders)
+    return f"""for link do
+    case $(readlink -m -- "$link") in
+        {patterns}) rm -f -- "$link" || exit 1 ;;
+    esac
+done"""
+
+
 async def _replace_tests(fresh: Box, plan: Verification) -> None:
     commands = []
     if plan.left_out:
         carried = " ".join(shlex.quote(check_box_path(path)) for path in plan.carried)
         names = " -o ".join(f"-name {shlex.quote(name)}" for name in plan.left_out)
         commands.append(rf"find {carried} \( {names} \) -prune -exec rm -rf -- {{}} + || exit 1")
+    if plan.hidden:
+        carried = " ".join(shlex.quote(check_box_path(path)) for path in plan.carried)
+        commands.append(rf"find {carried} \( -type p -o -type s \) -exec rm -f -- {{}} + || exit 1")
+        commands.append(
+            f"find {carried} -type l -exec sh -c {shlex.quote(_remove_links(plan.hidden))} _ {{}} + || exit 1"
+        )
     for path in plan.tests:
         # A writable folder of the box itself can only be emptied.
         quoted = shlex.quote(check_box_path(path))

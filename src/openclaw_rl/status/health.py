@@ -26,11 +26,8 @@ from openclaw_rl.store.lineage import policies, retraining
 from openclaw_rl.store.lineage.policy_marks import HeadMove, last_automatic_rollback
 from openclaw_rl.store.lineage.policy_names import owner_filter, stored_owner, waiting_names
 from openclaw_rl.store.lineage.training_queue import count_trainable
-from openclaw_rl.store.lineage.version_stats import (
-    judge_user_agreement,
-    kappa_by_judge,
-    untrusted_judges,
-)
+from openclaw_rl.store.lineage.version_stats import judge_user_agreement
+from openclaw_rl.store.trust.judge_trust import kappa_by_judge, read_trust
 from openclaw_rl.train.file_monitor import EXAMINED_VERSIONS
 from openclaw_rl.train.tracking import METRICS_FILE
 from openclaw_rl.types import Verdict
@@ -194,7 +191,7 @@ def find_full_disks(config: Config) -> list[str]:
 
 
 def _untrusted_kappas(conn: Connection) -> dict[str, Kappa]:
-    untrusted = untrusted_judges(conn)
+    untrusted = read_trust(conn).common
     return {judge: kappa for judge, kappa in kappa_by_judge(conn).items() if judge in untrusted}
 
 

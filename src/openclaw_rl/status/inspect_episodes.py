@@ -22,7 +22,7 @@ from openclaw_rl.status.report import read_store
 from openclaw_rl.store.episodes import episodes, groups, turn_list
 from openclaw_rl.store.episodes.credit import episode_steps
 from openclaw_rl.store.episodes.records import Episode
-from openclaw_rl.store.lineage.version_stats import untrusted_judges
+from openclaw_rl.store.trust.judge_trust import read_trust
 
 # Columns of a text.
 _WIDTH = 100
@@ -69,7 +69,7 @@ def _episode_data(
     conn: Connection, episode: Episode, method: GroupRelativeMethod
 ) -> dict[str, Any]:
     listed = {turn["id"]: turn for turn in turn_list.list_turns(conn, episode.id)}
-    places = episode_steps(conn, list(listed), untrusted_judges(conn))
+    places = episode_steps(conn, list(listed), read_trust(conn))
     rows = []
     for id_, row in listed.items():
         place = places.get(id_)

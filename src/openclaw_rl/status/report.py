@@ -24,6 +24,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.reasons import group_reasons
+from openclaw_rl.status.trust import trust_data, trust_lines
 from openclaw_rl.status.understanding import COUNTED_VERDICTS, understanding_data
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text, withdrawn_rows
 from openclaw_rl.store import heartbeats, turns
@@ -36,12 +37,7 @@ from openclaw_rl.store.lineage.policy_names import (
     read_heads,
     require_owner,
 )
-from openclaw_rl.store.lineage.version_stats import (
-    judge_user_agreement,
-    kappa_by_judge,
-    turns_by_version,
-    untrusted_judges,
-)
+from openclaw_rl.store.lineage.version_stats import judge_user_agreement, turns_by_version
 from openclaw_rl.train.tracking import off_policy_summary
 from openclaw_rl.types import Policy, PolicyState
 
@@ -100,7 +96,6 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
     newest = known[-10:]
     counts = turns_by_version(conn, [policy.version for policy in newest])
     agree, of = judge_user_agreement(conn)
-    untrusted = untrusted_judges(conn)
     move = policy_marks.last_automatic_rollback(conn)
     return {
         "head": head.version,
@@ -141,10 +136,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "verdicts": {str(score): n for score, n in turns.count_by_score(conn).items()},
         "understanding": understanding_data(conn),
         "agreement": {"agree": agree, "of": of},
-        "judges": [
-            {"judge": judge, "trained_on": judge not in untrusted, **asdict(kappa)}
-            for judge, kappa in kappa_by_judge(conn).items()
-        ],
+        **trust_data(conn),
         "versions": [_policy_row(p, *counts[p.version]) for p in newest],
         "states": Counter(p.state.value for p in known),
         "kept_versions": sum(p.path is not None and not policies.is_removed(p) for p in known),
@@ -363,11 +355,7 @@ def _judge_lines(status: Mapping[str, Any]) -> Iterator[Text]:
     agreement = status["agreement"]
     if agreement["of"]:
         yield _labelled("judge agrees with feedback", f"{agreement['agree']} of {agreement['of']}")
-    for row in status["judges"]:
-        text = f"kappa {row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f}) over {row['pairs']} scored turns"
-        yield _labelled(row["judge"], text)
-        if not row["trained_on"]:
-            yield Text(f"verdicts of {row['judge']} are not trained on (judge.min_kappa)", "red")
+    yield from trust_lines(status)
 
 
 def _render_untrainable_agent(row: Mapping[str, Any]) -> Text:

@@ -19,7 +19,7 @@ from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import heartbeats, leases, turn_states, turns
 from openclaw_rl.store.lineage import candidates, policies, policy_marks, training_queue
-from openclaw_rl.store.lineage.live_scores import newest_scores
+from openclaw_rl.store.lineage.live_scores import newest_people, newest_scores
 from openclaw_rl.store.lineage.policy_marks import CanaryMark
 from openclaw_rl.store.lineage.policy_names import PolicyOwner, is_owned, owner_filter
 from openclaw_rl.train import policy_folders
@@ -153,7 +153,10 @@ class CandidateExaminer:
             scores = newest_scores(
                 conn, candidate.version, after=canary.after, limit=limit, owner=owner
             )
-        evidence = CanaryEvidence(scores, candidate, canary.share, self._gate.settings)
+            people = newest_people(conn, candidate.version, after=canary.after, owner=owner)
+        evidence = CanaryEvidence(
+            scores, candidate, canary.share, self._gate.settings, is_shared=len(people) > 1
+        )
         decision = evidence.decide(self._context.clock() - canary.at)
         if decision is None:
             share = f"{canary.share:.0%} of the conversations"

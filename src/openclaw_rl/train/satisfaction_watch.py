@@ -5,6 +5,8 @@ Each version has a test of its own, over the turns that it and its descendants a
 - against the newest turns before it, which finds a version that is worse than those before it;
 - against the best earlier window, which finds a slow decline that no single version causes.
 
+Where several people talk to a policy, a fall has to be seen by more than a third of them, and by more than one key.
+
 A rollback, by the watch or by hand, starts the comparison afresh: only turns that were admitted after it count. So an
 automatic rollback takes back only versions that were published since the one before it. If satisfaction falls because
 a person wants something else, one rollback is made at most, and not one after the other down to version 0.
@@ -23,6 +25,7 @@ from sqlalchemy import Connection
 from openclaw_rl.common.progress import Wait, WorkNote
 from openclaw_rl.common.statistics.sequential_test import MeanTest
 from openclaw_rl.errors import OpenClawError, StaleLease
+from openclaw_rl.gates.wide_evidence import counter_checks, without_people
 from openclaw_rl.settings.schema_gate import GateConfig
 from openclaw_rl.store import leases
 from openclaw_rl.store.db import Store
@@ -31,6 +34,7 @@ from openclaw_rl.store.lineage.live_scores import (
     ScoreCursor,
     ScoredTurn,
     names_with_scores,
+    newest_people,
     newest_score,
     newest_scores,
 )
@@ -113,6 +117,30 @@ def find_fall(
                     SatisfactionFall(reference=reference, since=after, evidence=test.evidence_worse)
                 )
     return max(falls, key=lambda fall: fall.evidence, default=None)
+
+
+def find_wide_fall(
+    scores: Sequence[ScoredTurn], *, max_fall: float, error: float, is_shared: bool
+) -> SatisfactionFall | None:
+    """Return the fall that is also seen without those who speak most for it (`gates.wide_evidence`), or None.
+
+    Arguments as for `find_fall`. `is_shared`: whether the lineage answers several people; then one person alone, or one
+    key, finds none.
+    """
+    fall = find_fall(scores, max_fall=max_fall, error=error)
+    if fall is None:
+        return None
+    checks = counter_checks(fall.reference, fall.since)
+    if not checks and is_shared:
+        return None
+    wide = fall
+    for left_out in checks:
+        others = without_people(scores, left_out)
+        seen_by_others = find_fall(others, max_fall=max_fall, error=error)
+        if seen_by_others is None:
+            return None
+        wide = seen_by_others
+    return wide
 
 
 def _first_turns(versions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
@@ -221,7 +249,13 @@ class SatisfactionWatch:
             owner = owner_filter(self._per, name)
             after = 0 if move is None else move.after
             scores = newest_scores(conn, head, after=after, limit=MAX_SCORES, owner=owner)
-        return find_fall(scores, max_fall=self._gate.max_fall, error=self._gate.error)
+            people = newest_people(conn, head, after=after, owner=owner)
+        return find_wide_fall(
+            scores,
+            max_fall=self._gate.max_fall,
+            error=self._gate.error,
+            is_shared=len(people) > 1,
+        )
 
     def _roll_back(
         self, name: str, fall: SatisfactionFall, lease: Lease, lease_clock: Callable[[], float]

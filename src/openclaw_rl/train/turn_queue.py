@@ -12,7 +12,7 @@ from openclaw_rl.protocols import Batch, PolicyWork, Waiting
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store.lineage import training_queue
 from openclaw_rl.store.lineage.policy_names import OwnerFilter, owner_filter
-from openclaw_rl.store.lineage.version_stats import untrusted_judges
+from openclaw_rl.store.trust.judge_trust import read_trust
 from openclaw_rl.train.context import TrainContext
 from openclaw_rl.types import JudgedTurn, Policy
 
@@ -84,7 +84,7 @@ class QueueSource:
             owner = owner_filter(context.per, policy.head.name)
             ids = queued_ids(conn, policy.head, self._method, context.settings, owner)
             turns = training_queue.load_judged_turns(conn, ids)
-            untrusted = ", ".join(sorted(untrusted_judges(conn)))
+            untrusted = ", ".join(read_trust(conn).named)
         batch = Batch(head=policy.head, turns=turns)
         if self._readiness.is_ready(batch, turns, len(turns)):
             return batch

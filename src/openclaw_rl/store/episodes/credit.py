@@ -11,17 +11,18 @@ from sqlalchemy import Connection, Row, Select, select
 from openclaw_rl.reasons import TAKEN_BACK_CODES
 from openclaw_rl.store import schema as t
 from openclaw_rl.store import turns
+from openclaw_rl.store.trust.judge_trust import JudgeTrust
 from openclaw_rl.types import EpisodeStep, TurnState
 
 
 def episode_steps(
-    conn: Connection, ids: Collection[str], untrusted: Collection[str]
+    conn: Connection, ids: Collection[str], trust: JudgeTrust
 ) -> dict[str, EpisodeStep]:
     """Return the place of each turn in its episode and group, for those turns that have an episode with a known reward.
 
     The episode must be of a complete group of the train split, and must not have a turn that was taken back: such an
     episode counts as void. The rewards of the steps are those of the environment if it gave any in the group, else the
-    current verdicts of the judges that are not `untrusted`.
+    current verdicts of the judges that are trusted in common.
     """
     query = select(t.exchanges.c.id, t.episodes.c.id.label("episode"), t.episodes.c.group_id)
     query = query.join(t.episodes, t.episodes.c.id == t.exchanges.c.episode)
@@ -31,12 +32,12 @@ def episode_steps(
         rows_by_group.setdefault(row.group_id, []).append(row)
     steps: dict[str, EpisodeStep] = {}
     for group, rows_of_group in rows_by_group.items():
-        steps |= _steps_of_group(conn, group, rows_of_group, untrusted)
+        steps |= _steps_of_group(conn, group, rows_of_group, trust)
     return steps
 
 
 def _steps_of_group(
-    conn: Connection, group: str, rows: Sequence[Row[Any]], untrusted: Collection[str]
+    conn: Connection, group: str, rows: Sequence[Row[Any]], trust: JudgeTrust
 ) -> dict[str, EpisodeStep]:
     rewards = _known_rewards(conn, group)
     steps = conn.execute(
@@ -44,7 +45,7 @@ def _steps_of_group(
     ).all()
     step_rewards = {row.turn: row.reward for row in steps}
     if all(reward is None for reward in step_rewards.values()):
-        step_rewards = _scores(conn, list(step_rewards), untrusted)
+        step_rewards = _scores(conn, list(step_rewards), trust)
     indices: dict[str, int] = {}
     compared: dict[int, list[float]] = defaultdict(list)
     for row in steps:
@@ -89,14 +90,12 @@ def _known_rewards(conn: Connection, group: str) -> dict[str, float]:
     return {row.id: row.reward for row in conn.execute(query.order_by(t.episodes.c.id))}
 
 
-def _scores(
-    conn: Connection, ids: Sequence[str], untrusted: Collection[str]
-) -> dict[str, float | None]:
+def _scores(conn: Connection, ids: Sequence[str], trust: JudgeTrust) -> dict[str, float | None]:
     verdicts = turns.current_verdicts(conn, ids)
     return {
         id_: float(verdict.score)
         for id_, verdict in verdicts.items()
-        if verdict.score is not None and verdict.judge not in untrusted
+        if verdict.score is not None and trust.is_trusted(verdict.judge, None)
     }
 
 

@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, func, literal_column, select, union_all
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    func,
+    literal_column,
+    select,
+    union_all,
+)
 
 from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.store import schema as t
@@ -24,8 +34,10 @@ from openclaw_rl.store.lineage.policy_names import (
     owner_column,
 )
 from openclaw_rl.store.lineage.training_queue import ancestors
-from openclaw_rl.store.lineage.version_stats import untrusted_judges
+from openclaw_rl.store.person_scores import Person
 from openclaw_rl.store.rows import from_json
+from openclaw_rl.store.trust import evidence
+from openclaw_rl.store.trust.judge_trust import is_trusted_condition, read_trust
 from openclaw_rl.store.turns import VERDICT_PRECEDENCE
 from openclaw_rl.types import Kind
 
@@ -39,8 +51,10 @@ class ScoredTurn:
     turn: str
     version: int  # that answered it
     satisfied: bool  # the verdict is +1
+    person: Person = ("", "")  # who had the turn
 
 
+MAX_ANSWERED = 1000
 _Placed = tuple[float, int, ScoredTurn]
 """Seconds since the epoch, number of the exchange, score."""
 
@@ -50,14 +64,30 @@ def newest_scores(
 ) -> list[ScoredTurn]:
     """Return the newest scored main turns that `head` or an ancestor answered here, in the order of their verdicts.
 
-    Only turns behind exchange number `after` count. Of several verdicts on a turn, the current one counts; those of an
-    untrusted judge and of signals from behaviour do not, nor those of turns whose prompt had a lesson that is withdrawn
-    since: it may be why they did not satisfy. At most `limit` turns. `owner`: only those of this agent, user or key.
+    Only turns behind exchange number `after` count. Of several verdicts on a turn, the current one counts; those of a
+    judge that is not trusted for the person and of signals from behaviour do not, nor those of turns whose prompt had a
+    lesson that is withdrawn since: it may be why they did not satisfy. People whose evidence is set aside do not count
+    for a policy that is not theirs alone. At most `limit` turns. `owner`: only those of this agent, user or key.
     """
     lineage = ancestors(head)
     e = t.exchanges.c
-    answered = (
-        select(t.turns.c.id, t.turns.c.seq, e.version, e.finished_at)
+    answered = _answered(lineage, after, owner)
+    if owner is None or owner.column == "agent":
+        is_common = evidence.is_common_condition(conn, e.scope, e.user)
+        answered = answered if is_common is None else answered.where(is_common)
+    answered = answered.order_by(t.turns.c.seq.desc()).limit(limit)
+    placed = [*_judged_turns(conn, answered), *_degenerate_turns(conn, answered)]
+    misled = _misled_turns(conn, [score.turn for *_, score in placed])
+    scores = [
+        score for *_, score in sorted(placed, key=lambda one: one[:2]) if score.turn not in misled
+    ]
+    return scores[-limit:]
+
+
+def _answered(lineage: CTE, after: int, owner: OwnerFilter | None) -> Select[Any]:
+    e = t.exchanges.c
+    return (
+        select(t.turns.c.id, t.turns.c.seq, e.version, e.finished_at, e.scope, e.user)
         .join(t.exchanges, e.seq == t.turns.c.seq)
         .where(
             t.equals_literal(t.turns.c.kind, Kind.MAIN),
@@ -67,15 +97,20 @@ def newest_scores(
             e.version.in_(select(lineage.c.version)),
             *(() if owner is None else (owner.condition(),)),
         )
-        .order_by(t.turns.c.seq.desc())
-        .limit(limit)
     )
-    placed = [*_judged_turns(conn, answered), *_degenerate_turns(conn, answered)]
-    misled = _misled_turns(conn, [score.turn for *_, score in placed])
-    scores = [
-        score for *_, score in sorted(placed, key=lambda one: one[:2]) if score.turn not in misled
-    ]
-    return scores[-limit:]
+
+
+def newest_people(
+    conn: Connection, head: int, *, after: int, owner: OwnerFilter | None = None
+) -> set[Person]:
+    """Return whom the newest `MAX_ANSWERED` turns belong to that `head` or an ancestor answered here.
+
+    Whether or not they have a score. Arguments as for `newest_scores`.
+    """
+    answered = _answered(ancestors(head), after, owner)
+    newest = answered.order_by(t.turns.c.seq.desc()).limit(MAX_ANSWERED).subquery()
+    rows = conn.execute(select(newest.c.scope, newest.c.user).distinct())
+    return {(row.scope, row.user) for row in rows}
 
 
 def _misled_turns(conn: Connection, turns: Sequence[str]) -> set[str]:
@@ -92,37 +127,38 @@ def _misled_turns(conn: Connection, turns: Sequence[str]) -> set[str]:
 def _judged_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
     """Return those of the turns that have a score, as of their verdicts."""
     v = t.verdicts.c
-    untrusted = untrusted_judges(conn)
+    e = t.exchanges.c
+    trust = read_trust(conn)
     is_said = ~v.judge.startswith(BEHAVIOUR_JUDGE)
-    has_score = (
-        select(v.turn)
-        .where(v.turn == t.turns.c.id, v.score != 0, v.judge.not_in(untrusted), is_said)
-        .exists()
-    )
+    is_trusted = is_trusted_condition(trust, v.judge, e.scope, e.user)
+    conditions = [v.turn == t.turns.c.id, v.score != 0, is_said]
+    if is_trusted is not None:
+        conditions.append(is_trusted)
+    has_score = select(v.turn).where(*conditions).correlate(t.turns, t.exchanges).exists()
     newest = answered.where(has_score).subquery()
-    query = select(newest.c.id, newest.c.seq, newest.c.version, v.score, v.judge, v.at)
+    query = select(newest, v.score, v.judge, v.at)
     rows = conn.execute(query.join(newest, newest.c.id == v.turn).order_by(*VERDICT_PRECEDENCE))
     current: dict[str, Any] = {}
     for row in rows:
         current.setdefault(row.id, row)
-    scored = [
-        row
-        for row in current.values()
-        if row.score and row.judge not in untrusted and not is_signal(row.judge)
-    ]
-    return [
-        (r.at, r.seq, ScoredTurn(turn=r.id, version=r.version, satisfied=r.score > 0))
-        for r in scored
-    ]
+    scored = []
+    for row in current.values():
+        person = (row.scope, row.user)
+        if row.score and trust.is_trusted(row.judge, person) and not is_signal(row.judge):
+            score = _scored_turn(row, satisfied=row.score > 0)
+            scored.append((row.at, row.seq, score))
+    return scored
 
 
 def _degenerate_turns(conn: Connection, answered: Select[Any]) -> list[_Placed]:
     """Return those of the turns whose replies are degenerate, as of their ends."""
     rows = conn.execute(answered.where(_IS_DEGENERATE))
-    return [
-        (r.finished_at, r.seq, ScoredTurn(turn=r.id, version=r.version, satisfied=False))
-        for r in rows
-    ]
+    return [(r.finished_at, r.seq, _scored_turn(r, satisfied=False)) for r in rows]
+
+
+def _scored_turn(row: Row[Any], *, satisfied: bool) -> ScoredTurn:
+    person = (row.scope, row.user)
+    return ScoredTurn(turn=row.id, version=row.version, satisfied=satisfied, person=person)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 from sqlalchemy import (
     CTE,
     ColumnElement,
     Connection,
-    Row,
     ScalarSelect,
     Select,
     and_,
     func,
     or_,
     select,
+    tuple_,
 )
 
 from openclaw_rl.errors import DamagedRow
@@ -28,9 +27,11 @@ from openclaw_rl.store.behaviour.observations import is_signal
 from openclaw_rl.store.episodes.credit import episode_steps, groups_before_judge, with_group
 from openclaw_rl.store.lessons.taste_changes import NO_CHANGES, read_taste_changes
 from openclaw_rl.store.lineage.policy_names import OwnerFilter
-from openclaw_rl.store.lineage.version_stats import untrusted_judges
+from openclaw_rl.store.person_scores import Person
 from openclaw_rl.store.rows import turn_from_row
-from openclaw_rl.types import EpisodeStep, Exchange, JudgedTurn, Kind, PolicyState, TurnState, Use
+from openclaw_rl.store.trust import evidence
+from openclaw_rl.store.trust.judge_trust import JudgeTrust, is_trusted_condition, read_trust
+from openclaw_rl.types import JudgedTurn, Kind, PolicyState, TurnState, Use, Verdict
 
 MAX_REJECTED_USES = 2
 """A turn that this many rejected candidates used is not replayed again."""
@@ -64,9 +65,10 @@ def trainable_turns(
     Fresh means that neither the head nor an ancestor used the turn. Policies that were rolled back may have used it, at
     most `max_uses` times, and damaged ones any number of times. Rejected ones may have used it, too, if all rejected
     batches with the turn differ in size: trying ever smaller batches finds out whether this turn makes them fail. A
-    reply cut at its token limit has only hints as a signal, no score. Verdicts of a judge that is not trusted
-    (`version_stats.untrusted_judges`) train nothing, except a person's correction that became their hint. `owner`: only
-    turns of this agent, user or key. Raises `DamagedRow`.
+    reply cut at its token limit has only hints as a signal, no score. Verdicts of a judge that is not trusted for the
+    turn's person (`trust.judge_trust`) train nothing, except a person's correction that became their hint. Turns of
+    people who flood come after those of all others. `owner`: only turns of this agent, user or key. Raises
+    `DamagedRow`.
     """
     ids = trainable_ids(
         conn,
@@ -92,8 +94,33 @@ def trainable_ids(
 ) -> list[str]:
     """Return the ids of the turns of `trainable_turns`."""
     queries = _trainable_queries(conn, head, max_uses, need_score, need_hint, owner)
+    floods = _of_floods(conn)
+    if floods is None:
+        return _oldest(conn, queries, limit)
+    usual = _oldest(conn, [query.where(~floods) for query in queries], limit)
+    rest = limit - len(usual)
+    return usual + (_oldest(conn, [query.where(floods) for query in queries], rest) if rest else [])
+
+
+def _oldest(conn: Connection, queries: list[Select[tuple[int, str]]], limit: int) -> list[str]:
     bounded = [query.order_by(t.turns.c.seq).limit(limit) for query in queries]
     return _sort_by_age(conn, bounded)[:limit]
+
+
+def _of_floods(conn: Connection) -> ColumnElement[bool] | None:
+    """Condition: the turn's person floods; None: nobody does."""
+    people = [
+        one.person for one in evidence.read_set_aside(conn) if one.reason.code is ReasonCode.FLOODS
+    ]
+    if not people:
+        return None
+    e = t.exchanges.c
+    return (
+        select(e.seq)
+        .where(e.seq == t.turns.c.seq, tuple_(e.scope, e.user).in_(people))
+        .correlate(t.turns)
+        .exists()
+    )
 
 
 def trainable_groups(
@@ -201,33 +228,53 @@ def held_out_turns(
 
     Only whole replies of main traffic with token ids count, scored by a person or a trusted judge. Damaged rows are
     left out, and turns whose prompts were asked again in practice that `version` was trained on. So are turns from
-    before a change of taste, when other replies were liked (`read_taste_changes`). `owner`: only turns of this agent,
-    user or key. `any_taste`: also the turns from before.
+    before a change of taste, when other replies were liked (`read_taste_changes`), and those of people whose evidence
+    is set aside, for a policy that is not theirs alone. Each key has a share of them, and of that each of its users:
+    the newest turn of everyone comes before the second one of anybody. `owner`: only turns of this agent, user or key.
+    `any_taste`: also the turns from before.
     """
     used = select(t.uses.c.turn).where(t.uses.c.policy == version)
     asked_again = select(t.practice_turns.c.source).where(t.practice_turns.c.turn.in_(used))
     beside = and_(t.turns.c.id.not_in(used), t.turns.c.id.not_in(asked_again))
     scored = [signal for signal in (1, 2, 3) if signal & turns.SCORE_SIGNAL]
-    query = select(t.turns.c.id).where(
-        t.equals_literal(t.turns.c.state, TurnState.JUDGED),
-        t.equals_literal(t.turns.c.kind, Kind.MAIN),
-        t.turns.c.signal.in_(scored),
-        beside,
-        *(() if owner is None else (owner.condition(),)),
+    e = t.exchanges.c
+    is_common = None
+    if owner is None or owner.column == "agent":
+        is_common = evidence.is_common_condition(conn, e.scope, e.user)
+    # The place of a turn among those of its person, newest first.
+    place = func.row_number().over(partition_by=(e.scope, e.user), order_by=t.turns.c.seq.desc())
+    of_people = (
+        select(t.turns.c.id, t.turns.c.seq, e.scope, place.label("place"))
+        .join(t.exchanges, e.seq == t.turns.c.seq)
+        .where(
+            t.equals_literal(t.turns.c.state, TurnState.JUDGED),
+            t.equals_literal(t.turns.c.kind, Kind.MAIN),
+            t.turns.c.signal.in_(scored),
+            beside,
+            *(() if owner is None else (owner.condition(),)),
+            *(() if is_common is None else (is_common,)),
+        )
+        .subquery()
     )
-    held_out: list[JudgedTurn] = []
+    p = of_people.c
+    # And among those of its key, where the newest turn of each person comes first.
+    key_place = func.row_number().over(partition_by=p.scope, order_by=(p.place, p.seq.desc()))
+    query = select(p.id, p.seq, key_place.label("key_place"))
+    query = query.order_by("key_place", p.seq.desc())
+    held_out: list[tuple[int, JudgedTurn]] = []
     changes = NO_CHANGES if any_taste else read_taste_changes(conn, version, ancestors(version))
-    for turn in conn.execute(query.order_by(t.turns.c.seq.desc()).limit(2 * limit)).scalars():
+    for row in conn.execute(query.limit(2 * limit)).all():
         with contextlib.suppress(DamagedRow):
-            item = load_judged_turns(conn, [turn])[0]
+            item = load_judged_turns(conn, [row.id])[0]
             reply = item.exchange.reply
             if is_signal(item.verdict.judge) or changes.is_outdated(item.exchange):
                 continue
             if item.verdict.score and reply is not None and len(reply.response_ids):
-                held_out.append(item)
+                held_out.append((row.seq, item))
         if len(held_out) >= limit:
             break
-    return held_out
+    newest_first = sorted(held_out, key=lambda placed: placed[0], reverse=True)
+    return [item for _, item in newest_first]
 
 
 def fresh_turns_of(conn: Connection, *, version: int, head: int) -> list[JudgedTurn]:
@@ -292,23 +339,35 @@ def _ready_turns(
     )
     if owner is not None:
         ready = ready.where(owner.condition())
-    untrusted = untrusted_judges(conn) if has_judge else set[str]()
-    if untrusted:
-        ready = ready.where(_has_trusted_signal(untrusted, need_hint))
-    return ready
+    has_trusted_signal = _has_trusted_signal(conn, need_hint) if has_judge else None
+    return ready if has_trusted_signal is None else ready.where(has_trusted_signal)
 
 
-def _has_trusted_signal(untrusted: Collection[str], need_hint: bool) -> ColumnElement[bool]:
-    """Condition: another judge or the person gave the current verdict, or its hint is the person's correction."""
+def _has_trusted_signal(conn: Connection, need_hint: bool) -> ColumnElement[bool] | None:
+    """Condition: a trusted judge or the person gave the current verdict, or its hint is the person's correction.
+
+    None: all judges are trusted for all people.
+    """
     judge = (
         select(t.verdicts.c.judge)
         .where(t.verdicts.c.turn == t.turns.c.id)
         .order_by(*turns.VERDICT_PRECEDENCE)
     )
-    is_trusted = judge.limit(1).correlate(t.turns).scalar_subquery().not_in(untrusted)
+    current_judge = judge.limit(1).correlate(t.turns).scalar_subquery()
+    is_trusted = is_trusted_condition(
+        read_trust(conn), current_judge, _of_exchange("scope"), _of_exchange("user")
+    )
+    if is_trusted is None:
+        return None
     corrected = _corrected_turns().where(t.feedback.c.target == t.turns.c.id).exists()
     has_hint = t.turns.c.signal >= turns.HINT_SIGNAL
     return or_(is_trusted, and_(has_hint, corrected)) if need_hint else is_trusted
+
+
+def _of_exchange(column: str) -> ScalarSelect[str]:
+    """Return this column of the turn's exchange."""
+    query = select(t.exchanges.c[column]).where(t.exchanges.c.seq == t.turns.c.seq)
+    return query.correlate(t.turns).scalar_subquery()
 
 
 def _corrected_turns() -> Select[tuple[str]]:
@@ -374,30 +433,34 @@ def load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
     """
     exchanges_by_id = exchanges.get_many(conn, ids)
     rows = conn.execute(select(t.turns).where(t.turns.c.id.in_(ids)).order_by(t.turns.c.seq))
-    untrusted = untrusted_judges(conn)
-    episodes = episode_steps(conn, ids, untrusted)
-    return [
-        _judged_turn(conn, row, exchanges_by_id[row.id], untrusted, episodes.get(row.id))
-        for row in rows
-    ]
+    trust = read_trust(conn)
+    weights = evidence.common_weights(conn)
+    episodes = episode_steps(conn, ids, trust)
+    loaded = []
+    for row in rows:
+        exchange = exchanges_by_id[row.id]
+        person = (exchange.request.scope, exchange.request.user)
+        verdict = _trusted_verdict(conn, row.id, person, trust)
+        loaded.append(
+            JudgedTurn(
+                exchange=exchange,
+                turn=turn_from_row(row),
+                verdict=verdict,
+                earlier_uses=row.uses,
+                episode=episodes.get(row.id),
+                common_weight=weights.get(person, 1.0),
+            )
+        )
+    return loaded
 
 
-def _judged_turn(
-    conn: Connection,
-    row: Row[Any],
-    exchange: Exchange,
-    untrusted: Collection[str],
-    episode: EpisodeStep | None,
-) -> JudgedTurn:
-    verdict = turns.current_verdict(conn, row.id)
+def _trusted_verdict(conn: Connection, turn: str, person: Person, trust: JudgeTrust) -> Verdict:
+    verdict = turns.current_verdict(conn, turn)
     if verdict is None:
-        raise DamagedRow(row.id, "it is judged and has no verdict")
-    if verdict.judge in untrusted:
-        is_corrected = conn.execute(
-            _corrected_turns().where(t.feedback.c.target == row.id).limit(1)
-        ).first()
-        verdict = replace(verdict, score=None, hints=verdict.hints if is_corrected else ())
-    turn = turn_from_row(row)
-    return JudgedTurn(
-        exchange=exchange, turn=turn, verdict=verdict, earlier_uses=row.uses, episode=episode
-    )
+        raise DamagedRow(turn, "it is judged and has no verdict")
+    if trust.is_trusted(verdict.judge, person):
+        return verdict
+    is_corrected = conn.execute(
+        _corrected_turns().where(t.feedback.c.target == turn).limit(1)
+    ).first()
+    return replace(verdict, score=None, hints=verdict.hints if is_corrected else ())

@@ -1,30 +1,20 @@
 """Statistics of policy versions and of judges, computed from the store without a model.
 
-Of a version: satisfaction and number of turns. Of a judge: agreement with what people said, and whether it is trusted.
+Of a version: satisfaction and number of turns. Of a judge: agreement with what people said.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, select
-from sqlalchemy.dialects.sqlite import insert
 
-from openclaw_rl.common.statistics.rater_agreement import Kappa, cohens_kappa
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
-from openclaw_rl.store.rows import from_json, to_json
+from openclaw_rl.store.trust.score_pairs import as_scores, common_pairs, read_pairs
 from openclaw_rl.store.turns import VERDICT_PRECEDENCE, count_rows, count_unjudged
 from openclaw_rl.types import FinishReason, Kind, TurnState
-
-MAX_SCORED_TURNS = 1000
-MIN_PAIRS = 20
-"""Pairs of scores by judge and person from which a judge's kappa decides whether it is trusted."""
-MIN_PAIRS_EACH = 5
-"""Of them, pairs in which the person said +1, and in which -1: one-sided feedback says nothing about a judge."""
-_UNTRUSTED_KEY = "untrusted_judges"
 
 
 def satisfaction_metrics(conn: Connection, versions: Sequence[int]) -> dict[str, float]:
@@ -118,40 +108,11 @@ def _of_versions(versions: Sequence[int]) -> tuple[ColumnElement[bool], ...]:
 
 
 def judge_user_pairs(conn: Connection) -> dict[str, list[tuple[int, int]]]:
-    """Return (score by the judge, score by the person) of each turn that both scored, by judge; newest turns first.
+    """Return (score by the judge, score by the person) of the turns that count in the common estimate, by judge.
 
-    Of several verdicts by the same side, the one on the newest revision of the reaction counts. Abstaining does not
-    count as a score. At most the `MAX_SCORED_TURNS` turns with the newest feedback are compared.
+    The newest turns come first (`trust.score_pairs`).
     """
-    scored = (
-        select(t.feedback.c.target)
-        .where(
-            t.feedback.c.score.is_not(None),
-            t.feedback.c.revision.is_not(None),
-            t.feedback.c.retracted_at.is_(None),
-        )
-        .order_by(t.feedback.c.seq.desc())
-        .limit(MAX_SCORED_TURNS)
-    )
-    newest = list(dict.fromkeys(conn.execute(scored).scalars()))
-    v = t.verdicts.c
-    rows = conn.execute(
-        select(v.turn, v.judge, v.explicit, v.score)
-        .where(v.turn.in_(newest), v.score.is_not(None))
-        .order_by(v.revision, v.at)
-    )
-    user_scores: dict[str, int] = {}
-    # Judge -> turn -> score.
-    judge_scores: dict[str, dict[str, int]] = {}
-    for turn, judge, explicit, score in rows:
-        scores = user_scores if explicit else judge_scores.setdefault(judge, {})
-        scores[turn] = score
-    pairs_by_judge = {}
-    for judge, scores in judge_scores.items():
-        both = [turn for turn in newest if turn in scores and turn in user_scores]
-        if both:
-            pairs_by_judge[judge] = [(scores[turn], user_scores[turn]) for turn in both]
-    return pairs_by_judge
+    return {judge: as_scores(common_pairs(pairs)) for judge, pairs in read_pairs(conn).items()}
 
 
 def judge_user_agreement(conn: Connection) -> tuple[int, int]:
@@ -163,66 +124,3 @@ def judge_user_agreement(conn: Connection) -> tuple[int, int]:
         for pair in of_judge
     ]
     return sum(judge == user for judge, user in pairs), len(pairs)
-
-
-def training_kappa(pairs: Sequence[tuple[int, int]]) -> Kappa | None:
-    """Return the kappa of the verdicts that train: a judge's 0, which trains nothing, counts as abstaining."""
-    return cohens_kappa([(judge, user) for judge, user in pairs if judge])
-
-
-def kappa_by_judge(conn: Connection) -> dict[str, Kappa]:
-    """Return `training_kappa` of each judge and signal, without signals that gave all scored turns the same score."""
-    kappas = {}
-    for judge, pairs in judge_user_pairs(conn).items():
-        kappa = training_kappa(pairs)
-        if kappa is not None and (not is_signal(judge) or len({score for score, _ in pairs}) > 1):
-            kappas[judge] = kappa
-    return kappas
-
-
-def is_below_kappa(pairs: Sequence[tuple[int, int]], min_kappa: float) -> bool:
-    """Return whether pairs of scores, by judge and person, are enough and leave a kappa of `min_kappa` possible.
-
-    That is: the lower bound of the 95% interval is not above it.
-    """
-    user_counts = Counter(user for judge, user in pairs if judge)
-    if user_counts.total() < MIN_PAIRS:
-        return False
-    if min(user_counts[1], user_counts[-1]) < MIN_PAIRS_EACH:
-        return False
-    kappa = training_kappa(pairs)
-    if kappa is None:
-        return False
-    return kappa.low <= min_kappa
-
-
-def _is_rare(judge: str, pairs: Sequence[tuple[int, int]]) -> bool:
-    """Return whether a signal occurred, or was absent, too seldom to be measured; its absence is a score, too."""
-    scores = Counter(score for score, _ in pairs)
-    return is_signal(judge) and min(scores[1], scores[-1]) < MIN_PAIRS_EACH
-
-
-def update_untrusted_judges(conn: Connection, min_kappa: float) -> tuple[set[str], set[str]]:
-    """Store which judges' verdicts are not trained on; none with a `min_kappa` of -1. Returns (before, now)."""
-    before = untrusted_judges(conn)
-    now = set[str]()
-    if min_kappa > -1:
-        measured = {
-            judge: pairs
-            for judge, pairs in judge_user_pairs(conn).items()
-            if not _is_rare(judge, pairs)
-        }
-        now = {judge for judge, pairs in measured.items() if is_below_kappa(pairs, min_kappa)}
-    if before != now:
-        row = {"key": _UNTRUSTED_KEY, "value": to_json(sorted(now))}
-        statement = insert(t.meta).values(row)
-        conn.execute(
-            statement.on_conflict_do_update(index_elements=["key"], set_={"value": row["value"]})
-        )
-    return before, now
-
-
-def untrusted_judges(conn: Connection) -> set[str]:
-    """Return the judges whose verdicts are not trained on, by the last `update_untrusted_judges`."""
-    raw = conn.scalar(select(t.meta.c.value).where(t.meta.c.key == _UNTRUSTED_KEY))
-    return set() if raw is None else set(from_json(raw))

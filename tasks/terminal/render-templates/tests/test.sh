@@ -1,3 +1,3 @@
 #!/bin/sh
-# checks.sh runs the script of the policy, which may leave processes.
-exec python3 -I /tests/write_result.py sh /tests/checks.sh
+# checks.py runs the script of the policy, and compares here what it leaves.
+exec python3 -I /tests/write_result.py --run /tests/checks.py

@@ -1,25 +1,34 @@
 """Verifier of a task whose checks run the policy's code: writes the result by the exit status of a command.
 
     python3 -I /tests/write_result.py COMMAND...
+    python3 -I /tests/write_result.py --run /tests/PROGRAM.py ARGUMENT...
 
-Writes 1 to /logs/verifier/reward.txt if the command ends with exit status 0, else 0. The result is written when every
+Writes 1 to /logs/verifier/reward.txt if the command ends with exit status 0, else 0. `--run`: a program of the tests in
+Python, in a copy of this process, which saves the start of another. The result is written when every
 process that the command started is gone, in place of whatever they left in its folder: code under test may leave a
-result, or a process that writes one.
+result, or a process that writes one. No other process of the same user can look into this one. If /tests/word is there,
+it is read and removed before the command starts, and written with the result to /logs/verifier/proof.txt: whoever put
+it there knows by it that the result is from here.
 """
 
 import contextlib
 import ctypes
 import os
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 KILL_SECONDS = 10
 RESULTS = Path("/logs/verifier")
-# From linux/prctl.h: a process that loses its parent becomes a child of this one.
+WORD = Path("/tests/word")
+# From linux/prctl.h: whether others of the same user may trace a process, or read its memory and variables.
+PR_SET_DUMPABLE = 4
+# A process that loses its parent becomes a child of this one.
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -50,7 +59,16 @@ def end_processes() -> bool:
     return False
 
 
-def write_reward(reward: int) -> None:
+def take_word() -> str:
+    """Return the word that proves the result, and remove it; empty if there is none."""
+    if not WORD.is_file():
+        return ""
+    word = WORD.read_text().strip()
+    WORD.unlink()
+    return word
+
+
+def write_reward(reward: int, word: str) -> None:
     """Write the result, and nothing else that the command may have left in its place."""
     if RESULTS.is_symlink() or RESULTS.is_file():
         RESULTS.unlink()
@@ -61,16 +79,45 @@ def write_reward(reward: int) -> None:
         else:
             path.unlink()
     (RESULTS / "reward.txt").write_text(f"{reward}\n")
+    if word:
+        (RESULTS / "proof.txt").write_text(f"{word} {reward}\n")
+
+
+def run_command(command: list[str]) -> bool:
+    """Return whether a command ends with exit status 0."""
+    return subprocess.run(command).returncode == 0
+
+
+def run_program(words: list[str]) -> bool:
+    """Return whether a program ends with exit status 0. `words`: its path and arguments."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            sys.argv = words
+            runpy.run_path(words[0], run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except BaseException:  # noqa: BLE001  a check that does not hold
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    word = take_word()
     solved = False
     try:
-        solved = subprocess.run(sys.argv[1:]).returncode == 0
+        solved = run_program(sys.argv[2:]) if sys.argv[1] == "--run" else run_command(sys.argv[1:])
     finally:
         solved = end_processes() and solved
-        write_reward(int(solved))
+        write_reward(int(solved), word)
 
 
 if __name__ == "__main__":

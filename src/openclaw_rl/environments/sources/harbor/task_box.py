@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import secrets
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.sandbox.box import HOME_FOLDER, Box, BoxRoot, CommandResult
 from openclaw_rl.sandbox.box_commands import BOX_PATH
 from openclaw_rl.sandbox.box_kinds import make_box
+from openclaw_rl.sandbox.box_lease import leased_folder
 from openclaw_rl.sandbox.fresh_verification import (
     PLANTED_NAMES,
     VERIFIER_VARIABLES,
@@ -43,6 +45,8 @@ _RESULTS = "/logs/verifier"
 _OWN_FOLDERS = (_TESTS, _SOLUTION, _LOGS)
 _REWARD_NUMBER = "reward.txt"
 _REWARD_TABLE = "reward.json"
+# A verifier with this program proves its result by a word that it is given (`examples/environments/verifier`).
+_PROVING_VERIFIER = "write_result.py"
 # After an agent that used up the whole time.
 LEAST_VERIFIER_SECONDS = 60.0
 # Characters of a program's output in a reason.
@@ -131,12 +135,27 @@ class TaskBox:
         limit = (
             task_limit if seconds is None else min(task_limit, max(seconds, LEAST_VERIFIER_SECONDS))
         )
+        with leased_folder() as scratch:
+            return await self._verify(results, limit, task_limit, scratch)
+
+    async def _verify(
+        self, results: Path, limit: float, task_limit: float, scratch: Path
+    ) -> PlayOutcome:
+        """Verify within `limit` seconds. `scratch`: a folder that only the user of this process can read."""
+        word = secrets.token_hex(16)
+        tests = {**self._planted_originals(), _TESTS: self.folder.path / "tests"}
+        proves = await asyncio.to_thread(_proves_results, self.folder.path / "tests")
+        if proves:
+            (scratch / "word").write_text(word)
+            tests[f"{_TESTS}/word"] = scratch / "word"
         plan = Verification(
             command=f"mkdir -p {_RESULTS}; chmod +x {_TESTS}/test.sh; {_TESTS}/test.sh",
             cwd=self.plan.cwd,
             carried=self._carried_folders(),
-            tests={**self._planted_originals(), _TESTS: self.folder.path / "tests"},
+            hidden=_OWN_FOLDERS,
+            tests=tests,
             results=_RESULTS,
+            box_lifetime=self.sandbox.lifetime,
             env=self._verifier_variables()
             | fill_variables(self.folder.settings.verifier.env, self.granted),
             time_limit=limit,
@@ -150,7 +169,11 @@ class TaskBox:
             return PlayOutcome(
                 status="done", reward=0.0, reason=f"the verifier did not end within {limit:g} s"
             )
-        return await asyncio.to_thread(read_rewards, results, result)
+        outcome = await asyncio.to_thread(read_rewards, results, result)
+        if proves and outcome.reward and not await asyncio.to_thread(_is_proved, results, word):
+            reason = "the verifier did not write the result: it is not proved by the word that it was given"
+            return PlayOutcome(status="done", reward=0.0, reason=reason)
+        return outcome
 
     async def move_to_fresh(self) -> None:
         """Continue in a fresh box, with the files and variables with which `verify_task` verifies.
@@ -160,7 +183,10 @@ class TaskBox:
         used = self.box
         self.box = self._new_box()
         plan = Verification(
-            command="", carried=self._carried_folders(), tests=self._planted_originals()
+            command="",
+            carried=self._carried_folders(),
+            hidden=_OWN_FOLDERS,
+            tests=self._planted_originals(),
         )
         await move_to_fresh_box(used, self.box, plan)
         self.fixed_variables = VERIFIER_VARIABLES | self._verifier_variables()
@@ -227,6 +253,22 @@ def _planted_files(folder: Path) -> Iterator[Path]:
         for path in folder.rglob(pattern):
             if path.is_file() and not path.is_symlink():
                 yield path
+
+
+def _proves_results(tests: Path) -> bool:
+    """Return whether the verifier of a task takes the word, as copies of the shipped one since then do."""
+    program = tests / _PROVING_VERIFIER
+    return program.is_file() and f"{_TESTS}/word".encode() in program.read_bytes()
+
+
+def _is_proved(results: Path, word: str) -> bool:
+    """Return whether the verifier wrote the word beside the one result that it has."""
+    try:
+        proof = read_reward_file(results / "proof.txt").decode("utf-8", "replace").split()
+        reward = read_reward_file(results / _REWARD_NUMBER).decode("utf-8", "replace").split()
+    except OSError:
+        return False
+    return proof == [word, *reward] and not (results / _REWARD_TABLE).exists()
 
 
 def read_rewards(results: Path, result: CommandResult) -> PlayOutcome:

@@ -159,7 +159,9 @@ class DatabaseCheck(_CheckEntry):
 class PythonCheck(_CheckEntry):
     """Python code with `check(answer, calls, files)`, which returns a bool or a share from 0 to 1. It runs in a box.
 
-    `calls`: list of `{"tool", "arguments", "result", "error"}`. `files`: the work folder that the tools left.
+    `calls`: list of `{"tool", "arguments", "result", "error"}`. `files`: the work folder that the tools left. Code in
+    it is the policy's: `run_code(command, seconds, folder=...)`, which the check can call, runs it in a process that
+    cannot reach this one, and returns its exit status, output and errors.
     """
 
     kind: Literal["python"]

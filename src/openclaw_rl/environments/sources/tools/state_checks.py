@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.environments.sources.tools.answer_checks import (
     DatabaseCheck,
     FileCheck,
@@ -26,6 +27,7 @@ from openclaw_rl.sandbox.box_kinds import make_box
 from openclaw_rl.settings.schema_sandbox import SandboxConfig
 
 _FOLDER = "/tmp/check"
+_ISOLATION = (ASSETS / "sandbox" / "isolation.py").read_text(encoding="utf-8")
 _QUERY_SECONDS = 30.0
 # Bytes; more is more output than a box returns whole.
 _MAX_FILE = 1 << 20
@@ -35,13 +37,22 @@ path, query = json.load(open(sys.argv[1]))
 database = sqlite3.connect("file:" + urllib.parse.quote(path) + "?mode=ro", uri=True)
 print(json.dumps([list(row) for row in database.execute(query)]))
 """
+# The mark is nowhere but in this process, which no other one can look into.
 _CHECKER = """
-import json, sys
+import json, os, sys
+folder, source = os.path.split(sys.argv[1])
+sys.path.insert(0, folder)
+import isolation
+isolation.protect_process()
+sys.path.pop(0)
 given = json.load(open(sys.argv[1]))
-space = {"__name__": "checker"}
+for name in (source, "program.py", "isolation.py"):
+    os.unlink(os.path.join(folder, name))
+mark = given.pop("mark")
+space = {"__name__": "checker", "run_code": isolation.run_code}
 exec(compile(given["code"], "checker.py", "exec"), space)
 found = space["check"](given["answer"], given["calls"], given["files"])
-print("\\n" + given["mark"] + json.dumps(float(found)))
+print("\\n" + mark + json.dumps(float(found)))
 """
 
 
@@ -144,6 +155,7 @@ async def _score_python(
 
 
 async def _run_python(box: Box, program: str, arguments: Any, seconds: float) -> CommandResult:
-    files = write_files({"program.py": program, "given.json": json.dumps(arguments)}, _FOLDER)
+    texts = {"program.py": program, "given.json": json.dumps(arguments), "isolation.py": _ISOLATION}
+    files = write_files(texts, _FOLDER)
     command = f"{files}\npython3 -I {_FOLDER}/program.py {_FOLDER}/given.json"
     return await box.run(command, time_limit=seconds)
