@@ -182,9 +182,9 @@ def report(
         "# The judge's reading beside replies",
         "",
         f"{os.cpu_count()} cores. `python -m benchmarks.judge_load --model {options.model}`: {options.clients} clients "
-        f"stream replies of at most 96 tokens one after the other, {options.seconds:g} s a window. `with`: the engine is "
-        "asked to read labelled reactions all the time. Gaps are milliseconds between two tokens of one reply at the "
-        "client. Clients, engine and gateway share the cores.",
+        f"stream replies of at most 96 tokens one after the other, {options.seconds:g} s a window. `with`: the engine "
+        "is asked to read labelled reactions all the time. Gaps are milliseconds between two tokens of one reply at "
+        "the client. Clients, engine and gateway share the cores.",
         "",
         "| round | judge | replies | gaps | gap p50 | p95 | p99 | first token p50 | readings |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -207,9 +207,10 @@ def check_answer(content: Any, finish: Any, section: str) -> str:
 
 def _text_of_part(part: Any) -> str:
     """Return the text of a content part; empty for parts of other kinds, as reasoning."""
-    text = part.get("text") if isinstance(part, Mapping) else None
-    is_text = isinstance(text, str) and part.get("type") in ("text", "output_text", None)
-    return text if is_text else ""
+    if not isinstance(part, Mapping) or part.get("type") not in ("text", "output_text", None):
+        return ""
+    text = part.get("text")
+    return text if isinstance(text, str) else ""
 
 
 def describe_size(text: str) -> str:
