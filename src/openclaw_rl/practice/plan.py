@@ -59,17 +59,25 @@ def plan_practice(
     learned = lessons.list_lessons(conn, policy=head.name, states=[LessonState.LEARNED])
     settled = _settled_lessons(conn, active, learned, now)
     if not is_alone:
-        settled = [lesson for lesson in settled if lesson.is_shared]
-        learned = [lesson for lesson in learned if lesson.is_shared]
-        active = [lesson for lesson in active if lesson.is_shared]
+        settled = _shared(settled)
+        learned = _shared(learned)
+        active = _shared(active)
     beside = frozenset(lesson.id for lesson in (*settled, *learned))
-    waiting = [lesson for lesson in active if lesson.is_practised]
-    targets = [lesson for lesson in settled if lesson.is_practised]
+    waiting = _practised(active)
+    targets = _practised(settled)
     if targets:
         return PracticePlan(waiting=waiting, targets=targets, beside=beside)
     lineage = policies.lineage(conn, head.version)
     due = [lesson for lesson in learned if _is_due(conn, lesson, lineage)]
     return PracticePlan(waiting=waiting or due, targets=due, beside=beside)
+
+
+def _shared(some: Sequence[Lesson]) -> list[Lesson]:
+    return [lesson for lesson in some if lesson.is_shared]
+
+
+def _practised(some: Sequence[Lesson]) -> list[Lesson]:
+    return [lesson for lesson in some if lesson.is_practised]
 
 
 def _settled_lessons(

@@ -132,12 +132,16 @@ def _call_of_object(item: Any, names: Collection[str]) -> ToolCall | None:
     name = item.get("name", inner)
     if not isinstance(name, str) or name not in names:
         return None
-    given = [item[key] for key in _ARGUMENT_KEYS if key in item]
-    # Without arguments, other keys may be meant as such.
-    if not given and not _OTHER_KEYS.issuperset(item):
-        return None
-    arguments = arguments_of_value(given[0] if given else None)
+    arguments = _arguments_in(item)
     return None if arguments is None else ToolCall(new_call_id(), name, arguments)
+
+
+def _arguments_in(item: Mapping[str, Any]) -> str | None:
+    """Return the arguments of a call. Without a key for them, other keys may be meant as arguments."""
+    for key in _ARGUMENT_KEYS:
+        if key in item:
+            return arguments_of_value(item[key])
+    return "{}" if _OTHER_KEYS.issuperset(item) else None
 
 
 def arguments_of_value(value: Any) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from openclaw_rl.render.call_body import (
@@ -119,21 +119,22 @@ class DerivedCallReader(JsonCallReader):
     def _end_of_calls(self, text: str, at: int, *, has_calls: bool, is_last: bool) -> int | None:
         """Return where the list of calls ends, if it ends here."""
         rest = text[at:]
-        if self._closer and rest.startswith(self._closer):
-            if not has_calls:
-                raise _Malformed
-            return at + len(self._closer)
         if not has_calls:
+            if self._closer and rest.startswith(self._closer):
+                raise _Malformed
             return None
-        is_whole = self._format.name_key is not None or self._format.is_python
-        if not self._closer and is_whole:
+        if self._closer and rest.startswith(self._closer):
+            return at + len(self._closer)
+        if not self._closer and not self._format.before:
             return at
-        if not rest or (self._closer.startswith(rest) and not is_last):
-            if is_last:
-                return len(text)
+        if not rest and is_last:
+            return at
+        if self._closer.startswith(rest) and not is_last:
             raise _Incomplete
-        starts = "{[" if is_whole else self._format.before[:1]
-        return None if rest[0] in starts else at
+        return None if self._may_begin_call(rest) else at
+
+    def _may_begin_call(self, text: str) -> bool:
+        return text[:1] in (self._format.before[:1] or "{[")
 
     def _read_one(
         self, text: str, at: int, *, is_last: bool, may_complete: bool
@@ -192,11 +193,7 @@ class DerivedCallReader(JsonCallReader):
     def _calls_of_json(self, body: str, *, may_complete: bool) -> list[ToolCall]:
         values = read_values(body, may_complete=may_complete) or []
         items = [one for value in values for one in (value if isinstance(value, list) else [value])]
-        calls = [self._call_of_item(item) for item in items]
-        valid = [call for call in calls if call is not None]
-        if not valid or len(valid) < len(calls):
-            raise _Malformed
-        return valid
+        return _all_of([self._call_of_item(item) for item in items])
 
     def _call_of_item(self, item: Any) -> ToolCall | None:
         if not isinstance(item, dict):
@@ -219,17 +216,7 @@ class DerivedCallReader(JsonCallReader):
         if end < 0 and not is_last:
             raise _Incomplete
         end = end if end >= 0 else len(text)
-        source = text[at:end].strip()
-        # A string may have line ends in it.
-        tree = _parse_python(source) or _parse_python(source.replace("\n", "\\n"))
-        if tree is None:
-            raise _Malformed
-        nodes = tree.elts if isinstance(tree, ast.List) else [tree]
-        calls = [_call_of_node(node) for node in nodes]
-        valid = [call for call in calls if call is not None]
-        if not valid or len(valid) < len(calls):
-            raise _Malformed
-        return valid, end
+        return _all_of([_call_of_node(node) for node in _parse_python_list(text[at:end])]), end
 
     # ------------------------------------------------------------------------------------ tags
 
@@ -323,6 +310,24 @@ class DerivedCallReader(JsonCallReader):
         plain = value.replace(self._quote, '"') if self._quote else value
         every = frozenset({"object", "array", "number", "boolean", "null"})
         return convert_value(plain, every)
+
+
+def _all_of(calls: Sequence[ToolCall | None]) -> list[ToolCall]:
+    """Return the calls. Raises `_Malformed` unless there are some, and each could be read."""
+    valid = [call for call in calls if call is not None]
+    if not valid or len(valid) < len(calls):
+        raise _Malformed
+    return valid
+
+
+def _parse_python_list(text: str) -> Sequence[ast.expr]:
+    """Return the items of a list, or a single expression. Raises `_Malformed`."""
+    source = text.strip()
+    # A string may have line ends in it.
+    tree = _parse_python(source) or _parse_python(source.replace("\n", "\\n"))
+    if tree is None:
+        raise _Malformed
+    return tree.elts if isinstance(tree, ast.List) else [tree]
 
 
 def _parse_python(source: str) -> ast.expr | None:

@@ -76,37 +76,60 @@ def read_values(text: str, *, may_complete: bool = False) -> list[Any] | None:
 
 def _mend(text: str, start: int, may_complete: bool) -> tuple[str, int] | None:
     """Return the JSON source of the value at `start`, and its end in the text."""
-    out: list[str] = []
-    opened: list[str] = []
+    value = _MendedValue()
     end = start
     for kind, token, end in _tokens(text, start):
         if kind == "space":
             continue
+        if not value.add(kind, token, text, end):
+            return None
+        if not value.opened:
+            return value.source, end
+    is_whole = not text[end:].strip("` \t\r\n")
+    if may_complete and is_whole and value.complete():
+        return value.source, len(text)
+    return None
+
+
+class _MendedValue:
+    """The JSON source of a value whose tokens are added one after the other. `opened`: brackets without their end."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        self._parts: list[str] = []
+
+    @property
+    def source(self) -> str:
+        return "".join(self._parts)
+
+    def add(self, kind: str, token: str, text: str, end: int) -> bool:
+        """Add the token that ends at `end` of the text. Returns whether it has a clear meaning there."""
         if kind == "mark" and token in _CLOSERS:
-            if not opened or opened.pop() != _CLOSERS[token]:
-                return None
-            _drop_comma(out)
-            out.append(token)
-            if not opened:
-                return "".join(out), end
-            continue
+            return self._close(token)
         if kind == "mark" and token in "{[":
-            opened.append(token)
-        elif not opened:
-            return None
+            self.opened.append(token)
         source = _source_of(kind, token, text, end)
-        if source is None:
-            return None
-        out.append(source)
-    is_whole = end == len(text) or not text[end:].strip("` \t\r\n")
-    if not opened or not may_complete or not is_whole:
-        return None
-    _drop_comma(out)
-    if out[-1] == ":":
-        return None
-    closers = {opener: closer for closer, opener in _CLOSERS.items()}
-    out += [closers[one] for one in reversed(opened)]
-    return "".join(out), len(text)
+        if source is None or not self.opened:
+            return False
+        self._parts.append(source)
+        return True
+
+    def complete(self) -> bool:
+        """Close what is open. Returns whether that gives a value."""
+        if not self.opened or self._parts[-1] == ":":
+            return False
+        closers = {opener: closer for closer, opener in _CLOSERS.items()}
+        for opener in tuple(reversed(self.opened)):
+            self._close(closers[opener])
+        return True
+
+    def _close(self, closer: str) -> bool:
+        if not self.opened or self.opened.pop() != _CLOSERS[closer]:
+            return False
+        if self._parts[-1] == ",":
+            self._parts.pop()
+        self._parts.append(closer)
+        return True
 
 
 def _tokens(text: str, start: int) -> Iterator[tuple[str, str, int]]:
@@ -145,8 +168,3 @@ def _string_source(inner: str) -> str | None:
         return json.dumps(json.loads(f'"{inner}"', strict=False), ensure_ascii=False)
     except ValueError:
         return None
-
-
-def _drop_comma(out: list[str]) -> None:
-    if out and out[-1] == ",":
-        out.pop()

@@ -49,11 +49,18 @@ def convert_value(text: str, types: frozenset[str]) -> Any:
     if value is _NOT_JSON:
         return text
     names = types or frozenset({"object", "array"})
-    is_whole = isinstance(value, float) and value.is_integer()
-    if is_whole and "integer" in names and "number" not in names:
-        value = int(value)
-    fits = any(type(value) in _PYTHON_TYPES.get(name, ()) for name in names)
-    return value if fits else text
+    if "integer" in names and "number" not in names:
+        value = _as_whole(value)
+    return value if _fits(value, names) else text
+
+
+def _as_whole(value: Any) -> Any:
+    """Return a number like 5.0 as a whole one, and any other value unchanged."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _fits(value: Any, names: frozenset[str]) -> bool:
+    return any(type(value) in _PYTHON_TYPES.get(name, ()) for name in names)
 
 
 def _read_value(text: str) -> Any:
@@ -70,18 +77,29 @@ def allowed_types(schema: Any, root: Any = None, depth: int = 0) -> frozenset[st
     """Return the names of the types that a schema allows, also behind `$ref` into `root`; empty if it says none."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return frozenset()
+    types = _stated_types(schema)
+    for part in _parts_of(schema, root):
+        types |= allowed_types(part, root, depth + 1)
+    return types or _types_of_values(schema)
+
+
+def _stated_types(schema: Mapping[str, Any]) -> frozenset[str]:
     stated = schema.get("type")
     names = stated if isinstance(stated, list) else [stated]
-    types = {name for name in names if isinstance(name, str)}
-    for key in ("anyOf", "oneOf", "allOf"):
-        for part in _list_of(schema, key):
-            types |= allowed_types(part, root, depth + 1)
-    if isinstance(schema.get("$ref"), str):
-        types |= allowed_types(_find_reference(root, schema["$ref"]), root, depth + 1)
-    if not types:
-        values = [schema["const"]] if "const" in schema else _list_of(schema, "enum")
-        types.update(*map(_names_of_type, values))
-    return frozenset(types)
+    return frozenset(name for name in names if isinstance(name, str))
+
+
+def _parts_of(schema: Mapping[str, Any], root: Any) -> list[Any]:
+    """Return the schemas that a schema is made of."""
+    parts = [part for key in ("anyOf", "oneOf", "allOf") for part in _list_of(schema, key)]
+    reference = schema.get("$ref")
+    return [*parts, _find_reference(root, reference)] if isinstance(reference, str) else parts
+
+
+def _types_of_values(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Return the types of the values that a schema names."""
+    values = [schema["const"]] if "const" in schema else _list_of(schema, "enum")
+    return frozenset().union(*map(_names_of_type, values))
 
 
 def _find_reference(root: Any, reference: str) -> Any:

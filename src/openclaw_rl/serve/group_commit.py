@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
@@ -178,13 +179,27 @@ def _disk_deadline(item: WriteItem) -> float:
     return time.monotonic() + MAX_DISK_WAIT if item.status is ExchangeStatus.DONE else float("inf")
 
 
+_Item = TypeVar("_Item")
+
+
 def _insert_items(conn: Connection, items: Sequence[WriteItem]) -> None:
-    if admitted := [i for i in items if isinstance(i, Request)]:
+    admitted = _items_of(items, Request)
+    if admitted:
         exchanges.admit(conn, admitted)
-    if ended := [i for i in items if isinstance(i, Reply)]:
+    ended = _items_of(items, Reply)
+    if ended:
         exchanges.finish(conn, ended)
-    if feedback := [i for i in items if isinstance(i, Feedback)]:
+    feedback = _items_of(items, Feedback)
+    if feedback:
         records.add_feedback(conn, feedback)
+    _insert_others(conn, items)
+
+
+def _items_of(items: Sequence[WriteItem], kind: type[_Item]) -> list[_Item]:
+    return [item for item in items if isinstance(item, kind)]
+
+
+def _insert_others(conn: Connection, items: Sequence[WriteItem]) -> None:
     for item in items:
         if isinstance(item, Retraction):
             records.retract_feedback(conn, item)

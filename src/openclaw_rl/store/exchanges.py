@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -121,12 +121,15 @@ def insert_finished(conn: Connection, replies: Sequence[Reply]) -> None:
         raise ValueError(
             f"finish: expected running exchanges, got some that have ended: {[r.id for r in replies]}"
         )
+    _insert_replies(conn, replies, known)
+
+
+def _insert_replies(conn: Connection, replies: Sequence[Reply], known: Mapping[str, Any]) -> None:
+    """Insert the rows of replies. `known`: the row of each one's request."""
     redacted = {row.id for row in known.values() if row.capture == Capture.REDACTED}
     rows = [_reply_row(known[r.id].seq, r, redacted=r.id in redacted) for r in replies]
     fast_executemany(conn, _insert_reply, rows)
-    calls: list[dict[str, Any]] = []
-    for reply in replies:
-        calls.extend(_call_rows(known[reply.id], reply))
+    calls = [row for reply in replies for row in _call_rows(known[reply.id], reply)]
     if calls:
         fast_executemany(conn, _insert_call, calls)
     for reply in replies:

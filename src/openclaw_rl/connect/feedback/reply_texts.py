@@ -70,11 +70,14 @@ def _text(value: Any, depth: int) -> str | None:
     if isinstance(value, Mapping):
         return _first_text([value[key] for key in _TEXT_KEYS if key in value], depth)
     if isinstance(value, list):
-        parts = [item for item in value if isinstance(item, Mapping) and item.get("type") == "text"]
-        if parts and len(parts) == len(value):
-            return "".join(str(part.get("text", "")) for part in parts) or None
+        if value and all(map(_is_text_part, value)):
+            return "".join(str(part.get("text", "")) for part in value) or None
         return _first_text(value[::-1], depth)
     return None
+
+
+def _is_text_part(item: Any) -> bool:
+    return isinstance(item, Mapping) and item.get("type") == "text"
 
 
 def _first_text(values: list[Any], depth: int) -> str | None:

@@ -56,27 +56,35 @@ class HeadRecord:
 
 def make_record(item: JudgeInput) -> HeadRecord | None:
     """Return what is read of a turn; None if the reaction has no text."""
-    results = [message for message in item.reaction.messages if message.get("role") != "user"]
-    said = [message for message in item.reaction.messages if message.get("role") == "user"]
-    texts = [_reaction_text(message) for message in (*results, *said)]
+    said, results = _by_author(item.reaction.messages)
     comments = [one.comment for one in item.reaction.feedback if one.comment]
-    reaction = "\n".join(text for text in (*texts, *comments) if text.strip())
+    texts = [*map(_reaction_text, results), *map(_reaction_text, said), *comments]
+    reaction = "\n".join(text for text in texts if text.strip())
     if not reaction:
         return None
     is_tool = not said and not comments
     failed = any(message.get("is_error") is True for message in results)
-    author = "user"
-    if is_tool:
-        author = "tool (the call failed)" if failed else "tool"
-    asked = [message for message in item.messages if message.get("role") == "user"]
+    asked, _ = _by_author(item.messages)
     return HeadRecord(
         request=visible_text(asked[-1]) if asked else "",
         reply=_reply_text(item.reply),
         reaction=reaction,
-        author=author,
+        author=_author(is_tool=is_tool, failed=failed),
         is_tool=is_tool,
         has_error_mark=failed,
     )
+
+
+def _by_author(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """Return the messages of the user, and all others."""
+    said = [message for message in messages if message.get("role") == "user"]
+    return said, [message for message in messages if message.get("role") != "user"]
+
+
+def _author(*, is_tool: bool, failed: bool) -> str:
+    if not is_tool:
+        return "user"
+    return "tool (the call failed)" if failed else "tool"
 
 
 def with_addressed_text(record: HeadRecord, text: str) -> HeadRecord:
