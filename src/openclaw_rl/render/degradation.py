@@ -38,7 +38,7 @@ _ESCAPE = re.compile(
 
 
 class Degradation(StrEnum):
-    """How an earlier message is shown if it cannot be shown as it was sent. The values are sent in a response header."""
+    """How an earlier message is shown that cannot be shown as it was sent. The values are sent in a response header."""
 
     HALF_SURROGATE = "half-surrogate"
     """U+FFFD in the place of half a surrogate pair."""
@@ -61,6 +61,8 @@ class Degradation(StrEnum):
     """A placeholder as the result of a call that has none."""
     SYSTEM_MESSAGES = "system-messages"
     """System messages at the start as one; later ones as text of the user."""
+    SINGLE_CALLS = "single-calls"
+    """A reply with several calls as several replies, each with one call and its result."""
     CALLS_AS_TEXT = "calls-as-text"
     """Calls and their results as text."""
     SYSTEM_AS_USER = "system-as-user"
@@ -238,6 +240,36 @@ def _placeholder_result(call: Prepared) -> Prepared:
     }
 
 
+def _split_calls(messages: list[Prepared]) -> list[Prepared]:
+    """Return replies with several calls as replies with one each; every result follows its call."""
+    changed: list[Prepared] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            changed.append(message)
+            continue
+        results: list[Prepared] = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        for number, call in enumerate(calls):
+            single = message if number == 0 else {"role": "assistant", "content": ""}
+            changed.append({**single, "tool_calls": [call]})
+            changed += _take_results(results, call, is_last=number == len(calls) - 1)
+    return changed
+
+
+def _take_results(results: list[Prepared], call: Prepared, *, is_last: bool) -> list[Prepared]:
+    """Remove and return the results of a call; those that no call has belong to the last one."""
+    id_ = str(call.get("id") or "")
+    taken = [one for one in results if is_last or str(one.get("tool_call_id") or "") == id_]
+    results[:] = [one for one in results if not any(one is other for other in taken)]
+    return taken
+
+
 def _write_calls_as_text(messages: list[Prepared]) -> list[Prepared]:
     changed = [_result_text(m) if m["role"] == "tool" else _call_texts(m) for m in messages]
     return changed
@@ -329,6 +361,7 @@ STEPS: dict[Degradation, Callable[[list[Prepared]], list[Prepared]]] = {
     Degradation.TOOL_RESULTS: _detach_results,
     Degradation.UNANSWERED_CALLS: _answer_calls,
     Degradation.SYSTEM_MESSAGES: _join_system_messages,
+    Degradation.SINGLE_CALLS: _split_calls,
     Degradation.CALLS_AS_TEXT: _write_calls_as_text,
     Degradation.SYSTEM_AS_USER: _show_system_as_user,
     Degradation.USER_MESSAGE: _begin_with_user,
@@ -342,6 +375,7 @@ _BY_CHANGE = (
     Degradation.USER_MESSAGE,
     Degradation.ALTERNATION,
     Degradation.SYSTEM_MESSAGES,
+    Degradation.SINGLE_CALLS,
     Degradation.UNANSWERED_CALLS,
     Degradation.TOOL_RESULTS,
     Degradation.CALL_ARGUMENTS,

@@ -2,7 +2,8 @@
 
 The dialects return each image as a part `{"type": "image", "url": ...}`. Only data URLs are accepted: the gateway
 fetches nothing for a client, because it can reach addresses that the client cannot. For a model that reads text only,
-a placeholder replaces an image in a tool result, because an error would end the agent's run; any other is refused.
+a placeholder replaces an image in a tool result, because an error would end the agent's run. Any other is refused in
+the newest message; in an earlier one a placeholder replaces it, because an error would end the conversation.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from openclaw_rl.common.images.image_prompt import IMAGE_TYPE, UNSEEN_IMAGES, digest_part
 from openclaw_rl.common.large_requests import stop_if_cancelled
 from openclaw_rl.errors import RequestError
+from openclaw_rl.render.degradation import Degradation
 from openclaw_rl.serve.chat_request import ChatRequest, field_error
 from openclaw_rl.serve.dialects.validation import TOOL_ROLES, image_placeholder
 from openclaw_rl.serve.images.image_header import read_header
@@ -34,6 +36,7 @@ MAX_IMAGE_SIDE = 16384
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,", re.ASCII | re.IGNORECASE)
 # Of a URL in an error message.
 _SHOWN_CHARS = 60
+_UNSEEN_IMAGE = "(Here was an image, which this model cannot see.)"
 _STORED_IMAGE = (
     "the stored conversation has an image, and images are stored as digests only. Send the "
     "whole conversation instead."
@@ -53,8 +56,8 @@ def find_images(messages: Sequence[Message]) -> list[int]:
 def admit_images(request: ChatRequest, refusal: str | None) -> ChatRequest:
     """Return the request with a digest in the place of each image, and the images beside its messages.
 
-    `refusal`: why the model or its engine reads no images, or None. Raises `RequestError` for an image that cannot be
-    read, is too large, or may not be sent to this model.
+    `refusal`: why the model or its engine reads no images, or None. Raises `RequestError` for an image of the newest
+    message that cannot be read, is too large, or may not be sent to this model; one of an earlier message is replaced.
     """
     with_images = find_images(request.messages)
     if not with_images:
@@ -62,17 +65,33 @@ def admit_images(request: ChatRequest, refusal: str | None) -> ChatRequest:
     reader = _ImageReader(request.prompt_field)
     messages = list(request.messages)
     raw = list(request.raw)
+    newest = len(messages) - request.newest_count
+    is_replaced = False
     for n in with_images:
-        messages[n] = (
-            _replace_images(messages[n], request.prompt_field, refusal)
-            if refusal
-            else reader.read(messages[n])
-        )
+        message = messages[n]
+        is_result = message.get("role") in TOOL_ROLES
+        if not refusal:
+            messages[n] = reader.read(message, is_earlier=n < newest)
+            continue
+        if n >= newest and not is_result:
+            raise field_error(request.prompt_field, refusal, code="image_not_supported")
+        messages[n] = _replace_images(message)
+        is_replaced = is_replaced or not is_result
+    for n in with_images:
         # The key of caches: the same bytes may be read in another way once the engine has changed.
         if raw:
             raw[n] = to_json(messages[n])
-    ignored = (*request.ignored_fields, UNSEEN_IMAGES) if refusal else request.ignored_fields
-    return replace(request, messages=messages, raw=raw, images=reader.urls, ignored_fields=ignored)
+    has_results = any(messages[n].get("role") in TOOL_ROLES for n in with_images)
+    ignored = (UNSEEN_IMAGES,) if refusal and has_results else ()
+    degraded = (Degradation.IMAGE,) if is_replaced or reader.is_replaced else ()
+    return replace(
+        request,
+        messages=messages,
+        raw=raw,
+        images=reader.urls,
+        ignored_fields=(*request.ignored_fields, *ignored),
+        degraded=(*request.degraded, *degraded),
+    )
 
 
 def _image_parts(message: Message) -> list[Any]:
@@ -84,30 +103,44 @@ def _is_image(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == IMAGE_TYPE
 
 
-def _replace_images(message: Message, field: str, refusal: str) -> Message:
-    if message.get("role") not in TOOL_ROLES:
-        raise field_error(field, refusal, code="image_not_supported")
-    text = {"type": "text", "text": image_placeholder(IMAGE_TYPE)}
+def _replace_images(message: Message) -> Message:
+    text = _placeholder(message)
     return {
         **message,
         "content": [text if _is_image(part) else part for part in _image_parts(message)],
     }
 
 
+def _placeholder(message: Message) -> dict[str, Any]:
+    is_result = message.get("role") in TOOL_ROLES
+    return {"type": "text", "text": image_placeholder(IMAGE_TYPE) if is_result else _UNSEEN_IMAGE}
+
+
 class _ImageReader:
-    """Reads the images of one request. `urls`: digest -> data URL."""
+    """Reads the images of one request. `urls`: digest -> data URL; `is_replaced`: an earlier one cannot be read."""
 
     def __init__(self, field: str) -> None:
         self._field = field
         self._count = 0
         self._pixels = 0
         self.urls: dict[str, str] = {}
+        self.is_replaced = False
 
-    def read(self, message: Message) -> Message:
-        return {
-            **message,
-            "content": [self._read_part(p) if _is_image(p) else p for p in _image_parts(message)],
-        }
+    def read(self, message: Message, *, is_earlier: bool) -> Message:
+        """Return the message with digests. Raises `RequestError` for an image, unless the message `is_earlier`."""
+        parts: list[Any] = []
+        for part in _image_parts(message):
+            if not _is_image(part):
+                parts.append(part)
+                continue
+            try:
+                parts.append(self._read_part(part))
+            except RequestError:
+                if not is_earlier or "sha256" in part:
+                    raise
+                self.is_replaced = True
+                parts.append(_placeholder(message))
+        return {**message, "content": parts}
 
     def _read_part(self, part: Mapping[str, Any]) -> dict[str, Any]:
         stop_if_cancelled()
@@ -151,12 +184,13 @@ class _ImageReader:
                 f"it has {width} x {height} pixels; expected 1 to {MAX_IMAGE_SIDE} on a side, and at most "
                 f"{MAX_IMAGE_PIXELS} in all. Scale it down"
             )
-        self._pixels += width * height
-        if self._pixels > MAX_REQUEST_PIXELS:
+        pixels = self._pixels + width * height
+        if pixels > MAX_REQUEST_PIXELS:
             raise self._error(
-                f"with those before it, it has {self._pixels} pixels; expected at most {MAX_REQUEST_PIXELS} in a "
+                f"with those before it, it has {pixels} pixels; expected at most {MAX_REQUEST_PIXELS} in a "
                 "request. Scale them down, or leave out the oldest"
             )
+        self._pixels = pixels
 
     def _error(self, problem: str) -> RequestError:
         return field_error(self._field, f"image {self._count}: {problem}.")
