@@ -240,7 +240,7 @@ FOREIGN_ITEMS: dict[str, Any] = {
         "content": [{"type": "x_new", "payload": "odd"}],
     },
     "unknown role": {"type": "message", "role": "critic", "content": "odd"},
-    "odd reasoning": {"type": "reasoning", "summary": [{"type": "x"}], "content": "odd"},
+    "odd reasoning": {"type": "reasoning", "summary": "odd", "content": [{"type": "x"}]},
     "unknown item": {"type": "x_new", "payload": {"deep": ["odd"]}},
 }
 LOOSE: dict[str, list[dict[str, Any]]] = {

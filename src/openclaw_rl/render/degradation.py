@@ -17,6 +17,8 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import msgspec
+
 from openclaw_rl.errors import TemplateRefusal
 
 Prepared = dict[str, Any]
@@ -185,8 +187,9 @@ def _with_pairs(call: Prepared) -> Prepared:
 
 
 def _is_object(text: str) -> bool:
+    # As `to_template_message` reads arguments: without NaN and half surrogates, which `json` takes.
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(msgspec.json.decode(text), dict)
     except (ValueError, RecursionError):
         return False
 
