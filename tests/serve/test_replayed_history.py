@@ -25,7 +25,6 @@ from openclaw_rl.types import Exchange
 
 Gateways = Callable[[str], Site]
 HEADER = "X-OpenClaw-Degraded"
-RANDOM_HISTORIES = 500
 
 
 @pytest.fixture(autouse=True)
@@ -359,12 +358,17 @@ def test_a_forced_number_is_still_refused(gateways: Gateways) -> None:
     assert "NaN" in prompt(site)
 
 
-def test_random_histories_are_answered_and_linked(gateways: Gateways) -> None:
+def test_random_histories_are_answered_and_linked(
+    gateways: Gateways, request: pytest.FixtureRequest
+) -> None:
+    """`make fuzz` tries 500."""
+    count = request.config.getoption("--histories")
+    seed = request.config.getoption("--histories-seed")
     changed = 0
-    for api, kind, history, tools in histories.random_histories(RANDOM_HISTORIES, seed=37):
+    for api, kind, history, tools in histories.random_histories(count, seed):
         site = gateways(kind)
         answer, body = ask(site, history, api, tools=tools and api != "completions")
         changed += bool(degraded(answer))
         if api != "completions":
             check_continued(site, answer, body, api)
-    assert changed > RANDOM_HISTORIES // 2
+    assert changed > count // 2

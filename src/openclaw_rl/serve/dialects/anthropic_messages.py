@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,13 +67,10 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_REFUSES_SYSTEM = re.compile(r"chat template refuses.*\bsystem\b", re.IGNORECASE)
 _UNKNOWN_MODEL_HINT = (
     " Set the client's model to that name (Claude Code: ANTHROPIC_MODEL and ANTHROPIC_DEFAULT_HAIKU_MODEL), "
     "or serve.any_model on the gateway."
 )
-# Anthropic's wording, which Claude Code recognises: it then sends the same text as a user message.
-_NO_SYSTEM_HINT = " (role 'system' is not supported on this model but as the first message.)"
 
 
 class _Metadata(msgspec.Struct):
@@ -219,7 +215,9 @@ class MessagesDialect(Dialect):
         status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> bytes:
         """Return an error body. `code` goes where Anthropic's SDKs look for one."""
-        message = _add_hints(readable_text(message), code)
+        message = readable_text(message)
+        if code == "model_not_found":
+            message += _UNKNOWN_MODEL_HINT
         other_type = "invalid_request_error" if status < 500 else "api_error"
         error: dict[str, Any] = {
             "type": _ERROR_TYPES.get(status, other_type),
@@ -346,14 +344,6 @@ _DELTA_KEYS = {
     "tool_use": (b"input_json_delta", b"partial_json"),
 }
 _DELTA_HEAD = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%s","%s":'
-
-
-def _add_hints(message: str, code: str | None) -> str:
-    if code == "model_not_found":
-        message += _UNKNOWN_MODEL_HINT
-    if _REFUSES_SYSTEM.search(message):
-        message += _NO_SYSTEM_HINT
-    return message
 
 
 def _message_fields(header: ReplyHeader) -> dict[str, Any]:
