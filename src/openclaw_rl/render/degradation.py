@@ -31,6 +31,7 @@ NO_RESULT = "(The call has no result.)"
 ARGUMENTS_KEY = "arguments"
 """Name of the only argument of a call whose arguments are no JSON object; its value is their text."""
 _SEPARATOR = "\n\n"
+_JOINED_TEXTS = ("content", "reasoning_content", "thinking")
 # An escaped half of a surrogate pair, in JSON: a pair and any other escape are matched first.
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -145,13 +146,11 @@ def read_arguments(value: Any) -> dict[str, Any]:
     """Return the arguments of a call as pairs: of a text that is no JSON object, the text as one argument."""
     if isinstance(value, dict):
         return value
-    text = value if isinstance(value, str) else ""
-    parsed = _read_json(text) if isinstance(value, str) else value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    parsed = _read_json(text)
     if isinstance(parsed, dict):
         return parsed
-    if parsed is None and text.strip() in ("", "null"):
-        return {}
-    return {ARGUMENTS_KEY: text or json.dumps(value, ensure_ascii=False)}
+    return {} if text.strip() in ("", "null") else {ARGUMENTS_KEY: text}
 
 
 def _read_json(text: str) -> Any:
@@ -171,9 +170,7 @@ def replace_half_escapes(text: str) -> str:
 
 def _read_all_arguments(messages: list[Prepared]) -> list[Prepared]:
     return [
-        {**m, "tool_calls": [_with_pairs(call) for call in m["tool_calls"]]}
-        if m.get("tool_calls")
-        else m
+        {**m, "tool_calls": [_with_pairs(call) for call in _calls(m)]} if _calls(m) else m
         for m in messages
     ]
 
@@ -202,34 +199,39 @@ def _detach_results(messages: list[Prepared]) -> list[Prepared]:
     changed: list[Prepared] = []
     open_ids: list[str] = []
     for message in messages:
-        if message["role"] == "tool":
-            id_ = str(message.get("tool_call_id") or "")
-            if id_ in open_ids:
-                open_ids.remove(id_)
-                changed.append(message)
-            else:
-                changed.append(_result_text(message))
-            continue
-        open_ids = _call_ids(message)
+        if message["role"] != "tool":
+            open_ids = list(map(_call_id, _calls(message)))
+        elif (id_ := _result_id(message)) in open_ids:
+            open_ids.remove(id_)
+        else:
+            message = _result_text(message)
         changed.append(message)
     return changed
 
 
-def _call_ids(message: Prepared) -> list[str]:
-    return [str(call.get("id") or "") for call in message.get("tool_calls") or ()]
+def _calls(message: Prepared) -> Sequence[Prepared]:
+    return message.get("tool_calls") or ()
+
+
+def _call_id(call: Prepared) -> str:
+    return str(call.get("id") or "")
+
+
+def _result_id(message: Prepared) -> str:
+    return str(message.get("tool_call_id") or "")
 
 
 def _answer_calls(messages: list[Prepared]) -> list[Prepared]:
     """Return the conversation with a result for each call of a reply that is not the last message."""
     changed: list[Prepared] = []
-    open_calls: list[Prepared] = []
+    open_calls: Sequence[Prepared] = ()
     for message in messages:
-        if message["role"] != "tool":
-            changed += [_placeholder_result(call) for call in open_calls]
-            open_calls = list(message.get("tool_calls") or ())
+        if message["role"] == "tool":
+            answered = _result_id(message)
+            open_calls = [call for call in open_calls if _call_id(call) != answered]
         else:
-            id_ = str(message.get("tool_call_id") or "")
-            open_calls = [call for call in open_calls if str(call.get("id") or "") != id_]
+            changed += map(_placeholder_result, open_calls)
+            open_calls = _calls(message)
         changed.append(message)
     return changed
 
@@ -237,7 +239,7 @@ def _answer_calls(messages: list[Prepared]) -> list[Prepared]:
 def _placeholder_result(call: Prepared) -> Prepared:
     return {
         "role": "tool",
-        "tool_call_id": str(call.get("id") or ""),
+        "tool_call_id": _call_id(call),
         "name": call["function"]["name"],
         "content": NO_RESULT,
     }
@@ -245,37 +247,44 @@ def _placeholder_result(call: Prepared) -> Prepared:
 
 def _split_calls(messages: list[Prepared]) -> list[Prepared]:
     """Return replies with several calls as replies with one each; every result follows its call."""
+    return [message for group in _with_results(messages) for message in _split_reply(group)]
+
+
+def _with_results(messages: Sequence[Prepared]) -> Iterator[list[Prepared]]:
+    """Yield each message with the results that follow it."""
+    group: list[Prepared] = []
+    for message in messages:
+        if message["role"] != "tool" and group:
+            yield group
+            group = []
+        group.append(message)
+    yield group
+
+
+def _split_reply(group: list[Prepared]) -> list[Prepared]:
+    reply = group[0]
+    calls = _calls(reply)
+    if len(calls) < 2:
+        return group
+    results = group[1:]
     changed: list[Prepared] = []
-    at = 0
-    while at < len(messages):
-        message = messages[at]
-        at += 1
-        calls = message.get("tool_calls") or ()
-        if len(calls) < 2:
-            changed.append(message)
-            continue
-        results: list[Prepared] = []
-        while at < len(messages) and messages[at]["role"] == "tool":
-            results.append(messages[at])
-            at += 1
-        for number, call in enumerate(calls):
-            single = message if number == 0 else {"role": "assistant", "content": ""}
-            changed.append({**single, "tool_calls": [call]})
-            changed += _take_results(results, call, is_last=number == len(calls) - 1)
-    return changed
+    for call in calls:
+        changed.append({**reply, "tool_calls": [call]})
+        changed += _take_results(results, _call_id(call))
+        # The text beside the calls is shown once.
+        reply = {"role": "assistant", "content": ""}
+    return changed + results
 
 
-def _take_results(results: list[Prepared], call: Prepared, *, is_last: bool) -> list[Prepared]:
-    """Remove and return the results of a call; those that no call has belong to the last one."""
-    id_ = str(call.get("id") or "")
-    taken = [one for one in results if is_last or str(one.get("tool_call_id") or "") == id_]
-    results[:] = [one for one in results if not any(one is other for other in taken)]
+def _take_results(results: list[Prepared], id_: str) -> list[Prepared]:
+    """Remove and return the results of a call."""
+    taken = [result for result in results if _result_id(result) == id_]
+    results[:] = [result for result in results if _result_id(result) != id_]
     return taken
 
 
 def _write_calls_as_text(messages: list[Prepared]) -> list[Prepared]:
-    changed = [_result_text(m) if m["role"] == "tool" else _call_texts(m) for m in messages]
-    return changed
+    return [_result_text(m) if m["role"] == "tool" else _call_texts(m) for m in messages]
 
 
 def _result_text(message: Prepared) -> Prepared:
@@ -283,7 +292,7 @@ def _result_text(message: Prepared) -> Prepared:
 
 
 def _call_texts(message: Prepared) -> Prepared:
-    calls = message.get("tool_calls")
+    calls = _calls(message)
     if not calls:
         return message
     texts = [message.get("content") or "", *map(_call_text, calls)]
@@ -344,19 +353,17 @@ def _join_neighbours(messages: list[Prepared]) -> list[Prepared]:
 
 
 def _joined(run: Sequence[Prepared]) -> Prepared:
+    """Return messages of one role as one."""
     if len(run) == 1:
         return run[0]
-    joined: Prepared = {}
-    for message in run:
-        joined.update(message)
-    for key in ("content", "reasoning_content", "thinking"):
-        texts = [str(m[key]) for m in run if m.get(key)]
-        if texts or key == "content":
-            joined[key] = _SEPARATOR.join(texts)
-    calls = [call for m in run for call in m.get("tool_calls") or ()]
-    if calls:
-        joined["tool_calls"] = calls
-    return joined
+    joined = {key: value for message in run for key, value in message.items()}
+    joined |= {key: _join_texts(run, key) for key in _JOINED_TEXTS if key in joined}
+    calls = [call for message in run for call in _calls(message)]
+    return joined | ({"tool_calls": calls} if calls else {})
+
+
+def _join_texts(run: Sequence[Prepared], key: str) -> str:
+    return _SEPARATOR.join(str(message[key]) for message in run if message.get(key))
 
 
 STEPS: dict[Degradation, Callable[[list[Prepared]], list[Prepared]]] = {

@@ -6,7 +6,7 @@ JavaScript clients cut the output of a tool in the middle of an emoji, and then 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from openclaw_rl.errors import RequestError
@@ -47,19 +47,27 @@ def decode_repaired(decode: DecodeRequest, body: bytes, headers: Mapping[str, st
 def repair_json(body: bytes) -> tuple[bytes, tuple[Degradation, ...]]:
     """Return the body with U+FFFD for half surrogate pairs and texts for NaN and infinities, and the repairs."""
     repairs: list[Degradation] = []
-    whole = _ENCODED.sub(_read_encoded, body)
-    if b"\\ud" in whole or b"\\uD" in whole:
-        whole = _ESCAPE.sub(lambda match: b"\\ufffd" if match["half"] else match[0], whole)
-    if whole != body:
-        repairs.append(Degradation.HALF_SURROGATE)
-    if b"NaN" in whole or b"Infinity" in whole:
-        finite = _NON_FINITE.sub(
-            lambda match: b'"%s"' % match["number"] if match["number"] else match[0], whole
-        )
-        if finite != whole:
-            repairs.append(Degradation.NON_FINITE_NUMBER)
-            whole = finite
-    return whole, tuple(repairs)
+    for kind, repair in _REPAIRS:
+        repaired = repair(body)
+        if repaired != body:
+            repairs.append(kind)
+        body = repaired
+    return body, tuple(repairs)
+
+
+def _replace_halves(body: bytes) -> bytes:
+    body = _ENCODED.sub(_read_encoded, body)
+    if b"\\ud" not in body and b"\\uD" not in body:
+        return body
+    return _ESCAPE.sub(lambda match: b"\\ufffd" if match["half"] else match[0], body)
+
+
+def _quote_numbers(body: bytes) -> bytes:
+    if b"NaN" not in body and b"Infinity" not in body:
+        return body
+    return _NON_FINITE.sub(
+        lambda match: b'"%s"' % match["number"] if match["number"] else match[0], body
+    )
 
 
 def _read_encoded(match: re.Match[bytes]) -> bytes:
@@ -68,3 +76,9 @@ def _read_encoded(match: re.Match[bytes]) -> bytes:
         return "\ufffd".encode()
     halves = match["pair"].decode("utf-8", "surrogatepass")
     return halves.encode("utf-16", "surrogatepass").decode("utf-16").encode()
+
+
+_REPAIRS: Sequence[tuple[Degradation, Callable[[bytes], bytes]]] = (
+    (Degradation.HALF_SURROGATE, _replace_halves),
+    (Degradation.NON_FINITE_NUMBER, _quote_numbers),
+)

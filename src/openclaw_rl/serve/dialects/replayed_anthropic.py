@@ -5,7 +5,7 @@ It becomes a message of the same wire format, in which a text block replaces eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,12 +15,12 @@ from openclaw_rl.render.degradation import Degradation, read_arguments
 from openclaw_rl.serve.dialects.anthropic_input import read_message
 from openclaw_rl.serve.dialects.replayed_chat import ReplayedMessages
 from openclaw_rl.serve.dialects.replayed_parts import (
-    ENCRYPTED_PARTS,
     REASONING_PARTS,
     UNNAMED_TOOL,
     ReplayNotes,
     role_of,
     stand_in_text,
+    text_or,
 )
 from openclaw_rl.serve.dialects.validation import decode_json, part_type
 from openclaw_rl.store.rows import to_json
@@ -59,24 +59,26 @@ def _read_content(content: Any, role: str, notes: ReplayNotes) -> str | list[dic
 
 def _read_block(block: Any, role: str, notes: ReplayNotes) -> dict[str, Any] | None:
     """Return a block that can be read in a message of `role`; None if nothing of it can be."""
-    if isinstance(block, dict) and _can_read(block, role):
-        return block
-    kind = part_type(block)
-    if kind in ("tool_use", "tool_result"):
-        read = _read_call if kind == "tool_use" else _read_result
-        changed = read(block, notes)
-        if _can_read(changed, role):
-            return changed
+    if _can_read(block, role):
+        return dict(block)
+    repair = _REPAIRS.get(part_type(block))
+    repaired = repair(block, notes) if repair else None
+    if repaired is not None and _can_read(repaired, role):
+        return repaired
+    return _stand_in_block(block, role, notes)
+
+
+def _stand_in_block(block: Any, role: str, notes: ReplayNotes) -> dict[str, Any] | None:
     notes.add(Degradation.FOREIGN_PART)
-    text = "" if kind in ENCRYPTED_PARTS else stand_in_text(block, notes)
+    text = stand_in_text(block, notes)
     if not text:
         return None
-    if role == "assistant" and kind in REASONING_PARTS:
+    if role == "assistant" and part_type(block) in REASONING_PARTS:
         return {"type": "thinking", "thinking": text}
     return {"type": "text", "text": text}
 
 
-def _can_read(block: Mapping[str, Any], role: str) -> bool:
+def _can_read(block: Any, role: str) -> bool:
     try:
         read_message(to_json({"role": role, "content": [block]}), "messages")
     except RequestError:
@@ -86,26 +88,30 @@ def _can_read(block: Mapping[str, Any], role: str) -> bool:
 
 def _read_call(block: Mapping[str, Any], notes: ReplayNotes) -> dict[str, Any]:
     notes.add(Degradation.CALL_FORM)
-    id_ = block.get("id")
-    name = block.get("name")
     return {
         "type": "tool_use",
-        "id": id_ if isinstance(id_, str) and id_ else "call",
-        "name": name if isinstance(name, str) and name else UNNAMED_TOOL,
+        "id": text_or(block.get("id"), "call"),
+        "name": text_or(block.get("name"), UNNAMED_TOOL),
         "input": read_arguments(block.get("input")),
     }
 
 
 def _read_result(block: Mapping[str, Any], notes: ReplayNotes) -> dict[str, Any]:
     notes.add(Degradation.CALL_FORM)
-    id_ = block.get("tool_use_id")
     content = block.get("content")
     changed: dict[str, Any] = {
         "type": "tool_result",
-        "tool_use_id": id_ if isinstance(id_, str) else "",
+        "tool_use_id": text_or(block.get("tool_use_id"), ""),
         "content": content,
         "is_error": block.get("is_error") is True,
     }
     if not _can_read(changed, "user"):
         changed["content"] = stand_in_text(content, notes)
     return changed
+
+
+_REPAIRS: Mapping[str, Callable[[Mapping[str, Any], ReplayNotes], dict[str, Any]]] = {
+    "tool_use": _read_call,
+    "tool_result": _read_result,
+}
+"""Type of a block -> reader of a block of that type that cannot be read as it was sent."""

@@ -10,7 +10,6 @@ import msgspec
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.degradation import Degradation
 from openclaw_rl.serve.dialects.replayed_parts import (
-    ENCRYPTED_PARTS,
     REASONING_PARTS,
     UNNAMED_TOOL,
     ReplayNotes,
@@ -18,6 +17,7 @@ from openclaw_rl.serve.dialects.replayed_parts import (
     role_of,
     stand_in_text,
     text_of,
+    text_or,
 )
 from openclaw_rl.serve.dialects.validation import (
     OPTIONAL_TEXTS,
@@ -28,6 +28,7 @@ from openclaw_rl.serve.dialects.validation import (
     read_parts,
 )
 
+_ARGUMENT_KEYS = ("arguments", "input", "args", "parameters")
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
@@ -68,24 +69,21 @@ def _read_message(value: dict[str, Any], notes: ReplayNotes) -> dict[str, Any]:
 
 def _read_content(message: dict[str, Any], content: list[Any], notes: ReplayNotes) -> None:
     """Replace the parts that cannot be read; the reasoning of a reply goes to where it is read."""
-    role = message["role"]
     parts: list[Any] = []
     thoughts: list[str] = []
     for part in content:
-        if _can_read(part, role):
+        if _can_read(part, message["role"]):
             parts.append(part)
             continue
+        notes.add(Degradation.FOREIGN_PART)
         text = stand_in_text(part, notes)
-        kind = part_type(part)
-        if not text or kind in ENCRYPTED_PARTS:
-            notes.add(Degradation.FOREIGN_PART)
-        elif role == "assistant" and kind in REASONING_PARTS:
+        if message["role"] == "assistant" and part_type(part) in REASONING_PARTS:
             thoughts.append(text)
-        else:
+        elif text:
             parts.append({"type": "text", "text": text})
     message["content"] = parts
-    if thoughts and not message.get("reasoning_content"):
-        message["reasoning_content"] = "".join(thoughts)
+    if thoughts:
+        message.setdefault("reasoning_content", "".join(thoughts))
 
 
 def _can_read(part: Any, role: str) -> bool:
@@ -116,20 +114,17 @@ def _read_call(call: Mapping[str, Any], notes: ReplayNotes) -> dict[str, Any]:
         notes.add(Degradation.CALL_FORM)
     else:
         return dict(call)
+    return {
+        "id": text_or(call.get("id"), ""),
+        "type": "function",
+        "function": _read_function(call.get("function"), call),
+    }
+
+
+def _read_function(function: Any, call: Mapping[str, Any]) -> dict[str, Any]:
     # Some servers put name and arguments beside the id.
-    function = call["function"] if isinstance(call.get("function"), dict) else call
-    name = function.get("name")
-    arguments = next(
-        (function[key] for key in ("arguments", "input", "args", "parameters") if key in function),
-        None,
-    )
+    fields = function if isinstance(function, dict) else call
+    arguments = next((fields[key] for key in _ARGUMENT_KEYS if key in fields), None)
     if not isinstance(arguments, dict):
         arguments = arguments_text(arguments)
-    return {
-        "id": call["id"] if isinstance(call.get("id"), str) else "",
-        "type": "function",
-        "function": {
-            "name": name if isinstance(name, str) and name else UNNAMED_TOOL,
-            "arguments": arguments,
-        },
-    }
+    return {"name": text_or(fields.get("name"), UNNAMED_TOOL), "arguments": arguments}

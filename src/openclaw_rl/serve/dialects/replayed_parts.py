@@ -91,24 +91,25 @@ def stand_in_text(part: Any, notes: ReplayNotes, depth: int = 0) -> str:
         return part or ""
     if isinstance(part, list) and depth < _MAX_DEPTH:
         return "\n".join(filter(None, (stand_in_text(one, notes, depth + 1) for one in part)))
-    if not isinstance(part, dict) or depth >= _MAX_DEPTH:
-        return json_text(part)
+    is_part = isinstance(part, dict) and depth < _MAX_DEPTH
+    return _part_text(part, notes, depth + 1) if is_part else json_text(part)
+
+
+def _part_text(part: Mapping[str, Any], notes: ReplayNotes, depth: int) -> str:
     kind = part_type(part)
     if kind in NON_TEXT_PARTS:
         notes.add(Degradation.IMAGE)
         return f"(Here was {NON_TEXT_PARTS[kind]}, which this model cannot see.)"
     notes.add(Degradation.FOREIGN_PART)
-    if kind in ENCRYPTED_PARTS:
-        return ""
-    for key in _TEXT_KEYS:
-        text = stand_in_text(part.get(key), notes, depth + 1)
-        if text:
-            return text
-    shown = {
-        key: value
-        for key, value in part.items()
-        if key not in _OPAQUE_KEYS and value not in (None, "", [], {})
-    }
+    texts = (stand_in_text(part.get(key), notes, depth) for key in _TEXT_KEYS)
+    return "" if kind in ENCRYPTED_PARTS else next(filter(None, texts), "") or _fields_text(part)
+
+
+def _fields_text(part: Mapping[str, Any]) -> str:
+    """Return the fields of a part without a text as JSON; "" if it has none but its type."""
+    readable = part.keys() - _OPAQUE_KEYS
+    empty = (None, "", [], {})
+    shown = {key: part[key] for key in part if key in readable and part[key] not in empty}
     return json_text(shown) if shown.keys() - {"type"} else ""
 
 
@@ -125,6 +126,11 @@ def arguments_text(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json_text(value)
+
+
+def text_or(value: Any, default: str) -> str:
+    """Return a text that is not empty; `default` for any other value."""
+    return value if isinstance(value, str) and value else default
 
 
 def text_of(value: Any, notes: ReplayNotes) -> str:

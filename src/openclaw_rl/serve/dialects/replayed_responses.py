@@ -17,6 +17,7 @@ from openclaw_rl.serve.dialects.replayed_parts import (
     arguments_text,
     role_of,
     stand_in_text,
+    text_or,
 )
 from openclaw_rl.serve.dialects.validation import part_type
 
@@ -124,7 +125,7 @@ def _call(call_id: str, name: Any, arguments: Any) -> Item:
     return {
         "type": "function_call",
         "call_id": call_id,
-        "name": name if isinstance(name, str) and name else UNNAMED_TOOL,
+        "name": text_or(name, UNNAMED_TOOL),
         "arguments": arguments_text(arguments),
     }
 

@@ -66,32 +66,32 @@ def admit_images(request: ChatRequest, refusal: str | None) -> ChatRequest:
     messages = list(request.messages)
     raw = list(request.raw)
     newest = len(messages) - request.newest_count
-    is_replaced = False
     for n in with_images:
-        message = messages[n]
-        is_result = message.get("role") in TOOL_ROLES
-        if not refusal:
-            messages[n] = reader.read(message, is_earlier=n < newest)
-            continue
-        if n >= newest and not is_result:
-            raise field_error(request.prompt_field, refusal, code="image_not_supported")
-        messages[n] = _replace_images(message)
-        is_replaced = is_replaced or not is_result
-    for n in with_images:
+        messages[n] = _admit_message(messages[n], reader, refusal, is_newest=n >= newest)
         # The key of caches: the same bytes may be read in another way once the engine has changed.
         if raw:
             raw[n] = to_json(messages[n])
-    has_results = any(messages[n].get("role") in TOOL_ROLES for n in with_images)
-    ignored = (UNSEEN_IMAGES,) if refusal and has_results else ()
-    degraded = (Degradation.IMAGE,) if is_replaced or reader.is_replaced else ()
+    are_results = {messages[n].get("role") in TOOL_ROLES for n in with_images}
+    ignored = (UNSEEN_IMAGES,) if refusal and True in are_results else ()
+    is_degraded = reader.is_replaced or (refusal is not None and False in are_results)
     return replace(
         request,
         messages=messages,
         raw=raw,
         images=reader.urls,
         ignored_fields=(*request.ignored_fields, *ignored),
-        degraded=(*request.degraded, *degraded),
+        degraded=(*request.degraded, *([Degradation.IMAGE] if is_degraded else [])),
     )
+
+
+def _admit_message(
+    message: Message, reader: _ImageReader, refusal: str | None, *, is_newest: bool
+) -> Message:
+    if refusal is None:
+        return reader.read(message, is_earlier=not is_newest)
+    if is_newest and message.get("role") not in TOOL_ROLES:
+        raise field_error(reader.field, refusal, code="image_not_supported")
+    return _replace_images(message)
 
 
 def _image_parts(message: Message) -> list[Any]:
@@ -120,7 +120,7 @@ class _ImageReader:
     """Reads the images of one request. `urls`: digest -> data URL; `is_replaced`: an earlier one cannot be read."""
 
     def __init__(self, field: str) -> None:
-        self._field = field
+        self.field = field
         self._count = 0
         self._pixels = 0
         self.urls: dict[str, str] = {}
@@ -150,7 +150,7 @@ class _ImageReader:
                 f"expected at most {MAX_IMAGES} images in a request. Leave out the oldest"
             )
         if "sha256" in part:
-            raise field_error(self._field, _STORED_IMAGE)
+            raise field_error(self.field, _STORED_IMAGE)
         url = part.get("url")
         if not isinstance(url, str) or (head := _DATA_URL.match(url)) is None:
             raise self._error(_url_problem(url))
@@ -193,7 +193,7 @@ class _ImageReader:
         self._pixels = pixels
 
     def _error(self, problem: str) -> RequestError:
-        return field_error(self._field, f"image {self._count}: {problem}.")
+        return field_error(self.field, f"image {self._count}: {problem}.")
 
 
 def _url_problem(url: Any) -> str:
