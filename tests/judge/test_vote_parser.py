@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cpu_time import bounded_cpu_time
 
-from openclaw_rl.judge.vote_parser import HINT_CHARS, parse_lesson, parse_vote
+from openclaw_rl.errors import JudgeError
+from openclaw_rl.judge.vote_parser import HINT_CHARS, check_answer, parse_lesson, parse_vote
 
 
 @pytest.mark.parametrize(
@@ -96,3 +98,50 @@ def test_any_text_is_parsed_without_an_invented_score(before: str, value: Any, a
 def test_the_subject_of_a_lesson_can_be_stored(subject: object, read: str) -> None:
     answer = json.dumps({"lesson": "Be brief.", "scope": "subject", "subject": subject})
     assert parse_lesson(answer)["subject"] == read
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ('{"reason": "thanks", "score": +1, "hint": null}', 1),
+        ('{"reason": "the user\nsaid thanks", "score": "+1", "hint": null}', 1),
+        ('{"reason": "thanks", "score": "+1", "hint": null,}', 1),
+        ('{"reason": "thanks", "score": "1.0", "hint": null}', 1),
+        ('{"reason": "thanks", "score": 1.0}', 1),
+        ('{"reason": "bad", "score": "\N{MINUS SIGN}1", "hint": null}', -1),
+        ('{"reason": "bad", "score": "\N{EN DASH}1", "hint": null}', -1),
+        ('{"reason": "bad", "score": "\N{FULLWIDTH HYPHEN-MINUS}1"}', -1),
+        ('{"Reason": "thanks", "Score": "+1", "Hint": null}', 1),
+        ('{"REASON": "thanks", "SCORE": -1}', -1),
+        ("{'reason': 'it\\'s good', 'score': 1, 'hint': None}", 1),
+        ('{reason: "thanks", score: 1}', 1),
+        ('```json\n{"reason": "thanks", "score": +1,}\n```', 1),
+        ('I think {so}.\n{"reason": "a\tb", "score": " +1 "}', 1),
+        ('{"reason": "nothing", "score": "+0"}', 0),
+    ],
+)
+def test_a_vote_that_is_not_quite_json_counts(answer: str, score: int) -> None:
+    vote = parse_vote(answer)
+    assert (vote.score, vote.error) == (score, None)
+
+
+@pytest.mark.parametrize("score", ['"2"', "1.5", '"1 or -1"', '"nan"', "true", "[1]", '""'])
+def test_another_score_is_unusable(score: str) -> None:
+    assert parse_vote(f'{{"reason": "r", "score": {score}}}').error is not None
+
+
+def test_an_answer_in_parts_is_its_text_parts() -> None:
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    parts = [
+        thinking,
+        {"type": "text", "text": '{"score":'},
+        {"type": "output_text", "text": " 1}"},
+    ]
+    assert check_answer(parts, "stop", "judge") == '{"score": 1}'
+    with pytest.raises(JudgeError):
+        check_answer([thinking], "stop", "judge")
+
+
+def test_many_braces_cost_little() -> None:
+    with bounded_cpu_time(2.0):
+        assert parse_vote("{a: " * 16_000).error is not None

@@ -18,7 +18,7 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.render.families import HermesFamily, detect_family, short_call_id
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.render.reply_parser import Delta
-from openclaw_rl.render.tool_calls_xml import convert_value
+from openclaw_rl.render.value_types import allowed_types, convert_value
 
 Renderers = Callable[..., Renderer]
 PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "object"}}
@@ -456,8 +456,9 @@ def test_without_tools_calls_are_text_and_no_special_token_leaks(renderer: Rende
     ],
 )
 def test_values_in_tags(text: str, schema: Any, value: Any) -> None:
-    assert convert_value(text, schema) == value
-    assert type(convert_value(text, schema)) is type(value)
+    converted = convert_value(text, allowed_types(schema))
+    assert converted == value
+    assert type(converted) is type(value)
 
 
 def test_unknown_families_are_parsed_as_hermes() -> None:

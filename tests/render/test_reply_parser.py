@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cpu_time import bounded_cpu_time
 
+from openclaw_rl.render.call_body import parse_call
 from openclaw_rl.render.detokenizer import WindowStream
 from openclaw_rl.render.families import HermesFamily
 from openclaw_rl.render.renderer import Renderer
@@ -23,7 +24,6 @@ from openclaw_rl.render.tool_calls import (
     CallReader,
     DeepSeekCallReader,
     MistralCallReader,
-    parse_call,
 )
 from openclaw_rl.render.tool_calls_xml import XmlCallReader
 

@@ -146,18 +146,24 @@ def run_block(block: Mapping[str, Any], checkout: Path, walk: Path) -> list[RanL
     subprocess.run(
         ["bash", "-c", "\n".join(script)], cwd=checkout, env=environ, check=False, timeout=240
     )
-    return list(read_results(walk, len(block["lines"])))
+    return list(read_results(walk, [row["line"] for row in block["lines"]]))
 
 
-def read_results(walk: Path, lines: int) -> Iterator[RanLine]:
+def read_results(walk: Path, lines: Sequence[str]) -> Iterator[RanLine]:
     before = read_variables(walk / "env.start")
-    for number in range(lines):
+    for number, line in enumerate(lines):
         after = read_variables(walk / f"env.{number}")
+        # Also one that keeps its value: `export KEY=$KEY`.
+        exported = re.findall(r"^export (\w+)=", line, re.MULTILINE)
         yield RanLine(
             code=int((walk / f"code.{number}").read_text()),
             errors=(walk / f"errors.{number}").read_text(encoding="utf-8"),
             calls=[read_call(file) for file in sorted(walk.glob(f"call.{number}.*"))],
-            changed={name: value for name, value in after.items() if before.get(name) != value},
+            changed={
+                name: value
+                for name, value in after.items()
+                if before.get(name) != value or name in exported
+            },
         )
         before = after
 

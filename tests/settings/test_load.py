@@ -454,3 +454,55 @@ def test_our_own_variables_are_always_checked(name: str) -> None:
 def test_weights_that_contradict_one_another_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settings.from_flat(given)
+
+
+@pytest.mark.parametrize("value", ["", " ", "\t"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OPENCLAW_PORT",
+        "OPENCLAW_HOST",
+        "OPENCLAW_API_KEY",
+        "OPENCLAW_RL_TRAIN_SEED",
+        "OPENCLAW_RL_SERVE_ANY_MODEL",
+        "OPENCLAW_RL_TRAIN_LORA_RANK",
+        "OPENCLAW_RL_MODEL_PATH",
+        "JUDGE_MODEL",
+        "LORA_ARGS",
+        "MAJORITY_VOTE_N",
+        "TINKER_API_KEY",
+        "HF_TOKEN",
+    ],
+)
+def test_an_empty_variable_is_not_set(name: str, value: str) -> None:
+    loaded = settings.load_all(environ={name: value})
+    assert loaded.config == settings.load_all(environ={}).config
+    assert loaded.notices == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OPENCLAW_RL_PORT", "tcp://10.0.0.1:8000"),
+        ("OPENCLAW_RL_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+        ("OPENCLAW_RL_PORT_8000_TCP_PROTO", "tcp"),
+        ("OPENCLAW_RL_PORT_8000_TCP_PORT", "8000"),
+        ("OPENCLAW_RL_PORT_8000_TCP_ADDR", "10.0.0.1"),
+        ("OPENCLAW_RL_SERVICE_HOST", "10.0.0.1"),
+        ("OPENCLAW_RL_SERVICE_PORT", "8000"),
+        ("OPENCLAW_RL_SERVICE_PORT_HTTP", "8000"),
+        ("OPENCLAW_PORT", "tcp://10.0.0.1:8000"),
+        ("OPENCLAW_PORT", "udp://10.0.0.1:53"),
+        ("OPENCLAW_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+        ("OPENCLAW_SERVICE_HOST", "10.0.0.1"),
+        ("OPENCLAW_SERVICE_PORT_API", "8000"),
+    ],
+)
+def test_a_variable_of_a_service_in_kubernetes_is_no_setting(name: str, value: str) -> None:
+    assert settings.load_all(environ={name: value}).config == settings.load_all(environ={}).config
+
+
+def test_a_port_in_a_variable_is_still_a_setting() -> None:
+    assert settings.load_all(environ={"OPENCLAW_PORT": "8123"}).config.serve.port == 8123
+    with pytest.raises(ConfigError, match="OPENCLAW_PORT"):
+        settings.load_all(environ={"OPENCLAW_PORT": "http://10.0.0.1:8000"})

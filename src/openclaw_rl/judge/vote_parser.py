@@ -9,6 +9,7 @@ from typing import Any
 
 from openclaw_rl.errors import JudgeError, json_type_name
 from openclaw_rl.judge.answer_schemas import NO_EVIDENCE
+from openclaw_rl.render.lenient_json import read_value
 from openclaw_rl.types import Vote
 
 # Two long sentences; a longer one is an answer, not an instruction.
@@ -21,12 +22,24 @@ ANSWER_CHARS = 65_536
 MAX_FAILED_STARTS = 256
 """Number of places that look like the start of an object, but cannot be read; then the search ends."""
 MAX_SUBJECT_CHARS = 100
+MAX_MENDED_STARTS = 32
+"""Number of places from the end at which an object is read that is not strict JSON."""
 _OBJECT_START = re.compile(r'\{\s*["}]')
+_LENIENT_OBJECT_START = re.compile(r"""\{\s*["'\w]""")
 # A hint is inserted into a user message; a control token of the template in it would end that message.
 _CONTROL_TOKEN = re.compile(
     r"<\|[^|>]{1,40}\|>|<｜[^｜>]{1,40}｜>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]", re.IGNORECASE
 )
-_SCORES: Mapping[str | float, int] = {"1": 1, "+1": 1, "0": 0, "-1": -1, 1: 1, 0: 0, -1: -1}
+_SCORES: Mapping[float, int] = {1.0: 1, 0.0: 0, -1.0: -1}
+# Minus, en dash, full-width and small forms.
+_SIGNS = str.maketrans(
+    {
+        "\N{MINUS SIGN}": "-",
+        "\N{EN DASH}": "-",
+        "\N{FULLWIDTH HYPHEN-MINUS}": "-",
+        "\N{FULLWIDTH PLUS SIGN}": "+",
+    }
+)
 _KNOWN_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 
 
@@ -108,13 +121,24 @@ def strip_reasoning(text: str) -> str:
 
 def _last_object(text: str, key: str) -> dict[str, Any] | None:
     """Return the last JSON object with this key in an answer, without its reasoning."""
-    with_key = [value for value in _json_objects(strip_reasoning(text)) if key in value]
-    return with_key[-1] if with_key else None
+    text = strip_reasoning(text)[-ANSWER_CHARS:]
+    with_key = [value for value in map(_lower_keys, _json_objects(text)) if key in value]
+    if with_key:
+        return with_key[-1]
+    starts = [match.start() for match in _LENIENT_OBJECT_START.finditer(text)]
+    for start in reversed(starts[-MAX_MENDED_STARTS:]):
+        read = read_value(text, start)
+        if read is not None and key in (value := _lower_keys(read.value)):
+            return value
+    return None
+
+
+def _lower_keys(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.lower(): item for key, item in value.items()}
 
 
 def _json_objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the outermost JSON objects in a text, in order. The time is bounded for any text."""
-    text = text[-ANSWER_CHARS:]
     decoder = json.JSONDecoder()
     failed = 0
     start = _OBJECT_START.search(text)
@@ -136,7 +160,10 @@ def _is_no_evidence(value: Any) -> bool:
 def _parse_score(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    return _SCORES.get(value.strip() if isinstance(value, str) else value)
+    try:
+        return _SCORES.get(float(value.translate(_SIGNS) if isinstance(value, str) else value))
+    except (ValueError, OverflowError):
+        return None
 
 
 def _parse_judge_hint(value: str | None) -> str | None:
@@ -168,11 +195,20 @@ def replace_surrogates(text: str) -> str:
 
 def check_answer(content: Any, finish: Any, section: str) -> str:
     """Return an answer's text. Raises `JudgeError` if it is empty. `section`: settings section of the model."""
+    if isinstance(content, list):
+        content = "".join(_text_of_part(part) for part in content)
     if isinstance(content, str) and content.strip():
         return replace_surrogates(content)
     more = f" Raise {section}.max_tokens." if finish == "length" else ""
     ended = finish if finish in _KNOWN_FINISH_REASONS else "unknown"
     raise JudgeError(f"expected an answer, got an empty one (finish_reason {ended}).{more}")
+
+
+def _text_of_part(part: Any) -> str:
+    """Return the text of a content part; empty for parts of other kinds, as reasoning."""
+    text = part.get("text") if isinstance(part, Mapping) else None
+    is_text = isinstance(text, str) and part.get("type") in ("text", "output_text", None)
+    return text if is_text else ""
 
 
 def describe_size(text: str) -> str:

@@ -9,9 +9,12 @@ from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
 
 from openclaw_rl.render import harmony, tool_calls
+from openclaw_rl.render.call_body import ToolList, tool_names
+from openclaw_rl.render.derived_calls import DerivedCallReader
+from openclaw_rl.render.derived_format import DerivedCallFormat
 from openclaw_rl.render.reply_parser import ReplyParser
 from openclaw_rl.render.tag_parser import TagParser, ThinkTags
-from openclaw_rl.render.tool_calls import CallReader, ToolList
+from openclaw_rl.render.tool_calls import CallReader
 from openclaw_rl.render.tool_calls_xml import XmlCallReader
 
 THINK_TAGS: ThinkTags = ("<think>", "</think>")
@@ -61,7 +64,7 @@ class ModelFamily(ABC):
         return TagParser(self.think_tags, thinking=thinking, reader=reader, hidden=hidden)
 
     def _new_call_reader(self, tools: ToolList) -> CallReader:
-        return self.call_reader()
+        return self.call_reader(tool_names(tools))
 
     def opens_thinking(self, text: str) -> bool:
         """Whether a prompt's text ends inside reasoning."""
@@ -215,7 +218,7 @@ class HarmonyFamily(ModelFamily):
         return frozenset(harmony.HARMONY_TOKENS)
 
     def new_parser(self, *, thinking: bool, tools: ToolList) -> ReplyParser:
-        return harmony.HarmonyParser(tools=bool(tools))
+        return harmony.HarmonyParser(tool_names(tools) if tools else None)
 
     def opens_thinking(self, text: str) -> bool:
         return False
@@ -230,6 +233,39 @@ class HarmonyFamily(ModelFamily):
             return message
         joined = f"{message['thinking']}\n{message['content']}"
         return message | {"content": "", "thinking": joined, "reasoning_content": joined}
+
+
+class DerivedFamily(ModelFamily):
+    """A family that nobody wrote by hand: the format of its calls was derived from the template."""
+
+    name = "derived"
+
+    def __init__(
+        self, think: ThinkTags, calls: DerivedCallFormat, special: Collection[str]
+    ) -> None:
+        """`special`: special tokens of the tokenizer."""
+        super().__init__(think)
+        self._calls = calls
+        self._special = special
+
+    @staticmethod
+    def matches_template(template: str, tokens: Collection[str]) -> bool:
+        """Chosen by what the template writes, not by its text."""
+        return False
+
+    def kept_tokens(self, *, tools: bool) -> frozenset[str]:
+        literals = [*self.think_tags, *(self._calls.literals if tools else ())]
+        return frozenset(
+            {*self.think_tags}
+            | {token for token in self._special if any(token in one for one in literals)}
+        )
+
+    def _new_call_reader(self, tools: ToolList) -> CallReader:
+        return DerivedCallReader(self._calls, tools, self._special)
+
+    def call_form(self, name: str) -> CallForm | None:
+        """Return None: a call is not forced in a format that was derived."""
+        return None
 
 
 _FAMILIES = (HarmonyFamily, QwenXmlFamily, HermesFamily, DeepSeekFamily, MistralFamily, LlamaFamily)

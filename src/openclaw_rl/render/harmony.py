@@ -7,9 +7,10 @@ reply starts after `<|start|>assistant`. Its last message ends with a stop token
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
+from openclaw_rl.render.call_body import named_call
 from openclaw_rl.render.reply_parser import Delta, ReplyParser, find_first, partial_match_length
-from openclaw_rl.render.tool_calls import make_call
 
 START = "<|start|>"
 END = "<|end|>"
@@ -31,11 +32,12 @@ _TOKEN_PATTERN = re.compile("|".join(re.escape(t) for t in HARMONY_TOKENS))
 
 
 class HarmonyParser(ReplyParser):
-    """Parser for gpt-oss replies. Malformed calls become content; without `tools` all calls do."""
+    """Parser for gpt-oss replies. Malformed calls become content; without tools (`names` None) all calls do."""
 
-    def __init__(self, *, tools: bool) -> None:
+    def __init__(self, names: Collection[str] | None) -> None:
+        """`names`: of the declared functions."""
         super().__init__()
-        self._tools = tools
+        self._names = names
         self._buffer = ""
         # Header of the current message; None between messages.
         self._header: str | None = None
@@ -54,7 +56,7 @@ class HarmonyParser(ReplyParser):
             pass
         return self._take_delta()
 
-    def finish(self) -> Delta:
+    def finish(self, *, is_cut: bool = False) -> Delta:
         rest = self._buffer.strip()
         is_unfinished_header = not rest or rest.startswith(HARMONY_TOKENS)
         if self._header is not None:
@@ -100,7 +102,7 @@ class HarmonyParser(ReplyParser):
     def _called_function(self, header: str) -> str:
         """Return the name of the function that a message calls; empty if it calls none."""
         recipient = _RECIPIENT_PATTERN.search(header)
-        if not self._tools or recipient is None or not recipient[1].startswith(_FUNCTIONS):
+        if self._names is None or recipient is None or not recipient[1].startswith(_FUNCTIONS):
             return ""
         return recipient[1].removeprefix(_FUNCTIONS)
 
@@ -125,7 +127,9 @@ class HarmonyParser(ReplyParser):
         return True
 
     def _end_message(self, text: str) -> None:
-        call = make_call(self._function, text.strip()) if self._function else None
+        call = None
+        if self._function and self._names is not None:
+            call = named_call(self._function, text.strip(), self._names)
         self._function = ""
         if call is not None:
             self._append_calls((call,))

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from openclaw_rl.errors import RequestError
+from openclaw_rl.render.call_body import ToolList
 from openclaw_rl.render.chat_template import NO_VARIABLES
 from openclaw_rl.render.renderer import Renderer, placeholder_reply
 from openclaw_rl.render.template_probe import CUT_MARKER
-from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.types import Ids, Message
 
 MIN_INCREMENTAL_MESSAGES = 16

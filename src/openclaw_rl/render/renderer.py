@@ -16,6 +16,7 @@ import numpy as np
 
 from openclaw_rl.errors import ModelError, RequestError
 from openclaw_rl.render import template_probe
+from openclaw_rl.render.call_body import ToolList
 from openclaw_rl.render.chat_template import (
     NO_VARIABLES,
     ChatTemplate,
@@ -27,14 +28,14 @@ from openclaw_rl.render.chat_template import (
 )
 from openclaw_rl.render.control_tokens import ControlTokenText
 from openclaw_rl.render.degradation import Shown, render_degraded
+from openclaw_rl.render.derived_format import derive_format, derive_think_tags
 from openclaw_rl.render.detokenizer import Detokenizer
-from openclaw_rl.render.families import CallForm, detect_family
+from openclaw_rl.render.families import CallForm, DerivedFamily, ModelFamily, detect_family
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.reply_parser import PlainTextParser, ReplyDecoder
 from openclaw_rl.render.splice import PromptPiece, ReplySplicer, SampledReply
 from openclaw_rl.render.template_probe import CUT_MARKER
 from openclaw_rl.render.tokenizer import CachedTokenizer
-from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.types import Ids, Message
 
 # Tokens at the end of a prompt that are searched for an opened reasoning tag.
@@ -73,6 +74,7 @@ class Renderer:
         self.acting_tokens = tokens.keys() - literal
         self._acting = ControlTokenText(self.acting_tokens, self.template.texts)
         self.family = detect_family(files.templates, self.tokenizer.special_ids)
+        self.family = self._derive_family(self.family)
         self.stop_token_ids = self._find_stop_ids()
         self.context_length = files.context_length
         self.hint_format = files.hint_format
@@ -89,6 +91,19 @@ class Renderer:
             self.detokenizer,
             template_probe.reply_anchors(self._try_render, self.tokenizer.split_text),
         )
+
+    def _derive_family(self, detected: ModelFamily) -> ModelFamily:
+        """Return a family derived from the template, if that reads its calls and the detected one does not."""
+        if template_probe.reads_calls(self._try_render, detected):
+            return detected
+        calls = derive_format(self._try_render)
+        if calls is None:
+            return detected
+        think = detected.think_tags
+        if not any(think[1] in text for text in self.files.templates.values()):
+            think = derive_think_tags(self._try_render) or think
+        derived = DerivedFamily(think, calls, self.tokenizer.special_ids)
+        return derived if template_probe.reads_calls(self._try_render, derived) else detected
 
     def _find_stop_ids(self) -> tuple[int, ...]:
         names = [self.files.specials.get("eos_token"), *self.family.stop_tokens]

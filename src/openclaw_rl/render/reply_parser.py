@@ -116,8 +116,11 @@ class ReplyParser(ABC):
     def push(self, text: str) -> Delta: ...
 
     @abstractmethod
-    def finish(self) -> Delta:
-        """End the reply: text that was held back becomes content, or a call that needed only its end."""
+    def finish(self, *, is_cut: bool = False) -> Delta:
+        """End the reply: text that was held back becomes content, or a call that needed only its end.
+
+        `is_cut`: the reply reached a limit, so that the model may have meant to write more.
+        """
 
     @property
     def content(self) -> str:
@@ -166,7 +169,7 @@ class PlainTextParser(ReplyParser):
         self._append_text(text, reasoning=False)
         return self._take_delta()
 
-    def finish(self) -> Delta:
+    def finish(self, *, is_cut: bool = False) -> Delta:
         return self._take_delta()
 
 
@@ -223,8 +226,8 @@ class ReplyDecoder:
                 break
         return self.parser.push(text)
 
-    def finish(self) -> Delta:
-        """End the reply: return all text that was held back, and nothing after a stop string."""
+    def finish(self, *, is_cut: bool = False) -> Delta:
+        """End the reply: return all text that was held back, and nothing after a stop string. `is_cut`: by a limit."""
         rest = ""
         self._finished = True
         if not self.is_stopped:
@@ -232,4 +235,4 @@ class ReplyDecoder:
             if self._stops is not None:
                 sure, hit = self._stops.push(rest)
                 rest = sure if hit else sure + self._stops.flush()
-        return self.parser.push(rest).merge_with(self.parser.finish())
+        return self.parser.push(rest).merge_with(self.parser.finish(is_cut=is_cut))

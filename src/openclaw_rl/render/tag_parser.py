@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from openclaw_rl.render.reply_parser import Delta, ReplyParser, find_first, partial_match_length
-from openclaw_rl.render.tool_calls import CallReader
+from openclaw_rl.render.reply_parser import (
+    Delta,
+    ReplyParser,
+    ToolCall,
+    find_first,
+    partial_match_length,
+)
+from openclaw_rl.render.tool_calls import CallMatch, CallReader
 
 ThinkTags = tuple[str, str]
 """Opening and closing tag of reasoning."""
@@ -73,11 +79,18 @@ class TagParser(ReplyParser):
         held_back = self._reader is not None and text[-1:].isspace()
         return idle and bool(text) and self._tag_first_chars.isdisjoint(text) and not held_back
 
-    def finish(self) -> Delta:
+    def finish(self, *, is_cut: bool = False) -> Delta:
         while self._state is _ParserState.CALL:
-            self._reject_call(1)
+            assert self._reader is not None
+            block = self._reader.read_rest(self._buffer, is_cut=is_cut)
+            if block is not None and block.calls:
+                self._take_calls(block)
+            else:
+                self._reject_call(1)
             while self._step():
                 pass
+        if self._state is _ParserState.REASONING:
+            self._take_calls_of_open_reasoning(is_cut=is_cut)
         if self._state is _ParserState.BEGIN:
             self._state = self._initial_state
         has_calls = bool(self._pending.calls or self.calls)
@@ -202,6 +215,11 @@ class TagParser(ReplyParser):
         if not block.calls:
             self._reject_call(block.end)
             return True
+        self._take_calls(block)
+        return True
+
+    def _take_calls(self, block: CallMatch) -> None:
+        assert self._reader is not None
         self._state = _ParserState.CONTENT
         self._space_before_call = ""
         self._buffer = self._buffer[block.end :]
@@ -209,7 +227,27 @@ class TagParser(ReplyParser):
         self._no_content_yet = True
         self._optional_closer = self._reader.closer
         self._append_calls(block.calls)
-        return True
+
+    def _take_calls_of_open_reasoning(self, *, is_cut: bool) -> None:
+        """Take the calls at the end of reasoning that was never closed; its text stays reasoning."""
+        if self._reader is None or not self._openers:
+            return
+        text = self.reasoning + self._pending.reasoning + self._buffer
+        at, _ = find_first(text, self._openers)
+        calls: list[ToolCall] = []
+        while at >= 0 and text[at:].startswith(self._openers):
+            rest = text[at:]
+            block = self._reader.read(rest)
+            if block is None:
+                block = self._reader.read_rest(rest, is_cut=is_cut)
+            if block is None or not block.calls:
+                return
+            calls += block.calls
+            rest = rest[block.end :].lstrip().removeprefix(self._reader.closer).lstrip()
+            at = len(text) - len(rest)
+        # Text behind the calls shows that they were a draft.
+        if calls and not text[at:].strip():
+            self._append_calls(tuple(calls))
 
     def _reject_call(self, end: int) -> None:
         """Treat the first `end` characters, at least an opener, as content up to the next tag."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from openclaw_rl.render.call_body import ToolList
 from openclaw_rl.render.families import ModelFamily
-from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.types import Message
 
 RenderFunction = Callable[[Sequence[Message], ToolList, bool], str | None]
@@ -15,6 +15,7 @@ RenderFunction = Callable[[Sequence[Message], ToolList, bool], str | None]
 CUT_MARKER = "Xq7openclaw0cut0here7qX"
 _THOUGHT_MARKER = "Xq7openclaw0thought7qX"
 _TOOL_NAMES = ("fXq7", "gXq7")
+UNREAD_CALLS = "writes tool calls in a form that is not read: they stay text"
 
 SYSTEM_MESSAGE: Message = {"role": "system", "content": "s1"}
 FIRST_REQUEST: Message = {"role": "user", "content": "u1"}
@@ -110,6 +111,11 @@ def _probe_reasoning(text: RenderFunction, family: ModelFamily) -> str:
     return ""
 
 
+def reads_calls(text: RenderFunction, family: ModelFamily) -> bool:
+    """Whether the family's parser reads the calls that the template writes, if it writes any."""
+    return _probe_calls(text, family) != UNREAD_CALLS
+
+
 def _probe_calls(text: RenderFunction, family: ModelFamily) -> str:
     """Compare the calls that the template writes to those that the family's parser reads back."""
     whole = text([FIRST_REQUEST, REPLY_WITH_ONE_CALL, FIRST_RESULT], PROBE_TOOLS, False)
@@ -121,7 +127,7 @@ def _probe_calls(text: RenderFunction, family: ModelFamily) -> str:
     read = _count_calls_read(text, family, REPLY_WITH_ONE_CALL, [FIRST_RESULT])
     if read < 1:
         has_name = _TOOL_NAMES[0] in _after_common_prefix(whole, before)
-        return "rewrites tool calls" if has_name else "drops tool calls"
+        return UNREAD_CALLS if has_name else "drops tool calls"
     both = _count_calls_read(text, family, REPLY_WITH_TWO_CALLS, [FIRST_RESULT, SECOND_RESULT])
     return "keeps only one of several tool calls" if both == 1 else ""
 

@@ -7,18 +7,15 @@ valid call becomes content again. The arguments of returned calls are always val
 from __future__ import annotations
 
 import json
-import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Collection
+from typing import ClassVar, NamedTuple
 
-import msgspec
+from openclaw_rl.render.call_body import calls_of_array, named_call, read_arguments, read_calls
+from openclaw_rl.render.lenient_json import read_value
+from openclaw_rl.render.reply_parser import ToolCall, partial_match_length
 
-from openclaw_rl.render.reply_parser import ToolCall
-
-# Ids only have to be unique.
-_id_generator = random.Random(random.SystemRandom().getrandbits(256))
 CALL = "<tool_call>"
 END_CALL = "</tool_call>"
 TOOL_CALLS = "[TOOL_CALLS]"
@@ -30,68 +27,8 @@ DS_END_CALLS = "<｜tool▁calls▁end｜>"
 DS_CALL = "<｜tool▁call▁begin｜>"
 DS_END_CALL = "<｜tool▁call▁end｜>"
 DS_SEP = "<｜tool▁sep｜>"
-ToolList = Sequence[Mapping[str, Any]]
-"""Tool definitions in the format of chat completions."""
 # Longer text is not a name.
 MAX_NAME_CHARS = 256
-
-
-def new_call_id() -> str:
-    return f"call_{_id_generator.getrandbits(96):024x}"
-
-
-class _CallBody(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"")
-    parameters: msgspec.Raw = msgspec.Raw(b"")
-
-
-_body_decoder = msgspec.json.Decoder(_CallBody)
-_bodies_decoder = msgspec.json.Decoder(list[_CallBody])
-_DECODE_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
-
-
-def _to_bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _arguments_text(raw: bytes) -> str | None:
-    """Return the JSON text of an arguments object as the model wrote it; None if it is not an object."""
-    try:
-        value = msgspec.json.decode(raw)
-        # Some models encode the arguments as a JSON string.
-        if isinstance(value, str):
-            raw = _to_bytes(value)
-            value = msgspec.json.decode(raw)
-        return raw.decode("utf-8") if isinstance(value, dict) else None
-    except _DECODE_ERRORS:
-        return None
-
-
-def make_call(name: str, arguments: str | bytes) -> ToolCall | None:
-    """Return a call; None unless it has a name and its arguments are a JSON object."""
-    text = _arguments_text(arguments if isinstance(arguments, bytes) else _to_bytes(arguments))
-    return None if text is None or not name else ToolCall(new_call_id(), name, text)
-
-
-def _call_from_body(body: _CallBody) -> ToolCall | None:
-    return make_call(body.name, bytes(body.arguments) or bytes(body.parameters))
-
-
-def _calls_of_array(body: str) -> list[ToolCall | None]:
-    """Return the calls of a JSON array; empty if it cannot be read."""
-    try:
-        return [_call_from_body(call) for call in _bodies_decoder.decode(_to_bytes(body))]
-    except _DECODE_ERRORS:
-        return []
-
-
-def parse_call(body: str) -> ToolCall | None:
-    """Parse a call from `{"name": ..., "arguments": {...}}` (or `parameters`); None if it is anything else."""
-    try:
-        return _call_from_body(_body_decoder.decode(_to_bytes(body)))
-    except _DECODE_ERRORS:
-        return None
 
 
 class CallMatch(NamedTuple):
@@ -102,17 +39,31 @@ class CallMatch(NamedTuple):
 
 
 class CallReader(ABC):
-    """Reader for the calls of one reply. `hidden_tokens`: never shown to clients, not even in a malformed call."""
+    """Reader for the calls of one reply. `hidden_tokens`: never shown to clients, not even in a malformed call.
 
-    openers: ClassVar[tuple[str, ...]]
+    A call that is not written as the model was taught is read if its meaning is clear and it calls a declared function.
+    """
+
+    openers: tuple[str, ...]
     at_start: ClassVar[tuple[str, ...]] = ()  # openers that count only at the start or after a call
     separators: ClassVar[str] = ""  # characters allowed between two calls, besides white space
     closer: ClassVar[str] = ""  # tag that is dropped directly after a call
-    hidden_tokens: ClassVar[tuple[str, ...]] = ()
+    hidden_tokens: tuple[str, ...] = ()
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        """`names`: of the declared functions."""
+        self._names = names
 
     @abstractmethod
     def read(self, text: str) -> CallMatch | None:
         """Return the tool calls at the start of `text`, which begins with an opener; None if more text is needed."""
+
+    def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
+        """Return the calls at the start of the last text of a reply, of which only the end is missing; None without calls.
+
+        `is_cut`: the reply reached a limit, so that the model may have meant to write more.
+        """
+        return None
 
 
 class HermesCallReader(CallReader):
@@ -120,20 +71,52 @@ class HermesCallReader(CallReader):
 
     openers = (CALL,)
 
+    def __init__(self, names: Collection[str] = ()) -> None:
+        super().__init__(names)
+        # Place of the next opener at which the call before it was found incomplete.
+        self._tried_opener = -1
+
     def read(self, text: str) -> CallMatch | None:
         """A closing tag inside a JSON string does not end the call."""
         at = text.find(END_CALL)
+        before_next = self._read_before_next_opener(text, at)
+        if before_next is not None:
+            return before_next
         while at >= 0 and _ends_in_string(text[len(CALL) : at]):
             at = text.find(END_CALL, at + 1)
         if at < 0:
             return None
-        call = parse_call(text[len(CALL) : at])
-        return CallMatch(len(CALL)) if call is None else CallMatch(at + len(END_CALL), (call,))
+        self._tried_opener = -1
+        calls = read_calls(text[len(CALL) : at], self._names, may_complete=True)
+        return CallMatch(at + len(END_CALL), calls) if calls else CallMatch(len(CALL))
+
+    def _read_before_next_opener(self, text: str, end: int) -> CallMatch | None:
+        """Return the call before the next opener, if only its closing tag is missing."""
+        opener = text.find(CALL, len(CALL))
+        if opener < 0 or 0 <= end < opener or opener == self._tried_opener:
+            return None
+        calls = read_calls(text[len(CALL) : opener], self._names)
+        self._tried_opener = -1 if calls else opener
+        return CallMatch(opener, calls) if calls else None
+
+    def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
+        """The closing tag may be cut, or missing."""
+        body = text[len(CALL) :]
+        body = body[: len(body) - partial_match_length(body, (END_CALL,))]
+        calls = read_calls(body, self._names, may_complete=not is_cut)
+        if calls:
+            return CallMatch(len(text), calls)
+        # Text follows a call that was not closed.
+        value = read_value(body)
+        if value is None:
+            return None
+        calls = read_calls(body[: value.end], self._names)
+        return CallMatch(len(CALL) + value.end, calls) if calls else None
 
 
 def _ends_in_string(body: str) -> bool:
     try:
-        json.loads(body)
+        _decoder.decode(body)
     except json.JSONDecodeError as error:
         return error.msg.startswith("Unterminated string")
     except RecursionError:
@@ -141,13 +124,18 @@ def _ends_in_string(body: str) -> bool:
     return False
 
 
-class _JsonCallReader(CallReader):
+# Accepts line ends in strings.
+_decoder = json.JSONDecoder(strict=False)
+
+
+class JsonCallReader(CallReader):
     """Base of readers whose calls end where their JSON ends."""
 
     _OUTSIDE = re.compile(r'["{}\[\]]')
     _INSIDE = re.compile(r'["\\]')
 
-    def __init__(self) -> None:
+    def __init__(self, names: Collection[str] = ()) -> None:
+        super().__init__(names)
         # Depth 0: no JSON has begun.
         self._offset = self._depth = 0
         self._in_string = False
@@ -180,7 +168,7 @@ class _JsonCallReader(CallReader):
         return None
 
 
-class LlamaCallReader(_JsonCallReader):
+class LlamaCallReader(JsonCallReader):
     """`{"name": ..., "parameters": {...}}` after <|python_tag|> or as the whole reply; `;` separates calls."""
 
     openers = (PYTHON_TAG,)
@@ -198,11 +186,18 @@ class LlamaCallReader(_JsonCallReader):
         end = self._find_json_end(text, len(text) - len(body))
         if end is None:
             return None
-        call = parse_call(text[start:end])
-        return CallMatch(end, () if call is None else (call,))
+        return CallMatch(end, read_calls(text[start:end], self._names))
+
+    def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
+        """The last brackets may be missing."""
+        body = text.removeprefix(PYTHON_TAG).lstrip()
+        if is_cut or not body.startswith("{"):
+            return None
+        calls = read_calls(body, self._names, may_complete=True)
+        return CallMatch(len(text), calls) if calls else None
 
 
-class MistralCallReader(_JsonCallReader):
+class MistralCallReader(JsonCallReader):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call.
 
     Mistral templates accept only ids of nine letters and digits.
@@ -228,16 +223,36 @@ class MistralCallReader(_JsonCallReader):
         return CallMatch(end, calls) if calls else CallMatch(len(TOOL_CALLS))
 
     def _parse_calls(self, head: str, body: str) -> tuple[ToolCall, ...]:
-        calls = self._named_call(head, body) if body.startswith("{") else _calls_of_array(body)
-        valid = [call._replace(id=call.id[-9:]) for call in calls if call]
-        return tuple(valid) if len(valid) == len(calls) else ()
+        calls = self._named_call(head, body) if body.startswith("{") else self._calls_of_array(body)
+        return tuple(call._replace(id=call.id[-9:]) for call in calls)
 
-    def _named_call(self, head: str, body: str) -> list[ToolCall | None]:
+    def _calls_of_array(self, body: str) -> tuple[ToolCall, ...]:
+        strict = calls_of_array(body)
+        return strict or read_calls(body, self._names)
+
+    def _named_call(self, head: str, body: str) -> tuple[ToolCall, ...]:
         """Return the call whose name is in the head and whose arguments are the body."""
-        if len(head) > MAX_NAME_CHARS:
-            return []
-        named = self._HEAD_PATTERN.fullmatch(head)
-        return [make_call(named[1], body)] if named else []
+        named = None if len(head) > MAX_NAME_CHARS else self._HEAD_PATTERN.fullmatch(head)
+        if named is None:
+            return ()
+        call = named_call(named[1], body, self._names)
+        return () if call is None else (call,)
+
+    def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
+        """The last brackets may be missing."""
+        body = text[len(TOOL_CALLS) :].lstrip()
+        if not body.startswith("["):
+            body = body[body.find("{") :] if "{" in body else ""
+        if is_cut or not body:
+            return None
+        head = text[len(TOOL_CALLS) : len(text) - len(body)]
+        if body.startswith("{"):
+            arguments = read_arguments(body, may_complete=True)
+            calls = () if arguments is None else self._named_call(head, arguments)
+        else:
+            calls = read_calls(body, self._names, may_complete=True)
+        calls = tuple(call._replace(id=call.id[-9:]) for call in calls)
+        return CallMatch(len(text), calls) if calls else None
 
 
 class DeepSeekCallReader(CallReader):
@@ -245,25 +260,34 @@ class DeepSeekCallReader(CallReader):
 
     openers = (DS_CALLS,)
     hidden_tokens = (DS_CALLS, DS_END_CALLS, DS_CALL, DS_END_CALL, DS_SEP)
-    _FENCED_PATTERN = re.compile(
-        r"([^\n]+)\n```json\n(.*)\n```", re.DOTALL
-    )  # DeepSeek V3: type, then name and a fence
+    # DeepSeek V3: type, then name and a fence.
+    _FENCED_PATTERN = re.compile(r"([^\n]+)\n```(?:json)?\n(.*?)(?:\n```)?\s*", re.DOTALL)
 
     def read(self, text: str) -> CallMatch | None:
         at = text.find(DS_END_CALLS)
         if at < 0:
             return None
-        calls = list[ToolCall | None]()
-        rest = text[len(DS_CALLS) : at].strip()
+        calls = self._read_list(text[len(DS_CALLS) : at].strip(), is_closed=True)
+        return CallMatch(at + len(DS_END_CALLS), calls) if calls else CallMatch(len(DS_CALLS))
+
+    def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
+        """The end of the list, or of the last call, may be missing."""
+        calls = self._read_list(text[len(DS_CALLS) :].strip(), is_closed=is_cut)
+        return CallMatch(len(text), calls) if calls else None
+
+    def _read_list(self, rest: str, *, is_closed: bool) -> tuple[ToolCall, ...]:
+        """Return the calls of a list; empty unless each can be read. `is_closed`: the last one has its end."""
+        calls: list[ToolCall] = []
         while rest.startswith(DS_CALL):
             kind, _, after = rest.removeprefix(DS_CALL).partition(DS_SEP)
             body, closed, after = after.partition(DS_END_CALL)
-            if not closed:
+            if not closed and is_closed:
                 break
             fenced = self._FENCED_PATTERN.fullmatch(body)
-            calls.append(make_call(fenced[1], fenced[2]) if fenced else make_call(kind, body))
+            name, arguments = (fenced[1], fenced[2]) if fenced else (kind, body)
+            call = named_call(name.strip(), arguments, self._names)
+            if call is None:
+                return ()
+            calls.append(call)
             rest = after.lstrip()
-        valid = tuple(call for call in calls if call)
-        if rest or not valid or len(valid) < len(calls):
-            return CallMatch(len(DS_CALLS))
-        return CallMatch(at + len(DS_END_CALLS), valid)
+        return () if rest else tuple(calls)

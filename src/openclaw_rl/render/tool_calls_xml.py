@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
-from openclaw_rl.render.reply_parser import ToolCall
-from openclaw_rl.render.tool_calls import CALL, END_CALL, CallMatch, CallReader, ToolList, make_call
+from openclaw_rl.render.call_body import ToolList, new_call_id, to_json, tool_names
+from openclaw_rl.render.reply_parser import ToolCall, partial_match_length
+from openclaw_rl.render.tool_calls import CALL, END_CALL, CallMatch, CallReader
+from openclaw_rl.render.value_types import ToolSchemas, convert_value
 
 _OPEN = "<function="
+_OPEN_NAMED = "<function name="
 _CLOSE = "</function>"
-_FUNCTION_PATTERN = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
-_PARAMETER_PATTERN = re.compile(
-    r"\s*<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>\s*(?=<parameter=|\Z)|\n(?=<parameter=)|\Z)",
-    re.DOTALL,
-)
-_PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "boolean": (bool,),
-    "null": (type(None),),
-    "integer": (int,),
-    "number": (int, float),
-}
-# Templates write earlier calls with Python literals.
-_PYTHON_LITERALS = {"True": True, "False": False, "None": None}
+_CLOSE_VALUE = "</parameter>"
+# `=NAME`, `="NAME"`, ` name="NAME"`.
+_NAME = r"""(?:\s*=\s*|\s+name\s*=\s*)(?:"([^">\n]+)"|'([^'>\n]+)'|([^>\n"']+))\s*/?>"""
+_FUNCTION = re.compile(rf"\s*<function{_NAME}")
+_PARAMETER = re.compile(rf"\s*<parameter{_NAME}")
+_NEXT_PARAMETER = re.compile(r"<parameter[\s=]")
+_VALUE_END = re.compile(rf"{_CLOSE_VALUE}\s*(?=<parameter[\s=]|{_CLOSE}|\Z)")
 
 
 class XmlCallReader(CallReader):
     """`<tool_call><function=f><parameter=x>...</parameter></function></tool_call>`.
 
     The opening tag of a call and the closing tag of a value are optional, because models forget them. A value is the
-    text between its tags. It is converted if it is JSON of a type that the tool's schema allows, otherwise it stays a
+    text between its tags. It is converted if it is of a type that the tool's schema allows, otherwise it stays a
     string. Without a schema only objects and arrays are converted.
     """
 
-    openers = (CALL, _OPEN)
+    openers = (CALL, _OPEN, _OPEN_NAMED)
     closer = END_CALL
 
     def __init__(self, tools: ToolList) -> None:
-        functions = [t.get("function") or {} for t in tools]
-        self._schemas = {f.get("name"): f.get("parameters") or {} for f in functions}
+        super().__init__(tool_names(tools))
+        self._schemas = ToolSchemas(tools)
 
     def read(self, text: str) -> CallMatch | None:
         """A closing tag inside a parameter does not end the call."""
@@ -59,73 +50,69 @@ class XmlCallReader(CallReader):
         if at < 0:
             return None
         body = text[start:at] if start else text[: at + len(end)]
-        call = self._parse_call(body)
+        call = self._parse_call(body, is_closed=True)
         if call is not None:
             return CallMatch(at + len(end), (call,))
         return CallMatch(len(CALL) if start else len(_OPEN))
 
-    def _parse_call(self, body: str) -> ToolCall | None:
-        function = _FUNCTION_PATTERN.fullmatch(body)
+    def read_rest(self, text: str, *, is_cut: bool) -> CallMatch | None:
+        """The closing tags behind the last value may be cut, or missing."""
+        body = text.removeprefix(CALL)
+        body = body[: len(body) - partial_match_length(body, (END_CALL,))].rstrip()
+        body = body[: len(body) - partial_match_length(body, (_CLOSE,))]
+        call = self._parse_call(body, is_closed=False)
+        return (
+            None if call is None or call.name not in self._names else CallMatch(len(text), (call,))
+        )
+
+    def _parse_call(self, body: str, *, is_closed: bool) -> ToolCall | None:
+        """Return the call in a body. `is_closed`: a last value without a closing tag ends with the body."""
+        function = _FUNCTION.match(body)
         if function is None:
             return None
-        name = function[1].strip()
-        inner = function[2].rstrip()
-        place = 0
-        properties = self._schema_properties(name)
+        inner = body[function.end() :]
+        end = inner.rfind(_CLOSE)
+        if end >= 0 and not inner[end + len(_CLOSE) :].strip():
+            inner = inner[:end]
+            is_closed = True
+        elif is_closed and body.startswith(_OPEN):
+            return None
+        name = _name_of(function)
         arguments: dict[str, Any] = {}
-        while parameter := _PARAMETER_PATTERN.match(inner, place):
-            key = parameter[1].strip()
-            arguments[key] = convert_value(parameter[2], properties.get(key))
-            place = parameter.end()
+        place = 0
+        while parameter := _PARAMETER.match(inner, place):
+            value_end, place = _find_value_end(inner, parameter.end())
+            if value_end is None:
+                if not is_closed:
+                    return None
+                value_end = len(inner)
+                place = value_end
+            key = _name_of(parameter)
+            value = inner[parameter.end() : value_end].removeprefix("\n").removesuffix("\n")
+            arguments[key] = convert_value(value, self._schemas.of(name, key))
         if inner[place:].strip():
             return None
-        return make_call(name, json.dumps(arguments, ensure_ascii=False))
+        return ToolCall(new_call_id(), name, to_json(arguments)) if name else None
 
-    def _schema_properties(self, name: str) -> Mapping[str, Any]:
-        schema = self._schemas.get(name)
-        properties = schema.get("properties") if isinstance(schema, Mapping) else None
-        return properties if isinstance(properties, Mapping) else {}
+
+def _name_of(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group is not None).strip()
+
+
+def _find_value_end(inner: str, start: int) -> tuple[int | None, int]:
+    """Return where a value ends, and where the next parameter may begin; None if nothing ends it."""
+    closing = _VALUE_END.search(inner, start)
+    following = _NEXT_PARAMETER.search(inner, start)
+    if closing is not None and (following is None or closing.start() < following.start()):
+        return closing.start(), closing.end()
+    if following is not None and inner[following.start() - 1] == "\n":
+        return following.start(), following.start()
+    if closing is not None:
+        return closing.start(), closing.end()
+    return None, start
 
 
 def _is_inside_parameter(body: str, end: str) -> bool:
     """Whether `body` ends inside a parameter; one that was only not closed before </function> does not count."""
-    opened = body.rfind("<parameter=") > body.rfind("</parameter>")
+    opened = body.rfind("<parameter") > body.rfind(_CLOSE_VALUE)
     return opened and end == END_CALL and not body.rstrip().endswith(_CLOSE)
-
-
-def convert_value(text: str, schema: Any) -> Any:
-    """Convert `text` to the type that a JSON schema allows; return it unchanged if it is a string or unknown."""
-    try:
-        value = _PYTHON_LITERALS[text] if text in _PYTHON_LITERALS else msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        return text
-    names = _allowed_types(schema) or frozenset({"object", "array"})
-    fits = any(type(value) in _PYTHON_TYPES.get(name, ()) for name in names)
-    return value if fits else text
-
-
-def _allowed_types(schema: Any, depth: int = 0) -> frozenset[str]:
-    """Return the names of the types that a schema allows; empty if it does not specify any."""
-    if not isinstance(schema, Mapping) or depth > 8:
-        return frozenset()
-    stated = schema.get("type")
-    names = stated if isinstance(stated, list) else [stated]
-    types = {name for name in names if isinstance(name, str)}
-    for key in ("anyOf", "oneOf", "allOf"):
-        for part in _list_of(schema, key):
-            types |= _allowed_types(part, depth + 1)
-    if not types:
-        types.update(*map(_names_of_type, _list_of(schema, "enum")))
-    return frozenset(types)
-
-
-def _list_of(schema: Mapping[str, Any], key: str) -> list[Any]:
-    value = schema.get(key)
-    return value if isinstance(value, list) else []
-
-
-def _names_of_type(value: Any) -> set[str]:
-    """Return the names that a JSON schema has for the type of a value."""
-    if isinstance(value, str):
-        return {"string"}
-    return {name for name, kinds in _PYTHON_TYPES.items() if type(value) in kinds}

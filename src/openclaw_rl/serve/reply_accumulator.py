@@ -62,27 +62,27 @@ class ReplyAccumulator:
         self.cached_tokens += chunk.cached
         self.token_ids += chunk.token_ids
         self._logprobs += chunk.logprobs
-        delta = (
-            self._push_until_call(chunk.token_ids)
-            if self._one_call
-            else self.reply_text.push(chunk.token_ids)
-        )
+        delta = self._push_tokens(chunk.token_ids)
         if self._wants_logprobs:
             self._hold_token_infos(chunk)
-        if self.reply_text.parser.in_reasoning:
-            self._reasoning_count += len(chunk.token_ids)
         if self._trainable_end is not None or chunk.finish is not None:
-            delta = delta.merge_with(self.reply_text.finish())
+            delta = delta.merge_with(self.reply_text.finish(is_cut=chunk.finish == "length"))
             self.finish_reason = self._choose_finish_reason(chunk)
         ids = chunk.token_ids if self._wants_ids else ()
         if not self._held_tokens or not (delta or self.finish_reason):
             return StreamPart(delta=delta, token_ids=ids)
         return StreamPart(delta=delta, tokens=self._release_tokens(), token_ids=ids)
 
-    def _push_until_call(self, ids: Sequence[int]) -> Delta:
+    def _push_tokens(self, ids: Sequence[int]) -> Delta:
+        """Push token by token, so that counts do not depend on the chunks; at most until the only call."""
         delta = Delta()
         for n, i in enumerate(ids):
             delta = delta.merge_with(self.reply_text.push((i,)))
+            if self.reply_text.is_stopped:
+                break
+            self._reasoning_count += self.reply_text.parser.in_reasoning
+            if not self._one_call:
+                continue
             if calls := self.reply_text.parser.calls:
                 self._call_end = len(self.token_ids) - len(ids) + n + 1
                 # One list of calls: the tokens of the first are unknown, so no token is trained on.

@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 from openclaw_rl.errors import RequestError
+from openclaw_rl.render.call_body import ToolList
 from openclaw_rl.render.families import CallForm
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.serve.chat_request import ResponseConstraint, field_error
 
 MAX_GRAMMAR_BYTES = (

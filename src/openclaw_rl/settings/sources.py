@@ -255,6 +255,13 @@ def _add_tree(tree: Mapping[Any, Any], prefix: str, layer: SettingsSource) -> No
             layer.add_setting(dotted, value)
 
 
+_OUR_PREFIX = re.compile(r"^OPENCLAW_(?:RL_)?")
+_SERVICE_VARIABLE = re.compile(
+    r"SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?"
+)
+_SERVICE_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://")
+
+
 def from_environment(
     environ: Mapping[str, str],
     keys: Iterable[str],
@@ -265,7 +272,8 @@ def from_environment(
 ) -> SettingsSource:
     """Read environment variables. `text`: settings of type text. `ours`: a variable to ignore.
 
-    Flags in LORA_ARGS mean LoRA, unless a variable says otherwise.
+    Empty variables are not set: Docker Compose passes `${PORT:-}` so. Variables that Kubernetes sets for a Service
+    named `openclaw` or `openclaw-rl` are not settings. Flags in LORA_ARGS mean LoRA, unless a variable says otherwise.
     Without `strict`, variables that are refused or wrong are ignored, unless their name begins with OPENCLAW_: they may
     be those of another program.
     """
@@ -273,6 +281,8 @@ def from_environment(
     long = {long_name(key): key for key in layer.keys}
     short = aliases.by_form("environment")
     for name, value in environ.items():
+        if not value.strip() or _is_of_kubernetes(name, value):
+            continue
         faults = len(layer.faults)
         if name in aliases.ARGUMENTS:
             _add_flags(layer, value, shown=f"{name} ")
@@ -285,6 +295,19 @@ def from_environment(
     if environ.get("LORA_ARGS", "").strip() and "train.finetune" not in layer.found:
         layer.add_setting("train.finetune", "lora", shown="LORA_ARGS")
     return layer
+
+
+def _is_of_kubernetes(name: str, value: str) -> bool:
+    """Whether Kubernetes sets this variable in each container, for a Service of our name.
+
+    https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+    """
+    rest = _OUR_PREFIX.sub("", name)
+    if rest == name:
+        return False
+    if rest == "PORT":
+        return _SERVICE_ADDRESS.match(value) is not None
+    return _SERVICE_VARIABLE.fullmatch(rest) is not None
 
 
 def is_foreign(setting: GivenValue) -> bool:

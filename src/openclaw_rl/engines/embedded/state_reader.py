@@ -1,8 +1,8 @@
 """Hidden states of the base model, read behind all replies: in small chunks, while no reply needs the model.
 
-Beside replies that leave no pause, one chunk runs in `BUSY_STEPS` of their steps, and in `LATE_BUSY_STEPS` if its text
-has waited for `LATE_SECONDS`. So reading changes fewer than one in a hundred of the gaps between their tokens, and texts
-are read all the same.
+Beside replies that leave no pause, one chunk runs in `BUSY_STEPS` of their steps, and in `LATE_BUSY_STEPS` if its
+text has waited for `LATE_SECONDS`. So reading changes fewer than one in a hundred of the gaps between their tokens, and
+texts are read all the same.
 """
 
 from __future__ import annotations
