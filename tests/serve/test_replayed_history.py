@@ -358,6 +358,18 @@ def test_a_forced_number_is_still_refused(gateways: Gateways) -> None:
     assert "NaN" in prompt(site)
 
 
+@pytest.mark.parametrize("letters", [*histories.SYSTEMS, *histories.NEIGHBOURS])
+def test_a_degraded_prompt_is_rendered_again_alike(letters: str, gateways: Gateways) -> None:
+    """The trainer renders stored conversations again, to put a hint into them."""
+    site = gateways("gemma")
+    history, _ = histories.by_letters(letters)
+    answer, _ = ask(site, history)
+    request = site.get(answer.json()["id"]).request
+    again = site.renderer.render(request.messages, request.tools, variables=request.template)
+    assert again.prompt_ids.tolist() == request.prompt_ids.tolist()
+    assert [mark.index for mark in request.marks] == list(range(len(letters) + 1))
+
+
 def test_random_histories_are_answered_and_linked(
     gateways: Gateways, request: pytest.FixtureRequest
 ) -> None:

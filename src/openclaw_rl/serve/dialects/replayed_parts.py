@@ -8,7 +8,7 @@ then read as usual.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.errors import RequestError
@@ -67,6 +67,7 @@ _OPAQUE_KEYS = frozenset(
         "status",
     }
 )
+_EMPTY: Sequence[Any] = (None, "", [], {})
 # Levels of nested parts that are read as parts; deeper ones are shown as JSON.
 _MAX_DEPTH = 8
 
@@ -108,8 +109,7 @@ def _part_text(part: Mapping[str, Any], notes: ReplayNotes, depth: int) -> str:
 def _fields_text(part: Mapping[str, Any]) -> str:
     """Return the fields of a part without a text as JSON; "" if it has none but its type."""
     readable = part.keys() - _OPAQUE_KEYS
-    empty = (None, "", [], {})
-    shown = {key: part[key] for key in part if key in readable and part[key] not in empty}
+    shown = {key: part[key] for key in part if key in readable and part[key] not in _EMPTY}
     return json_text(shown) if shown.keys() - {"type"} else ""
 
 
