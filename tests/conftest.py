@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--histories",
         type=int,
-        default=120,
+        default=500,
         help="random histories in tests/serve/test_replayed_history.py",
     )
     parser.addoption("--histories-seed", type=int, default=37, help="seed of those histories")

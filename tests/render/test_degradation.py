@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def has_pairs(messages: Sequence[dict[str, Any]]) -> bool:
 
 def alternates(messages: Sequence[dict[str, Any]]) -> bool:
     roles = [message["role"] for message in messages]
-    return all(role != after for role, after in zip(roles, roles[1:], strict=False))
+    return all(role != after for role, after in pairwise(roles))
 
 
 def is_plain(messages: Sequence[dict[str, Any]]) -> bool:

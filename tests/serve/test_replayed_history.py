@@ -373,7 +373,7 @@ def test_a_degraded_prompt_is_rendered_again_alike(letters: str, gateways: Gatew
 def test_random_histories_are_answered_and_linked(
     gateways: Gateways, request: pytest.FixtureRequest
 ) -> None:
-    """`make fuzz` tries 500."""
+    """`make fuzz` tries ten times as many."""
     count = request.config.getoption("--histories")
     seed = request.config.getoption("--histories-seed")
     changed = 0
