@@ -130,8 +130,9 @@ test-recipes: $(STAMP)  ## every recipe's script on the starter: train, resume, 
 explore: $(STAMP)  ## the properties of `make test` on examples that nobody has tried (a few minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=explore -n 2
 
-fuzz: $(STAMP)  ## ten thousand requests that nobody should send, over all routes
+fuzz: $(STAMP)  ## ten thousand requests that nobody should send, over all routes, and 5000 odd histories
 	$(BIN)/python -m pytest tests/system/test_fuzz.py --fuzz 10000 -s
+	$(BIN)/python -m pytest tests/serve/test_replayed_history.py -k random --histories 5000 --histories-seed 1
 
 # Not in the dev extra: it is needed here alone. Without it, the faults of the clock are left out.
 KILLS ?= 6

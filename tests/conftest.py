@@ -23,6 +23,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fuzz", type=int, default=1500, help="fuzzed requests in tests/system/test_fuzz.py"
     )
     parser.addoption(
+        "--histories",
+        type=int,
+        default=500,
+        help="random histories in tests/serve/test_replayed_history.py",
+    )
+    parser.addoption("--histories-seed", type=int, default=37, help="seed of those histories")
+    parser.addoption(
         "--kills", type=int, default=10, help="kills in tests/sandbox/test_box_kills.py"
     )
     parser.addoption(

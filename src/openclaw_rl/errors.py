@@ -156,6 +156,10 @@ class RequestError(OpenClawError):
         self.status = status
 
 
+class TemplateRefusal(RequestError):
+    """Raised if the model's chat template rejects a conversation."""
+
+
 class PromptTooLong(RequestError):
     """Raised if a prompt does not fit into the context. The message has OpenAI's words, which clients look for.
 

@@ -226,9 +226,9 @@ def test_a_template_that_looks_back_is_not_bridged(tmp_path: Path) -> None:
     assert renderer.text_after(ANSWER, [ASK], tools=False) is None
 
 
-def test_a_message_that_the_template_refuses_is_a_client_error(renderer: Renderers) -> None:
+def test_text_as_it_was_sent_is_refused_where_the_template_refuses_it(renderer: Renderers) -> None:
     with pytest.raises(RequestError, match="single tool-calls"):
-        renderer("llama").render([ASK, {**CALLS, "tool_calls": [call(1), call(2)]}], [TOOL])
+        renderer("llama").text([ASK, {**CALLS, "tool_calls": [call(1), call(2)]}], [TOOL])
 
 
 def test_templates_cannot_reach_python(tmp_path: Path) -> None:

@@ -120,7 +120,11 @@ def _trained(specials: tuple[str, ...]) -> str:
 
 def make_kind(folder: Path, name: str) -> Path:
     """Write a model folder with the real template `name`."""
-    kind = KINDS[name]
+    return write_kind(folder, KINDS[name])
+
+
+def write_kind(folder: Path, kind: Kind) -> Path:
+    """Write a model folder with the real template of `kind`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(_trained(kind.specials))
     named = {"eos_token": kind.stop, "pad_token": kind.specials[0]} | (

@@ -20,7 +20,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from openclaw_rl.errors import ModelError, RequestError
+from openclaw_rl.errors import ModelError, RequestError, TemplateRefusal
 from openclaw_rl.render.control_tokens import remove_marks
 from openclaw_rl.types import Message
 
@@ -212,7 +212,8 @@ class ChatTemplate:
     ) -> str:
         """Return the conversation as text; messages come from `to_template_message`, tools from `serialize_tools`.
 
-        Raises `RequestError` with the template's own message if it rejects the conversation, or from `check_variables`.
+        Raises `TemplateRefusal` with the template's own message if it rejects the conversation, and `RequestError` from
+        `check_variables`.
         """
         template = self._templates.get("tool_use") if tools else None
         if variables:
@@ -245,7 +246,7 @@ class ChatTemplate:
             AttributeError,
             ArithmeticError,
         ) as error:
-            raise RequestError(
+            raise TemplateRefusal(
                 f"the model's chat template refuses this conversation: {remove_marks(str(error))}",
                 param="messages",
             ) from error

@@ -27,6 +27,7 @@ from openclaw_rl.render.chat_template import (
     to_template_message,
 )
 from openclaw_rl.render.control_tokens import ControlTokenText
+from openclaw_rl.render.degradation import Shown, render_degraded
 from openclaw_rl.render.derived_format import derive_format, derive_think_tags
 from openclaw_rl.render.detokenizer import Detokenizer
 from openclaw_rl.render.families import CallForm, DerivedFamily, ModelFamily, detect_family
@@ -163,7 +164,7 @@ class Renderer:
         generation: bool = True,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
-        """Render the conversation as text. Raises `RequestError` if the template rejects it."""
+        """Render the conversation as text, as it was sent. Raises `RequestError` if the template rejects it."""
         ready = [self.prepare_message(m) for m in messages]
         return self.render_text(
             ready, self.prepare_tools(tools), generation=generation, variables=variables
@@ -181,6 +182,24 @@ class Renderer:
         marked = {name: self._literal.mark(value) for name, value in variables.items()}
         return self.template.render(messages, tools, generation=generation, variables=marked)
 
+    def render_shown(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[SerializedTool],
+        *,
+        generation: bool,
+        variables: Mapping[str, Any],
+    ) -> Shown:
+        """Render prepared messages and tools as text, changed where the template refuses them as they were sent.
+
+        Raises `RequestError` if the template rejects them after every change, too, or a variable is reserved.
+        """
+
+        def render(some: Sequence[dict[str, Any]]) -> str:
+            return self.render_text(some, tools, generation=generation, variables=variables)
+
+        return render_degraded(render, messages)
+
     def render(
         self,
         messages: Sequence[Message],
@@ -191,9 +210,15 @@ class Renderer:
     ) -> RenderedPrompt:
         """Render the conversation as prompt ids. `variables`: template variables such as `enable_thinking`.
 
-        Raises `RequestError` if the template rejects the conversation or a variable is reserved.
+        Raises as `render_shown` does.
         """
-        return self.tokenize(self.text(messages, tools, generation=generation, variables=variables))
+        shown = self.render_shown(
+            [self.prepare_message(m) for m in messages],
+            self.prepare_tools(tools),
+            generation=generation,
+            variables=variables,
+        )
+        return self.tokenize(shown.text)
 
     def tokenize(self, text: str) -> RenderedPrompt:
         return RenderedPrompt(

@@ -8,6 +8,7 @@ from typing import Any
 
 from openclaw_rl.errors import OpenClawError, RequestError
 from openclaw_rl.reasons import Reason
+from openclaw_rl.render.degradation import Degradation
 from openclaw_rl.render.reply_parser import Delta
 from openclaw_rl.types import FinishReason, Kind, Message, Sampling
 
@@ -97,6 +98,10 @@ class ChatRequest:
     ignored_fields: tuple[
         str, ...
     ] = ()  # descriptions of request fields without effect; sent in a response header
+    # How earlier messages were read that cannot be read as they were sent; sent in a response header.
+    degraded: tuple[Degradation, ...] = ()
+    # Number of the last entries of `messages` that are the client's newest message.
+    newest_count: int = 1
 
 
 def choice_id(id: str, number: int) -> str:
@@ -184,6 +189,7 @@ class ReplyHeader:
     lessons: Sequence[str] = ()  # ids of those in the prompt
     withdrawn: Sequence[str] = ()  # ids of lessons for this prompt that cost correctness
     ignored: Sequence[str] = ()  # descriptions of what has no effect in the request
+    degraded: Sequence[Degradation] = ()  # what was changed to show the history
 
 
 class ReplyFailed(OpenClawError):

@@ -227,12 +227,13 @@ def describe_error(error: Exception, what: str) -> tuple[int, str, str | None, s
 
 
 def _reply_headers(header: ReplyHeader) -> dict[str, str]:
-    """Return the response headers that list ignored request fields, and the ids of lessons.
+    """Return the response headers that list ignored request fields, changes to the history, and the ids of lessons.
 
     Those of the lessons in the prompt, and of those that were withdrawn because they cost correctness.
     """
     headers = {
         "X-OpenClaw-Ignored": "; ".join(header.ignored)[:1000],
+        "X-OpenClaw-Degraded": ", ".join(header.degraded),
         "X-OpenClaw-Lessons": ", ".join(header.lessons),
         "X-OpenClaw-Withdrawn-Lessons": ", ".join(header.withdrawn),
     }

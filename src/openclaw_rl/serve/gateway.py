@@ -185,6 +185,7 @@ class Gateway:
             lessons=tuple(prompt.lessons),
             withdrawn=prompt.withdrawn,
             ignored=request.ignored_fields,
+            degraded=tuple(dict.fromkeys([*request.degraded, *prompt.degraded])),
         )
         replies = []
         for number in range(request.n):

@@ -21,7 +21,10 @@ _REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
 # Ids need to be unique and cheap, not secret.
 _id_generator = random.Random(random.SystemRandom().getrandbits(256))
 _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
-_EXPOSED_HEADERS = "X-OpenClaw-Ignored, X-OpenClaw-Lessons, X-OpenClaw-Withdrawn-Lessons, x-request-id, Retry-After"
+_EXPOSED_HEADERS = (
+    "X-OpenClaw-Ignored, X-OpenClaw-Degraded, X-OpenClaw-Lessons, X-OpenClaw-Withdrawn-Lessons, x-request-id, "
+    "Retry-After"
+)
 # For which a browser keeps the answer.
 _PREFLIGHT_SECONDS = "600"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")

@@ -185,7 +185,7 @@ class InflightReply:
         """
         context = self._context
         part = StreamPart()
-        # The first part comes with the first token, even if its text is held back: the client sees that it is under way.
+        # The first part comes with the first token, even if its text is held back: so a client sees that work began.
         has_spoken = False
         self._move(ReplyStage.RUNNING)
         context.load.running_replies += 1

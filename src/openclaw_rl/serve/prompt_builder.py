@@ -24,6 +24,7 @@ from openclaw_rl.common.images.image_prompt import ImagePrompt
 from openclaw_rl.common.large_requests import call_in, run_large, stop_if_cancelled
 from openclaw_rl.errors import PromptTooLong
 from openclaw_rl.render.caches import SampledTokens, TokenBudgetLRU, TwoGenerationLRU
+from openclaw_rl.render.degradation import Degradation, Shown
 from openclaw_rl.render.hint import hinted_index, lessons_hint, with_hint
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
 from openclaw_rl.render.splice import PromptPiece, SampledReply
@@ -82,6 +83,8 @@ class BuiltPrompt:
     withdrawn: tuple[str, ...] = ()  # ids of the lessons that cost correctness
     # The conversation, if it has images: the engine has rendered it.
     with_images: ImagePrompt | None = None
+    # What was changed in the rendering of a history that the template refuses as it was sent.
+    degraded: tuple[Degradation, ...] = ()
 
 
 class PromptBuilder:
@@ -178,8 +181,11 @@ class PromptBuilder:
             self._render_pieces, request, scope, features, tools, history, in_thread=large
         )
         reused = sum(len(piece) for piece in pieces if not isinstance(piece, str))
-        rendered = await self._tokenize_pieces(whole, pieces, limit, in_thread=large)
-        return BuiltPrompt(rendered, history, reused, acts, lessons)
+        rendered = await self._tokenize_pieces(whole.text, pieces, limit, in_thread=large)
+        if whole.steps:
+            # The next prompt is rendered whole again, so that its response names the steps, too.
+            history = replace(history, can_bridge=False)
+        return BuiltPrompt(rendered, history, reused, acts, lessons, degraded=whole.steps)
 
     async def build_completion(
         self, request: ChatRequest, limit: int
@@ -244,7 +250,7 @@ class PromptBuilder:
         features: Sequence[MessageFeatures],
         tools: ToolFeatures,
         history: HashedHistory,
-    ) -> tuple[str, list[PromptPiece]]:
+    ) -> tuple[Shown, list[PromptPiece]]:
         """Return the rendered text, and the text as pieces in which our verbatim replies are sampled ids."""
         ready = [f.template_message for f in features]
         known: list[SampledReply] = []
@@ -262,15 +268,15 @@ class PromptBuilder:
                     )
         if request.prefix is not None:
             ready.append(self.renderer.prepare_cut_message(request.prefix))
-        text = self.renderer.render_text(
+        shown = self.renderer.render_shown(
             ready,
             tools.template_tools,
             generation=request.prefix is None,
             variables=request.template_variables,
         )
         if request.prefix is not None:
-            text = self.renderer.cut_text(text)
-        return text, self.renderer.splice_replies(text, known)
+            shown = shown._replace(text=self.renderer.cut_text(shown.text))
+        return shown, self.renderer.splice_replies(shown.text, known)
 
     def _check_length(self, texts: Sequence[str], limit: int) -> None:
         """Raise `PromptTooLong` if `texts` alone exceed `limit` tokens. Texts that hardly can are not tokenized."""

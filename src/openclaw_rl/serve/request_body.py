@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from typing import TypeVar, cast
+from typing import cast
 
 from aiohttp import web
 
 from openclaw_rl.common.large_requests import call_in, run_large
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.body_budget import SMALL_BODY_BYTES, BodyBudget, BodyLease, displaced_error
+from openclaw_rl.serve.chat_request import ChatRequest
+from openclaw_rl.serve.dialects.json_repair import DecodeRequest, decode_repaired
 from openclaw_rl.serve.http_connection import GatewayConnection, error_summary
 from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES
 from openclaw_rl.settings.load import ServeConfig
@@ -39,7 +41,6 @@ _DISCARD_PAUSE_SECONDS = 0.1
 _DISCARD_SECONDS = 5.0
 # Reserved at once of a body whose size is unknown.
 _RESERVED_BYTES = 2**20
-_T = TypeVar("_T")
 SizeCheck = Callable[[int], None]
 
 
@@ -218,16 +219,16 @@ def _inflate_pieces(body: bytes, wbits: int) -> Iterator[bytes]:
 
 
 async def decode_body(
-    decode: Callable[[bytes, Mapping[str, str]], _T],
+    decode: DecodeRequest,
     request: web.Request,
     serve: ServeConfig,
     check_size: SizeCheck | None,
-) -> _T:
+) -> ChatRequest:
     """Read and decode the body; in a thread if it is large, so that streams do not stall. Raises `RequestError`."""
     body = await read_body(request, serve, check_size)
     large = len(body) > BUILD_IN_THREAD_BYTES
     await call_in(check_value_count, body, in_thread=large)
-    return await call_in(decode, body, request.headers, in_thread=large)
+    return await call_in(decode_repaired, decode, body, request.headers, in_thread=large)
 
 
 def check_value_count(body: bytes) -> None:

@@ -257,15 +257,6 @@ def test_the_same_bytes_are_read_once() -> None:
     assert first.raw[0] == second.raw[0]
 
 
-def test_a_template_that_wants_no_system_message_later_says_so_in_anthropics_words() -> None:
-    """Claude Code then sends its context as the user's."""
-    refusal = "the model's chat template refuses this conversation: System message must be at the beginning."
-    said = json.loads(MessagesDialect.error_body(400, refusal, param="messages"))["error"][
-        "message"
-    ]
-    assert "role 'system' is not supported" in said
-
-
 # Whatever comes: an Ask, or a refusal in words.
 
 JSON = st.recursive(

@@ -140,7 +140,7 @@ def test_every_kind_of_message() -> None:
 
 
 def test_items_of_tools_that_are_not_here_are_passed_over() -> None:
-    found, ignored, _ = read_input(
+    found, ignored, *_ = read_input(
         [USER, {"type": "web_search_call", "id": "ws_1", "status": "completed"}, USER]
     )
     assert len(found) == 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from openclaw_rl.errors import PromptTooLong
+from openclaw_rl.errors import PromptTooLong, RequestError
+from openclaw_rl.render.degradation import Degradation
 from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.serve.chat_request import (
     ChatRequest,
@@ -38,6 +38,8 @@ from openclaw_rl.serve.dialects.base import (
 )
 from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
 from openclaw_rl.serve.dialects.prompt_tools import read_schema, reply_constraint
+from openclaw_rl.serve.dialects.replayed_anthropic import read_replayed_message
+from openclaw_rl.serve.dialects.replayed_chat import ReplayedMessages
 from openclaw_rl.serve.dialects.validation import (
     RequestBody,
     decode_json,
@@ -65,13 +67,10 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_REFUSES_SYSTEM = re.compile(r"chat template refuses.*\bsystem\b", re.IGNORECASE)
 _UNKNOWN_MODEL_HINT = (
     " Set the client's model to that name (Claude Code: ANTHROPIC_MODEL and ANTHROPIC_DEFAULT_HAIKU_MODEL), "
     "or serve.any_model on the gateway."
 )
-# Anthropic's wording, which Claude Code recognises: it then sends the same text as a user message.
-_NO_SYSTEM_HINT = " (role 'system' is not supported on this model but as the first message.)"
 
 
 class _Metadata(msgspec.Struct):
@@ -114,6 +113,7 @@ class MessagesDialect(Dialect):
 
     def __init__(self) -> None:
         self._messages = RawCache(MESSAGE_CACHE_BYTES, read_message)
+        self._replayed = RawCache(MESSAGE_CACHE_BYTES, read_replayed_message)
         self._tools = RawCache(TOOLS_CACHE_BYTES, read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -131,10 +131,11 @@ class MessagesDialect(Dialect):
     def _to_request(
         self, b: _MessagesBody, headers: Mapping[str, str], size: int, ignored: Sequence[str] = ()
     ) -> ChatRequest:
-        raw, messages = self._read_conversation(b)
+        raw, messages, newest_count, degraded = self._read_conversation(b)
         prefix = None
         if messages[-1]["role"] == "assistant":
             prefix = take_prefix(raw, messages, "messages")
+            newest_count = 0
         known = self._tools.read(bytes(b.tools), "tools")
         schema, schema_field = _read_format(b)
         choice = known.read_choice(
@@ -146,6 +147,8 @@ class MessagesDialect(Dialect):
             model=b.model or "",
             messages=messages,
             prefix=prefix,
+            newest_count=newest_count,
+            degraded=degraded,
             tools=tools,
             sampling=_read_sampling_fields(b),
             template_variables=_template_variables(b.thinking),
@@ -162,24 +165,45 @@ class MessagesDialect(Dialect):
             ignored_fields=(*known.ignored, *ignored),
         )
 
-    def _read_conversation(self, b: _MessagesBody) -> tuple[list[bytes], list[Message]]:
-        """Return the cache key of each message, and the messages."""
+    def _read_conversation(
+        self, b: _MessagesBody
+    ) -> tuple[list[bytes], list[Message], int, tuple[Degradation, ...]]:
+        """Return the cache key of each message, the messages, the number of those of the newest message, and changes.
+
+        The changes are those to earlier messages so that they can be read.
+        """
         if not b.messages:
             raise field_error("messages", "expected at least one message, got none.")
         system = bytes(b.system)
         keyed_messages = [(b"messages system " + system, m) for m in read_system(system)]
+        degraded: dict[Degradation, None] = {}
+        newest: list[tuple[bytes, dict[str, Any]]] = []
         for index, part in enumerate(b.messages):
-            keyed_messages += self._read_keyed(bytes(part), f"messages[{index}]")
+            is_newest = index == len(b.messages) - 1
+            newest, changes = self._read_keyed(bytes(part), f"messages[{index}]", is_newest)
+            keyed_messages += newest
+            degraded.update(dict.fromkeys(changes))
         keyed_messages = merge_assistant_messages(keyed_messages)
-        return [key for key, _ in keyed_messages], [message for _, message in keyed_messages]
+        keys = [key for key, _ in keyed_messages]
+        messages: list[Message] = [message for _, message in keyed_messages]
+        return keys, messages, len(newest), tuple(degraded)
 
-    def _read_keyed(self, raw: bytes, place: str) -> list[tuple[bytes, dict[str, Any]]]:
-        """Return the chat messages of one message, each with its cache key."""
+    def _read_keyed(
+        self, raw: bytes, place: str, is_newest: bool
+    ) -> tuple[list[tuple[bytes, dict[str, Any]]], tuple[Degradation, ...]]:
+        """Return the chat messages of one message, each with its cache key, and what reading an earlier one took."""
+        try:
+            read = ReplayedMessages(self._messages.read(raw, place), ())
+        except RequestError:
+            if is_newest:
+                raise
+            read = self._replayed.read(raw, place)
         # The prefix is needed because other dialects read the same bytes differently.
-        return [
+        keyed = [
             (b"messages %d " % number + raw, message)
-            for number, message in enumerate(self._messages.read(raw, place))
+            for number, message in enumerate(read.messages)
         ]
+        return keyed, read.degraded
 
     @classmethod
     def prompt_too_long(cls, error: PromptTooLong) -> str:
@@ -191,7 +215,9 @@ class MessagesDialect(Dialect):
         status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> bytes:
         """Return an error body. `code` goes where Anthropic's SDKs look for one."""
-        message = _add_hints(readable_text(message), code)
+        message = readable_text(message)
+        if code == "model_not_found":
+            message += _UNKNOWN_MODEL_HINT
         other_type = "invalid_request_error" if status < 500 else "api_error"
         error: dict[str, Any] = {
             "type": _ERROR_TYPES.get(status, other_type),
@@ -322,14 +348,6 @@ _DELTA_KEYS = {
     "tool_use": (b"input_json_delta", b"partial_json"),
 }
 _DELTA_HEAD = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%s","%s":'
-
-
-def _add_hints(message: str, code: str | None) -> str:
-    if code == "model_not_found":
-        message += _UNKNOWN_MODEL_HINT
-    if _REFUSES_SYSTEM.search(message):
-        message += _NO_SYSTEM_HINT
-    return message
 
 
 def _message_fields(header: ReplyHeader) -> dict[str, Any]:

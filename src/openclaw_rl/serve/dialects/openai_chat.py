@@ -10,6 +10,7 @@ import msgspec
 
 from openclaw_rl.common.client_ids import may_have_id
 from openclaw_rl.errors import RequestError
+from openclaw_rl.render.degradation import Degradation
 from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.serve.chat_request import (
     ChatRequest,
@@ -40,6 +41,7 @@ from openclaw_rl.serve.dialects.prompt_tools import (
     read_schema,
     reply_constraint,
 )
+from openclaw_rl.serve.dialects.replayed_chat import read_replayed_message
 from openclaw_rl.serve.dialects.validation import (
     OpenAIBody,
     check_message,
@@ -115,11 +117,12 @@ class ChatDialect(Dialect):
 
     def __init__(self) -> None:
         self._messages = RawCache(MESSAGE_CACHE_BYTES, _read_message)
+        self._replayed = RawCache(MESSAGE_CACHE_BYTES, read_replayed_message)
         self._tools = RawCache(TOOLS_CACHE_BYTES, _read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         b, fields = _decode_body(body)
-        raw, messages = self._read_messages(b)
+        raw, messages, degraded = self._read_messages(b)
         known = self._tools.read(bytes(b.tools), "tools")
         choice = known.read_choice(b.tool_choice, _function_name, nested="allowed_tools")
         tools, raw_tools = known.select(choice)
@@ -132,6 +135,8 @@ class ChatDialect(Dialect):
             model=b.model or "",
             messages=messages,
             prefix=prefix,
+            newest_count=1 if prefix is None else 0,
+            degraded=degraded,
             tools=tools,
             sampling=_read_sampling_fields(b),
             n=_read_n(b),
@@ -156,16 +161,32 @@ class ChatDialect(Dialect):
             raw_tools=raw_tools,
         )
 
-    def _read_messages(self, b: _ChatBody) -> tuple[list[bytes], list[dict[str, Any]]]:
-        """Return the JSON of each message, and the messages."""
+    def _read_messages(
+        self, b: _ChatBody
+    ) -> tuple[list[bytes], list[dict[str, Any]], tuple[Degradation, ...]]:
+        """Return the JSON of each message, the messages, and how earlier ones were changed so that they can be read."""
         if b.functions:
             raise field_error(
                 "functions", "this deprecated field is not supported; send tools instead."
             )
         if not b.messages:
             raise field_error("messages", "expected at least one message, got none.")
-        raw = [bytes(message) for message in b.messages]
-        return raw, [self._messages.read(m, f"messages[{n}]") for n, m in enumerate(raw)]
+        newest = len(b.messages) - 1
+        raw: list[bytes] = []
+        messages: list[dict[str, Any]] = []
+        degraded: dict[Degradation, None] = {}
+        for index, sent in enumerate(map(bytes, b.messages)):
+            place = f"messages[{index}]"
+            try:
+                read = [self._messages.read(sent, place)]
+            except RequestError:
+                if index == newest:
+                    raise
+                read, changes = self._replayed.read(sent, place)
+                degraded.update(dict.fromkeys(changes))
+            raw += [sent] * len(read)
+            messages += read
+        return raw, messages, tuple(degraded)
 
     def stream_encoder(self, header: ReplyHeader, request: ChatRequest) -> ChatStreamEncoder:
         return ChatStreamEncoder(header, request)

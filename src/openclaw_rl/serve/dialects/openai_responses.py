@@ -69,7 +69,7 @@ class _CodexTurn(msgspec.Struct):
 class _ResponsesBody(OpenAIBody, kw_only=True):
     """Request body, with the keys that are used; others are ignored and named, or refused."""
 
-    input: str | list[dict[str, Any]] | None = None
+    input: str | list[Any] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
@@ -159,6 +159,7 @@ class ResponsesDialect(Dialect):
             previous_id=b.previous_response_id or None,
             references={n + len(instructions): id for n, id in parsed.references.items()},
             has_instructions=bool(instructions),
+            degraded=parsed.degraded,
             dialect_state=ResponseOptions(
                 echo=echo, origins=box.origins, seal=INCLUDE_REASONING in include
             ),

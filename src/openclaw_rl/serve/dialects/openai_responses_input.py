@@ -10,9 +10,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from openclaw_rl.errors import json_type_name
+from openclaw_rl.errors import RequestError, json_type_name
+from openclaw_rl.render.degradation import Degradation
 from openclaw_rl.serve.chat_request import field_error
 from openclaw_rl.serve.dialects.openai_responses_tools import LOCAL_SHELL, prompt_name
+from openclaw_rl.serve.dialects.replayed_parts import ReplayNotes
+from openclaw_rl.serve.dialects.replayed_responses import read_replayed_item
 from openclaw_rl.serve.dialects.validation import (
     part_type,
     read_image,
@@ -80,20 +83,30 @@ class ParsedInput(NamedTuple):
     ignored: list[str]
     # Index of an assistant message that stands for a stored reply -> id of the response.
     references: dict[int, str]
+    # How earlier items were changed so that they can be read.
+    degraded: tuple[Degradation, ...] = ()
 
 
-def read_input(value: str | Sequence[Mapping[str, Any]] | None) -> ParsedInput:
-    """Convert `input` to messages. Raises `RequestError` that names the item."""
+def read_input(value: str | Sequence[Any] | None) -> ParsedInput:
+    """Convert `input` to messages. Raises `RequestError` for the newest item, and names it."""
     if isinstance(value, str):
         return ParsedInput([{"role": "user", "content": value}], [], {})
     if not value:
         raise field_error("input", "expected a string or at least one item, got none.")
     reader = _InputReader()
+    notes = ReplayNotes()
     for index, item in enumerate(value):
-        reader.read_item(item, f"input[{index}]")
+        try:
+            reader.read_item(item, f"input[{index}]")
+        except RequestError:
+            if index == len(value) - 1:
+                raise
+            changed = read_replayed_item(item, _can_read, notes)
+            if changed is not None:
+                reader.read_item(changed, f"input[{index}]")
     if not reader.messages:
         raise field_error("input", "its items have no content that this model can read.")
-    parsed = ParsedInput([], list(reader.ignored), {})
+    parsed = ParsedInput([], list(reader.ignored), {}, notes.kinds)
     for message in reader.messages:
         if not isinstance(message, _AssistantItems):
             parsed.messages.append(message)
@@ -102,6 +115,14 @@ def read_input(value: str | Sequence[Mapping[str, Any]] | None) -> ParsedInput:
             parsed.references[len(parsed.messages)] = message.reference
         parsed.messages.append(message.to_message())
     return parsed
+
+
+def _can_read(item: Mapping[str, Any]) -> bool:
+    try:
+        _InputReader().read_item(item, "input")
+    except RequestError:
+        return False
+    return True
 
 
 class _AssistantItems:
@@ -145,7 +166,10 @@ class _InputReader:
             "item_reference": self._read_reference,
         }
 
-    def read_item(self, item: Mapping[str, Any], place: str) -> None:
+    def read_item(self, item: Any, place: str) -> None:
+        """Convert one item. Raises `RequestError` that names it; nothing is converted then."""
+        if not isinstance(item, dict):
+            raise field_error(place, f"expected an object, got {json_type_name(item)}.")
         default = "message" if "role" in item else "item_reference"
         # The text of a value that is not a string names no reader.
         kind = str(item.get("type") or default)
@@ -165,9 +189,10 @@ class _InputReader:
                 f"{place}.role", f"expected one of {sorted(_ROLES)}, got {str(role)[:60]!r}."
             )
         if role == "assistant":
+            texts = _part_texts(item.get("content"), f"{place}.content")
             items = self._assistant_items_of(item)
             items.texts = items.texts or []
-            items.texts += _part_texts(item.get("content"), f"{place}.content")
+            items.texts += texts
             return
         self._open_items = None
         parts = _message_parts(item.get("content"), f"{place}.content", images=role == "user")

@@ -19,7 +19,7 @@ MAX_TOP_LOGPROBS = 20
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _IMAGE_ROLES = frozenset({"user", "tool", "function"})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
-_OPTIONAL_TEXTS = ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id")
+OPTIONAL_TEXTS = ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id")
 TOOL_ROLES = frozenset({"tool", "function"})
 NON_TEXT_PARTS = {
     "image": "an image",
@@ -184,8 +184,8 @@ def check_message(message: Mapping[str, Any], place: str) -> None:
         raise field_error(f"{place}.role", f"expected one of {sorted(_ROLES)}, got {role!r}.")
     _check_content(message.get("content"), f"{place}.content", role)
     if message.get("tool_calls") is not None:
-        _check_tool_calls(message["tool_calls"], f"{place}.tool_calls")
-    for key in _OPTIONAL_TEXTS:
+        check_tool_calls(message["tool_calls"], f"{place}.tool_calls")
+    for key in OPTIONAL_TEXTS:
         value = message.get(key)
         if not isinstance(value, str | None):
             raise field_error(f"{place}.{key}", f"expected a string, got {json_type_name(value)}.")
@@ -209,10 +209,11 @@ def _check_content(content: Any, place: str, role: str) -> None:
         raise field_error(place, f"expected a string or a list of parts, got {got}.")
     for index, part in enumerate(content):
         if not isinstance(part, str):
-            _check_part(part, f"{place}[{index}]", role)
+            check_part(part, f"{place}[{index}]", role)
 
 
-def _check_part(part: Any, place: str, role: str) -> None:
+def check_part(part: Any, place: str, role: str) -> None:
+    """Check a content part of a message of `role`. Raises `RequestError` if it is neither text nor a readable image."""
     kind = part_type(part)
     if kind == IMAGE_TYPE and role in _IMAGE_ROLES:
         return
@@ -242,7 +243,8 @@ def part_name(part: Any) -> str:
     return NON_TEXT_PARTS.get(part_type(part)) or f"a part of type {str(part.get('type'))[:60]!r}"
 
 
-def _check_tool_calls(calls: Any, place: str) -> None:
+def check_tool_calls(calls: Any, place: str) -> None:
+    """Check the tool calls of a chat message. Raises `RequestError` that names the call."""
     if not isinstance(calls, list):
         raise field_error(place, f"expected a list, got {json_type_name(calls)}.")
     for index, call in enumerate(calls):
