@@ -161,17 +161,21 @@ def _print_check_notes(checked: CheckedTasks, source: str) -> None:
         )
 
 
+def _unchecked_error(checked: CheckedTasks, count: int, source: str) -> ConfigError:
+    named = _name_some([task.id for task in checked.unchecked])
+    return ConfigError(
+        f"{len(checked.unchecked)} of {count} tasks were not checked on this machine: {named}. Check them with "
+        f"`openclaw-rl env check {source} ...`, or train on them nevertheless with --unchecked"
+    )
+
+
 def _choose_tasks(home: Path, source: TaskSource, options: RunOptions) -> list[EnvironmentTask]:
     """Return the tasks of the split. Those of the train split must have been found fit, unless `unchecked`."""
     tasks = [task for task in source.load_tasks() if options.split in ("all", task.split)]
     trained_on = [task for task in tasks if task.split == "train"]
     checked = sort_by_check(trained_on, CheckFile(home, source.name).read_checks())
     if checked.unchecked and not options.unchecked:
-        raise ConfigError(
-            f"{len(checked.unchecked)} of {len(tasks)} tasks were not checked on this machine: "
-            f"{_name_some([task.id for task in checked.unchecked])}. Check them with `openclaw-rl env check "
-            f"{source.name} ...`, or train on them nevertheless with --unchecked"
-        )
+        raise _unchecked_error(checked, len(tasks), source.name)
     _print_check_notes(checked, source.name)
     unfit = {one.digest for one in checked.unfit}
     chosen = [task for task in tasks if task.split == "held_out" or task.digest not in unfit]

@@ -171,12 +171,9 @@ class ChatClient:
     ) -> _EndpointRefusal | None:
         """Return the refusal of a field of the request, which is left out from now on; None if it is another error."""
         named = [name for name in _OPTIONAL_FIELDS if name in sent and name in text]
-        if "response_format" in sent:
-            # Some servers refuse the field without naming it.
-            is_unnamed = not named and not self._is_structured
-            if is_unnamed or any(word in text for word in _FORMAT_WORDS):
-                message = f"HTTP {status}: no response_format"
-                return _EndpointRefusal(message, again=True, unstructured=True)
+        if "response_format" in sent and self._is_format_refused(text, is_named=bool(named)):
+            message = f"HTTP {status}: no response_format"
+            return _EndpointRefusal(message, again=True, unstructured=True)
         if not named:
             return None
         refused = named[0]
@@ -186,6 +183,11 @@ class ChatClient:
             self._options["max_completion_tokens"] = value
         message = f"HTTP {status}: the model does not accept {refused}"
         return _EndpointRefusal(message, again=True, wait=0.0)
+
+    def _is_format_refused(self, text: str, *, is_named: bool) -> bool:
+        """Whether an error is about the format. Some servers refuse it without naming any field (`is_named`)."""
+        is_unnamed = not is_named and not self._is_structured
+        return is_unnamed or any(word in text for word in _FORMAT_WORDS)
 
     def _extract_content(self, text: str, content_type: str) -> str:
         """Return the content of a completion; a reasoning model's `reasoning_content` is ignored."""

@@ -46,6 +46,11 @@ class QueuedTurn:
         """Whether its last attempt gave no verdict."""
         return self.failures > 0 or self.is_postponed
 
+    def state_at(self, now: float) -> TurnProgress:
+        """Return the state of a turn that does not run: it waits for its next attempt, or may be started."""
+        waits = self.was_tried and self.retry_at > now
+        return TurnProgress.WAITING if waits else TurnProgress.READY
+
 
 def turn_key(item: JudgeInput) -> TurnKey:
     """Return the key of a turn with one revision of its reaction."""
@@ -117,9 +122,7 @@ class TurnQueue:
                 continue
             turn = before.get(key) or QueuedTurn(item=item, state=TurnProgress.READY)
             turn.item = item
-            turn.state = TurnProgress.READY
-            if turn.was_tried and turn.retry_at > now:
-                turn.state = TurnProgress.WAITING
+            turn.state = turn.state_at(now)
             self._turns[key] = turn
 
     def choose_next(

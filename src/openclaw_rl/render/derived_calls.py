@@ -119,11 +119,11 @@ class DerivedCallReader(JsonCallReader):
     def _end_of_calls(self, text: str, at: int, *, has_calls: bool, is_last: bool) -> int | None:
         """Return where the list of calls ends, if it ends here."""
         rest = text[at:]
+        is_closed = self._closer != "" and rest.startswith(self._closer)
         if not has_calls:
-            if self._closer and rest.startswith(self._closer):
-                raise _Malformed
+            self._check_has_call(is_closed)
             return None
-        if self._closer and rest.startswith(self._closer):
+        if is_closed:
             return at + len(self._closer)
         if not self._closer and not self._format.before:
             return at
@@ -132,6 +132,11 @@ class DerivedCallReader(JsonCallReader):
         if self._closer.startswith(rest) and not is_last:
             raise _Incomplete
         return None if self._may_begin_call(rest) else at
+
+    def _check_has_call(self, is_closed: bool) -> None:
+        """Raise `_Malformed` if the list of calls is closed and has none."""
+        if is_closed:
+            raise _Malformed
 
     def _may_begin_call(self, text: str) -> bool:
         return text[:1] in (self._format.before[:1] or "{[")

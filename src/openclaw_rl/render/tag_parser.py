@@ -81,14 +81,7 @@ class TagParser(ReplyParser):
 
     def finish(self, *, is_cut: bool = False) -> Delta:
         while self._state is _ParserState.CALL:
-            assert self._reader is not None
-            block = self._reader.read_rest(self._buffer, is_cut=is_cut)
-            if block is not None and block.calls:
-                self._take_calls(block)
-            else:
-                self._reject_call(1)
-            while self._step():
-                pass
+            self._finish_call(is_cut=is_cut)
         if self._state is _ParserState.REASONING:
             self._take_calls_of_open_reasoning(is_cut=is_cut)
         if self._state is _ParserState.BEGIN:
@@ -100,6 +93,17 @@ class TagParser(ReplyParser):
             self._emit_text(self._buffer)
         self._buffer = ""
         return self._take_delta()
+
+    def _finish_call(self, *, is_cut: bool) -> None:
+        """Take the call that only lacks its end, or treat it as content; then read what follows."""
+        assert self._reader is not None
+        block = self._reader.read_rest(self._buffer, is_cut=is_cut)
+        if block is not None and block.calls:
+            self._take_calls(block)
+        else:
+            self._reject_call(1)
+        while self._step():
+            pass
 
     def _emit_text(self, text: str) -> None:
         if self._trim_newlines:

@@ -127,14 +127,7 @@ class BodyBudget:
 
     def _displace_one(self, lease: BodyLease) -> bool:
         """Take the bytes of one other body. Return False if none gives way."""
-        others = [
-            other
-            for other in self._leases
-            if other is not lease and other.reserved and not other.is_complete
-        ]
-        stalled = [other for other in others if other.is_stalled]
-        of_tickets = [] if lease.is_ticket else [other for other in others if other.is_ticket]
-        candidates = stalled or of_tickets
+        candidates = self._displaceable(lease)
         if not candidates:
             return False
         largest = max(candidates, key=lambda other: other.reserved)
@@ -142,6 +135,18 @@ class BodyBudget:
         largest.is_displaced = True
         largest.interrupt()
         return True
+
+    def _displaceable(self, lease: BodyLease) -> list[BodyLease]:
+        """Return the bodies that give way to a lease: stalled ones, else those of tickets to that of a key."""
+        others = [
+            other
+            for other in self._leases
+            if other is not lease and other.reserved and not other.is_complete
+        ]
+        stalled = [other for other in others if other.is_stalled]
+        if stalled or lease.is_ticket:
+            return stalled
+        return [other for other in others if other.is_ticket]
 
     def _wake(self) -> None:
         self._changed.set()

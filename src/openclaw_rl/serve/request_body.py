@@ -194,9 +194,7 @@ async def _inflate(
 
 def _inflate_pieces(body: bytes, wbits: int) -> Iterator[bytes]:
     """Yield the content in pieces of at most `_PIECE_BYTES`. Raises `zlib.error`."""
-    if wbits == zlib.MAX_WBITS and body and body[0] & 0x0F != zlib.DEFLATED:
-        # Some clients send deflate without the header of RFC 1950.
-        wbits = -zlib.MAX_WBITS
+    wbits = _window_bits(body, wbits)
     inflater = zlib.decompressobj(wbits)
     members = 1
     for start in range(0, len(body), _SLICE_BYTES):
@@ -216,6 +214,12 @@ def _inflate_pieces(body: bytes, wbits: int) -> Iterator[bytes]:
                 break
     if not inflater.eof:
         raise zlib.error("it ends too early")
+
+
+def _window_bits(body: bytes, wbits: int) -> int:
+    """Return `wbits`, negative for deflate without the header of RFC 1950, as some clients send it."""
+    is_bare = wbits == zlib.MAX_WBITS and body != b"" and body[0] & 0x0F != zlib.DEFLATED
+    return -zlib.MAX_WBITS if is_bare else wbits
 
 
 async def decode_body(

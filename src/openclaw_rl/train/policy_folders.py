@@ -48,6 +48,11 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _unnamed_folders(root: Path, policies: Iterable[Policy]) -> list[Path]:
+    named = {Path(policy.path).name for policy in policies if policy.path}
+    return [path for path in root.iterdir() if path.name not in named and path.is_dir()]
+
+
 def remove_orphans(root: Path, policies: Iterable[Policy], *, before: float) -> list[str]:
     """Remove the folders that no policy refers to, and return their names.
 
@@ -56,9 +61,7 @@ def remove_orphans(root: Path, policies: Iterable[Policy], *, before: float) -> 
     """
     if not root.is_dir():
         return []
-    named = {Path(policy.path).name for policy in policies if policy.path}
-    unnamed = [path for path in root.iterdir() if path.name not in named and path.is_dir()]
-    orphans = [path for path in unnamed if path.stat().st_mtime < before]
+    orphans = [path for path in _unnamed_folders(root, policies) if path.stat().st_mtime < before]
     for path in orphans:
         log.info(
             "removing %s: no policy refers to it (its trainer died before it was published)", path

@@ -99,12 +99,18 @@ def reply_matches(stored: dict[str, Any]) -> list[dict[str, str]]:
     meta = stored.get("meta") or {}
     id_ = meta.get("message_id") or ""
     matches = [{"client_message_id": id_}] if id_ else []
-    chat = ((stored.get("snapshot") or {}).get("chat") or {}).get("chat") or {}
-    message = ((chat.get("history") or {}).get("messages") or {}).get(id_) or {}
-    text = _SHOWN_BESIDE.sub("", str(message.get("content") or "")).strip()
+    text = _shown_text(stored, id_)
     if text:
         matches += [{"text": text, "session": meta.get("chat_id") or id_}, {"text": text}]
     return matches
+
+
+def _shown_text(stored: dict[str, Any], id_: str) -> str:
+    """Return the text of a message in the snapshot of its chat; empty if it is not there."""
+    found: Any = stored
+    for key in ("snapshot", "chat", "chat", "history", "messages", id_):
+        found = found.get(key) or {}
+    return _SHOWN_BESIDE.sub("", str(found.get("content") or "")).strip()
 
 
 def _key(id_: str) -> str:

@@ -110,12 +110,15 @@ def _engine_message(message: Message, images: Mapping[str, str]) -> dict[str, An
     if isinstance(content, list):
         content = [_engine_part(part, images) for part in content]
     engine_message = {"role": _ROLE_ALIASES.get(role, role), "content": content}
+    return engine_message | _present_values(message)
+
+
+def _present_values(message: Message) -> dict[str, Any]:
+    """Return the values of a message that are kept as they are, and its reasoning."""
     present = {key: value for key, value in message.items() if value is not None}
-    engine_message |= {key: present[key] for key in _KEPT_KEYS if key in present}
-    reasoning_keys = [key for key in _REASONING_KEYS if key in present]
-    if reasoning_keys:
-        engine_message["reasoning"] = present[reasoning_keys[0]]
-    return engine_message
+    kept = {key: present[key] for key in _KEPT_KEYS if key in present}
+    reasoning = [present[key] for key in _REASONING_KEYS if key in present]
+    return kept | ({"reasoning": reasoning[0]} if reasoning else {})
 
 
 def _engine_part(part: Any, images: Mapping[str, str]) -> dict[str, Any]:

@@ -175,12 +175,16 @@ def run_episode(asked: Mapping[str, Any]) -> dict[str, Any]:
     return make_outcome(log.samples[0])
 
 
+def _void_outcome(message: str) -> dict[str, Any]:
+    what = "its scorer hung: " if message.startswith(TIME_LIMIT_ERROR) else ""
+    return {"status": "void", "reason": f"{what}{message}"[:1000]}
+
+
 def make_outcome(sample: Any) -> dict[str, Any]:
     """Return the outcome that a sample of a log means. Errors are void, except the limit of replies (410)."""
     is_limit = sample.error is not None and "Error code: 410" in sample.error.message
     if sample.error is not None and not is_limit:
-        what = "its scorer hung: " if sample.error.message.startswith(TIME_LIMIT_ERROR) else ""
-        return {"status": "void", "reason": f"{what}{sample.error.message}"[:1000]}
+        return _void_outcome(sample.error.message)
     parts = {name: score_number(score.value) for name, score in (sample.scores or {}).items()}
     if not parts and not is_limit and sample.limit is None:
         return {"status": "void", "reason": "the task has no scorer"}

@@ -233,15 +233,18 @@ def prepare_program() -> None:
         _prepared.add(str(path))
 
 
+def _void_outcome(episode: Any, trace: Any) -> dict[str, Any]:
+    """Return the outcome of an episode that ended with an error, or had no trace."""
+    error = episode.last_error or (trace.last_error if trace is not None else None)
+    reason = f"{error.type}: {error.message}" if error else "it did not play"
+    return {"status": "void", "reason": reason[:1000]}
+
+
 def make_outcome(episode: Any) -> dict[str, Any]:
     """Return the outcome that an episode of the library means. The end of its time or its replies counts."""
     trace = episode.traces[0] if episode.traces else None
     if not episode.ok or trace is None:
-        error = episode.last_error or (trace.last_error if trace is not None else None)
-        return {
-            "status": "void",
-            "reason": f"{error.type}: {error.message}"[:1000] if error else "it did not play",
-        }
+        return _void_outcome(episode, trace)
     unscored = [name for name, reward in trace.rewards.items() if reward is None]
     if unscored or trace.stop_condition in ("setup_timeout", "finalize_timeout", "scoring_timeout"):
         return {

@@ -51,7 +51,8 @@ def _read_content(content: Any, role: str, notes: ReplayNotes) -> str | list[dic
     if not isinstance(content, list):
         notes.add(Degradation.MESSAGE_FORM)
         content = [content]
-    blocks = [block for one in content if (block := _read_block(one, role, notes)) is not None]
+    read = [_read_block(one, role, notes) for one in content]
+    blocks = [block for block in read if block is not None]
     if not blocks:
         notes.add(Degradation.MESSAGE_FORM)
     return blocks or ""

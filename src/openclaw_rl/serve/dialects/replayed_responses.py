@@ -62,9 +62,8 @@ def _read_message(item: Item, can_read: ItemCheck, notes: ReplayNotes) -> Item:
     changed = {**item, "type": "message", "role": _ROLES.get(role, role)}
     content = item.get("content")
     if isinstance(content, list):
-        changed["content"] = [
-            part for one in content if (part := _read_part(one, changed, can_read, notes))
-        ]
+        read = [_read_part(one, changed, can_read, notes) for one in content]
+        changed["content"] = [part for part in read if part]
     elif not isinstance(content, str):
         notes.add(Degradation.MESSAGE_FORM)
         changed["content"] = stand_in_text(content, notes)

@@ -102,17 +102,22 @@ def _read_reply(body: _FeedbackBody, *, has_key: bool) -> tuple[str | None, Repl
     if len(named) > 1:
         raise field_error(named[1], f"{named[0]} names a reply, too; send one of them.")
     if not named:
-        if body.retract and has_key:
-            return None, None
-        raise field_error(
-            "id", "expected the id of a reply (id or target), or match with what is known of it."
-        )
+        _check_needs_no_reply(body, has_key=has_key)
+        return None, None
     if body.match is not None:
         return None, _read_match(body.match)
     id_ = body.target if body.id is None else body.id
     assert id_ is not None
     # An item's id stands for the response that it belongs to.
     return response_id_of(id_) or id_, None
+
+
+def _check_needs_no_reply(body: _FeedbackBody, *, has_key: bool) -> None:
+    """Raise `RequestError` unless the key of the feedback says what is taken back."""
+    if not (body.retract and has_key):
+        raise field_error(
+            "id", "expected the id of a reply (id or target), or match with what is known of it."
+        )
 
 
 def _read_match(match: _MatchBody) -> ReplyMatch:

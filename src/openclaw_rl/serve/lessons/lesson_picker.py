@@ -104,14 +104,19 @@ class _PromptCandidates:
     ) -> PromptLessons:
         """Return the lessons of the prompt. `texts`: the examined ones; `chosen`: ids of those that may stay."""
         refused = {text.id: text for text in texts if text.id not in chosen}
-        in_prompt: dict[str, str] = {}
-        for lesson in self.fitting:
-            if lesson.is_pinned or lesson.id not in refused:
-                in_prompt[lesson.id] = lesson.text
+        in_prompt = self._texts_without(refused)
         in_prompt |= {id_: text for id_, text in self.wishes.items() if id_ in chosen}
         withdrawn = [id_ for id_, text in refused.items() if text.lesson is not None]
         withdrawn += [lesson.id for lesson in self.withdrawn]
         return PromptLessons(texts=in_prompt, withdrawn=tuple(withdrawn))
+
+    def _texts_without(self, refused: Mapping[str, ExaminedText]) -> dict[str, str]:
+        """Return the texts of the lessons by id, without the refused ones that are not pinned."""
+        return {
+            lesson.id: lesson.text
+            for lesson in self.fitting
+            if lesson.is_pinned or lesson.id not in refused
+        }
 
 
 class LessonPicker:

@@ -88,16 +88,17 @@ def chain_to_last(rows: Sequence[Row[Any]]) -> list[str]:
     A side call on the way, such as the summary that replaced a history, is skipped.
     """
     complete = {row.id: row for row in rows if row.status == ExchangeStatus.DONE}
-    main = [id for id, row in complete.items() if row.kind == Kind.MAIN]
-    if not main:
-        return []
     # Turn -> its row, from the last one back; a circle of parents ends the chain.
     chain: dict[str, Row[Any]] = {}
-    row = complete.get(main[-1])
+    row = _last_main(list(complete.values()))
     while row is not None and row.id not in chain:
         chain[row.id] = row
         row = complete.get(row.parent)
     return [id for id in reversed(chain) if chain[id].kind == Kind.MAIN]
+
+
+def _last_main(rows: Sequence[Row[Any]]) -> Row[Any] | None:
+    return next((row for row in reversed(rows) if row.kind == Kind.MAIN), None)
 
 
 def _insert_steps(conn: Connection, episode: Episode, chain: Sequence[str]) -> None:

@@ -242,13 +242,17 @@ def _overruled(conn: Connection, lessons: Sequence[Lesson]) -> set[str]:
     in_force = [lesson for lesson in lessons if lesson.state is not LessonState.SUPERSEDED]
     conflicts = conflicts_among(conn, [lesson.id for lesson in in_force])
     wishes = [lesson for lesson in in_force if lesson.scope_kind is not LessonScope.QUESTION]
-    overruled = set()
-    for lesson, other in permutations(wishes, 2):
-        is_conflict = frozenset((lesson.id, other.id)) in conflicts
-        is_conflict |= lesson.subject != "" and lesson.subject == other.subject
-        if is_conflict and _yields(lesson, other):
-            overruled.add(lesson.id)
-    return overruled
+    return {
+        lesson.id
+        for lesson, other in permutations(wishes, 2)
+        if _is_conflict(lesson, other, conflicts) and _yields(lesson, other)
+    }
+
+
+def _is_conflict(lesson: Lesson, other: Lesson, conflicts: Collection[frozenset[str]]) -> bool:
+    """Return whether two lessons contradict each other, or decide the same subject."""
+    is_same = lesson.subject != "" and lesson.subject == other.subject
+    return is_same or frozenset((lesson.id, other.id)) in conflicts
 
 
 def _yields(lesson: Lesson, other: Lesson) -> bool:

@@ -88,14 +88,17 @@ def contradiction_of(pairs: Sequence[ScorePair]) -> Reason | None:
         detail = f"changes sides: {before:.0%} of the scores agreed with the judge, then {after:.0%}; {figures}"
         return Reason(ReasonCode.CHANGES_SIDES, detail)
     if len({pair.user for pair in pairs}) == 1:
-        if opposed < max(MIN_OPPOSED, MIN_OPPOSED_SHARE * len(pairs)):
-            return None
-        kind = "praises" if pairs[0].user > 0 else "blames"
-        return Reason(ReasonCode.ONE_SIDED, f"{kind} every reply; {figures}")
+        is_enough = opposed >= max(MIN_OPPOSED, MIN_OPPOSED_SHARE * len(pairs))
+        return _one_sided(pairs[0].user, figures) if is_enough else None
     kappa = training_kappa(as_scores(pairs))
     if kappa is None or kappa.high >= 0:
         return None
     return Reason(ReasonCode.CONTRADICTS_JUDGE, f"{figures} (kappa {kappa.value:.2f})")
+
+
+def _one_sided(score: int, figures: str) -> Reason:
+    kind = "praises" if score > 0 else "blames"
+    return Reason(ReasonCode.ONE_SIDED, f"{kind} every reply; {figures}")
 
 
 def _change_of_sides(agreed: Sequence[bool]) -> tuple[float, float] | None:

@@ -112,17 +112,13 @@ def is_below_for_all(pairs: Sequence[ScorePair], min_kappa: float, *, alone: boo
     counted = common_pairs(pairs)
     if not is_below_kappa(as_scores(counted), min_kappa):
         return False
-    voices = {pair.person[0] for pair in counted}
-    by_key = len(voices) > 1
-    if not by_key:
-        voices = {pair.person[1] for pair in counted}
+    # The key, and the user.
+    part = 0 if len({pair.person[0] for pair in counted}) > 1 else 1
+    voices = {pair.person[part] for pair in counted}
     if len(voices) == 1:
         return alone
-    for voice in voices:
-        others = [pair for pair in counted if pair.person[0 if by_key else 1] != voice]
-        if not is_below_kappa(as_scores(others), min_kappa):
-            return False
-    return True
+    without_each = ([pair for pair in counted if pair.person[part] != voice] for voice in voices)
+    return all(is_below_kappa(as_scores(others), min_kappa) for others in without_each)
 
 
 def _is_rare(judge: str, pairs: Sequence[ScorePair]) -> bool:

@@ -241,10 +241,14 @@ def _read_copy(rest: str, where: str) -> tuple[list[str], str, list[str]]:
     if len(paths) < 2:
         raise DockerfileError(f"{where}: expected what is copied, and where to")
     *sources, target = paths
-    is_of_image = any(flag.startswith("--from") for flag in flags)
-    if is_of_image or any("://" in source for source in sources):
+    if _is_from_elsewhere(sources, flags):
         raise DockerfileError(f"{where}: it copies from another image or from the network")
     return sources, target, flags
+
+
+def _is_from_elsewhere(sources: Sequence[str], flags: Sequence[str]) -> bool:
+    is_of_image = any(flag.startswith("--from") for flag in flags)
+    return is_of_image or any("://" in source for source in sources)
 
 
 def _find_sources(context: Path, pattern: str, where: str) -> list[Path]:
