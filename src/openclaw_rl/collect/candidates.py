@@ -26,7 +26,11 @@ from openclaw_rl.types import Kind, Message, Request
 def find_candidates(request: Request, index: ExchangeIndex) -> list[ReplySlot]:
     """Return a slot for each assistant message, in order, with the exchanges that may have given it."""
     scope = request.scope
-    slots = _assistant_slots(request)
+    slots = [
+        ReplySlot(at=at, mark=mark, history=request.marks[at - 1].chain if at else CHAIN_ROOT)
+        for at, mark in enumerate(request.marks)
+        if mark.role == "assistant"
+    ]
     # Own hash of a reply -> what an exchange with this reply names differently.
     differences: dict[bytes, str] = {}
 
@@ -61,15 +65,6 @@ def find_candidates(request: Request, index: ExchangeIndex) -> list[ReplySlot]:
         )
         out.append(with_candidates)
     return out
-
-
-def _assistant_slots(request: Request) -> list[ReplySlot]:
-    """Return an empty slot for each assistant message."""
-    return [
-        ReplySlot(at=at, mark=mark, history=request.marks[at - 1].chain if at else CHAIN_ROOT)
-        for at, mark in enumerate(request.marks)
-        if mark.role == "assistant"
-    ]
 
 
 def _group_delivered(

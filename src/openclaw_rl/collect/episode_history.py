@@ -17,8 +17,12 @@ def find_continued_turn(request: Request, seq: int, index: ExchangeIndex) -> Exc
 
     If the newest quoted reply is a summary, the turn is the one before the summary.
     """
-    last = next((mark.own for mark in reversed(request.marks) if mark.role == "assistant"), None)
-    text = _text_of_others(request)
+    last = None
+    for mark in request.marks:
+        if mark.role == "assistant":
+            last = mark.own
+    others = [message for message in request.messages if message.get("role") != "assistant"]
+    text = "\n".join(map(visible_text, others))
     for past, reply in index.main_replies_before(request.scope, seq):
         if not past.ended_by(request.admitted_at):
             continue
@@ -27,12 +31,6 @@ def find_continued_turn(request: Request, seq: int, index: ExchangeIndex) -> Exc
         if len(reply) >= DISTINCTIVE_CHARS and reply in text:
             return _turn_of_summary(past, index) or past
     return None
-
-
-def _text_of_others(request: Request) -> str:
-    """Return the texts of all messages but those of the assistant."""
-    others = [message for message in request.messages if message.get("role") != "assistant"]
-    return "\n".join(map(visible_text, others))
 
 
 def _turn_of_summary(past: ExchangeSummary, index: ExchangeIndex) -> ExchangeSummary | None:

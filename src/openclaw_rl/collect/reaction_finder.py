@@ -106,29 +106,16 @@ def _marks_behind(
         genuine = tuple(mark for mark in between if mark.index not in prompts.indices)
         # Tool results behind the reply of a side call are of that call.
         without_tools = tuple(mark for mark in genuine if mark.role != "tool")
-        # Clients keep the reply to a wake only if they showed it.
-        is_woken = _is_woken_between(slot, following, prompts)
+        # Whether a wake was between them. Clients keep its reply only if they showed it.
+        first_wake = bisect_right(prompts.wakes, slot.mark.index)
+        is_woken = first_wake < bisect_left(prompts.wakes, following.mark.index)
         is_shown = is_woken and bool(visible_text(request.messages[following.mark.index]))
         is_called = bool(between) or is_woken
         # What follows if the next reply is of a side call. An empty tuple and another one make the other one,
         # however many side calls are between.
         rest = () if is_shown else behind_side
-        out.append(genuine + _rest_behind(following, genuine, rest, is_called=is_called))
-        behind_side = without_tools + _rest_behind(
-            following, without_tools, rest, is_called=is_called
-        )
+        is_side = following.is_declared_side or (is_called and not genuine)
+        is_side_after_side = following.is_declared_side or (is_called and not without_tools)
+        out.append(genuine + (rest if is_side else ()))
+        behind_side = without_tools + (rest if is_side_after_side else ())
     return out[::-1]
-
-
-def _is_woken_between(slot: ReplySlot, following: ReplySlot, prompts: _ClientPrompts) -> bool:
-    """Whether a wake was between two replies."""
-    first_wake = bisect_right(prompts.wakes, slot.mark.index)
-    return first_wake < bisect_left(prompts.wakes, following.mark.index)
-
-
-def _rest_behind(
-    following: ReplySlot, between: tuple[Mark, ...], rest: tuple[Mark, ...], *, is_called: bool
-) -> tuple[Mark, ...]:
-    """Return the rest if the next reply is of a side call: one without a message of the user before it."""
-    is_side = following.is_declared_side or (is_called and not between)
-    return rest if is_side else ()

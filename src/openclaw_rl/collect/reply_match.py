@@ -12,7 +12,7 @@ the question that the reply answered (`answered_question.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -149,16 +149,18 @@ def _match_by_text(
     counts = Counter(slot.mark.own for slot in slots)
     out = {slot.at: slot for slot in slots}
     for slot in unmatched:
-        candidates = tied[slot.at] or _find_in_sessions(slot, sessions)
+        candidates = tied[slot.at]
+        if not candidates:
+            candidates = [
+                past
+                for past in slot.same_text
+                if past.kind is Kind.SIDE or past.session in sessions
+            ]
         if slot.same_text and not candidates:
             candidates = find_askers(slot, request, index)
-        out[slot.at] = _match_distinctive(slot, candidates, counts[slot.mark.own])
+        count = counts[slot.mark.own]
+        out[slot.at] = _match_distinctive(slot, candidates, count)
     return list(out.values())
-
-
-def _find_in_sessions(slot: ReplySlot, sessions: Collection[str | None]) -> list[ExchangeSummary]:
-    """Return the exchanges with this reply's text that are of these sessions, or of side calls."""
-    return [past for past in slot.same_text if past.kind is Kind.SIDE or past.session in sessions]
 
 
 def _find_tied(

@@ -95,7 +95,7 @@ class TagParser(ReplyParser):
         return self._take_delta()
 
     def _finish_call(self, *, is_cut: bool) -> None:
-        """Take the call that only lacks its end, or treat it as content; then read what follows."""
+        """Take the call of which only the end is missing, or treat it as content; then read what follows."""
         assert self._reader is not None
         block = self._reader.read_rest(self._buffer, is_cut=is_cut)
         if block is not None and block.calls:

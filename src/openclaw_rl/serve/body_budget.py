@@ -49,6 +49,11 @@ class BodyLease:
             self._progress_at = time.monotonic()
 
     @property
+    def is_arriving(self) -> bool:
+        """Whether it has bytes of which the client is still to send some."""
+        return self.reserved > 0 and not self.is_complete
+
+    @property
     def is_stalled(self) -> bool:
         """Whether the client has sent nothing worth the name for a while. Waiting for bytes is no stall."""
         return not self.is_waiting and time.monotonic() - self._progress_at >= STALLED_SECONDS
@@ -138,11 +143,7 @@ class BodyBudget:
 
     def _displaceable(self, lease: BodyLease) -> list[BodyLease]:
         """Return the bodies that give way to a lease: stalled ones, else those of tickets to that of a key."""
-        others = [
-            other
-            for other in self._leases
-            if other is not lease and other.reserved and not other.is_complete
-        ]
+        others = [other for other in self._leases if other is not lease and other.is_arriving]
         stalled = [other for other in others if other.is_stalled]
         if stalled or lease.is_ticket:
             return stalled

@@ -69,11 +69,14 @@ def _text(value: Any, depth: int) -> str | None:
         return None
     if isinstance(value, Mapping):
         return _first_text([value[key] for key in _TEXT_KEYS if key in value], depth)
-    if isinstance(value, list):
-        if value and all(map(_is_text_part, value)):
-            return "".join(str(part.get("text", "")) for part in value) or None
-        return _first_text(value[::-1], depth)
-    return None
+    return _text_of_list(value, depth) if isinstance(value, list) else None
+
+
+def _text_of_list(values: list[Any], depth: int) -> str | None:
+    """Return the text of content parts; of other items, that of the last one that has some."""
+    if values and all(map(_is_text_part, values)):
+        return "".join(str(part.get("text", "")) for part in values) or None
+    return _first_text(values[::-1], depth)
 
 
 def _is_text_part(item: Any) -> bool:
