@@ -16,6 +16,7 @@ from tests.judge.test_worker import _short_waits, note, until, working  # noqa: 
 from tests.judge.world import IDENTITY, World
 
 from openclaw_rl.cli.main import cli
+from openclaw_rl.common.rules.lesson_topics import load_topics
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.comparison import ComparisonQueue
 from openclaw_rl.settings.load import from_flat
@@ -336,7 +337,8 @@ def test_one_person_does_not_use_up_the_comparisons_of_others(world: World) -> N
         return 1
 
     async def go() -> None:
-        queue = ComparisonQueue(world.store, ScriptedJudge(judge), config.judge)
+        topics = load_topics(config.judge.rules_path)
+        queue = ComparisonQueue(world.store, ScriptedJudge(judge), config.judge, topics)
         for key, count in (("loud", 40), ("ann", 2), ("bob", 1)):
             queue.add([scored_input(world, f"{key}-{n}", key) for n in range(count)])
         for _ in range(20):

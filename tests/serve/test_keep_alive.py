@@ -44,7 +44,8 @@ def test_a_stream_that_holds_text_back_says_so(
     ping = "event: ping" if path == "/v1/messages" else ": the reply"
     pings = [number for number, event in enumerate(events) if event.startswith(ping)]
     assert pings
-    assert "write" in answer.text
+    if "tools" in REQUESTS[path]:
+        assert "write" in answer.text
     last = {"/v1/messages": "message_stop", "/v1/responses": "response.completed"}
     assert last.get(path, "[DONE]") in events[-2]
 

@@ -12,7 +12,7 @@ import pytest
 from tests.judge.endpoint import ITEM, always, vote
 from tests.judge.endpoint import serving as serving_endpoint
 from tests.redirect_server import Received, serving
-from tests.serve.conftest import KEY, Site
+from tests.serve.conftest import KEY, Site, wait_for
 
 from openclaw_rl.cli.chat import _ChatSession
 from openclaw_rl.common.gateway_address import GatewayAddress, publish_address
@@ -67,7 +67,7 @@ def test_chat_reaches_the_gateway(site: Site, tmp_path: Path, proxied: Received)
 
     port = int(site.url.rpartition(":")[2])
     config = from_flat({"home": str(tmp_path), "serve.api_key": KEY, "serve.port": port})
-    assert is_ready(site.url, KEY)
+    wait_for(lambda: is_ready(site.url, KEY), bool)
     asyncio.run(_ChatSession(config, Keyboard(["hello", "/good", "/quit"])).run())
     assert "Hello there." in output.getvalue()
     assert not proxied

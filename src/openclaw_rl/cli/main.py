@@ -156,7 +156,7 @@ def announce_start(config: Config, workers: Sequence[str]) -> None:
 )
 @settings_options
 @_with_parent_option
-@click.option("--listen-on", type=int, multiple=True, hidden=True)
+@click.option("--listen-on", type=click.IntRange(min=0), multiple=True, hidden=True)
 def run_one_worker(name: str, listen_on: tuple[int, ...], **options: Any) -> None:
     """Run one worker in this process (the supervisor starts this command)."""
     import traceback
