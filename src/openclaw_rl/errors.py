@@ -124,6 +124,10 @@ class JudgeError(OpenClawError):
     """Raised if the judge gives no usable answer. It is not a bad score: the turn waits and is judged again."""
 
 
+class UnreadableAnswer(JudgeError):
+    """Raised if the judge answers, but in no form that can be read. It is asked a few times more."""
+
+
 class JudgeNotReady(OpenClawError):
     """Raised if a judge that still prepares has no verdict on a turn yet. `retry_after`: seconds."""
 

@@ -95,6 +95,7 @@ class ReasonCode(StrEnum):
     MERGED_CALLS = "merged calls"  # of several replies, in one message
     # A judge gives no score.
     NO_EVIDENCE = "no evidence"  # it has read that the reaction says nothing of the reply
+    UNREADABLE = "unreadable"  # its answers could not be read
     TIE = "tie"
     NO_MAJORITY = "no majority"
     # Evidence of a person is set aside in what is common to all.

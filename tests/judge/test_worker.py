@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from aiohttp import web
 from tests.judge.world import World
 
 from openclaw_rl.common import worker_loop
-from openclaw_rl.errors import ConfigError, JudgeError
+from openclaw_rl.errors import ConfigError, JudgeError, UnreadableAnswer
 from openclaw_rl.judge import worker as judge_loop
 from openclaw_rl.protocols import Judge
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
@@ -137,6 +139,35 @@ def test_a_turn_on_which_the_judge_fails_waits_and_does_not_hold_up_the_others(
     asyncio.run(go())
     assert tries == 4
     assert world.verdict("t00").score == -1
+
+
+def test_answers_that_cannot_be_read_are_paid_for_a_few_times_only(
+    world: World, ids: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verdicts on other turns do not make the judge try again at once."""
+    monkeypatch.setattr(judge_loop, "MAX_UNREADABLE", 3)
+    calls: Counter[str] = Counter()
+
+    def answer(item: JudgeInput) -> int:
+        calls[item.turn] += 1
+        if item.turn == "odd":
+            raise UnreadableAnswer("expected a JSON object with score; got 12 characters")
+        return 1
+
+    async def go() -> None:
+        world.close("odd", "hm")
+        async with working(world, ScriptedJudge(answer)):
+            for id in ids(20):
+                world.close(id, "fine")
+                await until(lambda id=id: world.state(id) is TurnState.JUDGED)  # type: ignore[misc]
+            await until(lambda: world.state("odd") is TurnState.JUDGED)
+            assert problems(world) == [], "the judge is not down"
+
+    asyncio.run(go())
+    assert calls["odd"] == 3
+    verdict = world.verdict("odd")
+    assert (verdict.score, verdict.reason_code) == (None, ReasonCode.UNREADABLE)
+    assert "given up after 3 answers" in verdict.reason
 
 
 def test_a_judge_that_is_down_is_logged_once_and_the_loop_continues(

@@ -24,6 +24,14 @@ class FailureLog:
         """Record a failure; log a warning unless one was logged within `LOG_EVERY` seconds."""
         self.consecutive_failures += 1
         self.last_error = message
+        self._warn(message, waiting, now)
+
+    def record_unreadable(self, message: str, waiting: int, now: float) -> None:
+        """Record an answer that cannot be read: the judge itself is there."""
+        self.record_recovery()
+        self._warn(message, waiting, now)
+
+    def _warn(self, message: str, waiting: int, now: float) -> None:
         if now - self._logged_at >= LOG_EVERY:
             self._logged_at = now
             log.warning(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.common.rules.lesson_topics import load_topics
-from openclaw_rl.errors import JudgeError
+from openclaw_rl.errors import JudgeError, UnreadableAnswer
 from openclaw_rl.judge import local_model, prompts
 from openclaw_rl.judge.answer_schemas import EVALUATION_ANSWER, JUDGE_ANSWER, AnswerSchema
 from openclaw_rl.judge.chat_client import ChatClient, log_excerpt
@@ -72,14 +72,8 @@ class VotingModel:
         options = (settings.num_judges, settings.temperature, settings.max_tokens)
         key = question_key(self._chat_model.url, self.model, prompt, *options, messages)
         known = await self.cache.find_votes(key) if self.cache is not None else None
-        votes = known
-        if not votes:
-            requests = [self._request_vote(messages) for _ in range(settings.num_judges)]
-            votes = tuple(await asyncio.gather(*requests))
+        votes = known or await self._request_all(messages)
         errors = [vote.error for vote in votes if vote.error is not None]
-        if len(errors) == len(votes):
-            where = f"judge {self.model} at {self._chat_model.url}"
-            raise JudgeError(f"{where}: no usable vote: {errors[0]}")
         if self.cache is not None and not known and not errors:
             await self.cache.add_votes(key, turn, votes)
         majority = majority_score(votes, settings.consensus_threshold)
@@ -88,15 +82,27 @@ class VotingModel:
             score=majority.score, reason=reason, reason_code=majority.code, votes=votes
         )
 
-    async def _request_vote(self, messages: list[dict[str, str]]) -> Vote:
+    async def _request_all(self, messages: list[dict[str, str]]) -> tuple[Vote, ...]:
+        """Return the votes. If none is usable: raises `UnreadableAnswer` where all are answers, else `JudgeError`."""
+        requests = [self._request_vote(messages) for _ in range(self._config.num_judges)]
+        answers = await asyncio.gather(*requests)
+        votes = tuple(vote for vote, _ in answers)
+        errors = [vote.error for vote in votes if vote.error is not None]
+        if len(errors) < len(votes):
+            return votes
+        kind = UnreadableAnswer if all(was_answered for _, was_answered in answers) else JudgeError
+        raise kind(f"judge {self.model} at {self._chat_model.url}: no usable vote: {errors[0]}")
+
+    async def _request_vote(self, messages: list[dict[str, str]]) -> tuple[Vote, bool]:
+        """Return a vote, and whether the judge answered."""
         try:
             content = await self._chat_model.complete_chat(messages)
         except JudgeError as error:
-            return Vote(score=None, error=str(error))
+            return Vote(score=None, error=str(error)), isinstance(error, UnreadableAnswer)
         vote = parse_vote(content)
         if vote.error:
             log_excerpt(f"No vote: {vote.error}", content)
-        return vote
+        return vote, True
 
 
 class LlmJudge:

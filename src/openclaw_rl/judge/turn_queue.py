@@ -35,6 +35,8 @@ class QueuedTurn:
     failures: int = 0
     # Whether the judge was not ready for it at its last attempt, which is no failure.
     is_postponed: bool = False
+    # Answers on it that could not be read.
+    unreadable: int = 0
     retry_at: float = 0.0  # earliest next attempt, on the monotonic clock
 
     @property
@@ -170,6 +172,12 @@ class TurnQueue:
         turn.failures += 1
         return turn
 
+    def record_unreadable(self, key: TurnKey) -> QueuedTurn:
+        """Count an answer that could not be read as a failure of its turn, and return the turn."""
+        turn = self.record_failure(key)
+        turn.unreadable += 1
+        return turn
+
     def postpone(self, key: TurnKey, until: float) -> None:
         """Let a running turn wait, because the judge is not ready for it. `until`: on the monotonic clock."""
         turn = self._turns[key]
@@ -177,9 +185,10 @@ class TurnQueue:
         turn.retry_at = until
 
     def retry_at_once(self) -> None:
-        """Let all turns that wait be judged again at once."""
+        """Let all turns be judged again at once that wait for a judge that was down."""
         for turn in self._turns.values():
-            turn.retry_at = 0.0
+            if not turn.unreadable:
+                turn.retry_at = 0.0
 
     def end(self, key: TurnKey, *, is_judged: bool) -> JudgeInput:
         """End the work on a running turn: remove it, or let it wait for its next attempt. Returns its input."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openclaw_rl.errors import JudgeError, json_type_name
+from openclaw_rl.errors import JudgeError, UnreadableAnswer, json_type_name
 from openclaw_rl.judge.answer_schemas import NO_EVIDENCE
 from openclaw_rl.render.lenient_json import read_value
 from openclaw_rl.types import Vote
@@ -195,14 +195,14 @@ def replace_surrogates(text: str) -> str:
 
 
 def check_answer(content: Any, finish: Any, section: str) -> str:
-    """Return an answer's text. Raises `JudgeError` if it is empty. `section`: settings section of the model."""
+    """Return an answer's text. Raises `UnreadableAnswer` if it is empty. `section`: settings section of the model."""
     if isinstance(content, list):
         content = "".join(_text_of_part(part) for part in content)
     if isinstance(content, str) and content.strip():
         return replace_surrogates(content)
     more = f" Raise {section}.max_tokens." if finish == "length" else ""
     ended = finish if finish in _KNOWN_FINISH_REASONS else "unknown"
-    raise JudgeError(f"expected an answer, got an empty one (finish_reason {ended}).{more}")
+    raise UnreadableAnswer(f"expected an answer, got an empty one (finish_reason {ended}).{more}")
 
 
 def _text_of_part(part: Any) -> str:

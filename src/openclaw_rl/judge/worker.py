@@ -15,7 +15,13 @@ from openclaw_rl.common import disk_space
 from openclaw_rl.common.progress import current_activity, record_progress
 from openclaw_rl.common.retries.backoff import backoff_delay
 from openclaw_rl.common.worker_loop import DiskPause, HeartbeatTimer
-from openclaw_rl.errors import DamagedRow, JudgeNotReady, OpenClawError, StoreError
+from openclaw_rl.errors import (
+    DamagedRow,
+    JudgeNotReady,
+    OpenClawError,
+    StoreError,
+    UnreadableAnswer,
+)
 from openclaw_rl.judge import reward_model, user_feedback
 from openclaw_rl.judge.behaviour import verdicts as behaviour
 from openclaw_rl.judge.comparison import ComparisonQueue
@@ -37,7 +43,7 @@ from openclaw_rl.judge.turn_queue import (
 from openclaw_rl.judge.verdict_writer import VerdictWriter
 from openclaw_rl.judge.vote_cache import VoteCache
 from openclaw_rl.judge.vote_parser import replace_surrogates
-from openclaw_rl.judge.voting import replace_verdict_surrogates
+from openclaw_rl.judge.voting import make_verdict, replace_verdict_surrogates
 from openclaw_rl.protocols import Judge
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
@@ -52,6 +58,10 @@ log = logging.getLogger("openclaw_rl.judge")
 # Maximum number of turns per read.
 READ_AHEAD = 64
 READ_EVERY = 0.5  # seconds between two reads while turns of the last read are not started
+MAX_UNREADABLE = 6
+"""Answers on a turn that cannot be read, after which the judge is not asked again: each may cost money."""
+UNREADABLE_JUDGE = "unreadable"
+"""Judge of a turn that was given up."""
 # Seconds until a failed turn is judged again.
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 300.0
@@ -284,6 +294,8 @@ class JudgeQueue:
         except JudgeNotReady as waits:
             self._turns.postpone(turn_key(item), time.monotonic() + waits.retry_after)
             return None
+        except UnreadableAnswer as error:
+            return self._record_unreadable(item, error)
         except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything; only this turn is delayed
             self._record_failure(turn_key(item), error)
             return None
@@ -297,6 +309,20 @@ class JudgeQueue:
         verdict = replace_verdict_surrogates(verdict)
         await self.lessons.read_lesson(item, verdict)
         return verdict
+
+    def _record_unreadable(self, item: JudgeInput, error: UnreadableAnswer) -> Verdict | None:
+        """Let a turn wait longer each time for an answer that can be read; after some, it has no verdict."""
+        now = time.monotonic()
+        turn = self._turns.record_unreadable(turn_key(item))
+        turn.retry_at = now + backoff_delay(turn.unreadable, first=FIRST_WAIT, longest=LONGEST_WAIT)
+        message = replace_surrogates(str(error))
+        self._failures.record_unreadable(message, self._turns.failed_count(), now)
+        if turn.unreadable < MAX_UNREADABLE:
+            return None
+        reason = (
+            f"given up after {MAX_UNREADABLE} answers that cannot be read; the last one: {message}"
+        )
+        return make_verdict(item, UNREADABLE_JUDGE, None, reason, reason_code=ReasonCode.UNREADABLE)
 
     def _record_failure(self, key: TurnKey, error: Exception) -> None:
         now = time.monotonic()
