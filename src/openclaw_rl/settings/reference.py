@@ -189,7 +189,8 @@ for the dots (`OPENCLAW_RL_TRAIN_SEED`). The last column lists the aliases: vari
 dashes, and keys of a file. Alias flags work on `up`, `serve`, `collect`, `judge`, `train`, `rollout`, `evaluate` and
 `config show`, and inside the variables `CKPT_ARGS`, `ROLLOUT_ARGS`, `REWARD_ARGS`, `OPTIMIZER_ARGS` and `LORA_ARGS`.
 Flags in `LORA_ARGS` also set `train.finetune` to `lora`, unless a variable sets it.
-Empty variables are not set, and those that Kubernetes sets for a Service named `openclaw` or `openclaw-rl` are not read.
+Empty variables are not set, and those that Kubernetes sets for a Service named `openclaw` or `openclaw-rl` are not
+read.
 `--help` of a command lists its options and the flags of its settings. Commands that read a home (`status`, `inspect`,
 `key`, `rollback`, `data export`) take `--home`, `--config` and `--set` only; they find the running system whatever its
 port. Two different values for one setting within one source are an error. `openclaw-rl config show` prints the
