@@ -11,7 +11,7 @@ import msgspec
 from openclaw_rl.common.client_ids import may_have_id
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.degradation import Degradation
-from openclaw_rl.render.reply_parser import ToolCall
+from openclaw_rl.render.reply_parser import Delta, ToolCall
 from openclaw_rl.serve.chat_request import (
     ChatRequest,
     FinishedChoice,
@@ -341,7 +341,10 @@ class ChatStreamEncoder:
         has_content = bool(part.delta or part.tokens or part.token_ids)
         chunks = b""
         if has_content or reply.is_first:
-            chunks = reply.head + reply.encode_delta(part) + self._chunk_tail(part)
+            chunks = b"".join(
+                reply.head + reply.encode_delta(one) + self._chunk_tail(one)
+                for one in _content_before_calls(part)
+            )
         if part.end is not None:
             chunks += reply.head + _finish_chunk(reply.id, part.end)
             self._usages[choice] = part.end.usage
@@ -396,7 +399,7 @@ class _ChoiceState:
             self.is_first = False
             fields.append(b'"role":"assistant"')
             if not delta.content:
-                fields.append(b'"content":""')
+                fields.append(b'"content":null' if delta.calls else b'"content":""')
         if delta.reasoning:
             fields.append(b'"reasoning_content":' + to_json(delta.reasoning))
         if delta.content:
@@ -410,6 +413,15 @@ class _ChoiceState:
         index = self._call_count
         self._call_count = self._call_count + 1
         return {"index": index, **call.to_openai()}
+
+
+def _content_before_calls(part: StreamPart) -> list[StreamPart]:
+    """Return the parts of a chunk each: some clients drop the calls of a chunk that has content, too."""
+    delta = part.delta
+    if not (delta.content and delta.calls):
+        return [part]
+    content = replace(part, delta=delta._replace(calls=()))
+    return [content, StreamPart(delta=Delta(calls=delta.calls))]
 
 
 def _finish_chunk(id: str, end: ReplyEnd) -> bytes:

@@ -35,8 +35,8 @@ class _OpenItem:
 class ResponsesStreamEncoder:
     """Stream encoder of one reply.
 
-    A tool call is streamed as soon as it is complete, but agents start their tools at its `output_item.done`, which
-    therefore waits for the end of the reply: by then the exchange is durable.
+    Each item is done before the next one is added, as clients expect. Agents start their tools at the
+    `output_item.done` of a call, so calls wait for the end of the reply: by then the exchange is durable.
     """
 
     def __init__(self, header: ReplyHeader, request: ChatRequest) -> None:
@@ -46,8 +46,7 @@ class ResponsesStreamEncoder:
         self._ids = ItemIdGenerator(header.id)
         # By output_index; the open item in its initial state.
         self._items: list[Item] = []
-        # Output indices of calls whose `output_item.done` is pending.
-        self._pending_calls: list[int] = []
+        self._pending_calls: list[ToolCall] = []
         self._current_item: _OpenItem | None = None
         self._pending_tokens = PendingTokens()
         self._sequence_number = 0
@@ -62,7 +61,7 @@ class ResponsesStreamEncoder:
             events.append(self._text_delta("reasoning", part.delta.reasoning))
         if part.delta.content:
             events.append(self._text_delta("message", part.delta.content))
-        events += [self._tool_call_events(call) for call in part.delta.calls]
+        self._pending_calls += part.delta.calls
         if part.end is not None:
             events.append(self._finish_events(part.end))
         return b"".join(events)
@@ -153,32 +152,29 @@ class ResponsesStreamEncoder:
         )
 
     def _tool_call_events(self, call: ToolCall) -> bytes:
-        events = self._close_item()
         item = out.call_item(call.to_openai(), self._ids, self._options.origins)
         index = len(self._items)
         place = {"item_id": item["id"], "output_index": len(self._items)}
         self._items.append(item)
-        self._pending_calls.append(index)
         key, event = {
             "function_call": ("arguments", "response.function_call_arguments"),
             "custom_tool_call": ("input", "response.custom_tool_call_input"),
         }.get(item["type"], ("", ""))
         begun = item | {"status": out.IN_PROGRESS} | ({key: ""} if key else {})
-        events += self._sse_event("response.output_item.added", output_index=index, item=begun)
+        events = self._sse_event("response.output_item.added", output_index=index, item=begun)
         if key:
             events += self._sse_event(f"{event}.delta", **place, delta=item[key])
             name = {"name": item["name"]} if key == "arguments" else {}
             events += self._sse_event(f"{event}.done", **place, **{key: item[key]}, **name)
-        return events
+        return events + self._sse_event("response.output_item.done", output_index=index, item=item)
 
     def _finish_events(self, end: ReplyEnd) -> bytes:
         status = out.status_of(end.finish_reason)
-        events = b"" if self._items else self._open_item("message")
-        events += self._close_item(status)
-        for index in self._pending_calls:
-            events += self._sse_event(
-                "response.output_item.done", output_index=index, item=self._items[index]
-            )
+        events = b""
+        if not self._items and not self._pending_calls:
+            events = self._open_item("message")
+        events += self._close_item(out.COMPLETED if self._pending_calls else status)
+        events += b"".join(map(self._tool_call_events, self._pending_calls))
         whole = out.response_object(
             self._header, self._options.echo, status, self._items, usage=end.usage
         )
