@@ -1,6 +1,6 @@
 """`make faults`: causes faults in running systems under load, and checks that nothing acknowledged is lost.
 
-    python -m benchmarks.faults [--kills 6] [--each 1] [--seconds 5] [--plans processes,environments,wire]
+    python -m benchmarks.faults [--kills 6] [--each 1] [--seconds 5] [--plans processes,environments,wire,trust]
 
 Exits with 1 if an invariant was violated. A run is repeated with the seed that it prints.
 """
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.faults import soak, wire
+from benchmarks.faults import soak, trust, wire
 from benchmarks.faults.plans import (
     PLANS,
     SETTINGS,
@@ -38,7 +38,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from openclaw_rl.supervisor.subprocess_system import scratch_config
 
-ALL_PLANS = (*PLANS, "wire")
+ALL_PLANS = (*PLANS, "wire", "trust")
 _REPORT = "report.md"
 
 
@@ -196,6 +196,8 @@ class FaultRun:
                 self.report.skipped = folders.skipped
         if "wire" in chosen:
             self._run_attacks()
+        if "trust" in chosen:
+            self._attack_trust()
 
     def _run_plan(self, plan: FaultPlan, seed: int) -> None:
         faults = [fault for fault in plan.faults if self.given.only in fault.name]
@@ -215,6 +217,13 @@ class FaultRun:
         self.view.start_plan("wire", len(names))
         seen = lambda attack: self.view.finish_one(attack.name, wire.find_violations(attack))  # noqa: E731
         self.report.attacks += wire.run_attacks(names, seen)
+
+    def _attack_trust(self) -> None:
+        names = [name for name in trust.ATTACKS if self.given.only in name]
+        self.view.start_plan("trust", len(names))
+        seen = lambda attack: self.view.finish_one(attack.name, attack.violations)  # noqa: E731
+        with tempfile.TemporaryDirectory(prefix="trust-") as work:
+            self.report.trust += trust.run_attacks(Path(work), names, seen)
 
     def run_soak(self) -> None:
         """Run a system without faults."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.faults import soak, wire
 from benchmarks.faults.runner import FaultResult, PlanResult
 from benchmarks.faults.soak import SoakSample
+from benchmarks.faults.trust import TrustResult
 from benchmarks.wire_attacks import AttackResult
 
 from openclaw_rl.evals.tables import markdown_table
@@ -31,6 +32,7 @@ class RunReport:
     violations: list[str] = field(default_factory=list)  # that belong to no fault
     counts: Counter[str] = field(default_factory=Counter)
     attacks: list[AttackResult] = field(default_factory=list)
+    trust: list[TrustResult] = field(default_factory=list)
     samples: list[SoakSample] = field(default_factory=list)
     skipped: Mapping[str, str] = field(default_factory=dict)
 
@@ -46,6 +48,7 @@ class RunReport:
             self.violations
             or any(r.violations for r in self.results)
             or any(wire.find_violations(a) for a in self.attacks)
+            or any(result.violations for result in self.trust)
             or (self.samples and soak.find_violations(self.samples))
         )
 
@@ -57,6 +60,8 @@ class RunReport:
                 f"- {a.name}: {line}" for a in self.attacks for line in wire.find_violations(a)
             ]
             parts += [_attack_table(self.attacks), "\n".join(broken)]
+        if self.trust:
+            parts += [_trust_table(self.trust)]
         if self.samples:
             parts += [
                 _soak_table(self.samples),
@@ -105,6 +110,11 @@ class RunReport:
         return "\n".join(
             [*lines, *(f"- at the end, {line}" for line in self.violations[: 4 * _EXAMPLES])]
         )
+
+
+def _trust_table(results: Sequence[TrustResult]) -> str:
+    rows = [(r.name, str(r.requests), "; ".join(r.violations) or "none") for r in results]
+    return markdown_table(("attack on trust", "requests", "violations"), rows)
 
 
 def _times(count: int) -> str:
