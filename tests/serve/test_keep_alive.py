@@ -10,6 +10,7 @@ import pytest
 from tests.serve.conftest import Site
 
 from openclaw_rl.serve import keep_alive
+from openclaw_rl.serve.inflight_reply import InflightReply
 from openclaw_rl.serve.keep_alive import KeepAlive
 
 CALL = '<tool_call>\n{"name": "write", "arguments": {"text": "a b c d e f g h i j"}}\n</tool_call>'
@@ -54,6 +55,20 @@ def test_an_error_before_the_first_token_is_an_http_error(start: Callable[..., S
     site = start(refuse="no")
     body = {"model": "openclaw", "stream": True, **REQUESTS["/v1/chat/completions"]}
     assert site.http.post("/v1/chat/completions", body).status_code == 500
+
+
+def test_nothing_is_sent_before_the_request_is_on_disk(
+    start: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an error of the store could no longer be an HTTP error."""
+    monkeypatch.setattr(keep_alive, "SILENCE", 0.02)
+    monkeypatch.setattr(InflightReply, "is_recorded", False)
+    site = start(delay=0.06)
+    site.script.say("Hello there.")
+    body = {"model": "openclaw", "stream": True, **REQUESTS["/v1/chat/completions"]}
+    answer = site.http.post("/v1/chat/completions", body)
+    assert answer.status_code == 200
+    assert ": the reply" not in answer.text
 
 
 def test_who_writes_is_not_spoken_for(monkeypatch: pytest.MonkeyPatch) -> None:

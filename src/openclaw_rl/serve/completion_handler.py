@@ -166,7 +166,7 @@ class CompletionHandler:
             speaker = encoder or await begin()
             await _wait_sent(response.write(speaker.encode_ping()))
 
-        keep_alive = KeepAlive(speak)
+        keep_alive = KeepAlive(speak, may_speak=lambda: _are_recorded(replies))
         try:
             async with keep_alive.running(), aclosing(merge_streams(replies)) as parts:
                 async for number, part in parts:
@@ -199,6 +199,11 @@ class CompletionHandler:
             await _wait_sent(
                 response.write(encoder.encode_error(status, message, code or "refused"))
             )
+
+
+def _are_recorded(replies: Sequence[InflightReply]) -> bool:
+    """Whether the requests are on disk: nothing is sent before."""
+    return all(reply.is_recorded for reply in replies)
 
 
 class ClientDisconnected(Exception):

@@ -302,6 +302,12 @@ class InflightReply:
             return self._context.engine.generate(Generation(**parameters))
         return self._context.engine.generate(ImageGeneration(**parameters, prompt=conversation))
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the request is on disk, so that bytes of the response may be sent."""
+        done = self._admitted.done() and not self._admitted.cancelled()
+        return done and self._admitted.exception() is None
+
     async def _wait_durable(self, write: asyncio.Future[None]) -> None:
         """Wait until the request or its reply is durable. Raises `ReplyFailed` if the store refused it."""
         try:

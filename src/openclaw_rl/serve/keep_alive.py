@@ -13,8 +13,11 @@ SILENCE = 15.0
 class KeepAlive:
     """Calls `speak` after each `SILENCE` without a call of `note_write`."""
 
-    def __init__(self, speak: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, speak: Callable[[], Awaitable[None]], *, may_speak: Callable[[], bool] = lambda: True
+    ) -> None:
         self._speak = speak
+        self._may_speak = may_speak
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
 
@@ -40,4 +43,5 @@ class KeepAlive:
                 await asyncio.sleep(wait)
                 continue
             self.note_write()
-            await self._speak()
+            if self._may_speak():
+                await self._speak()
