@@ -47,8 +47,9 @@ MAY_IMPORT = {
     "compat": f"{BASE} learner",
     "environments": f"{BASE} protocols store render plugins sandbox",
     "supervisor": f"{BASE} protocols methods store plugins render engines collect serve judge gates practice train "
-    "trajectories environments examination",
+    "trajectories environments examination page",
     "status": f"{BASE} methods store render engines train",
+    "page": f"{BASE} store render train status",
     "connect": f"{BASE} render supervisor",
     "sandbox": BASE,
     "model_export": f"{BASE} render engines learner",

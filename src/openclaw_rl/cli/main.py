@@ -22,6 +22,7 @@ from openclaw_rl.cli.inspect_commands import inspect_commands
 from openclaw_rl.cli.learned import show_learned
 from openclaw_rl.cli.lessons import lesson_commands
 from openclaw_rl.cli.load_config import home_flag, load_config, load_running_config, load_settings
+from openclaw_rl.cli.page import open_page
 from openclaw_rl.cli.policies import policy_commands
 from openclaw_rl.cli.recipes import make_method, run_evaluation
 from openclaw_rl.cli.rollback import run_rollback
@@ -41,12 +42,14 @@ if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
 
 
-def _exit_with_parent(
-    _context: click.Context, _option: click.Parameter, parent: int | None
-) -> None:
+_STARTED_BY_PROGRAM = "openclaw_rl.started_by_program"
+
+
+def _exit_with_parent(context: click.Context, _option: click.Parameter, parent: int | None) -> None:
     if parent is not None:
         from openclaw_rl.common.parent_death import die_with_parent
 
+        context.meta[_STARTED_BY_PROGRAM] = True
         die_with_parent(parent)
 
 
@@ -130,7 +133,15 @@ def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None
 
     config = resolve_base(config)
     workers = with_required_workers(config, workers)
-    supervise(config, workers, yes=yes, announce=lambda: announce_start(config, workers))
+    # What a program starts writes to a log, where no link belongs.
+    is_log = click.get_current_context().meta.get(_STARTED_BY_PROGRAM, False)
+    supervise(
+        config,
+        workers,
+        yes=yes,
+        announce=lambda: announce_start(config, workers),
+        on_page=lambda: None if is_log else announce_page(config),
+    )
 
 
 def announce_start(config: Config, workers: Sequence[str]) -> None:
@@ -149,10 +160,19 @@ def announce_start(config: Config, workers: Sequence[str]) -> None:
         echo(f"  experimental: {part}, which never ran with its real counterpart", err=True)
 
 
+def announce_page(config: Config) -> None:
+    """Print a link to the page."""
+    from openclaw_rl.cli.page import create_link
+
+    echo(f"  page: {create_link(config)}", err=True)
+
+
 @cli.command("worker", hidden=True)
 @click.argument(
     "name",
-    type=click.Choice(["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]),
+    type=click.Choice(
+        ["engine", "gateway", "collect", "judge", "judge-engine", "train", "data", "page"]
+    ),
 )
 @settings_options
 @_with_parent_option
@@ -361,7 +381,7 @@ _GROUPS = (
     lesson_commands,
     fireworks_commands,
 )
-_CHANGES = (run_rollback, run_undo, show_learned)
+_CHANGES = (open_page, run_rollback, run_undo, show_learned)
 for _more in (
     *_GROUPS,
     *_CHANGES,

@@ -1,6 +1,7 @@
-"""Address of a home's running gateway, in a file that the gateway keeps locked while it listens.
+"""Addresses of a home's running gateway and page, in files that these workers keep locked while they listen.
 
-Also the path and the key by which the trainer asks it for the replies that the gate compares.
+Also the keys by which the home's own programs know one another, and the path at which the trainer asks the gateway for
+the replies that the gate compares.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 FILE_NAME = "gateway.json"
+PAGE_FILE_NAME = "page.json"
 GATE_REPLY_PATH = "/internal/gate/replies"
 """Path of the replies for the gate, which no client can ask for."""
 
@@ -47,30 +49,65 @@ def home_key(secret: bytes) -> str:
     return f"sk-home-{digest}"
 
 
+def page_key(secret: bytes) -> str:
+    """Return the key by which the page knows that a request comes through the gateway. `secret`: of the store."""
+    return hashlib.blake2b(secret, digest_size=24, person=b"openclaw-page").hexdigest()
+
+
 @contextmanager
 def publish_address(home: Path, address: GatewayAddress) -> Iterator[None]:
-    """Write the address to the home, at once and whole, and keep the file locked until the block ends.
+    """Write the gateway's address to the home, and keep the file locked until the block ends."""
+    with _publish(home / FILE_NAME, asdict(address)):
+        yield
+
+
+@contextmanager
+def publish_page(home: Path, port: int) -> Iterator[None]:
+    """Write the port at which the page listens on 127.0.0.1, and keep the file locked until the block ends."""
+    with _publish(home / PAGE_FILE_NAME, {"port": port}):
+        yield
+
+
+@contextmanager
+def _publish(path: Path, data: Mapping[str, Any]) -> Iterator[None]:
+    """Write a file at once and whole, and keep it locked until the block ends.
 
     The kernel releases the lock when the process ends, whatever ends it: a file without a lock is stale.
     """
-    temporary = home / f".{FILE_NAME}.{os.getpid()}"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        json.dump(asdict(address), file)
+        json.dump(data, file)
         file.flush()
-        temporary.replace(home / FILE_NAME)
+        temporary.replace(path)
         yield
 
 
 def running_address(home: Path) -> GatewayAddress | None:
     """Return the address of the gateway that runs on the home, or None if none runs."""
     try:
-        with (home / FILE_NAME).open(encoding="utf-8") as file:
+        return GatewayAddress(**(_read_published(home / FILE_NAME) or {}))
+    except TypeError:
+        # Nothing is published, or another version wrote it.
+        return None
+
+
+def running_page(home: Path) -> int | None:
+    """Return the port of the page that runs on the home, or None if none runs."""
+    port = (_read_published(home / PAGE_FILE_NAME) or {}).get("port")
+    return port if isinstance(port, int) else None
+
+
+def _read_published(path: Path) -> dict[str, Any] | None:
+    """Return what a running process has published, or None if none runs."""
+    try:
+        with path.open(encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return GatewayAddress(**json.load(file))
-    except (OSError, ValueError, TypeError):
+                data = json.load(file)
+                return data if isinstance(data, dict) else None
+    except (OSError, ValueError):
         # No file, or one that another version wrote.
         pass
     return None

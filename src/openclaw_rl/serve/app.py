@@ -36,6 +36,7 @@ from openclaw_rl.serve.gate.reply_handler import GateReplyHandler
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import GatewayRunner
 from openclaw_rl.serve.http_headers import add_header_signals
+from openclaw_rl.serve.page_proxy import PageProxy
 from openclaw_rl.serve.routes import GatewayRoutes
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, file_digests, heartbeats
@@ -100,6 +101,7 @@ def make_app(
         app.router.add_get(path, routes.get_health)
     app.router.add_get("/readyz", routes.get_readiness)
     app.router.add_get("/metrics", routes.get_metrics)
+    PageProxy(config, store.secret).add_routes(app)
     app.cleanup_ctx.append(_run_version_manager)
     return app
 

@@ -74,6 +74,7 @@ _WORKER_SECRETS = {
     # The judge compares replies for the gate.
     "train": ("judge.api_key", "tinker.api_key", "model.hf_token"),
     "data": ("engine.api_key", "model.hf_token"),
+    "page": (),
 }
 
 _INTEGRATION_WORKERS = ("engine", "gateway", "train")

@@ -21,7 +21,7 @@ from typing import Any
 
 import uvloop
 
-from openclaw_rl.common.gateway_address import running_address
+from openclaw_rl.common.gateway_address import running_address, running_page
 from openclaw_rl.common.log_codes import EndCause, code_of_error, worker_end_fields
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.common.sockets import bind_sockets
@@ -58,7 +58,7 @@ SERVING_WORKERS = ("engine", "gateway")
 """Workers without which no request is answered: only these may end a system that serves."""
 # Seconds; first and longest delay before they are started again.
 _SERVING_DELAYS = (0.2, 2.0)
-_NICE_VALUES = {"collect": 5, "judge": 5, own.ENGINE_PROCESS: 5, "train": 10, "data": 10}
+_NICE_VALUES = {"collect": 5, "judge": 5, own.ENGINE_PROCESS: 5, "train": 10, "data": 10, "page": 5}
 LOADING_NICE = 1
 """Nice value of a trainer that loads the model. With the value of a running trainer, loading takes half a minute."""
 # Seconds between SIGTERM and SIGKILL.
@@ -112,6 +112,8 @@ async def _run_async_worker(name: str, config: Config, listen_on: Sequence[int])
         from openclaw_rl.judge.worker import run
     elif name == "data":
         from openclaw_rl.trajectories.sync_worker import run
+    elif name == "page":
+        from openclaw_rl.page.worker import run
     else:
         from openclaw_rl.train.worker import run as run_training
 
@@ -122,7 +124,7 @@ async def _run_async_worker(name: str, config: Config, listen_on: Sequence[int])
 
 
 def with_required_workers(config: Config, workers: Sequence[str]) -> tuple[str, ...]:
-    """Return the named workers and those that the settings of `data` and the local judge model need."""
+    """Return the named workers and those that the settings of `data`, the local judge model and the page need."""
     data = config.data
     required = set(workers)
     if data.export_dir and not required.isdisjoint({"gateway", "collect"}):
@@ -133,7 +135,9 @@ def with_required_workers(config: Config, workers: Sequence[str]) -> tuple[str, 
         required |= {"judge", "data"}
     if "judge" in required and own.is_configured(config):
         required.add(own.ENGINE_PROCESS)
-    in_order = (own.ENGINE_PROCESS, *WORKERS, "data")
+    if "gateway" in required and config.serve.page:
+        required.add("page")
+    in_order = (own.ENGINE_PROCESS, *WORKERS, "data", "page")
     return tuple(filter(required.__contains__, in_order))
 
 
@@ -355,16 +359,23 @@ def supervise(
     yes: bool = False,
     echo: bool = True,
     announce: Callable[[], None] = lambda: None,
+    on_page: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the workers until a signal, or until training is finished (`completion`); used by `up`, `train` etc.
 
-    `yes`: as for `admit_start`. `announce`: called once nothing speaks against the start.
+    `yes`: as for `admit_start`. `announce`: called once nothing speaks against the start. `on_page`: called once the
+    page can be opened.
     """
     admit_start(config, workers, yes=yes)
     announce()
 
     async def main() -> None:
-        await Supervisor(config, workers, echo=echo).run(stop_on_signals())
+        stop = stop_on_signals()
+        waiting = asyncio.create_task(_call_when_page_runs(config, on_page, stop), name="page-link")
+        try:
+            await Supervisor(config, workers, echo=echo).run(stop)
+        finally:
+            waiting.cancel()
 
     if own.ENGINE_PROCESS in workers:
         prepare_home(own.engine_config(config))
@@ -383,6 +394,18 @@ def supervise(
         asyncio.run(main())
         if completion.ends_by_itself(config, workers):
             completion.save_last_checkpoint(config)
+
+
+async def _call_when_page_runs(
+    config: Config, on_page: Callable[[], None], stop: asyncio.Event
+) -> None:
+    """Call `on_page` in a thread once the gateway and the page listen."""
+    home = config.home_dir
+    while not stop.is_set():
+        if running_address(home) is not None and running_page(home) is not None:
+            await asyncio.to_thread(on_page)
+            return
+        await wait_or_stop(stop, CHECK_INTERVAL / 10)
 
 
 def read_key(config: Config) -> str:

@@ -1,0 +1,303 @@
+"""The application of the page: sign-in, views, acts and the stream of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from sqlalchemy.exc import IntegrityError
+
+from openclaw_rl.common.gateway_address import page_key
+from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.page.live import LiveChanges
+from openclaw_rl.page.reply_tokens import ReplyTokens
+from openclaw_rl.page.sections import SECTIONS
+from openclaw_rl.page.security import (
+    SECURITY_HEADERS,
+    SIGNED_IN_HEADER,
+    cookie_name,
+    has_gateway_key,
+    is_own_origin,
+    may_read,
+)
+from openclaw_rl.page.templating import STATIC_FOLDER, TemplateRenderer
+from openclaw_rl.page.view import (
+    ActPlan,
+    ActRequest,
+    ActResult,
+    InvalidForm,
+    NotFound,
+    PageAct,
+    View,
+    ViewRequest,
+)
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store import page_access
+from openclaw_rl.store.acts import get_act, new_act_id
+from openclaw_rl.store.db import Store
+
+log = logging.getLogger("openclaw_rl.page")
+
+MAX_FORM_BYTES = 256 * 1024
+SIGN_IN_PATH = "/ui/sign-in"
+_PUBLIC_PREFIX = "/ui/static/"
+_COMMENT_SECONDS = 15.0
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class PageApp:
+    """Handlers of the page. Every one but sign-in and the static files needs a signed-in browser."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self.config = config
+        self.store = store
+        self.live = LiveChanges(store)
+        self._key = page_key(store.secret)
+        self._cookie = cookie_name(store.secret)
+        self._templates = TemplateRenderer()
+        self._tokens = ReplyTokens(config)
+        self._cache: dict[str, Any] = {}
+
+    def make_app(self) -> web.Application:
+        """Return the application. Raises `ValueError` if two views have one path."""
+        app = web.Application(
+            middlewares=[self._guard, self._explain_errors], client_max_size=MAX_FORM_BYTES
+        )
+        app.on_response_prepare.append(_add_security_headers)
+        app.router.add_static(_PUBLIC_PREFIX, STATIC_FOLDER)
+        app.router.add_get("/ui", self._show_start)
+        app.router.add_post(SIGN_IN_PATH, self._sign_in)
+        app.router.add_post("/ui/sign-out", self._sign_out)
+        app.router.add_get("/ui/changes", self._stream_changes)
+        app.router.add_get("/ui/acts/state/{id}", self._show_act_state)
+        for section in SECTIONS:
+            for view in section.views:
+                app.router.add_get(view.path, partial(self._show_view, view))
+            for act in section.acts:
+                app.router.add_get(act.path, partial(self._show_plan, act))
+                app.router.add_post(act.path, partial(self._carry_out, act))
+            for path, stream in section.streams.items():
+                app.router.add_post(path, partial(stream, self.config, self.store))
+        app.cleanup_ctx.append(self._run_live)
+        return app
+
+    async def _run_live(self, _app: web.Application) -> Any:
+        task = asyncio.create_task(self.live.run(), name="page-changes")
+        yield
+        self.live.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------ middlewares
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Refuse what comes past the gateway, from another origin, or from a browser that is not signed in."""
+        if not has_gateway_key(request, self._key):
+            raise web.HTTPForbidden(text="The page answers through the gateway alone.")
+        if request.method == "POST" and not is_own_origin(request):
+            raise web.HTTPForbidden(text="This request comes from another page.")
+        if not may_read(request):
+            raise web.HTTPForbidden(text="This request comes from another page.")
+        if request.path.startswith(_PUBLIC_PREFIX) or request.path == SIGN_IN_PATH:
+            return await handler(request)
+        if not await asyncio.to_thread(self._is_signed_in, request):
+            return self._html("sign_in.html", {}, status=200 if _opens_link(request) else 401)
+        response = await handler(request)
+        if not response.prepared:
+            response.headers[SIGNED_IN_HEADER] = "1"
+        return response
+
+    def _is_signed_in(self, request: web.Request) -> bool:
+        token = request.cookies.get(self._cookie, "")
+        if not token:
+            return False
+        with self.store.read() as conn:
+            return page_access.is_signed_in(conn, token, at=time.time())
+
+    @web.middleware
+    async def _explain_errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Show an error as a page that says what happened."""
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            return self._show_error(request, 404, f"There is no page {request.path[:200]}.")
+        except web.HTTPException:
+            raise
+        except NotFound as error:
+            return self._show_error(request, 404, str(error))
+        except StoreError as error:
+            return self._show_error(request, 503, str(error))
+        except OpenClawError as error:
+            return self._show_error(request, 422, str(error))
+        except Exception:
+            # Any bug: the browser gets a page, the log the traceback.
+            log.exception("%s %s failed", request.method, request.path)
+            return self._show_error(
+                request, 500, "This is an error of the page. Its log, page.log, says more."
+            )
+
+    def _show_error(self, request: web.Request, status: int, message: str) -> web.Response:
+        """Return the error as a dialog if the browser asked for one, else as a page."""
+        template = "error_dialog.html" if "HX-Request" in request.headers else "error.html"
+        # htmx shows only responses that succeeded.
+        shown = 200 if template == "error_dialog.html" and request.method == "POST" else status
+        return self._html(template, {"message": message, "status": status}, status=shown)
+
+    # --------------------------------------------------------------------------------- sign-in
+
+    async def _show_start(self, request: web.Request) -> web.StreamResponse:
+        raise web.HTTPSeeOther("/ui/now")
+
+    async def _sign_in(self, request: web.Request) -> web.StreamResponse:
+        """Exchange the ticket of a link for a cookie."""
+        ticket = str((await request.post()).get("ticket", ""))
+        token = await asyncio.to_thread(self._exchange, ticket[:200])
+        if token is None:
+            message = "This link was used already, or is older than ten minutes."
+            return self._html("sign_in.html", {"message": message}, status=401)
+        response = web.Response(status=204)
+        response.set_cookie(
+            self._cookie,
+            token,
+            max_age=int(page_access.SESSION_SECONDS),
+            path="/ui",
+            httponly=True,
+            samesite="Strict",
+        )
+        return response
+
+    def _exchange(self, ticket: str) -> str | None:
+        with self.store.write() as conn:
+            return page_access.exchange_ticket(conn, ticket, at=time.time())
+
+    async def _sign_out(self, request: web.Request) -> web.StreamResponse:
+        await asyncio.to_thread(self._end_session, request.cookies.get(self._cookie, ""))
+        response = web.Response(status=204, headers={"HX-Redirect": "/ui"})
+        response.del_cookie(self._cookie, path="/ui")
+        return response
+
+    def _end_session(self, token: str) -> None:
+        with self.store.write() as conn:
+            page_access.end_session(conn, token)
+
+    # ------------------------------------------------------------------------------------ views
+
+    async def _show_view(self, view: View, request: web.Request) -> web.StreamResponse:
+        data = await asyncio.to_thread(self._collect, view.collect, request)
+        block = request.headers.get("HX-Target", "").replace("-", "_") or None
+        return self._html(view.template, {"path": request.path, **data}, block=block)
+
+    def _collect(self, collect: Callable[[ViewRequest], Any], request: web.Request) -> Any:
+        with self.store.read() as conn:
+            params = {**request.query, **request.match_info}
+            return collect(
+                ViewRequest(
+                    conn=conn,
+                    config=self.config,
+                    params=params,
+                    now=time.time(),
+                    tokens=self._tokens,
+                    cache=self._cache,
+                )
+            )
+
+    async def _stream_changes(self, request: web.Request) -> web.StreamResponse:
+        """Send which data has changed, until the browser closes the page."""
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", SIGNED_IN_HEADER: "1"}
+        )
+        await response.prepare(request)
+        await response.write(b": open\n\n")
+        changes = self.live.follow()
+        following = asyncio.ensure_future(anext(changes, None))
+        try:
+            while True:
+                done, _ = await asyncio.wait({following}, timeout=_COMMENT_SECONDS)
+                if not done:
+                    await response.write(b": still open\n\n")
+                    continue
+                changed = following.result()
+                if changed is None:
+                    break
+                names = " ".join(sorted(changed))
+                await response.write(f"event: changed\ndata: {names}\n\n".encode())
+                following = asyncio.ensure_future(anext(changes, None))
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await changes.aclose()  # type: ignore[attr-defined]
+        return response
+
+    # ------------------------------------------------------------------------------------- acts
+
+    async def _show_plan(self, act: PageAct, request: web.Request) -> web.StreamResponse:
+        plan: ActPlan = await asyncio.to_thread(self._collect, act.plan, request)
+        data = {"plan": plan, "action": act.path, "act_id": new_act_id()}
+        return self._html("act_plan.html", data)
+
+    async def _carry_out(self, act: PageAct, request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        values = {name: [str(value) for value in form.getall(name)] for name in set(form)}
+        act_id = (values.get("act_id") or [""])[-1]
+        if not act_id.isalnum() or not 8 <= len(act_id) <= 64:
+            raise InvalidForm("the form has no id. Load the page again.")
+        result = await asyncio.to_thread(self._apply, act, values, act_id)
+        return self._html("act_result.html", {"result": result})
+
+    def _apply(self, act: PageAct, form: Mapping[str, list[str]], act_id: str) -> ActResult:
+        with self.store.read() as conn:
+            known = get_act(conn, act_id)
+        if known is not None:
+            return ActResult(message=f"This was done already: {known.outcome}")
+        request = ActRequest(
+            store=self.store, config=self.config, form=form, act_id=act_id, now=time.time()
+        )
+        try:
+            return act.apply(request)
+        except IntegrityError:
+            # Two clicks at once: the other one was carried out, and recorded under this id.
+            with self.store.read() as conn:
+                known = get_act(conn, act_id)
+            if known is None:
+                raise
+            return ActResult(message=f"This was done already: {known.outcome}")
+
+    async def _show_act_state(self, request: web.Request) -> web.StreamResponse:
+        """Say whether an act was carried out whose answer the browser did not get."""
+        known = await asyncio.to_thread(self._read_act, request.match_info["id"])
+        message = (
+            "It was not done: nothing has changed. You can try again."
+            if known is None
+            else f"It was done: {known.outcome}"
+        )
+        return self._html("act_result.html", {"result": ActResult(message=message)})
+
+    def _read_act(self, id: str) -> Any:
+        with self.store.read() as conn:
+            return get_act(conn, id)
+
+    def _html(
+        self, name: str, data: Mapping[str, Any], *, status: int = 200, block: str | None = None
+    ) -> web.Response:
+        everywhere = {"sections": SECTIONS, "path": "", "message": ""}
+        html = self._templates.render(name, {**everywhere, **data}, block=block)
+        return web.Response(text=html, status=status, content_type="text/html")
+
+
+def _opens_link(request: web.Request) -> bool:
+    """Return whether a browser opens a link, whose ticket only the script of the sign-in page sees.
+
+    For a browser, 401 would be an error of the page.
+    """
+    return request.path == "/ui" and request.headers.get("Sec-Fetch-Mode") == "navigate"
+
+
+async def _add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    for name, value in SECURITY_HEADERS.items():
+        response.headers.setdefault(name, value)

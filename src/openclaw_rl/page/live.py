@@ -1,0 +1,128 @@
+"""Say to open pages which parts of them have changed, by server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from enum import StrEnum
+
+from openclaw_rl.errors import StoreError
+from openclaw_rl.store import events
+from openclaw_rl.store.db import Store
+
+log = logging.getLogger("openclaw_rl.page")
+
+MAX_STREAMS = 32
+"""Pages that are followed at once; a new one ends the oldest."""
+POLL_SECONDS = 1.0
+BEAT_SECONDS = 5.0
+"""Seconds between two updates of what workers say of themselves."""
+_EVENTS_PER_READ = 1000
+
+
+class Change(StrEnum):
+    """Which data has changed. The browser asks again for the parts that show it."""
+
+    TURNS = "turns"
+    LESSONS = "lessons"
+    VERSIONS = "versions"
+    EPISODES = "episodes"
+    WORKERS = "workers"
+
+
+_CHANGES_BY_KIND = {
+    "turn": Change.TURNS,
+    "lesson": Change.LESSONS,
+    "policy": Change.VERSIONS,
+    "episode": Change.EPISODES,
+}
+
+
+def change_of_event(kind: str) -> Change | None:
+    """Return what an event of the log changes, by the first word of its kind."""
+    return _CHANGES_BY_KIND.get(kind.partition(".")[0])
+
+
+class LiveChanges:
+    """Reads the event log while pages are open, and passes on what has changed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._streams: deque[asyncio.Queue[frozenset[Change] | None]] = deque()
+        self._seen = 0
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    async def follow(self) -> AsyncIterator[frozenset[Change]]:
+        """Yield sets of changes until the page is closed, or newer pages take its place."""
+        queue: asyncio.Queue[frozenset[Change] | None] = asyncio.Queue(maxsize=16)
+        self._streams.append(queue)
+        while len(self._streams) > MAX_STREAMS:
+            self._end(self._streams.popleft())
+        try:
+            while (changes := await queue.get()) is not None:
+                yield changes
+        finally:
+            if queue in self._streams:
+                self._streams.remove(queue)
+
+    async def run(self) -> None:
+        """Poll the store; cheap while no page is open."""
+        self._seen = await asyncio.to_thread(self._last_event)
+        beat_at = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if not self._streams:
+                continue
+            try:
+                changes = await asyncio.to_thread(self._new_changes)
+            except StoreError as error:
+                log.warning("the event log cannot be read: %s", error)
+                continue
+            if loop.time() - beat_at >= BEAT_SECONDS:
+                beat_at = loop.time()
+                changes |= {Change.WORKERS}
+            if changes:
+                self._send(changes)
+
+    def close(self) -> None:
+        """End all streams."""
+        while self._streams:
+            self._end(self._streams.popleft())
+
+    def _send(self, changes: frozenset[Change]) -> None:
+        for queue in list(self._streams):
+            if queue.full():
+                # The browser reads no longer.
+                self._streams.remove(queue)
+                self._end(queue)
+            else:
+                queue.put_nowait(changes)
+
+    @staticmethod
+    def _end(queue: asyncio.Queue[frozenset[Change] | None]) -> None:
+        if queue.full():
+            queue.get_nowait()
+        queue.put_nowait(None)
+
+    def _last_event(self) -> int:
+        with self._store.read() as conn:
+            return events.last_seq(conn)
+
+    def _new_changes(self) -> frozenset[Change]:
+        if not self._store.has_changed():
+            return frozenset()
+        with self._store.read() as conn:
+            rows = events.read_after(conn, self._seen, _EVENTS_PER_READ)
+            if len(rows) == _EVENTS_PER_READ:
+                # Nobody looked for long: all may have changed.
+                self._seen = events.last_seq(conn)
+                return frozenset(Change)
+        self._seen = max((row.seq for row in rows), default=self._seen)
+        changes = {change_of_event(row.kind) for row in rows}
+        return frozenset(change for change in changes if change is not None)

@@ -1,0 +1,30 @@
+"""The sections of the page, in the order of its navigation."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from openclaw_rl.page.view import PageAct, View
+from openclaw_rl.page.views import now
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store.db import Store
+
+Stream = Callable[[Config, Store, web.Request], Awaitable[web.StreamResponse]]
+"""Handler of a request whose answer grows, such as a reply in the chat."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One entry of the navigation, with its views and acts."""
+
+    title: str
+    path: str
+    views: Sequence[View]
+    acts: Sequence[PageAct] = ()
+    streams: Mapping[str, Stream] = field(default_factory=dict)
+
+
+SECTIONS: Sequence[Section] = (Section(title="Now", path="/ui/now", views=now.VIEWS),)

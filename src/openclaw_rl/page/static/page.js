@@ -1,0 +1,216 @@
+// What the page does in the browser: dialogs, times and numbers in the browser's language, live parts, curves.
+"use strict";
+
+const dialog = document.getElementById("dialog");
+const dialogContent = document.getElementById("dialog-content");
+const note = document.getElementById("live-note");
+
+// ---------------------------------------------------------------- times and numbers
+
+const relativeTime = new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "short" });
+const exactTime = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const timeUnits = [["year", 31557600], ["month", 2629800], ["week", 604800], ["day", 86400], ["hour", 3600], ["minute", 60]];
+
+function localise(root) {
+  for (const element of root.querySelectorAll("time[data-time]")) {
+    const moment = new Date(element.dateTime);
+    const seconds = (moment - Date.now()) / 1000;
+    const unit = timeUnits.find(([, size]) => Math.abs(seconds) >= size);
+    element.textContent = unit
+      ? relativeTime.format(Math.trunc(seconds / unit[1]), unit[0])
+      : relativeTime.format(Math.min(0, Math.trunc(seconds)), "second");
+    element.title = exactTime.format(moment);
+  }
+  for (const element of root.querySelectorAll("data[data-number]")) {
+    const digits = Number(element.dataset.digits);
+    element.textContent = Number(element.value).toLocaleString(undefined, {
+      minimumFractionDigits: digits,
+      maximumFractionDigits: digits,
+    });
+  }
+}
+
+setInterval(() => localise(document), 30000);
+
+// ---------------------------------------------------------------- dialogs
+
+function openDialog() {
+  if (!dialog.open) {
+    dialog.showModal();
+  }
+}
+
+document.body.addEventListener("click", (event) => {
+  if (event.target.closest("[data-close]")) {
+    dialog.close();
+  }
+});
+
+dialog.addEventListener("close", () => {
+  dialogContent.replaceChildren();
+  if (dialog.dataset.changed) {
+    delete dialog.dataset.changed;
+    refresh(["turns", "lessons", "versions", "episodes", "workers"]);
+  }
+});
+
+// The answer to an act may be lost with the gateway: the page then asks whether the act was carried out.
+function askForAct(act) {
+  const heading = document.createElement("h2");
+  heading.textContent = "The connection ended before the answer came";
+  const text = document.createElement("p");
+  text.textContent = "Whether this was done is recorded.";
+  const button = document.createElement("button");
+  button.textContent = "Look";
+  button.addEventListener("click", () => {
+    htmx.ajax("GET", `/ui/acts/state/${act}`, { target: "#dialog-content", swap: "innerHTML" });
+  });
+  dialogContent.replaceChildren(heading, text, button);
+  openDialog();
+}
+
+document.body.addEventListener("htmx:sendError", (event) => {
+  const act = event.detail.elt.dataset.act;
+  if (act) {
+    askForAct(act);
+  } else {
+    say("The gateway does not answer.");
+  }
+});
+
+document.body.addEventListener("htmx:responseError", (event) => {
+  const { xhr, elt } = event.detail;
+  if (xhr.status === 401) {
+    window.location.assign("/ui");
+  } else if (elt.dataset.act && xhr.status >= 502) {
+    askForAct(elt.dataset.act);
+  } else if (event.detail.target === dialogContent) {
+    dialogContent.innerHTML = xhr.responseText;
+    openDialog();
+  } else {
+    say(`This part could not be loaded (${xhr.status}).`);
+  }
+});
+
+// Only requests for a part of the page send where it goes.
+document.body.addEventListener("htmx:configRequest", (event) => {
+  if (event.detail.target === dialogContent) {
+    delete event.detail.headers["HX-Target"];
+  }
+});
+
+document.body.addEventListener("htmx:afterSwap", (event) => {
+  if (event.detail.target === dialogContent) {
+    if (event.detail.requestConfig.verb === "post") {
+      dialog.dataset.changed = "yes";
+    }
+    openDialog();
+  }
+});
+
+document.body.addEventListener("htmx:load", (event) => prepare(event.detail.elt));
+document.body.addEventListener("htmx:afterSettle", (event) => prepare(event.detail.elt));
+
+function prepare(root) {
+  localise(root);
+  drawCurves(root);
+}
+
+function say(text) {
+  note.textContent = text;
+  note.hidden = false;
+}
+
+// ---------------------------------------------------------------- live parts
+
+let changes = null;
+
+function refresh(names) {
+  for (const name of names) {
+    htmx.trigger(document.body, `changed-${name}`);
+  }
+}
+
+// A hidden page gives its connection back: browsers keep few connections to one server.
+function follow() {
+  if (document.hidden) {
+    changes?.close();
+    changes = null;
+    return;
+  }
+  if (changes) {
+    return;
+  }
+  changes = new EventSource("/ui/changes");
+  changes.addEventListener("changed", (event) => refresh(event.data.split(" ")));
+  changes.addEventListener("open", () => {
+    note.hidden = true;
+  });
+  changes.addEventListener("error", () => {
+    say("Waiting for the gateway …");
+    if (changes.readyState === EventSource.CLOSED) {
+      changes = null;
+      setTimeout(follow, 3000);
+    }
+  });
+}
+
+document.addEventListener("visibilitychange", () => {
+  follow();
+  if (!document.hidden) {
+    refresh(["turns", "lessons", "versions", "episodes", "workers"]);
+  }
+});
+window.addEventListener("pagehide", () => changes?.close());
+
+// ---------------------------------------------------------------- curves
+
+// <div class="curve" data-curve='{"x": [...], "series": [{"label": ..., "values": [...], "low": [...], "high": [...]}]}'>
+function drawCurves(root) {
+  const places = root.matches?.("[data-curve]") ? [root] : root.querySelectorAll("[data-curve]");
+  for (const place of places) {
+    if (place.dataset.drawn === place.dataset.curve) {
+      continue;
+    }
+    place.dataset.drawn = place.dataset.curve;
+    const data = JSON.parse(place.dataset.curve);
+    const style = getComputedStyle(document.body);
+    const ink = style.getPropertyValue("--ink");
+    const faint = style.getPropertyValue("--faint");
+    const axis = { stroke: ink, grid: { stroke: faint }, ticks: { stroke: faint } };
+    const series = [{ label: data.label }];
+    const columns = [data.x];
+    const bands = [];
+    data.series.forEach((each, index) => {
+      const colour = style.getPropertyValue(`--series-${index + 1}`);
+      if (each.low) {
+        const first = series.length;
+        series.push({ show: true, stroke: "transparent", label: `${each.label}, upper bound`, points: { show: false } });
+        series.push({ show: true, stroke: "transparent", label: `${each.label}, lower bound`, points: { show: false } });
+        columns.push(each.high, each.low);
+        bands.push({ series: [first, first + 1], fill: `${colour.trim()}2e` });
+      }
+      series.push({ label: each.label, stroke: colour, width: 2, spanGaps: true, points: { size: 6 } });
+      columns.push(each.values);
+    });
+    place.replaceChildren();
+    new uPlot(
+      {
+        width: place.clientWidth || 300,
+        height: 220,
+        scales: { x: { time: false }, y: { range: data.range || undefined } },
+        axes: [axis, axis],
+        legend: { live: true },
+        series,
+        bands,
+      },
+      columns,
+      place,
+    );
+  }
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  prepare(document.body);
+  follow();
+});

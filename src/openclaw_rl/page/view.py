@@ -1,0 +1,125 @@
+"""Types of the page: a view reads a snapshot of the store, an act changes it after it has said what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sqlalchemy import Connection
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store.db import Store
+
+
+class NotFound(OpenClawError):
+    """What a link names does not exist (any more)."""
+
+
+class InvalidForm(OpenClawError):
+    """A field of a form has a value that cannot be used; the message says what was expected."""
+
+
+class SupportsTokens(Protocol):
+    """What views need of the model's tokenizer."""
+
+    def split(self, ids: Sequence[int]) -> list[str] | None:
+        """Return the text that each token adds to a reply; None if the tokenizer is not on this machine."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewRequest:
+    """What a view reads. `params`: of the path and the query; `conn`: a snapshot that no writer waits for."""
+
+    conn: Connection
+    config: Config
+    params: Mapping[str, str]
+    now: float
+    tokens: SupportsTokens
+    # Data that is costly to compute, by name; lives as long as the process.
+    cache: dict[str, Any]
+
+    def text(self, name: str, default: str = "") -> str:
+        return self.params.get(name, default)
+
+    def integer(self, name: str, default: int | None = None) -> int | None:
+        """Return a whole number of the address. Raises `NotFound` for any other text."""
+        value = self.params.get(name, "")
+        if not value:
+            return default
+        # `int` accepts underscores, blanks and the digits of all scripts.
+        if not value.isascii() or not value.removeprefix("-").isdigit() or len(value) > 18:
+            raise NotFound(f"{name} in the address is {value[:40]!r}: expected a whole number")
+        return int(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One address of the page.
+
+    `part` views are loaded into others. A request with the header `HX-Target` that names a block of the template gets
+    this block alone.
+    """
+
+    path: str
+    template: str
+    collect: Callable[[ViewRequest], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActPlan:
+    """What an act will do, shown before it is confirmed. `details`: one consequence each."""
+
+    title: str
+    details: Sequence[str] = ()
+    button: str
+    is_dangerous: bool = False
+    # Name -> value of hidden fields, which `apply` gets.
+    fields: Mapping[str, str] = field(default_factory=dict)
+    # Names and labels of fields that the person fills in.
+    inputs: Sequence[ActInput] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActInput:
+    """A field of the form. `kind`: text, textarea or checkbox."""
+
+    name: str
+    label: str
+    value: str = ""
+    kind: str = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActRequest:
+    """A confirmed act. `act_id`: of the form; the act is recorded under it, which makes it happen once."""
+
+    store: Store
+    config: Config
+    form: Mapping[str, Sequence[str]]
+    act_id: str
+    now: float
+
+    def text(self, name: str) -> str:
+        values = self.form.get(name, ())
+        return values[-1] if values else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActResult:
+    """What was done. `follow`: address of a view that shows more, with the text of its link."""
+
+    message: str
+    follow: str = ""
+    follow_text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageAct:
+    """One thing that can be changed: GET `path` shows the plan, POST carries it out."""
+
+    path: str
+    plan: Callable[[ViewRequest], ActPlan]
+    apply: Callable[[ActRequest], ActResult]

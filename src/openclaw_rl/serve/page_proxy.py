@@ -1,0 +1,152 @@
+"""Pass requests for the page on to its own process, and say at the gateway's root what this is.
+
+The page is checked by its own process (`page/app.py`): this one only moves bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+
+from openclaw_rl.common.gateway_address import page_key, running_page
+from openclaw_rl.common.http.sessions import open_http_session
+from openclaw_rl.errors import RequestError
+from openclaw_rl.serve.http_connection import GatewayConnection
+from openclaw_rl.serve.request_body import read_body
+from openclaw_rl.settings.load import Config
+
+PAGE_PATH = "/ui"
+MAX_BODY_BYTES = 256 * 1024
+_KEY_HEADER = "X-OpenClaw-Page-Key"
+_SIGNED_IN_HEADER = "X-OpenClaw-Page-Session"
+_PASSED_REQUEST_HEADERS = (
+    "Host",
+    "Cookie",
+    "Origin",
+    "Content-Type",
+    "Accept",
+    "HX-Request",
+    "HX-Target",
+    "Sec-Fetch-Site",
+    "Sec-Fetch-Mode",
+    "If-None-Match",
+    "If-Modified-Since",
+)
+_KEPT_BACK_HEADERS = frozenset(
+    {"connection", "keep-alive", "transfer-encoding", "content-length", "server", "date"}
+)
+_STREAM_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=600)
+_CONNECTIONS = 64
+_ROOT_HTML = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>OpenClaw-RL</title></head><body>
+<h1>OpenClaw-RL</h1>
+<p>This gateway serves a model behind an OpenAI-compatible API at <code>/v1</code>, and trains it on what people say
+next.</p>
+<p>{page}</p>
+</body></html>
+"""
+_WITH_PAGE = (
+    "A page shows what it has learned. On the machine that runs it, <code>openclaw-rl open</code> prints a link to the "
+    'page; a browser that has used one finds it at <a href="/ui">/ui</a>.'
+)
+_WITHOUT_PAGE = "Its page is turned off (<code>serve.page: false</code>)."
+_STARTING_HTML = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>OpenClaw-RL</title></head>
+<body><h1>OpenClaw-RL</h1><p>The page is starting. This loads again by itself.</p></body></html>
+"""
+_ROOT_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
+
+
+class PageProxy:
+    """Routes for browsers. The page's process may be absent: replies do not depend on it."""
+
+    def __init__(self, config: Config, secret: bytes) -> None:
+        """`secret`: of the store."""
+        self._config = config
+        self._key = page_key(secret)
+        self._session: aiohttp.ClientSession | None = None
+
+    def add_routes(self, app: web.Application) -> None:
+        app.router.add_get("/", self.show_root)
+        if self._config.serve.page:
+            for path in (PAGE_PATH, PAGE_PATH + "/{tail:.*}"):
+                app.router.add_get(path, self.pass_on)
+                app.router.add_post(path, self.pass_on)
+            app.on_cleanup.append(self._close)
+
+    async def _close(self, _app: web.Application) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def show_root(self, request: web.Request) -> web.Response:
+        """Say to a browser what this is. Raises `HTTPNotFound` for programs."""
+        if "text/html" not in request.headers.get("Accept", ""):
+            raise web.HTTPNotFound
+        html = _ROOT_HTML.format(page=_WITH_PAGE if self._config.serve.page else _WITHOUT_PAGE)
+        return _html_response(html, 200)
+
+    async def pass_on(self, request: web.Request) -> web.StreamResponse:
+        """Return the answer of the page's process. Raises `RequestError` for a body that is too large."""
+        port = await asyncio.to_thread(running_page, self._config.home_dir)
+        if port is None:
+            return _html_response(_STARTING_HTML, 503)
+        body = None
+        if request.method == "POST":
+            body = await read_body(request, self._config.serve, _check_size)
+        headers = CIMultiDict(
+            (name, request.headers[name])
+            for name in _PASSED_REQUEST_HEADERS
+            if name in request.headers
+        )
+        headers[_KEY_HEADER] = self._key
+        session = self._open_session()
+        url = f"http://127.0.0.1:{port}{request.raw_path}"
+        try:
+            answer = session.request(
+                request.method, url, headers=headers, data=body, allow_redirects=False
+            )
+            async with answer as response:
+                return await self._relay(request, response)
+        except aiohttp.ClientConnectorError:
+            return _html_response(_STARTING_HTML, 503)
+
+    async def _relay(
+        self, request: web.Request, answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        """Send the page's answer on, piece by piece."""
+        if _SIGNED_IN_HEADER in answer.headers:
+            cast(GatewayConnection, request.protocol).mark_owner()
+        response = web.StreamResponse(status=answer.status)
+        for name, value in answer.headers.items():
+            if name.lower() not in _KEPT_BACK_HEADERS and name != _SIGNED_IN_HEADER:
+                response.headers.add(name, value)
+        if answer.content_length is not None:
+            response.content_length = answer.content_length
+        await response.prepare(request)
+        async for piece in answer.content.iter_any():
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = open_http_session(timeout=_STREAM_TIMEOUT, connections=_CONNECTIONS)
+        return self._session
+
+
+def _check_size(size: int) -> None:
+    """Raise `RequestError` for a form that is too large."""
+    if size > MAX_BODY_BYTES:
+        raise RequestError(
+            f"the form is larger than {MAX_BODY_BYTES} bytes.", code="too_large", status=413
+        )
+
+
+def _html_response(html: str, status: int) -> web.Response:
+    headers = {"Content-Security-Policy": _ROOT_POLICY, "X-Frame-Options": "DENY"}
+    return web.Response(text=html, status=status, content_type="text/html", headers=headers)

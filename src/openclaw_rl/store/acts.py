@@ -1,0 +1,105 @@
+"""Audit of the owner's acts: what was changed, by a command or on the page, and when.
+
+An act is recorded in the transaction that carries it out, so that its row says whether it was done.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy import Connection, Row, insert, select
+
+from openclaw_rl.store.schema import acts
+
+MAX_OUTCOME_CHARS = 500
+
+
+class ActKind(StrEnum):
+    """What was done."""
+
+    UNDO = "undo"
+    ROLL_BACK = "roll back"
+    PROMOTE = "promote"
+    PIN_VERSION = "pin version"
+    UNPIN_VERSION = "unpin version"
+    FREEZE = "freeze training"
+    UNFREEZE = "unfreeze training"
+    EDIT_LESSON = "edit lesson"
+    PIN_LESSON = "pin lesson"
+    UNPIN_LESSON = "unpin lesson"
+    SHARE_LESSON = "share lesson"
+    FORGET_LESSON = "forget lesson"
+    SCORE = "score reply"
+    RETRACT_SCORE = "retract score"
+    SIGN_OUT = "sign out browsers"
+
+
+class ActActor(StrEnum):
+    """Where it was done."""
+
+    COMMAND = "command"
+    PAGE = "page"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """One row of the audit. `target`: a version, lesson, turn or policy. `outcome`: what was done, in words."""
+
+    id: str
+    kind: ActKind
+    target: str
+    actor: ActActor
+    outcome: str
+    at: float
+
+
+def new_act_id() -> str:
+    return secrets.token_hex(12)
+
+
+def record_act(
+    conn: Connection,
+    kind: ActKind,
+    target: str,
+    *,
+    actor: ActActor,
+    outcome: str,
+    at: float,
+    id: str | None = None,
+) -> None:
+    """Record an act in its transaction. `id`: of the form on the page, which is carried out once."""
+    row = {
+        "id": id or new_act_id(),
+        "kind": kind.value,
+        "target": target,
+        "actor": actor.value,
+        "outcome": outcome[:MAX_OUTCOME_CHARS],
+        "at": at,
+    }
+    conn.execute(insert(acts).values(row))
+
+
+def get_act(conn: Connection, id: str) -> Act | None:
+    row = conn.execute(select(acts).where(acts.c.id == id)).one_or_none()
+    return None if row is None else _act_from_row(row)
+
+
+def newest_acts(conn: Connection, limit: int) -> Iterator[Act]:
+    """Yield the newest acts, newest first."""
+    query = select(acts).order_by(acts.c.seq.desc()).limit(limit)
+    for row in conn.execute(query):
+        yield _act_from_row(row)
+
+
+def _act_from_row(row: Row[tuple[object, ...]]) -> Act:
+    return Act(
+        id=row.id,
+        kind=ActKind(row.kind),
+        target=row.target,
+        actor=ActActor(row.actor),
+        outcome=row.outcome,
+        at=row.at,
+    )
