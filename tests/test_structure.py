@@ -49,7 +49,8 @@ MAY_IMPORT = {
     "supervisor": f"{BASE} protocols methods store plugins render engines collect serve judge gates practice train "
     "trajectories environments examination page",
     "status": f"{BASE} methods store render engines train",
-    "page": f"{BASE} store render train status",
+    "owner_acts": f"{BASE} store train status",
+    "page": f"{BASE} store render train status owner_acts",
     "connect": f"{BASE} render supervisor",
     "sandbox": BASE,
     "model_export": f"{BASE} render engines learner",
@@ -58,7 +59,7 @@ MAY_IMPORT = {
     "doctor": f"{BASE} protocols store render engines other_trainers train trajectories supervisor status rollouts "
     "sandbox",
     "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor "
-    "environments tinker other_trainers engines fireworks model_export",
+    "environments tinker other_trainers engines fireworks model_export owner_acts",
     "__main__": "cli",
 }
 """Folder or root module -> what it may import. The stages (serve, collect, judge, train) never import one another."""

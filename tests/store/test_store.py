@@ -22,7 +22,16 @@ from sqlalchemy.exc import IntegrityError
 from tests.store.world import reply, request, serve
 
 from openclaw_rl.errors import StoreError
-from openclaw_rl.store import bootstrap, events, exchanges, heartbeats, leases, schema, turns
+from openclaw_rl.store import (
+    bootstrap,
+    events,
+    exchanges,
+    heartbeats,
+    leases,
+    page_tables,
+    schema,
+    turns,
+)
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, training_queue
 from openclaw_rl.store.migrations import MIGRATIONS, run_script
@@ -52,6 +61,7 @@ def test_a_new_store_is_private_and_durable(tmp_path: Path) -> None:
 def test_the_tables_match_the_migrations(store: Store) -> None:
     """Columns, types, keys and indexes, both ways."""
     assert tables.judge_trust.metadata is schema.metadata
+    assert page_tables.acts.metadata is schema.metadata
     with store.read() as conn:
         made = inspect(conn)
         assert set(made.get_table_names()) == set(schema.metadata.tables)

@@ -22,8 +22,8 @@ BEAT_SECONDS = 5.0
 _EVENTS_PER_READ = 1000
 
 
-class Change(StrEnum):
-    """Which data has changed. The browser asks again for the parts that show it."""
+class PageChange(StrEnum):
+    """Data that has changed. The browser asks again for the parts that show it."""
 
     TURNS = "turns"
     LESSONS = "lessons"
@@ -33,14 +33,14 @@ class Change(StrEnum):
 
 
 _CHANGES_BY_KIND = {
-    "turn": Change.TURNS,
-    "lesson": Change.LESSONS,
-    "policy": Change.VERSIONS,
-    "episode": Change.EPISODES,
+    "turn": PageChange.TURNS,
+    "lesson": PageChange.LESSONS,
+    "policy": PageChange.VERSIONS,
+    "episode": PageChange.EPISODES,
 }
 
 
-def change_of_event(kind: str) -> Change | None:
+def change_of_event(kind: str) -> PageChange | None:
     """Return what an event of the log changes, by the first word of its kind."""
     return _CHANGES_BY_KIND.get(kind.partition(".")[0])
 
@@ -50,16 +50,16 @@ class LiveChanges:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._streams: deque[asyncio.Queue[frozenset[Change] | None]] = deque()
+        self._streams: deque[asyncio.Queue[frozenset[PageChange] | None]] = deque()
         self._seen = 0
 
     @property
     def open_streams(self) -> int:
         return len(self._streams)
 
-    async def follow(self) -> AsyncIterator[frozenset[Change]]:
+    async def follow(self) -> AsyncIterator[frozenset[PageChange]]:
         """Yield sets of changes until the page is closed, or newer pages take its place."""
-        queue: asyncio.Queue[frozenset[Change] | None] = asyncio.Queue(maxsize=16)
+        queue: asyncio.Queue[frozenset[PageChange] | None] = asyncio.Queue(maxsize=16)
         self._streams.append(queue)
         while len(self._streams) > MAX_STREAMS:
             self._end(self._streams.popleft())
@@ -86,7 +86,7 @@ class LiveChanges:
                 continue
             if loop.time() - beat_at >= BEAT_SECONDS:
                 beat_at = loop.time()
-                changes |= {Change.WORKERS}
+                changes |= {PageChange.WORKERS}
             if changes:
                 self._send(changes)
 
@@ -95,7 +95,7 @@ class LiveChanges:
         while self._streams:
             self._end(self._streams.popleft())
 
-    def _send(self, changes: frozenset[Change]) -> None:
+    def _send(self, changes: frozenset[PageChange]) -> None:
         for queue in list(self._streams):
             if queue.full():
                 # The browser reads no longer.
@@ -105,7 +105,7 @@ class LiveChanges:
                 queue.put_nowait(changes)
 
     @staticmethod
-    def _end(queue: asyncio.Queue[frozenset[Change] | None]) -> None:
+    def _end(queue: asyncio.Queue[frozenset[PageChange] | None]) -> None:
         if queue.full():
             queue.get_nowait()
         queue.put_nowait(None)
@@ -114,7 +114,7 @@ class LiveChanges:
         with self._store.read() as conn:
             return events.last_seq(conn)
 
-    def _new_changes(self) -> frozenset[Change]:
+    def _new_changes(self) -> frozenset[PageChange]:
         if not self._store.has_changed():
             return frozenset()
         with self._store.read() as conn:
@@ -122,7 +122,7 @@ class LiveChanges:
             if len(rows) == _EVENTS_PER_READ:
                 # Nobody looked for long: all may have changed.
                 self._seen = events.last_seq(conn)
-                return frozenset(Change)
+                return frozenset(PageChange)
         self._seen = max((row.seq for row in rows), default=self._seen)
         changes = {change_of_event(row.kind) for row in rows}
         return frozenset(change for change in changes if change is not None)

@@ -17,7 +17,7 @@ Stream = Callable[[Config, Store, web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class PageSection:
     """One entry of the navigation, with its views and acts."""
 
     title: str
@@ -27,4 +27,4 @@ class Section:
     streams: Mapping[str, Stream] = field(default_factory=dict)
 
 
-SECTIONS: Sequence[Section] = (Section(title="Now", path="/ui/now", views=now.VIEWS),)
+SECTIONS: Sequence[PageSection] = (PageSection(title="Now", path="/ui/now", views=now.VIEWS),)

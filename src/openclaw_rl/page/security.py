@@ -1,4 +1,4 @@
-"""What a request must have before the page answers: the gateway's key, the page's own origin, a signed-in browser."""
+"""Checks before the page answers: the gateway's key, the page's own origin, and the cookie's name."""
 
 from __future__ import annotations
 

@@ -9,20 +9,22 @@ from typing import Any, Protocol
 from sqlalchemy import Connection
 
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.owner_acts.origin import ActOrigin
 from openclaw_rl.settings.load import Config
+from openclaw_rl.store.acts import ActActor
 from openclaw_rl.store.db import Store
 
 
 class NotFound(OpenClawError):
-    """What a link names does not exist (any more)."""
+    """Raised if a link names a thing that does not exist (any more)."""
 
 
 class InvalidForm(OpenClawError):
-    """A field of a form has a value that cannot be used; the message says what was expected."""
+    """Raised if a field of a form has a value that cannot be used; the message says what was expected."""
 
 
 class SupportsTokens(Protocol):
-    """What views need of the model's tokenizer."""
+    """The part of the model's tokenizer that views need."""
 
     def split(self, ids: Sequence[int]) -> list[str] | None:
         """Return the text that each token adds to a reply; None if the tokenizer is not on this machine."""
@@ -31,7 +33,7 @@ class SupportsTokens(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ViewRequest:
-    """What a view reads. `params`: of the path and the query; `conn`: a snapshot that no writer waits for."""
+    """Input of a view. `params`: of the path and the query; `conn`: a snapshot that no writer waits for."""
 
     conn: Connection
     config: Config
@@ -70,7 +72,7 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class ActPlan:
-    """What an act will do, shown before it is confirmed. `details`: one consequence each."""
+    """Consequences of an act, shown before it is confirmed. `details`: one consequence each."""
 
     title: str
     details: Sequence[str] = ()
@@ -102,6 +104,10 @@ class ActRequest:
     act_id: str
     now: float
 
+    @property
+    def origin(self) -> ActOrigin:
+        return ActOrigin(actor=ActActor.PAGE, id=self.act_id, at=self.now)
+
     def text(self, name: str) -> str:
         values = self.form.get(name, ())
         return values[-1] if values else ""
@@ -109,7 +115,7 @@ class ActRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ActResult:
-    """What was done. `follow`: address of a view that shows more, with the text of its link."""
+    """Result of an act, in words. `follow`: address of a view that shows more, with the text of its link."""
 
     message: str
     follow: str = ""

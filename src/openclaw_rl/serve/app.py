@@ -36,7 +36,7 @@ from openclaw_rl.serve.gate.reply_handler import GateReplyHandler
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import GatewayRunner
 from openclaw_rl.serve.http_headers import add_header_signals
-from openclaw_rl.serve.page_proxy import PageProxy
+from openclaw_rl.serve.page.proxy import PageProxy
 from openclaw_rl.serve.routes import GatewayRoutes
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, file_digests, heartbeats

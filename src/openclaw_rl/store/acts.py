@@ -12,13 +12,13 @@ from enum import StrEnum
 
 from sqlalchemy import Connection, Row, insert, select
 
-from openclaw_rl.store.schema import acts
+from openclaw_rl.store.page_tables import acts
 
 MAX_OUTCOME_CHARS = 500
 
 
 class ActKind(StrEnum):
-    """What was done."""
+    """Kind of an act."""
 
     UNDO = "undo"
     ROLL_BACK = "roll back"
@@ -38,7 +38,7 @@ class ActKind(StrEnum):
 
 
 class ActActor(StrEnum):
-    """Where it was done."""
+    """Place where an act was asked for."""
 
     COMMAND = "command"
     PAGE = "page"

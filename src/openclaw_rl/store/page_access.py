@@ -10,7 +10,7 @@ import secrets
 
 from sqlalchemy import Connection, delete, insert, select
 
-from openclaw_rl.store.schema import page_sessions, page_tickets
+from openclaw_rl.store.page_tables import page_sessions, page_tickets
 
 TICKET_SECONDS = 600.0
 """Time in which a link can be used."""

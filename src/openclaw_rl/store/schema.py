@@ -463,30 +463,6 @@ cursors = Table(
     "cursors", metadata, Column("name", Text, primary_key=True), *_required(Integer, "seq")
 )
 
-# Links to the page that were not used yet, and browsers that are signed in (`page_access.py`).
-page_tickets = Table(
-    "page_tickets",
-    metadata,
-    Column("digest", LargeBinary, primary_key=True),
-    *_required(Float, "expires_at"),
-)
-page_sessions = Table(
-    "page_sessions",
-    metadata,
-    Column("digest", LargeBinary, primary_key=True),
-    *_required(Float, "created_at expires_at"),
-)
-
-# What the owner changed, by a command or on the page (`acts.py`).
-acts = Table(
-    "acts",
-    metadata,
-    Column("seq", Integer, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    *_required(Text, "kind target actor outcome"),
-    *_required(Float, "at"),
-)
-
 # Of large files, by what identifies their content (`store/file_digests.py`).
 file_digests = Table(
     "file_digests",

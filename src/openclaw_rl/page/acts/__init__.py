@@ -1,1 +1,1 @@
-"""What can be changed on the page: each act says first what it does, and is the same function as the command."""
+"""Acts of the page, by which the owner changes things: each says first what it does, and is the same function as the command."""

@@ -1,4 +1,4 @@
-"""Pass requests for the page on to its own process, and say at the gateway's root what this is.
+"""Pass requests for the page on to its own process.
 
 The page is checked by its own process (`page/app.py`): this one only moves bytes.
 """
@@ -6,6 +6,7 @@ The page is checked by its own process (`page/app.py`): this one only moves byte
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import cast
 
 import aiohttp
@@ -16,6 +17,7 @@ from openclaw_rl.common.gateway_address import page_key, running_page
 from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.http_connection import GatewayConnection
+from openclaw_rl.serve.page.root import show_root, starting_page
 from openclaw_rl.serve.request_body import read_body
 from openclaw_rl.settings.load import Config
 
@@ -41,25 +43,6 @@ _KEPT_BACK_HEADERS = frozenset(
 )
 _STREAM_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=600)
 _CONNECTIONS = 64
-_ROOT_HTML = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>OpenClaw-RL</title></head><body>
-<h1>OpenClaw-RL</h1>
-<p>This gateway serves a model behind an OpenAI-compatible API at <code>/v1</code>, and trains it on what people say
-next.</p>
-<p>{page}</p>
-</body></html>
-"""
-_WITH_PAGE = (
-    "A page shows what it has learned. On the machine that runs it, <code>openclaw-rl open</code> prints a link to the "
-    'page; a browser that has used one finds it at <a href="/ui">/ui</a>.'
-)
-_WITHOUT_PAGE = "Its page is turned off (<code>serve.page: false</code>)."
-_STARTING_HTML = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>OpenClaw-RL</title></head>
-<body><h1>OpenClaw-RL</h1><p>The page is starting. This loads again by itself.</p></body></html>
-"""
-_ROOT_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
 
 
 class PageProxy:
@@ -72,8 +55,10 @@ class PageProxy:
         self._session: aiohttp.ClientSession | None = None
 
     def add_routes(self, app: web.Application) -> None:
-        app.router.add_get("/", self.show_root)
-        if self._config.serve.page:
+        """Add the route of the root, and those of the page if it is served."""
+        has_page = self._config.serve.page
+        app.router.add_get("/", partial(show_root, has_page=has_page))
+        if has_page:
             for path in (PAGE_PATH, PAGE_PATH + "/{tail:.*}"):
                 app.router.add_get(path, self.pass_on)
                 app.router.add_post(path, self.pass_on)
@@ -83,18 +68,11 @@ class PageProxy:
         if self._session is not None:
             await self._session.close()
 
-    async def show_root(self, request: web.Request) -> web.Response:
-        """Say to a browser what this is. Raises `HTTPNotFound` for programs."""
-        if "text/html" not in request.headers.get("Accept", ""):
-            raise web.HTTPNotFound
-        html = _ROOT_HTML.format(page=_WITH_PAGE if self._config.serve.page else _WITHOUT_PAGE)
-        return _html_response(html, 200)
-
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """Return the answer of the page's process. Raises `RequestError` for a body that is too large."""
         port = await asyncio.to_thread(running_page, self._config.home_dir)
         if port is None:
-            return _html_response(_STARTING_HTML, 503)
+            return starting_page()
         body = None
         if request.method == "POST":
             body = await read_body(request, self._config.serve, _check_size)
@@ -113,7 +91,7 @@ class PageProxy:
             async with answer as response:
                 return await self._relay(request, response)
         except aiohttp.ClientConnectorError:
-            return _html_response(_STARTING_HTML, 503)
+            return starting_page()
 
     async def _relay(
         self, request: web.Request, answer: aiohttp.ClientResponse
@@ -145,8 +123,3 @@ def _check_size(size: int) -> None:
         raise RequestError(
             f"the form is larger than {MAX_BODY_BYTES} bytes.", code="too_large", status=413
         )
-
-
-def _html_response(html: str, status: int) -> web.Response:
-    headers = {"Content-Security-Policy": _ROOT_POLICY, "X-Frame-Options": "DENY"}
-    return web.Response(text=html, status=status, content_type="text/html", headers=headers)
