@@ -38,16 +38,17 @@ test-engines: $(STAMP) $(VLLM_VENV)/.installed  ## the engine contract and more 
 	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m pytest tests/external/engines --vllm-python $(VLLM_VENV)/bin/python
 
 # `make demo BACKEND=vllm`: the same on a real vLLM, in an environment of its own.
+# `make demo KEEP=1` stays up at the end, with a link to the page that shows what was learned.
 # `make demo MODEL=smollm2`: a person who talks everyday English, and a real model of 135M parameters (a quarter of an hour).
 BACKEND ?= embedded
 MODEL ?= starter
 ifeq ($(MODEL),starter)
 demo: $(STAMP) $(if $(filter vllm,$(BACKEND)),$(VLLM_VENV)/.installed)  ## talk to the starter policy as a simulated user and watch it learn (about a minute)
-	$(BIN)/python -m benchmarks.demo.starter --out demo-out --backend $(BACKEND) \
+	$(BIN)/python -m benchmarks.demo.starter --out demo-out --backend $(BACKEND) $(if $(KEEP),--keep) \
 	    $(if $(filter vllm,$(BACKEND)),--engine-python $(VLLM_VENV)/bin/python)
 else
 demo: $(STAMP)
-	$(BIN)/python -m benchmarks.demo.everyday --out demo-out --model $(MODEL)
+	$(BIN)/python -m benchmarks.demo.everyday --out demo-out --model $(MODEL) $(if $(KEEP),--keep)
 endif
 
 learn-real: $(STAMP)  ## five everyday tastes on SmolLM2, two people each, measured; writes docs/results/real_model.md (a night of processor time)
