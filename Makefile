@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime quick-tests
+.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap need-chromium test-page gate-trial test-tinker test-trl test-slime quick-tests
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -215,6 +215,20 @@ need-bwrap: $(STAMP)
 
 test-boxes: need-bwrap  ## boxes for a model's commands: escapes, limits, what is left after kill -9; tasks in them (a minute)
 	$(BIN)/python -m pytest tests/sandbox tests/external/sandbox --need-sandbox -rs
+
+# The page in a real browser, by playwright on top of .venv; axe, from npm, finds what a screen reader or the eye would miss.
+PAGE_VENV := .page-venv
+AXE ?= axe-core@4.14.1
+$(PAGE_VENV)/.installed: $(STAMP)
+	$(call on_top,$(PAGE_VENV),playwright>=1.50$(comma)<2)
+	npm install --prefix $(PAGE_VENV) --no-audit --no-fund --loglevel=error $(AXE)
+
+# Root can install Debian's Chromium.
+need-chromium:
+	command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -q chromium; }
+
+test-page: $(STAMP) $(PAGE_VENV)/.installed need-chromium  ## the page in a real browser, on what the demo's system has learned (six minutes)
+	OMP_NUM_THREADS=1 $(PAGE_VENV)/bin/python -m pytest tests/external/page --axe $(PAGE_VENV)/node_modules/axe-core/axe.min.js
 
 # SkyRL's open Tinker server, and the SDK that works with it, on top of .venv.
 TINKER_VENV := .tinker-venv
