@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qs
 
 from aiohttp import web
 from sqlalchemy.exc import IntegrityError
@@ -47,6 +48,9 @@ MAX_FORM_BYTES = 256 * 1024
 SIGN_IN_PATH = "/ui/sign-in"
 _PUBLIC_PREFIX = "/ui/static/"
 _COMMENT_SECONDS = 15.0
+# Of the form by which a browser signs in.
+_TICKET_BYTES = 1024
+_TICKET_SECONDS = 10.0
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -158,7 +162,7 @@ class PageApp:
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
         """Exchange the ticket of a link for a cookie."""
-        ticket = str((await request.post()).get("ticket", ""))
+        ticket = await _read_ticket(request)
         token = await asyncio.to_thread(self._exchange, ticket[:200])
         if token is None:
             message = "This link was used already, or is older than ten minutes."
@@ -297,6 +301,17 @@ class PageApp:
         everywhere = {"sections": SECTIONS, "path": "", "message": ""}
         html = self._templates.render(name, {**everywhere, **data}, block=block)
         return web.Response(text=html, status=status, content_type="text/html")
+
+
+async def _read_ticket(request: web.Request) -> str:
+    """Return the ticket of a link. Anyone may send this form, so its size and its time are bounded."""
+    try:
+        async with asyncio.timeout(_TICKET_SECONDS):
+            raw = await request.content.read(_TICKET_BYTES)
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    values = parse_qs(raw.decode("ascii", "replace")).get("ticket", [""])
+    return values[0]
 
 
 def _opens_link(request: web.Request) -> bool:
