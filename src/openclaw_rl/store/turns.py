@@ -11,10 +11,12 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Text,
     bindparam,
     case,
     delete,
     func,
+    literal_column,
     select,
     update,
 )
@@ -355,7 +357,9 @@ def count_unjudged(conn: Connection) -> tuple[int, float | None]:
 
 def newest_judge_verdicts(conn: Connection, limit: int) -> list[Verdict]:
     """Return verdicts of the judge, newest turn first, without those from feedback or behaviour and damaged ones."""
-    query = select(t.verdicts).join(t.turns, t.turns.c.id == t.verdicts.c.turn).where(*_BY_JUDGES)
+    # The sign keeps SQLite from reading all verdicts and sorting them.
+    turn = literal_column("+turns.id", Text)
+    query = select(t.verdicts).join(t.turns, turn == t.verdicts.c.turn).where(*_BY_JUDGES)
     rows = conn.execute(
         query.order_by(t.turns.c.seq.desc(), t.verdicts.c.revision.desc()).limit(limit)
     )
