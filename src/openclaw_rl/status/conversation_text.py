@@ -33,12 +33,6 @@ ROLE_NAMES = {
     "developer": "Instructions",
 }
 _REASONING_END = "</think>"
-_SCORE_WORDS = {1: "good", -1: "not good", 0: "neither", None: "no opinion"}
-
-
-def score_word(score: int | None) -> str:
-    """Return a score for people: good, not good, neither, or no opinion."""
-    return _SCORE_WORDS.get(score, str(score))
 
 
 def person_text(message: Message) -> str:
@@ -71,9 +65,9 @@ def title_of(messages: Iterable[Message]) -> str:
 def _cut_between_words(text: str) -> str:
     if len(text) <= TITLE_CHARS:
         return text
-    head = text[: TITLE_CHARS - 1]
+    head = text[: TITLE_CHARS - 2]
     whole = head.rpartition(" ")[0]
-    return f"{whole if len(whole) > TITLE_CHARS // 2 else head}…"
+    return f"{whole} …" if len(whole) > TITLE_CHARS // 2 else f"{head}…"
 
 
 def titles_of_turns(conn: Connection, first: Collection[str]) -> dict[str, str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.reasons import ReasonCode
-from openclaw_rl.status.conversation_text import score_word
 from openclaw_rl.status.report import CURES
+from openclaw_rl.status.sentences import score_word
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.types import Turn, TurnState, Verdict
 

@@ -355,6 +355,12 @@ def count_unjudged(conn: Connection) -> tuple[int, float | None]:
     return int(count), since
 
 
+def count_served(conn: Connection) -> int:
+    """Return the number of turns that wait for a reaction."""
+    is_served = t.equals_literal(t.turns.c.state, TurnState.SERVED)
+    return int(conn.execute(select(func.count(t.turns.c.seq)).where(is_served)).scalar_one())
+
+
 def newest_judge_verdicts(conn: Connection, limit: int) -> list[Verdict]:
     """Return verdicts of the judge, newest turn first, without those from feedback or behaviour and damaged ones."""
     # The sign keeps SQLite from reading all verdicts and sorting them.
