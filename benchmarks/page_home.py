@@ -74,8 +74,32 @@ REACTIONS = {
 HINT = "Answer in one sentence."
 _NOTHING = message_hash.EphemeralMatcher(())
 _WORDS = tuple(
-    "water stone light river morning engine letter window answer market silver garden winter number "
-    "silent people forest summer bridge island copper yellow simple travel".split()
+    [
+        "water",
+        "stone",
+        "light",
+        "river",
+        "morning",
+        "engine",
+        "letter",
+        "window",
+        "answer",
+        "market",
+        "silver",
+        "garden",
+        "winter",
+        "number",
+        "silent",
+        "people",
+        "forest",
+        "summer",
+        "bridge",
+        "island",
+        "copper",
+        "yellow",
+        "simple",
+        "travel",
+    ]
 )
 
 
@@ -359,9 +383,7 @@ class HomeBuilder:
         if learned is not None and learned.state is LessonState.ACTIVE:
             lessons.mark_learned(conn, learned.id, self.head, at=start + ROUND_SECONDS)
 
-    def _add_version(
-        self, conn: Connection, version: int, used: Sequence[str], at: float
-    ) -> None:
+    def _add_version(self, conn: Connection, version: int, used: Sequence[str], at: float) -> None:
         is_rejected = version % 9 == 0
         metrics = {f"part/{name}": self.chance.random() for name in _WORDS}
         metrics |= {

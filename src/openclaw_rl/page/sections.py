@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from openclaw_rl.page.view import PageAct, View
-from openclaw_rl.page.views import now
+from openclaw_rl.page.views import conversations, now
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 
@@ -27,4 +27,11 @@ class PageSection:
     streams: Mapping[str, Stream] = field(default_factory=dict)
 
 
-SECTIONS: Sequence[PageSection] = (PageSection(title="Now", path="/ui/now", views=now.VIEWS),)
+SECTIONS: Sequence[PageSection] = (
+    PageSection(title="Now", path="/ui/now", views=now.VIEWS),
+    PageSection(
+        title="Conversations",
+        path="/ui/conversations",
+        views=conversations.VIEWS,
+    ),
+)

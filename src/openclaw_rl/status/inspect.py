@@ -22,7 +22,7 @@ from openclaw_rl.status.conversation_text import conversation_messages, titles_o
 from openclaw_rl.status.report import read_store
 from openclaw_rl.store import exchanges, sessions, turns
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.types import Exchange, Message, Origin, Reaction, Reply, Request, Verdict
+from openclaw_rl.types import Exchange, Message, Origin, Reaction, Reply, Verdict
 
 TurnData = Mapping[str, Any]
 # Columns of a text, in a list of turns and for one turn.

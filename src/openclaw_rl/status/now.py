@@ -16,6 +16,7 @@ from openclaw_rl.store import turns
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lessons.newest import newest_lessons
 from openclaw_rl.store.lineage import policies, policy_marks
+from openclaw_rl.store.lineage.trained_turns import count_uses
 from openclaw_rl.store.lineage.version_stats import ScoreCount, newest_scores
 from openclaw_rl.types import Policy
 
@@ -106,5 +107,5 @@ def newest_learned(conn: Connection) -> NewestLearned:
     return NewestLearned(
         lessons=newest_lessons(conn, MAX_SHOWN),
         versions=versions[::-1],
-        used=policies.count_uses(conn, numbers),
+        used=count_uses(conn, numbers),
     )

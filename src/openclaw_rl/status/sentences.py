@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.common.progress import Wait
+from openclaw_rl.types import PolicyState
 
 SENDERS = {"person": "messages of people", "tool": "results of tools"}
 """Who reacted, by the kind of the reaction."""
@@ -19,6 +20,22 @@ WAITS = {
     Wait.GATE: "evidence on a candidate version",
 }
 """What a worker waits for."""
+WORKERS = {
+    "gateway": "takes requests",
+    "engine": "writes the replies",
+    "collect": "links reactions to replies",
+    "judge": "reads the reactions",
+    "train": "learns from the verdicts",
+    "supervisor": "keeps the others running",
+    "page": "shows this page",
+}
+"""Part of the work that a worker does."""
+VERSION_STATES = {
+    PolicyState.CANDIDATE.value: "on trial",
+    PolicyState.LIVE.value: "accepted",
+    PolicyState.REJECTED.value: "rejected",
+    PolicyState.ROLLED_BACK.value: "rolled back",
+}
 _SCORES = {1: "good", -1: "not good", 0: "neither", None: "no opinion"}
 
 

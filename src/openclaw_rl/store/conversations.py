@@ -310,15 +310,15 @@ class SessionPart:
     later: int | None
 
 
-def session_part(conn: Connection, session: StoredSession, *, start: int, limit: int) -> SessionPart:
+def session_part(
+    conn: Connection, session: StoredSession, *, start: int, limit: int
+) -> SessionPart:
     """Return the main turns of a conversation from a number on."""
     c = t.turns.c
     here = (c.scope == session.scope, c.session == session.name, c.kind == Kind.MAIN.value)
     query = select(c.seq, c.id).where(*here)
     rows = conn.execute(query.where(c.seq >= start).order_by(c.seq).limit(limit + 1)).all()
-    earlier = conn.execute(
-        query.where(c.seq < start).order_by(c.seq.desc()).limit(limit)
-    ).all()
+    earlier = conn.execute(query.where(c.seq < start).order_by(c.seq.desc()).limit(limit)).all()
     return SessionPart(
         ids=[row.id for row in rows[:limit]],
         earlier=earlier[-1].seq if earlier else None,

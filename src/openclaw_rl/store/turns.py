@@ -129,6 +129,12 @@ def get(conn: Connection, id: str) -> Turn | None:
     return None if row is None else turn_from_row(row)
 
 
+def get_many(conn: Connection, ids: Sequence[str]) -> dict[str, Turn]:
+    """Return the turns of `ids` that exist, by id."""
+    rows = conn.execute(select(t.turns).where(t.turns.c.id.in_(list(ids))))
+    return {row.id: turn_from_row(row) for row in rows}
+
+
 def current_reaction(conn: Connection, turn_id: str) -> Reaction | None:
     """Return the current reaction: the highest revision, with all feedback that it includes."""
     return current_reactions(conn, [turn_id]).get(turn_id)

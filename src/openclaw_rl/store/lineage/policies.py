@@ -178,11 +178,6 @@ def uses_of_version(conn: Connection, version: int) -> list[Use]:
     return [from_row(Use, row) for row in rows]
 
 
-def count_uses(conn: Connection, versions: Collection[int]) -> dict[int, int]:
-    """Return the number of turns that each of the versions used."""
-    return count_rows(conn, t.uses.c.policy, t.uses.c.policy.in_(list(versions)))
-
-
 def versions_with_turn(conn: Connection, turn: str) -> list[int]:
     """Return the versions that used the turn, of any state, oldest first."""
     return list(
