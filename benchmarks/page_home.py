@@ -73,33 +73,10 @@ REACTIONS = {
 }
 HINT = "Answer in one sentence."
 _NOTHING = message_hash.EphemeralMatcher(())
-_WORDS = tuple(
-    [
-        "water",
-        "stone",
-        "light",
-        "river",
-        "morning",
-        "engine",
-        "letter",
-        "window",
-        "answer",
-        "market",
-        "silver",
-        "garden",
-        "winter",
-        "number",
-        "silent",
-        "people",
-        "forest",
-        "summer",
-        "bridge",
-        "island",
-        "copper",
-        "yellow",
-        "simple",
-        "travel",
-    ]
+_WORDS = (
+    *("water", "stone", "light", "river", "morning", "engine", "letter", "window", "answer"),
+    *("market", "silver", "garden", "winter", "number", "silent", "people", "forest", "summer"),
+    *("bridge", "island", "copper", "yellow", "simple", "travel"),
 )
 
 

@@ -109,7 +109,8 @@ def _classes(measure: Measure, value: float, largest: float) -> str:
         return f"tok-s tok-{level}" if level > 0 else ""
     if not value:
         return ""
-    level = max(1, round(LEVELS * abs(value) / largest))
+    # The square root shows small values beside a large one.
+    level = max(1, round(LEVELS * math.sqrt(abs(value) / largest)))
     return f"{'tok-p' if value > 0 else 'tok-n'} tok-{level}"
 
 

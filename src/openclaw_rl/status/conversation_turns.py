@@ -1,4 +1,4 @@
-"""Turns of a conversation for people: what was said, how the person reacted, the verdict, and what came of it."""
+"""Turns of a conversation for people: what was said, how the person reacted, the verdict, and the versions that used it."""
 
 from __future__ import annotations
 

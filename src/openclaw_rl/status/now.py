@@ -1,4 +1,4 @@
-"""What happens now: what waits and why, how content people are with each version, and what was learned last."""
+"""State of the system now: work that waits and why, how content people are with each version, newest lessons."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def waiting_work(
         waiting.append(WaitingWork(text=text))
     for row in rows:
         for wait in row["waits"]:
-            waiting.append(WaitingWork(text=f"Worker {row['name']}: for {WAITS[wait]}"))
+            waiting.append(WaitingWork(text=f"{row['name']} waits for {WAITS[wait]}"))
     frozen = policy_marks.frozen_since(conn)
     if frozen is not None:
         waiting.append(WaitingWork(text="Training is frozen", since=frozen))
@@ -92,7 +92,7 @@ def _share(count: ScoreCount) -> Mapping[str, float | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewestLearned:
-    """What was learned last, newest first. `used`: number of turns by version."""
+    """Newest lessons and versions, newest first. `used`: number of turns by version."""
 
     lessons: Sequence[Lesson]
     versions: Sequence[Policy]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.common.progress import Wait
+from openclaw_rl.store.lessons.scopes import LessonScope
 from openclaw_rl.types import PolicyState
 
 SENDERS = {"person": "messages of people", "tool": "results of tools"}
@@ -35,6 +36,13 @@ VERSION_STATES = {
     PolicyState.LIVE.value: "accepted",
     PolicyState.REJECTED.value: "rejected",
     PolicyState.ROLLED_BACK.value: "rolled back",
+}
+SCOPES = {
+    LessonScope.AGENT: "everywhere",
+    LessonScope.USER: "for one user",
+    LessonScope.SUBJECT: "on one subject",
+    LessonScope.SESSION: "in one conversation",
+    LessonScope.QUESTION: "on one question",
 }
 _SCORES = {1: "good", -1: "not good", 0: "neither", None: "no opinion"}
 

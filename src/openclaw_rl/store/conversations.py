@@ -115,8 +115,8 @@ def _has_verdict(verdict: VerdictFilter) -> ColumnElement[bool]:
     is_judged = t.turns.c.state == TurnState.JUDGED.value
     score = current_score()
     if verdict is VerdictFilter.NO_OPINION:
-        return is_judged & score.is_(None)
-    return is_judged & (score == _SCORES[verdict])
+        return and_(is_judged, score.is_(None))
+    return and_(is_judged, score == _SCORES[verdict])
 
 
 def find_conversations(
@@ -168,10 +168,12 @@ def _bounds(conn: Connection, wanted: ConversationFilter) -> tuple[int, int]:
         times.append(t.exchanges.c.admitted_at >= wanted.since)
     if wanted.until is not None:
         times.append(t.exchanges.c.admitted_at < wanted.until)
-    seq = t.exchanges.c.seq
-    query = select(func.coalesce(func.min(seq), 0), func.coalesce(func.max(seq), 0))
-    first, last = conn.execute(query.where(*times)).one()
-    return int(first), int(last) + 1
+    # SQLite seeks one end of the table in a query, not both.
+    ends = [
+        conn.execute(select(end(t.exchanges.c.seq)).where(*times)).scalar() or 0
+        for end in (func.min, func.max)
+    ]
+    return ends[0], ends[1] + 1
 
 
 def _read_steps(

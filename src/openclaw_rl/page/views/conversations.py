@@ -70,7 +70,7 @@ def collect_conversations(request: ViewRequest) -> Mapping[str, Any]:
 
 
 def _read_filter(request: ViewRequest) -> ConversationFilter:
-    """Return the filter of the address. Raises `NotFound` for a value that is none."""
+    """Return the filter of the address. Raises `NotFound` for an unknown value."""
     day = _read_day(request.text("day"))
     return ConversationFilter(
         agent=_read_name(request.text("agent")),
@@ -165,7 +165,7 @@ def collect_conversation(request: ViewRequest) -> Mapping[str, Any]:
     part = conversations.session_part(
         conn, place.session, start=request.integer("from", 0) or 0, limit=TURNS_PER_PAGE
     )
-    (summary,) = conversations.summarise(conn, [place.session]) or [None]
+    summary = next(iter(conversations.summarise(conn, [place.session])), None)
     first = request.text("session") if summary is None else summary.first_turn
     return {
         "id": first,

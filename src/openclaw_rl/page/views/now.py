@@ -10,7 +10,7 @@ from openclaw_rl.page.view import View, ViewRequest
 from openclaw_rl.status.diagnose import find_diagnoses
 from openclaw_rl.status.now import newest_learned, satisfaction_data, waiting_work
 from openclaw_rl.status.report import describe_work, shows_problem, worker_rows
-from openclaw_rl.status.sentences import SENDERS, VERSION_STATES, WORKERS, health_sentence
+from openclaw_rl.status.sentences import SCOPES, SENDERS, VERSION_STATES, WORKERS, health_sentence
 from openclaw_rl.status.understanding import understanding_data
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, read_heads
 
@@ -47,6 +47,7 @@ def collect_now(request: ViewRequest) -> Mapping[str, Any]:
         ),
         "newest": newest_learned(conn),
         "senders": SENDERS,
+        "scopes": SCOPES,
         "version_states": VERSION_STATES,
     }
 

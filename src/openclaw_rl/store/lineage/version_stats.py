@@ -99,7 +99,7 @@ class ScoreCount:
 def newest_scores(conn: Connection, turns: int) -> list[ScoreCount]:
     """Return the scores of the newest `turns` turns by version and source, oldest version first.
 
-    Of each source the newest score of a turn counts; what a person did is none.
+    Of each source the newest score of a turn counts; signals from behaviour do not count.
     """
     v = t.verdicts.c
     last = select(func.coalesce(func.max(t.turns.c.seq), 0)).scalar_subquery()
