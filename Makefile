@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap gate-trial test-tinker test-trl test-slime quick-tests
+.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap need-chromium test-page gate-trial test-tinker test-trl test-slime quick-tests
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -38,16 +38,17 @@ test-engines: $(STAMP) $(VLLM_VENV)/.installed  ## the engine contract and more 
 	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m pytest tests/external/engines --vllm-python $(VLLM_VENV)/bin/python
 
 # `make demo BACKEND=vllm`: the same on a real vLLM, in an environment of its own.
+# `make demo KEEP=1` stays up at the end, with a link to the page that shows what was learned.
 # `make demo MODEL=smollm2`: a person who talks everyday English, and a real model of 135M parameters (a quarter of an hour).
 BACKEND ?= embedded
 MODEL ?= starter
 ifeq ($(MODEL),starter)
 demo: $(STAMP) $(if $(filter vllm,$(BACKEND)),$(VLLM_VENV)/.installed)  ## talk to the starter policy as a simulated user and watch it learn (about a minute)
-	$(BIN)/python -m benchmarks.demo.starter --out demo-out --backend $(BACKEND) \
+	$(BIN)/python -m benchmarks.demo.starter --out demo-out --backend $(BACKEND) $(if $(KEEP),--keep) \
 	    $(if $(filter vllm,$(BACKEND)),--engine-python $(VLLM_VENV)/bin/python)
 else
 demo: $(STAMP)
-	$(BIN)/python -m benchmarks.demo.everyday --out demo-out --model $(MODEL)
+	$(BIN)/python -m benchmarks.demo.everyday --out demo-out --model $(MODEL) $(if $(KEEP),--keep)
 endif
 
 learn-real: $(STAMP)  ## five everyday tastes on SmolLM2, two people each, measured; writes docs/results/real_model.md (a night of processor time)
@@ -214,6 +215,20 @@ need-bwrap: $(STAMP)
 
 test-boxes: need-bwrap  ## boxes for a model's commands: escapes, limits, what is left after kill -9; tasks in them (a minute)
 	$(BIN)/python -m pytest tests/sandbox tests/external/sandbox --need-sandbox -rs
+
+# The page in a real browser, by playwright on top of .venv; axe, from npm, finds what a screen reader or the eye would miss.
+PAGE_VENV := .page-venv
+AXE ?= axe-core@4.14.1
+$(PAGE_VENV)/.installed: $(STAMP)
+	$(call on_top,$(PAGE_VENV),playwright>=1.50$(comma)<2)
+	npm install --prefix $(PAGE_VENV) --no-audit --no-fund --loglevel=error $(AXE)
+
+# Root can install Debian's Chromium.
+need-chromium:
+	command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -q chromium; }
+
+test-page: $(STAMP) $(PAGE_VENV)/.installed need-chromium  ## the page in a real browser, on what the demo's system has learned (six minutes)
+	OMP_NUM_THREADS=1 $(PAGE_VENV)/bin/python -m pytest tests/external/page --axe $(PAGE_VENV)/node_modules/axe-core/axe.min.js
 
 # SkyRL's open Tinker server, and the SDK that works with it, on top of .venv.
 TINKER_VENV := .tinker-venv

@@ -25,6 +25,7 @@ from benchmarks.demo.everyday_person import (
     held_out_prompts,
 )
 from benchmarks.demo.everyday_tastes import EVERYDAY_TASTES, EverydayTaste
+from benchmarks.demo.page_link import add_keep_option, show_page
 from benchmarks.demo.user_driver import SIDE_TRAFFIC
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -212,6 +213,7 @@ def main() -> None:
     )
     parser.add_argument("--replies", type=bounded_int(1), default=16, help="number of replies [16]")
     parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), help="default: random")
+    add_keep_option(parser)
     arguments = parser.parse_args()
     with exit_on_error():
         learned = _run_system(arguments)
@@ -246,6 +248,7 @@ def _run_system(arguments: argparse.Namespace) -> bool:
         talk, before, after = asyncio.run(
             EverydayDemo(console, system, taste, seed).run(arguments.replies)
         )
+        show_page(console, system.config, home, is_kept=arguments.keep)
     print_result(console, taste, talk, before, after)
     console.print(
         f"  inspect the results: .venv/bin/openclaw-rl status --home {home}\n"

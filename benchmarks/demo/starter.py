@@ -17,6 +17,8 @@ from pathlib import Path
 from benchmarks.demo import user_driver
 from benchmarks.demo.cli_args import LARGEST_SEED, bounded_int, exit_on_error
 from benchmarks.demo.learning_plot import AVERAGE_WINDOW, plot_learning
+from benchmarks.demo.lesson_timeline import read_timeline
+from benchmarks.demo.page_link import add_keep_option, show_page
 from benchmarks.demo.personas import Persona
 from benchmarks.demo.user_driver import ConversationLog, TasteEvaluation
 from rich.console import Group
@@ -171,7 +173,9 @@ async def _run_demo(
     after = await _measure_with_progress(console, system, f"{name}@{version}", taste, questions)
     _print_report(console, taste, talk, before, after, questions)
     picture = out / "learning.png"
-    await asyncio.to_thread(plot_learning, picture, taste, talk, before, after, rest.after)
+    answered = [(spoken.id, spoken.version) for spoken, _ in talk.reactions]
+    lesson = await asyncio.to_thread(read_timeline, system.config, answered)
+    await asyncio.to_thread(plot_learning, picture, taste, talk, before, after, rest.after, lesson)
     console.print(f"\n  picture   {picture}")
     return not talk.failures and after.satisfaction > before.satisfaction
 
@@ -224,6 +228,7 @@ def main() -> None:
     parser.add_argument(
         "--engine-url", help="address of a running vLLM server with the starter policy"
     )
+    add_keep_option(parser)
     options = parser.parse_args()
     with exit_on_error():
         learned = _run_system(options)
@@ -245,6 +250,7 @@ def _run_system(options: argparse.Namespace) -> bool:
     with SubprocessSystem(scratch_config(home.resolve(), chosen)) as system:
         console.print(f"  ready after {time.monotonic() - began:.1f} s at {system.base_url}/v1")
         learned = asyncio.run(_run_demo(console, system, taste, seed, options.replies, options.out))
+        show_page(console, system.config, home, is_kept=options.keep)
     console.print(
         f"  inspect the results: .venv/bin/openclaw-rl status --home {home}\n"
         f"\n  Your own: .venv/bin/openclaw-rl up (your model: --model-path PATH), then in any OpenAI client:\n"

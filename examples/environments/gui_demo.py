@@ -22,7 +22,9 @@ def main() -> None:
     )
     given, began = parser.parse_args(), time.monotonic()
     home = new_home(given.out)
-    track, film = home.parent / f"{home.name}-tasks", home.parent / f"{home.name}-film"
+    track = home.parent / f"{home.name}-tasks"
+    # Where the page looks for them.
+    film = home / "films"
     write_web_track(track)
     browser = ("--python", given.python, "--limit-seconds", "120")
     shipped = (f"browsergym:{ROOT / 'tasks' / 'web'}?film={film}", *browser)

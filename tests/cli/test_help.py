@@ -101,6 +101,7 @@ def test_commands_that_read_a_home_have_only_the_options_that_they_use(name: str
         "policies list": {"--policy", "--limit", "--json"},
         "lessons list": {"--all", "--json"},
         "lessons forget": {"--yes"},
+        "open": {"--no-browser", "--sign-out"},
         **{f"policies {name}": {"--json"} for name in ("show", "diff")},
         **dict.fromkeys(("rollback", "policies rollback"), MOVE_OPTIONS | {"--policy"}),
         "policies promote": MOVE_OPTIONS,

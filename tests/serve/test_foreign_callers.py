@@ -94,6 +94,12 @@ ROUTES: Mapping[str, Ask | None] = {
     "GET /healthz": None,
     "GET /readyz": None,
     "GET /metrics": None,
+    # The page has keys of its own (`tests/page/test_page_access.py`).
+    "GET /": None,
+    "GET /ui": None,
+    "POST /ui": None,
+    "GET /ui/{tail}": None,
+    "POST /ui/{tail}": None,
 }
 """Route -> a request for what another person has; None for a route that has a test of its own below."""
 LISTING_ALLOWED = frozenset({"GET /v1/feedback"})

@@ -54,7 +54,7 @@ READERS = {
 }
 READERS |= {f"policies {what}" for what in POLICIES}
 READERS |= {f"lessons {what}" for what in ("list", "edit", "pin", "unpin", "share", "forget")}
-READERS |= {"data stream", "env check", "env run", "fireworks export", "fireworks deploy"}
+READERS |= {"open", "data stream", "env check", "env run", "fireworks export", "fireworks deploy"}
 """Commands that only read or change a home."""
 
 

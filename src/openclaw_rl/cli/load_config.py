@@ -29,17 +29,32 @@ def load_config(
     `command`: a command that starts `workers`; settings that none of them reads get a notice.
     `strict`: for commands that start a system: refuse environment variables of other programs that have no meaning.
     """
+    options = {"file": file, "sets": sets, "arguments": arguments, **flags}
+    return load_with_sources(command=command, workers=workers, strict=strict, **options).config
+
+
+def load_with_sources(
+    *,
+    file: str | None,
+    sets: tuple[str, ...],
+    arguments: tuple[str, ...] = (),
+    command: str = "",
+    workers: Sequence[str] = (),
+    strict: bool = False,
+    **flags: Any,
+) -> LoadedSettings:
+    """Return the settings as `load_config` does, with the source of each value that is not the default."""
     from openclaw_rl.settings import load as settings
 
     inherited = settings.inherited_config()
     if inherited is not None and not (
         file or sets or arguments or any(v is not None for v in flags.values())
     ):
-        return inherited
+        return settings.LoadedSettings(config=inherited, sources={}, notices=())
     loaded = load_settings(file=file, sets=sets, arguments=arguments, strict=strict, **flags)
     for notice in _command_notices(loaded, command, workers) if command else loaded.notices:
         echo_error(f"note: {notice}")
-    return loaded.config
+    return loaded
 
 
 def _command_notices(loaded: LoadedSettings, command: str, workers: Sequence[str]) -> list[str]:

@@ -21,7 +21,13 @@ from openclaw_rl.cli.fireworks import fireworks_commands
 from openclaw_rl.cli.inspect_commands import inspect_commands
 from openclaw_rl.cli.learned import show_learned
 from openclaw_rl.cli.lessons import lesson_commands
-from openclaw_rl.cli.load_config import home_flag, load_config, load_running_config, load_settings
+from openclaw_rl.cli.load_config import (
+    home_flag,
+    load_config,
+    load_running_config,
+    load_settings,
+    load_with_sources,
+)
 from openclaw_rl.cli.page import open_page
 from openclaw_rl.cli.policies import policy_commands
 from openclaw_rl.cli.recipes import make_method, run_evaluation
@@ -39,7 +45,7 @@ from openclaw_rl.settings.cli_options import (
 )
 
 if TYPE_CHECKING:
-    from openclaw_rl.settings.load import Config
+    from openclaw_rl.settings.load import Config, LoadedSettings
 
 
 _STARTED_BY_PROGRAM = "openclaw_rl.started_by_program"
@@ -119,27 +125,34 @@ def _add_worker_command(name: str, command: _WorkerCommand) -> None:
     @settings_options
     @_with_parent_option
     def run_workers(yes: bool, **options: Any) -> None:
-        config = load_config(command=name, workers=command.workers, strict=True, **options)
-        _start_workers(config, command.workers, yes=yes)
+        loaded = load_with_sources(command=name, workers=command.workers, strict=True, **options)
+        _start_workers(loaded, command.workers, yes=yes)
 
 
 for _name, _command in _WORKER_COMMANDS.items():
     _add_worker_command(_name, _command)
 
 
-def _start_workers(config: Config, workers: Sequence[str], *, yes: bool) -> None:
+def _start_workers(loaded: LoadedSettings, workers: Sequence[str], *, yes: bool) -> None:
+    from openclaw_rl.settings.sources_file import write_sources
     from openclaw_rl.supervisor.supervisor import supervise, with_required_workers
     from openclaw_rl.train.resume import resolve_base
 
-    config = resolve_base(config)
+    config = resolve_base(loaded.config)
     workers = with_required_workers(config, workers)
+
+    def announce() -> None:
+        announce_start(config, workers)
+        if "gateway" in workers:
+            write_sources(config, loaded.sources)
+
     # What a program starts writes to a log, where no link belongs.
     is_log = click.get_current_context().meta.get(_STARTED_BY_PROGRAM, False)
     supervise(
         config,
         workers,
         yes=yes,
-        announce=lambda: announce_start(config, workers),
+        announce=announce,
         on_page=lambda: None if is_log else announce_page(config),
     )
 

@@ -16,7 +16,7 @@ from openclaw_rl.common.gateway_address import page_key
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.page.live import LiveChanges
 from openclaw_rl.page.reply_tokens import ReplyTokens
-from openclaw_rl.page.sections import SECTIONS
+from openclaw_rl.page.sections import SECTIONS, FindPicture
 from openclaw_rl.page.security import (
     SECURITY_HEADERS,
     SIGNED_IN_HEADER,
@@ -81,6 +81,8 @@ class PageApp:
             for act in section.acts:
                 app.router.add_get(act.path, partial(self._show_plan, act))
                 app.router.add_post(act.path, partial(self._carry_out, act))
+            for path, find in section.pictures.items():
+                app.router.add_get(path, partial(self._show_picture, find))
             for path, stream in section.streams.items():
                 app.router.add_post(path, partial(stream, self.config, self.store))
         app.cleanup_ctx.append(self._run_live)
@@ -193,6 +195,13 @@ class PageApp:
         block = request.headers.get("HX-Target", "").replace("-", "_") or None
         return self._html(view.template, {"path": request.path, **data}, block=block)
 
+    async def _show_picture(self, find: FindPicture, request: web.Request) -> web.StreamResponse:
+        """Send a picture. Raises `NotFound`."""
+        path = await asyncio.to_thread(find, self.config, request.query.get("id", ""))
+        if path is None:
+            raise NotFound("There is no such picture (any more).")
+        return web.FileResponse(path, headers={"Content-Type": "image/png"})
+
     def _collect(self, collect: Callable[[ViewRequest], Any], request: web.Request) -> Any:
         with self.store.read() as conn:
             params = {**request.query, **request.match_info}
@@ -298,6 +307,9 @@ def _opens_link(request: web.Request) -> bool:
     return request.path == "/ui" and request.headers.get("Sec-Fetch-Mode") == "navigate"
 
 
-async def _add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
+async def _add_security_headers(request: web.Request, response: web.StreamResponse) -> None:
+    if request.path.startswith(_PUBLIC_PREFIX):
+        # Their addresses change with their content.
+        response.headers.setdefault("Cache-Control", "private, max-age=604800")
     for name, value in SECURITY_HEADERS.items():
         response.headers.setdefault(name, value)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from aiohttp import web
 
 from openclaw_rl.page.view import PageAct, View
-from openclaw_rl.page.views import conversations, now
+from openclaw_rl.page.views import conversations, episodes, now, troubles
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 
 Stream = Callable[[Config, Store, web.Request], Awaitable[web.StreamResponse]]
 """Handler of a request whose answer grows, such as a reply in the chat."""
+
+FindPicture = Callable[[Config, str], Path | None]
+"""Returns the PNG file of a thing by its id; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +29,29 @@ class PageSection:
     views: Sequence[View]
     acts: Sequence[PageAct] = ()
     streams: Mapping[str, Stream] = field(default_factory=dict)
+    pictures: Mapping[str, FindPicture] = field(default_factory=dict)
 
 
 SECTIONS: Sequence[PageSection] = (
-    PageSection(title="Now", path="/ui/now", views=now.VIEWS),
+    PageSection(
+        title="Now",
+        path="/ui/now",
+        views=now.VIEWS,
+    ),
     PageSection(
         title="Conversations",
         path="/ui/conversations",
         views=conversations.VIEWS,
+    ),
+    PageSection(
+        title="Agents at work",
+        path="/ui/episodes",
+        views=episodes.VIEWS,
+        pictures={"/ui/episodes/film": episodes.find_film},
+    ),
+    PageSection(
+        title="Troubles",
+        path="/ui/troubles",
+        views=troubles.VIEWS,
     ),
 )

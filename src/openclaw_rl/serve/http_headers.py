@@ -17,6 +17,7 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.settings.load import ServeConfig
 
 REQUEST_ID_HEADER = "x-request-id"
+PAGE_PATH = "/ui"
 _REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
 # Ids need to be unique and cheap, not secret.
 _id_generator = random.Random(random.SystemRandom().getrandbits(256))
@@ -77,6 +78,11 @@ def _host_name(host: str) -> str:
         return name.rstrip(".")
 
 
+def is_page_path(path: str) -> bool:
+    """Return whether a path is of the page, which no other origin may read, whatever `serve.cors_origins` allows."""
+    return path == PAGE_PATH or path.startswith(PAGE_PATH + "/")
+
+
 def request_id(headers: Mapping[str, str]) -> str:
     """Return the client's `x-request-id` if it is printable and at most 128 characters long, else a new id."""
     sent = headers.get(REQUEST_ID_HEADER, "")
@@ -92,7 +98,7 @@ async def _add_headers(
     origins: frozenset[str], request: web.BaseRequest, response: web.StreamResponse
 ) -> None:
     response.headers.setdefault(REQUEST_ID_HEADER, request_id(request.headers))
-    if origins:
+    if origins and not is_page_path(request.path):
         response.headers.update(_cors_headers(origins, request))
 
 
@@ -114,6 +120,7 @@ def preflight_response(request: web.Request, origins: Sequence[str]) -> web.Resp
         request.method != hdrs.METH_OPTIONS
         or hdrs.ACCESS_CONTROL_REQUEST_METHOD not in request.headers
         or not origins
+        or is_page_path(request.path)
     ):
         return None
     wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")

@@ -100,14 +100,14 @@ def _episode_data(
 def show_episode(config: Config, id: str, *, as_json: bool) -> None:
     """Print one episode turn by turn. Raises `OpenClawError` if it does not exist."""
     with read_store(config) as conn:
-        data = episode_data(conn, id, _credit_method(config))
+        data = episode_data(conn, id, credit_method(config))
     print_data(data, _episode_panel, as_json=as_json)
 
 
 def show_group(config: Config, id: str, *, as_json: bool) -> None:
     """Print one group, episode by episode. Raises `OpenClawError` if it does not exist."""
     with read_store(config) as conn:
-        data = group_data(conn, id, _credit_method(config))
+        data = group_data(conn, id, credit_method(config))
     print_data(data, _render_group, as_json=as_json)
 
 
@@ -127,7 +127,7 @@ def _render_group(data: Mapping[str, Any]) -> Group:
     return Group(title, *reason, *map(_episode_panel, data["episodes"]))
 
 
-def _credit_method(config: Config) -> GroupRelativeMethod:
+def credit_method(config: Config) -> GroupRelativeMethod:
     """Return the method of the settings; with a method for conversations, that of the defaults."""
     method = make_method(config.train)
     return method if isinstance(method, GroupRelativeMethod) else GroupRelativeMethod()

@@ -11,17 +11,16 @@ from typing import cast
 
 import aiohttp
 from aiohttp import web
-from multidict import CIMultiDict
 
 from openclaw_rl.common.gateway_address import page_key, running_page
 from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.http_connection import GatewayConnection
+from openclaw_rl.serve.http_headers import PAGE_PATH
 from openclaw_rl.serve.page.root import show_root, starting_page
 from openclaw_rl.serve.request_body import read_body
 from openclaw_rl.settings.load import Config
 
-PAGE_PATH = "/ui"
 MAX_BODY_BYTES = 256 * 1024
 _KEY_HEADER = "X-OpenClaw-Page-Key"
 _SIGNED_IN_HEADER = "X-OpenClaw-Page-Session"
@@ -76,11 +75,11 @@ class PageProxy:
         body = None
         if request.method == "POST":
             body = await read_body(request, self._config.serve, _check_size)
-        headers = CIMultiDict(
-            (name, request.headers[name])
+        headers = {
+            name: request.headers[name]
             for name in _PASSED_REQUEST_HEADERS
             if name in request.headers
-        )
+        }
         headers[_KEY_HEADER] = self._key
         session = self._open_session()
         url = f"http://127.0.0.1:{port}{request.raw_path}"

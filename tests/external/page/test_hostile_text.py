@@ -1,0 +1,76 @@
+"""Texts of strangers in every field that the page shows: they are shown, and do nothing."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+from collections.abc import Sequence
+
+from tests.external.page.conftest import Visitor, call, view_paths
+from tests.external.page.hostile import MARK, hostile_texts
+
+from openclaw_rl.status.report import open_store
+from openclaw_rl.store.lessons import lessons, removal
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
+
+
+def send(system: SubprocessSystem, method: str, path: str, body: object, **headers: str) -> None:
+    """Send a request that the gateway may refuse: a text may not be allowed in a field."""
+    try:
+        call(system, method, path, body, **headers)
+    except urllib.error.HTTPError as error:
+        assert error.code < 500
+
+
+def plant(system: SubprocessSystem, texts: Sequence[str]) -> None:
+    """Put the texts into messages, names, feedback, and episodes."""
+    for number, text in enumerate(texts):
+        chat = {
+            "model": system.config.model.name,
+            "messages": [
+                {"role": "system", "content": text},
+                {"role": "user", "content": f"{number} {text}"},
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": text},
+            ],
+            "max_tokens": 4,
+            "user": text[:60],
+        }
+        header = text.encode("ascii", "ignore").decode().replace("\x00", "").strip()[:60]
+        safe = "".join(character for character in header if character.isprintable())
+        reply_id = ""
+        try:
+            names = {"X-Agent-Id": safe, "X-Session-Id": f"{number}{safe}"}
+            reply_id = call(system, "POST", "/v1/chat/completions", chat, **names)["id"]
+        except urllib.error.HTTPError as error:
+            assert error.code < 500
+        score = {"id": reply_id, "score": number % 3 - 1, "by": text[:60]}
+        send(system, "POST", "/v1/feedback", score | {"comment": text, "correction": text})
+        name = f"hostile-{number}"
+        episode = {"task": text, "group": {"id": f"g-{number}-{safe}", "size": 1}, "agent": safe}
+        send(system, "PUT", f"/v1/episodes/{name}", episode)
+        end = {"status": "void", "reason": text}
+        send(system, "POST", f"/v1/episodes/{name}/outcome", end)
+
+
+def plant_lessons(system: SubprocessSystem, texts: Sequence[str]) -> None:
+    """Replace the texts of the lessons, as an edit does."""
+    with open_store(system.config) as store, store.write() as conn:
+        known = lessons.list_lessons(conn)
+        for lesson, text in zip(known, texts, strict=False):
+            shown = text.encode("utf-8", "ignore").decode()
+            removal.replace_text(conn, lesson.id, shown, topic="", at=time.time())
+
+
+def test_no_text_runs_or_loads_anything(system: SubprocessSystem, visitor: Visitor) -> None:
+    texts = hostile_texts()
+    assert len(set(texts)) == 200
+    plant(system, texts)
+    plant_lessons(system, texts)
+    page = visitor.page
+    page.on("dialog", lambda dialog: visitor.problems.append(f"dialog: {dialog.message}"))
+    for path in view_paths(visitor, each=12):
+        visitor.open(path)
+        assert page.evaluate(f"window.{MARK}") is None, path
+        assert page.url.startswith(visitor.base)
+    visitor.check()
