@@ -97,7 +97,13 @@ def as_json(home: Path, *arguments: str) -> Any:
 
 def test_sessions_as_json(home: Path) -> None:
     redacted, *others = as_json(home, "inspect", "sessions")["sessions"]
-    assert redacted == {"session": "s", "turns": 1, "states": {"served": 1}, "first_message": None}
+    assert redacted == {
+        "session": "s",
+        "title": "conversation without text",
+        "turns": 1,
+        "states": {"served": 1},
+        "first_message": None,
+    }
     assert [row["first_message"] for row in others] == [CHINESE, QUESTION]
     assert others[1]["states"] == {"judged": 1}
     assert len(as_json(home, "inspect", "sessions", "--limit", "1")["sessions"]) == 1
@@ -186,10 +192,10 @@ def test_a_version_names_its_parent_if_it_is_not_the_one_before(home: Path) -> N
 
 def test_a_long_text_ends_between_two_words(home: Path) -> None:
     lines = run(home, "inspect", "sessions").splitlines()
-    cut = next(line for line in lines if line.startswith("  Which"))
+    cut = next(line for line in lines if line.startswith("Which"))
     assert cut.endswith(" …")
-    assert QUESTION.startswith(cut[2:-1])
-    chinese = next(line for line in lines if line.startswith("  这"))
+    assert QUESTION.startswith(cut[:-1])
+    chinese = next(line for line in lines if line.startswith("这"))
     assert chinese.endswith("…"), "a text without spaces is cut anywhere"
     assert cell_len(chinese) <= 80
 

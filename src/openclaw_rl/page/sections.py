@@ -9,7 +9,7 @@ from pathlib import Path
 from aiohttp import web
 
 from openclaw_rl.page.view import PageAct, View
-from openclaw_rl.page.views import episodes, now, troubles
+from openclaw_rl.page.views import conversations, episodes, now, troubles
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 
@@ -37,6 +37,11 @@ SECTIONS: Sequence[PageSection] = (
         title="Now",
         path="/ui/now",
         views=now.VIEWS,
+    ),
+    PageSection(
+        title="Conversations",
+        path="/ui/conversations",
+        views=conversations.VIEWS,
     ),
     PageSection(
         title="Agents at work",

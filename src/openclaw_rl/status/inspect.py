@@ -18,10 +18,11 @@ from openclaw_rl.common.message_hash import message_text, strip_client_text
 from openclaw_rl.common.terminal import TerminalConsole, print_data
 from openclaw_rl.errors import DamagedRow, ModelError, OpenClawError
 from openclaw_rl.settings.load import Config
+from openclaw_rl.status.conversation_text import conversation_messages, titles_of_sessions
 from openclaw_rl.status.report import read_store
 from openclaw_rl.store import exchanges, sessions, turns
 from openclaw_rl.store.lineage import policies
-from openclaw_rl.types import Exchange, Message, Origin, Reaction, Reply, Request, Verdict
+from openclaw_rl.types import Exchange, Message, Origin, Reaction, Reply, Verdict
 
 TurnData = Mapping[str, Any]
 # Columns of a text, in a list of turns and for one turn.
@@ -56,15 +57,18 @@ def template_summary(config: Config) -> Text:
 
 
 def session_rows(conn: Connection, limit: int) -> list[dict[str, Any]]:
-    """Return the newest sessions as plain JSON: their turns by state, and the first message."""
+    """Return the newest sessions as plain JSON: title, turns by state, and the first message."""
+    newest = sessions.newest_sessions(conn, limit)
+    titles = titles_of_sessions(conn, [name for name, _ in newest])
     return [
         {
             "session": name,
+            "title": titles[name],
             "turns": states.total(),
             "states": dict(states),
             "first_message": _first_user_text(conn, name),
         }
-        for name, states in sessions.newest_sessions(conn, limit)
+        for name, states in newest
     ]
 
 
@@ -126,7 +130,7 @@ def _exchange_data(conn: Connection, id_: str) -> dict[str, Any]:
         "origin": request.origin.value if request.origin else None,
         "agent": request.agent,
         "sampling": asdict(request.sampling),
-        "user": _last_user_text(_conversation_messages(request)) or None,
+        "user": _last_user_text(conversation_messages(request)) or None,
         "messages": len(request.messages),
         "tools": len(request.tools),
         "prompt_tokens": len(request.prompt_ids),
@@ -205,13 +209,8 @@ def _first_user_text(conn: Connection, session: str) -> str | None:
     return (
         None
         if exchange is None
-        else _last_user_text(_conversation_messages(exchange.request)) or None
+        else _last_user_text(conversation_messages(exchange.request)) or None
     )
-
-
-def _conversation_messages(request: Request) -> list[Message]:
-    """Return the messages of the conversation, without ephemeral ones (`serve.ephemeral_patterns`)."""
-    return [request.messages[m.index] for m in request.marks] if request.messages else []
 
 
 def _last_user_text(messages: Sequence[Message]) -> str:
@@ -243,8 +242,8 @@ def show_sessions(config: Config, limit: int, *, as_json: bool) -> None:
 
 def _session_lines(row: Mapping[str, Any], width: int) -> list[RenderableType]:
     states = ", ".join(f"{n} {state}" for state, n in row["states"].items())
-    first = Text("  " + shorten_line(row["first_message"], width - 2))
-    return [Text.assemble((row["session"], "bold"), f"  {states}"), first]
+    title = Text(shorten_line(row["title"], width), "bold")
+    return [title, Text.assemble("  ", (row["session"], "dim"), f"  {states}")]
 
 
 def show_session(config: Config, session: str, *, as_json: bool) -> None:

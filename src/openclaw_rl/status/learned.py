@@ -12,6 +12,7 @@ from openclaw_rl.common.assets import local_model_folder
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.methods.types import Credit
 from openclaw_rl.settings.load import Config
+from openclaw_rl.status.conversation_text import titles_of_sessions
 from openclaw_rl.status.inspect import turn_data
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.lineage import policies, probe_answers, token_credit
@@ -24,6 +25,7 @@ from openclaw_rl.train.retraining import RETRAINED_METRIC
 from openclaw_rl.train.undo import lesson_id
 from openclaw_rl.types import Exchange, Policy
 
+TITLED_SESSIONS = 12
 SplitTokens = Callable[[Sequence[int]], list[str]]
 """Maps token ids to the text that each adds to the reply."""
 
@@ -62,6 +64,7 @@ def collect_learned(
     once = {row.turn: row for row in rows}
     client_rows = [row for row in once.values() if row.source is None]
     sources = {row.turn: row.source for row in once.values() if row.source is not None}
+    session_counts = Counter(row.session for row in client_rows).most_common()
     return {
         "version": newest,
         "turns": len(once),
@@ -71,7 +74,11 @@ def collect_learned(
             for v in shown
         ],
         "agents": dict(Counter(row.agent for row in client_rows).most_common()),
-        "sessions": dict(Counter(row.session for row in client_rows).most_common()),
+        "sessions": dict(session_counts),
+        # Of the most frequent ones.
+        "session_titles": titles_of_sessions(
+            conn, [name for name, _ in session_counts[:TITLED_SESSIONS]]
+        ),
         "lessons": _lesson_counts(conn, once.keys()),
     }
 

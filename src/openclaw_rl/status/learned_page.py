@@ -15,9 +15,10 @@ from rich.text import Text
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.printable import to_printable
 from openclaw_rl.status.inspect import reply_text, shorten_line, verdict_text
+from openclaw_rl.status.learned import TITLED_SESSIONS
 
 # Agents, sessions and hints that are shown.
-MAX_ROWS = 12
+MAX_ROWS = TITLED_SESSIONS
 # Columns of a text.
 _WIDTH = 2000
 _GREEN = (0, 150, 60)
@@ -36,8 +37,9 @@ td, th { padding: .1rem .6rem .1rem 0 }
 def _summary_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     practised = f", of which {data['practice']} are replies of practice" if data["practice"] else ""
     rows = [("turns", f"{data['turns']}{practised}")]
+    titles = {name: f"“{text}”" for name, text in data["session_titles"].items()}
     for title in ("agents", "sessions"):
-        counts = [f"{name or '(no name)'} {n}" for name, n in data[title].items()]
+        counts = [f"{titles.get(name, name) or '(no name)'} {n}" for name, n in data[title].items()]
         shown = counts[:MAX_ROWS]
         if len(counts) > MAX_ROWS:
             shown.append(f"and {len(counts) - MAX_ROWS} more")

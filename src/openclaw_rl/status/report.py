@@ -24,6 +24,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.reasons import group_reasons
+from openclaw_rl.status.sentences import health_sentence, score_word, understood_sentence
 from openclaw_rl.status.trust import trust_data, trust_lines
 from openclaw_rl.status.understanding import COUNTED_VERDICTS, understanding_data
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text, withdrawn_rows
@@ -102,22 +103,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "heads": {
             name: version for name, version in read_heads(conn).items() if name != SHARED_NAME
         },
-        "loops": [
-            {
-                "name": b.name,
-                "pid": b.pid,
-                "age": round(now - b.at, 1),
-                "alive": b.is_alive(now),
-                "state": b.state,
-                "note": b.note,
-                "waits": sorted(b.waits),
-                "advanced": round(now - b.advanced_at, 1),
-                "activity": None
-                if b.activity is None
-                else asdict(b.activity) | {"left": _seconds_left(b.activity, now)},
-            }
-            for b in heartbeats.read_heartbeats(conn)
-        ],
+        "loops": worker_rows(conn, now),
         "turns": turns.count_by_state(conn),
         "dropped": {reason.detail: count for reason, count in dropped.items()},
         "untrainable": {reason.detail: count for reason, count in untrainable.items()},
@@ -147,6 +133,26 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "engine_gap": engine_gaps(known),
         "untrainable_agents": untrainable_agents(turns.trainable_by_agent(conn)),
     }
+
+
+def worker_rows(conn: Connection, now: float) -> list[dict[str, Any]]:
+    """Return the last heartbeat of each worker as plain JSON."""
+    return [
+        {
+            "name": b.name,
+            "pid": b.pid,
+            "age": round(now - b.at, 1),
+            "alive": b.is_alive(now),
+            "state": b.state,
+            "note": b.note,
+            "waits": sorted(b.waits),
+            "advanced": round(now - b.advanced_at, 1),
+            "activity": None
+            if b.activity is None
+            else asdict(b.activity) | {"left": _seconds_left(b.activity, now)},
+        }
+        for b in heartbeats.read_heartbeats(conn)
+    ]
 
 
 def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
@@ -220,6 +226,7 @@ def show_status(config: Config, *, as_json: bool) -> None:
     address = running_address(config.home_dir)
     with read_store(config) as conn:
         status = collect_status(conn, time.time()) | diagnose.diagnosis_names(config, conn)
+    status["summary"] = health_sentence(status["troubles"], status["loops"], status["head"])
     status["gateway"] = None if address is None else asdict(address)
     status["disk"] = {
         "policies": folder_size(config.policies_dir),
@@ -234,8 +241,10 @@ def _render_status(status: Mapping[str, Any]) -> Group:
         f"\nproblems: {seen} (`openclaw-rl doctor --troubles` shows the cures)" if seen else "",
         "red",
     )
+    is_running = status["gateway"] is not None
     return Group(
         _render_address(status["gateway"]),
+        Text(f"{status['summary']}\n" if is_running else "", "red" if seen else "green"),
         _render_workers(status),
         _render_turns(status),
         _render_versions(status),
@@ -321,12 +330,13 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
 
 
 def _verdict_lines(status: Mapping[str, Any]) -> Iterator[Text]:
-    scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
-    counts = [f"{count} {scores.get(key, key)}" for key, count in status["verdicts"].items()]
+    counts = [
+        f"{count} {score_word(None if key == 'None' else int(key))}"
+        for key, count in status["verdicts"].items()
+    ]
     yield _labelled("verdicts", ", ".join(counts) or "none yet")
-    senders = {"person": "messages of people", "tool": "results of tools"}
     for kind, row in status["understanding"].items():
-        share = f"{row['understood']} of {row['judged']} {senders.get(kind, kind)}"
+        share = understood_sentence(kind, row)
         yield _labelled("understood", f"{share}, among the newest {COUNTED_VERDICTS} verdicts")
         for quoted in row["not_understood"]:
             yield Text(f'  not understood: "{quoted["text"]}"', "dim")

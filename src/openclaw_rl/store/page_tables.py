@@ -1,10 +1,10 @@
-"""SQLAlchemy definitions of the tables of the page: who may see it, and the audit of what the owner changed."""
+"""SQLAlchemy definitions of the page: who may see it, the audit of what the owner changed, indexes of its queries."""
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, Integer, LargeBinary, Table, Text
+from sqlalchemy import Column, Float, Index, Integer, LargeBinary, Table, Text, text
 
-from openclaw_rl.store.schema import metadata
+from openclaw_rl.store.schema import exchanges, metadata, turns
 
 # Links that were not used yet (`page_access.py`).
 page_tickets = Table(
@@ -33,3 +33,10 @@ acts = Table(
     Column("outcome", Text, nullable=False),
     Column("at", Float, nullable=False),
 )
+
+Index("exchanges_admitted", exchanges.c.admitted_at)
+Index("exchanges_version", exchanges.c.version)
+_IS_DROPPED = text("kind = 'main' AND cause IS NOT NULL")
+Index("turns_cause", turns.c.cause, sqlite_where=_IS_DROPPED)
+_IS_UNTRAINABLE = text("kind = 'main' AND untrainable_code IS NOT NULL")
+Index("turns_untrainable", turns.c.untrainable_code, sqlite_where=_IS_UNTRAINABLE)

@@ -134,6 +134,18 @@ def session_turns(conn: Connection, name: str) -> list[str]:
     )
 
 
+def first_turns(conn: Connection, names: Collection[str]) -> dict[str, str]:
+    """Return the first turn of the sessions with these names, by name: the first main one if there is any."""
+    c = t.turns.c
+    scopes = conn.execute(_scopes_query).scalars().all()
+    is_main = (c.kind == Kind.MAIN.value).desc()
+    query = select(c.session, c.id).where(c.scope.in_(scopes), c.session.in_(list(names)))
+    first: dict[str, str] = {}
+    for row in conn.execute(query.order_by(is_main, c.seq)):
+        first.setdefault(row.session, row.id)
+    return first
+
+
 def turns_since(conn: Connection, since: float) -> list[str]:
     """Return the main turns that were asked for since then (seconds since the epoch), oldest first.
 

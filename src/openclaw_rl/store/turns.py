@@ -11,10 +11,12 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Text,
     bindparam,
     case,
     delete,
     func,
+    literal_column,
     select,
     update,
 )
@@ -125,6 +127,12 @@ _set_untrainable = (
 def get(conn: Connection, id: str) -> Turn | None:
     row = conn.execute(_get, {"id": id}).one_or_none()
     return None if row is None else turn_from_row(row)
+
+
+def get_many(conn: Connection, ids: Sequence[str]) -> dict[str, Turn]:
+    """Return the turns of `ids` that exist, by id."""
+    rows = conn.execute(select(t.turns).where(t.turns.c.id.in_(list(ids))))
+    return {row.id: turn_from_row(row) for row in rows}
 
 
 def current_reaction(conn: Connection, turn_id: str) -> Reaction | None:
@@ -353,9 +361,17 @@ def count_unjudged(conn: Connection) -> tuple[int, float | None]:
     return int(count), since
 
 
+def count_served(conn: Connection) -> int:
+    """Return the number of turns that wait for a reaction."""
+    is_served = t.equals_literal(t.turns.c.state, TurnState.SERVED)
+    return int(conn.execute(select(func.count(t.turns.c.seq)).where(is_served)).scalar_one())
+
+
 def newest_judge_verdicts(conn: Connection, limit: int) -> list[Verdict]:
     """Return verdicts of the judge, newest turn first, without those from feedback or behaviour and damaged ones."""
-    query = select(t.verdicts).join(t.turns, t.turns.c.id == t.verdicts.c.turn).where(*_BY_JUDGES)
+    # The sign keeps SQLite from reading all verdicts and sorting them.
+    turn = literal_column("+turns.id", Text)
+    query = select(t.verdicts).join(t.turns, turn == t.verdicts.c.turn).where(*_BY_JUDGES)
     rows = conn.execute(
         query.order_by(t.turns.c.seq.desc(), t.verdicts.c.revision.desc()).limit(limit)
     )

@@ -185,8 +185,8 @@ function drawCurves(root) {
       const colour = style.getPropertyValue(`--series-${index + 1}`);
       if (each.low) {
         const first = series.length;
-        series.push({ show: true, stroke: "transparent", label: `${each.label}, upper bound`, points: { show: false } });
-        series.push({ show: true, stroke: "transparent", label: `${each.label}, lower bound`, points: { show: false } });
+        series.push({ show: true, stroke: "transparent", label: `${each.label}, upper bound`, class: "bound", points: { show: false } });
+        series.push({ show: true, stroke: "transparent", label: `${each.label}, lower bound`, class: "bound", points: { show: false } });
         columns.push(each.high, each.low);
         bands.push({ series: [first, first + 1], fill: `${colour.trim()}2e` });
       }

@@ -5,12 +5,62 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openclaw_rl.page.cached import cached
 from openclaw_rl.page.view import View, ViewRequest
-from openclaw_rl.status.report import collect_status
+from openclaw_rl.status.diagnose import find_diagnoses
+from openclaw_rl.status.now import newest_learned, satisfaction_data, waiting_work
+from openclaw_rl.status.report import describe_work, shows_problem, worker_rows
+from openclaw_rl.status.sentences import SCOPES, SENDERS, VERSION_STATES, WORKERS, health_sentence
+from openclaw_rl.status.understanding import understanding_data
+from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, read_heads
+
+# Seconds for which costly parts are kept.
+_DIAGNOSES_SECONDS = 15.0
+_SCORES_SECONDS = 5.0
 
 
 def collect_now(request: ViewRequest) -> Mapping[str, Any]:
-    return {"status": collect_status(request.conn, request.now)}
+    conn = request.conn
+    config = request.config
+    rows = worker_rows(conn, request.now)
+    heads = read_heads(conn)
+    problems = cached(
+        request,
+        "diagnoses",
+        _DIAGNOSES_SECONDS,
+        lambda: [each.name for each in find_diagnoses(config, conn, request.now)],
+    )
+    head = head_version(heads, DEFAULT_NAME) if heads else 0
+    return {
+        "problems": problems,
+        "sentence": health_sentence(problems, rows, head),
+        "is_well": not problems and bool(rows) and all(row["alive"] for row in rows),
+        "workers": [_worker_data(row) for row in rows],
+        "waiting": cached(
+            request, "waiting", _SCORES_SECONDS, lambda: waiting_work(config, conn, rows)
+        ),
+        "satisfaction": cached(
+            request, "satisfaction", _SCORES_SECONDS, lambda: satisfaction_data(conn)
+        ),
+        "understanding": cached(
+            request, "understanding", _SCORES_SECONDS, lambda: understanding_data(conn)
+        ),
+        "newest": newest_learned(conn),
+        "senders": SENDERS,
+        "scopes": SCOPES,
+        "version_states": VERSION_STATES,
+    }
+
+
+def _worker_data(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {
+        "name": row["name"],
+        "role": WORKERS.get(row["name"], ""),
+        "work": describe_work(row) or "ready",
+        "is_alive": row["alive"],
+        "is_well": row["alive"] and not shows_problem(row),
+        "age": row["age"],
+    }
 
 
 VIEWS: Sequence[View] = (View(path="/ui/now", template="now.html", collect=collect_now),)

@@ -39,3 +39,12 @@ def credit_of_version(conn: Connection, version: int) -> dict[str, NDArray[np.fl
         row.turn: np.frombuffer(row.credit, _DTYPE).astype(np.float16)
         for row in conn.execute(query)
     }
+
+
+def credit_of_turn(conn: Connection, turn: str) -> dict[int, NDArray[np.float16]]:
+    """Return the credit [R] that each version gave the turn and recorded, oldest version first."""
+    u = t.uses.c
+    rows = conn.execute(
+        select(u.policy, u.credit).where(u.turn == turn, u.credit.is_not(None)).order_by(u.policy)
+    )
+    return {row.policy: np.frombuffer(row.credit, _DTYPE).astype(np.float16) for row in rows}

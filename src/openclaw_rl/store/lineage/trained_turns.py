@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from typing import NamedTuple
 
 from sqlalchemy import Connection, select
@@ -64,3 +65,20 @@ def turns_by_hint(conn: Connection) -> dict[str, list[str]]:
             for hint in dict.fromkeys(verdict_from_row(row).hints):
                 turns_of_hint.setdefault(hint, []).append(row.turn)
     return dict(sorted(turns_of_hint.items(), key=lambda item: -len(item[1])))
+
+
+def count_uses(conn: Connection, versions: Collection[int]) -> dict[int, int]:
+    """Return the number of turns that each of the versions used."""
+    return turns.count_rows(conn, t.uses.c.policy, t.uses.c.policy.in_(list(versions)))
+
+
+def versions_of_turns(conn: Connection, ids: Collection[str]) -> dict[str, list[int]]:
+    """Return the versions that used each of the turns, of any state, oldest first."""
+    u = t.uses.c
+    rows = conn.execute(
+        select(u.turn, u.policy).where(u.turn.in_(list(ids))).order_by(u.turn, u.policy)
+    )
+    versions: dict[str, list[int]] = {}
+    for turn, version in rows:
+        versions.setdefault(turn, []).append(version)
+    return versions

@@ -10,10 +10,12 @@ from sqlalchemy import (
     CTE,
     ColumnElement,
     Connection,
+    Integer,
     ScalarSelect,
     Select,
     and_,
     func,
+    literal_column,
     or_,
     select,
     tuple_,
@@ -413,9 +415,9 @@ def _uses_on_lineage(lineage: CTE) -> ScalarSelect[int]:
 
 
 def _count_uses_by(versions: Select[tuple[int]]) -> ScalarSelect[int]:
-    counted = select(func.count()).where(
-        t.uses.c.turn == t.turns.c.id, t.uses.c.policy.in_(versions)
-    )
+    # The sign keeps SQLite from looking up each version, of which a lineage has many.
+    policy = literal_column("+uses.policy", Integer)
+    counted = select(func.count()).where(t.uses.c.turn == t.turns.c.id, policy.in_(versions))
     return counted.correlate(t.turns).scalar_subquery()
 
 

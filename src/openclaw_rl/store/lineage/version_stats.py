@@ -6,9 +6,10 @@ Of a version: satisfaction and number of turns. Of a judge: agreement with what 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
@@ -82,6 +83,54 @@ def _version_scores(conn: Connection, versions: Sequence[int]) -> list[tuple[int
     for row in conn.execute(query):
         first.setdefault(row.turn, (row.version, None if is_signal(row.judge) else row.score))
     return list(first.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreCount:
+    """Scores of +1 or -1 of the replies of one version."""
+
+    version: int
+    is_explicit: bool
+    """The person's own, or else a judge's."""
+    good: int
+    scored: int
+
+
+def newest_scores(conn: Connection, turns: int) -> list[ScoreCount]:
+    """Return the scores of the newest `turns` turns by version and source, oldest version first.
+
+    Of each source the newest score of a turn counts; signals from behaviour do not count.
+    """
+    v = t.verdicts.c
+    last = select(func.coalesce(func.max(t.turns.c.seq), 0)).scalar_subquery()
+    query = (
+        select(v.turn, v.explicit, v.score, v.judge, t.exchanges.c.version)
+        .select_from(t.turns)
+        .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+        .join(t.verdicts, v.turn == t.turns.c.id)
+        .where(
+            t.turns.c.seq > last - turns,
+            t.equals_literal(t.turns.c.kind, Kind.MAIN),
+            t.exchanges.c.origin.is_(None),
+            t.exchanges.c.episode.is_(None),
+            v.score.is_not(None),
+        )
+        .order_by(v.revision.desc(), v.at.desc())
+    )
+    newest: dict[tuple[str, int], tuple[int, int]] = {}
+    for row in conn.execute(query):
+        if not is_signal(row.judge):
+            newest.setdefault((row.turn, row.explicit), (row.version, row.score))
+    counts: dict[tuple[int, int], list[int]] = {}
+    for (_, explicit), (version, score) in newest.items():
+        if score:
+            count = counts.setdefault((version, explicit), [0, 0])
+            count[0] += score > 0
+            count[1] += 1
+    return [
+        ScoreCount(version=version, is_explicit=bool(explicit), good=good, scored=scored)
+        for (version, explicit), (good, scored) in sorted(counts.items())
+    ]
 
 
 def turns_by_version(conn: Connection, versions: Sequence[int]) -> dict[int, tuple[int, int]]:

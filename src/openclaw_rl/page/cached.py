@@ -1,0 +1,21 @@
+"""Data of views that is costly to compute, kept for some seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from openclaw_rl.page.view import ViewRequest
+
+_T = TypeVar("_T")
+
+
+def cached(request: ViewRequest, name: str, seconds: float, compute: Callable[[], _T]) -> _T:
+    """Return the data of this name, at most some seconds old. `name`: a constant, so that the cache stays small."""
+    known = request.cache.get(name)
+    if known is not None and 0 <= request.now - known[0] < seconds:
+        data: _T = known[1]
+        return data
+    data = compute()
+    request.cache[name] = (request.now, data)
+    return data
