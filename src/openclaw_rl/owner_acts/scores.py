@@ -70,9 +70,7 @@ def retract_scores(store: Store, turn: str, origin: ActOrigin) -> str:
     """Take back all that was given on the page on a reply. Return what was done. Raises `OpenClawError`."""
     with store.write() as conn:
         scope = records.scope_of_reply(conn, turn)
-        given = [
-            item for item in records.feedback_on(conn, turn) if item.given_by == GIVEN_BY
-        ]
+        given = [item for item in records.feedback_on(conn, turn) if item.given_by == GIVEN_BY]
         if scope is None or not given:
             raise OpenClawError("nothing was given on this reply here that could be taken back")
         ids = tuple(item.id for item in given)

@@ -42,7 +42,7 @@ class UnclearTurn:
 def unclear_turns(
     conn: Connection, limit: int, *, before: UnclearTurn | None = None
 ) -> list[UnclearTurn]:
-    """Return the newest turns whose reactions were not understood; `before`: only those that come after it in the list."""
+    """Return the newest turns whose reactions were not understood; `before`: only those after it in the list."""
     query: Select[tuple[str, float]] = _unclear
     if before is not None:
         place = tuple_(t.verdicts.c.at, t.verdicts.c.turn)

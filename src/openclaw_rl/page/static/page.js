@@ -219,8 +219,8 @@ document.addEventListener("DOMContentLoaded", () => {
 
 // <form data-quick>: what it has done is said at the side, and its item leaves the list.
 document.body.addEventListener("htmx:beforeSwap", (event) => {
-  const { elt, xhr } = event.detail;
-  if (elt.matches("[data-quick]") && xhr.getResponseHeader("HX-Trigger")) {
+  const { requestConfig, xhr } = event.detail;
+  if (requestConfig.elt.matches("[data-quick]") && xhr.getResponseHeader("HX-Trigger")) {
     event.detail.shouldSwap = false;
   }
 });
@@ -285,8 +285,12 @@ document.addEventListener("keydown", (event) => {
     const next = moves[event.key] > 0 ? item?.nextElementSibling : item?.previousElementSibling;
     (next ?? item ?? list.firstElementChild)?.focus();
     event.preventDefault();
-  } else if (item) {
-    item.querySelector(`[data-key="${CSS.escape(event.key)}"]`)?.click();
+    return;
+  }
+  const button = item?.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
+  if (button) {
+    event.preventDefault();
+    button.click();
   }
 });
 
