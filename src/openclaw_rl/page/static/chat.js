@@ -86,6 +86,7 @@ function endReply(column, bubble, state, messages) {
   }
   column.messages = [...messages, { role: "assistant", content: state.text }];
   if (column.name === "head") {
+    document.getElementById("chat-version").textContent = `version ${state.version}`;
     addActs(column, state);
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +14,12 @@ from openclaw_rl.page.acts.take_back import UndoSelection, read_selection
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.status.turn_words import asked_words, reaction_words
 from openclaw_rl.status.understanding import readable_reactions
-from openclaw_rl.status.undo_report import blocked_text, describe_plan, retraining_state
+from openclaw_rl.status.undo_report import (
+    blocked_text,
+    describe_plan,
+    policy_label,
+    retraining_state,
+)
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.acts import ActKind, details_of_act, get_act, newest_acts
 from openclaw_rl.store.lessons import lessons
@@ -101,13 +107,16 @@ def _turn_rows(conn: Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _lesson_rows(conn: Connection, selected: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the lessons that stand on these turns, and whether they stand on other ones, too."""
-    rows = []
+    """Return the lessons that stand on these turns, and whether they stand on other ones, too; equal ones together."""
+    counts = Counter[tuple[str, bool]]()
     out = set(selected)
     for lesson in lessons.lessons_of_turns(conn, selected):
         evidence = {one.turn for one in lessons.turns_of_lesson(conn, lesson.id)}
-        rows.append({"id": lesson.id, "text": lesson.text, "is_lost": evidence <= out})
-    return rows
+        counts[lesson.text, evidence <= out] += 1
+    return [
+        {"text": text, "is_lost": is_lost, "count": count}
+        for (text, is_lost), count in counts.items()
+    ]
 
 
 def _plan_data(plan: UndoPlan) -> dict[str, Any]:
@@ -132,7 +141,7 @@ def collect_receipt(request: ViewRequest) -> Mapping[str, Any]:
     left = min(state.left, total)
     return {
         "act": act,
-        "plans": details["plans"],
+        "plans": [{**plan, "label": policy_label(plan["name"])} for plan in details["plans"]],
         "selected": len(selected),
         "turns": _turn_rows(request.conn, selected[-SHOWN_TURNS:][::-1]),
         "hidden_turns": max(0, len(selected) - SHOWN_TURNS),
@@ -145,11 +154,11 @@ def collect_receipt(request: ViewRequest) -> Mapping[str, Any]:
 
 
 def _answering_versions(conn: Connection, names: Sequence[str]) -> list[tuple[str, int]]:
-    """Return (policy, version that answers); the default policy has no name here."""
+    """Return (label of the policy, version that answers)."""
     heads = policy_names.read_heads(conn)
     default = policy_names.DEFAULT_NAME
     return [
-        ("" if name == default else name, heads[name])
+        (policy_label(name), heads[name])
         for name in names or [default]
         if name in heads
     ] or [("", policies.head(conn).version)]
