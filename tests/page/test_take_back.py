@@ -39,9 +39,9 @@ HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
 
 @pytest.fixture
 def home(
-    store: Store,  # noqa: F811
-    builder: SampleBuilder,  # noqa: F811
-    judged: Callable[..., JudgedTurn],  # noqa: F811
+    store: Store,
+    builder: SampleBuilder,
+    judged: Callable[..., JudgedTurn],
     tmp_path: Path,
 ) -> Iterator[Home]:
     made = Home(store, builder, judged, tmp_path)
@@ -59,7 +59,7 @@ class NoTokens:
         return None
 
 
-def look(store: Store, config: Config, collect: Any, **lists: Any) -> Any:  # noqa: F811
+def look(store: Store, config: Config, collect: Any, **lists: Any) -> Any:
     """What a view or a plan returns. A value may be a list, for a parameter that is repeated."""
     many = {name: value if isinstance(value, list) else [value] for name, value in lists.items()}
     with store.read() as conn:
@@ -77,7 +77,7 @@ def look(store: Store, config: Config, collect: Any, **lists: Any) -> Any:  # no
 
 
 def carry_out(
-    store: Store,  # noqa: F811
+    store: Store,
     config: Config,
     fields: Any,
     act_id: str = "a" * 24,
@@ -93,7 +93,7 @@ def render(name: str, data: Any) -> str:
     return TemplateRenderer().render(name, {**everywhere, **data})
 
 
-def left_rows(store: Store) -> dict[str, Any]:  # noqa: F811
+def left_rows(store: Store) -> dict[str, Any]:
     """What an undo has written, without the times and the ids of acts."""
     with store.read() as conn:
         return {
@@ -118,9 +118,11 @@ def test_a_click_writes_the_same_rows_as_the_command(
     home.learn(3)
     other_folder = tmp_path / "other"
     shutil.copytree(home.folder / "policies", other_folder / "policies")
-    with closing(sqlite3.connect(home.folder / "store.db")) as source:
-        with closing(sqlite3.connect(other_folder / "store.db")) as copy:
-            source.backup(copy)
+    with (
+        closing(sqlite3.connect(home.folder / "store.db")) as source,
+        closing(sqlite3.connect(other_folder / "store.db")) as copy,
+    ):
+        source.backup(copy)
     out = home.learned[2][0]
     plan = look(home.store, config, act.plan_take_back, turn=out)
     message = carry_out(home.store, config, plan.fields)
@@ -234,7 +236,7 @@ def test_the_receipt_shows_how_far_the_rest_is(home: Home, config: Config) -> No
         look(home.store, config, take_back.collect_receipt, act="c" * 24)
 
 
-def test_an_act_without_details_has_a_receipt(store: Store, config: Config) -> None:  # noqa: F811
+def test_an_act_without_details_has_a_receipt(store: Store, config: Config) -> None:
     with store.write() as conn:
         ActOrigin(id="d" * 24).record(conn, ActKind.UNDO, "t", "done by an earlier release")
     receipt = look(store, config, take_back.collect_receipt, act="d" * 24)
@@ -249,7 +251,9 @@ def test_hostile_words_are_shown_as_text(home: Home, config: Config) -> None:
     assert json.loads(plan.fields["selection"])["turns"] == [turn]
     for html in (
         render("take_back.html", data),
-        render("take_back.html", look(home.store, config, take_back.collect_take_back, turn=HOSTILE)),
+        render(
+            "take_back.html", look(home.store, config, take_back.collect_take_back, turn=HOSTILE)
+        ),
         render("act_plan.html", {"plan": plan, "action": act.PATH, "act_id": "x"}),
     ):
         assert "<script>alert" not in html

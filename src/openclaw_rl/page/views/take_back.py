@@ -107,7 +107,7 @@ def _turn_rows(conn: Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _lesson_rows(conn: Connection, selected: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the lessons that stand on these turns, and whether they stand on other ones, too; equal ones together."""
+    """Return the lessons with these turns as evidence, and whether it is all their evidence; equal ones together."""
     counts = Counter[tuple[str, bool]]()
     out = set(selected)
     for lesson in lessons.lessons_of_turns(conn, selected):
@@ -157,11 +157,9 @@ def _answering_versions(conn: Connection, names: Sequence[str]) -> list[tuple[st
     """Return (label of the policy, version that answers)."""
     heads = policy_names.read_heads(conn)
     default = policy_names.DEFAULT_NAME
-    return [
-        (policy_label(name), heads[name])
-        for name in names or [default]
-        if name in heads
-    ] or [("", policies.head(conn).version)]
+    return [(policy_label(name), heads[name]) for name in names or [default] if name in heads] or [
+        ("", policies.head(conn).version)
+    ]
 
 
 VIEWS: Sequence[View] = (
