@@ -46,6 +46,8 @@ log = logging.getLogger("openclaw_rl.page")
 
 MAX_FORM_BYTES = 256 * 1024
 SIGN_IN_PATH = "/ui/sign-in"
+DONE_EVENT = "act-done"
+"""Event at the form of an act that was carried out; a form without a dialog waits for it."""
 _PUBLIC_PREFIX = "/ui/static/"
 _COMMENT_SECONDS = 15.0
 # Of the form by which a browser signs in.
@@ -209,11 +211,13 @@ class PageApp:
     def _collect(self, collect: Callable[[ViewRequest], Any], request: web.Request) -> Any:
         with self.store.read() as conn:
             params = {**request.query, **request.match_info}
+            lists = {name: request.query.getall(name) for name in set(request.query)}
             return collect(
                 ViewRequest(
                     conn=conn,
                     config=self.config,
                     params=params,
+                    lists=lists,
                     now=time.time(),
                     tokens=self._tokens,
                     cache=self._cache,
@@ -261,7 +265,9 @@ class PageApp:
         if not act_id.isalnum() or not 8 <= len(act_id) <= 64:
             raise InvalidForm("the form has no id. Load the page again.")
         result = await asyncio.to_thread(self._apply, act, values, act_id)
-        return self._html("act_result.html", {"result": result})
+        response = self._html("act_result.html", {"result": result})
+        response.headers["HX-Trigger"] = DONE_EVENT
+        return response
 
     def _apply(self, act: PageAct, form: Mapping[str, list[str]], act_id: str) -> ActResult:
         with self.store.read() as conn:

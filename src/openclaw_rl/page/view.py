@@ -42,6 +42,15 @@ class ViewRequest:
     tokens: SupportsTokens
     # Data that is costly to compute, by name; lives as long as the process.
     cache: dict[str, Any]
+    # All values of the parameters of the query, by name.
+    lists: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def texts(self, name: str) -> Sequence[str]:
+        """Return all values of a parameter that may be repeated."""
+        values = self.lists.get(name)
+        if values is None:
+            values = [self.params[name]] if name in self.params else []
+        return [value for value in values if value]
 
     def text(self, name: str, default: str = "") -> str:
         return self.params.get(name, default)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy import Column, Float, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
 
-from openclaw_rl.store.schema import exchanges, metadata, turns
+from openclaw_rl.store.schema import exchanges, metadata, turns, verdicts
 
 # Links that were not used yet (`page_access.py`).
 page_tickets = Table(
@@ -32,6 +32,23 @@ acts = Table(
     Column("actor", Text, nullable=False),
     Column("outcome", Text, nullable=False),
     Column("at", Float, nullable=False),
+)
+# What an act changed, as JSON.
+act_details = Table(
+    "act_details",
+    metadata,
+    Column("act", Text, ForeignKey("acts.id", ondelete="CASCADE"), primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+# Of verdicts by which a judge understood nothing (`unclear_reactions.py`).
+IS_NOT_UNDERSTOOD = text(
+    "score IS NULL AND explicit = 0 AND hints = x'5b5d' AND coalesce(reason_code, '') != 'no evidence'"
+)
+Index(
+    "verdicts_not_understood",
+    verdicts.c.at,
+    verdicts.c.turn,
+    sqlite_where=IS_NOT_UNDERSTOOD,
 )
 
 Index("exchanges_admitted", exchanges.c.admitted_at)
