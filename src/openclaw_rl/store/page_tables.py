@@ -1,10 +1,13 @@
-"""SQLAlchemy definitions of the tables of the page: who may see it, and the audit of what the owner changed."""
+"""SQLAlchemy definitions of the tables of the page: who may see it, and the audit of what the owner changed.
+
+And of the indexes that only its lists need.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, Integer, LargeBinary, Table, Text
+from sqlalchemy import Column, Float, Index, Integer, LargeBinary, Table, Text, text
 
-from openclaw_rl.store.schema import metadata
+from openclaw_rl.store.schema import exchanges, lesson_turns, metadata
 
 # Links that were not used yet (`page_access.py`).
 page_tickets = Table(
@@ -33,3 +36,6 @@ acts = Table(
     Column("outcome", Text, nullable=False),
     Column("at", Float, nullable=False),
 )
+
+Index("lesson_turns_said", lesson_turns.c.lesson, lesson_turns.c.at)
+Index("exchanges_version", exchanges.c.version, sqlite_where=text("origin IS NULL"))
