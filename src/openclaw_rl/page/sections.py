@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from openclaw_rl.page.acts import learned as learned_acts
+from openclaw_rl.page.acts import versions as version_acts
 from openclaw_rl.page.view import PageAct, View
-from openclaw_rl.page.views import now
+from openclaw_rl.page.views import learned, now, versions
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 
@@ -27,4 +29,15 @@ class PageSection:
     streams: Mapping[str, Stream] = field(default_factory=dict)
 
 
-SECTIONS: Sequence[PageSection] = (PageSection(title="Now", path="/ui/now", views=now.VIEWS),)
+SECTIONS: Sequence[PageSection] = (
+    PageSection(title="Now", path="/ui/now", views=now.VIEWS),
+    PageSection(
+        title="What it learned",
+        path="/ui/learned",
+        views=learned.VIEWS,
+        acts=learned_acts.ACTS,
+    ),
+    PageSection(
+        title="Versions", path="/ui/versions", views=versions.VIEWS, acts=version_acts.ACTS
+    ),
+)

@@ -74,6 +74,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "28_policy_keys"),
     partial(_run_file, "29_person_trust"),
     partial(_run_file, "30_page"),
-    partial(_run_file, "32_lists_of_the_page"),
+    partial(_run_file, "32_newest_words"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

@@ -1,13 +1,10 @@
-"""SQLAlchemy definitions of the tables of the page: who may see it, and the audit of what the owner changed.
-
-And of the indexes that only its lists need.
-"""
+"""SQLAlchemy definitions of the tables of the page: who may see it, and the audit of what the owner changed."""
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy import Column, Float, Index, Integer, LargeBinary, Table, Text
 
-from openclaw_rl.store.schema import exchanges, lesson_turns, metadata
+from openclaw_rl.store.schema import lesson_turns, metadata
 
 # Links that were not used yet (`page_access.py`).
 page_tickets = Table(
@@ -38,4 +35,3 @@ acts = Table(
 )
 
 Index("lesson_turns_said", lesson_turns.c.lesson, lesson_turns.c.at)
-Index("exchanges_version", exchanges.c.version, sqlite_where=text("origin IS NULL"))

@@ -1,1 +1,1 @@
-"""Acts of the page, by which the owner changes things: each says first what it does, and is the same function as the command."""
+"""Acts of the page: each says first what it does, and is the same function as the command."""

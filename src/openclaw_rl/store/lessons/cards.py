@@ -16,12 +16,12 @@ from openclaw_rl.store.lessons.lessons import Lesson, LessonState, read_lesson
 
 CURVE_POINTS = 60
 """Newest divergences of a lesson that its curve shows."""
-_ROW: ColumnElement[int] = literal_column("lessons.rowid")
-_QUOTE_ROW: ColumnElement[int] = literal_column("lesson_turns.rowid")
+_lesson_row: ColumnElement[int] = literal_column("lessons.rowid")
+_quote_row: ColumnElement[int] = literal_column("lesson_turns.rowid")
 _newest_word = select(func.max(t.lesson_turns.c.at)).where(
     t.lesson_turns.c.lesson == t.lessons.c.id
 )
-_SAID_AT = func.coalesce(_newest_word.scalar_subquery(), t.lessons.c.made_at)
+_said_at = func.coalesce(_newest_word.scalar_subquery(), t.lessons.c.made_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,25 +65,25 @@ def newest_cards(
     limit: int,
 ) -> list[LessonCard]:
     """Return the lessons in these states, those said last first. `search`: only with this in text or quotes."""
-    query = select(t.lessons, _SAID_AT.label("said_at"), _ROW.label("row"))
+    query = select(t.lessons, _said_at.label("said_at"), _lesson_row.label("row"))
     query = query.where(t.lessons.c.state.in_([state.value for state in states]))
     if search:
         query = query.where(_has_text(search))
     if before is not None:
-        query = query.where(tuple_(_SAID_AT, _ROW) < tuple_(before.said_at, before.row))
-    return _cards(conn, query.order_by(_SAID_AT.desc(), _ROW.desc()).limit(limit))
+        query = query.where(tuple_(_said_at, _lesson_row) < tuple_(before.said_at, before.row))
+    return _cards(conn, query.order_by(_said_at.desc(), _lesson_row.desc()).limit(limit))
 
 
 def find_card(conn: Connection, id: str) -> LessonCard | None:
     """Return one lesson; None if there is no such lesson."""
-    query = select(t.lessons, _SAID_AT.label("said_at"), _ROW.label("row"))
+    query = select(t.lessons, _said_at.label("said_at"), _lesson_row.label("row"))
     return next(iter(_cards(conn, query.where(t.lessons.c.id == id))), None)
 
 
 def count_since(conn: Connection, since: float) -> tuple[int, int]:
     """Return how many lessons were said since then, and how many of them for the first time."""
     new = func.count().filter(t.lessons.c.made_at >= since)
-    row = conn.execute(select(func.count(), new).where(_SAID_AT >= since)).one()
+    row = conn.execute(select(func.count(), new).where(_said_at >= since)).one()
     return int(row[0]), int(row[1])
 
 
@@ -93,8 +93,8 @@ def newest_quotes(
     """Return the evidence of a lesson, newest first. `before`: only rows with a lower number."""
     query = _quotes_query().where(t.lesson_turns.c.lesson == lesson)
     if before is not None:
-        query = query.where(_QUOTE_ROW < before)
-    rows = conn.execute(query.order_by(_QUOTE_ROW.desc()).limit(limit))
+        query = query.where(_quote_row < before)
+    rows = conn.execute(query.order_by(_quote_row.desc()).limit(limit))
     return [_read_quote(row) for row in rows]
 
 
@@ -146,13 +146,13 @@ def _cards(conn: Connection, query: Select[Any]) -> list[LessonCard]:
 
 def _quotes_query() -> Select[Any]:
     return select(
-        t.lesson_turns, _QUOTE_ROW.label("row"), t.exchanges.c.user.label("user")
+        t.lesson_turns, _quote_row.label("row"), t.exchanges.c.user.label("user")
     ).outerjoin(t.exchanges, t.exchanges.c.id == t.lesson_turns.c.turn)
 
 
 def _newest_quote_of_each(conn: Connection, ids: Sequence[str]) -> dict[str, LessonQuote]:
     other = t.lesson_turns.alias("other")
-    newest = (
+    newest: Select[Any] = (
         select(literal_column("other.rowid"))
         .select_from(other)
         .where(other.c.lesson == t.lessons.c.id)
@@ -161,7 +161,7 @@ def _newest_quote_of_each(conn: Connection, ids: Sequence[str]) -> dict[str, Les
         .correlate(t.lessons)
     )
     query = _quotes_query().join(t.lessons, t.lessons.c.id == t.lesson_turns.c.lesson)
-    query = query.where(t.lessons.c.id.in_(ids), newest.scalar_subquery() == _QUOTE_ROW)
+    query = query.where(t.lessons.c.id.in_(ids), newest.scalar_subquery() == _quote_row)
     return {row.lesson: _read_quote(row) for row in conn.execute(query)}
 
 
