@@ -16,8 +16,9 @@ from openclaw_rl.page.view import (
     PageAct,
     ViewRequest,
 )
+from openclaw_rl.page.views.learned import scope_words
 from openclaw_rl.status.lessons_report import is_in_prompts
-from openclaw_rl.store.lessons import cards, lessons
+from openclaw_rl.store.lessons import cards, lessons, removal
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 
 TAKE_BACK_PATH = "/ui/take-back"
@@ -141,9 +142,10 @@ def plan_forget(request: ViewRequest) -> ActPlan:
         details.append("It leaves prompts at once.")
     if card is not None and card.turns:
         details.append("The replies to which it was said do not give it again.")
-    if lesson.superseded_by is None:
-        for freed in lessons.superseded_lessons(request.conn, lesson.id):
-            details.append(f"In force again: “{cut_text(freed.text, _TITLE_CHARS)}”")
+    for freed, in_force in removal.freed_lessons(request.conn, lesson.id):
+        if freed.id == in_force:
+            text = cut_text(freed.text, _TITLE_CHARS)
+            details.append(f"In force again, {scope_words(freed)}: “{text}”")
     if card is not None and card.practice:
         details.append("Its replies of practice that no version has learned from are dropped.")
     if lesson.learned_version is None:

@@ -21,7 +21,7 @@ from openclaw_rl.store.lessons.scopes import LessonScope, scope_subject
 from openclaw_rl.store.lineage.policy_names import head_version, read_heads
 
 CARDS_A_PAGE = 20
-QUOTES_A_PAGE = 50
+QUOTES_A_PAGE = 20
 _PRACTICE_SHOWN = 10
 _IN_FORCE = (LessonState.ACTIVE, LessonState.LEARNED, LessonState.WITHDRAWN)
 FILTERS: Mapping[str, tuple[str, Sequence[LessonState]]] = {

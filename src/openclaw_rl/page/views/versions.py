@@ -124,6 +124,7 @@ def collect_versions(request: ViewRequest) -> Mapping[str, Any]:
         "line": line,
         "rows": rows,
         "graph": graph,
+        "has_reasons": any(row["reason"] for row in rows),
         "marks": list(zip(graph.nodes, rows, strict=True)),
         "next": shown[-1].version if len(listed) > VERSIONS_A_PAGE else None,
         "before": request.integer("before"),
