@@ -153,8 +153,8 @@ def test_a_form_without_a_version_is_refused(config: Config, value: str) -> None
 
 def test_an_unknown_policy_gets_no_head(config: Config) -> None:
     before = rows_of(config)
+    form = {"version": "0", "policy": "agent:nobody", "head": "3", "turns": "2"}
     with Store.open(config.store_path) as store, pytest.raises(OpenClawError, match="no policy"):
-        form = {"version": "0", "policy": "agent:nobody", "head": "3", "turns": "2"}
         ACTS["roll-back"].apply(act_request(store, config, **form))
     assert rows_of(config) == before
 

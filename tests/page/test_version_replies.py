@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,11 +64,10 @@ def gateway(config: Config, *answers: tuple[int, Any]) -> Iterator[list[dict[str
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    url = f"http://127.0.0.1:{server.server_port}"
+    address = GatewayAddress(url=url, model="m", model_path="p", key="file", pid=os.getpid())
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    address = GatewayAddress(
-        url=f"http://127.0.0.1:{server.server_port}", model="m", model_path="p", key="file"
-    )
     try:
         with publish_address(config.home_dir, address):
             yield asked
