@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from openclaw_rl.common.gateway_address import page_key
 from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.page import version_replies
 from openclaw_rl.page.live import LiveChanges
 from openclaw_rl.page.reply_tokens import ReplyTokens
 from openclaw_rl.page.sections import SECTIONS, FindPicture
@@ -27,6 +28,7 @@ from openclaw_rl.page.security import (
     may_read,
 )
 from openclaw_rl.page.templating import STATIC_FOLDER, TemplateRenderer
+from openclaw_rl.page.version_replies import VersionReplies
 from openclaw_rl.page.view import (
     ActPlan,
     ActRequest,
@@ -67,7 +69,7 @@ class PageApp:
         self._cookie = cookie_name(store.secret)
         self._templates = TemplateRenderer()
         self._tokens = ReplyTokens(config)
-        self._cache: dict[str, Any] = {}
+        self._cache: dict[str, Any] = {version_replies.CACHE_NAME: VersionReplies(config, store)}
 
     def make_app(self) -> web.Application:
         """Return the application. Raises `ValueError` if two views have one path."""

@@ -81,7 +81,10 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class ActPlan:
-    """Consequences of an act, shown before it is confirmed. `details`: one consequence each."""
+    """Consequences of an act, shown before it is confirmed. `details`: one consequence each.
+
+    `follow`: address of another act or view to consider instead, with the text of its link.
+    """
 
     title: str
     details: Sequence[str] = ()
@@ -91,6 +94,8 @@ class ActPlan:
     fields: Mapping[str, str] = field(default_factory=dict)
     # Names and labels of fields that the person fills in.
     inputs: Sequence[ActInput] = ()
+    follow: str = ""
+    follow_text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from openclaw_rl.common.message_hash import message_text, strip_client_text
+from openclaw_rl.status.conversation_text import conversation_messages
 from openclaw_rl.types import Message, Reaction, Request
-
-
-def conversation_messages(request: Request) -> list[Message]:
-    """Return the messages of the conversation, without ephemeral ones (`serve.ephemeral_patterns`)."""
-    return [request.messages[m.index] for m in request.marks] if request.messages else []
 
 
 def last_user_text(messages: Sequence[Message]) -> str:

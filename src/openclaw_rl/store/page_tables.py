@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Float, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
 
-from openclaw_rl.store.schema import exchanges, metadata, turns, verdicts
+from openclaw_rl.store.schema import exchanges, lesson_turns, metadata, turns, verdicts
 
 # Links that were not used yet (`page_access.py`).
 page_tickets = Table(
@@ -57,3 +57,4 @@ _IS_DROPPED = text("kind = 'main' AND cause IS NOT NULL")
 Index("turns_cause", turns.c.cause, sqlite_where=_IS_DROPPED)
 _IS_UNTRAINABLE = text("kind = 'main' AND untrainable_code IS NOT NULL")
 Index("turns_untrainable", turns.c.untrainable_code, sqlite_where=_IS_UNTRAINABLE)
+Index("lesson_turns_said", lesson_turns.c.lesson, lesson_turns.c.at)
