@@ -1,4 +1,4 @@
-"""Turns of a conversation for people: what was said, how the person reacted, the verdict, and the versions that used it."""
+"""Turns of a conversation for people: messages, reaction, verdict, and the versions that used it."""
 
 from __future__ import annotations
 
