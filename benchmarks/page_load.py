@@ -48,6 +48,10 @@ ADDRESSES = (
     "/ui/conversations?q=unheard",
     "/ui/conversations/chatcmpl-00000000000000000000c351",
     "/ui/turns/chatcmpl-00000000000000000000c351",
+    "/ui/episodes",
+    "/ui/episodes/group?id=g-50-3",
+    "/ui/episodes/episode?id=e-50-13",
+    "/ui/troubles",
 )
 
 
