@@ -24,7 +24,7 @@ def main() -> None:
     home = new_home(given.out)
     track = home.parent / f"{home.name}-tasks"
     # Where the page looks for them.
-    film = home / "films"
+    film = home / "film"
     write_web_track(track)
     browser = ("--python", given.python, "--limit-seconds", "120")
     shipped = (f"browsergym:{ROOT / 'tasks' / 'web'}?film={film}", *browser)

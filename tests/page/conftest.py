@@ -109,9 +109,17 @@ def new_ticket(store: Store, *, at: float | None = None) -> str:
 
 
 @pytest.fixture
-def open_page() -> Iterator[OpenPage]:
-    """Start the page of a gateway and return a browser that is signed in."""
+def pages() -> Iterator[list[PageThread]]:
+    """The pages that were started, the newest last."""
     pages: list[PageThread] = []
+    yield pages
+    for page in pages:
+        page.close()
+
+
+@pytest.fixture
+def open_page(pages: list[PageThread]) -> OpenPage:
+    """Start the page of a gateway and return a browser that is signed in."""
 
     def open_page(site: Site) -> Browser:
         pages.append(PageThread(site.config, site.store))
@@ -120,9 +128,7 @@ def open_page() -> Iterator[OpenPage]:
             token = page_access.exchange_ticket(conn, ticket, at=time.time())
         return Browser(site, f"{cookie_name(site.store.secret)}={token}")
 
-    yield open_page
-    for page in pages:
-        page.close()
+    return open_page
 
 
 @pytest.fixture

@@ -23,15 +23,13 @@ from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.http.sessions import open_http_session
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.errors import OpenClawError, StoreError
-from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.settings.load import Config
+from openclaw_rl.status import chat_notes
 from openclaw_rl.status.report import open_store
 from openclaw_rl.status.understanding import is_understood
-from openclaw_rl.status.withdrawn_lessons import withdrawal_text
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson
-from openclaw_rl.store.lessons.scopes import LessonScope
 from openclaw_rl.store.lessons.withdrawals import RESTORED_EVENT, WITHDRAWN_EVENT
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import policy_name, stored_owner
@@ -50,7 +48,7 @@ _HELP_TEXT = """Your next message is the feedback. Commands:
 _THUMBS = {"/good": "up", "/bad": "down"}
 _ANSWERS = {"+": "up", "-": "down"}
 """Whole lines: a message may begin with such a character, too."""
-_QUESTION = "the judge made nothing of that; + or - says whether the reply before it was good"
+_QUESTION = f"{chat_notes.NOT_UNDERSTOOD}; + or - says whether the reply before it was good"
 # Seconds; long, for slow models.
 _HTTP_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
 _SHOWN_KINDS = (
@@ -247,19 +245,17 @@ class _ChatSession:
         if not self._is_own_version(int(event.ref)):
             return None
         if event.kind == "policy.live":
-            return f"version {event.ref} is live: it learned from you"
+            return chat_notes.live_text(event.ref)
         return f"version {event.ref} {event.kind.removeprefix('policy.').replace('_', ' ')}: {event.data.get('reason')}"
 
     def _verdict_line(self, turn: str) -> str | None:
         """Return the line for the verdict on a reply; a question to the person if the judge understood nothing."""
         with self._store.read() as conn:
             verdict = turns.current_verdict(conn, turn)
-        if verdict is None:
-            return None
-        if verdict.reason_code is ReasonCode.NO_EVIDENCE and not verdict.hints:
+        if verdict is None or not chat_notes.says_something(verdict):
             return None
         if is_understood(verdict):
-            return _verdict_text(verdict.score, verdict.hints)
+            return chat_notes.verdict_text(verdict.score, verdict.hints)
         self._conversation.unclear_id = turn
         return _QUESTION
 
@@ -288,18 +284,10 @@ class _ChatSession:
             if lesson is None or not (is_made or self._is_own_lesson(conn, lesson)):
                 return None
         if event.kind == WITHDRAWN_EVENT:
-            place = (
-                "stays in prompts, because it is pinned, but is not learned"
-                if lesson.is_pinned
-                else "left the prompts"
-            )
-            return f"{place}: {lesson.text} ({withdrawal_text(event.data)})"
+            return chat_notes.withdrawn_text(lesson, event.data)
         if event.kind == RESTORED_EVENT:
-            return f"in prompts again: {lesson.text}"
-        noted = (
-            "noted for this conversation" if lesson.scope_kind is LessonScope.SESSION else "noted"
-        )
-        return f"{noted if is_made else 'learned'}: {lesson.text}"
+            return chat_notes.restored_text(lesson)
+        return chat_notes.lesson_text(lesson, is_learned=not is_made)
 
     def _is_own_lesson(self, conn: Connection, lesson: Lesson) -> bool:
         """Return whether a lesson comes from this conversation, or is for prompts of its agent and user.
@@ -320,9 +308,3 @@ class _ChatSession:
         owners = (asked.agent, ""), (asked.agent, asked.user)
         is_for_owner = lesson.is_practised and lesson.owner in owners
         return is_for_owner and (lesson.policy, lesson.key) == (policy, asked.scope)
-
-
-def _verdict_text(score: int | None, hints: tuple[str, ...]) -> str:
-    mood = {1: "good", -1: "not good", 0: "neither good nor bad"}.get(score or 0, "")
-    opinion = "understood as a wish" if score is None else f"verdict on that turn: {mood}"
-    return opinion + (f" (hint: {hints[0]})" if hints else "")

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import time
-import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from openclaw_rl.cli.load_config import load_config, load_running_config
 from openclaw_rl.common.printable import echo, to_printable
-from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import home_options
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from openclaw_rl.settings.load import Config
-    from openclaw_rl.store.lessons.lessons import Lesson
 
 _lesson_argument = click.argument("lesson")
 
@@ -54,32 +43,18 @@ def edit_lesson(lesson: str, text: str, **options: Any) -> None:
 
     Lessons that contradict the new text, by the topics of the rules, are superseded.
     """
-    from openclaw_rl.common.rules.lesson_topics import load_topics
-    from openclaw_rl.store.lessons import lessons, removal
-    from openclaw_rl.store.lessons.lessons import MAX_LESSON_CHARS
-    from openclaw_rl.store.lessons.scopes import LessonScope
+    from openclaw_rl.owner_acts import lessons as acts
+    from openclaw_rl.owner_acts.origin import ActOrigin
+    from openclaw_rl.status.report import open_store
 
-    new_text = " ".join(text.split())
-    if not new_text:
-        raise OpenClawError("the text is empty. `openclaw-rl lessons forget` deletes a lesson")
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in new_text):
-        raise OpenClawError(
-            "the text has control characters, or bytes that are no UTF-8: expected plain text"
-        )
-    if len(new_text) > MAX_LESSON_CHARS:
-        raise OpenClawError(
-            f"the text has {len(new_text):,} characters, and a lesson at most {MAX_LESSON_CHARS:,}"
-        )
+    acts.checked_text(text)
     config = load_config(**options)
-    wish = load_topics(config.judge.wishes_path).topic_of(new_text)
-    with _open_lesson(lesson, config) as (conn, stored):
-        topic = wish if stored.scope_kind is not LessonScope.QUESTION else ""
-        rivals = removal.replace_text(conn, stored.id, new_text, topic=topic, at=time.time())
-        edited = lessons.get(conn, stored.id)
-    echo(f"{lesson}: {new_text}")
-    for rival in rivals:
+    with open_store(config) as store:
+        edited = acts.edit_lesson(store, config, lesson, text, ActOrigin())
+    echo(f"{lesson}: {edited.text}")
+    for rival in edited.superseded:
         echo(f"{rival.id} is superseded: {rival.text}")
-    if edited is not None and edited.superseded_by is not None:
+    if edited.superseded_by is not None:
         echo(
             f"it is in no prompt: {edited.superseded_by} superseded it. To change that: "
             f"openclaw-rl lessons pin {lesson}"
@@ -91,11 +66,14 @@ def edit_lesson(lesson: str, text: str, **options: Any) -> None:
 @home_options
 def pin_lesson(lesson: str, **options: Any) -> None:
     """Keep LESSON in prompts, whatever is said later. The lesson that superseded it is superseded, and not pinned."""
-    from openclaw_rl.store.lessons import pins
+    from openclaw_rl.owner_acts import lessons as acts
+    from openclaw_rl.owner_acts.origin import ActOrigin
+    from openclaw_rl.status.report import open_store
 
-    with _open_lesson(lesson, load_config(**options)) as (conn, stored):
-        rival = pins.pin_in_force(conn, stored.id)
-    echo(f"{lesson} is pinned: {stored.text}")
+    with open_store(load_config(**options)) as store:
+        pinned = acts.pin_lesson(store, lesson, ActOrigin())
+    echo(f"{lesson} is pinned: {pinned.lesson.text}")
+    rival = pinned.rival
     if rival is not None:
         echo(
             f"{rival.id} is superseded{' and no longer pinned' if rival.is_pinned else ''}: {rival.text}"
@@ -107,10 +85,12 @@ def pin_lesson(lesson: str, **options: Any) -> None:
 @home_options
 def unpin_lesson(lesson: str, **options: Any) -> None:
     """Let LESSON leave prompts, and be superseded by later ones."""
-    from openclaw_rl.store.lessons import lessons
+    from openclaw_rl.owner_acts import lessons as acts
+    from openclaw_rl.owner_acts.origin import ActOrigin
+    from openclaw_rl.status.report import open_store
 
-    with _open_lesson(lesson, load_config(**options)) as (conn, stored):
-        lessons.set_pinned(conn, stored.id, False)
+    with open_store(load_config(**options)) as store:
+        stored = acts.unpin_lesson(store, lesson, ActOrigin())
     echo(f"{lesson} is not pinned: {stored.text}")
 
 
@@ -119,10 +99,12 @@ def unpin_lesson(lesson: str, **options: Any) -> None:
 @home_options
 def share_lesson(lesson: str, **options: Any) -> None:
     """Let LESSON reach others than the person who said it: other users of the key, and weights that others share."""
-    from openclaw_rl.store.lessons import lessons
+    from openclaw_rl.owner_acts import lessons as acts
+    from openclaw_rl.owner_acts.origin import ActOrigin
+    from openclaw_rl.status.report import open_store
 
-    with _open_lesson(lesson, load_config(**options)) as (conn, stored):
-        lessons.share(conn, stored.id)
+    with open_store(load_config(**options)) as store:
+        stored = acts.share_lesson(store, lesson, ActOrigin())
     echo(f"{lesson} is shared: {stored.text}")
 
 
@@ -135,29 +117,14 @@ def forget_lesson(lesson: str, yes: bool, **options: Any) -> None:
 
     What the weights have learned stays: `openclaw-rl undo --lesson LESSON` takes that out, too, with the turns.
     """
-    from openclaw_rl.store.lessons import forgotten_wishes
-
-    config = load_config(**options)
-    if not yes:
-        with _open_lesson(lesson, config) as (_, stored):
-            text = stored.text
-        # Outside of the transaction, which holds a lock.
-        click.confirm(f"Forget {to_printable(text)!r}?", abort=True)
-    with _open_lesson(lesson, config) as (conn, stored):
-        forgotten_wishes.forget_wish(conn, stored, at=time.time())
-    echo(f"{lesson} is forgotten: {stored.text}")
-
-
-@contextmanager
-def _open_lesson(lesson: str, config: Config) -> Iterator[tuple[Connection, Lesson]]:
-    """Open a transaction on the home's store with the lesson. Raises `OpenClawError` for an unknown id."""
+    from openclaw_rl.owner_acts import lessons as acts
+    from openclaw_rl.owner_acts.origin import ActOrigin
     from openclaw_rl.status.report import open_store
-    from openclaw_rl.store.lessons import lessons
 
-    with open_store(config) as store, store.write() as conn:
-        stored = lessons.get(conn, lesson)
-        if stored is None:
-            raise OpenClawError(
-                f"no lesson {lesson!r}. `openclaw-rl lessons list --all` lists the ids"
-            )
-        yield conn, stored
+    with open_store(load_config(**options)) as store:
+        if not yes:
+            with store.read() as conn:
+                text = acts.require_lesson(conn, lesson).text
+            click.confirm(f"Forget {to_printable(text)!r}?", abort=True)
+        forgotten = acts.forget_lesson(store, lesson, ActOrigin())
+    echo(f"{lesson} is forgotten: {forgotten.text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
@@ -11,7 +10,6 @@ from openclaw_rl.cli.load_config import load_config
 from openclaw_rl.cli.policy_export import export_policy
 from openclaw_rl.cli.rollback import run_rollback
 from openclaw_rl.common.printable import echo
-from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import home_options
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -93,9 +91,11 @@ def promote_version(
     It answers new requests as soon as the engine has loaded it, and training continues from it. Versions that VERSION
     does not descend from are rolled back; they stay in the store, so that they can be promoted, too.
     """
+    from openclaw_rl.owner_acts import versions
+    from openclaw_rl.owner_acts.origin import ActOrigin
     from openclaw_rl.status.report import open_store
     from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
-    from openclaw_rl.train.rollback import apply_promotion, check_policy_files, plan_promotion
+    from openclaw_rl.train.rollback import check_policy_files, plan_promotion
 
     config = load_config(**options)
     with open_store(config) as store:
@@ -110,8 +110,9 @@ def promote_version(
         if not yes:
             click.confirm("Continue?", abort=True)
         full_reason = reason or f"version {version} was promoted by hand"
-        with store.write() as conn:
-            out = apply_promotion(conn, agreed, learn_again=learn_again, reason=full_reason)
+        out = versions.promote_version(
+            store, agreed, learn_again=learn_again, reason=full_reason, origin=ActOrigin()
+        )
     of = "" if agreed.name == DEFAULT_NAME else f" of {agreed.name}"
     echo(f"done: {config.model.name}{of} is version {version}, {out} turns removed from training")
 
@@ -121,16 +122,12 @@ def promote_version(
 @home_options
 def pin_policy(version: int, **options: Any) -> None:
     """Keep the files of VERSION, whatever train.checkpoint says."""
+    from openclaw_rl.owner_acts import versions
+    from openclaw_rl.owner_acts.origin import ActOrigin
     from openclaw_rl.status.report import open_store
-    from openclaw_rl.store.lineage import policies, policy_marks
 
-    with open_store(load_config(**options)) as store, store.write() as conn:
-        policy = policies.require_version(conn, version)
-        if policy.path is None or policies.is_removed(policy):
-            raise OpenClawError(
-                f"version {version} has no files to keep; `openclaw-rl policies list` shows which have"
-            )
-        policy_marks.pin_version(conn, version)
+    with open_store(load_config(**options)) as store:
+        versions.pin_version(store, version, ActOrigin())
     echo(
         f"version {version} is pinned: its files are kept until `openclaw-rl policies unpin {version}`"
     )
@@ -141,16 +138,12 @@ def pin_policy(version: int, **options: Any) -> None:
 @home_options
 def unpin_policy(version: int, **options: Any) -> None:
     """Let the files of VERSION be removed as train.checkpoint says."""
+    from openclaw_rl.owner_acts import versions
+    from openclaw_rl.owner_acts.origin import ActOrigin
     from openclaw_rl.status.report import open_store
-    from openclaw_rl.store.lineage import policies, policy_marks
 
-    with open_store(load_config(**options)) as store, store.write() as conn:
-        policies.require_version(conn, version)
-        if version not in policy_marks.pinned_versions(conn):
-            raise OpenClawError(
-                f"version {version} is not pinned; `openclaw-rl policies list` shows those that are"
-            )
-        policy_marks.unpin_version(conn, version)
+    with open_store(load_config(**options)) as store:
+        versions.unpin_version(store, version, ActOrigin())
     echo(f"version {version} is no longer pinned")
 
 
@@ -158,27 +151,27 @@ def unpin_policy(version: int, **options: Any) -> None:
 @home_options
 def freeze_training(**options: Any) -> None:
     """Take no training step and no automatic rollback until `unfreeze`. Serving and judging continue."""
+    from openclaw_rl.owner_acts import versions
+    from openclaw_rl.owner_acts.origin import ActOrigin
     from openclaw_rl.status.report import open_store
-    from openclaw_rl.store.lineage import policies, policy_marks, retraining
 
-    with open_store(load_config(**options)) as store, store.write() as conn:
-        head = policies.head(conn).version
-        left = retraining.count_batches(conn)
-        policy_marks.freeze_training(conn, time.time())
-    echo(f"training is frozen at version {head}; `openclaw-rl policies unfreeze` continues it")
-    if left:
-        echo(f"an undo waits, too: batches to train on again: {left}")
+    with open_store(load_config(**options)) as store:
+        frozen = versions.freeze_training(store, ActOrigin())
+    echo(
+        f"training is frozen at version {frozen.head}; `openclaw-rl policies unfreeze` continues it"
+    )
+    if frozen.waiting_batches:
+        echo(f"an undo waits, too: batches to train on again: {frozen.waiting_batches}")
 
 
 @policy_commands.command("unfreeze")
 @home_options
 def unfreeze_training(**options: Any) -> None:
     """Continue training after `freeze`, on the turns that were judged meanwhile, too."""
+    from openclaw_rl.owner_acts import versions
+    from openclaw_rl.owner_acts.origin import ActOrigin
     from openclaw_rl.status.report import open_store
-    from openclaw_rl.store.lineage import policy_marks
 
-    with open_store(load_config(**options)) as store, store.write() as conn:
-        if policy_marks.frozen_since(conn) is None:
-            raise OpenClawError("training is not frozen; there is nothing to do")
-        policy_marks.unfreeze_training(conn)
+    with open_store(load_config(**options)) as store:
+        versions.unfreeze_training(store, ActOrigin())
     echo("training continues")

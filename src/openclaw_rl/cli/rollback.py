@@ -41,19 +41,21 @@ def run_rollback(
     versions are not trained on again. As long as the files of a version are kept (train.checkpoint.keep_versions), the
     model `openclaw@N` in a request still uses it.
     """
+    from openclaw_rl.owner_acts import versions
+    from openclaw_rl.owner_acts.origin import ActOrigin
     from openclaw_rl.status.report import open_store
     from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, require_name
-    from openclaw_rl.train.rollback import apply_rollback, check_policy_files, plan_rollback
+    from openclaw_rl.train.rollback import check_policy_files, plan_rollback
 
     config = load_config(**options)
     with open_store(config) as store:
         with store.read() as conn:
             agreed = plan_rollback(conn, version, name=require_name(conn, name or DEFAULT_NAME))
         check_policy_files(store, agreed.name, agreed.to)
-        versions = ", ".join(map(str, reversed(agreed.undone_versions)))
+        undone = ", ".join(map(str, reversed(agreed.undone_versions)))
         fate = "may be trained on again" if learn_again else "are not trained on again"
         echo(
-            f"back to version {agreed.to}; rolled back: {versions}; {len(agreed.turns)} turns {fate}"
+            f"back to version {agreed.to}; rolled back: {undone}; {len(agreed.turns)} turns {fate}"
         )
         if agreed.cancelled_batches:
             echo(
@@ -61,8 +63,9 @@ def run_rollback(
             )
         if not yes:
             click.confirm("Continue?", abort=True)
-        with store.write() as conn:
-            out = apply_rollback(conn, agreed, learn_again=learn_again, reason=reason)
+        out = versions.roll_back(
+            store, agreed, learn_again=learn_again, reason=reason, origin=ActOrigin()
+        )
     of = "" if agreed.name == DEFAULT_NAME else f" of {agreed.name}"
     echo(
         f"done: {config.model.name}{of} is version {agreed.to} again, {out} turns removed from training"

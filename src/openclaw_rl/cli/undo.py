@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from openclaw_rl.cli.load_config import load_config
-from openclaw_rl.common.printable import cut_text, echo, echo_error
+from openclaw_rl.common.printable import echo, echo_error
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.cli_options import home_options
 
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
     from openclaw_rl.store.db import Store
-    from openclaw_rl.train.undo import MatchedHint, UndoPlan
 
 POLL_SECONDS = 0.2
 # Seconds without a trainer after which the command no longer waits: one may be restarted.
@@ -66,8 +65,11 @@ def run_undo(
     The last version without them answers at once. The other turns that were learned since are trained on again, batch
     by batch, by the running trainer; new turns wait until then. Without any turn: continue an interrupted undo.
     """
+    from openclaw_rl.owner_acts.origin import ActOrigin
+    from openclaw_rl.owner_acts.undo import take_back
     from openclaw_rl.status.report import open_store
-    from openclaw_rl.train.undo import apply_undo, check_safe_files, match_hints, select_turns
+    from openclaw_rl.status.undo_report import count_text, describe_hints, describe_plan
+    from openclaw_rl.train.undo import check_safe_files, match_hints, select_turns
     from openclaw_rl.trajectories.operations import parse_since
 
     config = load_config(**options)
@@ -84,81 +86,28 @@ def run_undo(
             )
         if selected:
             agreed = check_safe_files(store, selected)
-            for line in (*describe_hints(hints), *map(describe_plan, agreed)):
+            for line in describe_hints(hints):
                 echo(line)
+            for plan in agreed:
+                for line in describe_plan(plan):
+                    echo(line)
             if not yes:
                 click.confirm("Continue?", abort=True)
-            with store.write() as conn:
-                done = apply_undo(conn, agreed, reason=reason)
-            safe = ", ".join(f"{_policy_label(plan)}version {plan.safe}" for plan in done)
-            never = f"{_count(len(selected), 'turn')} never trained on again"
-            echo(f"{config.model.name} is {safe} now; {never}")
+            outcome = take_back(
+                store,
+                agreed,
+                selected,
+                model=config.model.name,
+                reason=reason,
+                origin=ActOrigin(),
+            )
+            echo(outcome)
             left = _count_left(store) if no_wait else 0
             if left:
-                rest = _count(left, "batch is", "batches are")
+                rest = count_text(left, "batch is", "batches are")
                 echo(f"{rest} left to train on again; `openclaw-rl undo` shows the bar")
         if not no_wait:
             _retrain(config, store, now=now, yes=yes)
-
-
-def describe_hints(hints: Sequence[MatchedHint]) -> list[str]:
-    """Return a line for each hint that `--lesson` means."""
-    from openclaw_rl.train.undo import SHOWN_CHARS
-
-    lines = [
-        f"{hint.id}  {cut_text(hint.text, SHOWN_CHARS)} ({_count(len(hint.turns), 'turn')})"
-        for hint in hints
-    ]
-    return ["hints and lessons that match:", *(f"  {line}" for line in lines)] if lines else []
-
-
-def describe_plan(plan: UndoPlan) -> str:
-    """Return what the undo does and what it costs."""
-    count = _count(len(plan.turns), "turn")
-    undone = plan.undone_versions[::-1]
-    of = _policy_label(plan)
-    if not plan.used_by:
-        return f"{of}{count} taken out of the training queue; no version was trained on them"
-    lines = [
-        f"{of}{count} taken out; versions trained on them: {_format_versions(plan.used_by)}",
-        f"{_count(len(undone), 'version')} rolled back: {_format_versions(undone)}; "
-        f"version {plan.safe} answers meanwhile",
-    ]
-    if not plan.is_exact:
-        lines.append(
-            f"version {plan.safe} no longer has its optimizer state: the result is not the same to the bit"
-        )
-    if plan.batches:
-        low, high = (_format_seconds(seconds) for seconds in plan.seconds)
-        rest = f"{_count(len(plan.batches), 'batch', 'batches')} of {_count(plan.repeated_turns, 'turn')}"
-        lines.append(
-            f"{rest} trained on again: about {low} to {high}, at most {plan.disk_bytes / 1e6:.3g} MB on disk"
-        )
-    return "\n".join(lines)
-
-
-def _policy_label(plan: UndoPlan) -> str:
-    """Return a prefix for text on a policy; none for the default policy."""
-    from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, SHARED_NAME
-
-    if plan.name == DEFAULT_NAME:
-        return ""
-    return "the start of new policies: " if plan.name == SHARED_NAME else f"{plan.name}: "
-
-
-def _count(number: int, one: str, several: str | None = None) -> str:
-    return f"{number} {one if number == 1 else several or one + 's'}"
-
-
-def _format_versions(versions: tuple[int, ...], most: int = 8) -> str:
-    named = ", ".join(map(str, versions[:most]))
-    return named if len(versions) <= most else f"{named}, ... {versions[-1]}"
-
-
-def _format_seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
@@ -166,6 +115,7 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
 
     `yes`: the owner agrees to what is sent to a service that trains.
     """
+    from openclaw_rl.status.undo_report import format_seconds, no_trainer_text
     from openclaw_rl.store.lineage import policies
     from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
     from openclaw_rl.train.retraining import RETRAINED_METRIC
@@ -185,10 +135,7 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
         _train_here(config, store, yes=yes)
     left = _count_left(store)
     if left:
-        echo(
-            f"no trainer runs, and {_count(left, 'batch is', 'batches are')} left to train on again: start the system"
-        )
-        echo("(`openclaw-rl up`), or train now (`openclaw-rl undo --now`)")
+        echo(no_trainer_text(left))
         return
     with store.read() as conn:
         live = [
@@ -199,7 +146,7 @@ def _retrain(config: Config, store: Store, *, now: bool, yes: bool) -> None:
             name: policies.head(conn, name).version
             for name in sorted({p.name for p in live} or {DEFAULT_NAME})
         }
-    seconds = _format_seconds(time.monotonic() - started)
+    seconds = format_seconds(time.monotonic() - started)
     named = ", ".join(
         f"{'' if name == DEFAULT_NAME else f'{name}: '}version {head}"
         for name, head in heads.items()
@@ -264,13 +211,12 @@ def _follow_batches(store: Store, wait: Callable[[], None], *, max_silence: floa
 
 
 def _check_unfrozen(store: Store, left: int) -> None:
+    from openclaw_rl.status.undo_report import frozen_text
     from openclaw_rl.store.lineage import policy_marks
 
     with store.read() as conn:
         if left and policy_marks.frozen_since(conn) is not None:
-            raise OpenClawError(
-                f"training is frozen: {left} batches wait for `openclaw-rl policies unfreeze`"
-            )
+            raise OpenClawError(frozen_text(left))
 
 
 def _count_left(store: Store) -> int:
@@ -281,9 +227,7 @@ def _count_left(store: Store) -> int:
 
 
 def _trainer_is_alive(store: Store) -> bool:
-    from openclaw_rl.store import heartbeats
+    from openclaw_rl.status.undo_report import retraining_state
 
     with store.read() as conn:
-        return any(
-            b.name == "train" and b.is_alive(time.time()) for b in heartbeats.read_heartbeats(conn)
-        )
+        return retraining_state(conn, time.time()).is_trainer_alive

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -18,6 +20,22 @@ class ActOrigin:
     id: str | None = None
     at: float = field(default_factory=time.time)
 
-    def record(self, conn: Connection, kind: ActKind, target: str, outcome: str) -> None:
-        """Record the act in the transaction that carries it out."""
-        record_act(conn, kind, target, actor=self.actor, outcome=outcome, at=self.at, id=self.id)
+    def record(
+        self,
+        conn: Connection,
+        kind: ActKind,
+        target: str,
+        outcome: str,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record the act in the transaction that carries it out. `details`: what it changed, for a receipt."""
+        record_act(
+            conn,
+            kind,
+            target,
+            actor=self.actor,
+            outcome=outcome,
+            at=self.at,
+            id=self.id,
+            details=details,
+        )

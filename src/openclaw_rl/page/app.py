@@ -8,12 +8,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qs
 
 from aiohttp import web
 from sqlalchemy.exc import IntegrityError
 
 from openclaw_rl.common.gateway_address import page_key
 from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.page import version_replies
 from openclaw_rl.page.live import LiveChanges
 from openclaw_rl.page.reply_tokens import ReplyTokens
 from openclaw_rl.page.sections import SECTIONS, FindPicture
@@ -26,6 +28,7 @@ from openclaw_rl.page.security import (
     may_read,
 )
 from openclaw_rl.page.templating import STATIC_FOLDER, TemplateRenderer
+from openclaw_rl.page.version_replies import VersionReplies
 from openclaw_rl.page.view import (
     ActPlan,
     ActRequest,
@@ -45,8 +48,13 @@ log = logging.getLogger("openclaw_rl.page")
 
 MAX_FORM_BYTES = 256 * 1024
 SIGN_IN_PATH = "/ui/sign-in"
+DONE_EVENT = "act-done"
+"""Event at the form of an act that was carried out; a form without a dialog waits for it."""
 _PUBLIC_PREFIX = "/ui/static/"
 _COMMENT_SECONDS = 15.0
+# Of the form by which a browser signs in.
+_TICKET_BYTES = 1024
+_TICKET_SECONDS = 10.0
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -61,7 +69,7 @@ class PageApp:
         self._cookie = cookie_name(store.secret)
         self._templates = TemplateRenderer()
         self._tokens = ReplyTokens(config)
-        self._cache: dict[str, Any] = {}
+        self._cache: dict[str, Any] = {version_replies.CACHE_NAME: VersionReplies(config, store)}
 
     def make_app(self) -> web.Application:
         """Return the application. Raises `ValueError` if two views have one path."""
@@ -158,7 +166,7 @@ class PageApp:
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
         """Exchange the ticket of a link for a cookie."""
-        ticket = str((await request.post()).get("ticket", ""))
+        ticket = await _read_ticket(request)
         token = await asyncio.to_thread(self._exchange, ticket[:200])
         if token is None:
             message = "This link was used already, or is older than ten minutes."
@@ -205,11 +213,13 @@ class PageApp:
     def _collect(self, collect: Callable[[ViewRequest], Any], request: web.Request) -> Any:
         with self.store.read() as conn:
             params = {**request.query, **request.match_info}
+            lists = {name: request.query.getall(name) for name in set(request.query)}
             return collect(
                 ViewRequest(
                     conn=conn,
                     config=self.config,
                     params=params,
+                    lists=lists,
                     now=time.time(),
                     tokens=self._tokens,
                     cache=self._cache,
@@ -257,7 +267,9 @@ class PageApp:
         if not act_id.isalnum() or not 8 <= len(act_id) <= 64:
             raise InvalidForm("the form has no id. Load the page again.")
         result = await asyncio.to_thread(self._apply, act, values, act_id)
-        return self._html("act_result.html", {"result": result})
+        response = self._html("act_result.html", {"result": result})
+        response.headers["HX-Trigger"] = DONE_EVENT
+        return response
 
     def _apply(self, act: PageAct, form: Mapping[str, list[str]], act_id: str) -> ActResult:
         with self.store.read() as conn:
@@ -297,6 +309,17 @@ class PageApp:
         everywhere = {"sections": SECTIONS, "path": "", "message": ""}
         html = self._templates.render(name, {**everywhere, **data}, block=block)
         return web.Response(text=html, status=status, content_type="text/html")
+
+
+async def _read_ticket(request: web.Request) -> str:
+    """Return the ticket of a link. Anyone may send this form, so its size and its time are bounded."""
+    try:
+        async with asyncio.timeout(_TICKET_SECONDS):
+            raw = await request.content.read(_TICKET_BYTES)
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    values = parse_qs(raw.decode("ascii", "replace")).get("ticket", [""])
+    return values[0]
 
 
 def _opens_link(request: web.Request) -> bool:

@@ -33,10 +33,13 @@ class PageChange(StrEnum):
 
 
 _CHANGES_BY_KIND = {
+    "exchange": PageChange.TURNS,
+    "feedback": PageChange.TURNS,
     "turn": PageChange.TURNS,
     "lesson": PageChange.LESSONS,
     "policy": PageChange.VERSIONS,
     "episode": PageChange.EPISODES,
+    "group": PageChange.EPISODES,
 }
 
 

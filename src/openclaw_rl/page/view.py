@@ -42,6 +42,15 @@ class ViewRequest:
     tokens: SupportsTokens
     # Data that is costly to compute, by name; lives as long as the process.
     cache: dict[str, Any]
+    # All values of the parameters of the query, by name.
+    lists: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def texts(self, name: str) -> Sequence[str]:
+        """Return all values of a parameter that may be repeated."""
+        values = self.lists.get(name)
+        if values is None:
+            values = [self.params[name]] if name in self.params else []
+        return [value for value in values if value]
 
     def text(self, name: str, default: str = "") -> str:
         return self.params.get(name, default)
@@ -72,7 +81,10 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class ActPlan:
-    """Consequences of an act, shown before it is confirmed. `details`: one consequence each."""
+    """Consequences of an act, shown before it is confirmed. `details`: one consequence each.
+
+    `follow`: address of another act or view to consider instead, with the text of its link.
+    """
 
     title: str
     details: Sequence[str] = ()
@@ -82,6 +94,8 @@ class ActPlan:
     fields: Mapping[str, str] = field(default_factory=dict)
     # Names and labels of fields that the person fills in.
     inputs: Sequence[ActInput] = ()
+    follow: str = ""
+    follow_text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,13 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from openclaw_rl.common.assets import local_model_folder
-from openclaw_rl.common.message_hash import message_text, strip_client_text
+from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.terminal import TerminalConsole, print_data
 from openclaw_rl.errors import DamagedRow, ModelError, OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.conversation_text import conversation_messages, titles_of_sessions
 from openclaw_rl.status.report import read_store
+from openclaw_rl.status.turn_words import last_user_text
 from openclaw_rl.store import exchanges, sessions, turns
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Exchange, Message, Origin, Reaction, Reply, Verdict
@@ -130,7 +131,7 @@ def _exchange_data(conn: Connection, id_: str) -> dict[str, Any]:
         "origin": request.origin.value if request.origin else None,
         "agent": request.agent,
         "sampling": asdict(request.sampling),
-        "user": _last_user_text(conversation_messages(request)) or None,
+        "user": last_user_text(conversation_messages(request)) or None,
         "messages": len(request.messages),
         "tools": len(request.tools),
         "prompt_tokens": len(request.prompt_ids),
@@ -209,18 +210,7 @@ def _first_user_text(conn: Connection, session: str) -> str | None:
     return (
         None
         if exchange is None
-        else _last_user_text(conversation_messages(exchange.request)) or None
-    )
-
-
-def _last_user_text(messages: Sequence[Message]) -> str:
-    return next(
-        (
-            strip_client_text(message_text(m)).strip()
-            for m in reversed(messages)
-            if m.get("role") == "user"
-        ),
-        "",
+        else last_user_text(conversation_messages(exchange.request)) or None
     )
 
 

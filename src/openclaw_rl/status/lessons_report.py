@@ -115,10 +115,10 @@ def state_text(row: Mapping[str, Any], mode: str) -> str:
         return f"superseded by {row['superseded_by']}{pinned}"
     if row["state"] == LessonState.WITHDRAWN:
         where = "withdrawn from prompts"
-        if row["is_pinned"] and mode != "off":
+        if is_in_prompts(row, mode):
             where = "in prompts, because it is pinned"
         return f"{where}, not practised: {withdrawal_text(row['withdrawal'])}"
-    prompts = "in prompts" if _is_in_prompts(row, mode) else "not in prompts"
+    prompts = "in prompts" if is_in_prompts(row, mode) else "not in prompts"
     weights = "not yet in the weights"
     if row["state"] == LessonState.LEARNED:
         weights = f"in the weights since version {row['learned_version']}"
@@ -126,10 +126,12 @@ def state_text(row: Mapping[str, Any], mode: str) -> str:
     return f"{prompts}, {weights}{divergence}{pinned}"
 
 
-def _is_in_prompts(row: Mapping[str, Any], mode: str) -> bool:
-    """Return whether an active or learned lesson is in prompts. `mode`: `serve.lessons`."""
-    if mode == "off":
+def is_in_prompts(row: Mapping[str, Any], mode: str) -> bool:
+    """Return whether a lesson is in prompts. `mode`: `serve.lessons`."""
+    if mode == "off" or row["state"] == LessonState.SUPERSEDED:
         return False
+    if row["state"] == LessonState.WITHDRAWN:
+        return bool(row["is_pinned"])
     is_learned = row["state"] == LessonState.LEARNED
     return mode == "always" or not is_learned or bool(row["is_pinned"])
 

@@ -61,7 +61,7 @@ def count_understood(conn: Connection) -> dict[ReactionKind, Understanding]:
     newest: dict[str, Verdict] = {}
     for verdict in turns.newest_judge_verdicts(conn, COUNTED_VERDICTS):
         newest.setdefault(verdict.turn, verdict)
-    reactions = _readable_reactions(conn, list(newest))
+    reactions = readable_reactions(conn, list(newest))
     counts: dict[ReactionKind, Understanding] = {}
     for turn, verdict in newest.items():
         reaction = reactions.get(turn)
@@ -76,7 +76,8 @@ def count_understood(conn: Connection) -> dict[ReactionKind, Understanding]:
     return counts
 
 
-def _readable_reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
+def readable_reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
+    """Return the current reactions of these turns by turn, without damaged ones."""
     try:
         return turns.current_reactions(conn, ids)
     except DamagedRow:

@@ -6,13 +6,15 @@ An act is recorded in the transaction that carries it out, so that its row says 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
 
-from openclaw_rl.store.page_tables import acts
+from openclaw_rl.store.page_tables import act_details, acts
+from openclaw_rl.store.rows import from_json, to_json
 
 MAX_OUTCOME_CHARS = 500
 
@@ -69,10 +71,15 @@ def record_act(
     outcome: str,
     at: float,
     id: str | None = None,
+    details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Record an act in its transaction. `id`: of the form on the page, which is carried out once."""
+    """Record an act in its transaction.
+
+    `id`: of the form on the page, which is carried out once. `details`: what it changed, for a receipt.
+    """
+    act = id or new_act_id()
     row = {
-        "id": id or new_act_id(),
+        "id": act,
         "kind": kind.value,
         "target": target,
         "actor": actor.value,
@@ -80,6 +87,8 @@ def record_act(
         "at": at,
     }
     conn.execute(insert(acts).values(row))
+    if details is not None:
+        conn.execute(insert(act_details).values(act=act, data=to_json(details)))
 
 
 def get_act(conn: Connection, id: str) -> Act | None:
@@ -87,9 +96,18 @@ def get_act(conn: Connection, id: str) -> Act | None:
     return None if row is None else _act_from_row(row)
 
 
-def newest_acts(conn: Connection, limit: int) -> Iterator[Act]:
-    """Yield the newest acts, newest first."""
+def details_of_act(conn: Connection, id: str) -> dict[str, Any] | None:
+    """Return what an act changed; None if it recorded no details."""
+    query = select(act_details.c.data).where(act_details.c.act == id)
+    data = conn.execute(query).scalar_one_or_none()
+    return None if data is None else dict(from_json(data))
+
+
+def newest_acts(conn: Connection, limit: int, kind: ActKind | None = None) -> Iterator[Act]:
+    """Yield the newest acts, newest first; `kind`: only those of this kind."""
     query = select(acts).order_by(acts.c.seq.desc()).limit(limit)
+    if kind is not None:
+        query = query.where(acts.c.kind == kind.value)
     for row in conn.execute(query):
         yield _act_from_row(row)
 

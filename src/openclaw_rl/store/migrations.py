@@ -75,5 +75,7 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "29_person_trust"),
     partial(_run_file, "30_page"),
     partial(_run_file, "31_page_indexes"),
+    partial(_run_file, "32_newest_words"),
+    partial(_run_file, "33_not_understood"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy import Column, Float, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
 
-from openclaw_rl.store.schema import exchanges, metadata, turns
+from openclaw_rl.store.schema import exchanges, lesson_turns, metadata, turns, verdicts
 
 # Links that were not used yet (`page_access.py`).
 page_tickets = Table(
@@ -33,6 +33,23 @@ acts = Table(
     Column("outcome", Text, nullable=False),
     Column("at", Float, nullable=False),
 )
+# What an act changed, as JSON.
+act_details = Table(
+    "act_details",
+    metadata,
+    Column("act", Text, ForeignKey("acts.id", ondelete="CASCADE"), primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+# Of verdicts by which a judge understood nothing (`unclear_reactions.py`).
+IS_NOT_UNDERSTOOD = text(
+    "score IS NULL AND explicit = 0 AND hints = x'5b5d' AND coalesce(reason_code, '') != 'no evidence'"
+)
+Index(
+    "verdicts_not_understood",
+    verdicts.c.at,
+    verdicts.c.turn,
+    sqlite_where=IS_NOT_UNDERSTOOD,
+)
 
 Index("exchanges_admitted", exchanges.c.admitted_at)
 Index("exchanges_version", exchanges.c.version)
@@ -40,3 +57,4 @@ _IS_DROPPED = text("kind = 'main' AND cause IS NOT NULL")
 Index("turns_cause", turns.c.cause, sqlite_where=_IS_DROPPED)
 _IS_UNTRAINABLE = text("kind = 'main' AND untrainable_code IS NOT NULL")
 Index("turns_untrainable", turns.c.untrainable_code, sqlite_where=_IS_UNTRAINABLE)
+Index("lesson_turns_said", lesson_turns.c.lesson, lesson_turns.c.at)

@@ -36,6 +36,8 @@ _scopes_query = text(
 log = logging.getLogger("openclaw_rl.store")
 _PAGE_TURNS = 200
 """Turns read at once."""
+_MAX_SOUGHT = 2000
+"""Turns that are looked up one by one; for more, all turns are read in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +164,10 @@ def turns_since(conn: Connection, since: float) -> list[str]:
 
 def sort_turns(conn: Connection, ids: Collection[str]) -> list[str]:
     """Return the ids of these turns, oldest first."""
-    return [
-        id_
-        for id_ in conn.execute(select(t.turns.c.id).order_by(t.turns.c.seq)).scalars()
-        if id_ in ids
-    ]
+    in_order = select(t.turns.c.id).order_by(t.turns.c.seq)
+    if len(ids) <= _MAX_SOUGHT:
+        return list(conn.execute(in_order.where(t.turns.c.id.in_(list(ids)))).scalars())
+    return [id_ for id_ in conn.execute(in_order).scalars() if id_ in ids]
 
 
 def stored_turns(

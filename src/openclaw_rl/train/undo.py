@@ -356,6 +356,12 @@ def _batch_seconds(policy: Policy) -> float | None:
     return policy.metrics.get("seconds/batch", policy.metrics.get("seconds"))
 
 
+def plan_undos(conn: Connection, selected: Sequence[str]) -> list[UndoPlan]:
+    """Plan the undo for each affected policy. Raises as `plan_undo` does."""
+    by_policy = turns_by_policy(conn, selected)
+    return [plan_undo(conn, turn_ids, name) for name, turn_ids in by_policy.items()]
+
+
 def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
     """Plan the undo for each affected policy, and compare the files of the safe versions with their digests.
 
@@ -363,8 +369,7 @@ def check_safe_files(store: Store, selected: Sequence[str]) -> list[UndoPlan]:
     """
     while True:
         with store.read() as conn:
-            by_policy = turns_by_policy(conn, selected)
-            plans = [plan_undo(conn, turn_ids, name) for name, turn_ids in by_policy.items()]
+            plans = plan_undos(conn, selected)
         if not any(_is_safe_version_damaged(store, plan) for plan in plans):
             return plans
 

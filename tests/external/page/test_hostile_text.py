@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import urllib.error
 from collections.abc import Sequence
+from typing import Any
 
 from tests.external.page.conftest import Visitor, call, view_paths
 from tests.external.page.hostile import MARK, hostile_texts
@@ -14,12 +15,14 @@ from openclaw_rl.store.lessons import lessons, removal
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
 
-def send(system: SubprocessSystem, method: str, path: str, body: object, **headers: str) -> None:
-    """Send a request that the gateway may refuse: a text may not be allowed in a field."""
+def send(system: SubprocessSystem, method: str, path: str, body: object, **headers: str) -> Any:
+    """Send a request that the gateway may refuse, as a text may not be allowed in a field. Return its answer."""
     try:
-        call(system, method, path, body, **headers)
+        return call(system, method, path, body, **headers)
     except urllib.error.HTTPError as error:
-        assert error.code < 500
+        if error.code >= 500:
+            raise
+        return {}
 
 
 def plant(system: SubprocessSystem, texts: Sequence[str]) -> None:
@@ -38,13 +41,9 @@ def plant(system: SubprocessSystem, texts: Sequence[str]) -> None:
         }
         header = text.encode("ascii", "ignore").decode().replace("\x00", "").strip()[:60]
         safe = "".join(character for character in header if character.isprintable())
-        reply_id = ""
-        try:
-            names = {"X-Agent-Id": safe, "X-Session-Id": f"{number}{safe}"}
-            reply_id = call(system, "POST", "/v1/chat/completions", chat, **names)["id"]
-        except urllib.error.HTTPError as error:
-            assert error.code < 500
-        score = {"id": reply_id, "score": number % 3 - 1, "by": text[:60]}
+        names = {"X-Agent-Id": safe, "X-Session-Id": f"{number}{safe}"}
+        reply = send(system, "POST", "/v1/chat/completions", chat, **names)
+        score = {"id": reply.get("id", ""), "score": number % 3 - 1, "by": text[:60]}
         send(system, "POST", "/v1/feedback", score | {"comment": text, "correction": text})
         name = f"hostile-{number}"
         episode = {"task": text, "group": {"id": f"g-{number}-{safe}", "size": 1}, "agent": safe}

@@ -214,3 +214,86 @@ document.addEventListener("DOMContentLoaded", () => {
   prepare(document.body);
   follow();
 });
+
+// ---------------------------------------------------------------- forms without a dialog, and their keys
+
+// <form data-quick>: what it has done is said at the side, and its item leaves the list.
+document.body.addEventListener("htmx:beforeSwap", (event) => {
+  const { requestConfig, xhr } = event.detail;
+  if (requestConfig.elt.matches("[data-quick]") && xhr.getResponseHeader("HX-Trigger")) {
+    event.detail.shouldSwap = false;
+  }
+});
+
+document.body.addEventListener("act-done", (event) => {
+  const form = event.target;
+  if (!form.matches("[data-quick]")) {
+    return;
+  }
+  const item = form.closest("[data-keys] > li");
+  const place = document.querySelector("[data-done-note]");
+  if (place) {
+    showDone(place, form);
+  }
+  if (item) {
+    const next = item.nextElementSibling || item.previousElementSibling;
+    item.remove();
+    next?.focus({ preventScroll: false });
+    const allClear = document.getElementById("all-clear");
+    if (!next && allClear) {
+      allClear.hidden = false;
+    }
+  }
+});
+
+function showDone(place, form) {
+  const score = { good: "good", bad: "not good", neither: "neither", meant: "what you meant" };
+  const button = document.createElement("button");
+  button.className = "quiet";
+  button.textContent = "Take that back";
+  const turn = encodeURIComponent(form.elements.turn.value);
+  button.setAttribute("hx-get", `/ui/acts/retract-score?turn=${turn}`);
+  button.setAttribute("hx-target", "#dialog-content");
+  place.replaceChildren(`Noted: ${score[form.dataset.sent] ?? "your opinion"}. `, button);
+  htmx.process(button);
+}
+
+document.body.addEventListener("submit", (event) => {
+  if (event.target.matches("[data-quick]")) {
+    event.target.dataset.sent = event.submitter?.value ?? "";
+  }
+}, true);
+
+document.body.addEventListener("click", (event) => {
+  const opener = event.target.closest("[data-open-meant]");
+  if (opener) {
+    const form = document.getElementById(opener.getAttribute("aria-controls"));
+    form.hidden = !form.hidden;
+    opener.setAttribute("aria-expanded", String(!form.hidden));
+    form.querySelector("textarea").focus();
+  }
+});
+
+document.addEventListener("keydown", (event) => {
+  const list = document.querySelector("[data-keys]");
+  if (!list || dialog.open || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) {
+    return;
+  }
+  const item = event.target.closest("[data-keys] > li");
+  const moves = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 };
+  if (event.key in moves) {
+    const next = moves[event.key] > 0 ? item?.nextElementSibling : item?.previousElementSibling;
+    (next ?? item ?? list.firstElementChild)?.focus();
+    event.preventDefault();
+    return;
+  }
+  const button = item?.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
+  if (button) {
+    event.preventDefault();
+    button.click();
+  }
+});
+
+for (const input of document.querySelectorAll("[data-utc-offset]")) {
+  input.value = new Date().getTimezoneOffset();
+}

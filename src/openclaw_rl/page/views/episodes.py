@@ -19,7 +19,7 @@ PAGE_SIZE = 30
 # Groups whose tasks the filter offers.
 _TASKS_OF = 500
 _MAX_TEXT = 4000
-FILMS_FOLDER = "films"
+FILMS_FOLDER = "film"
 _FILM_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 

@@ -18,7 +18,6 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.http_connection import GatewayConnection
 from openclaw_rl.serve.http_headers import PAGE_PATH
 from openclaw_rl.serve.page.root import show_root, starting_page
-from openclaw_rl.serve.request_body import read_body
 from openclaw_rl.settings.load import Config
 
 MAX_BODY_BYTES = 256 * 1024
@@ -72,9 +71,12 @@ class PageProxy:
         port = await asyncio.to_thread(running_page, self._config.home_dir)
         if port is None:
             return starting_page()
-        body = None
-        if request.method == "POST":
-            body = await read_body(request, self._config.serve, _check_size)
+        if (request.content_length or 0) > MAX_BODY_BYTES:
+            raise RequestError(
+                f"the form is larger than {MAX_BODY_BYTES} bytes.", code="too_large", status=413
+            )
+        # Passed on as it comes: the page checks the cookie before it reads the body, and bounds its size.
+        body = request.content if request.method == "POST" else None
         headers = {
             name: request.headers[name]
             for name in _PASSED_REQUEST_HEADERS
@@ -84,13 +86,14 @@ class PageProxy:
         session = self._open_session()
         url = f"http://127.0.0.1:{port}{request.raw_path}"
         try:
-            answer = session.request(
+            answer = await session.request(
                 request.method, url, headers=headers, data=body, allow_redirects=False
             )
-            async with answer as response:
-                return await self._relay(request, response)
-        except aiohttp.ClientConnectorError:
+        except aiohttp.ClientConnectionError:
+            # It ended meanwhile, and starts again.
             return starting_page()
+        async with answer:
+            return await self._relay(request, answer)
 
     async def _relay(
         self, request: web.Request, answer: aiohttp.ClientResponse
@@ -105,20 +108,16 @@ class PageProxy:
         if answer.content_length is not None:
             response.content_length = answer.content_length
         await response.prepare(request)
-        async for piece in answer.content.iter_any():
-            await response.write(piece)
-        await response.write_eof()
+        try:
+            async for piece in answer.content.iter_any():
+                await response.write(piece)
+            await response.write_eof()
+        except aiohttp.ClientError:
+            # The page's process ended: the browser must not take the part for the whole.
+            cast(GatewayConnection, request.protocol).force_close()
         return response
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = open_http_session(timeout=_STREAM_TIMEOUT, connections=_CONNECTIONS)
         return self._session
-
-
-def _check_size(size: int) -> None:
-    """Raise `RequestError` for a form that is too large."""
-    if size > MAX_BODY_BYTES:
-        raise RequestError(
-            f"the form is larger than {MAX_BODY_BYTES} bytes.", code="too_large", status=413
-        )

@@ -93,6 +93,21 @@ def get_feedback(conn: Connection, scope: str, id: str) -> FeedbackRecord | None
     return _read_records(conn, rows)[0] if rows else None
 
 
+def feedback_on(conn: Connection, turn: str) -> list[Feedback]:
+    """Return the feedback on a reply that was not taken back, oldest first."""
+    query = select(t.feedback).where(
+        t.feedback.c.target == turn, t.feedback.c.retracted_at.is_(None)
+    )
+    rows = conn.execute(query.order_by(t.feedback.c.seq))
+    return [from_row(Feedback, row) for row in rows]
+
+
+def scope_of_reply(conn: Connection, turn: str) -> str | None:
+    """Return the scope in which a reply was given; None if there is no such reply."""
+    target = conn.execute(_target, {"id": turn}).one_or_none()
+    return None if target is None else str(target.scope)
+
+
 def list_feedback(
     conn: Connection,
     scope: str,

@@ -449,11 +449,12 @@ def _lessons(
     conn: Connection, query: Select[tuple[object, ...]], values: Mapping[str, str] | None = None
 ) -> list[Lesson]:
     """Return the lessons of a query. A row that cannot be read is left out: else no prompt of its policy is built."""
-    lessons = (_read_lesson(row) for row in conn.execute(query, values))
+    lessons = (read_lesson(row) for row in conn.execute(query, values))
     return [lesson for lesson in lessons if lesson is not None]
 
 
-def _read_lesson(row: Any) -> Lesson | None:
+def read_lesson(row: Any) -> Lesson | None:
+    """Return the lesson of a row; None if the row is damaged, which is logged."""
     texts = (row.policy, row.key, row.text, row.topic)
     numbers = (row.weight, row.made_at, row.reinforced_at, row.divergence or 0.0)
     readable = all(isinstance(text, str) for text in texts) and all(

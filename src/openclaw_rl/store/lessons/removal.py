@@ -24,21 +24,32 @@ def forget(conn: Connection, id: str, *, at: float) -> None:
     Where those of one scope contradict each other, the newest is; where the lesson was superseded itself, its successor
     stays. Turns of practice are taken back if no version was published with them.
     """
-    successor = conn.execute(
-        select(t.lessons.c.superseded_by).where(t.lessons.c.id == id)
-    ).scalar_one_or_none()
-    freed = lessons.superseded_lessons(conn, id)
-    newest = dict[tuple[str, str, str], str]()
+    freed = freed_lessons(conn, id)
     turn_states.take_back(conn, _unpublished_practice(conn, id), _FORGOTTEN, at=at)
     conn.execute(delete(t.lessons).where(t.lessons.c.id == id))
     examinations.clear_waiting(conn)
-    for other in sorted(freed, key=lambda lesson: lesson.reinforced_at, reverse=True):
-        rivals = other.scope_kind, other.scope_value, other.subject or other.id
-        by = successor or newest.setdefault(rivals, other.id)
+    for other, by in freed:
         if by == other.id:
             lessons.mark_active(conn, other.id)
         else:
             lessons.supersede(conn, other.id, by)
+
+
+def freed_lessons(conn: Connection, id: str) -> list[tuple[Lesson, str]]:
+    """Return the lessons that this one superseded, newest first, and which one is in force when it is forgotten.
+
+    That is the lesson itself, a newer one of its scope that contradicts it, or the successor of the forgotten one.
+    """
+    successor = conn.execute(
+        select(t.lessons.c.superseded_by).where(t.lessons.c.id == id)
+    ).scalar_one_or_none()
+    newest = dict[tuple[str, str, str], str]()
+    freed = []
+    superseded = lessons.superseded_lessons(conn, id)
+    for other in sorted(superseded, key=lambda lesson: lesson.reinforced_at, reverse=True):
+        rivals = other.scope_kind, other.scope_value, other.subject or other.id
+        freed.append((other, successor or newest.setdefault(rivals, other.id)))
+    return freed
 
 
 def replace_text(

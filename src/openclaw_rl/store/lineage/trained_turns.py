@@ -13,7 +13,7 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store import turns
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.rows import verdict_from_row
-from openclaw_rl.types import Kind
+from openclaw_rl.types import Kind, PolicyState
 
 
 class TrainedTurn(NamedTuple):
@@ -44,6 +44,17 @@ def turns_of_lineage(conn: Connection, version: int) -> list[TrainedTurn]:
         TrainedTurn(*row)
         for row in conn.execute(query.order_by(uses.policy, uses.place, uses.turn))
     ]
+
+
+def live_versions_of(conn: Connection, turn_ids: Collection[str]) -> list[int]:
+    """Return the live versions that were trained on any of these turns, oldest first."""
+    query = (
+        select(t.uses.c.policy)
+        .distinct()
+        .join(t.policies, t.policies.c.version == t.uses.c.policy)
+        .where(t.uses.c.turn.in_(list(turn_ids)), t.policies.c.state == PolicyState.LIVE.value)
+    )
+    return list(conn.execute(query.order_by(t.uses.c.policy)).scalars())
 
 
 def turns_by_hint(conn: Connection) -> dict[str, list[str]]:

@@ -1,0 +1,94 @@
+"""The sentences on what was noted of a conversation, in the chat of the terminal and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from openclaw_rl.reasons import ReasonCode
+from openclaw_rl.status.understanding import is_understood
+from openclaw_rl.status.withdrawn_lessons import withdrawal_text
+from openclaw_rl.store import turns
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
+from openclaw_rl.store.lessons.scopes import LessonScope
+from openclaw_rl.store.lineage.trained_turns import live_versions_of
+from openclaw_rl.types import Verdict
+
+NOT_UNDERSTOOD = "the judge made nothing of that"
+_MOODS = {1: "good", -1: "not good", 0: "neither good nor bad"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatNote:
+    """One thing that was noted. `unclear_turn`: the reply to which the reaction was not understood; "" otherwise."""
+
+    key: str
+    text: str
+    unclear_turn: str = ""
+
+
+def says_something(verdict: Verdict) -> bool:
+    """Return whether a verdict is worth a line: a reaction that says nothing of the reply is not."""
+    return verdict.reason_code is not ReasonCode.NO_EVIDENCE or bool(verdict.hints)
+
+
+def verdict_text(score: int | None, hints: Sequence[str]) -> str:
+    mood = _MOODS.get(score or 0, "")
+    opinion = "understood as a wish" if score is None else f"verdict on that turn: {mood}"
+    return opinion + (f" (hint: {hints[0]})" if hints else "")
+
+
+def lesson_text(lesson: Lesson, *, is_learned: bool) -> str:
+    """Return the line for a lesson that was noted or learned."""
+    if is_learned:
+        return f"learned: {lesson.text}"
+    is_of_conversation = lesson.scope_kind is LessonScope.SESSION
+    noted = "noted for this conversation" if is_of_conversation else "noted"
+    return f"{noted}: {lesson.text}"
+
+
+def withdrawn_text(lesson: Lesson, withdrawal: Mapping[str, Any] | None) -> str:
+    """Return the line for a lesson that was withdrawn. `withdrawal`: the fields of a `Withdrawal`."""
+    place = "left the prompts"
+    if lesson.is_pinned:
+        place = "stays in prompts, because it is pinned, but is not learned"
+    return f"{place}: {lesson.text} ({withdrawal_text(withdrawal)})"
+
+
+def restored_text(lesson: Lesson) -> str:
+    return f"in prompts again: {lesson.text}"
+
+
+def live_text(version: int | str) -> str:
+    return f"version {version} is live: it learned from you"
+
+
+def notes_on_turns(conn: Connection, ids: Sequence[str]) -> list[ChatNote]:
+    """Return what was noted of these turns: verdicts in their order, then lessons, then versions."""
+    notes = []
+    verdicts = turns.current_verdicts(conn, ids)
+    for turn in ids:
+        verdict = verdicts.get(turn)
+        if verdict is None or not says_something(verdict):
+            continue
+        if is_understood(verdict):
+            text = verdict_text(verdict.score, verdict.hints)
+            notes.append(ChatNote(key=f"verdict-{turn}", text=text))
+        else:
+            notes.append(ChatNote(key=f"verdict-{turn}", text=NOT_UNDERSTOOD, unclear_turn=turn))
+    for lesson in lessons.lessons_of_turns(conn, ids):
+        notes.append(ChatNote(key=f"lesson-{lesson.id}", text=_state_text(lesson)))
+    for version in live_versions_of(conn, ids):
+        notes.append(ChatNote(key=f"version-{version}", text=live_text(version)))
+    return notes
+
+
+def _state_text(lesson: Lesson) -> str:
+    if lesson.state is LessonState.WITHDRAWN:
+        withdrawal = None if lesson.withdrawal is None else asdict(lesson.withdrawal)
+        return withdrawn_text(lesson, withdrawal)
+    return lesson_text(lesson, is_learned=lesson.state is LessonState.LEARNED)
