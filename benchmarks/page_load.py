@@ -48,6 +48,20 @@ ADDRESSES = (
     "/ui/conversations?q=unheard",
     "/ui/conversations/chatcmpl-00000000000000000000c351",
     "/ui/turns/chatcmpl-00000000000000000000c351",
+    "/ui/learned",
+    "/ui/learned/00000010",
+    "/ui/not-understood",
+    "/ui/versions",
+    "/ui/versions/12",
+    "/ui/versions/acts",
+    "/ui/take-back",
+    "/ui/take-back?turn=chatcmpl-00000000000000000000c351",
+    "/ui/take-back?session=s-50-3",
+    "/ui/episodes",
+    "/ui/episodes/group?id=g-50-3",
+    "/ui/episodes/episode?id=e-50-13",
+    "/ui/chat",
+    "/ui/troubles",
 )
 
 

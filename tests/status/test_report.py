@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.render.trl_templates import make_kind
+from tests.store import world
 
+from openclaw_rl.cli.main import cli
 from openclaw_rl.common.terminal import TerminalConsole
 from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.settings.load import from_flat
@@ -24,6 +28,9 @@ from openclaw_rl.status.report import (
     folder_size,
     untrainable_agents,
 )
+from openclaw_rl.status.sentences import health_sentence
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import PolicyState, Sampling
 
 
@@ -166,3 +173,16 @@ def test_the_size_of_a_folder_whose_versions_are_removed_meanwhile(tmp_path: Pat
         is_over.set()
         trainer.join()
     assert sizes <= {7, 8, 9, 10}
+
+
+def test_status_and_the_page_say_in_the_same_words_whether_all_is_well(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store.db") as store:
+        with store.write() as conn:
+            policies.ensure_root(conn, base="base", identity="i", at=1.0)
+            world.judged(conn, "a", score=-1)
+    shown = CliRunner().invoke(cli, ["status", "--json", "--home", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    status = json.loads(shown.stdout)
+    expected = health_sentence(status["troubles"], status["loops"], 0)
+    assert status["summary"] == expected
+    assert "1 not good" in CliRunner().invoke(cli, ["status", "--home", str(tmp_path)]).stdout

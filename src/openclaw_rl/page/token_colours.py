@@ -21,7 +21,7 @@ MAX_VERSIONS = 3
 LOGPROB = "logprob"
 PLAIN = "plain"
 # A token of this log-probability, or a lower one, gets the full colour.
-_LEAST_LIKELY = -6.0
+_LEAST_LIKELY = -4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,7 @@ def _query(chosen: Mapping[str, str], before: int | None) -> str:
     values: dict[str, str | int] = {name: value for name, value in chosen.items() if value}
     if before is not None:
         values["before"] = before
-    return urlencode(values)
+    return urlencode(values, errors="replace")
 
 
 def _known_names(request: ViewRequest) -> Mapping[str, Any]:

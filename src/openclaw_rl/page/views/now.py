@@ -23,14 +23,13 @@ def collect_now(request: ViewRequest) -> Mapping[str, Any]:
     conn = request.conn
     config = request.config
     rows = worker_rows(conn, request.now)
-    heads = read_heads(conn)
+    head = head_version(read_heads(conn), DEFAULT_NAME)
     problems = cached(
         request,
         "diagnoses",
         _DIAGNOSES_SECONDS,
         lambda: [each.name for each in find_diagnoses(config, conn, request.now)],
     )
-    head = head_version(heads, DEFAULT_NAME) if heads else 0
     return {
         "problems": problems,
         "sentence": health_sentence(problems, rows, head),

@@ -1,0 +1,120 @@
+"""The view of what happens now, and the sentences that it shares with `status`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.page.views import collect, open_store, show
+from tests.store import world
+
+from openclaw_rl.common.progress import Wait
+from openclaw_rl.status.now import JUDGES, PEOPLE
+from openclaw_rl.status.sentences import SCOPES, VERSION_STATES, WAITS, health_sentence
+from openclaw_rl.store import heartbeats, reactions, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.feedback.records import add_feedback
+from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.lessons.lessons import Lesson
+from openclaw_rl.store.lessons.scopes import LessonScope
+from openclaw_rl.store.lineage import policies
+from openclaw_rl.types import Feedback, PolicyState
+
+NOW = "/ui/now"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path) as opened:
+        with opened.write() as conn:
+            policies.ensure_root(conn, base="base", identity="i", at=1.0)
+        yield opened
+
+
+def test_an_empty_home_says_what_to_do(store: Store) -> None:
+    shown = show(store, NOW)
+    assert "No worker has started yet" in shown
+    assert "Nobody has said yet whether a reply was good" in shown
+    assert "No lesson yet" in shown
+
+
+def test_scores_of_people_and_verdicts_of_judges_are_two_curves(store: Store) -> None:
+    with store.write() as conn:
+        for number, score in enumerate((1, 1, -1, 0, None)):
+            world.judged(conn, f"t{number}", score=score)
+        given = Feedback(id="f", scope="key", target="t0", score=-1, given_at=14.0)
+        add_feedback(conn, [given])
+        reactions.record_pending_feedback(conn, "t0", 14.0)
+        turns.add_verdict(conn, world.verdict("t0", 2, -1, judge="explicit", explicit=True))
+    data = collect(store, NOW)["satisfaction"]
+    assert data["x"] == [0]
+    people, judges = data["series"]
+    assert (people["label"], people["values"], people["of"]) == (PEOPLE, [0.0], [1])
+    assert (judges["label"], judges["of"]) == (JUDGES, [3])
+    assert judges["values"] == [pytest.approx(2 / 3)]
+    assert judges["low"][0] < judges["values"][0] < judges["high"][0]
+    json.dumps(data)
+    assert ">67</data>%" in show(store, NOW)
+
+
+def test_versions_without_a_score_have_a_gap(store: Store) -> None:
+    with store.write() as conn:
+        world.judged(conn, "a")
+        conn.exec_driver_sql("UPDATE exchanges SET version = 3")
+        world.judged(conn, "b", score=1)
+        turns.add_verdict(conn, world.verdict("b", 1, 1, judge="explicit", explicit=True))
+    people, judges = collect(store, NOW)["satisfaction"]["series"]
+    assert people["values"] == [1.0, None]
+    assert judges["values"] == [1.0, 1.0]
+
+
+def test_workers_and_what_waits(store: Store) -> None:
+    heartbeats.write_heartbeat(store, "train", "3 of 4", waits=[Wait.TURNS])
+    with store.write() as conn:
+        world.serve(conn, "a")
+        world.serve(conn, "b")
+        world.close(conn, "b")
+    data = collect(store, NOW)
+    assert [worker["name"] for worker in data["workers"]] == ["train"]
+    waiting = [each.text for each in data["waiting"]]
+    assert waiting == [
+        "1 reply without a reaction so far",
+        "1 reaction without a verdict so far",
+        f"train waits for {WAITS[Wait.TURNS]}",
+    ]
+    silent = collect(store, NOW, now=time.time() + 3600)
+    assert not silent["is_well"]
+    assert "not respond" in silent["sentence"] or silent["problems"]
+
+
+def test_newest_lessons_and_versions_are_linked(store: Store) -> None:
+    with store.write() as conn:
+        for number in range(7):
+            lesson = Lesson(id=f"{number:08x}", text="Be brief.", made_at=number, reinforced_at=0)
+            lessons.add_lesson(conn, lesson)
+        policies.insert_version(conn, world.policy(1, 0), (), PolicyState.REJECTED)
+    shown = show(store, NOW)
+    assert "/ui/learned/00000006" in shown
+    assert "/ui/learned/00000001" not in shown
+    assert "/ui/versions/1" in shown
+    assert "rejected, learned from" in shown
+
+
+def test_the_sentence_names_what_needs_attention() -> None:
+    alive = {"name": "judge", "alive": True}
+    dead = {"name": "train", "alive": False}
+    assert health_sentence([], [alive], 3) == "All is well: version 3 answers."
+    assert health_sentence(["judge behind"], [alive], 3) == (
+        "1 thing needs your attention: judge behind."
+    )
+    assert health_sentence(["a", "b"], [dead], 3) == "2 things need your attention: a, b."
+    assert health_sentence([], [alive, dead], 3) == "These workers do not respond: train."
+
+
+def test_everything_has_its_words() -> None:
+    assert set(WAITS) == set(Wait)
+    assert set(VERSION_STATES) == {state.value for state in PolicyState}
+    assert set(SCOPES) == set(LessonScope)
