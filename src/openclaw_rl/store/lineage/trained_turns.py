@@ -26,6 +26,22 @@ class TrainedTurn(NamedTuple):
     source: str | None = None
 
 
+class LineageUse(NamedTuple):
+    """A turn that a version was trained on, without anything else of the turn."""
+
+    version: int
+    turn: str
+
+
+def uses_of_lineage(conn: Connection, version: int) -> list[LineageUse]:
+    """Return what `turns_of_lineage` returns, in its order, without reading the turns."""
+    line = ancestors(version)
+    uses = t.uses.c
+    query = select(uses.policy, uses.turn).join(line, line.c.version == uses.policy)
+    rows = conn.execute(query.order_by(uses.policy, uses.place, uses.turn))
+    return [LineageUse(row[0], row[1]) for row in rows]
+
+
 def turns_of_lineage(conn: Connection, version: int) -> list[TrainedTurn]:
     """Return the turns that `version` and its ancestors used: the oldest version first, each in its batch's order."""
     line = ancestors(version)
