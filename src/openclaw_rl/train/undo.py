@@ -29,7 +29,11 @@ from openclaw_rl.store.lineage.policy_names import (
     read_heads,
     stored_owner,
 )
-from openclaw_rl.store.lineage.trained_turns import LineageUse, turns_by_hint, uses_of_lineage
+from openclaw_rl.store.lineage.trained_turns import (
+    turns_by_hint,
+    used_by_lineage,
+    uses_of_lineage,
+)
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata, is_copied_folder
 from openclaw_rl.types import Policy, RepeatedBatch
 
@@ -212,11 +216,11 @@ def turns_by_policy(conn: Connection, selected: Collection[str]) -> dict[str, li
     used_by_head: dict[int, set[str]] = {}
     for name, head in read_heads(conn).items():
         if head not in used_by_head:
-            used_by_head[head] = {row.turn for row in uses_of_lineage(conn, head)}
+            used_by_head[head] = used_by_lineage(conn, head, out)
         of_policy = set(used_by_head[head])
         for batch in retraining.outstanding_batches(conn, name):
-            of_policy.update(batch.turns)
-        turn_sets[name] = of_policy & out
+            of_policy.update(out.intersection(batch.turns))
+        turn_sets[name] = of_policy
     per = stored_owner(conn)
     for turn in out.difference(*turn_sets.values()):
         turn_sets.setdefault(name_of_turn(conn, per, turn), set()).add(turn)
@@ -241,7 +245,7 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     out = frozenset(selected)
     lineage = policies.lineage(conn, head.version)
     used = uses_of_lineage(conn, head.version)
-    used_by = sorted({row.version for row in used if row.turn in out})
+    used_by = sorted({version for version, turn in used if turn in out})
     safe, is_exact = (
         _find_safe_version(conn, lineage[lineage.index(used_by[0]) + 1 :])
         if used_by
@@ -301,7 +305,7 @@ def _find_safe_version(conn: Connection, ancestors: Sequence[int]) -> tuple[Poli
 
 
 def _batches_without(
-    used: Sequence[LineageUse],
+    used: Sequence[tuple[int, str]],
     undone: Collection[int],
     left: Sequence[RepeatedBatch],
     out: Collection[str],
@@ -313,11 +317,11 @@ def _batches_without(
     undone_turns: dict[int, list[str]] = {}
     undone_versions = frozenset(undone)
     seen = set()
-    for row in used:
-        if row.version in undone_versions:
-            undone_turns.setdefault(row.version, []).append(row.turn)
+    for version, turn in used:
+        if version in undone_versions:
+            undone_turns.setdefault(version, []).append(turn)
         else:
-            seen.add(row.turn)
+            seen.add(turn)
     again = [RepeatedBatch(repeats=v, turns=tuple(ids)) for v, ids in undone_turns.items()]
     batches = []
     for batch in (*again, *left):

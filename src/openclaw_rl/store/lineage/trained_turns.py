@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, select
@@ -14,6 +14,9 @@ from openclaw_rl.store import turns
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.rows import verdict_from_row
 from openclaw_rl.types import Kind, PolicyState
+
+_MAX_SOUGHT = 2000
+"""Turns that are looked up one by one; for more, all uses of a lineage are read."""
 
 
 class TrainedTurn(NamedTuple):
@@ -26,20 +29,22 @@ class TrainedTurn(NamedTuple):
     source: str | None = None
 
 
-class LineageUse(NamedTuple):
-    """A turn that a version was trained on, without anything else of the turn."""
-
-    version: int
-    turn: str
-
-
-def uses_of_lineage(conn: Connection, version: int) -> list[LineageUse]:
-    """Return what `turns_of_lineage` returns, in its order, without reading the turns."""
+def uses_of_lineage(conn: Connection, version: int) -> Sequence[tuple[int, str]]:
+    """Return (version, turn) of what `turns_of_lineage` returns, in its order, without reading the turns."""
     line = ancestors(version)
     uses = t.uses.c
     query = select(uses.policy, uses.turn).join(line, line.c.version == uses.policy)
-    rows = conn.execute(query.order_by(uses.policy, uses.place, uses.turn))
-    return [LineageUse(row[0], row[1]) for row in rows]
+    return conn.execute(query.order_by(uses.policy, uses.place, uses.turn)).tuples().all()
+
+
+def used_by_lineage(conn: Connection, version: int, turn_ids: Collection[str]) -> set[str]:
+    """Return those of the turns that `version` or one of its ancestors used."""
+    if len(turn_ids) > _MAX_SOUGHT:
+        return {turn for _, turn in uses_of_lineage(conn, version)}.intersection(turn_ids)
+    line = ancestors(version)
+    uses = t.uses.c
+    query = select(uses.turn).join(line, line.c.version == uses.policy)
+    return set(conn.execute(query.where(uses.turn.in_(list(turn_ids)))).scalars())
 
 
 def turns_of_lineage(conn: Connection, version: int) -> list[TrainedTurn]:
