@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 from sqlalchemy import Connection, select
@@ -29,12 +29,13 @@ class TrainedTurn(NamedTuple):
     source: str | None = None
 
 
-def uses_of_lineage(conn: Connection, version: int) -> Sequence[tuple[int, str]]:
+def uses_of_lineage(conn: Connection, version: int) -> list[tuple[int, str]]:
     """Return (version, turn) of what `turns_of_lineage` returns, in its order, without reading the turns."""
     line = ancestors(version)
     uses = t.uses.c
     query = select(uses.policy, uses.turn).join(line, line.c.version == uses.policy)
-    return conn.execute(query.order_by(uses.policy, uses.place, uses.turn)).tuples().all()
+    rows = conn.execute(query.order_by(uses.policy, uses.place, uses.turn))
+    return [(version, turn) for version, turn in rows]
 
 
 def used_by_lineage(conn: Connection, version: int, turn_ids: Collection[str]) -> set[str]:
