@@ -129,11 +129,11 @@ def newest_sessions(conn: Connection, limit: int) -> list[tuple[str, Counter[str
 
 def session_turns(conn: Connection, name: str) -> list[str]:
     """Return the ids of all turns in sessions of this name, oldest first."""
-    return list(
-        conn.execute(
-            select(t.turns.c.id).where(t.turns.c.session == name).order_by(t.turns.c.seq)
-        ).scalars()
-    )
+    c = t.turns.c
+    # With their scopes, the turns are found by the index of sessions.
+    scopes = conn.execute(_scopes_query).scalars().all()
+    query = select(c.id).where(c.scope.in_(scopes), c.session == name)
+    return list(conn.execute(query.order_by(c.seq)).scalars())
 
 
 def first_turns(conn: Connection, names: Collection[str]) -> dict[str, str]:
@@ -153,9 +153,10 @@ def turns_since(conn: Connection, since: float) -> list[str]:
 
     Dropped turns that no version used are left out.
     """
-    query = select(t.turns.c.id).join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
-    query = query.where(
-        t.exchanges.c.admitted_at >= since,
+    # The times are read in one pass, without looking up the turns of all others.
+    newer = select(t.exchanges.c.seq).where(t.exchanges.c.admitted_at >= since)
+    query = select(t.turns.c.id).where(
+        t.turns.c.seq.in_(newer),
         t.equals_literal(t.turns.c.kind, Kind.MAIN),
         (t.turns.c.state != TurnState.DROPPED.value) | (t.turns.c.uses > 0),
     )

@@ -33,7 +33,12 @@ def versions_on_disk(root: Path) -> list[int]:
 
 def has_metadata(policy: Policy) -> bool:
     """Return whether a version was copied from a checkpoint."""
-    return policy.path is not None and (Path(policy.path) / META_FILE).exists()
+    return is_copied_folder(policy.path)
+
+
+def is_copied_folder(path: str | None) -> bool:
+    """Return whether the folder of a version was copied from a checkpoint; None: the base, which has no folder."""
+    return path is not None and (Path(path) / META_FILE).exists()
 
 
 def folder_bytes(path: str | None) -> int:

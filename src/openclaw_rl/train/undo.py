@@ -21,7 +21,7 @@ from openclaw_rl.store import events, sessions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import lessons, practice_turns, removal
 from openclaw_rl.store.lessons.lessons import Lesson
-from openclaw_rl.store.lineage import policies, policy_marks, retraining
+from openclaw_rl.store.lineage import policies, policy_marks, retraining, version_stats
 from openclaw_rl.store.lineage.policy_names import (
     DEFAULT_NAME,
     is_owned,
@@ -29,8 +29,12 @@ from openclaw_rl.store.lineage.policy_names import (
     read_heads,
     stored_owner,
 )
-from openclaw_rl.store.lineage.trained_turns import TrainedTurn, turns_by_hint, turns_of_lineage
-from openclaw_rl.train.policy_folders import folder_bytes, has_metadata
+from openclaw_rl.store.lineage.trained_turns import (
+    turns_by_hint,
+    used_by_lineage,
+    uses_of_lineage,
+)
+from openclaw_rl.train.policy_folders import folder_bytes, has_metadata, is_copied_folder
 from openclaw_rl.types import Policy, RepeatedBatch
 
 # Hints that an error lists, and characters of a hint.
@@ -45,6 +49,9 @@ _SPREAD = 1.5
 _NOTICE_SECONDS = 2.0
 # Of weights and optimizer state that are compared with their digests and loaded in a second.
 _LOADED_BYTES = 2e8
+# Metrics of a version: the time of its batch, and that of its step alone, which older releases recorded.
+_BATCH_SECONDS = "seconds/batch"
+_STEP_SECONDS = "seconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,11 +216,11 @@ def turns_by_policy(conn: Connection, selected: Collection[str]) -> dict[str, li
     used_by_head: dict[int, set[str]] = {}
     for name, head in read_heads(conn).items():
         if head not in used_by_head:
-            used_by_head[head] = {row.turn for row in turns_of_lineage(conn, head)}
+            used_by_head[head] = used_by_lineage(conn, head, out)
         of_policy = set(used_by_head[head])
         for batch in retraining.outstanding_batches(conn, name):
-            of_policy.update(batch.turns)
-        turn_sets[name] = of_policy & out
+            of_policy.update(out.intersection(batch.turns))
+        turn_sets[name] = of_policy
     per = stored_owner(conn)
     for turn in out.difference(*turn_sets.values()):
         turn_sets.setdefault(name_of_turn(conn, per, turn), set()).add(turn)
@@ -237,8 +244,8 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     head = policies.head(conn, name)
     out = frozenset(selected)
     lineage = policies.lineage(conn, head.version)
-    used = turns_of_lineage(conn, head.version)
-    used_by = sorted({row.version for row in used if row.turn in out})
+    used = uses_of_lineage(conn, head.version)
+    used_by = sorted({version for version, turn in used if turn in out})
     safe, is_exact = (
         _find_safe_version(conn, lineage[lineage.index(used_by[0]) + 1 :])
         if used_by
@@ -275,7 +282,10 @@ def _find_safe_version(conn: Connection, ancestors: Sequence[int]) -> tuple[Poli
 
     What a home was started from cannot be trained again, so the search ends there. `ancestors`: newest first.
     """
-    for version in ancestors:
+    for files in version_stats.files_of_versions(conn, ancestors, OPTIMIZER_FILE):
+        if files.path is not None and not files.has_file and not is_copied_folder(files.path):
+            continue
+        version = files.version
         policy = policies.get(conn, version)
         assert policy is not None, f"version {version} is in the lineage"
         if policy.path is None:
@@ -295,7 +305,7 @@ def _find_safe_version(conn: Connection, ancestors: Sequence[int]) -> tuple[Poli
 
 
 def _batches_without(
-    used: Sequence[TrainedTurn],
+    used: Sequence[tuple[int, str]],
     undone: Collection[int],
     left: Sequence[RepeatedBatch],
     out: Collection[str],
@@ -305,12 +315,13 @@ def _batches_without(
     Batches without new turns fall out, as no step is taken on replays alone. `used`: of the whole lineage.
     """
     undone_turns: dict[int, list[str]] = {}
+    undone_versions = frozenset(undone)
     seen = set()
-    for row in used:
-        if row.version in undone:
-            undone_turns.setdefault(row.version, []).append(row.turn)
+    for version, turn in used:
+        if version in undone_versions:
+            undone_turns.setdefault(version, []).append(turn)
         else:
-            seen.add(row.turn)
+            seen.add(turn)
     again = [RepeatedBatch(repeats=v, turns=tuple(ids)) for v, ids in undone_turns.items()]
     batches = []
     for batch in (*again, *left):
@@ -331,14 +342,16 @@ def _estimate_seconds(
     """
     if not batches:
         return 0.0, 0.0
-    repeated = policies.get_many(conn, {batch.repeats for batch in batches})
+    repeated = {batch.repeats for batch in batches}
+    names = ("turns", _BATCH_SECONDS, _STEP_SECONDS)
+    metrics = version_stats.metrics_of_versions(conn, repeated, names)
     times: dict[int, float] = {}
     turn_counts: dict[int, float] = {}
-    for policy in repeated:
-        turn_counts[policy.version] = max(1.0, policy.metrics.get("turns", 1.0))
-        seconds = _batch_seconds(policy)
+    for version, known in metrics.items():
+        turn_counts[version] = max(1.0, known.get("turns", 1.0))
+        seconds = known.get(_BATCH_SECONDS, known.get(_STEP_SECONDS))
         if seconds is not None:
-            times[policy.version] = seconds
+            times[version] = seconds
     usual = sum(times.values()) / len(times) if times else 0.0
     least = 0.0
     most = 0.0
@@ -349,11 +362,6 @@ def _estimate_seconds(
         most += seconds
     start = _NOTICE_SECONDS + usual + folder_bytes(safe.path) / _LOADED_BYTES
     return least / _SPREAD, most * _SPREAD + start
-
-
-def _batch_seconds(policy: Policy) -> float | None:
-    """Return the recorded time of a version's batch; of its step alone, if an older openclaw-rl made it."""
-    return policy.metrics.get("seconds/batch", policy.metrics.get("seconds"))
 
 
 def plan_undos(conn: Connection, selected: Sequence[str]) -> list[UndoPlan]:

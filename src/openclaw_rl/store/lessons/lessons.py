@@ -24,7 +24,6 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
-    exists,
     func,
     literal_column,
     select,
@@ -282,10 +281,10 @@ def superseded_lessons(conn: Connection, id: str) -> list[Lesson]:
 
 def lessons_of_turns(conn: Connection, turns: Collection[str]) -> list[Lesson]:
     """Return the lessons that have one of these turns as evidence, oldest first."""
-    is_evidence = exists().where(
-        t.lesson_turns.c.lesson == t.lessons.c.id, t.lesson_turns.c.turn.in_(turns)
-    )
-    return _lessons(conn, select(t.lessons).where(is_evidence).order_by(*_OLDEST_FIRST))
+    # Not `exists`, which would read the list of turns again for every lesson.
+    evidence = select(t.lesson_turns.c.lesson).where(t.lesson_turns.c.turn.in_(turns))
+    query = select(t.lessons).where(t.lessons.c.id.in_(evidence))
+    return _lessons(conn, query.order_by(*_OLDEST_FIRST))
 
 
 def turns_of_lesson(conn: Connection, id: str) -> list[LessonTurn]:

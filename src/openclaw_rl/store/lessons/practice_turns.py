@@ -140,9 +140,10 @@ def turns_practised_from(conn: Connection, evidence: Collection[str]) -> list[st
     was deleted, the turns that put it into force count.
     """
     lesson_ids = _deleted_lessons(conn, evidence)
+    taken = frozenset(evidence)
     for lesson in lessons.lessons_of_turns(conn, evidence):
         turns_of_lesson = {link.turn for link in lessons.turns_of_lesson(conn, lesson.id)}
-        if turns_of_lesson <= set(evidence):
+        if turns_of_lesson <= taken:
             lesson_ids.append(lesson.id)
     return sorted({*turns_of_lessons(conn, lesson_ids), *_turns_of_sources(conn, evidence)})
 

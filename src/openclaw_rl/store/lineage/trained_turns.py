@@ -15,6 +15,9 @@ from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.rows import verdict_from_row
 from openclaw_rl.types import Kind, PolicyState
 
+_MAX_SOUGHT = 2000
+"""Turns that are looked up one by one; for more, all uses of a lineage are read."""
+
 
 class TrainedTurn(NamedTuple):
     """A turn that a version was trained on. `source`: of practice, the turn whose prompt was asked again."""
@@ -24,6 +27,25 @@ class TrainedTurn(NamedTuple):
     session: str
     agent: str
     source: str | None = None
+
+
+def uses_of_lineage(conn: Connection, version: int) -> list[tuple[int, str]]:
+    """Return (version, turn) of what `turns_of_lineage` returns, in its order, without reading the turns."""
+    line = ancestors(version)
+    uses = t.uses.c
+    query = select(uses.policy, uses.turn).join(line, line.c.version == uses.policy)
+    rows = conn.execute(query.order_by(uses.policy, uses.place, uses.turn))
+    return [(version, turn) for version, turn in rows]
+
+
+def used_by_lineage(conn: Connection, version: int, turn_ids: Collection[str]) -> set[str]:
+    """Return those of the turns that `version` or one of its ancestors used."""
+    if len(turn_ids) > _MAX_SOUGHT:
+        return {turn for _, turn in uses_of_lineage(conn, version)}.intersection(turn_ids)
+    line = ancestors(version)
+    uses = t.uses.c
+    query = select(uses.turn).join(line, line.c.version == uses.policy)
+    return set(conn.execute(query.where(uses.turn.in_(list(turn_ids)))).scalars())
 
 
 def turns_of_lineage(conn: Connection, version: int) -> list[TrainedTurn]:

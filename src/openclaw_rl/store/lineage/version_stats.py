@@ -5,17 +5,56 @@ Of a version: satisfaction and number of turns. Of a judge: agreement with what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Text, case, cast, func, select
 
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import is_signal
+from openclaw_rl.store.lineage.policy_paths import resolved_path
 from openclaw_rl.store.trust.score_pairs import as_scores, common_pairs, read_pairs
 from openclaw_rl.store.turns import VERDICT_PRECEDENCE, count_rows, count_unjudged
 from openclaw_rl.types import FinishReason, Kind, TurnState
+
+
+class VersionFiles(NamedTuple):
+    """The folder of a version, and whether it has a certain file; no folder: the base."""
+
+    version: int
+    path: str | None
+    has_file: bool
+
+
+def files_of_versions(conn: Connection, versions: Collection[int], file: str) -> list[VersionFiles]:
+    """Return the folders of versions, newest first, without reading their metrics. `file`: the one that is sought."""
+    c = t.policies.c
+    digest = _json_value(c.files, file)
+    query = select(c.version, c.path, digest).where(c.version.in_(list(versions)))
+    rows = conn.execute(query.order_by(c.version.desc()))
+    return [VersionFiles(row[0], resolved_path(conn, row[1]), bool(row[2])) for row in rows]
+
+
+def metrics_of_versions(
+    conn: Connection, versions: Collection[int], names: Sequence[str]
+) -> dict[int, dict[str, float]]:
+    """Return these metrics of the versions that have them, by version, without reading the others."""
+    c = t.policies.c
+    columns = [_json_value(c.metrics, name) for name in names]
+    query = select(c.version, *columns).where(c.version.in_(list(versions)))
+    metrics = {}
+    for version, *values in conn.execute(query):
+        pairs = zip(names, values, strict=True)
+        metrics[int(version)] = {name: float(value) for name, value in pairs if value is not None}
+    return metrics
+
+
+def _json_value(column: ColumnElement[Any], key: str) -> ColumnElement[Any]:
+    """Return the value of a key in a column of JSON bytes; NULL if the column cannot be read."""
+    content = cast(column, Text)
+    value = func.json_extract(content, f'$."{key}"')
+    return case((func.json_valid(content) == 1, value), else_=None)
 
 
 def satisfaction_metrics(conn: Connection, versions: Sequence[int]) -> dict[str, float]:
