@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event
-from tests.page.learned_home import DAY, NOON, SHORT, ReadyAnswers, make_home, view_request
+from tests.page.learned_home import NOON, SHORT, ReadyAnswers, make_home, view_request
 from tests.store.world import request, serve
 
 from openclaw_rl.page.templating import TemplateRenderer
@@ -263,4 +263,3 @@ def test_differences_are_marked_word_by_word() -> None:
 def test_all_states_have_a_filter() -> None:
     shown = {state for _, states in learned.FILTERS.values() for state in states}
     assert shown == set(LessonState)
-    assert DAY > 0

@@ -12,7 +12,7 @@ from openclaw_rl.types import Policy, PolicyState
 
 
 class VersionPlace(StrEnum):
-    """What a version is now; the value is a word for people."""
+    """Current use of a version; the value is a word for people."""
 
     IN_USE = "in use"
     EARLIER = "earlier"
@@ -34,7 +34,7 @@ class PolicyLine:
 
 
 def version_place(version: ListedVersion | Policy, line: PolicyLine) -> VersionPlace:
-    """Return what a version is now."""
+    """Return the current use of a version."""
     if version.version == line.head:
         return VersionPlace.IN_USE
     if version.version in line.lineage:

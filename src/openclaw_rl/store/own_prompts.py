@@ -10,7 +10,7 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.types import Capture, ExchangeStatus, Kind
 
-SEARCHED_TURNS = 2000
+SEARCHED_TURNS = 400
 """Newest turns, of a lesson or of all, among which prompts are searched."""
 
 
