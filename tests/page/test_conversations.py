@@ -16,7 +16,7 @@ from tests.store import world
 from openclaw_rl.common import message_hash
 from openclaw_rl.page.view import NotFound
 from openclaw_rl.reasons import ReasonCode
-from openclaw_rl.status.conversation_text import make_search
+from openclaw_rl.status.conversations.conversation_text import make_search
 from openclaw_rl.store import conversations, exchanges, reactions, turn_states, turns
 from openclaw_rl.store.conversations import ConversationFilter, VerdictFilter
 from openclaw_rl.store.db import Store

@@ -176,10 +176,9 @@ def test_the_size_of_a_folder_whose_versions_are_removed_meanwhile(tmp_path: Pat
 
 
 def test_status_and_the_page_say_in_the_same_words_whether_all_is_well(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store.db") as store:
-        with store.write() as conn:
-            policies.ensure_root(conn, base="base", identity="i", at=1.0)
-            world.judged(conn, "a", score=-1)
+    with Store.open(tmp_path / "store.db") as store, store.write() as conn:
+        policies.ensure_root(conn, base="base", identity="i", at=1.0)
+        world.judged(conn, "a", score=-1)
     shown = CliRunner().invoke(cli, ["status", "--json", "--home", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
     status = json.loads(shown.stdout)

@@ -18,9 +18,12 @@ from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.terminal import TerminalConsole, print_data
 from openclaw_rl.errors import DamagedRow, ModelError, OpenClawError
 from openclaw_rl.settings.load import Config
-from openclaw_rl.status.conversation_text import conversation_messages, titles_of_sessions
+from openclaw_rl.status.conversations.conversation_text import (
+    conversation_messages,
+    titles_of_sessions,
+)
+from openclaw_rl.status.conversations.turn_words import last_user_text
 from openclaw_rl.status.report import read_store
-from openclaw_rl.status.turn_words import last_user_text
 from openclaw_rl.store import exchanges, sessions, turns
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.types import Exchange, Message, Origin, Reaction, Reply, Verdict

@@ -12,7 +12,7 @@ from openclaw_rl.common.assets import local_model_folder
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.methods.types import Credit
 from openclaw_rl.settings.load import Config
-from openclaw_rl.status.conversation_text import titles_of_sessions
+from openclaw_rl.status.conversations.conversation_text import titles_of_sessions
 from openclaw_rl.status.inspect import turn_data
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.lineage import policies, probe_answers, token_credit
@@ -84,7 +84,7 @@ def collect_learned(
 
 
 def _rows_of_session(rows: Sequence[TrainedTurn], session: str) -> list[TrainedTurn]:
-    """Return the rows of a session. Raises `OpenClawError` if there are none."""
+    """Return the rows of a session. Raises `OpenClawError` without any."""
     matches = [row for row in rows if row.session == session]
     if not matches:
         raise OpenClawError(

@@ -13,7 +13,7 @@ from openclaw_rl.page.version_replies import (
 )
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.page.word_diff import TextRun, compare_words
-from openclaw_rl.status.prompt_text import asked_text
+from openclaw_rl.status.conversations.prompt_text import asked_text
 from openclaw_rl.store import exchanges
 
 PROMPTS = 3

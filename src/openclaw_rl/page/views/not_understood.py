@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.page.view import NotFound, View, ViewRequest
-from openclaw_rl.status.turn_words import asked_words, reaction_words
+from openclaw_rl.status.conversations.turn_words import asked_words, reaction_words
 from openclaw_rl.status.understanding import is_understood, readable_reactions
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.acts import new_act_id

@@ -13,7 +13,7 @@ from openclaw_rl.page.lineage_graph import draw_lineage
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.page.views import answers
 from openclaw_rl.page.word_diff import compare_words
-from openclaw_rl.status.prompt_text import asked_text
+from openclaw_rl.status.conversations.prompt_text import asked_text
 from openclaw_rl.status.report import GATE_FIGURES
 from openclaw_rl.status.version_words import (
     PolicyLine,

@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import Connection
 
 from openclaw_rl.errors import DamagedRow
-from openclaw_rl.status.conversation_text import (
+from openclaw_rl.status.conversations.conversation_text import (
     conversation_messages,
     message_data,
     new_messages,
 )
-from openclaw_rl.status.turn_account import training_account, verdict_account
+from openclaw_rl.status.conversations.turn_account import training_account, verdict_account
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.lineage.trained_turns import versions_of_turns
 from openclaw_rl.types import Exchange, Reaction, Verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from openclaw_rl.common.message_hash import message_text, strip_client_text
-from openclaw_rl.status.conversation_text import conversation_messages
+from openclaw_rl.status.conversations.conversation_text import conversation_messages
 from openclaw_rl.types import Message, Reaction, Request
 
 
