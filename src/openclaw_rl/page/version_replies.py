@@ -165,7 +165,7 @@ class VersionReplies:
 
 
 def _read_answer(request: urllib.request.Request) -> dict[str, Any]:
-    """Return the JSON of the gateway, also of an error. Raises `OpenClawError` without an answer."""
+    """Return the JSON of the gateway, also of an error. Raises `OpenClawError` without an answer in JSON."""
     try:
         try:
             response = open_url(request, timeout=_SILENCE)

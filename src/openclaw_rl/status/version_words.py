@@ -12,7 +12,7 @@ from openclaw_rl.types import Policy, PolicyState
 
 
 class VersionPlace(StrEnum):
-    """Current use of a version; the value is a word for people."""
+    """State of a version now; the value is a word for people."""
 
     IN_USE = "in use"
     EARLIER = "earlier"

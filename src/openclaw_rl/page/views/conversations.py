@@ -11,8 +11,11 @@ from openclaw_rl.page.token_colours import collect_tokens
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.status.conversations.conversation_text import make_search, titles_of_turns
-from openclaw_rl.status.conversations.conversation_turns import conversation_turns, whole_turn
-from openclaw_rl.status.conversations.turn_account import code_words
+from openclaw_rl.status.conversations.conversation_turns import (
+    code_words,
+    conversation_turns,
+    whole_turn,
+)
 from openclaw_rl.status.sentences import score_word
 from openclaw_rl.store import conversations
 from openclaw_rl.store.conversations import (
