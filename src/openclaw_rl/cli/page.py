@@ -29,16 +29,18 @@ def open_page(no_browser: bool, sign_out: bool, **options: Any) -> None:
     """
     import webbrowser
 
-    from openclaw_rl.common.gateway_address import running_page
+    from openclaw_rl.common.gateway_address import running_address, running_page
     from openclaw_rl.errors import OpenClawError
 
     config = load_running_config(**options)
     if sign_out:
         sign_out_browsers(config)
         return
-    if not config.serve.page or running_page(config.home_dir) is None:
+    home = config.home_dir
+    is_running = running_page(home) is not None and running_address(home) is not None
+    if not config.serve.page or not is_running:
         raise OpenClawError(
-            f"no page runs on {config.home_dir}: expected a running system with serve.page true. "
+            f"no page runs on {home}: expected a running system with serve.page true. "
             "`openclaw-rl up` starts one"
         )
     link = create_link(config)

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from aiohttp import web
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from openclaw_rl.common.gateway_address import page_key
@@ -55,6 +56,8 @@ _COMMENT_SECONDS = 15.0
 # Of the form by which a browser signs in.
 _TICKET_BYTES = 1024
 _TICKET_SECONDS = 10.0
+_DATA_OF_ALL: Mapping[str, Any] = {"sections": SECTIONS, "path": "", "message": ""}
+"""Data that every template has."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -97,11 +100,25 @@ class PageApp:
         return app
 
     async def _run_live(self, _app: web.Application) -> Any:
-        task = asyncio.create_task(self.live.run(), name="page-changes")
+        tasks = (
+            asyncio.create_task(self.live.run(), name="page-changes"),
+            asyncio.create_task(asyncio.to_thread(self._fill_caches), name="page-caches"),
+        )
         yield
         self.live.close()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _fill_caches(self) -> None:
+        """Collect the first view once: its summaries take a moment, which the first visitor need not wait for."""
+        start = SECTIONS[0].views[0]
+        try:
+            with self.store.read() as conn:
+                data = start.collect(self._view_request(conn, {}, {}))
+            self._templates.render(start.template, {**_DATA_OF_ALL, **data})
+        except OpenClawError as error:
+            log.warning("the page cannot be prepared: %s", error)
 
     # ------------------------------------------------------------------------------ middlewares
 
@@ -214,17 +231,20 @@ class PageApp:
         with self.store.read() as conn:
             params = {**request.query, **request.match_info}
             lists = {name: request.query.getall(name) for name in set(request.query)}
-            return collect(
-                ViewRequest(
-                    conn=conn,
-                    config=self.config,
-                    params=params,
-                    lists=lists,
-                    now=time.time(),
-                    tokens=self._tokens,
-                    cache=self._cache,
-                )
-            )
+            return collect(self._view_request(conn, params, lists))
+
+    def _view_request(
+        self, conn: Connection, params: Mapping[str, str], lists: Mapping[str, list[str]]
+    ) -> ViewRequest:
+        return ViewRequest(
+            conn=conn,
+            config=self.config,
+            params=params,
+            lists=lists,
+            now=time.time(),
+            tokens=self._tokens,
+            cache=self._cache,
+        )
 
     async def _stream_changes(self, request: web.Request) -> web.StreamResponse:
         """Send which data has changed, until the browser closes the page."""
@@ -306,8 +326,7 @@ class PageApp:
     def _html(
         self, name: str, data: Mapping[str, Any], *, status: int = 200, block: str | None = None
     ) -> web.Response:
-        everywhere = {"sections": SECTIONS, "path": "", "message": ""}
-        html = self._templates.render(name, {**everywhere, **data}, block=block)
+        html = self._templates.render(name, {**_DATA_OF_ALL, **data}, block=block)
         return web.Response(text=html, status=status, content_type="text/html")
 
 

@@ -31,8 +31,10 @@ from openclaw_rl.store.lineage.policy_names import (
 )
 from openclaw_rl.store.lineage.trained_turns import (
     turns_by_hint,
+    turns_used_before,
     used_by_lineage,
-    uses_of_lineage,
+    uses_in_lineage,
+    uses_of_versions,
 )
 from openclaw_rl.train.policy_folders import folder_bytes, has_metadata, is_copied_folder
 from openclaw_rl.types import Policy, RepeatedBatch
@@ -244,8 +246,7 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     head = policies.head(conn, name)
     out = frozenset(selected)
     lineage = policies.lineage(conn, head.version)
-    used = uses_of_lineage(conn, head.version)
-    used_by = sorted({version for version, turn in used if turn in out})
+    used_by = sorted({version for version, _ in uses_in_lineage(conn, head.version, out)})
     safe, is_exact = (
         _find_safe_version(conn, lineage[lineage.index(used_by[0]) + 1 :])
         if used_by
@@ -254,7 +255,7 @@ def plan_undo(conn: Connection, selected: Sequence[str], name: str = DEFAULT_NAM
     undone = tuple(lineage[: lineage.index(safe.version)])
     left = retraining.outstanding_batches(conn, name)
     batches = (
-        tuple(_batches_without(used, undone, left, out))
+        tuple(_batches_without(conn, undone, safe.version, left, out))
         if is_owned(stored_owner(conn), name)
         else ()
     )
@@ -305,23 +306,22 @@ def _find_safe_version(conn: Connection, ancestors: Sequence[int]) -> tuple[Poli
 
 
 def _batches_without(
-    used: Sequence[tuple[int, str]],
+    conn: Connection,
     undone: Collection[int],
+    safe: int,
     left: Sequence[RepeatedBatch],
     out: Collection[str],
 ) -> list[RepeatedBatch]:
     """Return the batches of the undone versions, and those that are left of an undo in progress, without some turns.
 
-    Batches without new turns fall out, as no step is taken on replays alone. `used`: of the whole lineage.
+    Batches without new turns fall out, as no step is taken on replays alone. `safe`: the version that training
+    continues from.
     """
     undone_turns: dict[int, list[str]] = {}
-    undone_versions = frozenset(undone)
-    seen = set()
-    for version, turn in used:
-        if version in undone_versions:
-            undone_turns.setdefault(version, []).append(turn)
-        else:
-            seen.add(turn)
+    for version, turn in uses_of_versions(conn, undone):
+        undone_turns.setdefault(version, []).append(turn)
+    left_turns = {turn for batch in left for turn in batch.turns}
+    seen = turns_used_before(conn, undone, safe) | used_by_lineage(conn, safe, left_turns)
     again = [RepeatedBatch(repeats=v, turns=tuple(ids)) for v, ids in undone_turns.items()]
     batches = []
     for batch in (*again, *left):

@@ -34,18 +34,45 @@ def uses_of_lineage(conn: Connection, version: int) -> list[tuple[int, str]]:
     line = ancestors(version)
     uses = t.uses.c
     query = select(uses.policy, uses.turn).join(line, line.c.version == uses.policy)
-    rows = conn.execute(query.order_by(uses.policy, uses.place, uses.turn))
+    # All at once: row by row takes three times as long.
+    rows = conn.execute(query.order_by(uses.policy, uses.place, uses.turn)).all()
     return [(version, turn) for version, turn in rows]
 
 
 def used_by_lineage(conn: Connection, version: int, turn_ids: Collection[str]) -> set[str]:
     """Return those of the turns that `version` or one of its ancestors used."""
+    return {turn for _, turn in uses_in_lineage(conn, version, turn_ids)}
+
+
+def uses_in_lineage(
+    conn: Connection, version: int, turn_ids: Collection[str]
+) -> list[tuple[int, str]]:
+    """Return (version, turn) of the uses of these turns by `version` and its ancestors."""
     if len(turn_ids) > _MAX_SOUGHT:
-        return {turn for _, turn in uses_of_lineage(conn, version)}.intersection(turn_ids)
+        sought = frozenset(turn_ids)
+        return [use for use in uses_of_lineage(conn, version) if use[1] in sought]
     line = ancestors(version)
     uses = t.uses.c
+    query = select(uses.policy, uses.turn).join(line, line.c.version == uses.policy)
+    rows = conn.execute(query.where(uses.turn.in_(list(turn_ids)))).all()
+    return [(policy, turn) for policy, turn in rows]
+
+
+def uses_of_versions(conn: Connection, versions: Collection[int]) -> list[tuple[int, str]]:
+    """Return (version, turn) of these versions: the oldest version first, each in its batch's order."""
+    uses = t.uses.c
+    query = select(uses.policy, uses.turn).where(uses.policy.in_(list(versions)))
+    rows = conn.execute(query.order_by(uses.policy, uses.place, uses.turn)).all()
+    return [(policy, turn) for policy, turn in rows]
+
+
+def turns_used_before(conn: Connection, versions: Collection[int], ancestor: int) -> set[str]:
+    """Return the turns of these versions that `ancestor` or one of its ancestors had used already."""
+    line = ancestors(ancestor)
+    uses = t.uses.c
+    of_versions = select(uses.turn).where(uses.policy.in_(list(versions)))
     query = select(uses.turn).join(line, line.c.version == uses.policy)
-    return set(conn.execute(query.where(uses.turn.in_(list(turn_ids)))).scalars())
+    return set(conn.execute(query.where(uses.turn.in_(of_versions))).scalars())
 
 
 def turns_of_lineage(conn: Connection, version: int) -> list[TrainedTurn]:
