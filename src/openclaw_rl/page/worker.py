@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
@@ -20,6 +21,8 @@ log = logging.getLogger("openclaw_rl.page")
 HEARTBEAT_NAME = "page"
 _POLL_SECONDS = 1.0
 _SHUTDOWN_SECONDS = 2.0
+THREADS = 3
+"""Views that are collected at once. Each thread keeps a connection to the store with a cache of 16 MB."""
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
@@ -28,6 +31,8 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     Consumes: requests that the gateway passes on; the store. Produces: HTML, and the acts of the owner.
     Waits for: browsers. Unblocked by: `stop`.
     """
+    executor = ThreadPoolExecutor(THREADS, thread_name_prefix="page")
+    asyncio.get_running_loop().set_default_executor(executor)
     with await asyncio.to_thread(Store.open, config.store_path) as store:
         page = PageApp(config, store)
         runner = web.AppRunner(
