@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap need-chromium test-page gate-trial test-tinker test-trl test-slime quick-tests
+.PHONY: gpu-check gpu-bench env lock demo demo-episodes demo-terminal demo-toolcall demo-swe demo-gui learn learn-rate learn-real test-real learn-protocol learn-days test test-system check explore fuzz faults faults-tinker bench bench-quick bench-quick-record starter clean test-openclaw test-clients test-feedback-clients test-open-webui test-engines test-qlora test-recipes test-ray test-gui test-envs test-boxes test-mcp test-env-libraries need-bwrap need-chromium test-page page-picture gate-trial test-tinker test-trl test-slime quick-tests
 comma := ,
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
@@ -229,6 +229,10 @@ need-chromium:
 
 test-page: $(STAMP) $(PAGE_VENV)/.installed need-chromium  ## the page in a real browser, on what the demo's system has learned (six minutes)
 	OMP_NUM_THREADS=1 $(PAGE_VENV)/bin/python -m pytest tests/external/page --axe $(PAGE_VENV)/node_modules/axe-core/axe.min.js
+
+# The demo first: its newest home is shown.
+page-picture: $(STAMP) $(PAGE_VENV)/.installed need-chromium  ## docs/images/page.png: the page on what the last demo learned
+	$(PAGE_VENV)/bin/python -m benchmarks.page_picture "$$(ls -d demo-out/home-* | tail -1)"
 
 # SkyRL's open Tinker server, and the SDK that works with it, on top of .venv.
 TINKER_VENV := .tinker-venv

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from benchmarks.practice_load import no_garbage_collection
@@ -52,6 +53,13 @@ class Window:
     def gap_ms(self, percentile: float) -> float:
         """Return a percentile of the gaps in milliseconds."""
         return float(np.percentile(self.heard.gaps, percentile)) * 1e3
+
+
+class SideLoad(Protocol):
+    """Work beside the clients, while `wanted` is set. `readings`: pieces of it that were done."""
+
+    wanted: asyncio.Event
+    readings: int
 
 
 class Reader:
@@ -105,7 +113,9 @@ async def measure(options: argparse.Namespace, home: Path) -> tuple[list[dict[st
                 names = ["without", "with"] if number % 2 == 0 else ["with", "without"]
                 found: dict[str, Window] = {}
                 for name in names:
-                    window = await _listen(reader, heard, options.seconds, reads=name == "with")
+                    window = await listen_window(
+                        reader, heard, options.seconds, reads=name == "with"
+                    )
                     found[name] = window
                     print(
                         f"round {number + 1}, {name} the judge: {describe(window)}", file=sys.stderr
@@ -122,7 +132,8 @@ async def measure(options: argparse.Namespace, home: Path) -> tuple[list[dict[st
     return rounds, seconds
 
 
-async def _listen(reader: Reader, heard: Heard, seconds: float, *, reads: bool) -> Window:
+async def listen_window(reader: SideLoad, heard: Heard, seconds: float, *, reads: bool) -> Window:
+    """Return what clients saw in some seconds, with or without the load beside them."""
     if reads:
         reader.wanted.set()
     else:

@@ -58,7 +58,14 @@ SERVING_WORKERS = ("engine", "gateway")
 """Workers without which no request is answered: only these may end a system that serves."""
 # Seconds; first and longest delay before they are started again.
 _SERVING_DELAYS = (0.2, 2.0)
-_NICE_VALUES = {"collect": 5, "judge": 5, own.ENGINE_PROCESS: 5, "train": 10, "data": 10, "page": 5}
+_NICE_VALUES = {
+    "collect": 5,
+    "judge": 5,
+    own.ENGINE_PROCESS: 5,
+    "train": 10,
+    "data": 10,
+    "page": 10,
+}
 LOADING_NICE = 1
 """Nice value of a trainer that loads the model. With the value of a running trainer, loading takes half a minute."""
 # Seconds between SIGTERM and SIGKILL.
