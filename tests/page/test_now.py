@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.page.views import collect, open_store, show
 from tests.store import world
 
 from openclaw_rl.common.progress import Wait
-from openclaw_rl.status.now import JUDGES, PEOPLE
+from openclaw_rl.page.templating import TemplateRenderer
+from openclaw_rl.page.view import ActResult
+from openclaw_rl.status.now import JUDGES, PEOPLE, compare_with_base
 from openclaw_rl.status.sentences import SCOPES, VERSION_STATES, WAITS, health_sentence
 from openclaw_rl.store import heartbeats, reactions, turns
 from openclaw_rl.store.db import Store
@@ -118,3 +121,41 @@ def test_everything_has_its_words() -> None:
     assert set(WAITS) == set(Wait)
     assert set(VERSION_STATES) == {state.value for state in PolicyState}
     assert set(SCOPES) == set(LessonScope)
+
+
+def scores(people: Sequence[tuple[int, int] | None], versions: Sequence[int]) -> dict[str, Any]:
+    """Data of the curve, of people's own scores: (good, scored) of each version."""
+    values = [None if each is None else each[0] / each[1] for each in people]
+    counts = [None if each is None else each[1] for each in people]
+    return {"x": versions, "series": [{"label": PEOPLE, "values": values, "of": counts}]}
+
+
+def test_the_newest_versions_are_compared_with_the_base() -> None:
+    few = scores([(8, 10), (4, 6), (5, 5), (0, 9)], [0, 1, 2, 3])
+    assert compare_with_base(few, {0, 1, 2}) == (
+        "People liked 8 of 10 replies of the base, and 9 of 11 of versions 1 to 2: "
+        "not enough reactions yet to say which is better."
+    )
+    better = scores([(5, 20), (19, 20)], [0, 1])
+    assert compare_with_base(better, {0, 1}).endswith(
+        "19 of 20 of version 1: better than the base."
+    )
+    worse = scores([(19, 20), (5, 20)], [0, 1])
+    assert compare_with_base(worse, {0, 1}).endswith("5 of 20 of version 1: worse than the base.")
+
+
+def test_no_comparison_is_made_without_scores() -> None:
+    assert compare_with_base({"x": [], "series": []}, {0}) == ""
+    assert compare_with_base(scores([(1, 2)], [0]), {0}) == ""
+    assert compare_with_base(scores([(1, 2)], [3]), {0, 3}) == (
+        "People liked 1 of 2 replies of version 3. The base has no score to compare with."
+    )
+
+
+def test_a_text_without_width_is_shown() -> None:
+    template = TemplateRenderer().render
+    shown = template(
+        "act_result.html", {"title": "\ufeff\u200b", "result": ActResult(message="a\u200db")}
+    )
+    assert "<h2>\ufffd</h2>" in shown
+    assert "<p>a\u200db</p>" in shown

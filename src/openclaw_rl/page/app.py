@@ -72,6 +72,7 @@ class PageApp:
         self._cookie = cookie_name(store.secret)
         self._templates = TemplateRenderer()
         self._tokens = ReplyTokens(config)
+        self._running_acts: dict[str, asyncio.Task[ActResult]] = {}
         self._cache: dict[str, Any] = {version_replies.CACHE_NAME: VersionReplies(config, store)}
 
     def make_app(self) -> web.Application:
@@ -286,10 +287,20 @@ class PageApp:
         act_id = (values.get("act_id") or [""])[-1]
         if not act_id.isalnum() or not 8 <= len(act_id) <= 64:
             raise InvalidForm("the form has no id. Load the page again.")
-        result = await asyncio.to_thread(self._apply, act, values, act_id)
-        response = self._html("act_result.html", {"result": result})
+        running = asyncio.create_task(asyncio.to_thread(self._apply, act, values, act_id))
+        self._running_acts[act_id] = running
+        running.add_done_callback(partial(self._end_act, act_id))
+        # It is carried out to the end even if the gateway ends meanwhile.
+        result = await asyncio.shield(running)
+        response = self._html("act_result.html", {"result": result, "title": "Done"})
         response.headers["HX-Trigger"] = DONE_EVENT
         return response
+
+    def _end_act(self, act_id: str, running: asyncio.Task[ActResult]) -> None:
+        if self._running_acts.get(act_id) is running:
+            del self._running_acts[act_id]
+        if not running.cancelled() and running.exception() is not None:
+            log.info("an act was not carried out: %s", running.exception())
 
     def _apply(self, act: PageAct, form: Mapping[str, list[str]], act_id: str) -> ActResult:
         with self.store.read() as conn:
@@ -311,13 +322,19 @@ class PageApp:
 
     async def _show_act_state(self, request: web.Request) -> web.StreamResponse:
         """Say whether an act was carried out whose answer the browser did not get."""
-        known = await asyncio.to_thread(self._read_act, request.match_info["id"])
-        message = (
-            "It was not done: nothing has changed. You can try again."
-            if known is None
-            else f"It was done: {known.outcome}"
-        )
-        return self._html("act_result.html", {"result": ActResult(message=message)})
+        act_id = request.match_info["id"]
+        running = self._running_acts.get(act_id)
+        if running is not None:
+            await asyncio.wait({running})
+        known = await asyncio.to_thread(self._read_act, act_id)
+        if known is None:
+            title = "Not done"
+            message = "It was not done: nothing has changed. You can try again."
+        else:
+            title = "Done"
+            message = f"It was done: {known.outcome}"
+        data = {"result": ActResult(message=message), "title": title}
+        return self._html("act_result.html", data)
 
     def _read_act(self, id: str) -> Any:
         with self.store.read() as conn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,9 +47,16 @@ class TemplateRenderer:
 
 def _make_harmless(value: Any) -> Any:
     """Replace control characters and direction marks of a value; markup of the templates is left as it is."""
-    if isinstance(value, Markup):
+    if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    return to_printable(value) if isinstance(value, str) else value
+    text = to_printable(value)
+    return REPLACEMENT if _is_invisible(text) else text
+
+
+def _is_invisible(text: str) -> bool:
+    """Return whether a text has nothing but characters without width, such as a joiner: a link would have no name."""
+    marks = text.strip()
+    return bool(marks) and all(unicodedata.category(mark) == "Cf" for mark in marks)
 
 
 def _encodable(html: str) -> str:

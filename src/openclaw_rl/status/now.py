@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,69 @@ def satisfaction_data(conn: Connection) -> dict[str, Any]:
             columns = {name: [row[name] for row in rows] for name in _NO_SHARE}
             series.append({"label": label} | columns)
     return {"label": "version", "x": versions, "series": series, "range": [0, 1]}
+
+
+MIN_COMPARED = 10
+"""Replies with a score that the newest versions need before they are compared with the base."""
+
+
+def compare_with_base(satisfaction: Mapping[str, Any], lineage: Collection[int]) -> str:
+    """Return a sentence on the newest versions beside the base; empty if no trained version has a score.
+
+    `satisfaction`: of `satisfaction_data`; `lineage`: the versions of which the one in use consists. Of the two sources
+    of scores, people's own are compared if they suffice, or else the verdicts of judges.
+    """
+    sentences = []
+    for series in satisfaction["series"]:
+        rows = list(zip(satisfaction["x"], series["values"], series["of"], strict=True))
+        base = _pool_scores([row for row in rows if row[0] == 0], MIN_COMPARED)
+        newest = _pool_scores([row for row in rows if row[0] in lineage and row[0]], MIN_COMPARED)
+        if newest.of:
+            sentences.append((min(base.of, newest.of), _comparison_sentence(base, newest)))
+    enough = [text for least, text in sentences if least >= MIN_COMPARED]
+    rest = [text for _, text in sentences[-1:]]
+    return (enough or rest or [""])[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PooledScores:
+    """Scores of some versions together. `versions`: newest first."""
+
+    versions: Sequence[int] = ()
+    good: int = 0
+    of: int = 0
+
+
+def _pool_scores(
+    rows: Sequence[tuple[int, float | None, int | None]], enough: int
+) -> _PooledScores:
+    """Return the scores of the newest versions, as many as are needed for `enough` scores."""
+    versions = []
+    good = 0
+    of = 0
+    for version, share, count in reversed(rows):
+        if share is not None and count and of < enough:
+            versions.append(version)
+            good += round(share * count)
+            of += count
+    return _PooledScores(versions=versions, good=good, of=of)
+
+
+def _comparison_sentence(base: _PooledScores, newest: _PooledScores) -> str:
+    """Return whose replies people liked more; intervals that overlap do not say it."""
+    first = newest.versions[-1]
+    last = newest.versions[0]
+    name = f"version {last}" if first == last else f"versions {first} to {last}"
+    if not base.of:
+        return f"People liked {newest.good} of {newest.of} replies of {name}. The base has no score to compare with."
+    counts = f"People liked {base.good} of {base.of} replies of the base, and {newest.good} of {newest.of} of {name}"
+    base_low, base_high = wilson_interval(base.good, base.of)
+    low, high = wilson_interval(newest.good, newest.of)
+    if low > base_high:
+        return f"{counts}: better than the base."
+    if high < base_low:
+        return f"{counts}: worse than the base."
+    return f"{counts}: not enough reactions yet to say which is better."
 
 
 _NO_SHARE: Mapping[str, float | None] = dict.fromkeys(("values", "low", "high", "of"))

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,10 +62,18 @@ def learned_home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     return home
 
 
-@pytest.fixture(scope="session")
-def system(learned_home: Path) -> Iterator[SubprocessSystem]:
-    """The real system on that home, with two conversations that nobody understood, and a group of episodes."""
-    with SubprocessSystem(scratch_config(learned_home)) as system:
+@pytest.fixture(scope="module")
+def home(learned_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of that home, which the tests of one module change."""
+    folder = tmp_path_factory.mktemp("copy") / "home"
+    shutil.copytree(learned_home, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def system(home: Path) -> Iterator[SubprocessSystem]:
+    """The real system on that copy, with two conversations that nobody understood, and a group of episodes."""
+    with SubprocessSystem(scratch_config(home)) as system:
         fill(system)
         yield system
 
@@ -187,13 +194,6 @@ def open_visitor(system: SubprocessSystem, chromium: Browser) -> Iterator[OpenVi
 @pytest.fixture
 def visitor(open_visitor: OpenVisitor) -> Visitor:
     return open_visitor()
-
-
-@contextmanager
-def awaited_dialog(page: Page) -> Iterator[None]:
-    """Wait until the dialog is open after the block."""
-    yield
-    page.wait_for_selector("dialog[open]")
 
 
 def view_paths(visitor: Visitor, *, each: int = 2) -> Sequence[str]:

@@ -8,10 +8,16 @@ from typing import Any
 from openclaw_rl.page.cached import cached
 from openclaw_rl.page.view import View, ViewRequest
 from openclaw_rl.status.diagnose import find_diagnoses
-from openclaw_rl.status.now import newest_learned, satisfaction_data, waiting_work
+from openclaw_rl.status.now import (
+    compare_with_base,
+    newest_learned,
+    satisfaction_data,
+    waiting_work,
+)
 from openclaw_rl.status.report import describe_work, shows_problem, worker_rows
 from openclaw_rl.status.sentences import SCOPES, SENDERS, VERSION_STATES, WORKERS, health_sentence
 from openclaw_rl.status.understanding import understanding_data
+from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, read_heads
 
 # Seconds for which costly parts are kept.
@@ -30,6 +36,7 @@ def collect_now(request: ViewRequest) -> Mapping[str, Any]:
         _DIAGNOSES_SECONDS,
         lambda: [each.name for each in find_diagnoses(config, conn, request.now)],
     )
+    satisfaction = cached(request, "satisfaction", _SCORES_SECONDS, lambda: satisfaction_data(conn))
     return {
         "problems": problems,
         "sentence": health_sentence(problems, rows, head),
@@ -38,8 +45,12 @@ def collect_now(request: ViewRequest) -> Mapping[str, Any]:
         "waiting": cached(
             request, "waiting", _SCORES_SECONDS, lambda: waiting_work(config, conn, rows)
         ),
-        "satisfaction": cached(
-            request, "satisfaction", _SCORES_SECONDS, lambda: satisfaction_data(conn)
+        "satisfaction": satisfaction,
+        "comparison": cached(
+            request,
+            "comparison",
+            _SCORES_SECONDS,
+            lambda: compare_with_base(satisfaction, policies.lineage(conn, head)),
         ),
         "understanding": cached(
             request, "understanding", _SCORES_SECONDS, lambda: understanding_data(conn)

@@ -1,0 +1,154 @@
+"""The gateway, or the page's own process, is killed while a person acts: it is said whether the act was done."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, Request, Route, expect
+from tests.external.page.conftest import Visitor
+from tests.external.page.walk import open_dialog
+
+from openclaw_rl.store import heartbeats
+from openclaw_rl.store.acts import get_act
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.lineage import policies, policy_marks
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready
+
+WAIT_SECONDS = 300.0
+LOST = "The connection ended before the answer came"
+PIN = "**/ui/acts/pin-version"
+
+
+def worker_pid(system: SubprocessSystem, name: str) -> int:
+    with Store.open(system.config.store_path, create=False) as store, store.read() as conn:
+        return next(beat.pid for beat in heartbeats.read_heartbeats(conn) if beat.name == name)
+
+
+def kill_worker(system: SubprocessSystem, name: str) -> int:
+    """Kill a worker of the system. Return its process id."""
+    pid = worker_pid(system, name)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def wait_for_gateway(system: SubprocessSystem, old: int) -> None:
+    """Wait until another process than `old` serves."""
+    wait_until(lambda: worker_pid(system, "gateway") != old)
+    wait_until(lambda: is_ready(system.base_url, system.api_key))
+
+
+def open_pin(visitor: Visitor, version: int) -> str:
+    """Open the dialog that pins a version. Return the id of the act."""
+    visitor.open(f"/ui/versions/{version}")
+    dialog = open_dialog(visitor.page, "Pin its files")
+    return dialog.locator("form[data-act]").get_attribute("data-act") or ""
+
+
+def press_pin(page: Page) -> None:
+    page.locator("dialog[open]").get_by_role("button", name="Pin", exact=True).click()
+
+
+def ask(page: Page) -> str:
+    """Wait until the page says that the connection ended; ask it. Return "Done" or "Not done"."""
+    dialog = page.locator("dialog[open]")
+    expect(dialog.get_by_role("heading", name=LOST)).to_be_visible()
+    dialog.get_by_role("button", name="Look").click()
+    heading = dialog.get_by_role("heading", name=re.compile("^(Done|Not done)$"))
+    expect(heading).to_be_visible()
+    return heading.inner_text()
+
+
+def is_pinned(system: SubprocessSystem, act: str, version: int) -> bool:
+    """Return whether the version is pinned, which must agree with the audit."""
+    with Store.open(system.config.store_path, create=False) as store, store.read() as conn:
+        is_recorded = get_act(conn, act) is not None
+        assert (version in policy_marks.pinned_versions(conn)) == is_recorded
+    return is_recorded
+
+
+@pytest.fixture
+def head(system: SubprocessSystem) -> int:
+    with Store.open(system.config.store_path, create=False) as store, store.read() as conn:
+        return policies.head(conn).version
+
+
+def test_an_act_that_the_gateway_did_not_take_is_said_to_be_not_done(
+    system: SubprocessSystem, visitor: Visitor, head: int
+) -> None:
+    page = visitor.page
+    act = open_pin(visitor, head)
+    killed = kill_worker(system, "gateway")
+    press_pin(page)
+    expect(page.get_by_role("heading", name=LOST)).to_be_visible()
+    wait_for_gateway(system, killed)
+    assert ask(page) == "Not done"
+    expect(page.locator("dialog[open]")).to_contain_text("nothing has changed")
+    assert not is_pinned(system, act, head)
+
+
+def test_an_act_whose_answer_was_lost_is_said_to_be_done(
+    system: SubprocessSystem, visitor: Visitor, head: int
+) -> None:
+    page = visitor.page
+    killed: list[int] = []
+
+    def lose_answer(route: Route) -> None:
+        route.fetch()
+        killed.append(kill_worker(system, "gateway"))
+        route.abort("connectionreset")
+
+    act = open_pin(visitor, head)
+    page.route(PIN, lose_answer)
+    press_pin(page)
+    expect(page.get_by_role("heading", name=LOST)).to_be_visible()
+    wait_for_gateway(system, *killed)
+    assert ask(page) == "Done"
+    expect(page.locator("dialog[open]")).to_contain_text("It was done")
+    assert is_pinned(system, act, head)
+
+
+def test_what_is_said_is_true_whenever_the_gateway_dies(
+    system: SubprocessSystem, visitor: Visitor, head: int
+) -> None:
+    page = visitor.page
+    killed: list[int] = []
+
+    def kill(_: Request) -> None:
+        killed.append(kill_worker(system, "gateway"))
+
+    version = head - 1
+    act = open_pin(visitor, version)
+    page.context.on("request", lambda request: kill(request) if "pin" in request.url else None)
+    press_pin(page)
+    heading = page.locator("dialog[open]").get_by_role(
+        "heading", name=re.compile(f"^(Done|{LOST})$")
+    )
+    expect(heading).to_be_visible()
+    answered = heading.inner_text() == "Done"
+    wait_for_gateway(system, killed[0])
+    is_done = answered or ask(page) == "Done"
+    assert is_pinned(system, act, version) == is_done
+
+
+def test_the_page_comes_back_by_itself_and_the_browser_stays_signed_in(
+    system: SubprocessSystem, visitor: Visitor
+) -> None:
+    page = visitor.page
+    killed = kill_worker(system, "page")
+    expect(page.locator("#live-note")).to_be_visible()
+    visitor.open("/ui/learned")
+    expect(page.get_by_role("heading", name="What it learned", level=1)).to_be_visible()
+    expect(page.locator("#live-note")).to_be_hidden()
+    assert worker_pid(system, "page") != killed
