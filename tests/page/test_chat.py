@@ -115,7 +115,8 @@ def test_the_head_answers_in_a_conversation_of_the_page(config: Config, store: S
     assert lines == [{"id": "chatcmpl-1", "version": "7"}, {"text": MARKUP}, {"end": "stop"}]
     ((headers, body),) = gateway.asked
     assert headers["Authorization"] == f"Bearer {home_key(store.secret)}"
-    assert (headers["X-Agent-Id"], headers["X-Session-Id"]) == ("page", "c1")
+    assert "X-Agent-Id" not in headers
+    assert headers["X-Session-Id"] == "c1"
     assert "X-Turn-Type" not in headers
     assert (body["model"], body["stream"]) == ("openclaw", True)
     assert body["messages"] == question("head")["messages"]

@@ -172,8 +172,29 @@ def test_only_static_files_are_files(browser: Browser, path: str) -> None:
 
 
 def test_a_form_that_is_too_large_is_refused(browser: Browser) -> None:
-    answer = browser.post("/ui/sign-in", {"ticket": "x" * 400_000})
+    act = ACT_PATHS[0]
+    answer = browser.post(act, {"act_id": "abcdefgh1", "text": "x" * 400_000})
     assert answer.status_code == 413
+    assert "KiB" in answer.text
+
+
+def test_a_form_of_a_megabyte_is_refused_before_it_is_passed_on(browser: Browser) -> None:
+    answer = browser.post("/ui/sign-in", {"ticket": "x" * 1_200_000})
+    assert answer.status_code == 413
+
+
+def test_an_absolute_address_names_no_other_host(browser: Browser) -> None:
+    answer = browser.send("GET", f"http://{browser.host}/ui/now")
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/ui/conversations?day=9999-12-31", "/ui/conversations?day=x", "/ui/turns/none"]
+)
+def test_an_address_that_means_nothing_is_explained(browser: Browser, path: str) -> None:
+    answer = browser.get(path)
+    assert answer.status_code == 404
+    assert "This did not work" in answer.text
 
 
 # ------------------------------------------------------------------------------- the gateway's side

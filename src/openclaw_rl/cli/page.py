@@ -61,7 +61,7 @@ def has_display() -> bool:
     except webbrowser.Error:
         return False
     # A browser in the terminal would show the page without its scripts, in the place of the link.
-    return not isinstance(browser, webbrowser.GenericBrowser)
+    return type(browser) is not webbrowser.GenericBrowser
 
 
 def create_link(config: Config) -> str:

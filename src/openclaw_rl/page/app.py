@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from aiohttp import web
@@ -53,6 +54,8 @@ DONE_EVENT = "act-done"
 """Event at the form of an act that was carried out; a form without a dialog waits for it."""
 _PUBLIC_PREFIX = "/ui/static/"
 _COMMENT_SECONDS = 15.0
+_QUICK_THREADS = 2
+_Result = TypeVar("_Result")
 # Of the form by which a browser signs in.
 _TICKET_BYTES = 1024
 _TICKET_SECONDS = 10.0
@@ -67,18 +70,22 @@ class PageApp:
     def __init__(self, config: Config, store: Store) -> None:
         self.config = config
         self.store = store
-        self.live = LiveChanges(store)
+        # Views never delay the check of a cookie and the changes, and an act waits for none of them.
+        self._quick = ThreadPoolExecutor(_QUICK_THREADS, thread_name_prefix="page-quick")
+        self._act_thread = ThreadPoolExecutor(1, thread_name_prefix="page-act")
+        self.live = LiveChanges(store, self._quick)
         self._key = page_key(store.secret)
         self._cookie = cookie_name(store.secret)
         self._templates = TemplateRenderer()
         self._tokens = ReplyTokens(config)
-        self._running_acts: dict[str, asyncio.Task[ActResult]] = {}
-        self._cache: dict[str, Any] = {version_replies.CACHE_NAME: VersionReplies(config, store)}
+        self._running_acts: dict[str, asyncio.Future[ActResult]] = {}
+        self._replies = VersionReplies(config, store)
+        self._cache: dict[str, Any] = {version_replies.CACHE_NAME: self._replies}
 
     def make_app(self) -> web.Application:
         """Return the application. Raises `ValueError` if two views have one path."""
         app = web.Application(
-            middlewares=[self._guard, self._explain_errors], client_max_size=MAX_FORM_BYTES
+            middlewares=[self._explain_errors, self._guard], client_max_size=MAX_FORM_BYTES
         )
         app.on_response_prepare.append(_add_security_headers)
         app.router.add_static(_PUBLIC_PREFIX, STATIC_FOLDER)
@@ -110,6 +117,13 @@ class PageApp:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._close_threads)
+
+    def _close_threads(self) -> None:
+        """Wait for acts that are being carried out, and for replies that are being generated."""
+        self._replies.close()
+        self._act_thread.shutdown()
+        self._quick.shutdown()
 
     def _fill_caches(self) -> None:
         """Collect the first view once: its summaries take a moment, which the first visitor need not wait for."""
@@ -134,12 +148,17 @@ class PageApp:
             raise web.HTTPForbidden(text="This request comes from another page.")
         if request.path.startswith(_PUBLIC_PREFIX) or request.path == SIGN_IN_PATH:
             return await handler(request)
-        if not await asyncio.to_thread(self._is_signed_in, request):
+        if not await self._run_quickly(self._is_signed_in, request):
             return self._html("sign_in.html", {}, status=200 if _opens_link(request) else 401)
         response = await handler(request)
         if not response.prepared:
             response.headers[SIGNED_IN_HEADER] = "1"
         return response
+
+    async def _run_quickly(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Run a short read or write of the store in a thread that views do not use."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._quick, function, *arguments)
 
     def _is_signed_in(self, request: web.Request) -> bool:
         token = request.cookies.get(self._cookie, "")
@@ -155,6 +174,9 @@ class PageApp:
             return await handler(request)
         except web.HTTPNotFound:
             return self._show_error(request, 404, f"There is no page {request.path[:200]}.")
+        except web.HTTPRequestEntityTooLarge:
+            size = MAX_FORM_BYTES // 1024
+            return self._show_error(request, 413, f"This is longer than {size} KiB: shorten it.")
         except web.HTTPException:
             raise
         except NotFound as error:
@@ -185,7 +207,7 @@ class PageApp:
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
         """Exchange the ticket of a link for a cookie."""
         ticket = await _read_ticket(request)
-        token = await asyncio.to_thread(self._exchange, ticket[:200])
+        token = await self._run_quickly(self._exchange, ticket[:200])
         if token is None:
             message = "This link was used already, or is older than ten minutes."
             return self._html("sign_in.html", {"message": message}, status=401)
@@ -201,11 +223,15 @@ class PageApp:
         return response
 
     def _exchange(self, ticket: str) -> str | None:
+        # Anyone may send a ticket: the write lock is for those that exist.
+        with self.store.read() as conn:
+            if not page_access.is_ticket(conn, ticket, at=time.time()):
+                return None
         with self.store.write() as conn:
             return page_access.exchange_ticket(conn, ticket, at=time.time())
 
     async def _sign_out(self, request: web.Request) -> web.StreamResponse:
-        await asyncio.to_thread(self._end_session, request.cookies.get(self._cookie, ""))
+        await self._run_quickly(self._end_session, request.cookies.get(self._cookie, ""))
         response = web.Response(status=204, headers={"HX-Redirect": "/ui"})
         response.del_cookie(self._cookie, path="/ui")
         return response
@@ -217,7 +243,10 @@ class PageApp:
     # ------------------------------------------------------------------------------------ views
 
     async def _show_view(self, view: View, request: web.Request) -> web.StreamResponse:
-        data = await asyncio.to_thread(self._collect, view.collect, request)
+        return await asyncio.to_thread(self._render_view, view, request)
+
+    def _render_view(self, view: View, request: web.Request) -> web.Response:
+        data = self._collect(view.collect, request)
         block = request.headers.get("HX-Target", "").replace("-", "_") or None
         return self._html(view.template, {"path": request.path, **data}, block=block)
 
@@ -287,7 +316,11 @@ class PageApp:
         act_id = (values.get("act_id") or [""])[-1]
         if not act_id.isalnum() or not 8 <= len(act_id) <= 64:
             raise InvalidForm("the form has no id. Load the page again.")
-        running = asyncio.create_task(asyncio.to_thread(self._apply, act, values, act_id))
+        running = asyncio.ensure_future(
+            asyncio.get_running_loop().run_in_executor(
+                self._act_thread, self._apply, act, values, act_id
+            )
+        )
         self._running_acts[act_id] = running
         running.add_done_callback(partial(self._end_act, act_id))
         # It is carried out to the end even if the gateway ends meanwhile.
@@ -296,7 +329,7 @@ class PageApp:
         response.headers["HX-Trigger"] = DONE_EVENT
         return response
 
-    def _end_act(self, act_id: str, running: asyncio.Task[ActResult]) -> None:
+    def _end_act(self, act_id: str, running: asyncio.Future[ActResult]) -> None:
         if self._running_acts.get(act_id) is running:
             del self._running_acts[act_id]
         if not running.cancelled() and running.exception() is not None:
@@ -312,7 +345,7 @@ class PageApp:
         )
         try:
             return act.apply(request)
-        except IntegrityError:
+        except (IntegrityError, OpenClawError):
             # Two clicks at once: the other one was carried out, and recorded under this id.
             with self.store.read() as conn:
                 known = get_act(conn, act_id)
@@ -326,7 +359,7 @@ class PageApp:
         running = self._running_acts.get(act_id)
         if running is not None:
             await asyncio.wait({running})
-        known = await asyncio.to_thread(self._read_act, act_id)
+        known = await self._run_quickly(self._read_act, act_id)
         if known is None:
             title = "Not done"
             message = "It was not done: nothing has changed. You can try again."

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
 import msgspec
@@ -22,6 +23,8 @@ from openclaw_rl.page.gateway_client import gateway_headers, gateway_url
 from openclaw_rl.page.security import SIGNED_IN_HEADER
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
+
+log = logging.getLogger("openclaw_rl.page")
 
 PATH = "/ui/chat/stream"
 AGENT = "page"
@@ -46,7 +49,7 @@ class _ChatMessage(msgspec.Struct):
 
 class _ChatQuestion(msgspec.Struct):
     column: ChatColumn
-    conversation: str
+    conversation: Annotated[str, msgspec.Meta(pattern="^[0-9A-Za-z-]{1,64}$")]
     messages: list[_ChatMessage]
 
 
@@ -57,6 +60,10 @@ async def stream_reply(config: Config, store: Store, request: web.Request) -> we
     """Relay a reply as lines of JSON: its id and version, pieces of text, and at the end the reason or the error."""
     try:
         question = _decoder.decode(await request.read())
+    except web.HTTPRequestEntityTooLarge:
+        raise OpenClawError(
+            "this conversation is too long for the chat. Begin a new conversation"
+        ) from None
     except msgspec.MsgspecError as error:
         raise OpenClawError(f"the chat sent a question that cannot be read: {error}") from None
     response = web.StreamResponse(
@@ -70,6 +77,11 @@ async def stream_reply(config: Config, store: Store, request: web.Request) -> we
     except (aiohttp.ClientError, TimeoutError, OpenClawError) as error:
         message = str(error) or "the gateway does not answer"
         await response.write(json.dumps({"error": message}).encode() + b"\n")
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        # The response has begun: only its last line can say that it failed.
+        log.warning("the gateway's stream cannot be read: %s: %s", type(error).__name__, error)
+        message = "the gateway sent something that cannot be read; page.log says more"
+        await response.write(json.dumps({"error": message}).encode() + b"\n")
     finally:
         # The gateway ends a reply that nobody reads.
         await pieces.aclose()
@@ -80,7 +92,8 @@ async def stream_reply(config: Config, store: Store, request: web.Request) -> we
 def _headers_of(question: _ChatQuestion) -> Mapping[str, str]:
     if question.column is ChatColumn.BASE:
         return {**_BASE_HEADERS, "X-Session-Id": f"{question.conversation}-base"}
-    return {"X-Agent-Id": AGENT, "X-Session-Id": question.conversation}
+    # Without an agent, as the chat in the terminal: what is said here holds wherever no agent is named.
+    return {"X-Session-Id": question.conversation}
 
 
 async def _reply_pieces(config: Config, store: Store, question: _ChatQuestion) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
+from concurrent.futures import Executor
 from enum import StrEnum
 
 from openclaw_rl.errors import StoreError
@@ -51,10 +52,13 @@ def change_of_event(kind: str) -> PageChange | None:
 class LiveChanges:
     """Reads the event log while pages are open, and passes on what has changed."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, executor: Executor) -> None:
+        """`executor`: runs the reads, which must not wait behind views."""
         self._store = store
+        self._executor = executor
         self._streams: deque[asyncio.Queue[frozenset[PageChange] | None]] = deque()
-        self._seen = 0
+        # None: not read so far.
+        self._seen: int | None = None
 
     @property
     def open_streams(self) -> int:
@@ -75,23 +79,32 @@ class LiveChanges:
 
     async def run(self) -> None:
         """Poll the store; cheap while no page is open."""
-        self._seen = await asyncio.to_thread(self._last_event)
         beat_at = 0.0
         loop = asyncio.get_running_loop()
+        # What happened before is in the pages already.
+        await self._read_changes()
         while True:
             await asyncio.sleep(POLL_SECONDS)
             if not self._streams:
                 continue
-            try:
-                changes = await asyncio.to_thread(self._new_changes)
-            except StoreError as error:
-                log.warning("the event log cannot be read: %s", error)
-                continue
+            changes = await self._read_changes()
             if loop.time() - beat_at >= BEAT_SECONDS:
                 beat_at = loop.time()
                 changes |= {PageChange.WORKERS}
             if changes:
                 self._send(changes)
+
+    async def _read_changes(self) -> frozenset[PageChange]:
+        """Return what has changed; nothing if it cannot be read for now."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._executor, self._new_changes)
+        except StoreError as error:
+            log.warning("the event log cannot be read: %s", error)
+        except Exception:
+            # Any bug: the pages get no more changes for now, and the log says why.
+            log.exception("the changes cannot be read")
+        return frozenset()
 
     def close(self) -> None:
         """End all streams."""
@@ -113,14 +126,13 @@ class LiveChanges:
             queue.get_nowait()
         queue.put_nowait(None)
 
-    def _last_event(self) -> int:
-        with self._store.read() as conn:
-            return events.last_seq(conn)
-
     def _new_changes(self) -> frozenset[PageChange]:
         if not self._store.has_changed():
             return frozenset()
         with self._store.read() as conn:
+            if self._seen is None:
+                self._seen = events.last_seq(conn)
+                return frozenset()
             rows = events.read_after(conn, self._seen, _EVENTS_PER_READ)
             if len(rows) == _EVENTS_PER_READ:
                 # Nobody looked for long: all may have changed.

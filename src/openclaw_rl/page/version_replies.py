@@ -6,6 +6,7 @@ The gateway generates them as it does for the gate: people come first, and nothi
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 import urllib.error
@@ -23,6 +24,8 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.page.gateway_client import gateway_url
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
+
+log = logging.getLogger("openclaw_rl.page")
 
 CACHE_NAME = "version replies"
 """Name of the `VersionReplies` in the cache of the page."""
@@ -115,6 +118,10 @@ class VersionReplies:
             answer = self._ask_politely(key, prompt_ids)
         except OpenClawError as error:
             answer = VersionAnswer(state=AnswerState.FAILED, note=str(error))
+        except Exception:
+            # Any bug: the comparison says that it failed, and the next ones have their place.
+            log.exception("the reply of version %d cannot be generated", key[0])
+            answer = VersionAnswer(state=AnswerState.FAILED, note="this is an error of the page")
         with self._lock:
             self._keep(key, answer)
             self._threads.discard(threading.current_thread())

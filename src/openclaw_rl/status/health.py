@@ -16,7 +16,7 @@ from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.policy_digest import find_damage
 from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
-from openclaw_rl.errors import DiskFull
+from openclaw_rl.errors import DamagedRow, DiskFull
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.reasons import Reason
 from openclaw_rl.settings.load import Config
@@ -218,7 +218,11 @@ def _find_worker_problems(
 
 
 def _is_empty_reaction(conn: Connection, turn: str) -> bool:
-    reaction = turns.current_reaction(conn, turn)
+    try:
+        reaction = turns.current_reaction(conn, turn)
+    except DamagedRow:
+        # It has a report of its own.
+        return False
     if reaction is None or reaction.feedback:
         return False
     return not any(message_text(message).strip() for message in reaction.messages)

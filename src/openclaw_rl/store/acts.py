@@ -46,6 +46,10 @@ class ActActor(StrEnum):
     PAGE = "page"
 
 
+_KINDS = frozenset(kind.value for kind in ActKind)
+_ACTORS = frozenset(actor.value for actor in ActActor)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
     """One row of the audit. `target`: a version, lesson, turn or policy. `outcome`: what was done, in words."""
@@ -109,7 +113,9 @@ def newest_acts(conn: Connection, limit: int, kind: ActKind | None = None) -> It
     if kind is not None:
         query = query.where(acts.c.kind == kind.value)
     for row in conn.execute(query):
-        yield _act_from_row(row)
+        # A later release may have recorded acts of other kinds.
+        if row.kind in _KINDS and row.actor in _ACTORS:
+            yield _act_from_row(row)
 
 
 def _act_from_row(row: Row[tuple[object, ...]]) -> Act:

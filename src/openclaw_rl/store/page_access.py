@@ -29,6 +29,12 @@ def create_ticket(conn: Connection, *, at: float) -> str:
     return ticket
 
 
+def is_ticket(conn: Connection, ticket: str, *, at: float) -> bool:
+    """Return whether a ticket can be exchanged."""
+    is_valid = (page_tickets.c.digest == _digest(ticket)) & (page_tickets.c.expires_at > at)
+    return conn.execute(select(page_tickets.c.digest).where(is_valid)).first() is not None
+
+
 def exchange_ticket(conn: Connection, ticket: str, *, at: float) -> str | None:
     """Use up a ticket and return the token of a new session; None if the ticket is unknown, used or too old."""
     is_valid = (page_tickets.c.digest == _digest(ticket)) & (page_tickets.c.expires_at > at)

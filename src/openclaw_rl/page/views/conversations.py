@@ -96,8 +96,11 @@ def _read_day(value: str) -> datetime | None:
     if not value:
         return None
     try:
-        return datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC)
-    except ValueError:
+        day = datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC)
+        # The end of the last day of the calendar is no time.
+        _ = day + timedelta(days=1)
+        return day
+    except (ValueError, OverflowError):
         raise NotFound(f"{value[:40]!r} is not a day: expected YYYY-MM-DD") from None
 
 

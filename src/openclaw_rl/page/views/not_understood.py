@@ -26,7 +26,8 @@ _SEPARATOR = "~"
 def collect_not_understood(request: ViewRequest) -> Mapping[str, Any]:
     since = request.text("since")
     if since:
-        return {"newest": since, "new": _count_new(request.conn, since), "items": [], "older": ""}
+        new = _count_new(request.conn, since)
+        return {"newest": since, "new": new, "items": [], "older": "", "is_first": True}
     before = _read_place(request.text("before"))
     items, last = _read_page(request.conn, before)
     newest = before or next(iter(unclear_turns(request.conn, 1)), None)

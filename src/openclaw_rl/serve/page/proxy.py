@@ -20,7 +20,8 @@ from openclaw_rl.serve.http_headers import PAGE_PATH
 from openclaw_rl.serve.page.root import show_root, starting_page
 from openclaw_rl.settings.load import Config
 
-MAX_BODY_BYTES = 256 * 1024
+MAX_BODY_BYTES = 1024 * 1024
+"""Beyond it the gateway refuses; the page itself says more, and takes less."""
 _KEY_HEADER = "X-OpenClaw-Page-Key"
 _SIGNED_IN_HEADER = "X-OpenClaw-Page-Session"
 _PASSED_REQUEST_HEADERS = (
@@ -84,7 +85,8 @@ class PageProxy:
         }
         headers[_KEY_HEADER] = self._key
         session = self._open_session()
-        url = f"http://127.0.0.1:{port}{request.raw_path}"
+        # Without the host of an absolute address.
+        url = f"http://127.0.0.1:{port}{request.rel_url.raw_path_qs}"
         try:
             answer = await session.request(
                 request.method, url, headers=headers, data=body, allow_redirects=False
