@@ -72,7 +72,7 @@ class PageApp:
         self._cookie = cookie_name(store.secret)
         self._templates = TemplateRenderer()
         self._tokens = ReplyTokens(config)
-        self._running_acts: dict[str, asyncio.Task[ActResult]] = {}
+        self.running_acts: dict[str, asyncio.Task[ActResult]] = {}
         self._cache: dict[str, Any] = {version_replies.CACHE_NAME: VersionReplies(config, store)}
 
     def make_app(self) -> web.Application:
@@ -288,7 +288,7 @@ class PageApp:
         if not act_id.isalnum() or not 8 <= len(act_id) <= 64:
             raise InvalidForm("the form has no id. Load the page again.")
         running = asyncio.create_task(asyncio.to_thread(self._apply, act, values, act_id))
-        self._running_acts[act_id] = running
+        self.running_acts[act_id] = running
         running.add_done_callback(partial(self._end_act, act_id))
         # It is carried out to the end even if the gateway ends meanwhile.
         result = await asyncio.shield(running)
@@ -297,8 +297,8 @@ class PageApp:
         return response
 
     def _end_act(self, act_id: str, running: asyncio.Task[ActResult]) -> None:
-        if self._running_acts.get(act_id) is running:
-            del self._running_acts[act_id]
+        if self.running_acts.get(act_id) is running:
+            del self.running_acts[act_id]
         if not running.cancelled() and running.exception() is not None:
             log.info("an act was not carried out: %s", running.exception())
 
@@ -323,7 +323,7 @@ class PageApp:
     async def _show_act_state(self, request: web.Request) -> web.StreamResponse:
         """Say whether an act was carried out whose answer the browser did not get."""
         act_id = request.match_info["id"]
-        running = self._running_acts.get(act_id)
+        running = self.running_acts.get(act_id)
         if running is not None:
             await asyncio.wait({running})
         known = await asyncio.to_thread(self._read_act, act_id)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from enum import StrEnum
 
 from openclaw_rl.errors import StoreError
-from openclaw_rl.store import events
+from openclaw_rl.store import acts, events
 from openclaw_rl.store.db import Store
 
 log = logging.getLogger("openclaw_rl.page")
@@ -49,12 +49,16 @@ def change_of_event(kind: str) -> PageChange | None:
 
 
 class LiveChanges:
-    """Reads the event log while pages are open, and passes on what has changed."""
+    """Reads the event log and the audit while pages are open, and passes on what has changed.
+
+    An act of the owner, such as a pin, may change what several parts show, and add no event: all are asked for again.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._streams: deque[asyncio.Queue[frozenset[PageChange] | None]] = deque()
         self._seen = 0
+        self._seen_act = 0
 
     @property
     def open_streams(self) -> int:
@@ -75,7 +79,7 @@ class LiveChanges:
 
     async def run(self) -> None:
         """Poll the store; cheap while no page is open."""
-        self._seen = await asyncio.to_thread(self._last_event)
+        await asyncio.to_thread(self._skip_to_now)
         beat_at = 0.0
         loop = asyncio.get_running_loop()
         while True:
@@ -113,17 +117,21 @@ class LiveChanges:
             queue.get_nowait()
         queue.put_nowait(None)
 
-    def _last_event(self) -> int:
+    def _skip_to_now(self) -> None:
         with self._store.read() as conn:
-            return events.last_seq(conn)
+            self._seen = events.last_seq(conn)
+            self._seen_act = acts.last_seq(conn)
 
     def _new_changes(self) -> frozenset[PageChange]:
         if not self._store.has_changed():
             return frozenset()
         with self._store.read() as conn:
+            act = acts.last_seq(conn)
             rows = events.read_after(conn, self._seen, _EVENTS_PER_READ)
-            if len(rows) == _EVENTS_PER_READ:
-                # Nobody looked for long: all may have changed.
+            # With so many, nobody has looked for long.
+            may_all_have_changed = act > self._seen_act or len(rows) == _EVENTS_PER_READ
+            self._seen_act = act
+            if may_all_have_changed:
                 self._seen = events.last_seq(conn)
                 return frozenset(PageChange)
         self._seen = max((row.seq for row in rows), default=self._seen)
