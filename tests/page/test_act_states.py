@@ -49,8 +49,9 @@ def test_an_act_that_is_carried_out_meanwhile_is_waited_for(
     with ThreadPoolExecutor(1) as executor:
         with store.write():
             # It waits for the store.
-            send_form(browser, FREEZE, {"act_id": ACT}).close()
+            connection = send_form(browser, FREEZE, {"act_id": ACT})
             wait_for(lambda: list(page.running_acts), lambda ids: ids == [ACT])
+            connection.close()
             asked = executor.submit(browser.get, STATE + ACT)
         answer = asked.result()
     assert "<h2>Done</h2>" in answer.text
