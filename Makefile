@@ -227,7 +227,7 @@ $(PAGE_VENV)/.installed: $(STAMP)
 need-chromium:
 	command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -q chromium; }
 
-test-page: $(STAMP) $(PAGE_VENV)/.installed need-chromium  ## the page in a real browser, on what the demo's system has learned (six minutes)
+test-page: $(STAMP) $(PAGE_VENV)/.installed need-chromium  ## the page in a real browser, on what the demo's system has learned (20 minutes)
 	OMP_NUM_THREADS=1 $(PAGE_VENV)/bin/python -m pytest tests/external/page --axe $(PAGE_VENV)/node_modules/axe-core/axe.min.js
 
 # The demo first: its newest home is shown.

@@ -10,6 +10,7 @@ from tests.serve.conftest import Start, wait_for
 
 from openclaw_rl.page.live import MAX_STREAMS, PageChange, change_of_event
 from openclaw_rl.store import events
+from openclaw_rl.store.acts import ActActor, ActKind, record_act
 
 MANY = 1000
 
@@ -43,6 +44,18 @@ def test_a_verdict_is_said_to_open_pages(browser: Browser) -> None:
         assert part
         received += part
     assert b"event: changed\ndata: " in received
+    connection.close()
+
+
+def test_an_act_of_the_owner_is_said_to_open_pages(browser: Browser) -> None:
+    connection = open_stream(browser)
+    with browser.site.store.write() as conn:
+        record_act(conn, ActKind.PIN_LESSON, "a", actor=ActActor.COMMAND, outcome="", at=1.0)
+    received = b""
+    while b"lessons" not in received:
+        part = connection.recv(4096)
+        assert part
+        received += part
     connection.close()
 
 

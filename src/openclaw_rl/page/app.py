@@ -78,7 +78,7 @@ class PageApp:
         self._cookie = cookie_name(store.secret)
         self._templates = TemplateRenderer()
         self._tokens = ReplyTokens(config)
-        self._running_acts: dict[str, asyncio.Future[ActResult]] = {}
+        self.running_acts: dict[str, asyncio.Future[ActResult]] = {}
         self._replies = VersionReplies(config, store)
         self._cache: dict[str, Any] = {version_replies.CACHE_NAME: self._replies}
 
@@ -321,7 +321,7 @@ class PageApp:
                 self._act_thread, self._apply, act, values, act_id
             )
         )
-        self._running_acts[act_id] = running
+        self.running_acts[act_id] = running
         running.add_done_callback(partial(self._end_act, act_id))
         # It is carried out to the end even if the gateway ends meanwhile.
         result = await asyncio.shield(running)
@@ -330,8 +330,8 @@ class PageApp:
         return response
 
     def _end_act(self, act_id: str, running: asyncio.Future[ActResult]) -> None:
-        if self._running_acts.get(act_id) is running:
-            del self._running_acts[act_id]
+        if self.running_acts.get(act_id) is running:
+            del self.running_acts[act_id]
         if not running.cancelled() and running.exception() is not None:
             log.info("an act was not carried out: %s", running.exception())
 
@@ -356,7 +356,7 @@ class PageApp:
     async def _show_act_state(self, request: web.Request) -> web.StreamResponse:
         """Say whether an act was carried out whose answer the browser did not get."""
         act_id = request.match_info["id"]
-        running = self._running_acts.get(act_id)
+        running = self.running_acts.get(act_id)
         if running is not None:
             await asyncio.wait({running})
         known = await self._run_quickly(self._read_act, act_id)

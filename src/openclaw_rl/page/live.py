@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from enum import StrEnum
 
 from openclaw_rl.errors import StoreError
-from openclaw_rl.store import events
+from openclaw_rl.store import acts, events
 from openclaw_rl.store.db import Store
 
 log = logging.getLogger("openclaw_rl.page")
@@ -50,7 +50,10 @@ def change_of_event(kind: str) -> PageChange | None:
 
 
 class LiveChanges:
-    """Reads the event log while pages are open, and passes on what has changed."""
+    """Reads the event log and the audit while pages are open, and passes on what has changed.
+
+    An act of the owner, such as a pin, may change what several parts show, and add no event: all are asked for again.
+    """
 
     def __init__(self, store: Store, executor: Executor) -> None:
         """`executor`: runs the reads, which must not wait behind views."""
@@ -59,6 +62,7 @@ class LiveChanges:
         self._streams: deque[asyncio.Queue[frozenset[PageChange] | None]] = deque()
         # None: not read so far.
         self._seen: int | None = None
+        self._seen_act = 0
 
     @property
     def open_streams(self) -> int:
@@ -130,12 +134,16 @@ class LiveChanges:
         if not self._store.has_changed():
             return frozenset()
         with self._store.read() as conn:
+            act = acts.last_seq(conn)
             if self._seen is None:
                 self._seen = events.last_seq(conn)
+                self._seen_act = act
                 return frozenset()
             rows = events.read_after(conn, self._seen, _EVENTS_PER_READ)
-            if len(rows) == _EVENTS_PER_READ:
-                # Nobody looked for long: all may have changed.
+            # With so many, nobody has looked for long.
+            may_all_have_changed = act > self._seen_act or len(rows) == _EVENTS_PER_READ
+            self._seen_act = act
+            if may_all_have_changed:
                 self._seen = events.last_seq(conn)
                 return frozenset(PageChange)
         self._seen = max((row.seq for row in rows), default=self._seen)

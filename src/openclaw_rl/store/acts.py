@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, func, insert, select
 
 from openclaw_rl.store.page_tables import act_details, acts
 from openclaw_rl.store.rows import from_json, to_json
@@ -98,6 +98,11 @@ def record_act(
 def get_act(conn: Connection, id: str) -> Act | None:
     row = conn.execute(select(acts).where(acts.c.id == id)).one_or_none()
     return None if row is None else _act_from_row(row)
+
+
+def last_seq(conn: Connection) -> int:
+    """Return the number of the newest act; 0 without any."""
+    return conn.execute(select(func.coalesce(func.max(acts.c.seq), 0))).scalar_one()
 
 
 def details_of_act(conn: Connection, id: str) -> dict[str, Any] | None:

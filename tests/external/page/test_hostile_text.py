@@ -7,7 +7,7 @@ import urllib.error
 from collections.abc import Sequence
 from typing import Any
 
-from tests.external.page.conftest import Visitor, call, view_paths
+from tests.external.page.conftest import OpenVisitor, call, view_paths
 from tests.external.page.hostile import MARK, hostile_texts
 
 from openclaw_rl.status.report import open_store
@@ -61,15 +61,22 @@ def plant_lessons(system: SubprocessSystem, texts: Sequence[str]) -> None:
             removal.replace_text(conn, lesson.id, shown, topic="", at=time.time())
 
 
-def test_no_text_runs_or_loads_anything(system: SubprocessSystem, visitor: Visitor) -> None:
+def test_no_text_runs_loads_or_widens_anything(
+    system: SubprocessSystem, open_visitor: OpenVisitor
+) -> None:
     texts = hostile_texts()
     assert len(set(texts)) == 200
     plant(system, texts)
     plant_lessons(system, texts)
+    visitor = open_visitor(width=360)
     page = visitor.page
+    wide = []
     page.on("dialog", lambda dialog: visitor.problems.append(f"dialog: {dialog.message}"))
     for path in view_paths(visitor, each=12):
         visitor.open(path)
         assert page.evaluate(f"window.{MARK}") is None, path
         assert page.url.startswith(visitor.base)
+        if page.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
+            wide.append(path)
+    assert not wide
     visitor.check()
