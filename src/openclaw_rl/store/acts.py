@@ -102,7 +102,7 @@ def get_act(conn: Connection, id: str) -> Act | None:
 
 def last_seq(conn: Connection) -> int:
     """Return the number of the newest act; 0 without any."""
-    return conn.execute(select(func.coalesce(func.max(acts.c.seq), 0))).scalar_one()
+    return int(conn.execute(select(func.coalesce(func.max(acts.c.seq), 0))).scalar_one())
 
 
 def details_of_act(conn: Connection, id: str) -> dict[str, Any] | None:
