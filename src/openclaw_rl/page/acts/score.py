@@ -40,7 +40,7 @@ _CHOICE = ActInput(
         ("good", "good"),
         ("bad", "not good"),
         ("neither", "neither"),
-        (MEANT, "not what this is about: the reaction meant …"),
+        (MEANT, "none of these: the reaction meant …"),
     ),
 )
 _ANY_TEXT = ActInput(
