@@ -58,7 +58,7 @@ ADDRESSES = (
     "/ui/versions/acts",
     "/ui/take-back",
     "/ui/take-back?turn=chatcmpl-00000000000000000000c351",
-    "/ui/take-back?session=s-50-3",
+    "/ui/take-back?conversation=chatcmpl-00000000000000000000c351",
     "/ui/episodes",
     "/ui/episodes/group?id=g-50-3",
     "/ui/episodes/episode?id=e-50-13",

@@ -238,6 +238,17 @@ def test_a_conversation_shows_each_reply_with_its_reaction_and_verdict(store: St
     assert 'href="/ui/take-back?turn=a"' in shown
 
 
+def test_replies_are_ticked_to_take_them_back(store: Store) -> None:
+    add_turn(store, "a", "What is an owl?")
+    add_turn(store, "b", "Too long, please.")
+    shown = show(store, CONVERSATION, {"session": "a", "turn": "b"})
+    tick = 'type="checkbox" name="turn" value="{0}" id="tick-{0}" form="ticked"{1}>'
+    assert tick.format("a", "") in shown
+    assert tick.format("b", " checked") in shown, "an update keeps it"
+    assert '<form id="ticked" method="get" action="/ui/take-back">' in shown
+    assert 'href="/ui/take-back?conversation=a"' in shown
+
+
 def test_a_long_conversation_has_parts(store: Store) -> None:
     for number in range(90):
         add_turn(store, f"t{number:02}", f"question {number}")

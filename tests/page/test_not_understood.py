@@ -225,6 +225,33 @@ def test_words_are_not_stored_of_a_home_that_stores_none(store: Store, tmp_path:
     assert (item.score, item.correction) == (-1, None)
 
 
+def test_what_was_meant_is_refused_where_no_words_are_stored(store: Store, tmp_path: Path) -> None:
+    redacting = from_flat({"home": str(tmp_path), "serve.capture": "redacted"})
+    unclear(store, "a")
+    with pytest.raises(OpenClawError, match="what was meant is not stored"):
+        give(store, redacting, turn="a", score="meant", text="my secret")
+    with store.read() as conn:
+        assert not records.feedback_on(conn, "a")
+        assert not list(acts.newest_acts(conn, 5))
+    assert give(store, redacting, turn="a", score="bad", text="my secret") == "noted: not good"
+
+
+def test_a_dialog_without_a_score_offers_all_of_them(store: Store, config: Config) -> None:
+    unclear(store, "a")
+    with store.read() as conn:
+        plan = score.plan_score(request(conn, config, turn="a"))
+        good = score.plan_score(request(conn, config, turn="a", score="good"))
+    html = TemplateRenderer().render("act_plan.html", {"plan": plan, "action": "x", "act_id": "y"})
+    for value in ("good", "bad", "neither", "meant"):
+        assert f'type="radio" name="score" value="{value}" required>' in html
+    assert 'name="text"' in html
+    assert "score" not in plan.fields
+    assert good.title == "Note that the reply was good"
+    with pytest.raises(InvalidForm, match="expected good, bad, neither or meant"):
+        give(store, config, turn="a")
+    assert give(store, config, turn="a", score="neither") == "noted: neither good nor bad"
+
+
 def test_hostile_reactions_are_shown_as_text(store: Store, config: Config) -> None:
     unclear(store, "a", words=HOSTILE)
     html = render(page(store, config))

@@ -7,20 +7,24 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, event
 from tests.train.conftest import builder, judged, renderer, store
-from tests.train.test_undo import Home
+from tests.train.test_undo import Home, put
 
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.owner_acts import undo
 from openclaw_rl.owner_acts.origin import ActOrigin
 from openclaw_rl.page.acts import take_back as act
 from openclaw_rl.page.templating import TemplateRenderer
 from openclaw_rl.page.view import ActRequest, InvalidForm, NotFound, ViewRequest
-from openclaw_rl.page.views import take_back
+from openclaw_rl.page.views import take_back, versions
 from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.status.undo_report import count_taken_out, describe_plan
 from openclaw_rl.store import acts, events, turns
 from openclaw_rl.store.acts import ActActor, ActKind
 from openclaw_rl.store.db import Store
@@ -29,7 +33,8 @@ from openclaw_rl.store.lessons.lessons import Lesson
 from openclaw_rl.store.lineage import policies, policy_marks, retraining
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import JudgedTurn
+from openclaw_rl.train.undo import check_safe_files, plan_undo
+from openclaw_rl.types import JudgedTurn, TurnState
 
 __all__ = ["builder", "judged", "renderer", "store"]
 
@@ -57,6 +62,21 @@ def config(tmp_path: Path) -> Config:
 class NoTokens:
     def split(self, ids: Any) -> None:
         return None
+
+
+class Statements:
+    """Adds the statements of a connection to a list, until it is closed."""
+
+    def __init__(self, conn: Connection, texts: list[str]) -> None:
+        self._conn = conn
+        self._texts = texts
+        event.listen(conn, "before_cursor_execute", self._add)
+
+    def _add(self, conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        self._texts.append(statement)
+
+    def close(self) -> None:
+        event.remove(self._conn, "before_cursor_execute", self._add)
 
 
 def look(store: Store, config: Config, collect: Any, **lists: Any) -> Any:
@@ -150,7 +170,7 @@ def test_a_session_says_what_would_be_lost(home: Home, config: Config) -> None:
             lessons.add_lesson(conn, lesson)
             for turn in evidence:
                 lessons.reinforce(conn, id_, turn, weight=1.0, at=2.0, words="")
-    data = look(home.store, config, take_back.collect_take_back, session="s1")
+    data = look(home.store, config, take_back.collect_take_back, conversation=first)
     assert (data["selected"], data["problem"]) == (1, "")
     assert [row["asked"] for row in data["turns"]] == ["Where is the Louvre?"]
     assert [row["reaction"] for row in data["turns"]] == ["thanks"]
@@ -161,7 +181,8 @@ def test_a_session_says_what_would_be_lost(home: Home, config: Config) -> None:
     (plan,) = data["plans"]
     assert (plan["undone"], plan["safe"], plan["batches"]) == (3, 0, 3)
     html = render("take_back.html", data)
-    assert "/ui/acts/take-back?session=s1" in html
+    assert f"/ui/acts/take-back?conversation={first}" in html
+    assert f'<a href="/ui/turns/{first}">Where is the Louvre?</a>' in html
     assert "3 versions rolled back: 1, 2, 3; version 0 answers meanwhile" in html
     assert home.head() == 3, "a look changes nothing"
 
@@ -200,8 +221,150 @@ def test_turns_that_came_since_the_plan_are_not_taken_back_unseen(
     with pytest.raises(OpenClawError, match="nothing was taken back"):
         carry_out(home.store, config, plan.fields)
     assert home.head() == 2
+    assert home.state(home.learned[1][0])[0] is not TurnState.DROPPED
     with pytest.raises(InvalidForm, match="Load the page again"):
         carry_out(home.store, config, {"selection": "{}", "digest": ""})
+
+
+def test_a_plan_that_would_undo_more_versions_is_shown_again(home: Home, config: Config) -> None:
+    home.learn(1)
+    out = home.learned[1][0]
+    plan = look(home.store, config, act.plan_take_back, turn=out)
+    home.learn(1)
+    with pytest.raises(OpenClawError, match="the plan has changed"):
+        carry_out(home.store, config, plan.fields)
+    assert home.head() == 2
+    again = look(home.store, config, act.plan_take_back, turn=out)
+    carry_out(home.store, config, again.fields)
+    assert home.head() == 0
+
+
+def test_a_version_that_is_published_at_the_click_is_not_undone_unseen(home: Home) -> None:
+    home.learn(1)
+    selected = home.learned[1][:1]
+    agreed = check_safe_files(home.store, selected)
+    home.learn(1)
+    with pytest.raises(OpenClawError, match="the plan has changed"):
+        undo.take_back(home.store, agreed, selected, model="m", origin=ActOrigin(), is_exact=True)
+    assert home.head() == 2
+    assert home.left() == []
+
+
+@pytest.mark.parametrize("most", [act.MAX_LISTED_TURNS, 1])
+@pytest.mark.parametrize("by", ["since", "lesson", "conversation"])
+def test_a_click_takes_back_what_was_seen_while_replies_come_in(
+    home: Home, config: Config, monkeypatch: pytest.MonkeyPatch, by: str, most: int
+) -> None:
+    monkeypatch.setattr(act, "MAX_LISTED_TURNS", most)
+    home.learn(1, hints=("Be brief.",))
+    seen = home.learned[1]
+    values = {"since": "0", "lesson": "be brief", "conversation": seen[1]}
+    plan = look(home.store, config, act.plan_take_back, **{by: values[by]})
+    later = home.add_turns(1, hints=("Be brief.",))
+    carry_out(home.store, config, plan.fields)
+    taken = [turn for turn in (*seen, *later) if home.state(turn)[0] is TurnState.DROPPED]
+    assert taken == (seen[1:] if by == "conversation" else seen)
+
+
+def test_a_conversation_of_another_key_with_the_same_name_stays(
+    home: Home, config: Config, judged: Callable[..., JudgedTurn]
+) -> None:
+    mine, theirs = put(
+        home.store,
+        [judged(request={"session": "main", "scope": scope}) for scope in ("one", "two")],
+    )
+    plan = look(home.store, config, act.plan_take_back, conversation=mine)
+    carry_out(home.store, config, plan.fields)
+    assert home.state(mine)[0] is TurnState.DROPPED
+    assert home.state(theirs)[0] is not TurnState.DROPPED
+    unknown = look(home.store, config, take_back.collect_take_back, conversation="gone")
+    assert "no such conversation" in unknown["problem"]
+
+
+def test_replies_of_practice_are_counted_apart(home: Home) -> None:
+    home.learn(1)
+    with home.store.read() as conn:
+        plan = plan_undo(conn, home.learned[1][:1])
+    more = replace(plan, turns=(*plan.turns, *(f"practice-{number}" for number in range(48))))
+    assert count_taken_out(plan, plan.turns) == "1 reply"
+    text = "1 reply and 48 replies of practice"
+    assert count_taken_out(more, plan.turns) == text
+    assert describe_plan(more, plan.turns)[0].startswith(f"{text} taken out")
+    assert count_taken_out(more, []) == "49 replies of practice"
+
+
+def test_equal_lessons_differ_by_the_words_of_the_person(home: Home, config: Config) -> None:
+    home.learn(1)
+    turn = home.learned[1][0]
+    with home.store.write() as conn:
+        for id_, words in (("aa", "shorter!"), ("bb", "too long"), ("cc", "hello")):
+            text = "Say hello." if id_ == "cc" else "Be brief."
+            lesson = Lesson(id=id_, text=text, made_at=1.0, reinforced_at=1.0)
+            lessons.add_lesson(conn, lesson)
+            lessons.reinforce(conn, id_, turn, weight=1.0, at=2.0, words=words)
+    chosen = render(
+        "take_back.html", look(home.store, config, take_back.collect_take_back, turn=turn)
+    )
+    offered = render("take_back.html", look(home.store, config, take_back.collect_take_back))
+    for words in ("shorter!", "too long"):
+        assert f"<q>{words}</q>" in chosen
+        assert f"(“{words}”)" in offered
+    assert "<q>hello</q>" not in chosen
+    assert "“hello”" not in offered
+
+
+def test_the_receipt_of_an_earlier_act_leads_to_the_one_that_continued_it(
+    home: Home, config: Config
+) -> None:
+    home.learn(3)
+    for letter, number in (("b", 3), ("c", 1)):
+        plan = look(home.store, config, act.plan_take_back, turn=home.learned[number][0])
+        carry_out(home.store, config, plan.fields, letter * 24)
+    first = look(home.store, config, take_back.collect_receipt, act="b" * 24)
+    second = look(home.store, config, take_back.collect_receipt, act="c" * 24)
+    html = render("take_back_receipt.html", first)
+    assert f'act={"c" * 24}">continued by a later one</a>' in html
+    assert "<progress" not in html
+    assert second["later"] is None
+    assert "<progress" in render("take_back_receipt.html", second)
+
+
+def test_a_version_that_was_taken_back_names_the_receipt(home: Home, config: Config) -> None:
+    home.learn(2)
+    plan = look(home.store, config, act.plan_take_back, turn=home.learned[1][0])
+    carry_out(home.store, config, plan.fields, "f" * 24)
+    data = look(home.store, config, versions.collect_version, version="2")
+    html = render("version.html", data)
+    assert "you took back replies that it, or a version before it, had learned from." in html
+    assert f'/ui/take-back/receipt?act={"f" * 24}"' in html
+    assert look(home.store, config, versions.collect_version, version="0")["receipt"] is None
+
+
+def test_the_number_of_lessons_does_not_change_that_of_statements(
+    home: Home, config: Config
+) -> None:
+    home.learn(1)
+    turn = home.learned[1][0]
+    statements: list[str] = []
+    counts = []
+    for made in (2, 40):
+        with home.store.write() as conn:
+            for number in range(made):
+                lesson = Lesson(
+                    id=f"{made}-{number}", text="Be brief.", made_at=1.0, reinforced_at=1.0
+                )
+                lessons.add_lesson(conn, lesson)
+                lessons.reinforce(conn, lesson.id, turn, weight=1.0, at=2.0, words="short")
+        with home.store.read() as conn, closing(Statements(conn, statements)):
+            take_back._lessons_of(conn, [turn])
+            take_back._choices(
+                ViewRequest(
+                    conn=conn, config=config, params={}, now=NOW, tokens=NoTokens(), cache={}
+                )
+            )
+        counts.append(len(statements))
+        statements.clear()
+    assert counts[0] == counts[1]
 
 
 def test_frozen_training_is_said_before_the_click(home: Home, config: Config) -> None:

@@ -112,6 +112,13 @@ def listed(
             VersionPlace.ROLLED_BACK,
             "another version was promoted",
         ),
+        (
+            4,
+            PolicyState.ROLLED_BACK,
+            ReasonCode.TAKEN_BACK,
+            VersionPlace.ROLLED_BACK,
+            "you took back replies that it, or a version before it, had learned from.",
+        ),
         (8, PolicyState.LIVE, None, VersionPlace.LEFT, "does not contain it"),
     ],
 )

@@ -6,7 +6,7 @@ It is written in the transaction of the audit, so that after a crash it is certa
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.owner_acts.origin import ActOrigin
@@ -40,23 +40,27 @@ class OwnerScore:
 def score_reply(store: Store, config: Config, opinion: OwnerScore, origin: ActOrigin) -> str:
     """Record the opinion, which the judge reads next. Return what was noted.
 
-    Raises `OpenClawError` for an unknown reply, or without an opinion.
+    Raises `OpenClawError` for an unknown reply, without an opinion, or for words alone where none are stored.
     """
     if opinion.score is None and not opinion.comment and not opinion.correction:
         raise OpenClawError("expected good, not good, neither, or a text; got none of them")
-    keeps_words = config.serve.capture != "redacted"
-    outcome = f"noted: {opinion.describe()}"
     with store.write() as conn:
         scope = records.scope_of_reply(conn, opinion.turn)
         if scope is None:
             raise OpenClawError(f"there is no reply {opinion.turn[:60]!r} any more")
+        stored = opinion
+        if config.serve.capture == "redacted" or not records.keeps_words(conn, opinion.turn):
+            stored = replace(opinion, comment="", correction="")
+        if stored.score is None:
+            _require_words(stored)
+        outcome = f"noted: {stored.describe()}"
         item = Feedback(
             id="fb-" + secrets.token_hex(12),
             scope=scope,
             target=opinion.turn,
-            score=opinion.score,
-            comment=opinion.comment or None if keeps_words else None,
-            correction=opinion.correction or None if keeps_words else None,
+            score=stored.score,
+            comment=stored.comment or None,
+            correction=stored.correction or None,
             given_at=origin.at,
             given_by=GIVEN_BY,
             idempotency_key=origin.id,
@@ -64,6 +68,15 @@ def score_reply(store: Store, config: Config, opinion: OwnerScore, origin: ActOr
         records.add_feedback(conn, [item])
         origin.record(conn, ActKind.SCORE, opinion.turn, outcome)
     return outcome
+
+
+def _require_words(stored: OwnerScore) -> None:
+    """Raise `OpenClawError` if nothing of an opinion without a score is stored."""
+    if not stored.comment and not stored.correction:
+        raise OpenClawError(
+            "the words of this reply are not stored (serve.capture: redacted), so what was meant is not stored either. "
+            "Say instead whether the reply was good, not good or neither"
+        )
 
 
 def retract_scores(store: Store, turn: str, origin: ActOrigin) -> str:

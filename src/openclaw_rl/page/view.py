@@ -100,12 +100,14 @@ class ActPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ActInput:
-    """A field of the form. `kind`: text, textarea or checkbox."""
+    """A field of the form. `kind`: text, textarea, checkbox, or choice, which has one of the `options`."""
 
     name: str
     label: str
     value: str = ""
     kind: str = "text"
+    # (value, label) of the options of a choice.
+    options: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,9 +47,24 @@ def describe_hints(hints: Sequence[MatchedHint]) -> list[str]:
     return ["hints and lessons that match:", *(f"  {line}" for line in lines)] if lines else []
 
 
-def describe_plan(plan: UndoPlan) -> list[str]:
-    """Return what the undo does and what it costs, a line each."""
-    count = count_text(len(plan.turns), "turn")
+def count_taken_out(plan: UndoPlan, chosen: Collection[str]) -> str:
+    """Return how many of the chosen replies a plan takes out, and how many of practice that were made from them."""
+    own = len(set(plan.turns).intersection(chosen))
+    practice = len(plan.turns) - own
+    text = count_text(own, "reply", "replies")
+    if not practice:
+        return text
+    practised = f"{count_text(practice, 'reply', 'replies')} of practice"
+    return f"{text} and {practised}" if own else practised
+
+
+def describe_plan(plan: UndoPlan, chosen: Collection[str] | None = None) -> list[str]:
+    """Return what the undo does and what it costs, a line each.
+
+    `chosen`: the turns that were selected, for a text that counts practice apart.
+    """
+    turns = count_text(len(plan.turns), "turn")
+    count = turns if chosen is None else count_taken_out(plan, chosen)
     undone = plan.undone_versions[::-1]
     label = policy_label(plan.name)
     if not plan.used_by:

@@ -66,7 +66,7 @@ def version_sentence(version: ListedVersion | Policy, line: PolicyLine) -> str:
         case VersionPlace.REFUSED:
             return f"{name} is not in use: {_refusal(version.reason_code)}, because {reason}."
         case VersionPlace.ROLLED_BACK:
-            return f"{name} is not in use: {_departure(version.reason_code)} ({reason})."
+            return f"{name} is not in use: {_departure(version.reason_code, reason)}."
         case VersionPlace.LEFT:
             return f"{name} is not in use: the line of descent of version {line.head} does not contain it."
 
@@ -80,9 +80,11 @@ def _refusal(code: ReasonCode | None) -> str:
     return "the gate refused it"
 
 
-def _departure(code: ReasonCode | None) -> str:
+def _departure(code: ReasonCode | None, reason: str) -> str:
+    if code is ReasonCode.TAKEN_BACK:
+        return "you took back replies that it, or a version before it, had learned from"
     if code is ReasonCode.PROMOTED:
-        return "another version was promoted in its place"
+        return f"another version was promoted in its place ({reason})"
     if code is ReasonCode.SATISFACTION:
-        return "it was rolled back automatically"
-    return "it was rolled back"
+        return f"it was rolled back automatically ({reason})"
+    return f"it was rolled back ({reason})"

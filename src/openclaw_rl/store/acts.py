@@ -123,6 +123,13 @@ def newest_acts(conn: Connection, limit: int, kind: ActKind | None = None) -> It
             yield _act_from_row(row)
 
 
+def acts_after(conn: Connection, id: str, kind: ActKind, limit: int) -> list[Act]:
+    """Return the acts of this kind that followed an act, oldest first."""
+    seq = select(acts.c.seq).where(acts.c.id == id).scalar_subquery()
+    query = select(acts).where(acts.c.seq > seq, acts.c.kind == kind.value)
+    return [_act_from_row(row) for row in conn.execute(query.order_by(acts.c.seq).limit(limit))]
+
+
 def _act_from_row(row: Row[tuple[object, ...]]) -> Act:
     return Act(
         id=row.id,

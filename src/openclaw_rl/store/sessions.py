@@ -136,6 +136,18 @@ def session_turns(conn: Connection, name: str) -> list[str]:
     return list(conn.execute(query.order_by(c.seq)).scalars())
 
 
+def turns_of_session(conn: Connection, session: StoredSession) -> list[str]:
+    """Return the ids of all turns in one session, oldest first."""
+    c = t.turns.c
+    query = select(c.id).where(c.scope == session.scope, c.session == session.name)
+    return list(conn.execute(query.order_by(c.seq)).scalars())
+
+
+def newest_turn_number(conn: Connection) -> int:
+    """Return the number of the newest turn; 0 without turns."""
+    return int(conn.execute(select(func.max(t.turns.c.seq))).scalar_one() or 0)
+
+
 def first_turns(conn: Connection, names: Collection[str]) -> dict[str, str]:
     """Return the first turn of the sessions with these names, by name: the first main one if there is any."""
     c = t.turns.c
@@ -163,9 +175,11 @@ def turns_since(conn: Connection, since: float) -> list[str]:
     return list(conn.execute(query.order_by(t.turns.c.seq)).scalars())
 
 
-def sort_turns(conn: Connection, ids: Collection[str]) -> list[str]:
-    """Return the ids of these turns, oldest first."""
+def sort_turns(conn: Connection, ids: Collection[str], *, until: int | None = None) -> list[str]:
+    """Return the ids of these turns, oldest first. `until`: only turns up to this number."""
     in_order = select(t.turns.c.id).order_by(t.turns.c.seq)
+    if until is not None:
+        in_order = in_order.where(t.turns.c.seq <= until)
     if len(ids) <= _MAX_SOUGHT:
         return list(conn.execute(in_order.where(t.turns.c.id.in_(list(ids)))).scalars())
     return [id_ for id_ in conn.execute(in_order).scalars() if id_ in ids]

@@ -27,23 +27,49 @@ _QUESTIONS = {
     MEANT: "What you meant",
 }
 _TITLES = {
-    "good": "The reply was good?",
-    "bad": "The reply was not good?",
-    "neither": "The reply was neither good nor bad?",
-    MEANT: "What did you mean?",
+    "good": "Note that the reply was good",
+    "bad": "Note that the reply was not good",
+    "neither": "Note that the reply was neither good nor bad",
+    MEANT: "Note what the reaction meant",
 }
+_CHOICE = ActInput(
+    name="score",
+    label="The reply was",
+    kind="choice",
+    options=(
+        ("good", "good"),
+        ("bad", "not good"),
+        ("neither", "neither"),
+        (MEANT, "none of these: the reaction meant …"),
+    ),
+)
+_ANY_TEXT = ActInput(
+    name="text",
+    label="How it should have been, or what the reaction meant (may be empty with a score)",
+    kind="textarea",
+)
 
 
 def plan_score(request: ViewRequest) -> ActPlan:
+    """Plan to note a score; without one in the address, the person chooses it."""
     turn = request.text("turn")
-    choice = request.text("score", "good")
-    if choice not in _TITLES:
+    choice = request.text("score")
+    if choice and choice not in _TITLES:
         raise NotFound(f"{choice[:20]!r} is no score: expected good, bad, neither or meant")
     if records.scope_of_reply(request.conn, turn) is None:
         raise NotFound(f"there is no reply {turn[:60]!r}")
+    details = ["The judge of replies reads it, and the model learns from it."]
+    if not choice:
+        return ActPlan(
+            title="Score this reply",
+            details=details,
+            button="Note it",
+            fields={"turn": turn},
+            inputs=[_CHOICE, _ANY_TEXT],
+        )
     return ActPlan(
         title=_TITLES[choice],
-        details=["The judge of replies reads it, and the model learns from it."],
+        details=details,
         button="Note it",
         fields={"turn": turn, "score": choice},
         inputs=[ActInput(name="text", label=_QUESTIONS[choice], kind="textarea")],

@@ -181,6 +181,7 @@ def collect_conversation(request: ViewRequest) -> Mapping[str, Any]:
         "earlier": part.earlier,
         "later": part.later,
         "start": request.integer("from"),
+        "ticked": request.texts("turn"),
         "score_classes": _SCORE_CLASSES,
     }
 

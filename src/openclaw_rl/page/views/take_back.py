@@ -16,19 +16,30 @@ from openclaw_rl.status.conversations.turn_words import asked_words, reaction_wo
 from openclaw_rl.status.understanding import readable_reactions
 from openclaw_rl.status.undo_report import (
     blocked_text,
+    count_taken_out,
     describe_plan,
     policy_label,
     retraining_state,
 )
 from openclaw_rl.store import exchanges
-from openclaw_rl.store.acts import ActKind, details_of_act, get_act, newest_acts
-from openclaw_rl.store.lessons import lessons
+from openclaw_rl.store.acts import (
+    Act,
+    ActKind,
+    acts_after,
+    details_of_act,
+    get_act,
+    newest_acts,
+)
+from openclaw_rl.store.lessons import cards
+from openclaw_rl.store.lessons.cards import LessonCard
+from openclaw_rl.store.lessons.lessons import LessonState
 from openclaw_rl.store.lineage import policies, policy_names
 from openclaw_rl.train.undo import UndoPlan, plan_undos
 
 SHOWN_TURNS = 30
 _SHOWN_LESSONS = 100
 _SHOWN_RECEIPTS = 10
+_LATER_ACTS = 50
 _HOUR = 3600.0
 _PERIODS = ((1, "The last hour"), (24, "The last 24 hours"), (24 * 7, "The last 7 days"))
 
@@ -41,6 +52,7 @@ def collect_take_back(request: ViewRequest) -> Mapping[str, Any]:
         "turns": [],
         "hidden_turns": 0,
         "lessons": [],
+        "hidden_lessons": 0,
         "plans": [],
         "selected": 0,
     }
@@ -54,13 +66,13 @@ def collect_take_back(request: ViewRequest) -> Mapping[str, Any]:
         "selected": len(selected),
         "turns": _turn_rows(request.conn, selected[-SHOWN_TURNS:][::-1]),
         "hidden_turns": max(0, len(selected) - SHOWN_TURNS),
-        "lessons": _lesson_rows(request.conn, selected),
+        **_lessons_of(request.conn, selected),
     }
     try:
         plans = plan_undos(request.conn, selected)
     except OpenClawError as error:
         return {**data, "problem": str(error)}
-    return {**data, "plans": [_plan_data(plan) for plan in plans]}
+    return {**data, "plans": [_plan_data(plan, selected) for plan in plans]}
 
 
 def _read_form(request: ViewRequest) -> UndoSelection:
@@ -78,11 +90,12 @@ def _read_form(request: ViewRequest) -> UndoSelection:
 
 def _choices(request: ViewRequest) -> Mapping[str, Any]:
     """Return what can be chosen, and what was taken back before."""
-    known = lessons.list_lessons(request.conn)[-_SHOWN_LESSONS:][::-1]
+    known = cards.newest_cards(request.conn, states=tuple(LessonState), limit=_SHOWN_LESSONS)
+    quotes = _quotes_of_equal_ones(known)
     state = retraining_state(request.conn, request.now)
     return {
         "periods": [(request.now - hours * _HOUR, title) for hours, title in _PERIODS],
-        "known_lessons": known,
+        "known_lessons": [(card.lesson, quotes.get(card.lesson.id, "")) for card in known],
         "receipts": list(newest_acts(request.conn, _SHOWN_RECEIPTS, ActKind.UNDO)),
         "left": state.left,
     }
@@ -106,22 +119,38 @@ def _turn_rows(conn: Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _lesson_rows(conn: Connection, selected: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the lessons with these turns as evidence, and whether it is all their evidence; equal ones together."""
-    counts = Counter[tuple[str, bool]]()
-    out = set(selected)
-    for lesson in lessons.lessons_of_turns(conn, selected):
-        evidence = {one.turn for one in lessons.turns_of_lesson(conn, lesson.id)}
-        counts[lesson.text, evidence <= out] += 1
-    return [
-        {"text": text, "is_lost": is_lost, "count": count}
-        for (text, is_lost), count in counts.items()
-    ]
+def _lessons_of(conn: Connection, selected: Sequence[str]) -> dict[str, Any]:
+    """Return the lessons with these turns as evidence, and whether it is all their evidence."""
+    shown = cards.cards_of_turns(conn, selected, _SHOWN_LESSONS)
+    evidence = cards.count_evidence(conn, selected)
+    quotes = _quotes_of_equal_ones(shown)
+    rows = []
+    for card in shown:
+        rows.append(
+            {
+                "id": card.lesson.id,
+                "text": card.lesson.text,
+                "quote": quotes.get(card.lesson.id, ""),
+                "is_lost": card.turns <= evidence.get(card.lesson.id, 0),
+            }
+        )
+    return {"lessons": rows, "hidden_lessons": len(evidence) - len(shown)}
 
 
-def _plan_data(plan: UndoPlan) -> dict[str, Any]:
+def _quotes_of_equal_ones(shown: Sequence[LessonCard]) -> dict[str, str]:
+    """Return the person's words on each lesson whose text another one has as well, by lesson."""
+    texts = Counter(card.lesson.text for card in shown)
+    quotes = {}
+    for card in shown:
+        if texts[card.lesson.text] > 1 and card.quote is not None:
+            quotes[card.lesson.id] = card.quote.words
+    return quotes
+
+
+def _plan_data(plan: UndoPlan, selected: Sequence[str]) -> dict[str, Any]:
     return {
-        "lines": describe_plan(plan),
+        "lines": describe_plan(plan, selected),
+        "taken_out": count_taken_out(plan, selected),
         "undone": len(plan.undone_versions),
         "safe": plan.safe,
         "batches": len(plan.batches),
@@ -148,9 +177,20 @@ def collect_receipt(request: ViewRequest) -> Mapping[str, Any]:
         "total": total,
         "done": total - left,
         "left": left,
+        "later": _find_later(request.conn, act, names) if total else None,
         "blocked": blocked_text(state) if left else "",
         "answers": _answering_versions(request.conn, names),
     }
+
+
+def _find_later(conn: Connection, act: Act, names: Sequence[str]) -> Act | None:
+    """Return the next act that took versions of one of these policies back, and so took over what was left."""
+    for later in acts_after(conn, act.id, ActKind.UNDO, _LATER_ACTS):
+        details = details_of_act(conn, later.id) or {"plans": []}
+        for plan in details["plans"]:
+            if plan["undone"] and plan["name"] in names:
+                return later
+    return None
 
 
 def _answering_versions(conn: Connection, names: Sequence[str]) -> list[tuple[str, int]]:

@@ -13,6 +13,7 @@ from openclaw_rl.page.lineage_graph import draw_lineage
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.page.views import answers
 from openclaw_rl.page.word_diff import compare_words
+from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.status.conversations.prompt_text import asked_text
 from openclaw_rl.status.report import GATE_FIGURES
 from openclaw_rl.status.version_words import (
@@ -22,7 +23,7 @@ from openclaw_rl.status.version_words import (
     version_sentence,
 )
 from openclaw_rl.store import exchanges, own_prompts
-from openclaw_rl.store.acts import Act, ActKind, newest_acts
+from openclaw_rl.store.acts import Act, ActKind, details_of_act, newest_acts
 from openclaw_rl.store.lineage import policies, policy_marks, probe_answers, version_list
 from openclaw_rl.store.lineage.policy_names import (
     DEFAULT_NAME,
@@ -39,6 +40,8 @@ _TURNS_SHOWN = 20
 _PEOPLE_SHOWN = 12
 _ANSWERS_SHOWN = 12
 _ASKED_CHARS = 160
+# Newest acts among which the receipt of a version that was taken back is looked up.
+_UNDOS_READ = 50
 STATE_TAGS: Mapping[VersionPlace, tuple[str, str]] = {
     VersionPlace.IN_USE: ("●", "good"),
     VersionPlace.EARLIER: ("•", ""),
@@ -147,6 +150,7 @@ def collect_version(request: ViewRequest) -> Mapping[str, Any]:
         "place": place,
         "kind": STATE_TAGS[place][1],
         "sentence": version_sentence(policy, line),
+        "receipt": _find_receipt(request.conn, policy),
         "has_files": _has_files(policy),
         "is_pinned": version in policy_marks.pinned_versions(request.conn),
         "can_roll_back": place is VersionPlace.EARLIER and _is_servable(policy),
@@ -176,6 +180,17 @@ def collect_acts(request: ViewRequest) -> Mapping[str, Any]:
     """Return the newest acts of the owner."""
     newest = newest_acts(request.conn, ACTS_SHOWN)
     return {"acts": [{"act": act, "link": _act_link(act)} for act in newest], "most": ACTS_SHOWN}
+
+
+def _find_receipt(conn: Connection, policy: Policy) -> str | None:
+    """Return the act that took a version back; None if it was not taken back, or long ago."""
+    if policy.reason_code is not ReasonCode.TAKEN_BACK:
+        return None
+    for act in newest_acts(conn, _UNDOS_READ, ActKind.UNDO):
+        details = details_of_act(conn, act.id) or {"plans": []}
+        if any(policy.version in plan["undone"] for plan in details["plans"]):
+            return act.id
+    return None
 
 
 def read_line(conn: Connection, name: str) -> PolicyLine:

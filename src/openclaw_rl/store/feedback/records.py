@@ -108,6 +108,12 @@ def scope_of_reply(conn: Connection, turn: str) -> str | None:
     return None if target is None else str(target.scope)
 
 
+def keeps_words(conn: Connection, turn: str) -> bool:
+    """Return whether the words of feedback on a reply are stored; an unknown reply has none."""
+    target = conn.execute(_target, {"id": turn}).one_or_none()
+    return target is not None and target.capture != Capture.REDACTED
+
+
 def list_feedback(
     conn: Connection,
     scope: str,

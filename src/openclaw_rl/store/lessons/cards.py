@@ -74,6 +74,21 @@ def newest_cards(
     return _cards(conn, query.order_by(_said_at.desc(), _lesson_row.desc()).limit(limit))
 
 
+def cards_of_turns(conn: Connection, turns: Collection[str], limit: int) -> list[LessonCard]:
+    """Return the lessons that have one of these turns as evidence, those said last first."""
+    evidence = select(t.lesson_turns.c.lesson).where(t.lesson_turns.c.turn.in_(turns))
+    query = select(t.lessons, _said_at.label("said_at"), _lesson_row.label("row"))
+    query = query.where(t.lessons.c.id.in_(evidence))
+    return _cards(conn, query.order_by(_said_at.desc(), _lesson_row.desc()).limit(limit))
+
+
+def count_evidence(conn: Connection, turns: Collection[str]) -> dict[str, int]:
+    """Return how many of these turns are evidence of each lesson; lessons without any are left out."""
+    c = t.lesson_turns.c
+    query = select(c.lesson, func.count().label("number")).where(c.turn.in_(turns))
+    return {row.lesson: row.number for row in conn.execute(query.group_by(c.lesson))}
+
+
 def find_card(conn: Connection, id: str) -> LessonCard | None:
     """Return one lesson; None if there is no such lesson."""
     query = select(t.lessons, _said_at.label("said_at"), _lesson_row.label("row"))
