@@ -50,7 +50,7 @@ dialog.addEventListener("close", () => {
   dialogContent.replaceChildren();
   if (dialog.dataset.changed) {
     delete dialog.dataset.changed;
-    refresh(["turns", "lessons", "versions", "episodes", "workers"]);
+    refreshAll();
   }
 });
 
@@ -69,8 +69,33 @@ function askForAct(act) {
   openDialog();
 }
 
+// Puts a heading and a text into the dialog. Answers are never inserted as markup: the gateway may have written them.
+function showProblem(text) {
+  const heading = document.createElement("h2");
+  heading.textContent = "This did not work";
+  const problem = document.createElement("p");
+  problem.className = "error";
+  problem.textContent = text;
+  const button = document.createElement("button");
+  button.textContent = "Close";
+  button.dataset.close = "";
+  dialogContent.replaceChildren(heading, problem, button);
+  openDialog();
+}
+
+// The sentence of an error dialog of the page; "" for any other answer.
+function refusalOf(xhr) {
+  const answer = new DOMParser().parseFromString(xhr.responseText, "text/html");
+  return answer.querySelector("[data-refusal]")?.textContent ?? "";
+}
+
+// The id of the act that a request carries out, or whose state it asks for.
+function actOf({ elt, pathInfo }) {
+  return elt.dataset.act ?? /^\/ui\/acts\/state\/(\w+)/.exec(pathInfo?.requestPath)?.[1];
+}
+
 document.body.addEventListener("htmx:sendError", (event) => {
-  const act = event.detail.elt.dataset.act;
+  const act = actOf(event.detail);
   if (act) {
     askForAct(act);
   } else {
@@ -79,18 +104,49 @@ document.body.addEventListener("htmx:sendError", (event) => {
 });
 
 document.body.addEventListener("htmx:responseError", (event) => {
-  const { xhr, elt } = event.detail;
+  const { xhr, elt, target } = event.detail;
+  const act = actOf(event.detail);
+  const refusal = refusalOf(xhr) || `This was refused (${xhr.status}).`;
   if (xhr.status === 401) {
     window.location.assign("/ui");
-  } else if (elt.dataset.act && xhr.status >= 502) {
-    askForAct(elt.dataset.act);
-  } else if (event.detail.target === dialogContent) {
-    dialogContent.innerHTML = xhr.responseText;
-    openDialog();
+  } else if (act && xhr.status >= 500) {
+    askForAct(act);
+  } else if (elt.matches("form[data-act]")) {
+    refuse(elt, refusal);
+  } else if (target === dialogContent && xhr.status < 500) {
+    showProblem(refusal);
+  } else if (target === dialogContent) {
+    showProblem(`The gateway or the page is not ready (${xhr.status}). Try again in a moment.`);
   } else {
     say(`This part could not be loaded (${xhr.status}).`);
   }
 });
+
+// An act that was refused: its form stays as it is, with the reason above it.
+document.body.addEventListener("htmx:beforeSwap", (event) => {
+  const { requestConfig, xhr } = event.detail;
+  const form = requestConfig.elt;
+  const refusal = requestConfig.verb === "post" && form.matches("form[data-act]") ? refusalOf(xhr) : "";
+  if (form.matches("form[data-act]")) {
+    form.querySelector("[role=alert]")?.remove();
+  }
+  if (refusal) {
+    event.detail.shouldSwap = false;
+    refuse(form, refusal);
+  }
+});
+
+function refuse(form, text) {
+  if (!form.isConnected) {
+    showProblem(text);
+    return;
+  }
+  const alert = document.createElement("p");
+  alert.className = "error";
+  alert.setAttribute("role", "alert");
+  form.prepend(alert);
+  alert.textContent = text;
+}
 
 // Only requests for a part of the page send where it goes.
 document.body.addEventListener("htmx:configRequest", (event) => {
@@ -124,6 +180,11 @@ function say(text) {
 // ---------------------------------------------------------------- live parts
 
 let changes = null;
+let wasLost = false;
+
+function refreshAll() {
+  refresh(["turns", "lessons", "versions", "episodes", "workers"]);
+}
 
 function refresh(names) {
   for (const name of names) {
@@ -145,8 +206,13 @@ function follow() {
   changes.addEventListener("changed", (event) => refresh(event.data.split(" ")));
   changes.addEventListener("open", () => {
     note.hidden = true;
+    if (wasLost) {
+      wasLost = false;
+      refreshAll();
+    }
   });
   changes.addEventListener("error", () => {
+    wasLost = true;
     say("Waiting for the gateway …");
     if (changes.readyState === EventSource.CLOSED) {
       changes = null;
@@ -158,7 +224,7 @@ function follow() {
 document.addEventListener("visibilitychange", () => {
   follow();
   if (!document.hidden) {
-    refresh(["turns", "lessons", "versions", "episodes", "workers"]);
+    refreshAll();
   }
 });
 window.addEventListener("pagehide", () => changes?.close());
