@@ -155,7 +155,7 @@ def test_no_comparison_is_made_without_scores() -> None:
 def test_a_text_without_width_is_shown() -> None:
     template = TemplateRenderer().render
     shown = template(
-        "act_result.html", {"title": "\ufeff\u200b", "result": ActResult(message="a\u200db")}
+        "act_result.html", {"result": ActResult(title="\ufeff\u200b", message="a\u200db")}
     )
     assert "<h2>\ufffd</h2>" in shown
     assert "<p>a\u200db</p>" in shown
