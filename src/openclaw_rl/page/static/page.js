@@ -305,8 +305,11 @@ function drawCurve(place, data) {
 // A link that was opened in a browser that is signed in already: its ticket leaves the address, and is used up.
 function useTicketUp() {
   const ticket = window.location.hash.slice(1);
-  if (ticket && !document.getElementById(ticket)) {
-    history.replaceState(null, "", window.location.pathname + window.location.search);
+  if (!ticket || document.getElementById(ticket)) {
+    return;
+  }
+  history.replaceState(null, "", window.location.pathname + window.location.search);
+  if (/^[\w-]{32}$/.test(ticket)) {
     fetch("/ui/sign-in", { method: "POST", body: new URLSearchParams({ ticket }) }).catch(() => {});
   }
 }

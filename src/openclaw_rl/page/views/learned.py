@@ -61,11 +61,12 @@ def collect_cards(request: ViewRequest) -> Mapping[str, Any]:
     )
     shown = found[:CARDS_A_PAGE]
     today = _start_of_day(request.now)
-    said, new = cards.count_since(request.conn, today)
+    counts = cards.count_since(request.conn, today)
     return {
         "days": _group_by_day(shown, request),
-        "said_today": said,
-        "new_today": new,
+        "said_today": counts.said,
+        "new_today": counts.new,
+        "superseded_today": counts.superseded,
         "state": chosen,
         "filters": {name: label for name, (label, _) in FILTERS.items()},
         "search": search,
