@@ -181,6 +181,7 @@ def test_notes_say_what_was_understood_and_learned(store: Store) -> None:
         "left the prompts: Be wrong. (0 of 4 answers were right with it, 4 without)",
         "version 1 is live: it learned from you",
     ]
+    assert [note.turn for note in notes] == ["a", "b", "", "", "", ""]
     assert [note.unclear_turn for note in notes] == ["", "b", "", "", "", ""]
 
 
@@ -198,9 +199,12 @@ def test_the_view_shows_the_notes_of_its_replies(store: Store, config: Config) -
         )
         data = chat.collect_chat(request)
     assert asdict(data["notes"][0])["key"] == "verdict-a"
+    assert data["replies"] == {"a": "Here is what you asked for."}
     everywhere = {"sections": (), "path": "/ui/chat"}
     html = TemplateRenderer().render("chat.html", {**everywhere, **data})
     assert "&lt;b&gt;bold" in html
     assert "<b>bold" not in html
+    assert "On <q>Here is what you asked for.</q>:" in html
+    assert html.count('aria-pressed="false"') == 2
     block = TemplateRenderer().render("chat.html", {**everywhere, **data}, block="chat_notes")
     assert "<textarea" not in block

@@ -22,7 +22,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lessons import cards, lessons, withdrawals
 from openclaw_rl.store.lessons.examinations import Withdrawal, WithdrawalCode
-from openclaw_rl.store.lessons.lessons import LessonState
+from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope, subject_scope, user_scope
 
 HOSTILE = "<script>x()</script> \u202e {{ 7*7 }} 'a' \"b\" \x1b[31m"
@@ -61,6 +61,7 @@ def test_the_first_screen_says_what_was_learned_today_in_the_persons_words(
     assert (first["said_today"], first["new_today"]) == (1, 1)
     html = render("learned.html", first)
     assert 'Today it learned <data value="1"' in html
+    assert "superseded since" not in html
     assert "“shorter, please”" in html
     assert 'href="/ui/turns/turn-1"' in html
     assert "✓ in prompts" in html
@@ -68,6 +69,33 @@ def test_the_first_screen_says_what_was_learned_today_in_the_persons_words(
     part = render("learned.html", first, "learned_list")
     assert "Keep answers short." in part
     assert "<h1>" not in part
+
+
+def test_a_lesson_of_today_that_was_superseded_is_counted_and_said(
+    store: Store, config: Config
+) -> None:
+    with store.write() as conn:
+        for id_ in ("old", "new"):
+            lesson = Lesson(id=id_, text=f"Be {id_}.", made_at=NOON, reinforced_at=NOON)
+            lessons.add_lesson(conn, lesson)
+        lessons.supersede(conn, "old", "new")
+    with store.read() as conn:
+        data = learned.collect_cards(view_request(conn, config))
+    assert (data["new_today"], data["superseded_today"]) == (3, 1)
+    shown = [item["lesson"].id for day in data["days"] for item in day["cards"]]
+    assert sorted(shown) == ["aa", "new"]
+    assert "</data> of the new ones was superseded since." in render("learned.html", data)
+
+
+def test_a_curve_leaves_out_what_is_no_number(store: Store, config: Config) -> None:
+    with store.write() as conn:
+        for version, value in enumerate((0.5, float("inf"), 0.25), 1):
+            lessons.record_divergence(conn, "aa", version, value, at=NOON)
+    with store.read() as conn:
+        curve = learned.collect_lesson(view_request(conn, config, lesson="aa"))["curve"]
+        cards = learned.collect_cards(view_request(conn, config))
+    assert (curve["x"], curve["series"][0]["values"]) == ([1, 3], [0.5, 0.25])
+    assert "inf" not in render("learned.html", cards)
 
 
 def test_lessons_are_filtered_and_searched(store: Store, config: Config) -> None:

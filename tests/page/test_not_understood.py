@@ -260,5 +260,11 @@ def test_hostile_reactions_are_shown_as_text(store: Store, config: Config) -> No
     assert "&lt;img" in html
 
 
+def test_the_question_stands_above_the_reply(store: Store, config: Config) -> None:
+    unclear(store, "a")
+    html = render(page(store, config))
+    assert html.index("this is a") < html.index("Here is what you asked for.")
+
+
 def test_an_empty_list_says_what_to_do(store: Store, config: Config) -> None:
     assert "Say in a conversation what you think" in render(page(store, config))

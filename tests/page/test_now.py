@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,10 +14,12 @@ from tests.page.views import collect, open_store, show
 from tests.store import world
 
 from openclaw_rl.common.progress import Wait
-from openclaw_rl.page.templating import TemplateRenderer
+from openclaw_rl.page.templating import TemplateRenderer, format_code
 from openclaw_rl.page.view import ActResult
+from openclaw_rl.status import now
 from openclaw_rl.status.now import JUDGES, PEOPLE, compare_with_base
-from openclaw_rl.status.sentences import SCOPES, VERSION_STATES, WAITS, health_sentence
+from openclaw_rl.status.sentences import SCOPES, WAITS, health_sentence
+from openclaw_rl.status.version_words import VersionPlace
 from openclaw_rl.store import heartbeats, reactions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.feedback.records import add_feedback
@@ -74,6 +77,28 @@ def test_versions_without_a_score_have_a_gap(store: Store) -> None:
     assert judges["values"] == [1.0, 1.0]
 
 
+def test_the_colour_of_verdicts_does_not_depend_on_other_scores(store: Store) -> None:
+    with store.write() as conn:
+        world.judged(conn, "a", score=1)
+    (judges,) = collect(store, NOW)["satisfaction"]["series"]
+    assert (judges["label"], judges["colour"]) == (JUDGES, 2)
+    with store.write() as conn:
+        turns.add_verdict(conn, world.verdict("a", 1, 1, judge="explicit", explicit=True))
+    series = collect(store, NOW)["satisfaction"]["series"]
+    assert [(each["label"], each["colour"]) for each in series] == [(PEOPLE, 1), (JUDGES, 2)]
+
+
+def test_curves_have_no_number_that_json_cannot_hold(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.write() as conn:
+        world.judged(conn, "a", score=1)
+    monkeypatch.setattr(now, "wilson_interval", lambda good, of: (math.nan, math.inf))
+    data = collect(store, NOW)["satisfaction"]
+    json.dumps(data, allow_nan=False)
+    assert (data["series"][0]["low"], data["series"][0]["high"]) == ([None], [None])
+
+
 def test_workers_and_what_waits(store: Store) -> None:
     heartbeats.write_heartbeat(store, "train", "3 of 4", waits=[Wait.TURNS])
     with store.write() as conn:
@@ -99,11 +124,13 @@ def test_newest_lessons_and_versions_are_linked(store: Store) -> None:
             lesson = Lesson(id=f"{number:08x}", text="Be brief.", made_at=number, reinforced_at=0)
             lessons.add_lesson(conn, lesson)
         policies.insert_version(conn, world.policy(1, 0), (), PolicyState.REJECTED)
+        policies.insert_version(conn, world.policy(2, 0), (), PolicyState.CANDIDATE)
     shown = show(store, NOW)
     assert "/ui/learned/00000006" in shown
     assert "/ui/learned/00000001" not in shown
     assert "/ui/versions/1" in shown
-    assert "rejected, learned from" in shown
+    assert f"{VersionPlace.REFUSED}, learned from" in shown
+    assert f"{VersionPlace.EXAMINED}, learned from" in shown
 
 
 def test_the_sentence_names_what_needs_attention() -> None:
@@ -119,7 +146,6 @@ def test_the_sentence_names_what_needs_attention() -> None:
 
 def test_everything_has_its_words() -> None:
     assert set(WAITS) == set(Wait)
-    assert set(VERSION_STATES) == {state.value for state in PolicyState}
     assert set(SCOPES) == set(LessonScope)
 
 
@@ -152,10 +178,19 @@ def test_no_comparison_is_made_without_scores() -> None:
     )
 
 
+def test_only_what_stands_between_two_backticks_is_code() -> None:
+    hostile = "run `a <b>` or `c\u202e`, <i> and ` alone"
+    assert str(format_code(hostile)) == (
+        "run <code>a &lt;b&gt;</code> or <code>c\ufffd</code>, &lt;i&gt; and ` alone"
+    )
+    assert str(format_code("no code")) == "no code"
+    assert str(format_code("")) == ""
+
+
 def test_a_text_without_width_is_shown() -> None:
     template = TemplateRenderer().render
     shown = template(
-        "act_result.html", {"title": "\ufeff\u200b", "result": ActResult(message="a\u200db")}
+        "act_result.html", {"result": ActResult(title="\ufeff\u200b", message="a\u200db")}
     )
     assert "<h2>\ufffd</h2>" in shown
     assert "<p>a\u200db</p>" in shown

@@ -11,7 +11,6 @@ import pytest
 from tests.page.learned_home import make_home, view_request
 from tests.store.world import policy
 
-from openclaw_rl.owner_acts.origin import ActOrigin
 from openclaw_rl.page.lineage_graph import LANE_WIDTH, MAX_LANES, ROW_HEIGHT, draw_lineage
 from openclaw_rl.page.templating import TemplateRenderer
 from openclaw_rl.page.view import NotFound
@@ -24,7 +23,6 @@ from openclaw_rl.status.version_words import (
     version_place,
     version_sentence,
 )
-from openclaw_rl.store.acts import ActKind
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.lineage import policies, probe_answers
 from openclaw_rl.store.lineage.probe_answers import ProbeAnswer
@@ -226,17 +224,6 @@ def test_a_version_shows_its_turns_and_whom_it_answered(store: Store, config: Co
     assert prompts["turns"] == ["turn-4"]
     assert "this is turn-4" in render("version.html", data)
     assert "answers-1" in render("comparison.html", prompts)
-
-
-def test_the_acts_of_the_owner_are_listed_with_links(store: Store, config: Config) -> None:
-    with store.write() as conn:
-        ActOrigin().record(conn, ActKind.FORGET_LESSON, "aa", "the lesson is <forgotten>")
-        ActOrigin().record(conn, ActKind.ROLL_BACK, "1", "rolled back to version 1")
-        ActOrigin().record(conn, ActKind.FREEZE, "training", "training is frozen")
-    with store.read() as conn:
-        data = versions.collect_acts(view_request(conn, config))
-    assert [row["link"] for row in data["acts"]] == ["", "/ui/versions/1", "/ui/learned/aa"]
-    assert "&lt;forgotten&gt;" in render("acts.html", data)
 
 
 def test_the_line_of_the_version_in_use_is_the_first_lane() -> None:

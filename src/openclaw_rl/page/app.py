@@ -325,7 +325,7 @@ class PageApp:
         running.add_done_callback(partial(self._end_act, act_id))
         # It is carried out to the end even if the gateway ends meanwhile.
         result = await asyncio.shield(running)
-        response = self._html("act_result.html", {"result": result, "title": "Done"})
+        response = self._html("act_result.html", {"result": result})
         response.headers["HX-Trigger"] = DONE_EVENT
         return response
 
@@ -361,13 +361,11 @@ class PageApp:
             await asyncio.wait({running})
         known = await self._run_quickly(self._read_act, act_id)
         if known is None:
-            title = "Not done"
-            message = "It was not done: nothing has changed. You can try again."
+            message = "It is not done so far. Look again in a moment."
+            result = ActResult(message=message, title="Not done so far", again=request.path)
         else:
-            title = "Done"
-            message = f"It was done: {known.outcome}"
-        data = {"result": ActResult(message=message), "title": title}
-        return self._html("act_result.html", data)
+            result = ActResult(message=f"It was done: {known.outcome}")
+        return self._html("act_result.html", {"result": result})
 
     def _read_act(self, id: str) -> Any:
         with self.store.read() as conn:

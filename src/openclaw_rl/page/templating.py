@@ -32,7 +32,11 @@ class TemplateRenderer:
             lstrip_blocks=True,
         )
         self._environment.filters.update(
-            time=format_time, number=format_number, signed=format_signed, cut=cut_text
+            time=format_time,
+            number=format_number,
+            signed=format_signed,
+            cut=cut_text,
+            code=format_code,
         )
         self._environment.globals["static_version"] = _static_version()
 
@@ -100,6 +104,21 @@ def format_number(value: float | None, digits: int = 0) -> Markup:
         return Markup("–")
     template = '<data value="{}" data-number data-digits="{}">{}</data>'
     return Markup(template).format(value, digits, f"{value:,.{digits}f}")
+
+
+def format_code(text: str) -> Markup:
+    """Return a text in which everything between two backticks is shown as code."""
+    shown = Markup()
+    pieces = str(_make_harmless(text)).split("`")
+    for number, piece in enumerate(pieces):
+        is_closed = number + 1 < len(pieces)
+        if number % 2 == 0:
+            shown += piece
+        elif is_closed:
+            shown += Markup("<code>{}</code>").format(piece)
+        else:
+            shown += "`" + piece
+    return shown
 
 
 def format_signed(value: float | None, digits: int = 2) -> str:

@@ -131,11 +131,16 @@ class ActRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ActResult:
-    """Result of an act, in words. `follow`: address of a view that shows more, with the text of its link."""
+    """Result of an act, in words. `follow`: address of a view that shows more, with the text of its link.
+
+    `again`: address of the same result, for one that may change.
+    """
 
     message: str
+    title: str = "Done"
     follow: str = ""
     follow_text: str = ""
+    again: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,15 @@ _MOODS = {1: "good", -1: "not good", 0: "neither good nor bad"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatNote:
-    """One thing that was noted. `unclear_turn`: the reply to which the reaction was not understood; "" otherwise."""
+    """One thing that was noted.
+
+    `turn`: the reply that a verdict is about; "" for a lesson or version. `unclear_turn`: the reply to which the
+    reaction was not understood; "" otherwise.
+    """
 
     key: str
     text: str
+    turn: str = ""
     unclear_turn: str = ""
 
 
@@ -77,9 +82,12 @@ def notes_on_turns(conn: Connection, ids: Sequence[str]) -> list[ChatNote]:
             continue
         if is_understood(verdict):
             text = verdict_text(verdict.score, verdict.hints)
-            notes.append(ChatNote(key=f"verdict-{turn}", text=text))
+            notes.append(ChatNote(key=f"verdict-{turn}", text=text, turn=turn))
         else:
-            notes.append(ChatNote(key=f"verdict-{turn}", text=NOT_UNDERSTOOD, unclear_turn=turn))
+            note = ChatNote(
+                key=f"verdict-{turn}", text=NOT_UNDERSTOOD, turn=turn, unclear_turn=turn
+            )
+            notes.append(note)
     for lesson in lessons.lessons_of_turns(conn, ids):
         notes.append(ChatNote(key=f"lesson-{lesson.id}", text=_state_text(lesson)))
     for version in live_versions_of(conn, ids):

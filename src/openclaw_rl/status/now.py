@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,19 +66,20 @@ def waiting_work(
 def satisfaction_data(conn: Connection) -> dict[str, Any]:
     """Return the share of +1 by version with its interval, of people's own scores and of verdicts, as plain JSON.
 
-    `x`: the versions; a series has None for a version without such scores.
+    `x`: the versions; a series has None for a version without such scores. `colour`: number of its colour, which does
+    not depend on the other series.
     """
     counts = newest_scores(conn, COUNTED_TURNS)
     versions = sorted({count.version for count in counts})
     series = []
-    for label, is_explicit in ((PEOPLE, True), (JUDGES, False)):
+    for colour, label, is_explicit in ((1, PEOPLE, True), (2, JUDGES, False)):
         by_version = {
             count.version: _share(count) for count in counts if count.is_explicit is is_explicit
         }
         if by_version:
             rows = [by_version.get(version, _NO_SHARE) for version in versions]
-            columns = {name: [row[name] for row in rows] for name in _NO_SHARE}
-            series.append({"label": label} | columns)
+            columns = {name: [_finite(row[name]) for row in rows] for name in _NO_SHARE}
+            series.append({"label": label, "colour": colour} | columns)
     return {"label": "version", "x": versions, "series": series, "range": [0, 1]}
 
 
@@ -145,6 +147,11 @@ def _comparison_sentence(base: _PooledScores, newest: _PooledScores) -> str:
 
 
 _NO_SHARE: Mapping[str, float | None] = dict.fromkeys(("values", "low", "high", "of"))
+
+
+def _finite(value: float | None) -> float | None:
+    """Return a number that JSON can hold; None in place of any other."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _share(count: ScoreCount) -> Mapping[str, float | None]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from openclaw_rl.common.progress import Wait
 from openclaw_rl.store.lessons.scopes import LessonScope
-from openclaw_rl.types import PolicyState
 
 SENDERS = {"person": "messages of people", "tool": "results of tools"}
 """Who reacted, by the kind of the reaction."""
@@ -31,12 +30,6 @@ WORKERS = {
     "page": "shows this page",
 }
 """Part of the work that a worker does."""
-VERSION_STATES = {
-    PolicyState.CANDIDATE.value: "on trial",
-    PolicyState.LIVE.value: "accepted",
-    PolicyState.REJECTED.value: "rejected",
-    PolicyState.ROLLED_BACK.value: "rolled back",
-}
 SCOPES = {
     LessonScope.AGENT: "everywhere",
     LessonScope.USER: "for one user",

@@ -52,8 +52,9 @@ _ACTORS = frozenset(actor.value for actor in ActActor)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """One row of the audit. `target`: a version, lesson, turn or policy. `outcome`: what was done, in words."""
+    """One row of the audit, with its number. `target`: a version, lesson, turn or policy. `outcome`: in words."""
 
+    seq: int
     id: str
     kind: ActKind
     target: str
@@ -112,11 +113,15 @@ def details_of_act(conn: Connection, id: str) -> dict[str, Any] | None:
     return None if data is None else dict(from_json(data))
 
 
-def newest_acts(conn: Connection, limit: int, kind: ActKind | None = None) -> Iterator[Act]:
-    """Yield the newest acts, newest first; `kind`: only those of this kind."""
+def newest_acts(
+    conn: Connection, limit: int, kind: ActKind | None = None, before: int | None = None
+) -> Iterator[Act]:
+    """Yield the newest acts, newest first. `kind`: only those of this kind; `before`: only those with lower numbers."""
     query = select(acts).order_by(acts.c.seq.desc()).limit(limit)
     if kind is not None:
         query = query.where(acts.c.kind == kind.value)
+    if before is not None:
+        query = query.where(acts.c.seq < before)
     for row in conn.execute(query):
         # A later release may have recorded acts of other kinds.
         if row.kind in _KINDS and row.actor in _ACTORS:
@@ -132,6 +137,7 @@ def acts_after(conn: Connection, id: str, kind: ActKind, limit: int) -> list[Act
 
 def _act_from_row(row: Row[tuple[object, ...]]) -> Act:
     return Act(
+        seq=row.seq,
         id=row.id,
         kind=ActKind(row.kind),
         target=row.target,

@@ -62,11 +62,11 @@ def press_pin(page: Page) -> None:
 
 
 def ask(page: Page) -> str:
-    """Wait until the page says that the connection ended; ask it. Return "Done" or "Not done"."""
+    """Wait until the page says that the connection ended; ask it. Return "Done" or "Not done so far"."""
     dialog = page.locator("dialog[open]")
     expect(dialog.get_by_role("heading", name=LOST)).to_be_visible()
     dialog.get_by_role("button", name="Look").click()
-    heading = dialog.get_by_role("heading", name=re.compile("^(Done|Not done)$"))
+    heading = dialog.get_by_role("heading", name=re.compile("^(Done|Not done so far)$"))
     expect(heading).to_be_visible()
     return heading.inner_text()
 
@@ -100,8 +100,8 @@ def test_an_act_that_did_not_reach_the_gateway_is_said_to_be_not_done(
     press_pin(page)
     expect(page.get_by_role("heading", name=LOST)).to_be_visible()
     wait_for_gateway(system, *killed)
-    assert ask(page) == "Not done"
-    expect(page.locator("dialog[open]")).to_contain_text("nothing has changed")
+    assert ask(page) == "Not done so far"
+    expect(page.locator("dialog[open]")).to_contain_text("Look again")
     assert not is_pinned(system, act, head)
 
 

@@ -86,19 +86,45 @@ function endReply(column, bubble, state, messages) {
   }
   column.messages = [...messages, { role: "assistant", content: state.text }];
   if (column.name === "head") {
-    document.getElementById("chat-version").textContent = `version ${state.version}`;
+    document.getElementById("chat-version").textContent = `version ${String(state.version).replace(/^v/, "")}`;
     addActs(column, state);
   }
 }
 
+// Each score is an act of its own; the page asks by its id whether it was carried out.
+function renewAct(acts) {
+  const act = newId();
+  acts.elements.act_id.value = act;
+  acts.dataset.act = act;
+}
+
+function markChoice(acts, choice) {
+  for (const button of acts.querySelectorAll("[aria-pressed]")) {
+    button.setAttribute("aria-pressed", String(button.value === choice));
+  }
+}
+
+// A score that is taken back is marked no longer.
+document.body.addEventListener("act-done", (event) => {
+  const form = event.target;
+  if (form.getAttribute("hx-post") === "/ui/acts/retract-score") {
+    for (const acts of document.querySelectorAll("#chat-head form")) {
+      if (acts.elements.turn.value === form.elements.turn.value) {
+        markChoice(acts, "");
+      }
+    }
+  }
+});
+
 function addActs(column, state) {
   const acts = document.getElementById("chat-acts").content.cloneNode(true).firstElementChild;
-  acts.elements.act_id.value = newId();
+  renewAct(acts);
   acts.elements.turn.value = state.id;
   const correct = acts.querySelector("[data-correct]");
   correct.setAttribute("hx-get", `/ui/acts/score?score=bad&turn=${encodeURIComponent(state.id)}`);
   acts.addEventListener("act-done", () => {
-    acts.elements.act_id.value = newId();
+    renewAct(acts);
+    markChoice(acts, acts.dataset.sent);
   });
   column.log.append(acts);
   htmx.process(acts);

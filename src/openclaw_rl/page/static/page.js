@@ -50,7 +50,7 @@ dialog.addEventListener("close", () => {
   dialogContent.replaceChildren();
   if (dialog.dataset.changed) {
     delete dialog.dataset.changed;
-    refresh(["turns", "lessons", "versions", "episodes", "workers"]);
+    refreshAll();
   }
 });
 
@@ -69,8 +69,33 @@ function askForAct(act) {
   openDialog();
 }
 
+// Puts a heading and a text into the dialog. Answers are never inserted as markup: the gateway may have written them.
+function showProblem(text) {
+  const heading = document.createElement("h2");
+  heading.textContent = "This did not work";
+  const problem = document.createElement("p");
+  problem.className = "error";
+  problem.textContent = text;
+  const button = document.createElement("button");
+  button.textContent = "Close";
+  button.dataset.close = "";
+  dialogContent.replaceChildren(heading, problem, button);
+  openDialog();
+}
+
+// The sentence of an error dialog of the page; "" for any other answer.
+function refusalOf(xhr) {
+  const answer = new DOMParser().parseFromString(xhr.responseText, "text/html");
+  return answer.querySelector("[data-refusal]")?.textContent ?? "";
+}
+
+// The id of the act that a request carries out, or whose state it asks for.
+function actOf({ elt, pathInfo }) {
+  return elt.dataset.act ?? /^\/ui\/acts\/state\/(\w+)/.exec(pathInfo?.requestPath)?.[1];
+}
+
 document.body.addEventListener("htmx:sendError", (event) => {
-  const act = event.detail.elt.dataset.act;
+  const act = actOf(event.detail);
   if (act) {
     askForAct(act);
   } else {
@@ -79,18 +104,49 @@ document.body.addEventListener("htmx:sendError", (event) => {
 });
 
 document.body.addEventListener("htmx:responseError", (event) => {
-  const { xhr, elt } = event.detail;
+  const { xhr, elt, target } = event.detail;
+  const act = actOf(event.detail);
+  const refusal = refusalOf(xhr) || `This was refused (${xhr.status}).`;
   if (xhr.status === 401) {
     window.location.assign("/ui");
-  } else if (elt.dataset.act && xhr.status >= 502) {
-    askForAct(elt.dataset.act);
-  } else if (event.detail.target === dialogContent) {
-    dialogContent.innerHTML = xhr.responseText;
-    openDialog();
+  } else if (act && xhr.status >= 500) {
+    askForAct(act);
+  } else if (elt.matches("form[data-act]")) {
+    refuse(elt, refusal);
+  } else if (target === dialogContent && xhr.status < 500) {
+    showProblem(refusal);
+  } else if (target === dialogContent) {
+    showProblem(`The gateway or the page is not ready (${xhr.status}). Try again in a moment.`);
   } else {
     say(`This part could not be loaded (${xhr.status}).`);
   }
 });
+
+// An act that was refused: its form stays as it is, with the reason above it.
+document.body.addEventListener("htmx:beforeSwap", (event) => {
+  const { requestConfig, xhr } = event.detail;
+  const form = requestConfig.elt;
+  const refusal = requestConfig.verb === "post" && form.matches("form[data-act]") ? refusalOf(xhr) : "";
+  if (form.matches("form[data-act]")) {
+    form.querySelector("[role=alert]")?.remove();
+  }
+  if (refusal) {
+    event.detail.shouldSwap = false;
+    refuse(form, refusal);
+  }
+});
+
+function refuse(form, text) {
+  if (!form.isConnected) {
+    showProblem(text);
+    return;
+  }
+  const alert = document.createElement("p");
+  alert.className = "error";
+  alert.setAttribute("role", "alert");
+  form.prepend(alert);
+  alert.textContent = text;
+}
 
 // Only requests for a part of the page send where it goes.
 document.body.addEventListener("htmx:configRequest", (event) => {
@@ -124,6 +180,11 @@ function say(text) {
 // ---------------------------------------------------------------- live parts
 
 let changes = null;
+let wasLost = false;
+
+function refreshAll() {
+  refresh(["turns", "lessons", "versions", "episodes", "workers"]);
+}
 
 function refresh(names) {
   for (const name of names) {
@@ -145,8 +206,13 @@ function follow() {
   changes.addEventListener("changed", (event) => refresh(event.data.split(" ")));
   changes.addEventListener("open", () => {
     note.hidden = true;
+    if (wasLost) {
+      wasLost = false;
+      refreshAll();
+    }
   });
   changes.addEventListener("error", () => {
+    wasLost = true;
     say("Waiting for the gateway …");
     if (changes.readyState === EventSource.CLOSED) {
       changes = null;
@@ -158,59 +224,110 @@ function follow() {
 document.addEventListener("visibilitychange", () => {
   follow();
   if (!document.hidden) {
-    refresh(["turns", "lessons", "versions", "episodes", "workers"]);
+    refreshAll();
   }
 });
 window.addEventListener("pagehide", () => changes?.close());
 
 // ---------------------------------------------------------------- curves
 
-// <div class="curve" data-curve='{"x": [...], "series": [{"label": ..., "values": [...], "low": [...], "high": [...]}]}'>
+// <div class="curve" data-curve='{"x": [...], "series": [{"label": ..., "colour": 1, "values": [...], "low": [...], "high": [...]}]}'>
+const plots = new Map();
+const steps = [1, 2, 5].flatMap((first) => [0, 1, 2, 3, 4, 5, 6].map((power) => first * 10 ** power)).sort((a, b) => a - b);
+const percent = new Intl.NumberFormat(undefined, { style: "percent", maximumFractionDigits: 0 });
+
+// An update of a part leaves its charts, and what the reader has opened.
+Idiomorph.defaults.callbacks.beforeNodeMorphed = (old, fresh) => {
+  if (old.matches?.("[data-curve]") && fresh.matches?.("[data-curve]")) {
+    old.dataset.curve = fresh.dataset.curve;
+    return false;
+  }
+  if (old.matches?.("details[open]") && fresh.matches?.("details")) {
+    fresh.setAttribute("open", "");
+  }
+  return true;
+};
+
 function drawCurves(root) {
+  for (const [place, plot] of plots) {
+    if (!place.isConnected) {
+      plot.destroy();
+      plots.delete(place);
+    }
+  }
   const places = root.matches?.("[data-curve]") ? [root] : root.querySelectorAll("[data-curve]");
   for (const place of places) {
-    if (place.dataset.drawn === place.dataset.curve) {
-      continue;
+    if (place.dataset.drawn !== place.dataset.curve) {
+      place.dataset.drawn = place.dataset.curve;
+      plots.get(place)?.destroy();
+      place.replaceChildren();
+      plots.set(place, drawCurve(place, JSON.parse(place.dataset.curve)));
     }
-    place.dataset.drawn = place.dataset.curve;
-    const data = JSON.parse(place.dataset.curve);
-    const style = getComputedStyle(document.body);
-    const ink = style.getPropertyValue("--ink");
-    const faint = style.getPropertyValue("--faint");
-    const axis = { stroke: ink, grid: { stroke: faint }, ticks: { stroke: faint } };
-    const series = [{ label: data.label }];
-    const columns = [data.x];
-    const bands = [];
-    data.series.forEach((each, index) => {
-      const colour = style.getPropertyValue(`--series-${index + 1}`);
-      if (each.low) {
-        const first = series.length;
-        series.push({ show: true, stroke: "transparent", label: `${each.label}, upper bound`, class: "bound", points: { show: false } });
-        series.push({ show: true, stroke: "transparent", label: `${each.label}, lower bound`, class: "bound", points: { show: false } });
-        columns.push(each.high, each.low);
-        bands.push({ series: [first, first + 1], fill: `${colour.trim()}2e` });
-      }
-      series.push({ label: each.label, stroke: colour, width: 2, spanGaps: true, points: { size: 6 } });
-      columns.push(each.values);
-    });
-    place.replaceChildren();
-    new uPlot(
-      {
-        width: place.clientWidth || 300,
-        height: 220,
-        scales: { x: { time: false }, y: { range: data.range || undefined } },
-        axes: [axis, axis],
-        legend: { live: true },
-        series,
-        bands,
-      },
-      columns,
-      place,
-    );
+  }
+}
+
+function drawCurve(place, data) {
+  const style = getComputedStyle(document.body);
+  const faint = style.getPropertyValue("--faint");
+  const axis = { stroke: style.getPropertyValue("--ink"), grid: { stroke: faint }, ticks: { stroke: faint } };
+  const isShare = data.range?.[0] === 0 && data.range[1] === 1;
+  const shown = (value) => (isShare ? percent.format(value) : Number(value.toPrecision(3)).toLocaleString());
+  const value = (_, raw) => (raw === null || raw === undefined ? "–" : shown(raw));
+  const values = (_, splits) => splits.map(shown);
+  const versions = (_, splits) => splits.map((split) => (Number.isInteger(split) ? String(split) : ""));
+  const series = [{ label: data.label, value: (_, raw) => raw ?? "–" }];
+  const columns = [data.x];
+  const bands = [];
+  const bound = { stroke: "transparent", class: "bound", points: { show: false } };
+  data.series.forEach((each, index) => {
+    const colour = style.getPropertyValue(`--series-${each.colour ?? index + 1}`);
+    if (each.low) {
+      const first = series.length;
+      series.push({ ...bound, label: `${each.label}, upper bound` }, { ...bound, label: `${each.label}, lower bound` });
+      columns.push(each.high, each.low);
+      bands.push({ series: [first, first + 1], fill: `${colour.trim()}2e` });
+    }
+    series.push({ label: each.label, stroke: colour, width: 2, spanGaps: true, points: { size: 6 }, value });
+    columns.push(each.values);
+  });
+  const options = {
+    width: place.clientWidth || 300,
+    height: 220,
+    scales: { x: { time: false }, y: { range: data.range || undefined } },
+    axes: [{ ...axis, incrs: steps, values: versions }, { ...axis, values, size: 60 }],
+    legend: { live: true },
+    series,
+    bands,
+  };
+  return new uPlot(options, columns, place);
+}
+
+// A link that was opened in a browser that is signed in already: its ticket leaves the address, and is used up.
+function useTicketUp() {
+  const ticket = window.location.hash.slice(1);
+  if (!ticket || document.getElementById(ticket)) {
+    return;
+  }
+  history.replaceState(null, "", window.location.pathname + window.location.search);
+  if (/^[\w-]{32}$/.test(ticket)) {
+    fetch("/ui/sign-in", { method: "POST", body: new URLSearchParams({ ticket }) }).catch(() => {});
+  }
+}
+
+// On a narrow screen the navigation is scrolled to the current entry.
+function showCurrentEntry() {
+  const list = document.querySelector("header nav");
+  const current = list?.querySelector("[aria-current]");
+  if (current) {
+    const middle = (current.getBoundingClientRect().left + current.getBoundingClientRect().right) / 2;
+    const box = list.getBoundingClientRect();
+    list.scrollLeft += middle - (box.left + box.right) / 2;
   }
 }
 
 document.addEventListener("DOMContentLoaded", () => {
+  useTicketUp();
+  showCurrentEntry();
   prepare(document.body);
   follow();
 });
@@ -287,7 +404,8 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     return;
   }
-  const button = item?.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
+  const chosen = item ?? (event.target.matches("body, main") ? list.firstElementChild : null);
+  const button = chosen?.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
   if (button) {
     event.preventDefault();
     button.click();

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -60,11 +61,12 @@ def collect_cards(request: ViewRequest) -> Mapping[str, Any]:
     )
     shown = found[:CARDS_A_PAGE]
     today = _start_of_day(request.now)
-    said, new = cards.count_since(request.conn, today)
+    counts = cards.count_since(request.conn, today)
     return {
         "days": _group_by_day(shown, request),
-        "said_today": said,
-        "new_today": new,
+        "said_today": counts.said,
+        "new_today": counts.new,
+        "superseded_today": counts.superseded,
         "state": chosen,
         "filters": {name: label for name, (label, _) in FILTERS.items()},
         "search": search,
@@ -77,9 +79,10 @@ def collect_cards(request: ViewRequest) -> Mapping[str, Any]:
 def collect_lesson(request: ViewRequest) -> Mapping[str, Any]:
     """Return a lesson with its evidence, its practice and what can be compared."""
     id_ = request.text("lesson")
-    card = cards.find_card(request.conn, id_)
-    if card is None:
+    stored = cards.find_card(request.conn, id_)
+    if stored is None:
         raise NotFound(f"There is no lesson {id_[:40]!r}. It may have been forgotten.")
+    card = _drawable(stored)
     quotes = cards.newest_quotes(
         request.conn, id_, before=request.integer("before"), limit=QUOTES_A_PAGE + 1
     )
@@ -150,7 +153,13 @@ def scope_words(lesson: Lesson) -> str:
     return f"{whom} about {subject}" if subject else whom
 
 
-def _card_data(card: LessonCard, request: ViewRequest) -> dict[str, Any]:
+def _drawable(card: LessonCard) -> LessonCard:
+    """Return a card whose curve has only finite values."""
+    return replace(card, curve=tuple(point for point in card.curve if math.isfinite(point[1])))
+
+
+def _card_data(stored: LessonCard, request: ViewRequest) -> dict[str, Any]:
+    card = _drawable(stored)
     lesson = card.lesson
     is_withdrawn = lesson.state is LessonState.WITHDRAWN
     withdrawal = None if lesson.withdrawal is None else asdict(lesson.withdrawal)

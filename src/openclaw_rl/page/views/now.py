@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sqlalchemy import Connection
+
 from openclaw_rl.page.cached import cached
 from openclaw_rl.page.view import View, ViewRequest
+from openclaw_rl.page.views.versions import read_line
 from openclaw_rl.status.diagnose import find_diagnoses
 from openclaw_rl.status.now import (
     compare_with_base,
@@ -15,10 +18,12 @@ from openclaw_rl.status.now import (
     waiting_work,
 )
 from openclaw_rl.status.report import describe_work, shows_problem, worker_rows
-from openclaw_rl.status.sentences import SCOPES, SENDERS, VERSION_STATES, WORKERS, health_sentence
+from openclaw_rl.status.sentences import SCOPES, SENDERS, WORKERS, health_sentence
 from openclaw_rl.status.understanding import understanding_data
+from openclaw_rl.status.version_words import VersionPlace, version_place
 from openclaw_rl.store.lineage import policies
 from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, read_heads
+from openclaw_rl.types import Policy
 
 # Seconds for which costly parts are kept.
 _DIAGNOSES_SECONDS = 15.0
@@ -36,6 +41,7 @@ def collect_now(request: ViewRequest) -> Mapping[str, Any]:
         _DIAGNOSES_SECONDS,
         lambda: [each.name for each in find_diagnoses(config, conn, request.now)],
     )
+    newest = newest_learned(conn)
     satisfaction = cached(request, "satisfaction", _SCORES_SECONDS, lambda: satisfaction_data(conn))
     return {
         "problems": problems,
@@ -55,11 +61,17 @@ def collect_now(request: ViewRequest) -> Mapping[str, Any]:
         "understanding": cached(
             request, "understanding", _SCORES_SECONDS, lambda: understanding_data(conn)
         ),
-        "newest": newest_learned(conn),
+        "newest": newest,
+        "places": _version_places(conn, newest.versions),
         "senders": SENDERS,
         "scopes": SCOPES,
-        "version_states": VERSION_STATES,
     }
+
+
+def _version_places(conn: Connection, newest: Sequence[Policy]) -> Mapping[int, VersionPlace]:
+    """Return the current use of each of these versions."""
+    lines = {name: read_line(conn, name) for name in {version.name for version in newest}}
+    return {version.version: version_place(version, lines[version.name]) for version in newest}
 
 
 def _worker_data(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from openclaw_rl.common.printable import cut_text
 from openclaw_rl.page.lineage_graph import draw_lineage
 from openclaw_rl.page.view import NotFound, View, ViewRequest
-from openclaw_rl.page.views import answers
+from openclaw_rl.page.views import act_list, answers
 from openclaw_rl.page.word_diff import compare_words
 from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.status.conversations.prompt_text import asked_text
@@ -23,7 +23,7 @@ from openclaw_rl.status.version_words import (
     version_sentence,
 )
 from openclaw_rl.store import exchanges, own_prompts
-from openclaw_rl.store.acts import Act, ActKind, details_of_act, newest_acts
+from openclaw_rl.store.acts import ActKind, details_of_act, newest_acts
 from openclaw_rl.store.lineage import policies, policy_marks, probe_answers, version_list
 from openclaw_rl.store.lineage.policy_names import (
     DEFAULT_NAME,
@@ -35,7 +35,6 @@ from openclaw_rl.store.lineage.version_stats import turns_by_version
 from openclaw_rl.types import Policy, PolicyState
 
 VERSIONS_A_PAGE = 60
-ACTS_SHOWN = 50
 _TURNS_SHOWN = 20
 _PEOPLE_SHOWN = 12
 _ANSWERS_SHOWN = 12
@@ -78,19 +77,6 @@ METRIC_NAMES: Mapping[str, str] = {
     "gate/seconds": "seconds of the gate",
 }
 """Metric -> what it says, in plain words."""
-_LESSON_ACTS = frozenset(
-    {
-        ActKind.EDIT_LESSON,
-        ActKind.PIN_LESSON,
-        ActKind.UNPIN_LESSON,
-        ActKind.SHARE_LESSON,
-        ActKind.FORGET_LESSON,
-    }
-)
-_VERSION_ACTS = frozenset(
-    {ActKind.ROLL_BACK, ActKind.PROMOTE, ActKind.PIN_VERSION, ActKind.UNPIN_VERSION}
-)
-_TURN_ACTS = frozenset({ActKind.SCORE, ActKind.RETRACT_SCORE})
 
 
 def collect_versions(request: ViewRequest) -> Mapping[str, Any]:
@@ -176,12 +162,6 @@ def collect_comparison(request: ViewRequest) -> Mapping[str, Any]:
     return {"turns": turns, "version": version}
 
 
-def collect_acts(request: ViewRequest) -> Mapping[str, Any]:
-    """Return the newest acts of the owner."""
-    newest = newest_acts(request.conn, ACTS_SHOWN)
-    return {"acts": [{"act": act, "link": _act_link(act)} for act in newest], "most": ACTS_SHOWN}
-
-
 def _find_receipt(conn: Connection, policy: Policy) -> str | None:
     """Return the act that took a version back; None if it was not taken back, or long ago."""
     if policy.reason_code is not ReasonCode.TAKEN_BACK:
@@ -257,17 +237,9 @@ def _changed_answers(conn: Connection, version: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _act_link(act: Act) -> str:
-    if act.kind in _LESSON_ACTS:
-        return f"/ui/learned/{act.target}"
-    if act.kind in _VERSION_ACTS:
-        return f"/ui/versions/{act.target}"
-    return f"/ui/turns/{act.target}" if act.kind in _TURN_ACTS else ""
-
-
 VIEWS: Sequence[View] = (
     View(path="/ui/versions", template="versions.html", collect=collect_versions),
-    View(path="/ui/versions/acts", template="acts.html", collect=collect_acts),
+    View(path="/ui/versions/acts", template="acts.html", collect=act_list.collect_acts),
     View(path="/ui/versions/{version}", template="version.html", collect=collect_version),
     View(
         path="/ui/versions/{version}/comparison",

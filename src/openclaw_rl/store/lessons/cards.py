@@ -95,11 +95,29 @@ def find_card(conn: Connection, id: str) -> LessonCard | None:
     return next(iter(_cards(conn, query.where(t.lessons.c.id == id))), None)
 
 
-def count_since(conn: Connection, since: float) -> tuple[int, int]:
-    """Return how many lessons were said since then, and how many of them for the first time."""
-    new = func.count().filter(t.lessons.c.made_at >= since)
-    row = conn.execute(select(func.count(), new).where(_said_at >= since)).one()
-    return int(row[0]), int(row[1])
+def lesson_texts(conn: Connection, ids: Collection[str]) -> dict[str, str]:
+    """Return the words of those of these lessons that exist."""
+    query = select(t.lessons.c.id, t.lessons.c.text).where(t.lessons.c.id.in_(ids))
+    return {row.id: row.text for row in conn.execute(query)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaidLessons:
+    """Numbers of lessons that were said since a time: all, the new ones, and those new ones that were superseded."""
+
+    said: int
+    new: int
+    superseded: int
+
+
+def count_since(conn: Connection, since: float) -> SaidLessons:
+    """Return how many lessons were said since then, how many for the first time, and how many of these are out."""
+    is_new = t.lessons.c.made_at >= since
+    is_out = t.lessons.c.state == LessonState.SUPERSEDED.value
+    new = func.count().filter(is_new)
+    superseded = func.count().filter(is_new, is_out)
+    row = conn.execute(select(func.count(), new, superseded).where(_said_at >= since)).one()
+    return SaidLessons(said=int(row[0]), new=int(row[1]), superseded=int(row[2]))
 
 
 def newest_quotes(
