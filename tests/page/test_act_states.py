@@ -37,7 +37,7 @@ def send_form(browser: Browser, path: str, form: Mapping[str, str]) -> socket.so
 
 def test_an_act_that_never_came_is_not_done(browser: Browser) -> None:
     answer = browser.get(STATE + ACT)
-    assert "<h2>Not done</h2>" in answer.text
+    assert "<h2>Not done so far</h2>" in answer.text
     assert "nothing has changed" in answer.text
 
 
