@@ -38,7 +38,7 @@ def send_form(browser: Browser, path: str, form: Mapping[str, str]) -> socket.so
 def test_an_act_that_never_came_is_not_done(browser: Browser) -> None:
     answer = browser.get(STATE + ACT)
     assert "<h2>Not done so far</h2>" in answer.text
-    assert "nothing has changed" in answer.text
+    assert "Look again" in answer.text
 
 
 def test_an_act_that_is_carried_out_meanwhile_is_waited_for(
