@@ -31,6 +31,12 @@ TURN = "/ui/turns/{id}"
 HOSTILE = "\"'><img src=x onerror=alert(1)>\u202e<script>alert(1)</script>"
 
 
+@pytest.fixture(autouse=True)
+def unhurried_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches end by what they have read, not by the clock; a test of the limit has a clock of its own."""
+    monkeypatch.setattr(conversations, "SEARCH_SECONDS", 600.0)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with open_store(tmp_path) as opened:
@@ -160,7 +166,11 @@ def test_search_does_not_find_what_an_earlier_turn_brought(store: Store) -> None
     assert not is_match(b"owls, but no JSON", b""), "a damaged row fits no search"
 
 
-def test_a_search_that_takes_long_says_until_when_it_has_searched(home: Store) -> None:
+def test_a_search_that_takes_long_says_until_when_it_has_searched(
+    home: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Less than one step of the clock below.
+    monkeypatch.setattr(conversations, "SEARCH_SECONDS", 0.5)
     wanted = ConversationFilter(is_match=make_search("unheard of"))
     clock = itertools.count()
     before = None

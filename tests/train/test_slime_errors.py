@@ -90,7 +90,7 @@ def test_retries_are_bounded_in_number_and_time(
     assert proxy.refused == ATTEMPTS
     monkeypatch.setattr(teacher, "RETRIES", 10**9)
     monkeypatch.setattr(teacher, "RETRY_WITHIN_SECONDS", 0.2)
-    with pytest.raises(TeacherUnfit, match=r"attempts in 0 s"):
+    with pytest.raises(TeacherUnfit, match=r"attempts in \d+ s"):
         teacher.score_reply(url, [PROMPT], REPLY)
 
 

@@ -187,8 +187,13 @@ def test_the_data_worker_imports_its_path_and_stops(tmp_path: Path) -> None:
         ({}, ("train",), ("train",)),
         ({"data.path": "x"}, ("train",), ("judge", "train", "data")),
         ({"data.watch_dir": "x"}, ("train",), ("judge", "train", "data")),
-        ({"data.watch_dir": "x"}, ("engine", "gateway"), ("engine", "gateway")),
-        ({"data.export_dir": "x"}, ("engine", "gateway"), ("engine", "gateway", "collect", "data")),
+        ({"data.watch_dir": "x"}, ("engine", "gateway"), ("engine", "gateway", "page")),
+        (
+            {"data.export_dir": "x"},
+            ("engine", "gateway"),
+            ("engine", "gateway", "collect", "data", "page"),
+        ),
+        ({"serve.page": False}, ("engine", "gateway"), ("engine", "gateway")),
         ({"data.export_dir": "x"}, ("collect",), ("collect", "data")),
     ],
 )

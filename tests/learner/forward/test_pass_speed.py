@@ -138,8 +138,11 @@ def test_a_step_reports_its_passes_and_how_long_they_take(
         assert total > 1
         assert [activity.number for activity in passes[:total]] == list(range(1, total + 1))
         assert all(activity.expected is not None and activity.expected > 0 for activity in passes)
-        remaining = [activity.remaining or 0.0 for activity in passes[:total]]
-        assert remaining[0] > remaining[-1] > 0
+        # The speed is measured anew at each pass, so two of them cannot be compared.
+        for activity in passes[:total]:
+            assert activity.remaining is not None
+            assert activity.remaining >= (activity.expected or 0.0)
+        assert (passes[0].remaining or 0.0) > (passes[0].expected or 0.0)
     assert progress.current_activity() is None
 
 
