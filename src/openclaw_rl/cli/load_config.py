@@ -14,23 +14,9 @@ if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config, LoadedSettings
 
 
-def load_config(
-    *,
-    file: str | None,
-    sets: tuple[str, ...],
-    arguments: tuple[str, ...] = (),
-    command: str = "",
-    workers: Sequence[str] = (),
-    strict: bool = False,
-    **flags: Any,
-) -> Config:
-    """Return the settings; without any option those that the supervisor passed. Prints notices to stderr.
-
-    `command`: a command that starts `workers`; settings that none of them reads get a notice.
-    `strict`: for commands that start a system: refuse environment variables of other programs that have no meaning.
-    """
-    options = {"file": file, "sets": sets, "arguments": arguments, **flags}
-    return load_with_sources(command=command, workers=workers, strict=strict, **options).config
+def load_config(**options: Any) -> Config:
+    """Return the settings. Takes the arguments of `load_with_sources`."""
+    return load_with_sources(**options).config
 
 
 def load_with_sources(
@@ -43,7 +29,12 @@ def load_with_sources(
     strict: bool = False,
     **flags: Any,
 ) -> LoadedSettings:
-    """Return the settings as `load_config` does, with the source of each value that is not the default."""
+    """Return the settings and the source of each value that is not the default. Prints notices to stderr.
+
+    Without any option, the settings are those that the supervisor passed.
+    `command`: a command that starts `workers`; settings that none of them reads get a notice.
+    `strict`: for commands that start a system: refuse environment variables of other programs that have no meaning.
+    """
     from openclaw_rl.settings import load as settings
 
     inherited = settings.inherited_config()
@@ -107,7 +98,7 @@ def load_settings(
 ) -> LoadedSettings:
     """Return the settings with their sources and notices.
 
-    `strict`: as for `load_config`; `used_sections`: as for `load_all`.
+    `strict`: as for `load_with_sources`; `used_sections`: as for `load_all`.
     """
     from openclaw_rl.settings import load as settings
 

@@ -83,10 +83,10 @@ def retract_scores(store: Store, turn: str, origin: ActOrigin) -> str:
     """Take back all that was given on the page on a reply. Return what was done. Raises `OpenClawError`."""
     with store.write() as conn:
         scope = records.scope_of_reply(conn, turn)
-        given = [item for item in records.feedback_on(conn, turn) if item.given_by == GIVEN_BY]
-        if scope is None or not given:
+        feedback = [item for item in records.feedback_on(conn, turn) if item.given_by == GIVEN_BY]
+        if scope is None or not feedback:
             raise OpenClawError("nothing was given on this reply here that could be taken back")
-        ids = tuple(item.id for item in given)
+        ids = tuple(item.id for item in feedback)
         records.retract_feedback(conn, Retraction(ids=ids, scope=scope, at=origin.at))
         outcome = "taken back: the reply is judged by the reaction alone again"
         origin.record(conn, ActKind.RETRACT_SCORE, turn, outcome)

@@ -132,8 +132,9 @@ class PageApp:
             with self.store.read() as conn:
                 data = start.collect(self._view_request(conn, {}, {}))
             self._templates.render(start.template, {**_DATA_OF_ALL, **data})
-        except OpenClawError as error:
-            log.warning("the page cannot be prepared: %s", error)
+        except Exception:
+            # Any error, also a bug: the first visitor waits a little longer, and the log says why.
+            log.exception("the first view cannot be prepared")
 
     # ------------------------------------------------------------------------------ middlewares
 

@@ -27,9 +27,8 @@ from openclaw_rl.store.db import Store
 log = logging.getLogger("openclaw_rl.page")
 
 PATH = "/ui/chat/stream"
-AGENT = "page"
 _BASE_VERSION = 0
-_BASE_HEADERS = {"X-Agent-Id": f"{AGENT}-base", "X-Turn-Type": "side"}
+_BASE_HEADERS = {"X-Agent-Id": "page-base", "X-Turn-Type": "side"}
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
 _DATA = b"data: "
 _END = b"[DONE]"

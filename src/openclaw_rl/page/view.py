@@ -70,8 +70,7 @@ class ViewRequest:
 class View:
     """One address of the page.
 
-    `part` views are loaded into others. A request with the header `HX-Target` that names a block of the template gets
-    this block alone.
+    A request with the header `HX-Target` that names a block of the template gets this block alone.
     """
 
     path: str

@@ -77,6 +77,8 @@ def _refusal(code: ReasonCode | None) -> str:
         return "its training failed"
     if code is ReasonCode.OUTDATED:
         return "it came too late"
+    if code is ReasonCode.TAKEN_BACK:
+        return "what it learned from was taken back"
     return "the gate refused it"
 
 

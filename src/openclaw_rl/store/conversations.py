@@ -137,11 +137,11 @@ def find_conversations(
     # Session -> number of its newest turn that fits.
     sessions: dict[StoredSession, int] = {}
     for step in _read_steps(conn, wanted, lowest, end):
-        found = {session: seq for session, seq in step.sessions.items() if session not in sessions}
+        newer = {session: seq for session, seq in step.sessions.items() if session not in sessions}
         if before is not None:
-            for session in _sessions_from(conn, wanted, found, before, newest):
-                del found[session]
-        sessions |= found
+            for session in _sessions_from(conn, wanted, newer, before, newest):
+                del newer[session]
+        sessions |= newer
         if len(sessions) >= limit:
             shown = list(sessions)[:limit]
             return ConversationPage(sessions=shown, before=sessions[shown[-1]])

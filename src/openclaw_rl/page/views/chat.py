@@ -33,12 +33,12 @@ def collect_chat(request: ViewRequest) -> Mapping[str, Any]:
 
 def _first_words(conn: Connection, turns: Sequence[str]) -> Mapping[str, str]:
     """Return the first words of these replies, by turn."""
-    words = {}
+    first_words = {}
     for turn, exchange in exchanges.get_readable(conn, turns).items():
         if exchange.reply is not None:
             text = visible_text(exchange.reply.message)
-            words[turn] = cut_text(" ".join(text.split()), _REPLY_CHARS)
-    return words
+            first_words[turn] = cut_text(" ".join(text.split()), _REPLY_CHARS)
+    return first_words
 
 
 VIEWS: Sequence[View] = (View(path="/ui/chat", template="chat.html", collect=collect_chat),)

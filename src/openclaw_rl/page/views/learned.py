@@ -52,14 +52,14 @@ def collect_cards(request: ViewRequest) -> Mapping[str, Any]:
         raise NotFound(f"no lessons are {chosen[:40]!r}: expected one of {', '.join(FILTERS)}")
     search = request.text("search").strip()[:200]
     before = _read_place(request)
-    found = cards.newest_cards(
+    rows = cards.newest_cards(
         request.conn,
         states=FILTERS[chosen][1],
         search=search,
         before=before,
         limit=CARDS_A_PAGE + 1,
     )
-    shown = found[:CARDS_A_PAGE]
+    shown = rows[:CARDS_A_PAGE]
     today = _start_of_day(request.now)
     counts = cards.count_since(request.conn, today)
     return {
@@ -71,7 +71,7 @@ def collect_cards(request: ViewRequest) -> Mapping[str, Any]:
         "filters": {name: label for name, (label, _) in FILTERS.items()},
         "search": search,
         "is_first_page": before is None,
-        "next": shown[-1].place if len(found) > CARDS_A_PAGE else None,
+        "next": shown[-1].place if len(rows) > CARDS_A_PAGE else None,
         "query": _query_text(request),
     }
 
