@@ -62,16 +62,21 @@ def look_at_all_views(browser: Browser) -> dict[str, str]:
     return parts
 
 
-def test_each_part_that_updates_itself_is_sent_alone(
-    tmp_path: Path, start: Start, open_page: OpenPage
-) -> None:
-    config = make_home(tmp_path)
-    store = Store.open(config.store_path)
+def record_receipt(store: Store) -> None:
+    """Record an act that took a turn back, for the view of its receipt."""
     plan = {"name": "default", "safe": 0, "taken_out": 1, "undone": [5], "batches": 1}
     with store.write() as conn:
         origin = ActOrigin(id=RECEIPT)
         details = {"turns": ["turn-1"], "plans": [{**plan, "repeated_turns": 1}]}
         origin.record(conn, ActKind.UNDO, "turn-1", "taken back", details)
+
+
+def test_each_part_that_updates_itself_is_sent_alone(
+    tmp_path: Path, start: Start, open_page: OpenPage
+) -> None:
+    config = make_home(tmp_path)
+    store = Store.open(config.store_path)
+    record_receipt(store)
     browser = open_page(start(store=store))
     parts = look_at_all_views(browser)
     for part, address in parts.items():

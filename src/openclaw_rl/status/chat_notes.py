@@ -8,11 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from openclaw_rl.errors import DamagedRow
 from openclaw_rl.reasons import ReasonCode
+from openclaw_rl.status.readable_turns import readable_verdicts
 from openclaw_rl.status.understanding import is_understood
 from openclaw_rl.status.withdrawn_lessons import withdrawal_text
-from openclaw_rl.store import turns
 from openclaw_rl.store.lessons import lessons
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState
 from openclaw_rl.store.lessons.scopes import LessonScope
@@ -76,8 +75,9 @@ def live_text(version: int | str) -> str:
 def notes_on_turns(conn: Connection, ids: Sequence[str]) -> list[ChatNote]:
     """Return what was noted of these turns: verdicts in their order, then lessons, then versions."""
     notes = []
+    verdicts = readable_verdicts(conn, ids)
     for turn in ids:
-        verdict = _readable_verdict(conn, turn)
+        verdict = verdicts.get(turn)
         if verdict is None or not says_something(verdict):
             continue
         if is_understood(verdict):
@@ -93,13 +93,6 @@ def notes_on_turns(conn: Connection, ids: Sequence[str]) -> list[ChatNote]:
     for version in live_versions_of(conn, ids):
         notes.append(ChatNote(key=f"version-{version}", text=live_text(version)))
     return notes
-
-
-def _readable_verdict(conn: Connection, turn: str) -> Verdict | None:
-    try:
-        return turns.current_verdict(conn, turn)
-    except DamagedRow:
-        return None
 
 
 def _state_text(lesson: Lesson) -> str:

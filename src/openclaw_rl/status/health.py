@@ -16,10 +16,11 @@ from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.common.policy_digest import find_damage
 from openclaw_rl.common.progress import Wait
 from openclaw_rl.common.statistics.rater_agreement import Kappa
-from openclaw_rl.errors import DamagedRow, DiskFull
+from openclaw_rl.errors import DiskFull
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.reasons import Reason
 from openclaw_rl.settings.load import Config
+from openclaw_rl.status.readable_turns import readable_reactions
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.lessons.lessons import Lesson, LessonState, list_lessons
 from openclaw_rl.store.lineage import policies, retraining
@@ -218,11 +219,7 @@ def _find_worker_problems(
 
 
 def _is_empty_reaction(conn: Connection, turn: str) -> bool:
-    try:
-        reaction = turns.current_reaction(conn, turn)
-    except DamagedRow:
-        # It has a report of its own.
-        return False
+    reaction = readable_reactions(conn, [turn]).get(turn)
     if reaction is None or reaction.feedback:
         return False
     return not any(message_text(message).strip() for message in reaction.messages)

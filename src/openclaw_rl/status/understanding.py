@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -12,8 +11,8 @@ from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import message_text, strip_client_text
 from openclaw_rl.common.printable import cut_text
-from openclaw_rl.errors import DamagedRow
 from openclaw_rl.reasons import ReasonCode
+from openclaw_rl.status.readable_turns import readable_reactions
 from openclaw_rl.store import turns
 from openclaw_rl.types import Reaction, Verdict
 
@@ -74,21 +73,6 @@ def count_understood(conn: Connection) -> dict[ReactionKind, Understanding]:
         elif len(counted.not_understood) < EXAMPLES:
             counted.not_understood.append(QuotedReaction(turn, _quote(reaction)))
     return counts
-
-
-def readable_reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
-    """Return the current reactions of these turns by turn, without damaged ones."""
-    try:
-        return turns.current_reactions(conn, ids)
-    except DamagedRow:
-        pass
-    readable: dict[str, Reaction] = {}
-    for id_ in ids:
-        try:
-            readable |= turns.current_reactions(conn, [id_])
-        except DamagedRow:
-            continue
-    return readable
 
 
 def _kind(reaction: Reaction) -> ReactionKind:

@@ -10,8 +10,9 @@ from sqlalchemy import Connection
 from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.status.conversations.turn_words import asked_words, reaction_words
-from openclaw_rl.status.understanding import is_understood, readable_reactions
-from openclaw_rl.store import exchanges, turns
+from openclaw_rl.status.readable_turns import readable_reactions, readable_verdicts
+from openclaw_rl.status.understanding import is_understood
+from openclaw_rl.store import exchanges
 from openclaw_rl.store.acts import new_act_id
 from openclaw_rl.store.unclear_reactions import UnclearTurn, count_unclear_since, unclear_turns
 
@@ -89,7 +90,7 @@ def _read_items(conn: Connection, rows: Sequence[UnclearTurn]) -> list[dict[str,
         text = reaction_words(reaction)
         if text:
             words[turn] = text
-    verdicts = turns.current_verdicts(conn, list(words))
+    verdicts = readable_verdicts(conn, list(words))
     unclear = [turn for turn, verdict in verdicts.items() if not is_understood(verdict)]
     items = []
     for turn, exchange in exchanges.get_readable(conn, unclear).items():

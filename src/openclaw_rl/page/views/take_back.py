@@ -13,7 +13,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.page.acts.take_back import UndoSelection, read_selection
 from openclaw_rl.page.view import NotFound, View, ViewRequest
 from openclaw_rl.status.conversations.turn_words import asked_words, reaction_words
-from openclaw_rl.status.understanding import readable_reactions
+from openclaw_rl.status.readable_turns import readable_reactions
 from openclaw_rl.status.undo_report import (
     blocked_text,
     count_taken_out,

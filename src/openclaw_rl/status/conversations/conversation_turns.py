@@ -8,13 +8,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from openclaw_rl.errors import DamagedRow
 from openclaw_rl.reasons import ReasonCode
 from openclaw_rl.status.conversations.conversation_text import (
     conversation_messages,
     message_data,
     new_messages,
 )
+from openclaw_rl.status.readable_turns import readable_reactions, readable_verdicts
 from openclaw_rl.status.report import CURES
 from openclaw_rl.status.sentences import score_word
 from openclaw_rl.store import exchanges, turns
@@ -81,8 +81,8 @@ class _TurnReader:
     def __init__(self, conn: Connection, ids: Sequence[str]) -> None:
         self.exchanges = exchanges.get_readable(conn, ids)
         self._turns = turns.get_many(conn, ids)
-        self._reactions = _readable_reactions(conn, ids)
-        self._verdicts = _readable_verdicts(conn, ids)
+        self._reactions = readable_reactions(conn, ids)
+        self._verdicts = readable_verdicts(conn, ids)
         self._versions = versions_of_turns(conn, ids)
 
     def turn_data(self, id_: str) -> dict[str, Any]:
@@ -128,21 +128,6 @@ def _reaction_data(reaction: Reaction | None) -> dict[str, Any] | None:
         ],
         "at": reaction.at,
     }
-
-
-def _readable_reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
-    try:
-        return turns.current_reactions(conn, ids)
-    except DamagedRow:
-        # One damaged row hides those of this page alone.
-        return {}
-
-
-def _readable_verdicts(conn: Connection, ids: Sequence[str]) -> dict[str, Verdict]:
-    try:
-        return turns.current_verdicts(conn, ids)
-    except DamagedRow:
-        return {}
 
 
 # ----------------------------------------------------------------------------------------- sentences
