@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, select, update
 
 from openclaw_rl.store import schema as t
+
+log = logging.getLogger("openclaw_rl.store")
 
 _DTYPE = np.dtype("<f2")
 _set_credit = (
@@ -36,8 +39,9 @@ def credit_of_version(conn: Connection, version: int) -> dict[str, NDArray[np.fl
         t.uses.c.policy == version, t.uses.c.credit.is_not(None)
     )
     return {
-        row.turn: np.frombuffer(row.credit, _DTYPE).astype(np.float16)
+        row.turn: _unpack_credit(row.credit)
         for row in conn.execute(query)
+        if _is_whole(row.credit, row.turn)
     }
 
 
@@ -47,4 +51,16 @@ def credit_of_turn(conn: Connection, turn: str) -> dict[int, NDArray[np.float16]
     rows = conn.execute(
         select(u.policy, u.credit).where(u.turn == turn, u.credit.is_not(None)).order_by(u.policy)
     )
-    return {row.policy: np.frombuffer(row.credit, _DTYPE).astype(np.float16) for row in rows}
+    return {row.policy: _unpack_credit(row.credit) for row in rows if _is_whole(row.credit, turn)}
+
+
+def _is_whole(raw: bytes, turn: str) -> bool:
+    """Return whether a recorded credit can be read; a damaged one is only missing from what is shown."""
+    if len(raw) % _DTYPE.itemsize == 0:
+        return True
+    log.warning("%s: its credit by token is damaged, and is not shown", turn)
+    return False
+
+
+def _unpack_credit(raw: bytes) -> NDArray[np.float16]:
+    return np.frombuffer(raw, _DTYPE).astype(np.float16)
