@@ -281,10 +281,7 @@ def test_practice_turns_belong_to_no_conversation(
         )  # type: ignore[union-attr]
         assert version_stats.satisfaction_by_version(conn, [0, 1]) == {0: (1, 1)}
         assert (
-            training_queue.count_trainable(
-                conn, head=1, max_uses=2, need_score=True, need_hint=True
-            )
-            == 1
+            training_queue.count_trainable(conn, max_uses=2, need_score=True, need_hint=True) == 1
         )
         assert practice_turns.pending_turns(conn) == []
         assert [session.name for session in sessions.iter_sessions(conn)] == [turn]

@@ -251,7 +251,7 @@ def test_a_trainer_killed_during_the_gate_continues_with_the_candidate(
     with store.read() as conn:
         (candidate,) = candidates.list_candidates(conn)
         waiting = training_queue.trainable_turns(
-            conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True
+            conn, limit=9, max_uses=1, need_score=True, need_hint=True
         )
     assert Path(str(candidate.path)).is_dir()
     loop = make_loop()

@@ -86,7 +86,7 @@ def uses_of(store: Store, version: int) -> list[Use]:
 def waiting(store: Store, head: int = 0) -> list[str]:
     with store.read() as conn:
         items = training_queue.trainable_turns(
-            conn, head=head, limit=99, max_uses=1, need_score=True, need_hint=True
+            conn, limit=99, max_uses=1, need_score=True, need_hint=True
         )
     return [i.turn.id for i in items]
 

@@ -235,7 +235,6 @@ def training_queue_length(config: Config, conn: Connection) -> int:
     return sum(
         count_trainable(
             conn,
-            head=policies.head(conn, name).version,
             max_uses=config.train.batch.max_uses,
             need_score=method.uses_reward,
             need_hint=method.uses_hints,

@@ -40,7 +40,7 @@ class BisectionSource:
         context = self._context
         with context.store.read() as conn:
             owner = owner_filter(context.per, policy.head.name)
-            queued = queued_ids(conn, policy.head, self._method, context.settings, owner)
+            queued = queued_ids(conn, self._method, context.settings, owner)
             part = bisect(queued, training_queue.last_rejections(conn, queued))
             if not part:
                 return None

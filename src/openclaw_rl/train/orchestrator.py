@@ -256,6 +256,7 @@ class TrainLoop:
             trained = [use.turn for use in policies.uses_of_version(conn, newest.version)]
         self._batches.count_failures(versions)
         policy_folders.remove_orphans(context.root, versions, before=self._keeper.acquired_at)
+        self._thinner.look_at_all()
         self._thinner.thin_versions(context.clock())
         self._cleaned_epoch = lease.epoch
         self._reporter.catch_up(newest, trained)

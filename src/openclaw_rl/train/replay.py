@@ -57,7 +57,6 @@ class ReplaySelector:
         with self._store.read() as conn:
             items = training_queue.replay_turns(
                 conn,
-                head=head.version,
                 limit=limit,
                 max_uses=self._train.batch.max_uses,
                 need_score=signal.uses_reward,

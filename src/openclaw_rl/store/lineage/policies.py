@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, case, func, insert, select, update
 
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TRAINER_FILES, find_damage
 from openclaw_rl.errors import IdentityMismatch, ModelError, OpenClawError, StaleLease
@@ -19,8 +19,14 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.file_digests import FolderDigests
 from openclaw_rl.store.lessons import lessons
-from openclaw_rl.store.lineage import policy_marks
-from openclaw_rl.store.lineage.policy_names import DEFAULT_NAME, head_version, move_head, read_heads
+from openclaw_rl.store.lineage import lost_uses, policy_marks
+from openclaw_rl.store.lineage.policy_names import (
+    DEFAULT_NAME,
+    SHARED_NAME,
+    head_version,
+    move_head,
+    read_heads,
+)
 from openclaw_rl.store.lineage.policy_paths import resolved_path, stored_path
 from openclaw_rl.store.lineage.training_queue import ancestors
 from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_json, to_row
@@ -37,7 +43,12 @@ _get = select(t.policies).where(t.policies.c.version == bindparam("version"))
 _insert_policy = insert(t.policies)
 _insert_use = insert(t.uses)
 _count_use = (
-    update(t.turns).where(t.turns.c.id == bindparam("used")).values(uses=t.turns.c.uses + 1)
+    update(t.turns)
+    .where(t.turns.c.id == bindparam("used"))
+    .values(
+        uses=t.turns.c.uses + 1,
+        lost=t.turns.c.lost + case((t.turns.c.owner == bindparam("of_policy"), 0), else_=1),
+    )
 )
 _mark_rolled_back = (
     update(t.policies)
@@ -127,6 +138,14 @@ def get_many(conn: Connection, versions: Collection[int]) -> list[Policy]:
     return [_read_policy(conn, row) for row in conn.execute(query)]
 
 
+def names_of_versions(conn: Connection, versions: Collection[int]) -> dict[int, str]:
+    """Return the name of the policy of each of the versions that exist."""
+    query = select(t.policies.c.version, t.policies.c.name).where(
+        t.policies.c.version.in_(list(versions))
+    )
+    return {row.version: row.name for row in conn.execute(query)}
+
+
 def list_all(conn: Connection) -> list[Policy]:
     """Return all versions of any state, oldest first."""
     return [
@@ -135,9 +154,20 @@ def list_all(conn: Connection) -> list[Policy]:
     ]
 
 
-def lineage(conn: Connection, version: int) -> list[int]:
-    """Return [`version`, its parent, ..., 0]; empty for an unknown version."""
-    line = ancestors(version)
+def get_parent(conn: Connection, version: int) -> int | None:
+    """Return the parent of a version; None for the base and for an unknown version."""
+    parent: int | None = conn.execute(
+        select(t.policies.c.parent).where(t.policies.c.version == version)
+    ).scalar()
+    return parent
+
+
+def lineage(conn: Connection, version: int, *, above: int | None = None) -> list[int]:
+    """Return [`version`, its parent, ..., 0]; empty for an unknown version.
+
+    `above`: only the versions with a higher number; the ancestors of the others are not looked at.
+    """
+    line = ancestors(version, above=above)
     return list(conn.execute(select(line.c.version).order_by(line.c.version.desc())).scalars())
 
 
@@ -254,13 +284,14 @@ def roll_back(
     The versions up to the old head that are on no head's lineage any more become ROLLED_BACK. `automatic`: the
     satisfaction watch asked for it. Raises `ValueError` if `to` is not an ancestor of the head.
     """
-    head_lineage = lineage(conn, head(conn, name).version)
-    if to not in head_lineage[1:]:
+    old = head(conn, name).version
+    undone = lineage(conn, old, above=to)
+    if not undone or get_parent(conn, undone[-1]) != to:
+        ancestors_of_head = lineage(conn, old)[1:]
         raise ValueError(
-            f"roll back to {to}: expected an ancestor of the head {head_lineage[0]}, one of {head_lineage[1:]}"
+            f"roll back to {to}: expected an ancestor of the head {old}, one of {ancestors_of_head}"
         )
-    undone = head_lineage[: head_lineage.index(to)]
-    _leave_versions(conn, name, head_lineage[0], to, undone, Reason(code, reason), automatic, at)
+    _leave_versions(conn, name, old, to, undone, Reason(code, reason), automatic, at)
     data = {"versions": undone, "reason": reason, "code": code, "automatic": automatic}
     events.append(conn, "policy.rolled_back", str(to), data, at)
     target = get(conn, to)
@@ -286,9 +317,9 @@ def promote(conn: Connection, *, to: int, reason: str, at: float) -> None:
     _leave_versions(
         conn, name, old_lineage[0], to, left, Reason(ReasonCode.PROMOTED, reason), False, at
     )
-    conn.execute(
-        _mark_live, {"versions": [version for version in new_lineage if version not in old_lineage]}
-    )
+    joined = [version for version in new_lineage if version not in old_lineage]
+    conn.execute(_mark_live, {"versions": joined})
+    lost_uses.regain_uses(conn, name, joined)
     events.append(conn, "policy.promoted", str(to), {"versions": left, "reason": reason}, at)
 
 
@@ -309,10 +340,8 @@ def _leave_versions(
     """
     move_head(conn, name, to)
     policy_marks.end_canary(conn, name)
-    others = {
-        version for current in set(read_heads(conn).values()) for version in lineage(conn, current)
-    }
-    abandoned = [version for version in left if version not in others]
+    lost_uses.lose_uses(conn, name, left)
+    abandoned = sorted(set(left) - _shared_lineage(conn, above=min(left, default=0) - 1))
     conn.execute(
         _mark_rolled_back,
         {"versions": abandoned, "new_reason": reason.detail, "new_code": reason.code},
@@ -321,6 +350,17 @@ def _leave_versions(
     policy_marks.record_head_move(
         conn, name, old=old, to=to, left=left, reason=reason.detail, automatic=automatic, at=at
     )
+
+
+def _shared_lineage(conn: Connection, *, above: int) -> set[int]:
+    """Return the versions above this number that the policies of one's own have in common.
+
+    No other version is on the lineage of two heads: every policy of one's own begins at the shared parent.
+    """
+    heads = read_heads(conn)
+    if SHARED_NAME not in heads:
+        return set()
+    return set(lineage(conn, heads[SHARED_NAME], above=above))
 
 
 # ------------------------------------------------------------------------------- files on the disk
@@ -466,7 +506,9 @@ def insert_version(
         return
     _check_uses(conn, policy, uses)
     conn.execute(_insert_use, [to_row(t.uses, use, place=place) for place, use in enumerate(uses)])
-    conn.execute(_count_use, [{"used": u.turn} for u in uses])
+    # Only a published version counts, for the turns of its own policy.
+    of_policy = policy.name if state is PolicyState.LIVE else ""
+    conn.execute(_count_use, [{"used": use.turn, "of_policy": of_policy} for use in uses])
 
 
 def _check_uses(conn: Connection, policy: Policy, uses: Sequence[Use]) -> None:
