@@ -17,7 +17,7 @@ from openclaw_rl.reasons import Reason, ReasonCode
 from openclaw_rl.status.report import collect_status
 from openclaw_rl.store import events, leases, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies, training_queue
+from openclaw_rl.store.lineage import head_moves, policies, training_queue
 from openclaw_rl.types import FinishReason, Lease, Policy, PolicyState, Use
 
 TTL = 30.0
@@ -204,7 +204,7 @@ def test_a_rollback_moves_the_head_and_marks_versions(conn: Connection) -> None:
             conn, lease, policy(version, version - 1), uses_of(conn, version, id_), 101.0
         )
     assert claimed(conn) == []
-    head = policies.roll_back(conn, to=1, reason="satisfaction fell", at=110.0)
+    head = head_moves.roll_back(conn, to=1, reason="satisfaction fell", at=110.0)
     assert head.version == policies.head(conn).version == 1
     assert [(p.version, p.state.value) for p in policies.list_all(conn)] == [
         (0, "live"),
@@ -221,7 +221,7 @@ def test_a_rollback_moves_the_head_and_marks_versions(conn: Connection) -> None:
         with pytest.raises(
             ValueError, match=r"expected an ancestor of the head 4, one of \[1, 0\]"
         ):
-            policies.roll_back(conn, to=bad, reason="x", at=113.0)
+            head_moves.roll_back(conn, to=bad, reason="x", at=113.0)
 
 
 # --- claims ------------------------------------------------------------------------------------------------------
@@ -279,11 +279,11 @@ def test_a_rollback_restores_both_uses(conn: Connection) -> None:
         policies.publish(
             conn, lease, policy(version, version - 1), uses_of(conn, version, "a"), 101.0
         )
-    policies.roll_back(conn, to=1, reason="x", at=102.0)
+    head_moves.roll_back(conn, to=1, reason="x", at=102.0)
     assert (claimed(conn, max_uses=2), replayed(conn)) == ([], ["a"]), "its second use is undone"
     policies.publish(conn, lease, policy(3, 1), uses_of(conn, 3, "a"), 103.0)
     assert replayed(conn) == []
-    policies.roll_back(conn, to=1, reason="x", at=104.0)
+    head_moves.roll_back(conn, to=1, reason="x", at=104.0)
     assert replayed(conn) == [], "it is not tried for ever"
 
 
@@ -294,7 +294,7 @@ def test_a_turn_with_both_uses_rolled_back_is_fresh_again(conn: Connection) -> N
         policies.publish(
             conn, lease, policy(version, version - 1), uses_of(conn, version, "a"), 101.0
         )
-    policies.roll_back(conn, to=0, reason="x", at=102.0)
+    head_moves.roll_back(conn, to=0, reason="x", at=102.0)
     assert (claimed(conn, max_uses=2), replayed(conn)) == (["a"], [])
     policies.publish(conn, lease, policy(3, 0), uses_of(conn, 3, "a"), 103.0)
     assert (claimed(conn, max_uses=2), replayed(conn)) == ([], [])
@@ -397,7 +397,7 @@ def test_queue_selection_holds_on_random_lineages(
                 line = policies.lineage(conn, head)
                 if len(line) > 1:
                     head = line[1 + choice % (len(line) - 1)]
-                    policies.roll_back(conn, to=head, reason="x", at=101.0)
+                    head_moves.roll_back(conn, to=head, reason="x", at=101.0)
             else:
                 batch = claimed(conn, max_uses=max_uses)[: 1 + choice]
                 batch += replayed(conn, max_uses=max_uses, limit=choice)
@@ -427,11 +427,11 @@ def test_an_automatic_rollback_is_shown_after_a_manual_move_of_another_policy(
     lease = take(conn)
     for version, name in ((1, "agent:ann"), (2, "agent:bob")):
         policies.publish(conn, lease, replace(policy(version, 0), name=name), [], 100.0)
-    policies.roll_back(
+    head_moves.roll_back(
         conn, to=0, reason="satisfaction fell", at=101.0, automatic=True, name="agent:ann"
     )
-    policies.roll_back(conn, to=0, reason="by hand", at=102.0, name="agent:bob")
+    head_moves.roll_back(conn, to=0, reason="by hand", at=102.0, name="agent:bob")
     shown = collect_status(conn, 103.0)["automatic_rollback"]
     assert (shown["reason"], shown["left"]) == ("satisfaction fell", [1])
-    policies.promote(conn, to=1, reason="by hand", at=104.0)
+    head_moves.promote(conn, to=1, reason="by hand", at=104.0)
     assert collect_status(conn, 105.0)["automatic_rollback"] is None

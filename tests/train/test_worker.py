@@ -20,7 +20,7 @@ from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import Config, ModelConfig, train_settings
 from openclaw_rl.store import events, heartbeats, leases, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.lineage import policies, training_queue
+from openclaw_rl.store.lineage import head_moves, policies, training_queue
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.context import LoopParts
 from openclaw_rl.train.lease_keeper import TRAINER_LEASE
@@ -263,7 +263,7 @@ def test_a_rollback_during_a_step_wins(
 
     def undo(samples: Sequence[Sample]) -> dict[str, float]:
         with store.write() as conn:
-            policies.roll_back(conn, to=0, reason="a person said so", at=time.time())
+            head_moves.roll_back(conn, to=0, reason="a person said so", at=time.time())
         return {}
 
     trainer.outcome = undo

@@ -271,6 +271,25 @@ def read_heads(conn: Connection) -> dict[str, int]:
     return heads
 
 
+_CHANGES = "policy changes"
+_count_change = (
+    upsert(t.cursors)
+    .values(name=_CHANGES, seq=1)
+    .on_conflict_do_update(index_elements=["name"], set_={"seq": t.cursors.c.seq + 1})
+)
+
+
+def record_change(conn: Connection) -> None:
+    """Count a change of a head, of a canary or of the state of a version; whoever serves them reads them again."""
+    conn.execute(_count_change)
+
+
+def count_changes(conn: Connection) -> int:
+    """Return how often `record_change` was called on this store."""
+    query = select(t.cursors.c.seq).where(t.cursors.c.name == _CHANGES)
+    return int(conn.execute(query).scalar() or 0)
+
+
 def head_version(heads: dict[str, int], name: str) -> int:
     """Return the head of a policy; of one without a version of its own, the shared parent."""
     return heads.get(name, heads.get(SHARED_NAME, heads[DEFAULT_NAME]))
@@ -322,7 +341,7 @@ def start_policies(conn: Connection, owner: PolicyOwner) -> None:
     record_owner(conn, owner)
     heads = read_heads(conn)
     if owner != "all" and SHARED_NAME not in heads:
-        conn.execute(insert(t.heads), {"name": SHARED_NAME, "version": heads[DEFAULT_NAME]})
+        move_head(conn, SHARED_NAME, heads[DEFAULT_NAME])
         events.append(conn, "policy.shared", str(heads[DEFAULT_NAME]), {}, time.time())
 
 
@@ -345,6 +364,7 @@ def record_main_key(conn: Connection, key: str) -> None:
 def _rename_policy(conn: Connection, name: str, renamed: str) -> None:
     for column in (t.policies.c.name, t.heads.c.name, t.retraining.c.name, t.lessons.c.policy):
         conn.execute(update(column.table).where(column == name).values({column.name: renamed}))
+    record_change(conn)
 
 
 def move_head(conn: Connection, name: str, version: int) -> None:
@@ -354,3 +374,4 @@ def move_head(conn: Connection, name: str, version: int) -> None:
     ).rowcount
     if not moved:
         conn.execute(insert(t.heads), {"name": name, "version": version})
+    record_change(conn)
