@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,8 @@ log = logging.getLogger("openclaw_rl.store")
 SERVED_CURSOR = "served version"
 """Name of the cursor at the version that the gateway serves."""
 
+# Versions that `newest_first` reads in one query.
+_READ_AT_ONCE = 20
 REMOVED_REASON = "its files were removed to save space (train.checkpoint.keep_versions)"
 
 _get = select(t.policies).where(t.policies.c.version == bindparam("version"))
@@ -84,6 +86,14 @@ def head(conn: Connection, name: str = DEFAULT_NAME) -> Policy:
     return replace(policy, name=name)
 
 
+def heads_of(conn: Connection, names: Iterable[str]) -> list[Policy]:
+    """Return `head` of each of these policies, in their order."""
+    heads = read_heads(conn)
+    versions = {name: head_version(heads, name) for name in names}
+    by_version = {policy.version: policy for policy in get_many(conn, set(versions.values()))}
+    return [replace(by_version[version], name=name) for name, version in versions.items()]
+
+
 def get(conn: Connection, version: int) -> Policy | None:
     row = conn.execute(_get, {"version": version}).one_or_none()
     return None if row is None else _read_policy(conn, row)
@@ -117,6 +127,28 @@ def names_of_versions(conn: Connection, versions: Collection[int]) -> dict[int, 
         t.policies.c.version.in_(list(versions))
     )
     return {row.version: row.name for row in conn.execute(query)}
+
+
+def folders_of_versions(conn: Connection, versions: Collection[int]) -> list[str]:
+    """Return the folders of those of the versions that have one."""
+    query = select(t.policies.c.path).where(
+        t.policies.c.version.in_(list(versions)), t.policies.c.path.is_not(None)
+    )
+    return [str(resolved_path(conn, path)) for path in conn.execute(query).scalars().all()]
+
+
+def newest_first(conn: Connection) -> Iterator[Policy]:
+    """Yield all versions of any state, newest first, as they are asked for."""
+    below = next_version(conn)
+    while below > 0:
+        older = t.policies.c.version < below
+        query = select(t.policies).where(older).order_by(t.policies.c.version.desc())
+        rows = conn.execute(query.limit(_READ_AT_ONCE)).all()
+        if not rows:
+            return
+        for row in rows:
+            yield _read_policy(conn, row)
+        below = rows[-1].version
 
 
 def list_all(conn: Connection) -> list[Policy]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -215,19 +216,22 @@ def is_owned(per: PolicyOwner, name: str) -> bool:
     return name == DEFAULT_NAME or (per != "all" and name.startswith(f"{per}:"))
 
 
-def waiting_names(conn: Connection, per: PolicyOwner) -> list[str]:
+def waiting_names(conn: Connection, per: PolicyOwner, *, full: int = 1) -> list[str]:
     """Return the policies that may have turns to train on.
 
     First those with batches of an undo; then those with judged turns that no version used, or that lost a use, because
-    the version was rolled back or rejected, by the oldest such turn.
+    the version was rolled back or rejected. Of these, the policies with at least `full` such turns come first, so that
+    nobody whose batch is full waits for the others to be asked; then the one with the oldest turn.
     """
     if per == "all":
         return [DEFAULT_NAME]
     oldest: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for condition, signal in itertools.product((t.turns.c.uses == 0, HAS_LOST_USE), SIGNALS):
-        for owner, seq in conn.execute(_oldest_by_owner(condition, signal)):
+        for owner, seq, count in conn.execute(_oldest_by_owner(condition, signal)):
             oldest[owner] = min(seq, oldest.get(owner, seq))
-    fresh = sorted(oldest, key=oldest.__getitem__)
+            counts[owner] += count
+    fresh = sorted(oldest, key=lambda name: (counts[name] < full, oldest[name]))
     batches = select(t.retraining.c.name).order_by(t.retraining.c.seq)
     undone = [name for name in conn.execute(batches).scalars() if is_owned(per, name)]
     return list(dict.fromkeys([*undone, *fresh])) or [DEFAULT_NAME]
@@ -244,12 +248,11 @@ HAS_LOST_USE = t.turns.c.lost > literal_column("0", Integer)
 """Conditions of the partial indexes of `schema.turns`, which SQLite uses only for the same words."""
 
 
-def _oldest_by_owner(condition: ColumnElement[bool], signal: int) -> Select[str, int]:
-    """Select each policy and the number of the oldest of its turns with this signal that fit."""
+def _oldest_by_owner(condition: ColumnElement[bool], signal: int) -> Select[str, int, int]:
+    """Select each policy, the number of the oldest of its turns with this signal that fit, and how many do."""
     owner = t.turns.c.owner
-    is_of_signal = t.turns.c.signal == signal
-    query = select(owner, func.min(t.turns.c.seq)).where(IS_CLAIMABLE, is_of_signal, condition)
-    return query.group_by(owner)
+    query = select(owner, func.min(t.turns.c.seq), func.count())
+    return query.where(IS_CLAIMABLE, t.turns.c.signal == signal, condition).group_by(owner)
 
 
 def name_of_turn(conn: Connection, per: PolicyOwner, turn: str) -> str:
