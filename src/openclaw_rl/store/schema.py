@@ -405,29 +405,6 @@ lesson_conflicts = Table(
 )
 Index("lesson_conflicts_other", lesson_conflicts.c.other)
 
-# Whether answers stay right under several lessons (`store/lessons/examinations.py`).
-examined_lessons = Table(
-    "examined_lessons",
-    metadata,
-    # Of their texts and of the base model.
-    Column("digest", LargeBinary, primary_key=True),
-    Column("version", Integer, ForeignKey("policies.version"), primary_key=True),
-    *_required(Integer, "asked right_with right_without is_sound"),
-    *_required(Float, "at"),
-)
-# JSON list.
-_WAITING = (
-    Column("digest", LargeBinary, primary_key=True),
-    Column("texts", LargeBinary, nullable=False),
-)
-# Of lessons that the trainer may practise.
-waiting_examinations = Table("waiting_examinations", metadata, *_WAITING)
-# JSON; NULL: not measured.
-_ANSWERS = Column("answers", LargeBinary, nullable=False), Column("capacity", Integer)
-base_answers = Table(
-    "base_answers", metadata, Column("identity", Text, primary_key=True), *_ANSWERS
-)
-
 lesson_divergences = Table(
     "lesson_divergences",
     metadata,

@@ -37,6 +37,8 @@ from openclaw_rl.store.lineage.live_scores import (
     newest_people,
     newest_score,
     newest_scores,
+    read_watched,
+    record_watched,
 )
 from openclaw_rl.store.lineage.policy_names import (
     OwnerFilter,
@@ -210,7 +212,8 @@ class SatisfactionWatch:
         self._per = per
         # Head of each policy at the last look.
         self._seen_heads: dict[str, int] = {}
-        self._seen = ScoreCursor()
+        # None: as far as the last watch of this home has read.
+        self._seen: ScoreCursor | None = None
         # Last good version of the fall that was logged last, of each policy.
         self._reported: dict[str, int] = {}
 
@@ -228,18 +231,24 @@ class SatisfactionWatch:
         with self._store.read() as conn:
             if policy_marks.frozen_since(conn) is not None:
                 return False
+            seen = self._seen or read_watched(conn)
             newest = newest_score(conn)
-            scored = names_with_scores(conn, self._per, after=self._seen)
+            scored = names_with_scores(conn, self._per, after=seen)
             heads = read_heads(conn)
         for name, head in heads.items():
             if not head or not is_owned(self._per, name):
                 continue
-            if name not in scored and self._seen_heads.get(name) == head:
+            # Without new scores, the head of a policy that was not looked at yet is that of the last watch.
+            if name not in scored and self._seen_heads.setdefault(name, head) == head:
                 continue
             self._seen_heads[name] = head
             fall = self._find_fall(name, head)
             if fall is not None and self._roll_back(name, fall, lease, lease_clock):
                 return True
+        if newest != seen:
+            with self._store.write(durable=False) as conn:
+                leases.check(conn, lease, lease_clock())
+                record_watched(conn, newest)
         self._seen = newest
         return False
 

@@ -12,11 +12,50 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import blake2b
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    Float,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    delete,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.rows import from_json, to_json
+
+# Whether answers stay right under several lessons.
+_examined_lessons = Table(
+    "examined_lessons",
+    t.metadata,
+    # Of their texts and of the base model.
+    Column("digest", LargeBinary, primary_key=True),
+    Column("version", Integer, ForeignKey("policies.version"), primary_key=True),
+    Column("asked", Integer, nullable=False),
+    Column("right_with", Integer, nullable=False),
+    Column("right_without", Integer, nullable=False),
+    Column("is_sound", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+)
+# JSON list.
+_WAITING = (
+    Column("digest", LargeBinary, primary_key=True),
+    Column("texts", LargeBinary, nullable=False),
+)
+# Of lessons that the trainer may practise.
+_waiting_examinations = Table("waiting_examinations", t.metadata, *_WAITING)
+# JSON; NULL: not measured.
+_ANSWERS = Column("answers", LargeBinary, nullable=False), Column("capacity", Integer)
+_base_answers = Table(
+    "base_answers", t.metadata, Column("identity", Text, primary_key=True), *_ANSWERS
+)
 
 BASE_VERSION = 0
 ASSUMED_CAPACITY = 3
@@ -70,8 +109,8 @@ def lessons_digest(texts: Sequence[str], identity: str, key: bytes) -> bytes:
 def record_result(conn: Connection, digest: bytes, version: int, result: ExaminationResult) -> None:
     """Store what an examination found; an earlier result is replaced. It no longer waits."""
     row = {"digest": digest, "version": version, **asdict(result)}
-    conn.execute(insert(t.examined_lessons).values(row).prefix_with("OR REPLACE"))
-    conn.execute(delete(t.waiting_examinations).where(t.waiting_examinations.c.digest == digest))
+    conn.execute(insert(_examined_lessons).values(row).prefix_with("OR REPLACE"))
+    conn.execute(delete(_waiting_examinations).where(_waiting_examinations.c.digest == digest))
 
 
 def find_result(
@@ -82,12 +121,12 @@ def find_result(
     The base counts, and with `policy` the newest version of that policy that was asked, if any was. If one of them is
     not sound, that result is returned.
     """
-    c = t.examined_lessons.c
-    query = select(t.examined_lessons).where(c.digest == digest, c.version == BASE_VERSION)
+    c = _examined_lessons.c
+    query = select(_examined_lessons).where(c.digest == digest, c.version == BASE_VERSION)
     base = _read_result(conn.execute(query).one_or_none())
     if policy is None or (base is not None and not base.is_sound):
         return base
-    served = select(t.examined_lessons).join(t.policies, t.policies.c.version == c.version)
+    served = select(_examined_lessons).join(t.policies, t.policies.c.version == c.version)
     served = served.where(
         c.digest == digest, c.version != BASE_VERSION, t.policies.c.name == policy
     )
@@ -103,7 +142,7 @@ def is_any_refused(conn: Connection, texts: Sequence[str], identity: str, key: b
         lessons_digest(texts, identity, key),
         *(lessons_digest([text], identity, key) for text in texts),
     ]
-    c = t.examined_lessons.c
+    c = _examined_lessons.c
     refused = select(c.digest).where(
         c.digest.in_(digests), c.version == BASE_VERSION, c.is_sound == 0
     )
@@ -126,45 +165,43 @@ def _read_result(row: object) -> ExaminationResult | None:
 def request_examination(conn: Connection, texts: Sequence[str], identity: str, key: bytes) -> None:
     """Ask for the examination of some lessons under the base."""
     row = {"digest": lessons_digest(texts, identity, key), "texts": to_json(list(texts))}
-    conn.execute(insert(t.waiting_examinations).values(row).on_conflict_do_nothing())
+    conn.execute(insert(_waiting_examinations).values(row).on_conflict_do_nothing())
 
 
 def waiting_texts(conn: Connection, limit: int) -> list[tuple[str, ...]]:
     """Return the texts of the lessons whose examination was asked for."""
-    rows = conn.execute(select(t.waiting_examinations.c.texts).limit(limit)).scalars()
+    rows = conn.execute(select(_waiting_examinations.c.texts).limit(limit)).scalars()
     return [tuple(from_json(raw)) for raw in rows]
 
 
 def clear_waiting(conn: Connection) -> None:
     """Delete the texts that wait: one of them may be of a lesson that is being deleted. Practice asks again."""
-    conn.execute(delete(t.waiting_examinations))
+    conn.execute(delete(_waiting_examinations))
 
 
 def read_base_answers(conn: Connection, identity: str) -> dict[str, str] | None:
     """Return question -> answer of a base without lessons; None if it was not asked yet."""
-    raw = conn.scalar(select(t.base_answers.c.answers).where(t.base_answers.c.identity == identity))
+    raw = conn.scalar(select(_base_answers.c.answers).where(_base_answers.c.identity == identity))
     return None if raw is None else dict(from_json(raw))
 
 
 def record_base_answers(conn: Connection, identity: str, answers: Mapping[str, str]) -> None:
     """Store what a base answers without lessons."""
     row = {"identity": identity, "answers": to_json(dict(answers))}
-    conn.execute(insert(t.base_answers).values(row).prefix_with("OR REPLACE"))
+    conn.execute(insert(_base_answers).values(row).prefix_with("OR REPLACE"))
 
 
 def record_capacity(conn: Connection, identity: str, capacity: int) -> None:
     """Store how many lessons a base carries, whose answers are stored already."""
     conn.execute(
-        update(t.base_answers)
-        .where(t.base_answers.c.identity == identity)
-        .values(capacity=capacity)
+        update(_base_answers).where(_base_answers.c.identity == identity).values(capacity=capacity)
     )
 
 
 def measured_capacity(conn: Connection, identity: str) -> int | None:
     """Return how many lessons a base carries; None if that was not measured yet."""
     capacity = conn.scalar(
-        select(t.base_answers.c.capacity).where(t.base_answers.c.identity == identity)
+        select(_base_answers.c.capacity).where(_base_answers.c.identity == identity)
     )
     return None if capacity is None else int(capacity)
 
@@ -177,7 +214,7 @@ def lesson_capacity(conn: Connection, identity: str) -> int:
 
 def count_results(conn: Connection) -> int:
     """Return the number of stored results."""
-    return conn.execute(select(func.count()).select_from(t.examined_lessons)).scalar_one()
+    return conn.execute(select(func.count()).select_from(_examined_lessons)).scalar_one()
 
 
 def withdrawal_to_json(withdrawal: Withdrawal | None) -> bytes | None:

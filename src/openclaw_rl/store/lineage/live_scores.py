@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 
 from openclaw_rl.reasons import ReasonCode
+from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.behaviour.observations import BEHAVIOUR_JUDGE, is_signal
 from openclaw_rl.store.lessons.lessons import LessonState
@@ -203,6 +204,22 @@ def names_with_scores(conn: Connection, per: PolicyOwner, *, after: ScoreCursor)
         return {DEFAULT_NAME} if conn.execute(select(newer.c.id).limit(1)).first() else set()
     query = select(t.turns.c.owner).distinct().where(t.turns.c.id.in_(select(newer.c.id)))
     return set(conn.execute(query).scalars())
+
+
+_WATCHED = "watched verdict", "watched degenerate turn"
+"""Cursors at the scores that the satisfaction watch has looked at."""
+
+
+def read_watched(conn: Connection) -> ScoreCursor:
+    """Return how far the satisfaction watch of this home has read."""
+    verdict, degenerate = (events.read_cursor(conn, name) for name in _WATCHED)
+    return ScoreCursor(verdict=verdict, degenerate=degenerate)
+
+
+def record_watched(conn: Connection, cursor: ScoreCursor) -> None:
+    """Store that the satisfaction watch has read up to this cursor, so that after a start it continues there."""
+    for name, place in zip(_WATCHED, (cursor.verdict, cursor.degenerate), strict=True):
+        events.move_cursor(conn, name, place)
 
 
 def newest_score(conn: Connection) -> ScoreCursor:

@@ -34,6 +34,10 @@ _READ_AT_ONCE = 20
 REMOVED_REASON = "its files were removed to save space (train.checkpoint.keep_versions)"
 
 _get = select(t.policies).where(t.policies.c.version == bindparam("version"))
+_parent = select(t.policies.c.parent).where(t.policies.c.version == bindparam("version"))
+_line = ancestors(bindparam("version"), above=bindparam("above"))
+# Made once: it is asked a thousand times where people have policies of their own.
+_lineage = select(_line.c.version).order_by(_line.c.version.desc())
 _insert_policy = insert(t.policies)
 _insert_use = insert(t.uses)
 _count_use = (
@@ -161,9 +165,7 @@ def list_all(conn: Connection) -> list[Policy]:
 
 def get_parent(conn: Connection, version: int) -> int | None:
     """Return the parent of a version; None for the base and for an unknown version."""
-    parent: int | None = conn.execute(
-        select(t.policies.c.parent).where(t.policies.c.version == version)
-    ).scalar()
+    parent: int | None = conn.execute(_parent, {"version": version}).scalar()
     return parent
 
 
@@ -172,8 +174,8 @@ def lineage(conn: Connection, version: int, *, above: int | None = None) -> list
 
     `above`: only the versions with a higher number; the ancestors of the others are not looked at.
     """
-    line = ancestors(version, above=above)
-    return list(conn.execute(select(line.c.version).order_by(line.c.version.desc())).scalars())
+    asked = {"version": version, "above": -1 if above is None else above}
+    return list(conn.execute(_lineage, asked).scalars())
 
 
 def newest_of_each(conn: Connection, count: int) -> list[int]:

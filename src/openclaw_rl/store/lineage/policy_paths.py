@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import lru_cache
+from pathlib import Path, PurePath
 
 from sqlalchemy import Connection
 
@@ -21,11 +22,20 @@ def resolved_path(conn: Connection, path: str | None) -> str | None:
 
     Stores of version 0.1 have absolute paths, which may be those of another home if this one was moved or copied.
     """
-    if path is None or Path(path).parent.name != POLICIES_FOLDER:
+    if path is None:
+        return None
+    folder = PurePath(path)
+    if folder.parent.name != POLICIES_FOLDER:
         return path
-    return str(_home_of(conn) / POLICIES_FOLDER / Path(path).name)
+    return str(_home_of(conn) / POLICIES_FOLDER / folder.name)
 
 
 def _home_of(conn: Connection) -> Path:
     """Return the absolute folder of the store."""
-    return Path(str(conn.engine.url.database)).parent.resolve()
+    return _resolve_folder(Path(str(conn.engine.url.database)).absolute())
+
+
+@lru_cache(maxsize=16)
+def _resolve_folder(store: Path) -> Path:
+    """Resolving asks the system for each folder above, and this is asked for each version that is read."""
+    return store.parent.resolve()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sqlalchemy import (
     CTE,
+    BindParameter,
     ColumnElement,
     Connection,
     ScalarSelect,
@@ -44,7 +45,9 @@ MAX_CONSIDERED = 4096
 """The newest scored turns of a policy among which held-out turns are found."""
 
 
-def ancestors(version: int, *, above: int | None = None) -> CTE:
+def ancestors(
+    version: int | BindParameter[int], *, above: int | BindParameter[int] | None = None
+) -> CTE:
     """Return `version` and its ancestors as a recursive CTE. `above`: only those with a higher number."""
     p = t.policies
     is_above = true() if above is None else p.c.version > above
